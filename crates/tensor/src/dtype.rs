@@ -1,0 +1,190 @@
+//! Element types and the conversions between the 16-bit floats and f32.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The type of one element in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    F64,
+    F32,
+    BF16,
+    F16,
+    I64,
+    I32,
+    U8,
+}
+
+impl DType {
+    pub const ALL: [DType; 7] =
+        [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::BF16 | DType::F16 => 2,
+            DType::U8 => 1,
+        }
+    }
+
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// The short name: `f32`, `bf16`, `i64`, …
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no element type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownDType(pub String);
+
+impl fmt::Display for UnknownDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown element type `{}`", self.0)
+    }
+}
+
+impl std::error::Error for UnknownDType {}
+
+impl FromStr for DType {
+    type Err = UnknownDType;
+
+    /// Accepts the short names, PyTorch's long names (`float32`, `bfloat16`, …), the config
+    /// spellings (`fp32`, `fp16`) and those of safetensors headers (`F32`, `BF16`, …).
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Ok(match name.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
+            "f64" | "float64" | "fp64" => DType::F64,
+            "f32" | "float32" | "fp32" => DType::F32,
+            "bf16" | "bfloat16" => DType::BF16,
+            "f16" | "float16" | "fp16" => DType::F16,
+            "i64" | "int64" => DType::I64,
+            "i32" | "int32" => DType::I32,
+            "u8" | "uint8" => DType::U8,
+            _ => return Err(UnknownDType(name.to_owned())),
+        })
+    }
+}
+
+/// Exact: every bf16 value is an f32 value.
+#[inline]
+pub fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
+}
+
+/// Rounds to nearest, ties to even; NaN stays NaN (quiet).
+#[inline]
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return ((bits >> 16) as u16) | 0x0040;
+    }
+    ((bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) >> 16) as u16
+}
+
+/// Rounds up or down with a probability given by the distance: the expectation equals `x`.
+/// `random` supplies 16 uniform bits (its low half). Infinities and NaN are kept.
+#[inline]
+pub fn f32_to_bf16_stochastic(x: f32, random: u32) -> u16 {
+    if !x.is_finite() {
+        return f32_to_bf16(x);
+    }
+    (x.to_bits().wrapping_add(random & 0xffff) >> 16) as u16
+}
+
+/// Exact, denormals included.
+pub fn f16_to_f32(bits: u16) -> f32 {
+    let sign = if bits & 0x8000 != 0 { -1.0f32 } else { 1.0 };
+    let exponent = ((bits >> 10) & 0x1f) as i32;
+    let mantissa = (bits & 0x3ff) as f32;
+    match exponent {
+        0 => sign * mantissa * 2f32.powi(-24),
+        31 if mantissa == 0.0 => sign * f32::INFINITY,
+        31 => f32::NAN,
+        _ => sign * (1.0 + mantissa / 1024.0) * 2f32.powi(exponent - 15),
+    }
+}
+
+/// Rounds to nearest, ties to even; overflow goes to infinity.
+pub fn f32_to_f16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let sign = ((bits >> 16) & 0x8000) as u16;
+    if x.is_nan() {
+        return sign | 0x7e00;
+    }
+    let magnitude = x.abs();
+    if magnitude >= 65520.0 {
+        return sign | 0x7c00;
+    }
+    if magnitude < 2f32.powi(-14) {
+        // Denormal: the unit is 2^-24; round_ties_even on the scaled value is exact.
+        return sign | (magnitude * 2f32.powi(24)).round_ties_even() as u16;
+    }
+    let kept = bits & 0x7fff_ffff;
+    let rounded = kept.wrapping_add(0xfff + ((kept >> 13) & 1));
+    sign | (((rounded >> 13) - (112 << 10)) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.name().parse::<DType>(), Ok(dtype));
+            assert_eq!(dtype.name().to_uppercase().parse::<DType>(), Ok(dtype));
+        }
+        assert_eq!("torch.bfloat16".parse(), Ok(DType::BF16));
+        assert!("int7".parse::<DType>().is_err());
+    }
+
+    #[test]
+    fn bf16_rounds_to_nearest_even() {
+        assert_eq!(f32_to_bf16(1.0), 0x3f80);
+        assert_eq!(f32_to_bf16(f32::from_bits(0x3f80_8000)), 0x3f80);
+        assert_eq!(f32_to_bf16(f32::from_bits(0x3f81_8000)), 0x3f82);
+        assert_eq!(f32_to_bf16(f32::from_bits(0x3f80_8001)), 0x3f81);
+        assert!(bf16_to_f32(f32_to_bf16(f32::NAN)).is_nan());
+        assert_eq!(bf16_to_f32(f32_to_bf16(f32::INFINITY)), f32::INFINITY);
+    }
+
+    #[test]
+    fn f16_round_trips_every_value() {
+        for bits in 0..=u16::MAX {
+            let x = f16_to_f32(bits);
+            if x.is_nan() {
+                assert!(f16_to_f32(f32_to_f16(x)).is_nan());
+            } else {
+                assert_eq!(f32_to_f16(x), bits, "{bits:#06x}");
+            }
+        }
+        assert_eq!(f32_to_f16(65519.0), 0x7bff);
+        assert_eq!(f32_to_f16(65520.0), 0x7c00);
+    }
+
+    #[test]
+    fn stochastic_rounding_is_unbiased() {
+        let x = f32::from_bits(0x3f80_4000);
+        let mean = (0..65536u32).map(|r| bf16_to_f32(f32_to_bf16_stochastic(x, r)) as f64).sum::<f64>() / 65536.0;
+        assert!((mean - x as f64).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,111 @@
+//! A dense tensor in host memory, as bytes with a type and a shape.
+
+use crate::dtype::{self, DType};
+use crate::shape::Shape;
+
+/// Row-major, little-endian, without padding. The value that crosses the engine's border:
+/// weights read from files, batches, results handed to Python.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostTensor {
+    pub dtype: DType,
+    pub shape: Shape,
+    pub bytes: Vec<u8>,
+}
+
+impl HostTensor {
+    /// Panics when `bytes` does not hold exactly `shape` elements of `dtype`.
+    pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: Vec<u8>) -> Self {
+        let shape = shape.into();
+        let expected = shape.iter().product::<usize>() * dtype.size();
+        assert_eq!(bytes.len(), expected, "{dtype} tensor of shape {shape:?} needs {expected} bytes");
+        HostTensor { dtype, shape, bytes }
+    }
+
+    pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Self {
+        let shape = shape.into();
+        let bytes = vec![0; shape.iter().product::<usize>() * dtype.size()];
+        HostTensor { dtype, shape, bytes }
+    }
+
+    pub fn from_f32(shape: impl Into<Shape>, values: &[f32]) -> Self {
+        Self::new(DType::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    pub fn from_i32(shape: impl Into<Shape>, values: &[i32]) -> Self {
+        Self::new(DType::I32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every element as f32; 64-bit values are rounded.
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.bytes.chunks_exact(self.dtype.size()).map(|b| read_f64(self.dtype, b) as f32).collect()
+    }
+
+    /// Every element as f64; exact but for large i64.
+    pub fn to_f64(&self) -> Vec<f64> {
+        self.bytes.chunks_exact(self.dtype.size()).map(|b| read_f64(self.dtype, b)).collect()
+    }
+
+    /// Converts element by element, rounding to nearest even; the same type is a plain copy.
+    pub fn cast(&self, dtype: DType) -> HostTensor {
+        if dtype == self.dtype {
+            return self.clone();
+        }
+        let mut bytes = Vec::with_capacity(self.len() * dtype.size());
+        for element in self.bytes.chunks_exact(self.dtype.size()) {
+            write_f64(dtype, read_f64(self.dtype, element), &mut bytes);
+        }
+        HostTensor { dtype, shape: self.shape.clone(), bytes }
+    }
+}
+
+fn read_f64(dtype: DType, b: &[u8]) -> f64 {
+    match dtype {
+        DType::F64 => f64::from_le_bytes(b.try_into().unwrap()),
+        DType::F32 => f32::from_le_bytes(b.try_into().unwrap()) as f64,
+        DType::BF16 => dtype::bf16_to_f32(u16::from_le_bytes(b.try_into().unwrap())) as f64,
+        DType::F16 => dtype::f16_to_f32(u16::from_le_bytes(b.try_into().unwrap())) as f64,
+        DType::I64 => i64::from_le_bytes(b.try_into().unwrap()) as f64,
+        DType::I32 => i32::from_le_bytes(b.try_into().unwrap()) as f64,
+        DType::U8 => b[0] as f64,
+    }
+}
+
+fn write_f64(dtype: DType, x: f64, out: &mut Vec<u8>) {
+    match dtype {
+        DType::F64 => out.extend(x.to_le_bytes()),
+        DType::F32 => out.extend((x as f32).to_le_bytes()),
+        DType::BF16 => out.extend(dtype::f32_to_bf16(x as f32).to_le_bytes()),
+        DType::F16 => out.extend(dtype::f32_to_f16(x as f32).to_le_bytes()),
+        DType::I64 => out.extend((x as i64).to_le_bytes()),
+        DType::I32 => out.extend((x as i32).to_le_bytes()),
+        DType::U8 => out.push(x as u8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn casts_round_and_keep_shape() {
+        let t = HostTensor::from_f32([2, 2], &[1.0, -2.5, 3.0e-3, 7.0]);
+        let half = t.cast(DType::BF16);
+        assert_eq!(half.shape, [2, 2]);
+        assert_eq!(half.to_f32()[1], -2.5);
+        assert!((half.to_f32()[2] - 3.0e-3).abs() < 3e-5);
+    }
+
+    #[test]
+    #[should_panic(expected = "needs 16 bytes")]
+    fn wrong_length_is_refused() {
+        HostTensor::new(DType::F32, [4], vec![0; 15]);
+    }
+}

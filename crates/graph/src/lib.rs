@@ -1,1 +1,18 @@
-//! placeholder
+//! A model as operations on values.
+//!
+//! Two forms: [`Model`] is what the Python DSL writes (JSON, symbolic batch dimensions, `repeat`
+//! blocks); [`Graph`] is the flat list that the compiler rewrites. Both print as text.
+//!
+//! Invariant: nothing here knows what any operation means. Shapes that depend on an operation are
+//! inferred and checked one floor up, in `ops`.
+
+mod dim;
+mod flat;
+mod model;
+mod text;
+mod verify;
+
+pub use dim::{Bindings, Dim, Element, ValueType};
+pub use flat::{Graph, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
+pub use model::{Block, Carry, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec, Repeat, IR_VERSION, from_json};
+pub use verify::verify;

@@ -1,0 +1,166 @@
+//! The flat graph: values in a table, nodes in execution order.
+
+use tensor::{Attrs, DType, Shape};
+
+use crate::dim::Element;
+use crate::model::Init;
+
+/// Index into [`Graph::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// Index into [`Graph::parameters`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParameterId(pub u32);
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A batch tensor or a step scalar.
+    Input,
+    Parameter(ParameterId),
+    /// The output of a node.
+    Node,
+}
+
+/// A tensor of the graph. Written once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// For people; parameters and inputs carry their public names.
+    pub name: String,
+    pub element: Element,
+    pub shape: Shape,
+    pub origin: Origin,
+}
+
+/// Which half of the step a node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    Forward,
+    Backward,
+}
+
+/// One operation on values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: String,
+    pub inputs: Vec<ValueId>,
+    pub outputs: Vec<ValueId>,
+    pub attrs: Attrs,
+    pub phase: Phase,
+    /// The iteration of the repeat that the node came from.
+    pub layer: Option<u32>,
+    pub region: Option<String>,
+    /// `file:line` in the model's source.
+    pub at: Option<String>,
+}
+
+/// One row of the parameter table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Name in the Hugging Face or PEFT file.
+    pub name: String,
+    pub value: ValueId,
+    pub shape: Shape,
+    pub init: Init,
+    pub residual_projection: bool,
+    pub trainable: bool,
+    /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
+    pub adapter: bool,
+    /// How the weight is stored between steps.
+    pub storage: DType,
+    /// Rows of one merged matrix: parameters with the same group lie behind one another in the
+    /// order of the table and can be used as one tensor.
+    pub merge_group: Option<u32>,
+}
+
+/// A whole computation. Nodes stand in execution order: every input is defined before its use.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    pub name: String,
+    pub values: Vec<Value>,
+    pub parameters: Vec<Parameter>,
+    pub inputs: Vec<ValueId>,
+    pub nodes: Vec<Node>,
+    /// Named results.
+    pub outputs: Vec<(String, ValueId)>,
+    /// Contributions to parameter gradients, in the order in which they are computed. A parameter
+    /// that is used twice has two rows; they are summed in this order.
+    pub gradients: Vec<(ParameterId, ValueId)>,
+}
+
+impl Graph {
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
+        &mut self.values[id.0 as usize]
+    }
+
+    pub fn parameter(&self, id: ParameterId) -> &Parameter {
+        &self.parameters[id.0 as usize]
+    }
+
+    /// Adds a value. Names are for people: the verifier does not ask them to be unique.
+    pub fn add_value(&mut self, name: &str, element: Element, shape: Shape, origin: Origin) -> ValueId {
+        let id = ValueId(self.values.len() as u32);
+        self.values.push(Value { name: name.to_owned(), element, shape, origin });
+        id
+    }
+
+    pub fn add_input(&mut self, name: &str, element: Element, shape: Shape) -> ValueId {
+        let id = self.add_value(name, element, shape, Origin::Input);
+        self.inputs.push(id);
+        id
+    }
+
+    /// Adds a row to the parameter table together with its value.
+    pub fn add_parameter(&mut self, name: &str, shape: Shape, init: Init, storage: DType) -> ParameterId {
+        let id = ParameterId(self.parameters.len() as u32);
+        let value = self.add_value(name, Element::Float, shape.clone(), Origin::Parameter(id));
+        self.parameters.push(Parameter {
+            name: name.to_owned(),
+            value,
+            shape,
+            init,
+            residual_projection: false,
+            trainable: false,
+            adapter: false,
+            storage,
+            merge_group: None,
+        });
+        id
+    }
+
+    pub fn input(&self, name: &str) -> Option<ValueId> {
+        self.inputs.iter().copied().find(|id| self.value(*id).name == name)
+    }
+
+    pub fn output(&self, name: &str) -> Option<ValueId> {
+        self.outputs.iter().find(|(n, _)| n == name).map(|(_, id)| *id)
+    }
+
+    /// For every value the index of the node that computes it.
+    pub fn producers(&self) -> Vec<Option<usize>> {
+        let mut producers = vec![None; self.values.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            for output in &node.outputs {
+                producers[output.0 as usize] = Some(index);
+            }
+        }
+        producers
+    }
+
+    /// For every value how often it is read: by nodes, as a named output, as a gradient.
+    pub fn use_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.values.len()];
+        let reads = self.nodes.iter().flat_map(|n| &n.inputs);
+        let results = self.outputs.iter().map(|(_, id)| id);
+        let gradients = self.gradients.iter().map(|(_, id)| id);
+        for id in reads.chain(results).chain(gradients) {
+            counts[id.0 as usize] += 1;
+        }
+        counts
+    }
+}

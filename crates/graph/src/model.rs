@@ -1,0 +1,157 @@
+//! The model as the DSL records it: the JSON form of the IR, version 1.
+//!
+//! A `repeat` block stands for N identical layers: values carried from one iteration to the next,
+//! parameter names with `{i}`, and attributes that may differ per iteration (`{"each": [...]}`).
+
+use serde::{Deserialize, Serialize};
+use tensor::Attrs;
+use thiserror::Error;
+
+use crate::dim::{Dim, Element, ValueType};
+
+/// The version that this crate reads and writes.
+pub const IR_VERSION: u32 = 1;
+
+/// A whole model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    pub surogate_ir: u32,
+    /// The Hugging Face architecture name, for people; nothing is decided by it.
+    pub architecture: String,
+    /// What a batch brings.
+    pub inputs: Vec<Input>,
+    /// Parameters used outside of repeats; those of a repeat stand in its block.
+    #[serde(default)]
+    pub parameters: Vec<ParameterSpec>,
+    pub body: Vec<Item>,
+    #[serde(default)]
+    pub outputs: Vec<Output>,
+}
+
+/// A named batch tensor, for example `input_ids` i32 [B, T].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    pub name: String,
+    pub dtype: Element,
+    pub shape: Vec<Dim>,
+}
+
+/// How a parameter starts when the model is trained from scratch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Normal with the config's `initializer_range`.
+    Normal { std: f64 },
+    Ones,
+    Zeros,
+}
+
+/// One weight, named as in the Hugging Face file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParameterSpec {
+    /// Name of the tensor in the file; `{i}` is the iteration inside a repeat.
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub init: Init,
+    /// Writes into the residual stream (FFN down, attention out): what
+    /// `init_projections_to_zero` zeroes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub residual_projection: bool,
+}
+
+/// One step of the body.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Item {
+    Repeat(Repeat),
+    Node(NodeSpec),
+}
+
+/// One operation. Values are named; a parameter is used by its name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSpec {
+    pub op: String,
+    pub inputs: Vec<String>,
+    pub outputs: Vec<String>,
+    /// Types of the outputs as inferred while tracing; checked again when the model is compiled.
+    pub types: Vec<ValueType>,
+    #[serde(default, skip_serializing_if = "Attrs::is_empty")]
+    pub attrs: Attrs,
+    /// Named part of the layer, for save/recompute decisions: `attention`, `mlp`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// `file:line` of the user's Python.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+}
+
+/// N iterations of one block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Repeat {
+    pub repeat: usize,
+    pub carry: Vec<Carry>,
+    pub block: Block,
+}
+
+/// A value handed from iteration to iteration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Carry {
+    /// The value outside that the first iteration starts from.
+    pub initial: String,
+    /// Its name inside the block.
+    pub inside: String,
+    /// The value inside the block that the next iteration starts from.
+    pub next: String,
+    /// The name outside of the last iteration's `next`.
+    pub result: String,
+}
+
+/// The body of a repeat. Values of the outer body may be used by name; nodes cannot nest repeats.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    #[serde(default)]
+    pub parameters: Vec<ParameterSpec>,
+    pub nodes: Vec<NodeSpec>,
+    /// Values that can be asked for by name, with `{i}` in the name.
+    #[serde(default)]
+    pub outputs: Vec<Output>,
+}
+
+/// A value that callers can ask for: `logits`, `hidden.layer.{i}`, `token_loss`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    pub name: String,
+    pub value: String,
+}
+
+/// Why a model could not be read.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    #[error("the model is not valid IR: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("the model is IR version {found}, this engine reads version {IR_VERSION}")]
+    Version { found: u32 },
+}
+
+/// Reads the JSON form. Structure only: operations, shapes and names are checked by later stages.
+pub fn from_json(text: &str) -> Result<Model, ModelError> {
+    let model: Model = serde_json::from_str(text)?;
+    if model.surogate_ir != IR_VERSION {
+        return Err(ModelError::Version { found: model.surogate_ir });
+    }
+    Ok(model)
+}
+
+impl Model {
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a model is always representable as JSON")
+    }
+}

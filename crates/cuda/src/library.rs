@@ -1,0 +1,280 @@
+//! Finds the CUDA libraries on this machine and opens them by absolute path.
+//!
+//! Three places are looked at, in this order: the folders in `SUROGATE_CUDA_PATH`, the pip wheels
+//! below the site-packages folders that the caller names, the system (toolkit folders, then the
+//! loader's own search). Nothing has to lie on `LD_LIBRARY_PATH`. Whatever is missing is reported,
+//! not guessed; whether that matters is the caller's decision.
+#![allow(unsafe_code, reason = "opening a shared library runs its initialisers")]
+
+use crate::error::{Error, Result};
+use crate::sys::{cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nvrtc::NvrtcTable};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Colon-separated folders that win over every other place.
+pub const PATH_VARIABLE: &str = "SUROGATE_CUDA_PATH";
+
+/// A library that the backend can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Driver,
+    Nvrtc,
+    CublasLt,
+    Cudnn,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 4] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn];
+
+    /// The name that people know it by.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Kind::Driver => "the CUDA driver (libcuda)",
+            Kind::Nvrtc => "NVRTC",
+            Kind::CublasLt => "cuBLASLt",
+            Kind::Cudnn => "cuDNN",
+        }
+    }
+
+    /// File names, the preferred major version first.
+    pub const fn files(self) -> &'static [&'static str] {
+        match self {
+            Kind::Driver => &["libcuda.so.1"],
+            Kind::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
+            Kind::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
+            Kind::Cudnn => &["libcudnn.so.9"],
+        }
+    }
+
+    /// Folders below a site-packages root in which pip wheels put it.
+    const fn wheel_folders(self) -> &'static [&'static str] {
+        match self {
+            Kind::Driver => &[],
+            Kind::Nvrtc => &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+            Kind::CublasLt => &["nvidia/cu13/lib", "nvidia/cublas/lib"],
+            Kind::Cudnn => &["nvidia/cudnn/lib"],
+        }
+    }
+
+    fn hint(self) -> String {
+        match self {
+            Kind::Driver => "install the NVIDIA driver (in a container: start it with the GPU runtime)".into(),
+            _ => format!("pip install 'surogate[cuda]', or name its folder in {PATH_VARIABLE}"),
+        }
+    }
+}
+
+/// Where a library came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Variable,
+    Wheel,
+    System,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Variable => PATH_VARIABLE,
+            Origin::Wheel => "pip wheel",
+            Origin::System => "system",
+        })
+    }
+}
+
+/// The places to look at. Built once, from the environment or by a test.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    pub named: Vec<PathBuf>,
+    pub site_packages: Vec<PathBuf>,
+    pub system: Vec<PathBuf>,
+    /// Whether the dynamic loader's own search (`ldconfig`, `LD_LIBRARY_PATH`) is asked last.
+    pub ask_loader: bool,
+}
+
+impl Search {
+    /// The environment's places and the site-packages folders of the Python that runs this process.
+    pub fn from_environment(site_packages: Vec<PathBuf>) -> Search {
+        let named = std::env::var_os(PATH_VARIABLE).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
+        let mut system = Vec::new();
+        for variable in ["CUDA_HOME", "CUDA_PATH"] {
+            system.extend(std::env::var_os(variable).map(|root| Path::new(&root).join("lib64")));
+        }
+        system.extend(
+            ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"]
+                .map(PathBuf::from),
+        );
+        Search { named, site_packages, system, ask_loader: true }
+    }
+
+    /// The folders for one library, best first. Folders that do not exist are kept: they are part
+    /// of the answer to "where did you look".
+    fn folders(&self, kind: Kind) -> Vec<(Origin, PathBuf)> {
+        let mut folders = Vec::new();
+        for root in &self.named {
+            folders.push((Origin::Variable, root.clone()));
+            folders.push((Origin::Variable, root.join("lib64")));
+            folders.extend(kind.wheel_folders().iter().map(|f| (Origin::Variable, root.join(f))));
+        }
+        for root in &self.site_packages {
+            folders.extend(kind.wheel_folders().iter().map(|f| (Origin::Wheel, root.join(f))));
+        }
+        folders.extend(self.system.iter().map(|f| (Origin::System, f.clone())));
+        folders
+    }
+
+    /// The file to open, or the list of folders that do not hold it.
+    pub fn locate(&self, kind: Kind) -> std::result::Result<(Origin, PathBuf), Vec<String>> {
+        let folders = self.folders(kind);
+        for (origin, folder) in &folders {
+            for file in kind.files() {
+                let path = folder.join(file);
+                if path.is_file() {
+                    return Ok((*origin, path));
+                }
+            }
+        }
+        Err(folders.into_iter().map(|(_, folder)| folder.join(kind.files()[0]).display().to_string()).collect())
+    }
+}
+
+/// An opened library: its functions, and where they came from.
+pub struct Opened<T> {
+    pub table: T,
+    pub path: PathBuf,
+    pub origin: Origin,
+}
+
+/// Opens by absolute path, or by bare name through the loader when no folder holds the file.
+fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
+    match search.locate(kind) {
+        Ok((origin, path)) => {
+            if kind == Kind::Nvrtc {
+                preload_nvrtc_builtins(&path)?;
+            }
+            Ok((load(&path)?, path, origin))
+        }
+        Err(mut tried) => {
+            for file in kind.files().iter().filter(|_| search.ask_loader) {
+                if let Ok(library) = load(Path::new(file)) {
+                    return Ok((library, PathBuf::from(file), Origin::System));
+                }
+                tried.push(format!("{file} by the loader's search"));
+            }
+            Err(Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint() })
+        }
+    }
+}
+
+/// NVRTC opens its builtins by bare name and has no run path: they must be in the process before.
+fn preload_nvrtc_builtins(nvrtc: &Path) -> Result<()> {
+    let folder = nvrtc.parent().expect("an absolute path to a file has a folder");
+    let mut builtins: Vec<PathBuf> = std::fs::read_dir(folder)
+        .map_err(|e| Error::LibraryBroken { path: folder.to_owned(), reason: e.to_string() })?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libnvrtc-builtins.so.")))
+        .collect();
+    builtins.sort();
+    match builtins.last() {
+        Some(path) => load(path).map(std::mem::forget),
+        None => Err(Error::LibraryBroken {
+            path: nvrtc.to_owned(),
+            reason: "no libnvrtc-builtins.so lies beside it; the installation is incomplete".into(),
+        }),
+    }
+}
+
+fn load(path: &Path) -> Result<Library> {
+    // SAFETY: NVIDIA's libraries have no initialisers with preconditions. RTLD_GLOBAL because they
+    // look for each other by SONAME among what is already in the process.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+        .map_err(|e| Error::LibraryBroken { path: path.to_owned(), reason: e.to_string() })
+}
+
+macro_rules! opener {
+    ($(#[$meta:meta])* $name:ident, $kind:expr, $table:ty) => {
+        $(#[$meta])*
+        pub fn $name(search: &Search) -> Result<Opened<$table>> {
+            let (library, path, origin) = open(search, $kind)?;
+            let table = <$table>::load(&library, &path)?;
+            // Never closed: the library's threads and exit handlers outlive any owner of ours.
+            std::mem::forget(library);
+            Ok(Opened { table, path, origin })
+        }
+    };
+}
+
+opener!(
+    /// Opens `libcuda`. Success says that a driver is installed, not that a GPU is there.
+    open_driver, Kind::Driver, DriverTable
+);
+opener!(
+    /// Opens NVRTC with its builtins.
+    open_nvrtc, Kind::Nvrtc, NvrtcTable
+);
+opener!(
+    /// Opens cuBLASLt.
+    open_cublaslt, Kind::CublasLt, CublasLtTable
+);
+opener!(
+    /// Opens cuDNN. It plans with the driver and NVRTC: open those before.
+    open_cudnn, Kind::Cudnn, CudnnTable
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(root: &Path, file: &str) -> PathBuf {
+        let path = root.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, b"not a library").unwrap();
+        path
+    }
+
+    fn search(named: &[&Path], site: &[&Path]) -> Search {
+        Search {
+            named: named.iter().map(|p| p.to_path_buf()).collect(),
+            site_packages: site.iter().map(|p| p.to_path_buf()).collect(),
+            system: vec![],
+            ask_loader: false,
+        }
+    }
+
+    #[test]
+    fn named_folders_win_over_wheels_and_newer_layouts_over_older() {
+        let (named, site) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let old = touch(site.path(), "nvidia/cublas/lib/libcublasLt.so.12");
+        assert_eq!(search(&[], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Wheel, old)));
+        let new = touch(site.path(), "nvidia/cu13/lib/libcublasLt.so.13");
+        assert_eq!(search(&[], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Wheel, new)));
+        let own = touch(named.path(), "lib64/libcublasLt.so.13");
+        assert_eq!(search(&[named.path()], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Variable, own)));
+    }
+
+    #[test]
+    fn what_is_missing_says_where_it_was_looked_for_and_what_to_do() {
+        let site = tempfile::tempdir().unwrap();
+        let error = open_cudnn(&search(&[], &[site.path()])).err().unwrap().to_string();
+        assert!(error.starts_with("cuDNN was not found; looked for "), "{error}");
+        assert!(error.contains("nvidia/cudnn/lib/libcudnn.so.9"), "{error}");
+        assert!(error.contains("surogate[cuda]"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named() {
+        let site = tempfile::tempdir().unwrap();
+        let path = touch(site.path(), "nvidia/cu13/lib/libcublasLt.so.13");
+        let error = open_cublaslt(&search(&[], &[site.path()])).err().unwrap();
+        assert!(matches!(&error, Error::LibraryBroken { path: p, .. } if *p == path), "{error}");
+    }
+
+    #[test]
+    fn nvrtc_without_its_builtins_is_refused() {
+        let site = tempfile::tempdir().unwrap();
+        touch(site.path(), "nvidia/cu13/lib/libnvrtc.so.13");
+        let error = open_nvrtc(&search(&[], &[site.path()])).err().unwrap().to_string();
+        assert!(error.contains("libnvrtc-builtins"), "{error}");
+    }
+}

@@ -1,0 +1,26 @@
+//! NVRTC (`libnvrtc.so.13`): the runtime compiler's calls. No policy.
+
+use super::function_table;
+use std::ffi::{c_char, c_int, c_void};
+
+pub type Status = u32;
+pub type Program = *mut c_void;
+
+pub const SUCCESS: Status = 0;
+pub const ERROR_COMPILATION: Status = 6;
+
+function_table! {
+    /// Entry points of `libnvrtc`.
+    NvrtcTable:
+    nvrtcVersion(*mut c_int, *mut c_int) -> Status;
+    nvrtcGetErrorString(Status) -> *const c_char;
+    nvrtcCreateProgram(
+        *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+    ) -> Status;
+    nvrtcDestroyProgram(*mut Program) -> Status;
+    nvrtcCompileProgram(Program, c_int, *const *const c_char) -> Status;
+    nvrtcGetCUBINSize(Program, *mut usize) -> Status;
+    nvrtcGetCUBIN(Program, *mut c_char) -> Status;
+    nvrtcGetProgramLogSize(Program, *mut usize) -> Status;
+    nvrtcGetProgramLog(Program, *mut c_char) -> Status;
+}

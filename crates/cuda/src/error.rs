@@ -25,7 +25,10 @@ pub enum Error {
     Call { call: &'static str, code: u32, name: String, detail: String, context: String },
 
     /// The device has no room for an allocation.
-    #[error("no {wanted} bytes of device memory are free ({free} of {total} bytes are){}", separated("\n  while ", context))]
+    #[error(
+        "no {wanted} bytes of device memory are free ({free} of {total} bytes are){}",
+        separated("\n  while ", context)
+    )]
     OutOfMemory { wanted: usize, free: usize, total: usize, context: String },
 
     /// The runtime compiler refused a kernel; the log names file and line.

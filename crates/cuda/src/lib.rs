@@ -4,8 +4,11 @@
 //! gradients, adapters, precision recipes, run configs, nor the list of operations: kernels reach
 //! it as text inside a program.
 
+pub mod driver;
 pub mod error;
+pub mod kernel_cache;
 pub mod library;
+pub mod nvrtc;
 pub mod sys;
 
 pub use error::{During, Error, Result};

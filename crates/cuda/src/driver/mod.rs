@@ -1,0 +1,227 @@
+//! The driver API with Results: devices, and below them streams, memory, modules, graphs.
+//!
+//! Everything here happens on one device's primary context. Calls that need the context are made on
+//! a thread that has called [`Device::bind`]; copies and fills are asynchronous on the given stream,
+//! never on the legacy stream (which does not order against ours). No policy, no instruction.
+#![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
+
+mod graph;
+mod memory;
+mod module;
+mod stream;
+
+pub use graph::Graph;
+pub use memory::{DeviceBuffer, PinnedBuffer};
+pub use module::{Function, LaunchShape, Module};
+pub use stream::{Event, Stream};
+
+use crate::error::{Error, Result};
+use crate::sys::driver::{self as sys, DriverTable};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::sync::Arc;
+
+/// The opened and initialised driver.
+pub struct Driver {
+    pub(crate) table: DriverTable,
+}
+
+impl Driver {
+    /// `cuInit`. Fails where there is no GPU or no permission to use it.
+    pub fn new(table: DriverTable) -> Result<Arc<Driver>> {
+        let driver = Driver { table };
+        // SAFETY: no arguments to get wrong.
+        driver.check("cuInit", unsafe { (driver.table.cuInit)(0) })?;
+        Ok(Arc::new(driver))
+    }
+
+    /// The CUDA version that the driver supports, as (major, minor).
+    pub fn version(&self) -> Result<(u32, u32)> {
+        let mut version = 0;
+        // SAFETY: the pointer is to a live local.
+        self.check("cuDriverGetVersion", unsafe { (self.table.cuDriverGetVersion)(&mut version) })?;
+        Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+    }
+
+    pub fn device_count(&self) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live local.
+        self.check("cuDeviceGetCount", unsafe { (self.table.cuDeviceGetCount)(&mut count) })?;
+        Ok(count as usize)
+    }
+
+    /// Turns a status into a Result with the driver's own words.
+    pub(crate) fn check(&self, call: &'static str, status: sys::Result32) -> Result<()> {
+        if status == sys::SUCCESS {
+            return Ok(());
+        }
+        let (mut name, mut detail): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: the driver writes pointers to static strings, or leaves null for an unknown status.
+        let (name, detail) = unsafe {
+            (self.table.cuGetErrorName)(status, &mut name);
+            (self.table.cuGetErrorString)(status, &mut detail);
+            (text_or(name, "an unknown status"), text_or(detail, ""))
+        };
+        Err(Error::Call { call, code: status, name, detail, context: String::new() })
+    }
+}
+
+/// # Safety
+/// `text` is null or a NUL-terminated string that stays alive during the call.
+pub(crate) unsafe fn text_or(text: *const c_char, otherwise: &str) -> String {
+    if text.is_null() {
+        return otherwise.to_owned();
+    }
+    // SAFETY: promised by the caller.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// A compute capability, and with it what NVRTC compiles for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Architecture {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Architecture {
+    /// The real architecture with its own instructions where there are any: `sm_80`, `sm_90a`, `sm_103a`.
+    pub fn target(self) -> String {
+        self.to_string()
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}{}", self.major, self.minor, if self.major >= 9 { "a" } else { "" })
+    }
+}
+
+/// What a device is, for plans and for `surogate doctor`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Properties {
+    pub name: String,
+    pub architecture: Architecture,
+    pub multiprocessors: u32,
+    /// Bytes.
+    pub memory: usize,
+    /// Bytes.
+    pub l2_cache: usize,
+    /// Bytes per second by bus width and clock; 0 where the driver does not tell.
+    pub memory_bandwidth: f64,
+    /// Dynamic shared memory that one block may ask for, in bytes.
+    pub shared_memory_per_block: usize,
+}
+
+/// One GPU with its primary context retained.
+pub struct Device {
+    pub(crate) driver: Arc<Driver>,
+    ordinal: c_int,
+    context: sys::Context,
+    pub properties: Properties,
+}
+
+// SAFETY: a context handle may be used from any thread; the driver locks internally.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Retains the primary context of GPU `ordinal` and binds it to this thread.
+    pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Arc<Device>> {
+        let count = driver.device_count()?;
+        if ordinal >= count {
+            return Err(Error::Unsupported {
+                what: format!("GPU {ordinal}"),
+                reason: format!("this machine shows {count} GPU(s), numbered from 0"),
+                context: String::new(),
+            });
+        }
+        let (mut raw, mut context) = (0, std::ptr::null_mut());
+        let t = &driver.table;
+        // SAFETY: both pointers are to live locals.
+        driver.check("cuDeviceGet", unsafe { (t.cuDeviceGet)(&mut raw, ordinal as c_int) })?;
+        let properties = properties(driver, raw)?;
+        // SAFETY: as above; the context is released on drop.
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (t.cuDevicePrimaryCtxRetain)(&mut context, raw) })?;
+        let device = Device { driver: driver.clone(), ordinal: raw, context, properties };
+        device.bind()?;
+        Ok(Arc::new(device))
+    }
+
+    /// Makes the context current on the calling thread.
+    pub fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        self.check("cuCtxSetCurrent", unsafe { (self.table().cuCtxSetCurrent)(self.context) })
+    }
+
+    /// (free, total) bytes of device memory now.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both pointers are to live locals.
+        self.check("cuMemGetInfo", unsafe { (self.table().cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    pub(crate) fn table(&self) -> &DriverTable {
+        &self.driver.table
+    }
+
+    pub(crate) fn check(&self, call: &'static str, status: sys::Result32) -> Result<()> {
+        self.driver.check(call, status)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `open`. A failure at exit cannot be acted on.
+        unsafe { (self.table().cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+    }
+}
+
+fn properties(driver: &Driver, device: c_int) -> Result<Properties> {
+    let t = &driver.table;
+    let attribute = |which: u32| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the pointer is to a live local.
+        driver.check("cuDeviceGetAttribute", unsafe { (t.cuDeviceGetAttribute)(&mut value, which, device) })?;
+        Ok(value as u32)
+    };
+    let mut name = [0 as c_char; 256];
+    let mut memory = 0;
+    // SAFETY: the buffer's length is passed; the driver terminates the string.
+    let name = unsafe {
+        driver.check("cuDeviceGetName", (t.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device))?;
+        text_or(name.as_ptr(), "")
+    };
+    // SAFETY: the pointer is to a live local.
+    driver.check("cuDeviceTotalMem", unsafe { (t.cuDeviceTotalMem_v2)(&mut memory, device) })?;
+    let clock = attribute(sys::attribute::MEMORY_CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3;
+    let bus_bytes = attribute(sys::attribute::GLOBAL_MEMORY_BUS_WIDTH_BITS).unwrap_or(0) as f64 / 8.0;
+    Ok(Properties {
+        name,
+        architecture: Architecture {
+            major: attribute(sys::attribute::COMPUTE_CAPABILITY_MAJOR)?,
+            minor: attribute(sys::attribute::COMPUTE_CAPABILITY_MINOR)?,
+        },
+        multiprocessors: attribute(sys::attribute::MULTIPROCESSOR_COUNT)?,
+        memory,
+        l2_cache: attribute(sys::attribute::L2_CACHE_SIZE)? as usize,
+        memory_bandwidth: 2.0 * clock * bus_bytes,
+        shared_memory_per_block: attribute(sys::attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_carry_the_architecture_specific_suffix_from_hopper_on() {
+        let target = |major, minor| Architecture { major, minor }.target();
+        assert_eq!(target(8, 0), "sm_80");
+        assert_eq!(target(8, 9), "sm_89");
+        assert_eq!(target(9, 0), "sm_90a");
+        assert_eq!(target(10, 3), "sm_103a");
+        assert_eq!(target(12, 0), "sm_120a");
+    }
+}

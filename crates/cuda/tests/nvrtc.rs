@@ -1,0 +1,66 @@
+//! The runtime compiler without a GPU: every architecture, messages, the disk cache. Needs NVRTC
+//! (a pip wheel, or a folder named in SUROGATE_CUDA_PATH) and says so where it is missing.
+
+use cuda::Error;
+use cuda::kernel_cache::KernelCache;
+use cuda::library::{Search, open_nvrtc};
+use cuda::nvrtc::{Compiler, KernelSource};
+
+const HEADER: &str =
+    "__device__ inline float bf16_to_f32(unsigned short b) { return __int_as_float((unsigned)b << 16); }";
+const KERNEL: &str = r#"
+#include "bf16.cuh"
+extern "C" __global__ void widen(float* y, const unsigned short* x, long n) {
+  long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+  if (i < n) y[i] = SCALE * bf16_to_f32(x[i]);
+}
+"#;
+
+fn compiler() -> Option<Compiler> {
+    let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
+    match open_nvrtc(&Search::from_environment(roots.unwrap_or_default())) {
+        Ok(opened) => Some(Compiler::new(opened).expect("an opened NVRTC tells its version")),
+        Err(missing @ Error::LibraryMissing { .. }) => {
+            println!("SKIPPED, no NVRTC: {missing}");
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn compiles_for_every_architecture_without_any_file() {
+    let Some(compiler) = compiler() else { return };
+    let options = ["-DSCALE=2.0f".to_owned()];
+    let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &options };
+    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"] {
+        let compiled = compiler.compile(&source, architecture).unwrap_or_else(|e| panic!("{architecture}: {e}"));
+        assert_eq!(&compiled.cubin[..4], b"\x7fELF", "{architecture}");
+    }
+}
+
+#[test]
+fn a_refusal_names_kernel_file_and_line() {
+    let Some(compiler) = compiler() else { return };
+    let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &[] };
+    let error = compiler.compile(&source, "sm_90a").unwrap_err();
+    let Error::Compile { kernel, log, .. } = &error else { panic!("{error}") };
+    assert_eq!(kernel, "widen.cu");
+    assert!(log.contains("widen.cu(5)") && log.contains("SCALE"), "{log}");
+}
+
+#[test]
+fn the_cache_compiles_once_and_mends_itself() {
+    let Some(compiler) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = KernelCache::new(Some(folder.path().join("kernels")));
+    let options = ["-DSCALE=1.0f".to_owned()];
+    let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &options };
+    let first = cache.fetch(&compiler, &source, "sm_80").unwrap();
+    let second = cache.fetch(&compiler, &source, "sm_80").unwrap();
+    assert!(first.compiled && !second.compiled);
+    assert_eq!(first.cubin, second.cubin);
+    let entry = std::fs::read_dir(folder.path().join("kernels")).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(&entry, b"damaged").unwrap();
+    assert!(cache.fetch(&compiler, &source, "sm_80").unwrap().compiled);
+}

@@ -1,1 +1,22 @@
-//! placeholder
+//! The compiled step: flat instructions over arenas, the machine they were planned for, and the
+//! contract of a backend.
+//!
+//! Invariant: nothing here knows gradients or the list of operations. Kernels are carried as text.
+
+mod backend;
+mod instruction;
+mod machine;
+mod memory;
+mod parameter;
+mod program;
+mod text;
+
+pub use backend::{Backend, BackendError, Session};
+pub use instruction::{
+    Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch,
+    LowRank, Provenance, Step,
+};
+pub use machine::{Arch, Machine};
+pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};
+pub use parameter::{Initializer, OptimizerState, ParameterSlot};
+pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};

@@ -1,0 +1,225 @@
+//! The instructions: few kinds, many operations. Everything a backend needs stands in the
+//! instruction; nothing is looked up while the program runs.
+
+use tensor::{Attrs, DType};
+
+use crate::memory::TensorRef;
+
+/// Index into [`crate::Program::kernels`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelId(pub u32);
+
+/// Device code as text: one translation unit with one entry point. Equal kernels are stored once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// The `extern "C"` function to launch.
+    pub entry: String,
+    pub source: String,
+    /// (name, text) of the headers that the source includes.
+    pub headers: Vec<(String, String)>,
+    /// Preprocessor definitions: shapes and types are constants to the compiler.
+    pub defines: Vec<(String, String)>,
+}
+
+/// One argument of a kernel, in the order of its signature.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arg {
+    /// Address of an input, by index.
+    Input(usize),
+    /// Address of an output, by index.
+    Output(usize),
+    /// Address inside the instruction's scratch memory, in bytes from its start.
+    Scratch(usize),
+    I32(i32),
+    U32(u32),
+    I64(i64),
+    F32(f32),
+}
+
+/// One launch of one kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelCall {
+    pub kernel: KernelId,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+    pub args: Vec<Arg>,
+}
+
+/// One operation: by its name and attributes for the CPU, as kernel calls for a GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    pub op: String,
+    pub attrs: Attrs,
+    pub inputs: Vec<TensorRef>,
+    /// An output keeps its present contents until it is overwritten: updates and accumulating
+    /// operations read it.
+    pub outputs: Vec<TensorRef>,
+    pub scratch: Option<TensorRef>,
+    /// In order, on one stream. Empty in a program compiled for the CPU.
+    pub calls: Vec<KernelCall>,
+}
+
+/// D = op(A)·op(B) (+ bias) (+ low-rank addends) (+ D), accumulated in f32 and rounded once to D's
+/// type — or once more where a backend adds the low-rank part in a second pass.
+///
+/// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemm {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: TensorRef,
+    pub b: TensorRef,
+    pub d: TensorRef,
+    pub transpose_a: bool,
+    pub transpose_b: bool,
+    /// [n], added to every row.
+    pub bias: Option<TensorRef>,
+    /// Adds to D instead of overwriting it.
+    pub accumulate: bool,
+    pub low_rank: Vec<LowRank>,
+}
+
+/// D[:, columns] += scale · T·op(B), with T [m, r].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRank {
+    pub t: TensorRef,
+    pub b: TensorRef,
+    /// B is stored [columns, r] and used transposed; otherwise it is [r, columns].
+    pub transpose_b: bool,
+    pub scale: f32,
+    /// First column of D and how many.
+    pub columns: (usize, usize),
+}
+
+/// How the rows of a batch divide into documents, as far as the plan needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Documents {
+    /// Every row is one document.
+    Rows,
+    /// Rows hold documents: at most `count` in the batch, none longer than `longest` tokens.
+    Packed { count: usize, longest: usize },
+}
+
+/// What forward and backward share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// [B, T, heads, head_dim], strided.
+    pub q: TensorRef,
+    /// [B, T, kv_heads, head_dim], strided.
+    pub k: TensorRef,
+    pub v: TensorRef,
+    /// [B, T, heads, head_dim]
+    pub o: TensorRef,
+    /// f32 [B, heads, T]: log of the sum of the exponentials of a row's scores.
+    pub lse: TensorRef,
+    /// i32 [B, T]: where in its row the document of a token starts.
+    pub document_start: TensorRef,
+    pub scale: f32,
+    /// Keys that a query sees, itself included; `None` for all of its document before it.
+    pub window: Option<usize>,
+    pub documents: Documents,
+    /// Planned for the backend's library; the backend checks that it suffices.
+    pub scratch: Option<TensorRef>,
+}
+
+/// Causal softmax attention inside each document.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionForward {
+    pub shared: Attention,
+}
+
+/// Gradients of [`AttentionForward`] with respect to q, k, v.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionBackward {
+    pub shared: Attention,
+    pub d_o: TensorRef,
+    pub d_q: TensorRef,
+    pub d_k: TensorRef,
+    pub d_v: TensorRef,
+    pub deterministic: bool,
+}
+
+/// One instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Instruction {
+    Launch(Launch),
+    Gemm(Gemm),
+    AttentionForward(AttentionForward),
+    AttentionBackward(AttentionBackward),
+    /// Element by element, between layouts or types.
+    Copy { from: TensorRef, to: TensorRef },
+    /// Every byte zero.
+    Zero { at: TensorRef },
+}
+
+/// Operations and bytes of one instruction: inputs and outputs counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+/// Where an instruction comes from: what an error message and a profile show.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Provenance {
+    /// The operation, for a fused one all of them.
+    pub op: String,
+    /// `forward`, `backward`, `update`.
+    pub phase: &'static str,
+    pub layer: Option<u32>,
+    /// `file:line` in the model's source.
+    pub at: Option<String>,
+}
+
+/// An instruction with its origin and cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub instruction: Instruction,
+    pub provenance: Provenance,
+    pub cost: Cost,
+}
+
+impl Instruction {
+    /// Every tensor that is read, outputs that keep their contents not included.
+    pub fn reads(&self) -> Vec<&TensorRef> {
+        match self {
+            Instruction::Launch(l) => l.inputs.iter().collect(),
+            Instruction::Gemm(g) => {
+                let low_rank = g.low_rank.iter().flat_map(|r| [&r.t, &r.b]);
+                [&g.a, &g.b].into_iter().chain(&g.bias).chain(low_rank).collect()
+            }
+            Instruction::AttentionForward(a) => vec![&a.shared.q, &a.shared.k, &a.shared.v, &a.shared.document_start],
+            Instruction::AttentionBackward(a) => {
+                let s = &a.shared;
+                vec![&s.q, &s.k, &s.v, &s.o, &s.lse, &s.document_start, &a.d_o]
+            }
+            Instruction::Copy { from, .. } => vec![from],
+            Instruction::Zero { .. } => vec![],
+        }
+    }
+
+    /// Every tensor that is written.
+    pub fn writes(&self) -> Vec<&TensorRef> {
+        match self {
+            Instruction::Launch(l) => l.outputs.iter().collect(),
+            Instruction::Gemm(g) => vec![&g.d],
+            Instruction::AttentionForward(a) => vec![&a.shared.o, &a.shared.lse],
+            Instruction::AttentionBackward(a) => vec![&a.d_q, &a.d_k, &a.d_v],
+            Instruction::Copy { to, .. } => vec![to],
+            Instruction::Zero { at } => vec![at],
+        }
+    }
+
+    /// The element type of the arithmetic, for choosing a ceiling.
+    pub fn compute_dtype(&self) -> Option<DType> {
+        match self {
+            Instruction::Gemm(g) => Some(g.a.dtype),
+            Instruction::AttentionForward(a) => Some(a.shared.q.dtype),
+            Instruction::AttentionBackward(a) => Some(a.shared.q.dtype),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Arenas and the tensors that lie in them.
+
+use tensor::{DType, Shape, contiguous_strides};
+
+/// Index into [`crate::Program::arenas`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ArenaId(pub u32);
+
+/// What an arena holds: the classes of the memory plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ArenaKind {
+    /// Base weights, frozen or trained.
+    Weights,
+    /// LoRA matrices.
+    Adapters,
+    /// f32 gradients of everything that is trained.
+    Gradients,
+    /// Optimizer states and f32 master weights.
+    Optimizer,
+    /// Batch tensors.
+    Batch,
+    /// Step scalars: learning rate, norms, sums.
+    Scalars,
+    /// Tables computed once, for example rotary frequencies.
+    Constants,
+    /// Values between operations, and the scratch memory of single instructions.
+    Activations,
+}
+
+impl ArenaKind {
+    pub const fn name(self) -> &'static str {
+        match self {
+            ArenaKind::Weights => "weights",
+            ArenaKind::Adapters => "adapters",
+            ArenaKind::Gradients => "gradients",
+            ArenaKind::Optimizer => "optimizer",
+            ArenaKind::Batch => "batch",
+            ArenaKind::Scalars => "scalars",
+            ArenaKind::Constants => "constants",
+            ArenaKind::Activations => "activations",
+        }
+    }
+}
+
+/// One allocation, made once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arena {
+    pub kind: ArenaKind,
+    pub bytes: usize,
+}
+
+/// A strided tensor inside an arena.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorRef {
+    pub arena: ArenaId,
+    /// Bytes from the start of the arena.
+    pub offset: usize,
+    pub dtype: DType,
+    pub shape: Shape,
+    /// In elements, one per axis.
+    pub strides: Vec<usize>,
+}
+
+impl TensorRef {
+    pub fn dense(arena: ArenaId, offset: usize, dtype: DType, shape: impl Into<Shape>) -> Self {
+        let shape = shape.into();
+        let strides = contiguous_strides(&shape);
+        TensorRef { arena, offset, dtype, shape, strides }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the elements, gaps not counted.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+
+    /// Bytes from the first to behind the last element, gaps counted.
+    pub fn span(&self) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let last: usize = self.shape.iter().zip(&self.strides).map(|(n, s)| (n - 1) * s).sum();
+        (last + 1) * self.dtype.size()
+    }
+
+    /// True when the elements lie behind one another without gaps, in row-major order.
+    pub fn is_dense(&self) -> bool {
+        let mut expected = 1;
+        for (n, stride) in self.shape.iter().zip(&self.strides).rev() {
+            if *n != 1 && *stride != expected {
+                return false;
+            }
+            expected *= n;
+        }
+        true
+    }
+
+    /// As a matrix: all axes but the last folded into rows. `None` when the rows are not evenly
+    /// spaced or the last axis has gaps. Gives (rows, columns, elements from row to row).
+    pub fn as_matrix(&self) -> Option<(usize, usize, usize)> {
+        let (columns, inner) = match (self.shape.last(), self.strides.last()) {
+            (Some(n), Some(s)) => (*n, *s),
+            _ => (1, 1),
+        };
+        if inner != 1 && columns != 1 {
+            return None;
+        }
+        let mut rows = 1;
+        let mut row_stride = None;
+        let leading = self.shape.len().saturating_sub(1);
+        for axis in (0..leading).rev() {
+            let (n, stride) = (self.shape[axis], self.strides[axis]);
+            if n == 1 {
+                continue;
+            }
+            match row_stride {
+                None => row_stride = Some(stride),
+                Some(first) if stride == first * rows => {}
+                Some(_) => return None,
+            }
+            rows *= n;
+        }
+        Some((rows, columns, row_stride.unwrap_or(columns)))
+    }
+}
+
+/// One line of the memory plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryLine {
+    /// The class: an arena's name, or `context`, `modules`, `workspace`.
+    pub class: String,
+    pub bytes: usize,
+    /// Where the number comes from, in words.
+    pub note: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_of_a_merged_matrix_are_matrices_with_a_row_stride() {
+        let whole = TensorRef::dense(ArenaId(0), 0, DType::BF16, [2, 8, 96]);
+        assert!(whole.is_dense());
+        let slice = TensorRef { offset: 64, shape: vec![2, 8, 32], ..whole.clone() };
+        assert!(!slice.is_dense());
+        assert_eq!(slice.as_matrix(), Some((16, 32, 96)));
+        assert_eq!(slice.span(), (15 * 96 + 32) * 2);
+        let heads = TensorRef { shape: vec![2, 8, 4, 8], strides: vec![768, 96, 8, 1], ..slice };
+        assert_eq!(heads.as_matrix(), None);
+    }
+}

@@ -1,0 +1,40 @@
+//! The flat parameter table: weight decay, checkpoints, export and sharding are loops over it.
+
+use crate::memory::TensorRef;
+
+/// How the optimizer keeps the moments of one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OptimizerState {
+    /// Two f32 tensors like the parameter.
+    Full { first: TensorRef, second: TensorRef },
+    /// Two tensors of 8-bit codes like the parameter, and one f32 scale per block of 256 elements.
+    Blockwise { first: TensorRef, second: TensorRef, first_scale: TensorRef, second_scale: TensorRef },
+}
+
+/// One parameter: where it comes from and where everything that belongs to it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSlot {
+    /// Name of the tensor in the Hugging Face or PEFT file.
+    pub name: String,
+    pub weight: TensorRef,
+    pub init: Initializer,
+    pub adapter: bool,
+    pub trainable: bool,
+    /// Decoupled weight decay applies (tensors of two or more axes).
+    pub decay: bool,
+    /// f32, shaped like the weight; only for what is trained.
+    pub gradient: Option<TensorRef>,
+    pub state: Option<OptimizerState>,
+    /// f32 copy that the optimizer updates, when one is kept.
+    pub master: Option<TensorRef>,
+}
+
+/// How a weight starts when no file provides it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initializer {
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f32),
+    /// Uniform in [−bound, bound): PEFT's Kaiming start of LoRA A has bound 1/√in.
+    Uniform(f32),
+    Constant(f32),
+}

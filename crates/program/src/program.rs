@@ -1,0 +1,132 @@
+//! The program: everything that is decided before anything runs.
+
+use tensor::HostTensor;
+
+use crate::instruction::{Documents, Kernel, Step};
+use crate::machine::Machine;
+use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};
+use crate::parameter::ParameterSlot;
+
+/// Names of the step scalars. The host writes the first group before an entry runs; the program
+/// writes the second.
+pub mod scalar {
+    /// f32: learning rate of this update.
+    pub const LEARNING_RATE: &str = "learning_rate";
+    /// f32: 1 − β₁ᵗ.
+    pub const BIAS_CORRECTION_1: &str = "bias_correction_1";
+    /// f32: 1 − β₂ᵗ.
+    pub const BIAS_CORRECTION_2: &str = "bias_correction_2";
+    /// i32: number of the optimizer step, from 0. Part of every random counter.
+    pub const STEP: &str = "step";
+    /// i32: running number of the micro-step over the whole run. Part of dropout's counter.
+    pub const MICRO_STEP: &str = "micro_step";
+
+    /// f32: Σ weight · loss over the micro-steps of this step.
+    pub const LOSS_SUM: &str = "loss_sum";
+    /// f32: Σ weight over the micro-steps of this step.
+    pub const WEIGHT_SUM: &str = "weight_sum";
+    /// f32: norm of the averaged gradient, before clipping.
+    pub const GRADIENT_NORM: &str = "gradient_norm";
+    /// f32: what gradients are multiplied with in the update: clip coefficient ÷ weight sum; 0 when
+    /// the norm is not finite.
+    pub const GRADIENT_SCALE: &str = "gradient_scale";
+    /// f32: 1 when the update was applied, 0 when it was suppressed.
+    pub const UPDATE_APPLIED: &str = "update_applied";
+}
+
+/// What an entry point does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EntryKind {
+    /// Forward and backward; gradients and sums are written.
+    FirstMicroStep,
+    /// Forward and backward; gradients and sums are added to.
+    NextMicroStep,
+    /// Norm, clipping, optimizer.
+    Update,
+    /// Forward and loss; the sums are added to, gradients are untouched.
+    Evaluate,
+    /// Forward only; the named outputs are kept.
+    Forward,
+}
+
+impl EntryKind {
+    pub const fn name(self) -> &'static str {
+        match self {
+            EntryKind::FirstMicroStep => "first_micro_step",
+            EntryKind::NextMicroStep => "next_micro_step",
+            EntryKind::Update => "update",
+            EntryKind::Evaluate => "evaluate",
+            EntryKind::Forward => "forward",
+        }
+    }
+}
+
+/// The shape of the batches that an entry takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Variant {
+    pub batch: usize,
+    pub seq_len: usize,
+    pub documents: Documents,
+}
+
+/// One entry point: a flat list of instructions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub kind: EntryKind,
+    /// `None` for the update, which has no batch.
+    pub variant: Option<Variant>,
+    pub steps: Vec<Step>,
+    /// Batch tensors by name.
+    pub inputs: Vec<(String, TensorRef)>,
+    /// Results by name; valid until another entry runs.
+    pub outputs: Vec<(String, TensorRef)>,
+}
+
+/// A tensor whose contents the compiler computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constant {
+    pub at: TensorRef,
+    pub value: HostTensor,
+}
+
+/// A compiled step for one machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    pub name: String,
+    pub machine: Machine,
+    pub arenas: Vec<Arena>,
+    pub parameters: Vec<ParameterSlot>,
+    pub constants: Vec<Constant>,
+    /// Step scalars by name, one element each.
+    pub scalars: Vec<(String, TensorRef)>,
+    pub kernels: Vec<Kernel>,
+    pub entries: Vec<Entry>,
+    /// The memory plan, line by line; the sum is what the run will use.
+    pub memory: Vec<MemoryLine>,
+    /// Key of the run's random numbers.
+    pub seed: u64,
+}
+
+impl Program {
+    /// The entry of a kind, for a variant where the kind has one.
+    pub fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> Option<usize> {
+        self.entries.iter().position(|e| e.kind == kind && (variant.is_none() || e.variant == variant))
+    }
+
+    pub fn scalar(&self, name: &str) -> Option<&TensorRef> {
+        self.scalars.iter().find(|(n, _)| n == name).map(|(_, at)| at)
+    }
+
+    pub fn parameter(&self, name: &str) -> Option<&ParameterSlot> {
+        self.parameters.iter().find(|p| p.name == name)
+    }
+
+    pub fn arena(&self, kind: ArenaKind) -> Option<ArenaId> {
+        self.arenas.iter().position(|a| a.kind == kind).map(|i| ArenaId(i as u32))
+    }
+
+    /// Bytes of all arenas.
+    pub fn arena_bytes(&self) -> usize {
+        self.arenas.iter().map(|a| a.bytes).sum()
+    }
+}

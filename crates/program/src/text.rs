@@ -1,0 +1,74 @@
+//! The text form of a program, for people and for golden tests.
+
+use std::fmt;
+
+use crate::instruction::{Instruction, Step};
+use crate::memory::TensorRef;
+use crate::program::{Entry, Program};
+
+impl fmt::Display for TensorRef {
+    /// `a3+4096 bf16[2, 8, 64]`, with strides where there are gaps.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a{}+{} {}{:?}", self.arena.0, self.offset, self.dtype, self.shape)?;
+        if !self.is_dense() {
+            write!(f, "/{:?}", self.strides)?;
+        }
+        Ok(())
+    }
+}
+
+fn list(tensors: &[&TensorRef]) -> String {
+    tensors.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, detail) = match &self.instruction {
+            Instruction::Launch(l) => (format!("launch {}", l.op), l.attrs.to_string()),
+            Instruction::Gemm(g) => {
+                let letter = |t: bool| if t { "t" } else { "n" };
+                let flags = [
+                    (g.accumulate, " accumulate".to_owned()),
+                    (g.bias.is_some(), " bias".to_owned()),
+                    (!g.low_rank.is_empty(), format!(" low_rank×{}", g.low_rank.len())),
+                ];
+                let flags: String = flags.into_iter().filter(|(on, _)| *on).map(|(_, text)| text).collect();
+                let order = format!("{}{}", letter(g.transpose_a), letter(g.transpose_b));
+                (format!("gemm {order} {}×{}×{}{flags}", g.m, g.n, g.k), String::new())
+            }
+            Instruction::AttentionForward(_) => ("attention forward".into(), String::new()),
+            Instruction::AttentionBackward(_) => ("attention backward".into(), String::new()),
+            Instruction::Copy { .. } => ("copy".into(), String::new()),
+            Instruction::Zero { .. } => ("zero".into(), String::new()),
+        };
+        let (writes, reads) = (list(&self.instruction.writes()), list(&self.instruction.reads()));
+        write!(f, "{kind}{detail}: {writes} <- {reads}")
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.variant {
+            Some(v) => writeln!(f, "entry {} [{} × {}, {:?}]", self.kind.name(), v.batch, v.seq_len, v.documents)?,
+            None => writeln!(f, "entry {}", self.kind.name())?,
+        }
+        for step in &self.steps {
+            let layer = step.provenance.layer.map(|l| format!("{l:>3} ")).unwrap_or_else(|| "    ".into());
+            writeln!(f, "  {layer}{step}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "program {} for {} ({})", self.name, self.machine.name, self.machine.arch)?;
+        for (index, arena) in self.arenas.iter().enumerate() {
+            writeln!(f, "  arena a{index} {}: {} bytes", arena.kind.name(), arena.bytes)?;
+        }
+        for entry in &self.entries {
+            write!(f, "{entry}")?;
+        }
+        Ok(())
+    }
+}

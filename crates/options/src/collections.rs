@@ -1,0 +1,98 @@
+//! Options made of other options' types: optional, automatic, lists, maps. Knows no particular element.
+
+use crate::kind::Kind;
+use crate::reader::Reader;
+use crate::setting::Setting;
+use crate::tree::{Node, Tree};
+use crate::value::{Fault, OptionValue};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+impl<T: OptionValue> OptionValue for Option<T> {
+    const KIND: Kind = Kind::Nullable(&T::KIND);
+
+    fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
+        match node.tree {
+            Tree::Null => Ok(None),
+            _ => T::read(node, reader).map(Some),
+        }
+    }
+
+    fn write(&self) -> Value {
+        self.as_ref().map_or(Value::Null, T::write)
+    }
+
+    fn placeholder() -> Self {
+        None
+    }
+}
+
+impl<T: OptionValue> OptionValue for Setting<T> {
+    const KIND: Kind = Kind::Auto(&T::KIND);
+
+    fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
+        match &node.tree {
+            Tree::Null => Ok(Setting::Auto),
+            Tree::Scalar { text, .. } if text == "auto" => Ok(Setting::Auto),
+            _ => T::read(node, reader).map(Setting::Value),
+        }
+    }
+
+    fn write(&self) -> Value {
+        self.value().map_or(json!("auto"), T::write)
+    }
+
+    fn placeholder() -> Self {
+        Setting::Auto
+    }
+}
+
+impl<T: OptionValue> OptionValue for Vec<T> {
+    const KIND: Kind = Kind::List(&T::KIND);
+
+    fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
+        let Tree::List(items) = &node.tree else {
+            let hint = match (&T::KIND, &node.tree) {
+                (Kind::Table(_), Tree::Map(_)) => Some("begin each item with `- `".to_string()),
+                (_, Tree::Scalar { text, .. }) => Some(format!("write `[{text}]`")),
+                _ => None,
+            };
+            return Err(Fault::Mismatch { hint });
+        };
+        let read = items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| reader.inside(&format!("[{index}]"), |reader| reader.read_part::<T>(item)));
+        // Every item is read before the first fault ends it, so that all problems are found.
+        read.collect::<Vec<_>>().into_iter().collect::<Option<Vec<T>>>().ok_or(Fault::Reported)
+    }
+
+    fn write(&self) -> Value {
+        Value::Array(self.iter().map(T::write).collect())
+    }
+
+    fn placeholder() -> Self {
+        Vec::new()
+    }
+}
+
+impl<T: OptionValue> OptionValue for BTreeMap<String, T> {
+    const KIND: Kind = Kind::Map(&T::KIND);
+
+    fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
+        let Tree::Map(entries) = &node.tree else { return Err(Fault::MISMATCH) };
+        let read = entries.iter().map(|(key, value)| {
+            let value = reader.inside(&format!(".{}", key.name), |reader| reader.read_part::<T>(value));
+            value.map(|value| (key.name.clone(), value))
+        });
+        read.collect::<Vec<_>>().into_iter().collect::<Option<BTreeMap<_, _>>>().ok_or(Fault::Reported)
+    }
+
+    fn write(&self) -> Value {
+        Value::Object(self.iter().map(|(name, value)| (name.clone(), value.write())).collect())
+    }
+
+    fn placeholder() -> Self {
+        BTreeMap::new()
+    }
+}

@@ -1,0 +1,128 @@
+//! One option as data. Everything that is told about an option anywhere is read from here.
+
+use crate::kind::{Kind, Limits};
+
+/// A row of an option table. The setters are the words that may follow the default in [`options!`](crate::options).
+#[derive(Debug)]
+pub struct Row {
+    /// The key in the YAML.
+    pub name: &'static str,
+    /// The type.
+    pub kind: Kind,
+    /// The default as one would write it in YAML; `required` if there is none.
+    pub default: &'static str,
+    /// The doc comment, by lines.
+    pub doc: &'static [&'static str],
+    /// Bounds of numbers.
+    pub limits: Limits,
+    /// The machinery behind the option is not built yet: only the default is accepted.
+    pub is_pending: bool,
+    /// Words of a choice whose machinery is not built yet.
+    pub pending_words: &'static [&'static str],
+    /// Numbers above this are not available yet.
+    pub pending_over: Option<i64>,
+    /// May differ when a run is resumed.
+    pub changes_on_resume: bool,
+}
+
+impl Row {
+    /// A row without bounds, available, fixed over resumes.
+    pub const fn new(name: &'static str, kind: Kind, default: &'static str, doc: &'static [&'static str]) -> Row {
+        Row {
+            name: without_raw_prefix(name),
+            kind,
+            default,
+            doc,
+            limits: Limits { min: None, max: None, above: None, below: None, one_of: &[] },
+            is_pending: false,
+            pending_words: &[],
+            pending_over: None,
+            changes_on_resume: false,
+        }
+    }
+
+    /// Least allowed value.
+    pub const fn min(mut self, min: i64) -> Row {
+        self.limits.min = Some(min);
+        self
+    }
+
+    /// Greatest allowed value.
+    pub const fn max(mut self, max: i64) -> Row {
+        self.limits.max = Some(max);
+        self
+    }
+
+    /// The value must be greater.
+    pub const fn above(mut self, above: i64) -> Row {
+        self.limits.above = Some(above);
+        self
+    }
+
+    /// The value must be less.
+    pub const fn below(mut self, below: i64) -> Row {
+        self.limits.below = Some(below);
+        self
+    }
+
+    /// The only allowed numbers.
+    pub const fn one_of(mut self, allowed: &'static [i64]) -> Row {
+        self.limits.one_of = allowed;
+        self
+    }
+
+    /// Any value but the default is refused as not available yet.
+    pub const fn pending(mut self) -> Row {
+        self.is_pending = true;
+        self
+    }
+
+    /// These words are refused as not available yet.
+    pub const fn pending_words(mut self, words: &'static [&'static str]) -> Row {
+        self.pending_words = words;
+        self
+    }
+
+    /// Numbers above this are refused as not available yet.
+    pub const fn pending_over(mut self, number: i64) -> Row {
+        self.pending_over = Some(number);
+        self
+    }
+
+    /// A resumed run may set another value.
+    pub const fn resumable(mut self) -> Row {
+        self.changes_on_resume = true;
+        self
+    }
+
+    /// True if the user must give a value.
+    pub fn is_required(&self) -> bool {
+        self.default == "required"
+    }
+
+    /// The allowed values in words.
+    pub fn expectation(&self) -> String {
+        self.kind.describe(&self.limits)
+    }
+
+    /// The doc comment as one line.
+    pub fn doc_text(&self) -> String {
+        join_doc(self.doc)
+    }
+}
+
+/// Doc comment lines as one line.
+pub(crate) fn join_doc(lines: &[&str]) -> String {
+    lines.iter().map(|line| line.trim()).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// `r#type` is spelled `type` in YAML.
+const fn without_raw_prefix(name: &'static str) -> &'static str {
+    match name.as_bytes() {
+        [b'r', b'#', rest @ ..] => match std::str::from_utf8(rest) {
+            Ok(name) => name,
+            Err(_) => panic!("an identifier is UTF-8"),
+        },
+        _ => name,
+    }
+}

@@ -1,0 +1,106 @@
+//! `.parquet` by the row interface of the parquet crate, without arrow: rows become JSON objects.
+//!
+//! Lists, structs and maps nest as they do in JSON; dates and times are refused by name, because no dataset type reads
+//! them.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::RowIter;
+use parquet::record::{Field, Row as ParquetRow};
+use serde_json::{Map, Number, Value};
+
+use super::{Place, Row, Rows, shared};
+use crate::error::{DataError, RowError, RowReason};
+
+pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
+    let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
+    let reader = SerializedFileReader::new(file)
+        .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
+    let expected = reader.metadata().file_metadata().num_rows().max(0) as usize;
+    let rows = RowIter::from_file_into(Box::new(reader));
+    Ok(Box::new(ParquetRows { rows, file: shared(path), read: 0, expected, ended: false }))
+}
+
+struct ParquetRows {
+    rows: RowIter<'static>,
+    file: Arc<Path>,
+    read: usize,
+    expected: usize,
+    ended: bool,
+}
+
+impl Iterator for ParquetRows {
+    type Item = Row;
+
+    fn next(&mut self) -> Option<Row> {
+        if self.ended {
+            return None;
+        }
+        let fields = match self.rows.next() {
+            Some(Ok(row)) => object(row).map_err(|detail| RowError::new(RowReason::WrongType, detail)),
+            Some(Err(e)) => {
+                self.ended = true;
+                Err(RowError::new(RowReason::Unreadable, e))
+            }
+            None if self.read < self.expected => {
+                self.ended = true;
+                let missing = format!("the file claims {} rows and ends after {}", self.expected, self.read);
+                Err(RowError::new(RowReason::Unreadable, missing))
+            }
+            None => return None,
+        };
+        self.read += 1;
+        Some(Row { place: Place { file: self.file.clone(), row: self.read }, fields })
+    }
+}
+
+fn object(row: ParquetRow) -> Result<Map<String, Value>, String> {
+    row.into_columns().into_iter().map(|(name, field)| Ok((name, value(&field)?))).collect()
+}
+
+fn value(field: &Field) -> Result<Value, String> {
+    let number = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
+    Ok(match field {
+        Field::Null => Value::Null,
+        Field::Bool(x) => Value::Bool(*x),
+        Field::Byte(x) => (*x).into(),
+        Field::Short(x) => (*x).into(),
+        Field::Int(x) => (*x).into(),
+        Field::Long(x) => (*x).into(),
+        Field::UByte(x) => (*x).into(),
+        Field::UShort(x) => (*x).into(),
+        Field::UInt(x) => (*x).into(),
+        Field::ULong(x) => (*x).into(),
+        Field::Float16(x) => number(f64::from(*x)),
+        Field::Float(x) => number(f64::from(*x)),
+        Field::Double(x) => number(*x),
+        Field::Str(text) => Value::String(text.clone()),
+        Field::Bytes(bytes) => {
+            let text = std::str::from_utf8(bytes.data()).map_err(|e| format!("binary column is no text: {e}"))?;
+            Value::String(text.to_owned())
+        }
+        Field::Group(row) => {
+            let columns = row.get_column_iter();
+            Value::Object(
+                columns.map(|(name, field)| Ok((name.clone(), value(field)?))).collect::<Result<_, String>>()?,
+            )
+        }
+        Field::ListInternal(list) => Value::Array(list.elements().iter().map(value).collect::<Result<_, _>>()?),
+        Field::MapInternal(map) => {
+            let entries = map.entries().iter().map(|(key, field)| match value(key)? {
+                Value::String(name) => Ok((name, value(field)?)),
+                other => Err(format!("map key {other} is no string")),
+            });
+            Value::Object(entries.collect::<Result<_, String>>()?)
+        }
+        Field::Decimal(_)
+        | Field::Date(_)
+        | Field::TimeMillis(_)
+        | Field::TimeMicros(_)
+        | Field::TimestampMillis(_)
+        | Field::TimestampMicros(_) => return Err("columns of decimal, date or time type are not read".to_owned()),
+    })
+}

@@ -1,0 +1,24 @@
+//! The safetensors format: an 8-byte length, a JSON header, then the tensors' bytes.
+//!
+//! Own code, because the format is a page long and our errors name the tensor. Knows no model and no parameter names.
+
+mod read;
+mod write;
+
+pub use read::{SafeTensors, TensorView, Weights};
+pub use write::{NamedTensor, write, write_folder};
+
+use tensor::DType;
+
+/// The header's spelling of an element type.
+pub(crate) const fn header_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "F64",
+        DType::F32 => "F32",
+        DType::BF16 => "BF16",
+        DType::F16 => "F16",
+        DType::I64 => "I64",
+        DType::I32 => "I32",
+        DType::U8 => "U8",
+    }
+}

@@ -1,0 +1,237 @@
+//! Reading: one mapped file, or a folder of shards seen as one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tensor::{DType, HostTensor};
+
+use crate::error::DataError;
+use crate::mmap::MappedFile;
+
+/// Bytes of a tensor inside a mapped file.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    pub dtype: DType,
+    pub shape: &'a [usize],
+    /// Row-major, little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl TensorView<'_> {
+    /// A copy in host memory.
+    pub fn to_host(&self) -> HostTensor {
+        HostTensor::new(self.dtype, self.shape, self.bytes.to_vec())
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    dtype: String,
+    shape: Vec<usize>,
+    begin: usize,
+    end: usize,
+}
+
+/// One mapped `.safetensors` file.
+#[derive(Debug)]
+pub struct SafeTensors {
+    path: PathBuf,
+    map: MappedFile,
+    data_start: usize,
+    entries: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// Headers above this size are refused: no real model needs it, and a damaged length must not ask for memory.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+impl SafeTensors {
+    /// Maps the file and checks its header: every tensor lies inside the file, sizes fit shapes, nothing overlaps.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let map = MappedFile::open(path)?;
+        let invalid = |problem: String| DataError::invalid(path.display(), problem);
+        let Some(prefix) = map.get(..8) else {
+            return Err(invalid(format!("{} bytes are too few for a safetensors file", map.len())));
+        };
+        let length = u64::from_le_bytes(prefix.try_into().expect("eight bytes"));
+        if length > MAX_HEADER_BYTES || 8 + length > map.len() as u64 {
+            return Err(invalid(format!("the header claims {length} bytes, the file has {}", map.len()))
+                .hint("the file is truncated or not a safetensors file"));
+        }
+        let data_start = 8 + length as usize;
+        let header: serde_json::Map<String, Value> =
+            serde_json::from_slice(&map[8..data_start]).map_err(|e| invalid(format!("header is no JSON: {e}")))?;
+        let mut entries = BTreeMap::new();
+        let mut metadata = BTreeMap::new();
+        for (name, value) in header {
+            if name == "__metadata__" {
+                for (key, text) in value.as_object().into_iter().flatten() {
+                    metadata.insert(key.clone(), text.as_str().unwrap_or_default().to_owned());
+                }
+                continue;
+            }
+            let entry = parse_entry(&value).ok_or_else(|| invalid(format!("header of tensor `{name}` is damaged")))?;
+            entries.insert(name, entry);
+        }
+        check_layout(&entries, map.len() - data_start).map_err(invalid)?;
+        Ok(SafeTensors { path: path.to_owned(), map, data_start, entries, metadata })
+    }
+
+    /// Tensor names in order of the alphabet.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// The `__metadata__` entry.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The tensor's bytes without a copy. Errors: no such name, or an element type that the engine does not know.
+    pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
+        let entry = self
+            .entries
+            .get(name)
+            .ok_or_else(|| DataError::invalid(self.path.display(), format!("there is no tensor `{name}`")))?;
+        let dtype = entry.dtype.parse().map_err(|_| {
+            DataError::invalid(
+                self.path.display(),
+                format!("tensor `{name}` has elements of type {}, which is not supported", entry.dtype),
+            )
+        })?;
+        let bytes = &self.map[self.data_start + entry.begin..self.data_start + entry.end];
+        Ok(TensorView { dtype, shape: &entry.shape, bytes })
+    }
+}
+
+fn parse_entry(value: &Value) -> Option<Entry> {
+    let offsets = value.get("data_offsets")?.as_array()?;
+    let [begin, end] = offsets.as_slice() else { return None };
+    let extents = value.get("shape")?.as_array()?;
+    let shape = extents.iter().map(|n| n.as_u64().map(|n| n as usize)).collect::<Option<Vec<_>>>()?;
+    Some(Entry {
+        dtype: value.get("dtype")?.as_str()?.to_owned(),
+        shape,
+        begin: begin.as_u64()? as usize,
+        end: end.as_u64()? as usize,
+    })
+}
+
+/// `data_bytes`: size of the part after the header.
+fn check_layout(entries: &BTreeMap<String, Entry>, data_bytes: usize) -> Result<(), String> {
+    let mut by_place: Vec<(&String, &Entry)> = entries.iter().collect();
+    by_place.sort_by_key(|(_, entry)| (entry.begin, entry.end));
+    let mut last_end = 0;
+    for (name, entry) in by_place {
+        if entry.end > data_bytes || entry.begin > entry.end {
+            return Err(format!(
+                "tensor `{name}` lies at {}..{}, the data has {data_bytes} bytes",
+                entry.begin, entry.end
+            ));
+        }
+        if entry.begin < last_end {
+            return Err(format!("tensor `{name}` overlaps its predecessor"));
+        }
+        last_end = entry.end;
+        if let Ok(dtype) = entry.dtype.parse::<DType>() {
+            let elements = entry.shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
+            let expected = elements.and_then(|n| n.checked_mul(dtype.size()));
+            if expected != Some(entry.end - entry.begin) {
+                return Err(format!(
+                    "tensor `{name}` of shape {:?} and type {dtype} holds {} bytes",
+                    entry.shape,
+                    entry.end - entry.begin
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+/// An adapter folder (`adapter_model.safetensors`) is read the same way.
+#[derive(Debug)]
+pub struct Weights {
+    folder: PathBuf,
+    files: Vec<SafeTensors>,
+    place: HashMap<String, usize>,
+}
+
+impl Weights {
+    /// Opens a folder, or a single `.safetensors` file.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        if path.is_file() {
+            return Self::from_files(path, vec![path.to_owned()]);
+        }
+        let index = path.join("model.safetensors.index.json");
+        if index.is_file() {
+            return Self::from_files(path, shard_paths(path, &index)?);
+        }
+        for name in ["model.safetensors", "adapter_model.safetensors"] {
+            let file = path.join(name);
+            if file.is_file() {
+                return Self::from_files(path, vec![file]);
+            }
+        }
+        Err(DataError::invalid(path.display(), "no model.safetensors and no model.safetensors.index.json there")
+            .hint("only safetensors weights are read; convert .bin or .gguf files first"))
+    }
+
+    fn from_files(folder: &Path, paths: Vec<PathBuf>) -> Result<Self, DataError> {
+        let files = paths.iter().map(|p| SafeTensors::open(p)).collect::<Result<Vec<_>, _>>()?;
+        let mut place = HashMap::new();
+        for (number, file) in files.iter().enumerate() {
+            for name in file.names() {
+                if place.insert(name.to_owned(), number).is_some() {
+                    return Err(DataError::invalid(folder.display(), format!("tensor `{name}` is in two shards")));
+                }
+            }
+        }
+        Ok(Weights { folder: folder.to_owned(), files, place })
+    }
+
+    /// Names of all tensors, in order of the alphabet.
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.place.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.place.contains_key(name)
+    }
+
+    /// The tensor's bytes without a copy.
+    pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
+        match self.place.get(name) {
+            Some(&number) => self.files[number].get(name),
+            None => Err(DataError::invalid(self.folder.display(), format!("there is no tensor `{name}`"))),
+        }
+    }
+}
+
+fn shard_paths(folder: &Path, index: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let bytes = std::fs::read(index).map_err(|e| DataError::io("read", index, e))?;
+    let value: Value =
+        serde_json::from_slice(&bytes).map_err(|e| DataError::invalid(index.display(), format!("no JSON: {e}")))?;
+    let map = value
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| DataError::invalid(index.display(), "there is no `weight_map`"))?;
+    let mut shards = std::collections::BTreeSet::new();
+    for (tensor, file) in map {
+        match file.as_str() {
+            Some(name) if !name.contains(['/', '\\']) => shards.insert(name),
+            _ => {
+                let problem = format!("the shard of `{tensor}` is no plain file name");
+                return Err(DataError::invalid(index.display(), problem));
+            }
+        };
+    }
+    Ok(shards.into_iter().map(|name| folder.join(name)).collect())
+}

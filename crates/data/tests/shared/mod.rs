@@ -1,0 +1,46 @@
+//! Finds the reference assets beside the checkout and unpacks tokenizers; knows nothing of what is tested.
+#![allow(dead_code)] // each test binary uses a part
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// The folder `shared/assets` beside the checkout; a printed word and `None` where it is absent.
+pub fn assets() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies in crates/data");
+    let folder = root.parent()?.join("shared/assets");
+    if !folder.is_dir() {
+        println!("skipped: no {} here", folder.display());
+        return None;
+    }
+    Some(folder)
+}
+
+/// A tokenizer folder; one with a packed tokenizer.json is unpacked to `scratch`.
+pub fn tokenizer_folder(source: &Path, scratch: &Path) -> PathBuf {
+    let packed = source.join("tokenizer.json.gz");
+    if !packed.is_file() {
+        return source.to_owned();
+    }
+    let target = scratch.join(source.file_name().unwrap());
+    fs::create_dir_all(&target).unwrap();
+    for entry in fs::read_dir(source).unwrap() {
+        let file = entry.unwrap().path();
+        let bytes = fs::read(&file).unwrap();
+        if file != packed {
+            File::create(target.join(file.file_name().unwrap())).unwrap().write_all(&bytes).unwrap();
+        }
+    }
+    let mut text = Vec::new();
+    flate2::read::GzDecoder::new(File::open(&packed).unwrap()).read_to_end(&mut text).unwrap();
+    fs::write(target.join("tokenizer.json"), text).unwrap();
+    target
+}
+
+/// The lines of a JSON-lines file.
+pub fn json_lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    text.lines().filter(|line| !line.trim().is_empty()).map(|line| serde_json::from_str(line).unwrap()).collect()
+}

@@ -1,0 +1,69 @@
+//! Appending operations to a flat graph with inferred types: what autodiff and the rewriting passes
+//! build with.
+
+use graph::{Dim, Graph, Node, Origin, Phase, Value, ValueId, ValueType};
+use tensor::Attrs;
+
+use crate::gradient::Emit;
+use crate::verify::infer;
+
+/// Collects new nodes for a graph. They are not part of its node list until the owner puts them
+/// there; their values are.
+pub struct Append<'g> {
+    pub graph: &'g mut Graph,
+    /// The new nodes, in order.
+    pub nodes: Vec<Node>,
+    pub phase: Phase,
+    pub layer: Option<u32>,
+    pub region: Option<String>,
+    pub at: Option<String>,
+}
+
+impl<'g> Append<'g> {
+    pub fn new(graph: &'g mut Graph, phase: Phase) -> Self {
+        Append { graph, nodes: Vec::new(), phase, layer: None, region: None, at: None }
+    }
+
+    /// New nodes take layer, region and source line from this one.
+    pub fn place_like(&mut self, node: &Node) {
+        self.layer = node.layer;
+        self.region = node.region.clone();
+        self.at = node.at.clone();
+    }
+
+    fn type_of(&self, id: ValueId) -> ValueType {
+        let value = self.graph.value(id);
+        ValueType { dtype: value.element, shape: value.shape.iter().map(|n| Dim::Fixed(*n)).collect() }
+    }
+}
+
+impl Emit for Append<'_> {
+    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
+        let types: Vec<ValueType> = inputs.iter().map(|id| self.type_of(*id)).collect();
+        let results = infer(op, &types, &attrs).unwrap_or_else(|message| {
+            panic!("a rule of the engine built an ill-typed operation: {message}");
+        });
+        let outputs: Vec<ValueId> = results
+            .into_iter()
+            .map(|t| {
+                let shape = t.shape.iter().map(|d| d.fixed().expect("flat graphs have no symbols")).collect();
+                self.graph.add_value(op, t.dtype, shape, Origin::Node)
+            })
+            .collect();
+        self.nodes.push(Node {
+            op: op.to_owned(),
+            inputs: inputs.to_vec(),
+            outputs: outputs.clone(),
+            attrs,
+            phase: self.phase,
+            layer: self.layer,
+            region: self.region.clone(),
+            at: self.at.clone(),
+        });
+        outputs
+    }
+
+    fn value(&self, id: ValueId) -> &Value {
+        self.graph.value(id)
+    }
+}

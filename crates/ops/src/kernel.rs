@@ -1,0 +1,57 @@
+//! How an operation becomes an instruction: kernel text with its launch, or one of the instruction
+//! kinds that a backend realises with a library.
+
+use program::{Arg, AttentionBackward, AttentionForward, Gemm, Machine, TensorRef};
+use tensor::{Attrs, DType};
+
+/// The tensors of one call, with their final layout.
+pub struct LowerCall<'a> {
+    pub inputs: &'a [TensorRef],
+    pub outputs: &'a [TensorRef],
+    pub attrs: &'a Attrs,
+    pub machine: &'a Machine,
+    pub documents: program::Documents,
+}
+
+/// One kernel with its launch. Addresses are arguments; everything else is a definition, so that
+/// the compiler of the device code sees constants.
+#[derive(Clone, Debug)]
+pub struct KernelSpec {
+    pub entry: &'static str,
+    pub source: String,
+    pub headers: Vec<(&'static str, &'static str)>,
+    pub defines: Vec<(String, String)>,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub args: Vec<Arg>,
+}
+
+/// What a call becomes.
+pub enum Lowered {
+    /// Kernels of this operation, in order.
+    Kernels(Vec<KernelSpec>),
+    Gemm(Box<Gemm>),
+    AttentionForward(Box<AttentionForward>),
+    AttentionBackward(Box<AttentionBackward>),
+}
+
+/// The device's name of an element type, as `cuda/types.cuh` defines it.
+pub fn device_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "double",
+        DType::F32 => "float",
+        DType::BF16 => "bf16",
+        DType::F16 => "f16",
+        DType::I64 => "long long",
+        DType::I32 => "int",
+        DType::U8 => "unsigned char",
+    }
+}
+
+/// Definitions for a tensor `X` that a kernel addresses as rows: `X_T` (type), `X_ROW` (elements
+/// from row to row). Panics when the tensor is no matrix: the layout pass makes it one.
+pub fn defines_for(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
+    let (_, _, row) = tensor.as_matrix().unwrap_or_else(|| panic!("{name} has unevenly spaced rows: {tensor}"));
+    vec![(format!("{name}_T"), device_type(tensor.dtype).to_owned()), (format!("{name}_ROW"), row.to_string())]
+}

@@ -1,0 +1,5 @@
+//! Normalisations over the last axis.
+
+mod rmsnorm;
+
+pub use rmsnorm::{RmsNorm, RmsNormBackward, RmsNormWeightGradient};

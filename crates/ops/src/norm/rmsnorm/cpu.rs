@@ -1,0 +1,76 @@
+//! CPU reference of RMS normalisation and its gradients. Rows are independent; sums over rows are
+//! taken in fixed chunks and in order, so the bits do not depend on the number of threads.
+
+use rayon::prelude::*;
+
+use crate::call::Call;
+use crate::real::Real;
+
+/// Rows of one chunk of a sum over rows.
+const CHUNK: usize = 64;
+
+fn weight_at<T: Real>(w: T, offset: bool) -> T {
+    if offset { T::from_f64(1.0) + w } else { w }
+}
+
+fn dot<T: Real>(a: impl Iterator<Item = T>) -> T {
+    a.sum()
+}
+
+pub fn forward<T: Real>(call: &mut Call<'_, T>) {
+    let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
+    let offset = call.attrs.flag("offset").expect("checked by the shape rule");
+    let (x, w) = (call.inputs[0].real(), call.inputs[1].real());
+    let columns = w.len();
+    let [y, r] = call.outputs_mut();
+    let rows = y.real().par_chunks_mut(columns).zip(r.real().par_iter_mut()).zip(x.par_chunks(columns));
+    rows.for_each(|((y, r), x)| {
+        let mean = dot(x.iter().map(|v| *v * *v)) / T::from_f64(columns as f64);
+        *r = T::from_f64(1.0) / (mean + eps).sqrt();
+        for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+            *y = *x * *r * weight_at(*w, offset);
+        }
+    });
+}
+
+pub fn backward<T: Real>(call: &mut Call<'_, T>) {
+    let offset = call.attrs.flag("offset").expect("checked by the shape rule");
+    let [x, w, r, dy] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let (x, w, r, dy) = (x.real(), w.real(), r.real(), dy.real());
+    let columns = w.len();
+    let [dx] = call.outputs_mut();
+    let rows = dx.real().par_chunks_mut(columns).zip(x.par_chunks(columns)).zip(dy.par_chunks(columns)).zip(r);
+    rows.for_each(|(((dx, x), dy), r)| {
+        let gradient = |i: usize| dy[i] * weight_at(w[i], offset);
+        let mean = dot((0..columns).map(|i| gradient(i) * x[i])) / T::from_f64(columns as f64);
+        for i in 0..columns {
+            dx[i] = *r * (gradient(i) - x[i] * *r * *r * mean);
+        }
+    });
+}
+
+pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
+    let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+    let [x, r, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let columns = x.columns();
+    let (x, r, dy) = (x.real(), r.real(), dy.real());
+    let partials: Vec<Vec<T>> = x
+        .par_chunks(columns * CHUNK)
+        .zip(dy.par_chunks(columns * CHUNK))
+        .zip(r.par_chunks(CHUNK))
+        .map(|((x, dy), r)| {
+            let mut sum = vec![T::default(); columns];
+            for ((x, dy), r) in x.chunks(columns).zip(dy.chunks(columns)).zip(r) {
+                for ((s, x), dy) in sum.iter_mut().zip(x).zip(dy) {
+                    *s += *dy * *x * *r;
+                }
+            }
+            sum
+        })
+        .collect();
+    let [dw] = call.outputs_mut();
+    for (i, dw) in dw.real().iter_mut().enumerate() {
+        let total: T = partials.iter().map(|p| p[i]).sum();
+        *dw = if accumulate { *dw + total } else { total };
+    }
+}

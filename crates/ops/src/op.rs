@@ -1,0 +1,175 @@
+//! What an operation declares. What is left out does not compile.
+
+use graph::ValueType;
+use program::{Cost, TensorRef};
+use tensor::Attrs;
+
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{LowerCall, Lowered};
+
+/// How the compiler may treat an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Another way to look at the same memory; never an instruction.
+    View,
+    /// Each output element from the input elements at the same place; has an expression.
+    Elementwise,
+    /// Rows in, rows or row statistics out.
+    Reduction,
+    Matmul,
+    Attention,
+    /// Addressed by indices.
+    Gather,
+    Loss,
+    /// Changes state in place: its outputs start with their present contents.
+    Update,
+    /// No inputs: evaluated while compiling.
+    Constant,
+}
+
+/// One attribute, for checking and for the reference page.
+#[derive(Clone, Copy, Debug)]
+pub struct Attribute {
+    pub name: &'static str,
+    /// `int`, `float`, `bool`, `string`, `list of int`, …, with `?` for optional.
+    pub kind: &'static str,
+    pub doc: &'static str,
+}
+
+/// An operation.
+pub trait Op: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    fn class(&self) -> Class;
+
+    /// Formula and shapes in a sentence or two: the reference page.
+    fn doc(&self) -> &'static str;
+
+    /// Attributes that are accepted; any other is an error.
+    fn attributes(&self) -> &'static [Attribute] {
+        &[]
+    }
+
+    /// Output types from input types, symbols allowed. The error says what does not fit, with the
+    /// shapes; the caller adds the operation's name and source line.
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String>;
+
+    /// Emits the operations that compute the input gradients. What they read is what is saved.
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients;
+
+    /// FLOPs, and bytes with inputs and outputs counted once.
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
+        Cost { flops: 0.0, bytes }
+    }
+
+    /// Scratch memory in bytes for the kernels that [`Op::lower`] gives for the same call.
+    fn scratch(&self, _call: &LowerCall<'_>) -> usize {
+        0
+    }
+
+    /// The instruction for these tensors. Not called for views and constants.
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered;
+
+    /// For a view: the outputs as other looks at the inputs. `concat`-like views, whose inputs are
+    /// parts of the output, give the parts from [`Op::parts`] instead.
+    fn alias(&self, _inputs: &[TensorRef], _attrs: &Attrs) -> Vec<TensorRef> {
+        Vec::new()
+    }
+
+    /// For a view that joins its inputs: where each input lies inside the output.
+    fn parts(&self, _output: &TensorRef, _inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
+        Vec::new()
+    }
+
+    /// The CPU reference in f32; `reference_f64` computes the same function in f64. Both come from
+    /// one generic function through [`crate::reference!`].
+    fn reference_f32(&self, call: &mut Call<'_, f32>);
+
+    fn reference_f64(&self, call: &mut Call<'_, f64>);
+
+    /// Small calls that cover the operation: they feed the gradient check, the comparison of CUDA
+    /// with the CPU, and the reference page.
+    fn examples(&self) -> Vec<Example>;
+
+    /// Pairs of operations that this one replaces.
+    fn fusions(&self) -> Vec<Fusion> {
+        Vec::new()
+    }
+}
+
+/// Implements both reference methods of [`Op`] with one generic function.
+#[macro_export]
+macro_rules! reference {
+    ($function:path) => {
+        fn reference_f32(&self, call: &mut $crate::Call<'_, f32>) {
+            $function(call)
+        }
+
+        fn reference_f64(&self, call: &mut $crate::Call<'_, f64>) {
+            $function(call)
+        }
+    };
+}
+
+/// "`first`, then `second` on its output" becomes this operation.
+///
+/// The fused operation takes the inputs of `first`, then the inputs of `second` without the one
+/// that `first` computes; it gives the outputs of `first`, then those of `second`; its attributes
+/// are those of both.
+#[derive(Clone, Copy, Debug)]
+pub struct Fusion {
+    pub first: &'static str,
+    pub second: &'static str,
+    /// Which input of `second` is the first output of `first`.
+    pub operand: usize,
+    /// Fuse even if other operations read the intermediate value (the fused operation writes it).
+    pub keeps_intermediate: bool,
+}
+
+/// One input of an example. Random inputs are drawn from a seed that the user of the example picks.
+#[derive(Clone, Debug)]
+pub enum ExampleInput {
+    /// Standard normal times `scale`, as activation type.
+    Normal { shape: Vec<usize>, scale: f64 },
+    /// Normal, always stored as f32 whatever the precision under test.
+    NormalF32 { shape: Vec<usize>, scale: f64 },
+    /// Uniform in [low, high), as f32.
+    UniformF32 { shape: Vec<usize>, low: f64, high: f64 },
+    /// Given integers.
+    Ints { shape: Vec<usize>, values: Vec<i32> },
+    /// Given numbers, as f32.
+    F32 { shape: Vec<usize>, values: Vec<f32> },
+    /// Given bytes.
+    Bytes { shape: Vec<usize>, values: Vec<u8> },
+}
+
+/// One call of an operation with its attributes.
+#[derive(Clone, Debug)]
+pub struct Example {
+    pub inputs: Vec<ExampleInput>,
+    pub attrs: Attrs,
+    /// Extra inputs for update operations: the present contents of the outputs.
+    pub state: Vec<ExampleInput>,
+    /// Which inputs the gradient check differentiates.
+    pub differentiable: Vec<usize>,
+}
+
+impl Example {
+    pub fn new(inputs: Vec<ExampleInput>, attrs: Attrs) -> Self {
+        Example { inputs, attrs, state: Vec::new(), differentiable: Vec::new() }
+    }
+
+    /// Names the inputs that the finite-difference check perturbs.
+    pub fn differentiate(mut self, inputs: &[usize]) -> Self {
+        self.differentiable = inputs.to_vec();
+        self
+    }
+
+    /// Gives the starting contents of the outputs.
+    pub fn with_state(mut self, state: Vec<ExampleInput>) -> Self {
+        self.state = state;
+        self
+    }
+}

@@ -1,0 +1,20 @@
+//! The list of all operations: the one line that a new operation adds here.
+
+use crate::norm;
+use crate::op::Op;
+
+static OPS: &[&dyn Op] = &[
+    &norm::RmsNorm,
+    &norm::RmsNormBackward,
+    &norm::RmsNormWeightGradient,
+];
+
+/// Every operation, in the order of the list.
+pub fn all() -> &'static [&'static dyn Op] {
+    OPS
+}
+
+/// The operation of this name.
+pub fn find(name: &str) -> Option<&'static dyn Op> {
+    OPS.iter().copied().find(|op| op.name() == name)
+}

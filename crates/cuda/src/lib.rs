@@ -4,6 +4,8 @@
 //! gradients, adapters, precision recipes, run configs, nor the list of operations: kernels reach
 //! it as text inside a program.
 
+pub mod cublaslt;
+pub mod cudnn;
 pub mod driver;
 pub mod error;
 pub mod kernel_cache;

@@ -1,0 +1,406 @@
+//! Row-major matrix products through cuBLASLt.
+//!
+//! cuBLASLt thinks in columns: the row-major D = op(A)·op(B) is computed as Dᵀ = op(B)ᵀ·op(A)ᵀ, with
+//! no copy. A plan is made once per shape, layout and alignment; running it looks nothing up. The
+//! module does not know which product of the model it computes.
+#![allow(unsafe_code, reason = "calls of cuBLASLt through its function table")]
+
+use crate::driver::{Stream, text_or};
+use crate::error::{During, Error, Result};
+use crate::library::Opened;
+use crate::sys::cublaslt::{self as sys, Algorithm, CublasLtTable, HeuristicResult};
+use std::ffi::c_void;
+use std::sync::Arc;
+use tensor::DType;
+
+/// One matrix operand: how it lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// f32 or bf16.
+    pub dtype: DType,
+    /// Elements from one stored row to the next.
+    pub row_stride: usize,
+    /// The stored matrix is the transpose of the one in the product.
+    pub transposed: bool,
+    /// Elements from one matrix of a batch to the next; unused when the batch is 1.
+    pub batch_stride: usize,
+}
+
+impl Operand {
+    pub fn new(dtype: DType, row_stride: usize, transposed: bool) -> Operand {
+        Operand { dtype, row_stride, transposed, batch_stride: 0 }
+    }
+}
+
+/// D[m, n] = alpha · A[m, k] · B[k, n] + beta · D (+ bias[n]), accumulated in f32.
+///
+/// f32 operands are multiplied as f32: TF32 is never used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub batch: usize,
+    pub a: Operand,
+    pub b: Operand,
+    /// Never transposed.
+    pub d: Operand,
+    pub alpha: f32,
+    pub beta: f32,
+    pub bias: Option<DType>,
+    /// The largest power of two, up to 256, that divides the addresses of A, B and D.
+    pub alignment: [u32; 3],
+}
+
+/// The largest power of two up to 256 that divides an address.
+pub fn alignment(address: u64) -> u32 {
+    1 << (address | 256).trailing_zeros()
+}
+
+/// A library handle with its workspace limit.
+pub struct CublasLt {
+    table: CublasLtTable,
+    handle: sys::Handle,
+    /// Bytes that a plan's algorithm may use.
+    pub workspace_limit: usize,
+}
+
+// SAFETY: cuBLASLt handles hold no per-thread state.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+impl CublasLt {
+    /// Needs a current CUDA context.
+    pub fn new(opened: Opened<CublasLtTable>, workspace_limit: usize) -> Result<Arc<CublasLt>> {
+        let mut library = CublasLt { table: opened.table, handle: std::ptr::null_mut(), workspace_limit };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live local.
+        library.check("cublasLtCreate", unsafe { (library.table.cublasLtCreate)(&mut handle) })?;
+        library.handle = handle;
+        Ok(Arc::new(library))
+    }
+
+    /// As the library encodes it: 130101 is 13.1.1.
+    pub fn version(&self) -> usize {
+        // SAFETY: no arguments.
+        unsafe { (self.table.cublasLtGetVersion)() }
+    }
+
+    fn check(&self, call: &'static str, status: sys::Status) -> Result<()> {
+        if status == sys::SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: the library returns a static string for every status.
+        let name = unsafe { text_or((self.table.cublasLtGetStatusName)(status), "an unknown status") };
+        Err(Error::Call { call, code: status, name, detail: String::new(), context: String::new() })
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: created by `new`. A failure at exit cannot be acted on.
+            unsafe { (self.table.cublasLtDestroy)(self.handle) };
+        }
+    }
+}
+
+/// A product with its descriptors and a chosen algorithm.
+pub struct ProductPlan {
+    library: Arc<CublasLt>,
+    product: Product,
+    descriptor: MatmulDescriptor,
+    left: Layout,
+    right: Layout,
+    out: Layout,
+    choice: HeuristicResult,
+}
+
+// SAFETY: descriptors are plain memory with one owner.
+unsafe impl Send for ProductPlan {}
+
+impl ProductPlan {
+    /// Takes the heuristic's first algorithm.
+    pub fn new(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
+        let mut plan = Self::candidates(library, product, 1)?;
+        Ok(plan.swap_remove(0))
+    }
+
+    /// Up to `count` plans of the same product, the heuristic's favourite first: what a choice by
+    /// timing starts from.
+    pub fn candidates(library: &Arc<CublasLt>, product: Product, count: usize) -> Result<Vec<ProductPlan>> {
+        check_types(&product)?;
+        let choices = Self::describe(library, product)?.heuristic(count)?;
+        choices
+            .into_iter()
+            .map(|choice| Ok(ProductPlan { choice, ..Self::describe(library, product)? }))
+            .collect::<Result<Vec<_>>>()
+    }
+
+    /// Bytes of workspace that [`ProductPlan::run`] needs.
+    pub fn workspace(&self) -> usize {
+        self.choice.workspace_size
+    }
+
+    /// The chosen algorithm, to be recorded beside a run.
+    pub fn algorithm(&self) -> Algorithm {
+        self.choice.algorithm
+    }
+
+    /// Queues the product. `bias` is read where the product has one.
+    ///
+    /// # Safety
+    /// The addresses hold what the product describes, `workspace` holds [`ProductPlan::workspace`]
+    /// bytes aligned to 256, and all stay allocated until the work has run.
+    pub unsafe fn run(&self, stream: &Stream, [a, b, d]: [u64; 3], bias: Option<u64>, workspace: u64) -> Result<()> {
+        assert_eq!(bias.is_some(), self.product.bias.is_some(), "a bias is given exactly where it was planned");
+        if let Some(bias) = bias {
+            self.descriptor.set(sys::descriptor_attribute::BIAS_POINTER, bias)?;
+        }
+        let (alpha, beta) = (self.product.alpha, self.product.beta);
+        // SAFETY: promised by the caller; in columns the right operand comes first.
+        let status = unsafe {
+            (self.library.table.cublasLtMatmul)(
+                self.library.handle,
+                self.descriptor.raw,
+                (&raw const alpha).cast(),
+                b as *const c_void,
+                self.left.raw,
+                a as *const c_void,
+                self.right.raw,
+                (&raw const beta).cast(),
+                d as *const c_void,
+                self.out.raw,
+                d as *mut c_void,
+                self.out.raw,
+                &self.choice.algorithm,
+                workspace as *mut c_void,
+                self.choice.workspace_size,
+                stream.raw(),
+            )
+        };
+        self.library.check("cublasLtMatmul", status).during(|| self.product.to_string())
+    }
+
+    fn describe(library: &Arc<CublasLt>, product: Product) -> Result<ProductPlan> {
+        let Product { m, n, k, batch, a, b, d, .. } = product;
+        let descriptor = MatmulDescriptor::new(library)?;
+        descriptor.set(sys::descriptor_attribute::TRANSA, b.transposed as i32)?;
+        descriptor.set(sys::descriptor_attribute::TRANSB, a.transposed as i32)?;
+        if let Some(bias) = product.bias {
+            descriptor.set(sys::descriptor_attribute::EPILOGUE, sys::EPILOGUE_BIAS)?;
+            descriptor.set(sys::descriptor_attribute::BIAS_DATA_TYPE, data_type(bias)? as i32)?;
+        }
+        Ok(ProductPlan {
+            left: Layout::new(library, b, k, n, batch)?,
+            right: Layout::new(library, a, m, k, batch)?,
+            out: Layout::new(library, d, m, n, batch)?,
+            library: library.clone(),
+            product,
+            descriptor,
+            choice: HeuristicResult::default(),
+        })
+    }
+
+    fn heuristic(&self, count: usize) -> Result<Vec<HeuristicResult>> {
+        let library = &self.library;
+        let preference = Preference::new(library)?;
+        let [a, b, d] = self.product.alignment;
+        preference.set(sys::preference_attribute::MAX_WORKSPACE_BYTES, library.workspace_limit as u64)?;
+        preference.set(sys::preference_attribute::REDUCTION_SCHEME_MASK, sys::REDUCTION_SCHEME_COMPUTE_TYPE)?;
+        preference.set(sys::preference_attribute::MIN_ALIGNMENT_A_BYTES, b)?;
+        preference.set(sys::preference_attribute::MIN_ALIGNMENT_B_BYTES, a)?;
+        preference.set(sys::preference_attribute::MIN_ALIGNMENT_C_BYTES, d)?;
+        preference.set(sys::preference_attribute::MIN_ALIGNMENT_D_BYTES, d)?;
+        let mut results = vec![HeuristicResult::default(); count];
+        let mut found = 0;
+        // SAFETY: every descriptor is alive; the array holds as many results as are asked for.
+        let status = unsafe {
+            (library.table.cublasLtMatmulAlgoGetHeuristic)(
+                library.handle,
+                self.descriptor.raw,
+                self.left.raw,
+                self.right.raw,
+                self.out.raw,
+                self.out.raw,
+                preference.raw,
+                count as i32,
+                results.as_mut_ptr(),
+                &mut found,
+            )
+        };
+        library.check("cublasLtMatmulAlgoGetHeuristic", status).during(|| self.product.to_string())?;
+        results.truncate(found as usize);
+        results.retain(|result| result.state == sys::SUCCESS);
+        if results.is_empty() {
+            return Err(unsupported(&self.product, "cuBLASLt offers no algorithm for it"));
+        }
+        Ok(results)
+    }
+}
+
+impl std::fmt::Display for Product {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let letter = |o: Operand| if o.transposed { 't' } else { 'n' };
+        write!(f, "product {}{} {}×{}×{}", letter(self.a), letter(self.b), self.m, self.n, self.k)?;
+        if self.batch != 1 {
+            write!(f, " ×{}", self.batch)?;
+        }
+        write!(f, " {}·{}→{}", self.a.dtype, self.b.dtype, self.d.dtype)
+    }
+}
+
+fn unsupported(product: &Product, reason: &str) -> Error {
+    Error::Unsupported { what: product.to_string(), reason: reason.to_owned(), context: String::new() }
+}
+
+fn check_types(product: &Product) -> Result<()> {
+    if product.a.dtype != product.b.dtype {
+        return Err(unsupported(product, "both factors must have one type"));
+    }
+    if product.d.transposed {
+        return Err(unsupported(product, "the result is never stored transposed"));
+    }
+    [product.a.dtype, product.d.dtype].iter().try_for_each(|dtype| data_type(*dtype).map(|_| ()))
+}
+
+fn data_type(dtype: DType) -> Result<u32> {
+    match dtype {
+        DType::F32 => Ok(sys::R_32F),
+        DType::BF16 => Ok(sys::R_16BF),
+        other => Err(Error::Unsupported {
+            what: format!("a product with {other}"),
+            reason: "products are of f32 and bf16".into(),
+            context: String::new(),
+        }),
+    }
+}
+
+/// Wraps one of the library's descriptor kinds: created, given attributes, destroyed on drop.
+macro_rules! owned {
+    ($name:ident, $raw:ty, $create:literal, $set_call:literal, $destroy:ident, $set:ident) => {
+        struct $name {
+            library: Arc<CublasLt>,
+            raw: $raw,
+        }
+
+        impl $name {
+            fn create(library: &Arc<CublasLt>, create: impl FnOnce(&mut $raw) -> sys::Status) -> Result<Self> {
+                let mut raw = std::ptr::null_mut();
+                library.check($create, create(&mut raw))?;
+                Ok(Self { library: library.clone(), raw })
+            }
+
+            fn set<T: Copy>(&self, attribute: u32, value: T) -> Result<()> {
+                // SAFETY: the value is alive, its size is passed.
+                let status = unsafe {
+                    (self.library.table.$set)(self.raw, attribute, (&raw const value).cast(), size_of::<T>())
+                };
+                self.library.check($set_call, status).during(|| format!("setting attribute {attribute}"))
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: created once. A failure to free cannot be acted on.
+                unsafe { (self.library.table.$destroy)(self.raw) };
+            }
+        }
+    };
+}
+
+owned!(
+    MatmulDescriptor,
+    sys::MatmulDescriptor,
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescSetAttribute",
+    cublasLtMatmulDescDestroy,
+    cublasLtMatmulDescSetAttribute
+);
+owned!(
+    Layout,
+    sys::MatrixLayout,
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutSetAttribute",
+    cublasLtMatrixLayoutDestroy,
+    cublasLtMatrixLayoutSetAttribute
+);
+owned!(
+    Preference,
+    sys::Preference,
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceSetAttribute",
+    cublasLtMatmulPreferenceDestroy,
+    cublasLtMatmulPreferenceSetAttribute
+);
+
+impl MatmulDescriptor {
+    fn new(library: &Arc<CublasLt>) -> Result<Self> {
+        // SAFETY: the pointer is to a live local.
+        Self::create(library, |raw| unsafe {
+            (library.table.cublasLtMatmulDescCreate)(raw, sys::COMPUTE_32F, sys::R_32F)
+        })
+    }
+}
+
+impl Layout {
+    /// The operand [rows, columns] of the product, described in columns as it is stored.
+    fn new(library: &Arc<CublasLt>, operand: Operand, rows: usize, columns: usize, batch: usize) -> Result<Self> {
+        let (stored_rows, stored_columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
+        let dtype = data_type(operand.dtype)?;
+        // SAFETY: the pointer is to a live local. A stored row is a column here.
+        let layout = Self::create(library, |raw| unsafe {
+            (library.table.cublasLtMatrixLayoutCreate)(
+                raw,
+                dtype,
+                stored_columns as u64,
+                stored_rows as u64,
+                operand.row_stride as i64,
+            )
+        })?;
+        if batch != 1 {
+            layout.set(sys::layout_attribute::BATCH_COUNT, batch as i32)?;
+            layout.set(sys::layout_attribute::STRIDED_BATCH_OFFSET, operand.batch_stride as i64)?;
+        }
+        Ok(layout)
+    }
+}
+
+impl Preference {
+    fn new(library: &Arc<CublasLt>) -> Result<Self> {
+        // SAFETY: the pointer is to a live local.
+        Self::create(library, |raw| unsafe { (library.table.cublasLtMatmulPreferenceCreate)(raw) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_is_the_largest_power_of_two_up_to_256() {
+        assert_eq!([alignment(0), alignment(512), alignment(48), alignment(2), alignment(7)], [256, 256, 16, 2, 1]);
+    }
+
+    #[test]
+    fn mixed_factors_are_refused_by_name() {
+        let operand = |dtype| Operand::new(dtype, 8, false);
+        let product = Product {
+            m: 4,
+            n: 8,
+            k: 8,
+            batch: 1,
+            a: operand(DType::BF16),
+            b: operand(DType::F32),
+            d: operand(DType::F32),
+            alpha: 1.0,
+            beta: 0.0,
+            bias: None,
+            alignment: [256; 3],
+        };
+        let text = check_types(&product).unwrap_err().to_string();
+        assert_eq!(text, "product nn 4×8×8 bf16·f32→f32: both factors must have one type");
+        assert!(check_types(&Product { b: operand(DType::I32), a: operand(DType::I32), ..product }).is_err());
+    }
+}

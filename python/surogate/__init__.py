@@ -1,0 +1,1 @@
+"""Surogate trains and fine-tunes large language models."""

@@ -9,6 +9,7 @@ pub mod cudnn;
 pub mod driver;
 pub mod error;
 pub mod kernel_cache;
+pub mod kernels;
 pub mod library;
 pub mod nvrtc;
 pub mod sys;

@@ -6,6 +6,7 @@ use cuda::kernel_cache::KernelCache;
 use cuda::library::{Search, open_nvrtc};
 use cuda::nvrtc::{Compiler, KernelSource};
 
+const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"];
 const HEADER: &str =
     "__device__ inline float bf16_to_f32(unsigned short b) { return __int_as_float((unsigned)b << 16); }";
 const KERNEL: &str = r#"
@@ -33,9 +34,20 @@ fn compiles_for_every_architecture_without_any_file() {
     let Some(compiler) = compiler() else { return };
     let options = ["-DSCALE=2.0f".to_owned()];
     let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &options };
-    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"] {
+    for architecture in ARCHITECTURES {
         let compiled = compiler.compile(&source, architecture).unwrap_or_else(|e| panic!("{architecture}: {e}"));
         assert_eq!(&compiled.cubin[..4], b"\x7fELF", "{architecture}");
+    }
+}
+
+#[test]
+fn the_backends_own_kernels_compile_for_every_architecture() {
+    let Some(compiler) = compiler() else { return };
+    for kernel in cuda::kernels::samples() {
+        for architecture in ARCHITECTURES {
+            let compiled = compiler.compile(&kernel.source(), architecture).unwrap_or_else(|e| panic!("{e}"));
+            assert!(!compiled.log.contains("warning"), "{}", compiled.log);
+        }
     }
 }
 

@@ -1,0 +1,42 @@
+// Copies between layouts or types, and zeroing with gaps: y[i] = x[i] for every index i of up to
+// six axes. One thread per element, axes innermost last, so neighbours read and write neighbours
+// where the layouts allow it. Dense copies and fills of one type never come here.
+// FROM and TO are storage types; where they differ both are floats of number.cuh.
+
+#include "number.cuh"
+
+struct Layout {
+  long long count;
+  long long extent[6];
+  long long from[6];
+  long long to[6];
+};
+
+template <class A> __device__ __forceinline__ void convert(A x, A& y) { y = x; }
+template <class A, class B> __device__ __forceinline__ void convert(A x, B& y) { from_f32(to_f32(x), y); }
+
+extern "C" __global__ void strided_copy(TO* to, const FROM* from, Layout l) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i >= l.count) return;
+  long long source = 0, target = 0;
+#pragma unroll
+  for (int axis = 5; axis >= 0; --axis) {
+    long long at = i % l.extent[axis];
+    i /= l.extent[axis];
+    source += at * l.from[axis];
+    target += at * l.to[axis];
+  }
+  convert(from[source], to[target]);
+}
+
+extern "C" __global__ void strided_zero(TO* to, Layout l) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i >= l.count) return;
+  long long target = 0;
+#pragma unroll
+  for (int axis = 5; axis >= 0; --axis) {
+    target += i % l.extent[axis] * l.to[axis];
+    i /= l.extent[axis];
+  }
+  to[target] = TO{};
+}

@@ -1,0 +1,64 @@
+//! cuDNN's plans for a GPU that is not there: a graph that no engine takes fails here, not in a run.
+//!
+//! Needs cuDNN 9 (a pip wheel) and a `libcuda.so.1`, which may be one that answers every call with
+//! an error. Says so where they are missing.
+
+use cuda::cudnn::sdpa::{Gradients, Sdpa, Strides};
+use cuda::cudnn::{Cudnn, Target};
+use cuda::library::{Search, open_cudnn, open_driver, open_nvrtc};
+use std::sync::Arc;
+
+/// The keys that cuDNN asks of a device description; values of an H200.
+const H200: &str = r#"{"maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64],
+"regsPerBlock": 65536, "multiProcessorCount": 132, "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
+"maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536,
+"maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0,
+"supportCoopLaunch": 1, "totalGlobalMem": 150754820096, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000,
+"memoryBusWidth": 6144, "l2CacheSize": 62914560, "cudaDeviceId": 0, "deviceVer": 900, "driverVer": 13000,
+"deviceName": "NVIDIA H200"}"#;
+
+fn cudnn() -> Option<Arc<Cudnn>> {
+    let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
+    let search = Search::from_environment(roots.unwrap_or_default());
+    // cuDNN plans with these two; it finds them in the process by their SONAME.
+    let opened = open_driver(&search).map(|_| ()).and(open_nvrtc(&search).map(|_| ())).and(open_cudnn(&search));
+    match opened {
+        Ok(opened) => Some(Cudnn::new(opened)),
+        Err(missing) => {
+            println!("SKIPPED, no cuDNN that could plan: {missing}");
+            None
+        }
+    }
+}
+
+fn dense(heads: i64, head_dim: i64, length: i64) -> Strides {
+    Strides { row: length * heads * head_dim, token: heads * head_dim, head: head_dim }
+}
+
+fn attention(length: i64, query_heads: i64, kv_heads: i64, head_dim: i64, ragged: bool) -> (Sdpa, Gradients) {
+    let (q, k) = (dense(query_heads, head_dim, length), dense(kv_heads, head_dim, length));
+    // V lies in a merged q|k|v buffer, as the projection writes it.
+    let token = (query_heads + 2 * kv_heads) * head_dim;
+    let v = Strides { row: length * token, token, head: head_dim };
+    let batch = if ragged { 16 } else { 2 };
+    let sdpa = Sdpa { batch, length, query_heads, kv_heads, head_dim, scale: 0.1, ragged, q, k, v, o: q };
+    (sdpa, Gradients { d_o: q, d_q: q, d_k: k, d_v: v, deterministic: true })
+}
+
+#[test]
+fn an_h200_gets_plans_for_full_and_packed_rows() {
+    let Some(cudnn) = cudnn() else { return };
+    let target = Target::Described(H200);
+    for (length, query_heads, kv_heads, head_dim) in [(192, 4, 2, 128), (256, 4, 4, 64)] {
+        for ragged in [false, true] {
+            let (sdpa, gradients) = attention(length, query_heads, kv_heads, head_dim, ragged);
+            let forward = sdpa.forward(&cudnn, &target).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(forward.offsets.is_empty(), !ragged);
+            for deterministic in [true, false] {
+                let gradients = Gradients { deterministic, ..gradients };
+                let plan = sdpa.backward(&gradients, &cudnn, &target).unwrap_or_else(|e| panic!("{e}"));
+                println!("{sdpa:?} deterministic {deterministic}: {} bytes of workspace", plan.plan.workspace());
+            }
+        }
+    }
+}

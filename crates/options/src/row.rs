@@ -1,6 +1,7 @@
 //! One option as data. Everything that is told about an option anywhere is read from here.
 
 use crate::kind::{Kind, Limits};
+use crate::reader::Reader;
 
 /// A row of an option table. The setters are the words that may follow the default in [`options!`](crate::options).
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct Row {
     pub pending_words: &'static [&'static str],
     /// Numbers above this are not available yet.
     pub pending_over: Option<i64>,
+    /// In a group with a `type`: the type to which the option belongs. Absent for those of every type.
+    pub owner: Option<&'static str>,
     /// May differ when a run is resumed.
     pub changes_on_resume: bool,
 }
@@ -37,6 +40,7 @@ impl Row {
             is_pending: false,
             pending_words: &[],
             pending_over: None,
+            owner: None,
             changes_on_resume: false,
         }
     }
@@ -89,6 +93,12 @@ impl Row {
         self
     }
 
+    /// The option belongs to one `type` of its group.
+    pub const fn belongs_to(mut self, owner: &'static str) -> Row {
+        self.owner = Some(owner);
+        self
+    }
+
     /// A resumed run may set another value.
     pub const fn resumable(mut self) -> Row {
         self.changes_on_resume = true;
@@ -98,6 +108,15 @@ impl Row {
     /// True if the user must give a value.
     pub fn is_required(&self) -> bool {
         self.default == "required"
+    }
+
+    /// The default in its canonical spelling as JSON; null if the option is required.
+    pub fn default_json(&self) -> serde_json::Value {
+        if self.is_required() {
+            return serde_json::Value::Null;
+        }
+        let node = Reader::new(&[]).read_yaml("default", self.default);
+        node.expect("a default is YAML").to_json()
     }
 
     /// The allowed values in words.

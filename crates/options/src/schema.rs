@@ -1,7 +1,6 @@
 //! Option tables as JSON: the JSON Schema for editors and the rows from which `--help` is built.
 
 use crate::kind::{Kind, Limits};
-use crate::reader::Reader;
 use crate::row::{Row, join_doc};
 use crate::table::Section;
 use serde_json::{Map, Value, json};
@@ -29,14 +28,9 @@ fn row_schema(row: &Row) -> Value {
     let note = if row.is_pending { " Not available yet." } else { "" };
     object.insert("description".into(), json!(format!("{}{note}", row.doc_text())));
     if !row.is_required() {
-        object.insert("default".into(), default_json(row));
+        object.insert("default".into(), row.default_json());
     }
     schema
-}
-
-fn default_json(row: &Row) -> Value {
-    let node = Reader::new(&[]).read_yaml("default", row.default);
-    node.expect("defaults are YAML").to_json()
 }
 
 fn kind_schema(kind: &Kind, limits: &Limits) -> Value {
@@ -115,7 +109,7 @@ fn help_row(section: &Section, name: &str, row: &Row) -> Value {
         "name": name,
         "section": section.title,
         "type": row.kind.short(),
-        "default": if row.is_required() { Value::Null } else { default_json(row) },
+        "default": if row.is_required() { Value::Null } else { row.default_json() },
         "required": row.is_required(),
         "help": row.doc_text(),
         "expects": row.expectation(),

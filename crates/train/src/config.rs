@@ -1,0 +1,236 @@
+//! The configuration of a run: the union of the option tables, loaded once, with all problems at once.
+//!
+//! Knows names, types, defaults and contradictions of options. Deliberately unknown here: models, devices, data; what
+//! depends on them is checked where they are known, with the places that [`Config::mistake`] remembers.
+
+mod checks;
+mod data;
+mod distributed;
+mod dtype;
+mod hardware;
+mod logging;
+mod lora;
+mod memory;
+mod model;
+mod names;
+mod offload;
+mod optimizer;
+mod precision;
+mod recompute;
+mod reference;
+mod resolved;
+mod run;
+mod sharding;
+mod template;
+#[cfg(test)]
+mod tests;
+mod training;
+
+pub use checks::MachineFacts;
+pub use data::{Data, Dataset, DatasetType, SystemPromptType};
+pub use distributed::{Distributed, MultiNode};
+pub use dtype::{Dtype, MatmulDtype};
+pub use hardware::{Device, Hardware};
+pub use logging::{Logging, Reporter};
+pub use lora::{Lora, Qlora};
+pub use memory::Memory;
+pub use model::{Init, Model, RopeMethod, RopeScaling};
+pub use offload::Offload;
+pub use optimizer::{Optimizer, OptimizerKind, Schedule};
+pub use options::{Problem, Setting, render_problems};
+pub use precision::{Fp4Backend, Precision, Recipe};
+pub use recompute::Recompute;
+pub use reference::{help_rows, reference_page, schema};
+pub use resolved::{Reason, Reasons};
+pub use run::{Resume, Run};
+pub use sharding::Sharding;
+pub use template::{ChatTemplate, LossScale, NormBbox, Side, Truncation};
+pub use training::Training;
+
+use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written};
+
+/// Exit code of a program that was given a wrong configuration or wrong arguments.
+pub const EXIT_CONFIG: u8 = 2;
+
+/// What is trained, which decides a few defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Supervised fine-tuning, `surogate sft`.
+    Sft,
+    /// Pre-training, `surogate pt`.
+    Pt,
+}
+
+impl Task {
+    /// Defaults that differ from the tables': (option, value as in YAML).
+    pub const fn defaults(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Task::Sft => &[],
+            Task::Pt => &[("lora", "false")],
+        }
+    }
+
+    /// The name of the sub-command.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Task::Sft => "sft",
+            Task::Pt => "pt",
+        }
+    }
+
+    /// The task of a sub-command.
+    pub fn parse(name: &str) -> Option<Task> {
+        match name {
+            "sft" => Some(Task::Sft),
+            "pt" => Some(Task::Pt),
+            _ => None,
+        }
+    }
+}
+
+/// Declares the configuration as the union of tables: a field for each, and the list of them.
+macro_rules! union_of_tables {
+    ($( $(#[doc = $doc:literal])+ $field:ident: $table:ty; )+) => {
+        /// Every option of a run. Loaded by [`Config::load`] and not changed afterwards.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            /// What is trained.
+            pub task: Task,
+            $( $(#[doc = $doc])+ pub $field: $table, )+
+            written: Written,
+        }
+
+        /// Every table, in the order of the reference page.
+        pub const SECTIONS: &[Section] = &[$( Section::of::<$table>() ),+];
+
+        impl Config {
+            fn read(task: Task, fields: &mut Fields) -> Config {
+                $( let $field = <$table as Table>::read_fields(fields); )+
+                Config { task, $($field,)+ written: Written::default() }
+            }
+
+            /// The values of each table, in the order of [`SECTIONS`] and their rows.
+            fn values(&self) -> Vec<Vec<serde_json::Value>> {
+                vec![$( self.$field.values() ),+]
+            }
+        }
+    };
+}
+
+union_of_tables! {
+    /// The run as a whole.
+    run: Run;
+    /// The model.
+    model: Model;
+    /// The training loop.
+    training: Training;
+    /// The optimizer and its schedule.
+    optimizer: Optimizer;
+    /// The data.
+    data: Data;
+    /// Conversations as tokens.
+    template: ChatTemplate;
+    /// Adapters.
+    lora: Lora;
+    /// Quantised weights below adapters.
+    qlora: Qlora;
+    /// Number formats.
+    precision: Precision;
+    /// Devices.
+    hardware: Hardware;
+    /// Activations computed again.
+    recompute: Recompute;
+    /// Tensors in host memory.
+    offload: Offload;
+    /// Large tensors cut into parts.
+    memory: Memory;
+    /// Several GPUs.
+    sharding: Sharding;
+    /// Several machines.
+    multi_node: MultiNode;
+    /// Logs and reports.
+    logging: Logging;
+}
+
+/// The rows of every table.
+pub fn rows() -> impl Iterator<Item = &'static Row> + Clone {
+    SECTIONS.iter().flat_map(|section| section.rows)
+}
+
+impl Config {
+    /// Loads a YAML text. `source_name` stands in front of line and column in messages; `overrides` are pairs from the
+    /// command line (`--set key=value`, `--key value`) and win over the text, the last over the first.
+    ///
+    /// # Errors
+    /// Every problem of the text and of the overrides, in the order in which they were found.
+    pub fn load(
+        text: &str,
+        source_name: &str,
+        task: Task,
+        overrides: &[(String, String)],
+    ) -> Result<Config, Vec<Problem>> {
+        let mut reader = Reader::new(task.defaults());
+        match reader.read_yaml(source_name, text) {
+            Some(root) => Config::from_tree(reader, root, task, overrides),
+            None => Err(reader.finish().1),
+        }
+    }
+
+    /// Loads options that are given as a JSON object (a Python dict); problems have no line then.
+    ///
+    /// # Errors
+    /// Every problem of the options and of the overrides. A text that is not JSON is one.
+    pub fn load_json(text: &str, task: Task, overrides: &[(String, String)]) -> Result<Config, Vec<Problem>> {
+        let mut reader = Reader::new(task.defaults());
+        match serde_json::from_str(text) {
+            Ok(value) => Config::from_tree(reader, Node::from_json(&value), task, overrides),
+            Err(error) => {
+                reader.report_at(None, "", format!("the options are not JSON: {error}"), None);
+                Err(reader.finish().1)
+            }
+        }
+    }
+
+    fn from_tree(
+        mut reader: Reader,
+        mut root: Node,
+        task: Task,
+        overrides: &[(String, String)],
+    ) -> Result<Config, Vec<Problem>> {
+        if let Tree::Null = root.tree {
+            root.tree = Tree::Map(Vec::new());
+        }
+        if !matches!(root.tree, Tree::Map(_)) {
+            let message =
+                format!("a configuration is a list of `option: value` lines, but this is {}", root.describe());
+            reader.report_at(root.span, "", message, None);
+            return Err(reader.finish().1);
+        }
+        names::use_first_names(&mut reader, &mut root);
+        for (key, value) in overrides {
+            names::override_option(&mut reader, &mut root, key, value);
+        }
+        let Tree::Map(entries) = &root.tree else { unreachable!("overrides change entries of the root, not the root") };
+        let mut fields = Fields::new(&mut reader, entries, root.span);
+        let mut config = Config::read(task, &mut fields);
+        let second = names::SECOND_NAMES.iter().map(|(second, _)| *second);
+        fields.refuse_unknown(rows().map(|row| row.name).chain(second));
+        checks::check_options(&config, &mut reader);
+        let (written, problems) = reader.finish();
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        config.written = written;
+        Ok(config)
+    }
+
+    /// True if the user gave the option a value. Parts are spelled `distributed.num_nodes`, `datasets[0].path`.
+    pub fn is_written(&self, path: &str) -> bool {
+        self.written.contains(path)
+    }
+
+    /// A problem at an option that a later stage found, pointing at the user's line if there is one.
+    pub fn mistake(&self, path: &str, message: impl Into<String>, hint: Option<String>) -> Problem {
+        self.written.mistake(path, message, hint)
+    }
+}

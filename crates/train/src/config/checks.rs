@@ -1,0 +1,279 @@
+//! Contradictions between options. Each check speaks only of values that the user wrote and that could be read.
+//!
+//! What one option may be by itself stands in its row. What depends on the machine or on the number of steps is checked
+//! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
+
+use super::{Config, Dataset, DatasetType, Device, Init, Problem, Recipe, RopeScaling, SystemPromptType};
+use options::{Reader, Setting, Table};
+
+/// All contradictions inside one configuration.
+pub(super) fn check_options(config: &Config, reader: &mut Reader) {
+    check_recompute(config, reader);
+    check_quantisation(config, reader);
+    check_sharding(config, reader);
+    check_adapter(config, reader);
+    check_lengths(config, reader);
+    check_device(config, reader);
+    if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
+        let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
+        reader.report("max_steps", "`max_steps: 0` would train nothing", hint);
+    }
+    for (list, datasets) in
+        [("datasets", &config.data.datasets), ("validation_datasets", &config.data.validation_datasets)]
+    {
+        if let Some([]) = datasets.as_deref() {
+            reader.report(list, format!("`{list}` is empty"), Some(format!("add a data set, or remove `{list}`")));
+        }
+        for (index, dataset) in datasets.iter().flatten().enumerate() {
+            check_dataset(dataset, &format!("{list}[{index}]"), reader);
+        }
+    }
+    if let Some(total) = config.training.fixed_steps()
+        && !["max_steps", "warmup_steps", "warmup_ratio", "cooldown_steps"].iter().any(|path| reader.is_faulty(path))
+        && let Some((path, message, hint)) = steps_problem(config, total)
+        && total > 0
+    {
+        reader.report(path, message, Some(hint));
+    }
+}
+
+/// Reports that option `path` needs `needed: value`. The problem stands at `path`.
+fn report_need(reader: &mut Reader, path: &str, needed: &str, value: &str) {
+    let message = format!("`{path}: true` needs `{needed}: {value}`");
+    reader.report(path, message, Some(format!("set `{needed}: {value}`, or remove `{path}`")));
+}
+
+fn check_recompute(config: &Config, reader: &mut Reader) {
+    let of = &config.recompute;
+    // From the inside out, so that a part is told against the nearest whole.
+    let parts = [
+        ("recompute_swiglu", of.recompute_swiglu, "recompute_ffn", of.recompute_ffn),
+        ("recompute_qkv", of.recompute_qkv, "recompute_att", of.recompute_att),
+        ("recompute_ffn", of.recompute_ffn, "recompute_block", of.recompute_block),
+        ("recompute_att", of.recompute_att, "recompute_block", of.recompute_block),
+        ("recompute_rmsnorm", of.recompute_rmsnorm, "recompute_block", of.recompute_block),
+    ];
+    for (part, part_value, whole, whole_value) in parts {
+        if (part_value, whole_value) == (Setting::Value(false), Setting::Value(true)) {
+            let message = format!("`{part}: false` contradicts `{whole}: true`, which includes it");
+            reader.report(part, message, Some(format!("remove one of `{part}` and `{whole}`")));
+        }
+    }
+    if (of.recompute_lora, of.recompute_block) == (Setting::Value(true), Setting::Value(false)) {
+        report_need(reader, "recompute_lora", "recompute_block", "true");
+    }
+}
+
+fn check_quantisation(config: &Config, reader: &mut Reader) {
+    let of = &config.qlora;
+    let formats = [("qlora_fp4", of.qlora_fp4), ("qlora_fp8", of.qlora_fp8), ("qlora_bnb", of.qlora_bnb)];
+    let chosen: Vec<&str> = formats.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    for second in chosen.iter().skip(1) {
+        let message = format!("`{second}` and `{}` are two formats for the same weights", chosen[0]);
+        reader.report(second, message, Some("keep one of them".into()));
+    }
+    if let (Some(format), false) = (chosen.first(), config.lora.lora) {
+        report_need(reader, format, "lora", "true");
+    }
+}
+
+fn check_sharding(config: &Config, reader: &mut Reader) {
+    let (offload, sharding) = (&config.offload, &config.sharding);
+    if offload.offload_quants == Setting::Value(true) && !offload.persistent_quants {
+        report_need(reader, "offload_quants", "persistent_quants", "true");
+    }
+    if offload.persistent_quants && !sharding.shard_weights && sharding.zero_level < 3 {
+        report_need(reader, "persistent_quants", "shard_weights", "true");
+    }
+    let implied = [("shard_weights", sharding.shard_weights, 3), ("shard_gradients", sharding.shard_gradients, 2)];
+    for (name, on, level) in implied {
+        if reader.is_written(name) && !on && sharding.zero_level >= level {
+            let message = format!("`{name}: false` contradicts `zero_level: {}`", sharding.zero_level);
+            reader.report(name, message, Some(format!("remove `{name}`, or set `zero_level: {}`", level - 1)));
+        }
+    }
+}
+
+fn check_adapter(config: &Config, reader: &mut Reader) {
+    let of = &config.lora;
+    if of.adapter.is_some() && !of.lora && !reader.is_faulty("lora") {
+        let hint = Some("set `lora: true`, or remove `adapter`".to_string());
+        reader.report("adapter", "`adapter` names an adapter to go on with, but `lora` is false", hint);
+    }
+    if of.merge_adapter && !of.lora && !reader.is_faulty("lora") {
+        report_need(reader, "merge_adapter", "lora", "true");
+    }
+}
+
+fn check_lengths(config: &Config, reader: &mut Reader) {
+    let of = &config.model;
+    if let (Setting::Value(length), Setting::Value(most)) = (of.sequence_len, of.max_model_len)
+        && length > most
+    {
+        let hint = Some(format!("set `sequence_len` to {most} or less, or raise `max_model_len`"));
+        let message = format!("`sequence_len: {length}` is longer than `max_model_len: {most}`");
+        reader.report("sequence_len", message, hint);
+    }
+    let by_name = matches!(of.rope_scaling, Some(RopeScaling::Method(_)));
+    if by_name && of.max_model_len.is_auto() && !reader.is_faulty("max_model_len") && !reader.is_faulty("rope_scaling")
+    {
+        let hint = Some("add `max_model_len`, or give `rope_scaling` as a mapping with its factor".to_string());
+        reader.report(
+            "rope_scaling",
+            "`rope_scaling` by name needs `max_model_len`, from which its factor follows",
+            hint,
+        );
+    }
+    if of.init_projections_to_zero && of.init != Init::Random && !reader.is_faulty("init") {
+        report_need(reader, "init_projections_to_zero", "init", "random");
+    }
+}
+
+/// Promises that only a GPU can keep, of those that the user made: (option, why).
+fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
+    let (offload, sharding) = (&config.offload, &config.sharding);
+    let on = |setting: Setting<bool>| setting == Setting::Value(true);
+    let moved = "moves tensors from GPU to host memory";
+    let copied = "copies between GPUs";
+    let promises = [
+        ("offload_residual", on(offload.offload_residual), moved),
+        ("offload_master", on(offload.offload_master), moved),
+        ("offload_quants", on(offload.offload_quants), moved),
+        ("offload_optimizer", on(offload.offload_optimizer), moved),
+        ("offload_grads", on(offload.offload_grads), moved),
+        ("use_zero_copy", offload.use_zero_copy, "lets a GPU read host memory"),
+        ("memcpy_all_gather", sharding.memcpy_all_gather, copied),
+        ("memcpy_send_recv", sharding.memcpy_send_recv, copied),
+        ("recipe", config.precision.recipe != Recipe::Bf16, "needs the matrix units of a GPU"),
+        ("qlora_fp4", config.qlora.qlora_fp4, "needs a Blackwell GPU"),
+    ];
+    promises.into_iter().filter(|(_, made, _)| *made).map(|(name, _, why)| (name, why)).collect()
+}
+
+fn check_device(config: &Config, reader: &mut Reader) {
+    if config.hardware.device == Setting::Value(Device::Cpu) {
+        for (path, why) in gpu_promises(config) {
+            let hint = Some(format!("remove `{path}`, or `device: cpu`"));
+            reader.report(path, format!("`{path}` {why}, but `device` is cpu"), hint);
+        }
+    }
+}
+
+fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
+    let at = |name: &str| format!("{path}.{name}");
+    if reader.is_faulty(&at("type")) {
+        return;
+    }
+    if dataset.r#type == DatasetType::Instruction {
+        for (name, given) in
+            [("instruction_field", &dataset.instruction_field), ("output_field", &dataset.output_field)]
+        {
+            if given.is_none() && !reader.is_faulty(&at(name)) {
+                let message = format!("`{}` is required for type `instruction`", at(name));
+                reader.report(&at("type"), message, Some(format!("add `{name}: ...`, the name of a column")));
+            }
+        }
+    }
+    let kind = dataset.r#type;
+    for (row, value) in Dataset::ROWS.iter().zip(dataset.values()) {
+        if let Some(owner) = row.owner
+            && owner != kind.name()
+            && kind != DatasetType::Auto
+            && value != row.default_json()
+            && !reader.is_faulty(&at(row.name))
+        {
+            let message = format!("`{}` belongs to type `{owner}`, but the type is `{kind}`", at(row.name));
+            reader.report(&at(row.name), message, Some(format!("remove `{}`, or set `type: {owner}`", row.name)));
+        }
+    }
+    let source = dataset.system_prompt_type;
+    let prompts = [
+        (SystemPromptType::Field, "system_prompt_field", dataset.system_prompt_field.is_some()),
+        (SystemPromptType::Fixed, "system_prompt", dataset.system_prompt.is_some()),
+    ];
+    for (of, name, given) in prompts {
+        if source == Some(of) && !given && !reader.is_faulty(&at(name)) {
+            let message = format!("`system_prompt_type: {of}` needs `{name}`");
+            reader.report(&at("system_prompt_type"), message, Some(format!("add `{name}: ...`")));
+        }
+        if source != Some(of) && given && !reader.is_faulty(&at("system_prompt_type")) {
+            let message = format!("`{}` has no effect without `system_prompt_type: {of}`", at(name));
+            reader.report(&at(name), message, Some(format!("add `system_prompt_type: {of}`, or remove `{name}`")));
+        }
+    }
+}
+
+/// The contradiction between the parts of the schedule and the number of steps, if there is one:
+/// (option, message, hint).
+fn steps_problem(config: &Config, total: u64) -> Option<(&'static str, String, String)> {
+    let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
+    if warmup.saturating_add(cooldown) <= total {
+        return None;
+    }
+    let path = match (config.optimizer.warmup_steps, config.optimizer.cooldown_steps) {
+        (Setting::Value(_), _) => "warmup_steps",
+        (_, Setting::Value(_)) => "cooldown_steps",
+        _ => "warmup_ratio",
+    };
+    let message = format!("{warmup} steps of warm-up and {cooldown} of cool-down do not fit into {total} steps");
+    Some((path, message, "shorten them, or train for more steps".into()))
+}
+
+/// What a configuration has to know of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineFacts {
+    /// NVIDIA GPUs that are visible.
+    pub gpus: u32,
+    /// Compute capability of the weakest of them as two digits, such as 90. Absent without a GPU.
+    pub compute_capability: Option<u32>,
+}
+
+impl Config {
+    /// Promises that this machine cannot keep. Permissions (`use_cuda_graphs`, ...) are no promises.
+    pub fn check_machine(&self, machine: &MachineFacts) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let on_cpu = self.hardware.device == Setting::Value(Device::Cpu);
+        if self.hardware.device == Setting::Value(Device::Cuda) && machine.gpus == 0 {
+            let hint = Some("`device: auto` runs on the CPU where there is no GPU".to_string());
+            problems.push(self.mistake("device", "`device: cuda`, but no GPU is visible", hint));
+        }
+        if !on_cpu && machine.gpus > 0 && self.hardware.gpus > machine.gpus {
+            let message = format!("`gpus: {}`, but {} are visible", self.hardware.gpus, machine.gpus);
+            problems.push(self.mistake("gpus", message, Some("0 takes all that are visible".into())));
+        }
+        if machine.gpus == 0 && !on_cpu {
+            let promises = gpu_promises(self).into_iter();
+            problems.extend(promises.map(|(path, why)| {
+                let message = format!("`{path}` {why}, but no GPU is visible");
+                self.mistake(path, message, Some(format!("remove `{path}`")))
+            }));
+        }
+        let needs = [
+            ("recipe", self.precision.recipe == Recipe::Fp8Hybrid, 89),
+            ("recipe", self.precision.recipe == Recipe::Nvfp4, 100),
+            ("qlora_fp4", self.qlora.qlora_fp4, 100),
+        ];
+        for (path, asked, least) in needs {
+            if let Some(has) = machine.compute_capability.filter(|has| asked && *has < least) {
+                let message = format!("`{path}` needs a GPU of compute capability {least} or more, this one has {has}");
+                problems.push(self.mistake(path, message, None));
+            }
+        }
+        problems
+    }
+
+    /// The schedule against the number of steps, for runs whose length follows from their data.
+    pub fn check_steps(&self, total: u64) -> Vec<Problem> {
+        let found = steps_problem(self, total);
+        found.into_iter().map(|(path, message, hint)| self.mistake(path, message, Some(hint))).collect()
+    }
+
+    /// The problem that there is nothing to train on, for runs that are not handed their batches.
+    pub fn check_datasets(&self) -> Vec<Problem> {
+        let hint = Some("add a list of data sets, each with `path` and `type`".to_string());
+        match self.data.datasets {
+            Some(_) => Vec::new(),
+            None => vec![self.mistake("datasets", "`datasets` is required: there is nothing to train on", hint)],
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Options of offloading: what lies in host memory while the GPU does not need it.
+
+use options::{Setting, options};
+
+options! {
+    /// Tensors that are kept in host memory and copied when they are needed. Left at `auto`, the planner decides.
+    /// Needs a GPU.
+    pub struct Offload: "Offloading" {
+        /// The residual stream between layers.
+        offload_residual: Setting<bool> = auto, pending, resumable;
+        /// The master copy of the weights.
+        offload_master: Setting<bool> = auto, pending, resumable;
+        /// Quantised weights. Needs `persistent_quants`.
+        offload_quants: Setting<bool> = auto, pending, resumable;
+        /// Optimizer states. Slow per step, so it pays with many micro-batches in a step.
+        offload_optimizer: Setting<bool> = auto, pending, resumable;
+        /// Gradients.
+        offload_grads: Setting<bool> = auto, pending, resumable;
+        /// Keep quantised weights from step to step instead of quantising again. Needs `shard_weights`.
+        persistent_quants: bool = false, pending, resumable;
+        /// Let kernels read and write offloaded optimizer states in host memory, instead of copying them.
+        use_zero_copy: bool = false, pending, resumable;
+        /// Permission to use write-combined host memory, which the GPU reads faster and the CPU slower.
+        use_write_combined: bool = false, resumable;
+        /// Most device memory that the plan may use, such as `22GiB`.
+        memory_limit: Option<options::ByteSize> = null, pending, resumable;
+    }
+}

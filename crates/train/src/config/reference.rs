@@ -1,0 +1,51 @@
+//! The option tables as JSON Schema, as reference page, and as rows for `--help`.
+
+use super::{SECTIONS, Task, names};
+use serde_json::{Value, json};
+
+/// The JSON Schema of a configuration file.
+pub fn schema() -> Value {
+    let mut schema = options::object_schema(SECTIONS);
+    let properties = schema["properties"].as_object_mut().expect("the schema of an object has properties");
+    let model = json!({ "type": "string", "description": "Second spelling of `model`." });
+    properties.insert("model_name".into(), model);
+    let dataset = json!({ "type": "string", "description": "One set of type `auto`, in place of `datasets`." });
+    properties.insert("dataset".into(), dataset);
+    assert_eq!(names::SECOND_NAMES.len(), 2, "every second spelling is in the schema");
+    // `model` and `model_name` are two spellings of a required option.
+    let required = std::mem::take(&mut schema["required"]);
+    let others: Vec<&Value> = required.as_array().into_iter().flatten().filter(|name| *name != "model").collect();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Surogate run",
+        "type": "object",
+        "properties": schema["properties"],
+        "required": others,
+        "oneOf": [{ "required": ["model"] }, { "required": ["model_name"] }],
+        "additionalProperties": false,
+    })
+}
+
+/// The reference page, in Markdown.
+pub fn reference_page() -> String {
+    let introduction = "\
+A run is one YAML file: `surogate sft run.yaml`. Every option stands at the top level; only `distributed` and the items
+of `datasets` have options of their own. `--set option=value`, `--set distributed.num_nodes=2` and `--option value`
+(dashes for underscores) on the command line win over the file.
+
+An unknown or doubled option, a wrong type, a value out of range and a contradiction are errors, told all at once with
+line and column; the exit code is 2. An option marked *not available yet* is checked, but only its default is accepted.
+
+`auto` leaves the choice to the system; what it chose, and why, is written to `resolved.yaml` beside the run. ↻ marks
+what a resumed run may set differently. This page is made from the option tables by `cargo xtask generate`.";
+    let mut page = options::reference_page("Options", introduction, SECTIONS);
+    for (option, value) in Task::Pt.defaults() {
+        page.push_str(&format!("\n`surogate pt` differs from `surogate sft` in one default: `{option}: {value}`.\n"));
+    }
+    page
+}
+
+/// The rows from which a command line builds its `--help`: a JSON array, see [`options::help_rows`].
+pub fn help_rows() -> Value {
+    options::help_rows(SECTIONS)
+}

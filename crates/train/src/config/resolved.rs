@@ -1,0 +1,82 @@
+//! `resolved.yaml`: every option with the value that the run uses, and for each `auto` the reason.
+
+use super::{Config, SECTIONS};
+use options::Row;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// What a later stage chose for an option that was left open.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reason {
+    /// The chosen value.
+    pub value: Value,
+    /// Why, in a few words on one line.
+    pub because: String,
+}
+
+/// Choices by option name.
+pub type Reasons = BTreeMap<String, Reason>;
+
+impl Config {
+    /// Every option as YAML, by sections, with a remark where the value was given by the user or chosen by a stage.
+    ///
+    /// # Panics
+    /// If a reason is given for an option that is not open: what the user wrote is never replaced.
+    pub fn resolved_yaml(&self, reasons: &Reasons) -> String {
+        let mut text = format!("# surogate {}: every option of this run.\n", self.task.name());
+        for (section, values) in SECTIONS.iter().zip(self.values()) {
+            text.push_str(&format!("\n# {}\n", section.title));
+            for (row, value) in section.rows.iter().zip(values) {
+                let reason = reasons.get(row.name);
+                if reason.is_some() {
+                    assert!(value == "auto", "option `{}` is not open, so nothing may be chosen for it", row.name);
+                }
+                let remark = match reason {
+                    Some(reason) => format!("  # auto: {}", reason.because.replace('\n', " ")),
+                    None if self.is_written(row.name) => "  # given".into(),
+                    None => String::new(),
+                };
+                let value = reason.map_or(&value, |reason| &reason.value);
+                text.push_str(&format!("{}:", row.name));
+                push_value(&mut text, row, value, &remark);
+            }
+        }
+        text
+    }
+}
+
+/// A value after its key: groups and lists of groups as blocks, all else on the line of the key.
+fn push_value(text: &mut String, row: &Row, value: &Value, remark: &str) {
+    match value {
+        Value::Object(fields) if !row.kind.rows().is_empty() => {
+            text.push_str(&format!("{remark}\n"));
+            push_fields(text, row.kind.rows(), fields, "  ", "  ");
+        }
+        Value::Array(items) if !items.is_empty() && !row.kind.rows().is_empty() => {
+            text.push_str(&format!("{remark}\n"));
+            for fields in items.iter().filter_map(Value::as_object) {
+                push_fields(text, row.kind.rows(), fields, "  - ", "    ");
+            }
+        }
+        value => text.push_str(&format!(" {}{remark}\n", scalar(value))),
+    }
+}
+
+/// The options of a group, without those that belong to another `type` of group.
+fn push_fields(text: &mut String, rows: &[Row], fields: &Map<String, Value>, first: &str, other: &str) {
+    let kind = fields.get("type").and_then(Value::as_str);
+    let rows = rows.iter().filter(|row| row.owner.is_none() || row.owner == kind || kind == Some("auto"));
+    for (index, row) in rows.enumerate() {
+        let indent = if index == 0 { first } else { other };
+        text.push_str(&format!("{indent}{}: {}\n", row.name, scalar(&fields[row.name])));
+    }
+}
+
+/// Words stay bare; what YAML could take for something else is written as JSON, which is YAML.
+fn scalar(value: &Value) -> String {
+    let Value::String(word) = value else { return value.to_string() };
+    let bare = word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/'))
+        && !matches!(word.to_ascii_lowercase().as_str(), "null" | "true" | "false" | "yes" | "no" | "on" | "off");
+    if bare { word.clone() } else { value.to_string() }
+}

@@ -1,0 +1,63 @@
+//! Options of the run as a whole: name, length in epochs, folders, checkpoints.
+
+use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, options};
+use serde_json::{Value, json};
+
+options! {
+    /// What the run is called, how long it is, and where its files go.
+    pub struct Run: "Run" {
+        /// Name of the run in logs and file names. `auto` makes one from the model and the time.
+        run_name: Setting<String> = auto, resumable;
+        /// Fill every option that is left out with the planner's best value, and print what was chosen and why.
+        apply_recommended_values: bool = false, pending;
+        /// Passes over the training data. `max_steps` wins if it is set.
+        num_epochs: u32 = 3, min = 1, resumable;
+        /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
+        output_dir: String = "output";
+        /// Folder for checkpoints. `auto` is `output_dir`.
+        checkpoint_dir: Setting<String> = auto;
+        /// Go on from the newest checkpoint (`true`) or from the one at a path. Without a checkpoint there, warn and
+        /// start fresh.
+        resume_from_checkpoint: Resume = false, pending, resumable;
+        /// Steps from one checkpoint to the next.
+        save_steps: u64 = 50, min = 1, resumable;
+        /// Checkpoints to keep. Older ones of this run are deleted.
+        save_total_limit: u64 = 5, min = 1, resumable;
+    }
+}
+
+/// Where a run begins.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Resume {
+    /// At step 0.
+    No,
+    /// At the newest checkpoint of this run.
+    Newest,
+    /// At the checkpoint in this folder.
+    From(String),
+}
+
+impl OptionValue for Resume {
+    const KIND: Kind = Kind::Either(&[Kind::Bool, Kind::Text]);
+
+    fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
+        match (&node.tree, bool::read(node, reader)) {
+            (_, Ok(true)) => Ok(Resume::Newest),
+            (_, Ok(false)) => Ok(Resume::No),
+            (Tree::Scalar { text, .. }, Err(_)) if !text.is_empty() => Ok(Resume::From(text.clone())),
+            _ => Err(Fault::MISMATCH),
+        }
+    }
+
+    fn write(&self) -> Value {
+        match self {
+            Resume::No => json!(false),
+            Resume::Newest => json!(true),
+            Resume::From(path) => json!(path),
+        }
+    }
+
+    fn placeholder() -> Self {
+        Resume::No
+    }
+}

@@ -1,0 +1,433 @@
+//! The configuration as a user meets it: what is read, what is refused, and in which words.
+
+use super::*;
+use options::{Problem, render_problems};
+
+fn load(text: &str) -> Result<Config, Vec<Problem>> {
+    Config::load(text, "run.yaml", Task::Sft, &[])
+}
+
+fn good(text: &str) -> Config {
+    load(text).unwrap_or_else(|problems| panic!("{}", render_problems(&problems)))
+}
+
+fn bad(text: &str) -> Vec<Problem> {
+    load(text).expect_err("the text has a problem")
+}
+
+fn overridden(text: &str, overrides: &[(&str, &str)]) -> Result<Config, Vec<Problem>> {
+    let overrides: Vec<_> = overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    Config::load(text, "run.yaml", Task::Sft, &overrides)
+}
+
+/// The only problem of a text, as `line:column message | hint`.
+fn told(text: &str) -> String {
+    let problems = bad(text);
+    assert_eq!(problems.len(), 1, "{}", render_problems(&problems));
+    let at = problems[0].place.location.as_ref();
+    let place = at.map_or("-".to_string(), |at| format!("{}:{}", at.line, at.column));
+    format!("{place} {} | {}", problems[0].message, problems[0].hint.as_deref().unwrap_or("-"))
+}
+
+#[test]
+fn a_model_is_all_that_is_needed_and_the_defaults_are_the_reference_s() {
+    let config = good("model: Qwen/Qwen3-0.6B\n");
+    assert_eq!(config.model.model, "Qwen/Qwen3-0.6B");
+    assert_eq!(config.optimizer.optimizer, OptimizerKind::AdamW8bit);
+    assert_eq!(config.optimizer.learning_rate, 2e-4);
+    assert_eq!(config.lora.lora_target_modules, ["all-linear"]);
+    assert_eq!(config.lora.lora_dtype, Dtype::Float32);
+    assert_eq!(config.training.fixed_steps(), None);
+    assert_eq!(config.data.train_seed, 1234);
+    assert_eq!(config.precision.recipe, Recipe::Bf16);
+    assert_eq!(config.multi_node.distributed.ray_address, "auto");
+    assert!(config.hardware.device.is_auto() && config.recompute.recompute_block.is_auto());
+    assert!(config.is_written("model") && !config.is_written("lora"));
+}
+
+#[test]
+fn every_default_is_a_valid_value_and_every_option_has_a_name_of_its_own() {
+    // Reading an empty group walks every row and panics at a default that its own type refuses.
+    assert_eq!(bad("").len(), 1);
+    let names: std::collections::BTreeSet<&str> = rows().map(|row| row.name).collect();
+    assert_eq!(names.len(), rows().count());
+    for row in rows() {
+        assert!(row.doc_text().ends_with('.'), "`{}` needs a sentence of documentation", row.name);
+    }
+}
+
+/// The settings of the reference's own example.
+const REFERENCE_EXAMPLE: &str = r#"
+model: Qwen/Qwen3-0.6B
+model_type: qwen
+sequence_len: 2048
+max_model_len: 2048
+torch_dtype: bfloat16
+output_dir: ./output
+save_steps: 100
+save_total_limit: 3
+num_epochs: 3
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+learning_rate: 2e-4
+lr_scheduler_type: cosine
+warmup_ratio: 0.03
+datasets:
+  - path: "mlabonne/FineTome-100k"
+    type: conversation
+    messages_field: conversations
+    split: train
+validation_split_ratio: 0.1
+train_seed: 1234
+eval_seed: 1234
+sample_packing: true
+dataloader_num_workers: 4
+use_chat_template: true
+template: qwen
+truncation_strategy: delete
+padding_side: right
+lora: true
+lora_rank: 16
+lora_alpha: 32
+lora_dropout: 0.05
+lora_dtype: fp32
+recompute_block: true
+recipe: bf16
+gpus: 1
+use_cuda_graphs: true
+"#;
+
+#[test]
+fn the_reference_s_example_has_no_mistake() {
+    let pending: Vec<String> = match load(REFERENCE_EXAMPLE) {
+        Ok(_) => Vec::new(),
+        Err(problems) => {
+            for problem in &problems {
+                assert_eq!(problem.availability, options::Availability::NotYet, "{problem}");
+            }
+            problems.into_iter().map(|problem| problem.message).collect()
+        }
+    };
+    // This list only ever gets shorter.
+    assert_eq!(pending, ["`template: qwen` is not available yet", "`recompute_block: true` is not available yet"]);
+    let without: String = REFERENCE_EXAMPLE
+        .lines()
+        .filter(|line| !line.contains("template: qwen") && !line.contains("recompute"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    let config = good(&without);
+    assert_eq!(config.model.torch_dtype, Setting::Value(Dtype::BFloat16));
+    assert_eq!(config.optimizer.lr_scheduler_type, Schedule::Cosine);
+    let datasets = config.data.datasets.unwrap();
+    assert_eq!((datasets[0].r#type, datasets[0].messages_field.as_str()), (DatasetType::Conversation, "conversations"));
+}
+
+#[test]
+fn ten_mistakes_are_told_in_one_go_with_line_column_and_hint() {
+    let text = "\
+model: [a]
+lerning_rate: 1e-3
+learning_rate: \"2e-4\"
+num_epochs: 1e1
+lora_rank: 0
+lr_scheduler_type: cosin
+recompute_block: true
+recompute_att: false
+save_steps: 5
+save_steps: 6
+datasets:
+  - path: a.jsonl
+    type: instruktion
+  - type: text
+    text_feild: x
+max_steps: 10
+warmup_steps: 11
+lora_target_modules: q_proj
+";
+    let problems = bad(text);
+    let mut told: Vec<_> = problems
+        .iter()
+        .filter(|problem| problem.availability == options::Availability::Mistake)
+        .map(|problem| {
+            let at = problem.place.location.as_ref().unwrap_or_else(|| panic!("no place: {problem}"));
+            (at.line, at.column, problem.place.path.as_str(), problem.hint.as_deref().unwrap_or("-"))
+        })
+        .collect();
+    told.sort();
+    assert_eq!(
+        told,
+        [
+            (1, 8, "model", "-"),
+            (2, 1, "lerning_rate", "did you mean `learning_rate`?"),
+            (3, 16, "learning_rate", "remove the quotes"),
+            (4, 13, "num_epochs", "write `10`"),
+            (5, 12, "lora_rank", "-"),
+            (6, 20, "lr_scheduler_type", "did you mean `cosine`?"),
+            (8, 16, "recompute_att", "remove one of `recompute_att` and `recompute_block`"),
+            (10, 1, "save_steps", "keep one of the two"),
+            (13, 11, "datasets[0].type", "did you mean `instruction`?"),
+            (14, 5, "datasets[1].path", "add `path: ...` (text)"),
+            (15, 5, "datasets[1].text_feild", "did you mean `text_field`?"),
+            (17, 15, "warmup_steps", "shorten them, or train for more steps"),
+            (18, 22, "lora_target_modules", "write `[q_proj]`"),
+        ],
+        "{}",
+        render_problems(&problems)
+    );
+}
+
+#[test]
+fn a_problem_is_shown_with_its_line() {
+    let shown = render_problems(&bad("model: m\ndistributed:\n  num_node: 2\n"));
+    assert_eq!(
+        shown,
+        "1 problem in the configuration\n\n\
+         run.yaml:3:3: there is no option `distributed.num_node`\n  \
+         3 |   num_node: 2\n    |   ^^^^^^^^\n  \
+         hint: did you mean `num_nodes`?"
+    );
+}
+
+#[test]
+fn messages_name_option_value_and_expectation() {
+    assert_eq!(told("model: m\nlearning_rate: fast\n"), "2:16 `learning_rate` is `fast`, expected a number from 0 | -");
+    assert_eq!(
+        told("model: m\nadamw_beta1: 1\n"),
+        "2:14 `adamw_beta1` is `1`, expected a number from 0 and below 1 | -"
+    );
+    assert_eq!(
+        told("model: m\nqlora_block_size: 100\n"),
+        "2:19 `qlora_block_size` is `100`, expected a whole number out of 64, 128, 256 | -"
+    );
+    assert_eq!(
+        told("model: m\nsave_steps:\n"),
+        "2:11 `save_steps` is empty (null), expected a whole number from 1 | \
+         give a value, or remove the line to take the default, which is `50`"
+    );
+    assert_eq!(told("lora: true\n"), "- `model` is required | add `model: ...` (text)");
+    assert_eq!(
+        told("model: m\nlora_dtype: fp64\n"),
+        "2:13 `lora_dtype` is `fp64`, expected `float32`, `bfloat16` or `float16` | did you mean `fp16`?"
+    );
+    assert_eq!(told("model: m\nlora: maybe\n"), "2:7 `lora` is `maybe`, expected `true` or `false` | -");
+}
+
+#[test]
+fn yaml_itself_may_be_wrong() {
+    assert!(
+        told("model: \"m\nlora: true\n").starts_with("2:1 this is not YAML: "),
+        "{}",
+        told("model: \"m\nlora: true\n")
+    );
+    assert!(told("- model\n").contains("this is a list"));
+    assert!(told("model: m\n---\nmodel: n\n").contains("a second YAML document"));
+    assert!(told("model: !secret m\n").contains("the YAML tag `!secret` has no meaning here"));
+}
+
+#[test]
+fn yaml_scalars_are_what_the_option_makes_of_them() {
+    let config = good("model: no\nrun_name: 1e3\nlearning_rate: 1\nlora: yes\nsystem: \"null\"\nlog_file: auto\n");
+    assert_eq!(config.model.model, "no");
+    assert_eq!(config.run.run_name, Setting::Value("1e3".into()));
+    assert_eq!((config.optimizer.learning_rate, config.lora.lora), (1.0, true));
+    assert_eq!(config.template.system.as_deref(), Some("null"));
+    assert!(config.logging.log_file.is_auto());
+}
+
+#[test]
+fn anchors_are_followed() {
+    let config = good("model: &name m\nrun_name: *name\n");
+    assert_eq!(config.run.run_name, Setting::Value("m".into()));
+}
+
+#[test]
+fn the_command_line_wins_and_is_checked_like_the_file() {
+    let config = overridden(
+        "model: m\nlora_rank: 8\ndatasets:\n- {path: a, type: text}\n",
+        &[
+            ("lora-rank", "4"),
+            ("lora_target_modules", "[q_proj, v_proj]"),
+            ("system", "be: brief # always"),
+            ("distributed.num_nodes", "1"),
+            ("datasets.0.text_field", "body"),
+            ("learning_rate", "1e-3"),
+            ("learning_rate", "1e-4"),
+        ],
+    )
+    .unwrap_or_else(|problems| panic!("{}", render_problems(&problems)));
+    assert_eq!((config.lora.lora_rank, config.optimizer.learning_rate), (4, 1e-4));
+    assert_eq!(config.lora.lora_target_modules, ["q_proj", "v_proj"]);
+    assert_eq!(config.template.system.as_deref(), Some("be: brief # always"));
+    assert_eq!(config.data.datasets.unwrap()[0].text_field, "body");
+
+    let problems = overridden("model: m\n", &[("lora-rnk", "4"), ("gpus", "many"), ("model.name", "x")]).unwrap_err();
+    let told: Vec<String> = problems
+        .iter()
+        .map(|problem| {
+            let at = problem.place.location.as_ref().unwrap();
+            format!("{}:{} {} {:?}", at.source, at.column, problem.message, problem.hint)
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "command line:1 `model.name` cannot be set: `model` is a single value None",
+            "command line:6 `gpus` is `many`, expected a whole number from 0 None",
+            "command line:1 there is no option `lora_rnk` Some(\"did you mean `lora_rank`?\")",
+        ]
+    );
+}
+
+#[test]
+fn second_spellings_are_read_but_not_beside_the_first() {
+    let problems = bad("model_name: meta-llama/Llama-3.1-8B\ndataset: timdettmers/openassistant-guanaco\n");
+    let told: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
+    assert_eq!(told, ["`datasets[0].type: auto` is not available yet"]);
+    assert_eq!(good("model_name: m\n").model.model, "m");
+    assert_eq!(overridden("model: m\n", &[("model-name", "n")]).unwrap().model.model, "n");
+    let both = told_messages("model: m\nmodel_name: n\n");
+    assert_eq!(both, ["`model_name` and `model` say the same, so only one of them may be given"]);
+}
+
+fn told_messages(text: &str) -> Vec<String> {
+    bad(text).into_iter().map(|problem| problem.message).collect()
+}
+
+#[test]
+fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
+    for (line, message) in [
+        ("zero_level: 3", "`zero_level: 3` is not available yet"),
+        ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
+        ("optimizer: normuon", "`optimizer: normuon` is not available yet"),
+        ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
+        ("gpus: 2", "`gpus: 2` is not available yet"),
+        ("report_to: [wandb]", "`report_to: [\"wandb\"]` is not available yet"),
+        ("memory_limit: 22GiB", "`memory_limit: 22GiB` is not available yet"),
+        ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
+        ("resume_from_checkpoint: true", "`resume_from_checkpoint: true` is not available yet"),
+        ("recompute_swiglu: true", "`recompute_swiglu: true` is not available yet"),
+    ] {
+        assert_eq!(told_messages(&format!("model: m\n{line}\n")), [message]);
+    }
+    good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
+}
+
+#[test]
+fn permissions_are_given_on_any_machine_and_promises_are_not() {
+    let config = good("model: m\ndevice: cpu\nuse_cuda_graphs: true\nuse_fused_rope: true\nuse_write_combined: true\n");
+    assert!(config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty());
+    let told = told_messages("model: m\ndevice: cpu\noffload_grads: true\n");
+    assert!(told[1].contains("but `device` is cpu"), "{told:?}");
+    let problems = good("model: m\ndevice: cuda\n").check_machine(&MachineFacts { gpus: 0, compute_capability: None });
+    assert_eq!(problems.len(), 1);
+    assert_eq!(problems[0].place.location.as_ref().map(|at| (at.line, at.column)), Some((2, 9)));
+}
+
+#[test]
+fn contradictions() {
+    let mistakes = |text: &str| -> Vec<String> {
+        let problems = bad(&format!("model: m\n{text}")).into_iter();
+        let mistakes = problems.filter(|problem| problem.availability == options::Availability::Mistake);
+        mistakes.map(|problem| format!("{}: {}", problem.place.path, problem.message)).collect()
+    };
+    assert_eq!(
+        mistakes("recompute_lora: true\nrecompute_block: false\n"),
+        ["recompute_lora: `recompute_lora: true` needs `recompute_block: true`"]
+    );
+    assert_eq!(
+        mistakes("recompute_ffn: true\nrecompute_swiglu: false\n"),
+        ["recompute_swiglu: `recompute_swiglu: false` contradicts `recompute_ffn: true`, which includes it"]
+    );
+    assert_eq!(mistakes("qlora_bnb: true\nlora: false\n"), ["qlora_bnb: `qlora_bnb: true` needs `lora: true`"]);
+    assert_eq!(
+        mistakes("sequence_len: 4096\nmax_model_len: 2048\n"),
+        ["sequence_len: `sequence_len: 4096` is longer than `max_model_len: 2048`"]
+    );
+    assert_eq!(
+        mistakes("rope_scaling: yarn\n"),
+        ["rope_scaling: `rope_scaling` by name needs `max_model_len`, from which its factor follows"]
+    );
+    assert_eq!(
+        mistakes("offload_quants: true\npersistent_quants: true\n"),
+        ["persistent_quants: `persistent_quants: true` needs `shard_weights: true`"]
+    );
+    assert_eq!(mistakes("max_steps: 0\n"), ["max_steps: `max_steps: 0` would train nothing"]);
+    assert_eq!(
+        mistakes("datasets:\n- {path: a, type: text, messages_field: m}\n"),
+        [
+            "datasets[0].messages_field: `datasets[0].messages_field` belongs to type `conversation`, but the type is `text`"
+        ]
+    );
+    assert_eq!(
+        mistakes("datasets:\n- {path: a, type: instruction, output_field: o, system_prompt_type: fixed}\n"),
+        [
+            "datasets[0].type: `datasets[0].instruction_field` is required for type `instruction`",
+            "datasets[0].system_prompt_type: `system_prompt_type: fixed` needs `system_prompt`",
+        ]
+    );
+}
+
+#[test]
+fn the_schedule_is_checked_when_the_number_of_steps_is_known() {
+    let config = good("model: m\nwarmup_ratio: 0.5\ncooldown_steps: 6\n");
+    assert!(config.check_steps(12).is_empty());
+    let problems = config.check_steps(11);
+    assert_eq!(problems[0].message, "6 steps of warm-up and 6 of cool-down do not fit into 11 steps");
+    assert_eq!(problems[0].place.path, "cooldown_steps");
+    let wsd = good("model: m\nlr_scheduler_type: wsd\nwarmup_ratio: 0.5\nwarmup_steps: 3\n");
+    assert_eq!((wsd.optimizer.warmup(95), wsd.optimizer.cooldown(95)), (3, 10));
+    let zero = good("model: m\nlr_scheduler_type: wsd\ncooldown_steps: 0\n");
+    assert_eq!(zero.optimizer.cooldown(95), 0);
+}
+
+#[test]
+fn pre_training_trains_the_weights_unless_told_otherwise() {
+    let load = |text: &str| Config::load(text, "run.yaml", Task::Pt, &[]).unwrap();
+    assert!(!load("model: m\n").lora.lora);
+    assert!(load("model: m\nlora: true\n").lora.lora);
+}
+
+#[test]
+fn a_python_dict_is_read_like_a_file_without_lines() {
+    let text = r#"{"model": "m", "learning_rate": 1e-05, "lora": false, "run_name": null, "datasets": null}"#;
+    let config = Config::load_json(text, Task::Sft, &[]).unwrap();
+    assert_eq!((config.optimizer.learning_rate, config.lora.lora), (1e-5, false));
+    let problems = Config::load_json(r#"{"model": "m", "lora_rank": "8"}"#, Task::Sft, &[]).unwrap_err();
+    assert_eq!(
+        problems[0].to_string(),
+        "`lora_rank` is the text \"8\", expected a whole number from 1\n  hint: remove the quotes"
+    );
+    assert_eq!(Config::load_json("{", Task::Sft, &[]).unwrap_err().len(), 1);
+}
+
+#[test]
+fn resolved_options_load_again_as_the_same_run() {
+    let text = "model: m\nlearning_rate: 3e-5\nsystem: 'yes: \"no\" # 1'\nlora_target_modules: [\"q_.*\", a]\n\
+                datasets:\n- {path: ./a b.jsonl, type: conversation, message_property_mappings: {role: from}}\n- {path: 'null', type: tokens}\n";
+    let config = good(text);
+    let resolved = config.resolved_yaml(&Reasons::new());
+    let again = good(&resolved);
+    assert_eq!(again.values(), config.values(), "{resolved}");
+    assert!(
+        resolved.contains("learning_rate: 0.00003  # given\n") || resolved.contains("learning_rate: 3e-5  # given\n"),
+        "{resolved}"
+    );
+
+    let reason = Reason { value: serde_json::json!(2048), because: "max_position_embeddings of the model".into() };
+    let resolved = config.resolved_yaml(&Reasons::from([("sequence_len".to_string(), reason)]));
+    assert!(resolved.contains("sequence_len: 2048  # auto: max_position_embeddings of the model\n"), "{resolved}");
+}
+
+#[test]
+fn schema_and_help_name_every_option() {
+    let schema = schema();
+    let help = help_rows();
+    let help_names: Vec<&str> = help.as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    for row in rows() {
+        assert!(schema["properties"].get(row.name).is_some(), "{}", row.name);
+        assert!(help_names.iter().any(|name| name.split('.').next() == Some(row.name)), "{}", row.name);
+    }
+    assert_eq!(schema["properties"]["lora_rank"]["minimum"], 1);
+    assert_eq!(schema["properties"]["learning_rate"]["default"], 2e-4);
+    assert_eq!(schema["properties"]["distributed"]["additionalProperties"], false);
+}

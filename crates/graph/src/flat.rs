@@ -1,6 +1,6 @@
 //! The flat graph: values in a table, nodes in execution order.
 
-use tensor::{Attrs, DType, Shape};
+use tensor::{Attrs, DType, HostTensor, Shape};
 
 use crate::dim::Element;
 use crate::model::Init;
@@ -21,6 +21,8 @@ pub enum Origin {
     Parameter(ParameterId),
     /// The output of a node.
     Node,
+    /// Computed while compiling; the contents stand in [`Graph::constants`].
+    Constant,
 }
 
 /// A tensor of the graph. Written once.
@@ -81,6 +83,7 @@ pub struct Graph {
     pub values: Vec<Value>,
     pub parameters: Vec<Parameter>,
     pub inputs: Vec<ValueId>,
+    pub constants: Vec<(ValueId, HostTensor)>,
     pub nodes: Vec<Node>,
     /// Named results.
     pub outputs: Vec<(String, ValueId)>,
@@ -131,6 +134,11 @@ impl Graph {
             merge_group: None,
         });
         id
+    }
+
+    /// True when the value is computed by a node.
+    pub fn is_computed(&self, id: ValueId) -> bool {
+        self.value(id).origin == Origin::Node
     }
 
     pub fn input(&self, name: &str) -> Option<ValueId> {

@@ -21,6 +21,13 @@ pub fn verify(graph: &Graph) -> Result<(), String> {
                 }
                 defined[index] = true;
             }
+            Origin::Constant => {
+                let contents = graph.constants.iter().find(|(id, _)| id.0 as usize == index);
+                if contents.is_none_or(|(_, tensor)| tensor.shape != value.shape) {
+                    return Err(format!("constant `{}` has no contents of its shape", value.name));
+                }
+                defined[index] = true;
+            }
             Origin::Node => {}
         }
     }

@@ -14,6 +14,7 @@ mod registry;
 mod verify;
 
 mod norm;
+mod rows;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

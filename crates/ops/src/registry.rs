@@ -1,12 +1,15 @@
 //! The list of all operations: the one line that a new operation adds here.
 
 use crate::norm;
+use crate::rows;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
     &norm::RmsNorm,
     &norm::RmsNormBackward,
     &norm::RmsNormWeightGradient,
+    &rows::Stack,
+    &rows::Unstack,
 ];
 
 /// Every operation, in the order of the list.

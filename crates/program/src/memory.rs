@@ -103,6 +103,36 @@ impl TensorRef {
         true
     }
 
+    /// The same elements under another shape, without moving them; `None` when the gaps forbid it.
+    pub fn reshape(&self, shape: &[usize]) -> Option<TensorRef> {
+        assert_eq!(self.len(), shape.iter().product::<usize>(), "a reshape keeps the number of elements");
+        // Axes of extent 1 carry no information; the others are folded while they are evenly spaced.
+        let mut folded: Vec<(usize, usize)> = Vec::new();
+        for (n, stride) in self.shape.iter().zip(&self.strides).filter(|(n, _)| **n != 1) {
+            match folded.last_mut() {
+                Some((count, last)) if *last == n * stride => {
+                    *count *= n;
+                    *last = *stride;
+                }
+                _ => folded.push((*n, *stride)),
+            }
+        }
+        let mut strides = vec![1; shape.len()];
+        let mut axis = shape.len();
+        for (mut count, mut stride) in folded.into_iter().rev() {
+            while count > 1 {
+                axis = axis.checked_sub(1)?;
+                if count % shape[axis] != 0 {
+                    return None;
+                }
+                strides[axis] = stride;
+                stride *= shape[axis];
+                count /= shape[axis];
+            }
+        }
+        Some(TensorRef { shape: shape.to_vec(), strides, ..self.clone() })
+    }
+
     /// As a matrix: all axes but the last folded into rows. `None` when the rows are not evenly
     /// spaced or the last axis has gaps. Gives (rows, columns, elements from row to row).
     pub fn as_matrix(&self) -> Option<(usize, usize, usize)> {
@@ -156,5 +186,21 @@ mod tests {
         assert_eq!(slice.span(), (15 * 96 + 32) * 2);
         let heads = TensorRef { shape: vec![2, 8, 4, 8], strides: vec![768, 96, 8, 1], ..slice };
         assert_eq!(heads.as_matrix(), None);
+    }
+
+    #[test]
+    fn reshapes_follow_the_strides() {
+        let slice = TensorRef {
+            arena: ArenaId(0),
+            offset: 64,
+            dtype: DType::F32,
+            shape: vec![2, 8, 32],
+            strides: vec![768, 96, 1],
+        };
+        let heads = slice.reshape(&[2, 8, 4, 8]).unwrap();
+        assert_eq!(heads.strides, [768, 96, 8, 1]);
+        assert_eq!(heads.reshape(&[2, 8, 32]).unwrap(), slice);
+        assert_eq!(slice.reshape(&[16, 32]).unwrap().strides, [96, 1]);
+        assert_eq!(slice.reshape(&[2, 256]), None);
     }
 }

@@ -15,6 +15,7 @@ mod verify;
 
 mod norm;
 mod rows;
+mod view;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

@@ -2,6 +2,7 @@
 
 use crate::norm;
 use crate::rows;
+use crate::view;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
@@ -10,6 +11,10 @@ static OPS: &[&dyn Op] = &[
     &norm::RmsNormWeightGradient,
     &rows::Stack,
     &rows::Unstack,
+    &view::Split,
+    &view::Concat,
+    &view::SplitHeads,
+    &view::MergeHeads,
 ];
 
 /// Every operation, in the order of the list.

@@ -1,0 +1,175 @@
+//! Views between a row of H·D columns and H heads of D columns.
+
+use graph::{Dim, ValueType};
+use program::TensorRef;
+use tensor::Attrs;
+
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{LowerCall, Lowered};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+use crate::view::check_float;
+
+/// […, H·D] as […, H, D]: exact for every layout.
+fn apart(whole: &TensorRef, head_dim: usize) -> TensorRef {
+    let mut heads = whole.clone();
+    let last = whole.shape.len() - 1;
+    heads.shape[last] = whole.shape[last] / head_dim;
+    heads.strides[last] = whole.strides[last] * head_dim;
+    heads.shape.push(head_dim);
+    heads.strides.push(whole.strides[last]);
+    heads
+}
+
+/// […, H, D] as […, H·D]; `None` when the heads of a token do not lie behind one another.
+fn together(heads: &TensorRef) -> Option<TensorRef> {
+    let mut whole = heads.clone();
+    let (head_dim, inner) = (whole.shape.pop()?, whole.strides.pop()?);
+    let (count, stride) = (whole.shape.last_mut()?, whole.strides.last_mut()?);
+    if *count != 1 && *stride != head_dim * inner {
+        return None;
+    }
+    *count *= head_dim;
+    *stride = inner;
+    Some(whole)
+}
+
+/// […, H·D] → […, H, D]
+pub struct SplitHeads;
+
+impl Op for SplitHeads {
+    fn name(&self) -> &'static str {
+        "split_heads"
+    }
+
+    fn class(&self) -> Class {
+        Class::View
+    }
+
+    fn doc(&self) -> &'static str {
+        "x […, H·D] seen as heads → […, H, D]. A view."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[Attribute { name: "head_dim", kind: "int", doc: "D, the columns of one head" }]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [x] = inputs else { return Err("takes one input".into()) };
+        check_float(x)?;
+        let head_dim = attrs.size("head_dim").map_err(|e| e.0)?;
+        let columns = x.last().ok_or("the last axis must be known")?;
+        if head_dim == 0 || columns % head_dim != 0 {
+            return Err(format!("{columns} columns are no multiple of head_dim {head_dim}"));
+        }
+        let mut heads = x.clone();
+        *heads.shape.last_mut().expect("the last axis is known") = Dim::Fixed(columns / head_dim);
+        heads.shape.push(Dim::Fixed(head_dim));
+        Ok(vec![heads])
+    }
+
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        let dy = call.dy();
+        Gradients::Inputs(vec![call.wanted(0, "merge_heads", &[dy], Attrs::new())])
+    }
+
+    fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {
+        vec![apart(&inputs[0], attrs.size("head_dim").expect("checked by the shape rule"))]
+    }
+
+    /// Where the input must lie for the output to be this; nothing when no layout does.
+    fn parts(&self, output: &TensorRef, _inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
+        together(output).into_iter().collect()
+    }
+
+    fn lower(&self, _call: &LowerCall<'_>) -> Lowered {
+        unreachable!("a view is never an instruction")
+    }
+
+    crate::reference!(copy);
+
+    fn examples(&self) -> Vec<Example> {
+        let x = vec![ExampleInput::Normal { shape: vec![2, 3, 24], scale: 1.0 }];
+        vec![Example::new(x, Attrs::new().with("head_dim", 8)).differentiate(&[0])]
+    }
+}
+
+/// […, H, D] → […, H·D]
+pub struct MergeHeads;
+
+impl Op for MergeHeads {
+    fn name(&self) -> &'static str {
+        "merge_heads"
+    }
+
+    fn class(&self) -> Class {
+        Class::View
+    }
+
+    fn doc(&self) -> &'static str {
+        "x […, H, D] seen as rows → […, H·D]. A view."
+    }
+
+    fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [x] = inputs else { return Err("takes one input".into()) };
+        check_float(x)?;
+        let [rows @ .., Dim::Fixed(heads), Dim::Fixed(head_dim)] = x.shape.as_slice() else {
+            return Err("the input must be […, heads, head_dim], both known".into());
+        };
+        let shape: Vec<Dim> = rows.iter().cloned().chain([Dim::Fixed(heads * head_dim)]).collect();
+        Ok(vec![ValueType::new(x.dtype, shape)])
+    }
+
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        let head_dim = *call.emit.value(call.input(0)).shape.last().expect("checked by the shape rule");
+        let dy = call.dy();
+        Gradients::Inputs(vec![call.wanted(0, "split_heads", &[dy], Attrs::new().with("head_dim", head_dim))])
+    }
+
+    /// Nothing when the heads of a token do not lie behind one another.
+    fn alias(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Vec<TensorRef> {
+        together(&inputs[0]).into_iter().collect()
+    }
+
+    /// Where the input must lie for the output to be this.
+    fn parts(&self, output: &TensorRef, inputs: &[Vec<usize>], _attrs: &Attrs) -> Vec<TensorRef> {
+        vec![apart(output, *inputs[0].last().expect("checked by the shape rule"))]
+    }
+
+    fn lower(&self, _call: &LowerCall<'_>) -> Lowered {
+        unreachable!("a view is never an instruction")
+    }
+
+    crate::reference!(copy);
+
+    fn examples(&self) -> Vec<Example> {
+        let x = vec![ExampleInput::Normal { shape: vec![2, 3, 3, 8], scale: 1.0 }];
+        vec![Example::new(x, Attrs::new()).differentiate(&[0])]
+    }
+}
+
+fn copy<T: Real>(call: &mut Call<'_, T>) {
+    let x = call.inputs[0].real();
+    let [y] = call.outputs_mut();
+    y.real().copy_from_slice(x);
+}
+
+#[cfg(test)]
+mod tests {
+    use program::ArenaId;
+    use tensor::DType;
+
+    use super::*;
+
+    #[test]
+    fn heads_of_a_slice_keep_its_row_stride_and_come_back() {
+        let slice = TensorRef { strides: vec![768, 96, 1], ..TensorRef::dense(ArenaId(0), 64, DType::F32, [2, 8, 32]) };
+        let heads = SplitHeads.alias(std::slice::from_ref(&slice), &Attrs::new().with("head_dim", 8)).remove(0);
+        assert_eq!((heads.shape.as_slice(), heads.strides.as_slice()), ([2, 8, 4, 8].as_slice(), [768, 96, 8, 1].as_slice()));
+        assert_eq!(MergeHeads.alias(std::slice::from_ref(&heads), &Attrs::new()), [slice.clone()]);
+        assert_eq!(MergeHeads.parts(&slice, &[heads.shape.clone()], &Attrs::new()), [heads.clone()]);
+        let by_head = TensorRef { strides: vec![1024, 8, 256, 1], ..heads };
+        assert!(MergeHeads.alias(&[by_head], &Attrs::new()).is_empty());
+    }
+}

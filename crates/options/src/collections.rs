@@ -59,12 +59,12 @@ impl<T: OptionValue> OptionValue for Vec<T> {
             };
             return Err(Fault::Mismatch { hint });
         };
-        let read = items
-            .iter()
-            .enumerate()
-            .map(|(index, item)| reader.inside(&format!("[{index}]"), |reader| reader.read_part::<T>(item)));
-        // Every item is read before the first fault ends it, so that all problems are found.
-        read.collect::<Vec<_>>().into_iter().collect::<Option<Vec<T>>>().ok_or(Fault::Reported)
+        let read = items.iter().enumerate().map(|(index, item)| {
+            let item = reader.inside(&format!("[{index}]"), |reader| reader.read_part::<T>(item));
+            // A placeholder keeps the numbers of the items behind a faulty one.
+            item.unwrap_or_else(T::placeholder)
+        });
+        Ok(read.collect())
     }
 
     fn write(&self) -> Value {

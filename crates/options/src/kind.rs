@@ -74,7 +74,7 @@ impl Limits {
     /// The bounds in words, with a leading space: ` from 1 to 3`, ` above 0`. Empty if there are none.
     pub fn describe(&self) -> String {
         if !self.one_of.is_empty() {
-            return format!(" out of {}", self.one_of.iter().map(i64::to_string).collect::<Vec<_>>().join(", "));
+            return format!(", one of {}", self.one_of.iter().map(i64::to_string).collect::<Vec<_>>().join(", "));
         }
         let low = match (self.min, self.above) {
             (Some(min), _) => format!(" from {min}"),

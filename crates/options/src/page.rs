@@ -50,7 +50,7 @@ fn meaning(row: &Row) -> String {
     parts.push(row.doc_text());
     let limits = row.limits.describe();
     if !limits.is_empty() {
-        parts.push(format!("Allowed:{limits}."));
+        parts.push(format!("Allowed: {}.", limits.trim_start_matches([',', ' '])));
     }
     let words: Vec<String> = row.kind.choices().iter().map(|choice| choice_text(row, choice)).collect();
     if !words.is_empty() {

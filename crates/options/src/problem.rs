@@ -98,7 +98,7 @@ impl fmt::Display for Problem {
 /// All problems in the order of the text, each as its [`Display`](fmt::Display) form, after one line with their number.
 pub fn render_problems(problems: &[Problem]) -> String {
     let mut sorted: Vec<&Problem> = problems.iter().collect();
-    sorted.sort_by_key(|problem| problem.place.location.as_ref().map(|at| at.bytes.start));
+    sorted.sort_by_key(|problem| problem.place.location.as_ref().map(|at| (at.source.as_str(), at.bytes.start)));
     let title = match problems.len() {
         1 => "1 problem in the configuration".to_string(),
         count => format!("{count} problems in the configuration"),

@@ -203,6 +203,7 @@ impl<'a> Fields<'a> {
 
 fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T {
     let path = reader.path.clone();
+    let before = reader.problems.len();
     let value = match T::read(node, reader) {
         Ok(value) => value,
         Err(mut fault) => {
@@ -214,6 +215,11 @@ fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T 
             return T::placeholder();
         }
     };
+    if reader.problems.len() > before {
+        // Its parts have told what is wrong; nothing is concluded from what stands in their place.
+        reader.faulty.insert(path);
+        return value;
+    }
     let written = value.write();
     if numbers(&row.kind, &written).any(|number| !row.limits.allow(number)) {
         reader.report_fault(Fault::MISMATCH, node, &row.expectation());
@@ -222,10 +228,7 @@ fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T 
     reader.written.insert(path.clone(), node.span);
     if is_pending(reader, row, &value, &written) {
         let message = format!("`{path}: {}` is not available yet", shown(&written));
-        let hint = match row.is_required() {
-            true => None,
-            false => Some(format!("leave `{path}` at its default, `{}`, for now", reader.default_text(row))),
-        };
+        let hint = pending_hint(reader, row, &path);
         reader.push(Availability::NotYet, node.span, &path, message, hint);
     }
     value
@@ -235,6 +238,20 @@ fn is_pending<T: OptionValue>(reader: &mut Reader, row: &Row, value: &T, written
     let by_word = written.as_str().is_some_and(|word| row.pending_words.contains(&word));
     let by_size = row.pending_over.is_some_and(|most| written.as_f64().is_some_and(|number| number > most as f64));
     by_word || by_size || (row.is_pending && *value != default_of::<T>(reader, row))
+}
+
+/// What can be had instead.
+fn pending_hint(reader: &Reader, row: &Row, path: &str) -> Option<String> {
+    if row.is_pending {
+        return Some(format!("leave `{path}` at its default, `{}`, for now", reader.default_text(row)));
+    }
+    if let Some(most) = row.pending_over {
+        return Some(format!("values up to {most} are available"));
+    }
+    let words = row.kind.choices().iter().map(|choice| choice.name);
+    let available: Vec<String> =
+        words.filter(|word| !row.pending_words.contains(word)).map(|word| format!("`{word}`")).collect();
+    Some(format!("available: {}", available.join(", ")))
 }
 
 /// The numbers of a value that the limits of its row speak of.
@@ -258,6 +275,6 @@ fn default_of<T: OptionValue>(reader: &mut Reader, row: &Row) -> T {
     let text = reader.default_text(row);
     let mut own = Reader::new(&[]);
     let node = own.read_yaml("default", text);
-    let value = node.and_then(|node| T::read(&node, &mut own).ok());
+    let value = node.and_then(|node| T::read(&node, &mut own).ok()).filter(|_| own.problems.is_empty());
     value.unwrap_or_else(|| panic!("the default `{text}` of option `{}` must be a valid value of it", row.name))
 }

@@ -41,14 +41,14 @@ impl Section {
     }
 }
 
-/// Reads a map that holds the options of `T` and nothing else.
+/// Reads a map that holds the options of `T` and nothing else. Problems inside do not stop it: the table holds
+/// placeholders there, so that what surrounds it can still be checked.
 pub fn read_table<T: Table>(node: &Node, reader: &mut Reader) -> Result<T, Fault> {
     let Tree::Map(entries) = &node.tree else { return Err(Fault::MISMATCH) };
-    let before = reader.problems().len();
     let mut fields = Fields::new(reader, entries, node.span);
     let table = T::read_fields(&mut fields);
     fields.refuse_unknown(T::ROWS.iter().map(|row| row.name));
-    if reader.problems().len() > before { Err(Fault::Reported) } else { Ok(table) }
+    Ok(table)
 }
 
 /// Declares a table of options.

@@ -13,6 +13,8 @@ mod real;
 mod registry;
 mod verify;
 
+pub mod elementwise;
+mod layout;
 mod norm;
 mod rows;
 mod view;

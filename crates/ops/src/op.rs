@@ -5,6 +5,7 @@ use program::{Cost, TensorRef};
 use tensor::Attrs;
 
 use crate::call::Call;
+use crate::elementwise::Expr;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 
@@ -67,6 +68,11 @@ pub trait Op: Send + Sync {
     /// Scratch memory in bytes for the kernels that [`Op::lower`] gives for the same call.
     fn scratch(&self, _call: &LowerCall<'_>) -> usize {
         0
+    }
+
+    /// For an elementwise operation: one expression for each result.
+    fn expressions(&self, _attrs: &Attrs) -> Option<Vec<Expr>> {
+        None
     }
 
     /// The instruction for these tensors. Not called for views and constants.

@@ -1,11 +1,20 @@
 //! The list of all operations: the one line that a new operation adds here.
 
+use crate::elementwise;
 use crate::norm;
 use crate::rows;
 use crate::view;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
+    &elementwise::ADD,
+    &elementwise::MUL,
+    &elementwise::SCALE,
+    &elementwise::CAST,
+    &elementwise::FILL,
+    &elementwise::SWIGLU,
+    &elementwise::SWIGLU_BACKWARD,
+    &elementwise::Elementwise,
     &norm::RmsNorm,
     &norm::RmsNormBackward,
     &norm::RmsNormWeightGradient,

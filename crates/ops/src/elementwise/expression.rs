@@ -1,0 +1,247 @@
+//! Expressions over one element of every operand: a tree, and its text form
+//! `mul(silu(in0), in1)`. It does not know shapes, layouts or who evaluates it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tensor::DType;
+
+/// A function of one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unary {
+    Negate,
+    Exp,
+    Tanh,
+    /// 1 / (1 + e^−x)
+    Sigmoid,
+    /// x / (1 + e^−x)
+    Silu,
+    /// Rounds to a storage type and back: what writing a value to memory would have done to it.
+    Round(DType),
+}
+
+/// A function of two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+}
+
+/// One value, computed from the elements of the operands at one place.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expr {
+    /// The element of this operand, widened to the arithmetic's type.
+    Input(usize),
+    Constant(f64),
+    Unary(Unary, Box<Expr>),
+    Binary(Binary, Box<Expr>, Box<Expr>),
+}
+
+const UNARY: &[(&str, Unary)] = &[
+    ("neg", Unary::Negate),
+    ("exp", Unary::Exp),
+    ("tanh", Unary::Tanh),
+    ("sigmoid", Unary::Sigmoid),
+    ("silu", Unary::Silu),
+    ("round_f32", Unary::Round(DType::F32)),
+    ("round_bf16", Unary::Round(DType::BF16)),
+    ("round_f16", Unary::Round(DType::F16)),
+];
+
+const BINARY: &[(&str, Binary)] =
+    &[("add", Binary::Add), ("sub", Binary::Subtract), ("mul", Binary::Multiply), ("div", Binary::Divide)];
+
+impl Expr {
+    pub fn unary(function: Unary, x: Expr) -> Expr {
+        Expr::Unary(function, Box::new(x))
+    }
+
+    pub fn binary(function: Binary, a: Expr, b: Expr) -> Expr {
+        Expr::Binary(function, Box::new(a), Box::new(b))
+    }
+
+    pub fn sigmoid(self) -> Expr {
+        Expr::unary(Unary::Sigmoid, self)
+    }
+
+    pub fn silu(self) -> Expr {
+        Expr::unary(Unary::Silu, self)
+    }
+
+    /// The value after a stay in memory as `dtype`.
+    pub fn stored_as(self, dtype: DType) -> Expr {
+        Expr::unary(Unary::Round(dtype), self)
+    }
+
+    /// Every operand replaced by what `with` gives for its index.
+    pub fn substitute(&self, with: &dyn Fn(usize) -> Expr) -> Expr {
+        match self {
+            Expr::Input(index) => with(*index),
+            Expr::Constant(value) => Expr::Constant(*value),
+            Expr::Unary(function, x) => Expr::unary(*function, x.substitute(with)),
+            Expr::Binary(function, a, b) => Expr::binary(*function, a.substitute(with), b.substitute(with)),
+        }
+    }
+
+    pub fn reads(&self, operand: usize) -> bool {
+        match self {
+            Expr::Input(index) => *index == operand,
+            Expr::Constant(_) => false,
+            Expr::Unary(_, x) => x.reads(operand),
+            Expr::Binary(_, a, b) => a.reads(operand) || b.reads(operand),
+        }
+    }
+
+    /// One more than the largest operand index; 0 when no operand is read.
+    pub fn operands(&self) -> usize {
+        match self {
+            Expr::Input(index) => index + 1,
+            Expr::Constant(_) => 0,
+            Expr::Unary(_, x) => x.operands(),
+            Expr::Binary(_, a, b) => a.operands().max(b.operands()),
+        }
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $function:ident)*) => {
+        $(impl std::ops::$trait for Expr {
+            type Output = Expr;
+            fn $method(self, other: Expr) -> Expr {
+                Expr::binary(Binary::$function, self, other)
+            }
+        })*
+    };
+}
+
+operators! {
+    Add add Add
+    Sub sub Subtract
+    Mul mul Multiply
+    Div div Divide
+}
+
+fn name_of<F: PartialEq>(table: &[(&'static str, F)], function: &F) -> &'static str {
+    table.iter().find(|(_, f)| f == function).map(|(name, _)| *name).expect("the table names every function")
+}
+
+impl fmt::Display for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Expr::Input(index) => write!(f, "in{index}"),
+            Expr::Constant(value) => write!(f, "{value:?}"),
+            Expr::Unary(function, x) => write!(f, "{}({x})", name_of(UNARY, function)),
+            Expr::Binary(function, a, b) => write!(f, "{}({a}, {b})", name_of(BINARY, function)),
+        }
+    }
+}
+
+/// Why a text is no expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExprError(pub String);
+
+impl fmt::Display for ExprError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ExprError {}
+
+impl FromStr for Expr {
+    type Err = ExprError;
+
+    fn from_str(text: &str) -> Result<Expr, ExprError> {
+        let mut reader = Reader { text, at: 0 };
+        let expr = reader.expression()?;
+        reader.skip_space();
+        if reader.at < text.len() { Err(reader.error("the end of the text")) } else { Ok(expr) }
+    }
+}
+
+/// Recursive descent over `name(argument, …)`, `inN` and numbers.
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn error(&self, expected: &str) -> ExprError {
+        ExprError(format!("`{}`, byte {}: expected {expected}", self.text, self.at))
+    }
+
+    fn skip_space(&mut self) {
+        let rest = &self.text[self.at..];
+        self.at += rest.len() - rest.trim_start().len();
+    }
+
+    fn expect(&mut self, token: char) -> Result<(), ExprError> {
+        self.skip_space();
+        if !self.text[self.at..].starts_with(token) {
+            return Err(self.error(&format!("`{token}`")));
+        }
+        self.at += token.len_utf8();
+        Ok(())
+    }
+
+    fn word(&mut self) -> &str {
+        self.skip_space();
+        let rest = &self.text[self.at..];
+        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_.+-".contains(c))).unwrap_or(rest.len());
+        self.at += end;
+        &rest[..end]
+    }
+
+    fn expression(&mut self) -> Result<Expr, ExprError> {
+        let word = self.word().to_owned();
+        if let Some(index) = word.strip_prefix("in").and_then(|n| n.parse().ok()) {
+            return Ok(Expr::Input(index));
+        }
+        if let Some((_, function)) = UNARY.iter().find(|(name, _)| *name == word) {
+            self.expect('(')?;
+            let x = self.expression()?;
+            self.expect(')')?;
+            return Ok(Expr::unary(*function, x));
+        }
+        if let Some((_, function)) = BINARY.iter().find(|(name, _)| *name == word) {
+            self.expect('(')?;
+            let a = self.expression()?;
+            self.expect(',')?;
+            let b = self.expression()?;
+            self.expect(')')?;
+            return Ok(Expr::binary(*function, a, b));
+        }
+        match word.parse::<f64>() {
+            Ok(value) if value.is_finite() => Ok(Expr::Constant(value)),
+            _ => Err(self.error("a function, `inN` or a number before here")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_round_trips() {
+        let expr = (Expr::Input(0).silu() * Expr::Input(1)).stored_as(DType::BF16) + Expr::Constant(1e-6);
+        let text = "add(round_bf16(mul(silu(in0), in1)), 1e-6)";
+        assert_eq!(expr.to_string(), text);
+        assert_eq!(text.parse(), Ok(expr));
+        for (name, function) in UNARY {
+            assert_eq!(format!("{name}(in12)").parse(), Ok(Expr::unary(*function, Expr::Input(12))));
+        }
+        assert_eq!("-2.5".parse(), Ok(Expr::Constant(-2.5)));
+    }
+
+    #[test]
+    fn errors_say_where() {
+        let error = "add(in0 in1)".parse::<Expr>().unwrap_err();
+        assert_eq!(error.0, "`add(in0 in1)`, byte 8: expected `,`");
+        assert!("gelu(in0)".parse::<Expr>().is_err());
+        assert!("in0)".parse::<Expr>().is_err());
+        assert!("add(in0, nan)".parse::<Expr>().is_err());
+    }
+}

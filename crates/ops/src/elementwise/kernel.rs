@@ -1,0 +1,187 @@
+//! Expressions as CUDA text: one generated kernel for these operands, shapes and layouts. Each
+//! thread takes one access of every operand, computes in f32, rounds on storing.
+//!
+//! Every function is written so that the device compiler may not contract it with a neighbour: a
+//! fused kernel gives the bits of the kernels that it replaces.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use program::{Arg, TensorRef};
+use tensor::DType;
+
+use super::expression::{Binary, Expr, Unary};
+use crate::kernel::{KernelSpec, device_type};
+use crate::layout::Walk;
+
+const THREADS: usize = 256;
+
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh"))];
+
+/// The kernel that computes `expressions` of `inputs` into `outputs`.
+pub fn kernel(expressions: &[Expr], inputs: &[TensorRef], outputs: &[TensorRef]) -> KernelSpec {
+    let mut read = BTreeSet::new();
+    expressions.iter().for_each(|e| collect_operands(e, &mut read));
+    let operands: Vec<(usize, &TensorRef)> = read.iter().map(|i| (*i, &inputs[*i])).collect();
+    let tensors: Vec<&TensorRef> = operands.iter().map(|(_, t)| *t).chain(outputs).collect();
+    let walk = Walk::new(&tensors);
+    let threads = walk.len() / walk.width;
+    KernelSpec {
+        entry: "elementwise",
+        source: text(expressions, &operands, outputs, &walk),
+        headers: HEADERS.to_vec(),
+        defines: Vec::new(),
+        grid: [threads.div_ceil(THREADS) as u32, 1, 1],
+        block: [THREADS as u32, 1, 1],
+        shared_bytes: 0,
+        args: read.into_iter().map(Arg::Input).chain((0..outputs.len()).map(Arg::Output)).collect(),
+    }
+}
+
+fn collect_operands(expr: &Expr, into: &mut BTreeSet<usize>) {
+    match expr {
+        Expr::Input(index) => {
+            into.insert(*index);
+        }
+        Expr::Constant(_) => {}
+        Expr::Unary(_, x) => collect_operands(x, into),
+        Expr::Binary(_, a, b) => {
+            collect_operands(a, into);
+            collect_operands(b, into);
+        }
+    }
+}
+
+fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[TensorRef], walk: &Walk) -> String {
+    let mut lines = Lines(String::new());
+    for (index, expression) in expressions.iter().enumerate() {
+        lines.add(0, format!("// out{index} = {expression}"));
+    }
+    lines.add(0, "#include \"types.cuh\"");
+    lines.add(0, "#include \"pack.cuh\"");
+    let inputs = operands.iter().map(|(i, t)| format!("const {}* in{i}", device_type(t.dtype)));
+    let results = outputs.iter().enumerate().map(|(i, t)| format!("{}* out{i}", device_type(t.dtype)));
+    let parameters: Vec<String> = inputs.chain(results).collect();
+    lines.add(0, format!("extern \"C\" __global__ void __launch_bounds__({THREADS})"));
+    lines.add(0, format!("elementwise({}) {{", parameters.join(", ")));
+    place(&mut lines, walk);
+    for (position, (index, _)) in operands.iter().enumerate() {
+        let at = offset(walk, position);
+        lines.add(1, format!("const auto x{index} = read_pack<{}>(in{index} + {at});", walk.width));
+    }
+    for (index, output) in outputs.iter().enumerate() {
+        lines.add(1, format!("Pack<{}, {}> y{index};", device_type(output.dtype), walk.width));
+    }
+    lines.add(0, "#pragma unroll");
+    lines.add(1, format!("for (int lane = 0; lane < {}; lane++) {{", walk.width));
+    let mut names = Vec::new();
+    for (index, (expression, output)) in expressions.iter().zip(outputs).enumerate() {
+        let value = define(expression, &mut names, &mut lines);
+        lines.add(2, format!("y{index}.at[lane] = from_float<{}>({value});", device_type(output.dtype)));
+    }
+    lines.add(1, "}");
+    for index in 0..outputs.len() {
+        let at = offset(walk, operands.len() + index);
+        lines.add(1, format!("write_pack<{}>(out{index} + {at}, y{index});", walk.width));
+    }
+    lines.add(0, "}");
+    lines.0
+}
+
+/// The text under construction.
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, indent: usize, line: impl AsRef<str>) {
+        writeln!(self.0, "{}{}", "  ".repeat(indent), line.as_ref()).expect("writing to a string succeeds");
+    }
+}
+
+/// Declares `c0`, `c1`, …: the coordinates of the thread's first element.
+fn place(lines: &mut Lines, walk: &Walk) {
+    let wide = walk.len() > u32::MAX as usize / 2;
+    let index = if wide { "u64" } else { "u32" };
+    lines.add(1, format!("const {index} first = (({index})blockIdx.x * {THREADS} + threadIdx.x) * {};", walk.width));
+    lines.add(1, format!("if (first >= {}ull) return;", walk.len()));
+    let mut behind = 1;
+    for axis in (0..walk.shape.len()).rev() {
+        let quotient = if behind == 1 { "first".to_owned() } else { format!("first / {behind}") };
+        let value = if axis == 0 { quotient } else { format!("{quotient} % {}", walk.shape[axis]) };
+        lines.add(1, format!("const u64 c{axis} = {value};"));
+        behind *= walk.shape[axis];
+    }
+}
+
+fn offset(walk: &Walk, tensor: usize) -> String {
+    let terms: Vec<String> = walk.strides[tensor]
+        .iter()
+        .enumerate()
+        .map(|(axis, stride)| if *stride == 1 { format!("c{axis}") } else { format!("c{axis} * {stride}") })
+        .collect();
+    format!("({})", terms.join(" + "))
+}
+
+/// The name of the value of `expr`; equal subexpressions get one name.
+fn define<'e>(expr: &'e Expr, names: &mut Vec<&'e Expr>, lines: &mut Lines) -> String {
+    if let Some(index) = names.iter().position(|e| *e == expr) {
+        return format!("v{index}");
+    }
+    let value = match expr {
+        Expr::Input(index) => format!("to_float(x{index}.at[lane])"),
+        Expr::Constant(value) => format!("{:e}f", *value as f32),
+        Expr::Unary(function, x) => {
+            let x = define(x, names, lines);
+            unary(*function, &x)
+        }
+        Expr::Binary(function, a, b) => {
+            let a = define(a, names, lines);
+            let b = define(b, names, lines);
+            format!("{}({a}, {b})", binary(*function))
+        }
+    };
+    lines.add(2, format!("const float v{} = {value};", names.len()));
+    names.push(expr);
+    format!("v{}", names.len() - 1)
+}
+
+fn unary(function: Unary, x: &str) -> String {
+    match function {
+        Unary::Negate => format!("-{x}"),
+        Unary::Exp => format!("expf({x})"),
+        Unary::Tanh => format!("tanhf({x})"),
+        Unary::Sigmoid => format!("__fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-{x})))"),
+        Unary::Silu => format!("__fdiv_rn({x}, __fadd_rn(1.0f, expf(-{x})))"),
+        Unary::Round(DType::F32) => x.to_owned(),
+        Unary::Round(dtype) => format!("to_float(from_float<{}>({x}))", device_type(dtype)),
+    }
+}
+
+fn binary(function: Binary) -> &'static str {
+    match function {
+        Binary::Add => "__fadd_rn",
+        Binary::Subtract => "__fsub_rn",
+        Binary::Multiply => "__fmul_rn",
+        Binary::Divide => "__fdiv_rn",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use program::ArenaId;
+
+    use super::*;
+
+    #[test]
+    fn reads_once_and_only_what_is_used() {
+        let x = TensorRef::dense(ArenaId(0), 0, DType::BF16, [4, 64]);
+        let y = TensorRef { dtype: DType::F32, strides: vec![96, 1], ..x.clone() };
+        let silu = || Expr::Input(2).silu();
+        let kernel = kernel(&[silu() + silu().stored_as(DType::BF16)], &[x.clone(), x.clone(), x], &[y]);
+        assert_eq!(kernel.args, [Arg::Input(2), Arg::Output(0)]);
+        assert_eq!(kernel.grid, [1, 1, 1]);
+        assert_eq!(kernel.source.matches("expf").count(), 1, "{}", kernel.source);
+        assert!(kernel.source.contains("read_pack<8>(in2 + (c0 * 64 + c1))"), "{}", kernel.source);
+        assert!(kernel.source.contains("write_pack<8>(out0 + (c0 * 96 + c1), y0)"), "{}", kernel.source);
+    }
+}

@@ -1,0 +1,169 @@
+//! CPU evaluation of expressions: a flat list of steps, each applied to a short run of elements at
+//! a time. Equal subexpressions are computed once. Chunks of elements are independent, so the bits
+//! do not depend on the number of threads.
+
+use rayon::prelude::*;
+use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+use super::expression::{Binary, Expr, Unary};
+use crate::real::Real;
+
+/// Elements of one run: a register's length.
+const LANES: usize = 256;
+/// Elements of one task.
+const CHUNK: usize = 64 * LANES;
+
+/// A step writes the register of its own index from earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    Input(usize),
+    Constant(f64),
+    Unary(Unary, usize),
+    Binary(Binary, usize, usize),
+}
+
+/// Expressions made flat.
+#[derive(Debug)]
+pub struct Tape {
+    steps: Vec<Step>,
+    /// The register of each result.
+    results: Vec<usize>,
+}
+
+/// `x` after a stay in memory as `dtype`. Types as wide as f32 change nothing here: the arithmetic
+/// itself is f32 when a program runs, and the f64 check is meant to see no rounding.
+pub fn round_to<T: Real>(dtype: DType, x: T) -> T {
+    match dtype {
+        DType::BF16 => T::from_f32(bf16_to_f32(f32_to_bf16(x.to_f32()))),
+        DType::F16 => T::from_f32(f16_to_f32(f32_to_f16(x.to_f32()))),
+        _ => x,
+    }
+}
+
+impl Tape {
+    pub fn new(expressions: &[Expr]) -> Tape {
+        let mut tape = Tape { steps: Vec::new(), results: Vec::new() };
+        for expression in expressions {
+            let result = tape.add(expression);
+            tape.results.push(result);
+        }
+        tape
+    }
+
+    fn add(&mut self, expr: &Expr) -> usize {
+        let step = match expr {
+            Expr::Input(index) => Step::Input(*index),
+            Expr::Constant(value) => Step::Constant(*value),
+            Expr::Unary(function, x) => Step::Unary(*function, self.add(x)),
+            Expr::Binary(function, a, b) => {
+                let a = self.add(a);
+                Step::Binary(*function, a, self.add(b))
+            }
+        };
+        self.steps.iter().position(|s| *s == step).unwrap_or_else(|| {
+            self.steps.push(step);
+            self.steps.len() - 1
+        })
+    }
+
+    /// Functions evaluated for one element.
+    pub fn functions(&self) -> usize {
+        self.steps.iter().filter(|s| matches!(s, Step::Unary(..) | Step::Binary(..))).count()
+    }
+
+    /// Evaluates all results. Every slice has the same length.
+    pub fn run<T: Real>(&self, inputs: &[&[T]], outputs: Vec<&mut [T]>) {
+        let len = outputs.first().map_or(0, |o| o.len());
+        let mut chunks: Vec<Vec<&mut [T]>> =
+            (0..len.div_ceil(CHUNK)).map(|_| Vec::with_capacity(outputs.len())).collect();
+        for output in outputs {
+            for (chunk, part) in chunks.iter_mut().zip(output.chunks_mut(CHUNK)) {
+                chunk.push(part);
+            }
+        }
+        chunks.into_par_iter().enumerate().for_each(|(index, mut outputs)| {
+            let mut registers = vec![T::default(); self.steps.len() * LANES];
+            let len = outputs[0].len();
+            for start in (0..len).step_by(LANES) {
+                let lanes = LANES.min(len - start);
+                self.run_lanes(inputs, index * CHUNK + start, lanes, &mut registers);
+                for (output, register) in outputs.iter_mut().zip(&self.results) {
+                    let from = register * LANES;
+                    output[start..start + lanes].copy_from_slice(&registers[from..from + lanes]);
+                }
+            }
+        });
+    }
+
+    fn run_lanes<T: Real>(&self, inputs: &[&[T]], start: usize, lanes: usize, registers: &mut [T]) {
+        for (index, step) in self.steps.iter().enumerate() {
+            let (earlier, rest) = registers.split_at_mut(index * LANES);
+            let register = |index: usize| &earlier[index * LANES..index * LANES + lanes];
+            let to = &mut rest[..lanes];
+            match *step {
+                Step::Input(operand) => to.copy_from_slice(&inputs[operand][start..start + lanes]),
+                Step::Constant(value) => to.fill(T::from_f64(value)),
+                Step::Unary(function, x) => unary(function, register(x), to),
+                Step::Binary(function, a, b) => binary(function, register(a), register(b), to),
+            }
+        }
+    }
+}
+
+#[inline]
+fn map<T: Real>(x: &[T], to: &mut [T], f: impl Fn(T) -> T) {
+    for (to, x) in to.iter_mut().zip(x) {
+        *to = f(*x);
+    }
+}
+
+fn unary<T: Real>(function: Unary, x: &[T], to: &mut [T]) {
+    let one = T::from_f64(1.0);
+    match function {
+        Unary::Negate => map(x, to, |x| -x),
+        Unary::Exp => map(x, to, |x| x.exp()),
+        Unary::Tanh => map(x, to, |x| x.tanh()),
+        Unary::Sigmoid => map(x, to, |x| one / (one + (-x).exp())),
+        Unary::Silu => map(x, to, |x| x / (one + (-x).exp())),
+        Unary::Round(dtype) => map(x, to, |x| round_to(dtype, x)),
+    }
+}
+
+fn binary<T: Real>(function: Binary, a: &[T], b: &[T], to: &mut [T]) {
+    let pairs = to.iter_mut().zip(a.iter().zip(b));
+    match function {
+        Binary::Add => pairs.for_each(|(to, (a, b))| *to = *a + *b),
+        Binary::Subtract => pairs.for_each(|(to, (a, b))| *to = *a - *b),
+        Binary::Multiply => pairs.for_each(|(to, (a, b))| *to = *a * *b),
+        Binary::Divide => pairs.for_each(|(to, (a, b))| *to = *a / *b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_parts_are_computed_once_and_lengths_need_not_be_round() {
+        let x = || Expr::Input(0).sigmoid();
+        let tape = Tape::new(&[x() * Expr::Input(1), x() + x()]);
+        assert_eq!(tape.functions(), 3);
+        let n = 2 * CHUNK + LANES + 3;
+        let (a, b): (Vec<f64>, Vec<f64>) = (0..n).map(|i| ((i as f64).sin(), i as f64)).unzip();
+        let (mut first, mut second) = (vec![0.0; n], vec![0.0; n]);
+        tape.run(&[&a, &b], vec![&mut first, &mut second]);
+        for i in 0..n {
+            let sigmoid = 1.0 / (1.0 + (-a[i]).exp());
+            assert_eq!((first[i], second[i]), (sigmoid * b[i], sigmoid + sigmoid));
+        }
+    }
+
+    #[test]
+    fn rounding_is_a_step_of_its_own() {
+        let tape = Tape::new(&[(Expr::Input(0) + Expr::Input(0)).stored_as(DType::BF16) - Expr::Input(0)]);
+        let x = [1.003_f32];
+        let mut y = [0.0_f32];
+        tape.run(&[&x], vec![&mut y]);
+        assert_eq!(y[0], bf16_to_f32(f32_to_bf16(2.006)) - 1.003);
+    }
+}

@@ -1,12 +1,36 @@
 //! From files to batches: safetensors, datasets, tokenizers, chat templates, label spans, packing, loading.
 //!
+//! ```text
+//! files ──rows──▶ JSON objects ──dataset──▶ documents ──prepare──▶ corpus ──loader──▶ batches
+//!                                  │ tokenizer, dialogue (template + spans)     │ order, packing
+//! ```
+//!
 //! Invariant: this crate knows no graph, no device and no run config; it is told what to do by small structs of its own.
 
+pub mod batch;
+pub mod dataset;
+pub mod dialogue;
+pub mod document;
 mod error;
+pub mod loader;
 mod mmap;
+pub mod order;
+pub mod packing;
+pub mod prepare;
 pub mod rows;
 pub mod safetensors;
+pub mod spans;
+pub mod summary;
 pub mod template;
 pub mod tokenizer;
 
+pub use batch::{Batch, IGNORE};
+pub use dataset::{ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, SystemPrompt};
+pub use dialogue::{DialogueEncoder, DialogueOptions};
+pub use document::{Corpus, Document, DocumentSet, Truncation};
 pub use error::{DataError, RowError, RowReason};
+pub use loader::{Extent, Loader, LoaderSpec, Position, Rows, extent};
+pub use prepare::{PrepareOptions, Prepared, prepare};
+pub use spans::Message;
+pub use summary::{DatasetSummary, Summary};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,167 @@
+//! One micro-batch as the engine takes it: labels already shifted, document borders explicit.
+//!
+//! Knows no datasets and no tokenizer.
+
+use crate::error::DataError;
+
+/// The label of a token that is not trained.
+pub const IGNORE: i32 = -100;
+
+/// One micro-batch; every vector is [B, T] row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// B.
+    pub batch: usize,
+    /// T.
+    pub seq_len: usize,
+    pub input_ids: Vec<i32>,
+    pub position_ids: Vec<i32>,
+    /// Label of the next token inside the same document; -100 = not trained.
+    pub targets: Vec<i32>,
+    /// Weight of the target; 0 where the target is -100.
+    pub weights: Vec<f32>,
+    /// For every token the index in its row at which its document starts.
+    pub document_start: Vec<i32>,
+}
+
+impl Batch {
+    /// Builds a batch from unshifted labels, as users and `type: tokens` give them.
+    ///
+    /// `input_ids`, `labels`, `position_ids`, `weights`: [B, T]. A document starts at the beginning of each row and
+    /// where `position_ids` does not continue (position ≠ previous + 1); without `position_ids` each row is one
+    /// document. `weights[t]` belongs to `labels[t]` and moves with it; without weights each label counts 1. A label
+    /// of weight 0 is not trained. Errors: a length that is not B·T, a negative id or position, a weight that is not
+    /// finite.
+    pub fn from_labels(
+        batch: usize,
+        seq_len: usize,
+        input_ids: Vec<i32>,
+        labels: &[i32],
+        position_ids: Option<Vec<i32>>,
+        weights: Option<&[f32]>,
+    ) -> Result<Batch, DataError> {
+        let size = batch * seq_len;
+        check_length("input_ids", input_ids.len(), batch, seq_len)?;
+        check_length("labels", labels.len(), batch, seq_len)?;
+        let positions = position_ids.unwrap_or_else(|| (0..size).map(|i| (i % seq_len.max(1)) as i32).collect());
+        check_length("position_ids", positions.len(), batch, seq_len)?;
+        if let Some(weights) = weights {
+            check_length("weights", weights.len(), batch, seq_len)?;
+            check_each("weights", weights, |w| w.is_finite(), "is not finite")?;
+        }
+        check_each("input_ids", &input_ids, |&id| id >= 0, "is negative")?;
+        check_each("position_ids", &positions, |&p| p >= 0, "is negative")?;
+        check_each("labels", labels, |&label| label >= 0 || label == IGNORE, "is neither a token id nor -100")?;
+
+        let document_start = starts_of_rows(&positions, seq_len);
+        let mut targets = vec![IGNORE; size];
+        let mut target_weights = vec![0.0; size];
+        for t in 0..size.saturating_sub(1) {
+            let next = t + 1;
+            // A document that starts at `next` (or a new row) has that index as its own start.
+            if document_start[next] as usize == next % seq_len {
+                continue;
+            }
+            let weight = weights.map_or(1.0, |w| w[next]);
+            if labels[next] != IGNORE && weight != 0.0 {
+                targets[t] = labels[next];
+                target_weights[t] = weight;
+            }
+        }
+        Ok(Batch {
+            batch,
+            seq_len,
+            input_ids,
+            position_ids: positions,
+            targets,
+            weights: target_weights,
+            document_start,
+        })
+    }
+
+    /// Tokens that are trained.
+    pub fn trained_tokens(&self) -> usize {
+        self.targets.iter().filter(|&&target| target != IGNORE).count()
+    }
+
+    /// The sum by which the loss is divided.
+    pub fn weight_sum(&self) -> f64 {
+        self.weights.iter().map(|&w| f64::from(w)).sum()
+    }
+}
+
+/// `document_start` of rows of `seq_len` tokens.
+fn starts_of_rows(positions: &[i32], seq_len: usize) -> Vec<i32> {
+    let mut starts = Vec::with_capacity(positions.len());
+    for row in positions.chunks(seq_len.max(1)) {
+        let mut start = 0;
+        for t in 0..row.len() {
+            if t > 0 && row[t] != row[t - 1].wrapping_add(1) {
+                start = t;
+            }
+            starts.push(start as i32);
+        }
+    }
+    starts
+}
+
+fn check_length(name: &str, found: usize, batch: usize, seq_len: usize) -> Result<(), DataError> {
+    if found == batch * seq_len {
+        return Ok(());
+    }
+    let problem = format!("{found} elements, expected {batch} x {seq_len} = {}", batch * seq_len);
+    Err(DataError::invalid(format!("batch: {name}"), problem))
+}
+
+fn check_each<T: std::fmt::Display>(
+    name: &str,
+    values: &[T],
+    good: impl Fn(&T) -> bool,
+    complaint: &str,
+) -> Result<(), DataError> {
+    match values.iter().position(|value| !good(value)) {
+        None => Ok(()),
+        Some(i) => Err(DataError::invalid(format!("batch: {name}[{i}]"), format!("{} {complaint}", values[i]))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_shifted_inside_documents() {
+        let positions = vec![0, 1, 2, 0, 1, 0, 1, 2, 3, 4];
+        let weights = [1.0, 1.0, 0.5, 9.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0];
+        let labels = [10, 11, 12, 13, 14, 20, -100, 22, 23, 24];
+        let batch = Batch::from_labels(2, 5, (0..10).collect(), &labels, Some(positions), Some(&weights)).unwrap();
+        assert_eq!(batch.targets, [11, 12, -100, -100, -100, -100, 22, 23, 24, -100]);
+        assert_eq!(batch.weights, [1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 2.0, 0.0]);
+        assert_eq!(batch.document_start, [0, 0, 0, 3, 3, 0, 0, 0, 0, 0]);
+        assert_eq!(batch.trained_tokens(), 5);
+        assert_eq!(batch.weight_sum(), 5.5);
+    }
+
+    #[test]
+    fn without_positions_each_row_is_one_document() {
+        let batch = Batch::from_labels(2, 3, vec![1; 6], &[1, 2, 3, 4, 5, 6], None, None).unwrap();
+        assert_eq!(batch.targets, [2, 3, -100, 5, 6, -100]);
+        assert_eq!(batch.position_ids, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(batch.document_start, [0; 6]);
+    }
+
+    #[test]
+    fn a_position_that_jumps_starts_a_document() {
+        let batch = Batch::from_labels(1, 4, vec![1; 4], &[1, 2, 3, 4], Some(vec![5, 6, 8, 9]), None).unwrap();
+        assert_eq!(batch.document_start, [0, 0, 2, 2]);
+        assert_eq!(batch.targets, [2, -100, 4, -100]);
+    }
+
+    #[test]
+    fn bad_batches_name_the_place() {
+        let error = Batch::from_labels(1, 2, vec![1, 2], &[1, -7], None, None).unwrap_err();
+        assert_eq!(error.to_string(), "batch: labels[1]: -7 is neither a token id nor -100");
+        let error = Batch::from_labels(1, 2, vec![1, 2], &[1], None, None).unwrap_err();
+        assert_eq!(error.to_string(), "batch: labels: 1 elements, expected 1 x 2 = 2");
+    }
+}

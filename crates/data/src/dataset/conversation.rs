@@ -1,0 +1,240 @@
+//! `type: conversation`: lists of messages, in role/content or from/value form.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::EncodeRow;
+use super::columns::{optional_text, required, wrong};
+use crate::dialogue::DialogueEncoder;
+use crate::document::Document;
+use crate::error::{RowError, RowReason};
+use crate::rows::json::kind;
+use crate::spans::Message;
+
+/// The columns of a conversation dataset.
+#[derive(Clone, Debug, Default)]
+pub struct ConversationColumns {
+    pub messages: String,
+    /// Column of a system prompt that is put first.
+    pub system: Option<String>,
+    /// Column of function definitions: a list, or a string of JSON.
+    pub tools: Option<String>,
+    /// Our name of a message's property (`role`, `content`, …) to the dataset's name.
+    pub properties: BTreeMap<String, String>,
+}
+
+pub(super) struct ConversationRows {
+    encoder: DialogueEncoder,
+    columns: ConversationColumns,
+}
+
+impl ConversationRows {
+    pub(super) fn new(encoder: DialogueEncoder, columns: ConversationColumns) -> Self {
+        ConversationRows { encoder, columns }
+    }
+}
+
+impl EncodeRow for ConversationRows {
+    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError> {
+        let value = required(row, &self.columns.messages)?;
+        let list = value.as_array().ok_or_else(|| wrong(&self.columns.messages, "a list of messages", value))?;
+        let mut messages = Vec::with_capacity(list.len() + 1);
+        if let Some(name) = &self.columns.system
+            && let Some(prompt) = optional_text(row, name)?.filter(|prompt| !prompt.is_empty())
+        {
+            messages.push(Message::new("system", prompt));
+        }
+        for (i, value) in list.iter().enumerate() {
+            let in_message = |e: RowError| RowError { detail: format!("message {}: {}", i + 1, e.detail), ..e };
+            messages.push(message(value, &self.columns.properties).map_err(in_message)?);
+        }
+        let tools = match &self.columns.tools {
+            Some(name) => tools(name, row.get(name))?,
+            None => None,
+        };
+        self.encoder.encode(&messages, tools.as_ref())
+    }
+}
+
+/// A message in the form that templates read. Properties that are null are left out (columnar files write them), apart
+/// from `content`; text-only lists of parts become one string.
+fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<Message, RowError> {
+    let object = value
+        .as_object()
+        .ok_or_else(|| RowError::new(RowReason::WrongType, format!("expected an object, found {}", kind(value))))?;
+    let mut fields: Map<String, Value> = Map::new();
+    for (name, value) in object {
+        let ours = properties.iter().find(|(_, theirs)| *theirs == name).map_or(name.as_str(), |(ours, _)| ours);
+        fields.insert(ours.to_owned(), value.clone());
+    }
+    // The form from/value, unless the file already has role and content.
+    for (theirs, ours) in [("from", "role"), ("value", "content")] {
+        if !fields.contains_key(ours)
+            && let Some(value) = fields.shift_remove(theirs)
+        {
+            fields.insert(ours.to_owned(), value);
+        }
+    }
+    let weight = take_weight(&mut fields)?;
+    fields.retain(|name, value| name == "content" || !value.is_null());
+    let role = match fields.get("role") {
+        Some(Value::String(role)) => role.clone(),
+        Some(other) => return Err(wrong("role", "a string", other)),
+        None => return Err(RowError::new(RowReason::MissingField, "no `role` (and no `from`)")),
+    };
+    rename_role(&role, &mut fields)?;
+    if let Some(Value::Array(parts)) = fields.get("content")
+        && let Some(text) = joined_text(parts)
+    {
+        fields.insert("content".to_owned(), Value::String(text));
+    }
+    if let Some(other @ (Value::Number(_) | Value::Bool(_))) = fields.get("content") {
+        return Err(wrong("content", "a string", other));
+    }
+    if !fields.contains_key("content") && !fields.contains_key("tool_calls") {
+        return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`)"));
+    }
+    Ok(Message { fields, weight })
+}
+
+/// `train: false` and `weight: x` say what the loss makes of a message; templates do not see them.
+fn take_weight(fields: &mut Map<String, Value>) -> Result<Option<f32>, RowError> {
+    let train = match fields.shift_remove("train") {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(train)) => Some(train),
+        Some(other) => return Err(wrong("train", "true or false", &other)),
+    };
+    let weight = match fields.shift_remove("weight") {
+        None | Some(Value::Null) => None,
+        Some(other) => {
+            let number = other.as_f64().map(|w| w as f32).filter(|w| w.is_finite());
+            Some(number.ok_or_else(|| wrong("weight", "a finite number", &other))?)
+        }
+    };
+    Ok(match train {
+        Some(false) => Some(0.0),
+        Some(true) => Some(weight.unwrap_or(1.0)),
+        None => weight,
+    })
+}
+
+/// The role names of ShareGPT; every other name is the template's business.
+fn rename_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowError> {
+    let ours = match role {
+        "human" => "user",
+        "gpt" | "chatgpt" | "bing" | "bard" => "assistant",
+        "observation" | "function_response" => "tool",
+        "function_call" => {
+            let calls = parse_calls(fields.get("content").unwrap_or(&Value::Null))?;
+            fields.insert("tool_calls".to_owned(), calls);
+            fields.insert("content".to_owned(), json!(""));
+            "assistant"
+        }
+        _ => return Ok(()),
+    };
+    fields.insert("role".to_owned(), json!(ours));
+    Ok(())
+}
+
+/// `{"name": …, "arguments": …}` or a list of them, possibly as a string of JSON, in the form of the OpenAI interface.
+fn parse_calls(value: &Value) -> Result<Value, RowError> {
+    let parsed = match value {
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|e| RowError::new(RowReason::WrongType, format!("the function call is no JSON: {e}")))?,
+        other => other.clone(),
+    };
+    let calls = match parsed {
+        Value::Array(calls) => calls,
+        one => vec![one],
+    };
+    let wrapped = calls.into_iter().map(|call| match (call.get("function"), call.get("name")) {
+        (Some(_), _) => Ok(call),
+        (None, Some(_)) => Ok(json!({ "type": "function", "function": call })),
+        _ => Err(RowError::new(RowReason::MissingField, "the function call has no `name`")),
+    });
+    Ok(Value::Array(wrapped.collect::<Result<_, _>>()?))
+}
+
+/// The text of parts that are all text: `{"type": "text", "text": …}`.
+fn joined_text(parts: &[Value]) -> Option<String> {
+    parts
+        .iter()
+        .map(|part| match part {
+            Value::String(text) => Some(text.as_str()),
+            _ if part.get("type")? == "text" => part.get("text").or_else(|| part.get("value"))?.as_str(),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Function definitions; an empty list is none. Bare functions get the wrapping that templates expect.
+fn tools(name: &str, value: Option<&Value>) -> Result<Option<Value>, RowError> {
+    let parsed = match value {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
+        Some(Value::String(text)) => serde_json::from_str(text)
+            .map_err(|e| RowError::new(RowReason::WrongType, format!("column `{name}` is no JSON: {e}")))?,
+        Some(other) => other.clone(),
+    };
+    let Value::Array(list) = parsed else { return Err(wrong(name, "a list of tools", &parsed)) };
+    if list.is_empty() {
+        return Ok(None);
+    }
+    let wrap = |tool: Value| match tool.get("function").is_none() && tool.get("name").is_some() {
+        true => json!({ "type": "function", "function": tool }),
+        false => tool,
+    };
+    Ok(Some(Value::Array(list.into_iter().map(wrap).collect())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<Message, RowError> {
+        message(&value, &BTreeMap::new())
+    }
+
+    #[test]
+    fn both_forms_give_the_same_message() {
+        let openai = read(json!({"role": "user", "content": "hi", "tool_calls": null})).unwrap();
+        assert_eq!(openai, read(json!({"from": "human", "value": "hi"})).unwrap());
+        assert_eq!(openai, Message::new("user", "hi"));
+        let mapped = message(
+            &json!({"speaker": "user", "says": "hi"}),
+            &BTreeMap::from([("role".into(), "speaker".into()), ("content".into(), "says".into())]),
+        );
+        assert_eq!(mapped.unwrap(), openai);
+        let parts = json!({"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]});
+        assert_eq!(read(parts).unwrap(), openai);
+    }
+
+    #[test]
+    fn train_and_weight_are_taken_out() {
+        let cases = [
+            (json!({"role": "assistant", "content": "a", "train": false}), Some(0.0)),
+            (json!({"role": "assistant", "content": "a", "train": true}), Some(1.0)),
+            (json!({"role": "assistant", "content": "a", "weight": 0.25}), Some(0.25)),
+            (json!({"role": "assistant", "content": "a", "weight": 2, "train": false}), Some(0.0)),
+            (json!({"role": "assistant", "content": "a"}), None),
+        ];
+        for (value, weight) in cases {
+            let message = read(value).unwrap();
+            assert_eq!(message.weight, weight);
+            assert_eq!(message.fields, Message::new("assistant", "a").fields);
+        }
+        assert_eq!(read(json!({"role": "user", "content": "", "train": 1})).unwrap_err().reason, RowReason::WrongType);
+    }
+
+    #[test]
+    fn function_calls_become_tool_calls() {
+        let call =
+            read(json!({"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"x\": 1}}"})).unwrap();
+        let expected = json!([{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]);
+        assert_eq!(call.fields["tool_calls"], expected);
+        assert_eq!(call.fields["role"], "assistant");
+        assert_eq!(read(json!({"from": "function_call", "value": "f(x)"})).unwrap_err().reason, RowReason::WrongType);
+        assert_eq!(read(json!({"role": "user"})).unwrap_err().reason, RowReason::MissingField);
+    }
+}

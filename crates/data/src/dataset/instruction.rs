@@ -1,0 +1,180 @@
+//! `type: instruction`: a question and an answer. The answer and the end token are trained.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::columns::{optional_text, text};
+use super::{EncodeRow, columns};
+use crate::dialogue::{DialogueEncoder, label};
+use crate::document::Document;
+use crate::error::{RowError, RowReason};
+use crate::spans::{Message, TrainedSpan};
+use crate::tokenizer::Tokenizer;
+
+/// Where the system prompt comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SystemPrompt {
+    #[default]
+    None,
+    /// A column of the row.
+    Field(String),
+    /// The same for every row.
+    Fixed(String),
+}
+
+/// The columns of an instruction dataset and how they are put together.
+#[derive(Clone, Debug, Default)]
+pub struct InstructionColumns {
+    pub instruction: String,
+    pub output: String,
+    pub input: Option<String>,
+    pub system: SystemPrompt,
+    /// Text with `{system}`, `{instruction}`, `{input}`, `{output}`; without `{output}` the output follows at the end.
+    /// Unset: the chat template is used, with the input after the instruction and an empty line between.
+    pub prompt_format: Option<String>,
+    /// Takes the place of `prompt_format` where a row has no input.
+    pub prompt_format_no_input: Option<String>,
+}
+
+/// How the text of a row is made.
+pub(super) enum Form {
+    /// A prompt format, and another for rows without input.
+    Format(String, Option<String>),
+    Chat(Box<DialogueEncoder>),
+}
+
+pub(super) struct InstructionRows {
+    tokenizer: Arc<Tokenizer>,
+    columns: InstructionColumns,
+    form: Form,
+}
+
+struct Parts<'a> {
+    system: &'a str,
+    instruction: &'a str,
+    input: &'a str,
+    output: &'a str,
+}
+
+impl InstructionRows {
+    pub(super) fn new(tokenizer: Arc<Tokenizer>, columns: InstructionColumns, form: Form) -> Self {
+        InstructionRows { tokenizer, columns, form }
+    }
+
+    fn chat(&self, encoder: &DialogueEncoder, parts: &Parts<'_>) -> Result<Document, RowError> {
+        let mut messages = Vec::new();
+        if !parts.system.is_empty() {
+            messages.push(Message::new("system", parts.system));
+        }
+        let question = match parts.input {
+            "" => parts.instruction.to_owned(),
+            input => format!("{}\n\n{input}", parts.instruction),
+        };
+        messages.push(Message::new("user", &question));
+        messages.push(Message::new("assistant", parts.output));
+        encoder.encode(&messages, None)
+    }
+
+    fn format(&self, format: &str, parts: &Parts<'_>) -> Result<Document, RowError> {
+        let (mut text, output, tail) = fill(format, parts);
+        let end = output + parts.output.len();
+        // An end token that the format writes itself is the end; otherwise EOS follows.
+        let eos = self.tokenizer.eos();
+        let special = self.tokenizer.special_tokens().iter();
+        let written = special.filter_map(|token| tail.find(&token.text).map(|at| end + at + token.text.len())).min();
+        let trained_end = match (written, eos) {
+            (Some(end), _) => end,
+            (None, Some(eos)) => {
+                text.push_str(&eos.text);
+                text.len()
+            }
+            (None, None) => text.len(),
+        };
+        let encoded = self.tokenizer.encode_document(&text)?;
+        Ok(label(encoded, &[TrainedSpan { range: output..trained_end, weight: 1.0 }]))
+    }
+}
+
+/// The filled text, the byte at which the output begins, and what follows the output. Placeholders inside the filled-in
+/// values stay as they are.
+fn fill(format: &str, parts: &Parts<'_>) -> (String, usize, String) {
+    let mut text = String::new();
+    let mut output = None;
+    let mut rest = format;
+    while let Some(brace) = rest.find('{') {
+        text.push_str(&rest[..brace]);
+        rest = &rest[brace..];
+        let known = [
+            ("{system}", parts.system),
+            ("{instruction}", parts.instruction),
+            ("{input}", parts.input),
+            ("{output}", parts.output),
+        ];
+        match known.iter().find(|(name, _)| rest.starts_with(name)) {
+            Some((name, value)) => {
+                if *name == "{output}" && output.is_none() {
+                    output = Some(text.len());
+                }
+                text.push_str(value);
+                rest = &rest[name.len()..];
+            }
+            None => {
+                text.push('{');
+                rest = &rest[1..];
+            }
+        }
+    }
+    text.push_str(rest);
+    let begin = output.unwrap_or_else(|| {
+        text.push_str(parts.output);
+        text.len() - parts.output.len()
+    });
+    let tail = text[begin + parts.output.len()..].to_owned();
+    (text, begin, tail)
+}
+
+impl EncodeRow for InstructionRows {
+    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError> {
+        let system = match &self.columns.system {
+            SystemPrompt::None => "",
+            SystemPrompt::Fixed(prompt) => prompt,
+            SystemPrompt::Field(name) => {
+                columns::required(row, name).and_then(|_| optional_text(row, name))?.unwrap_or("")
+            }
+        };
+        let input = match &self.columns.input {
+            Some(name) => optional_text(row, name)?.unwrap_or(""),
+            None => "",
+        };
+        let parts = Parts {
+            system,
+            instruction: text(row, &self.columns.instruction)?,
+            input,
+            output: text(row, &self.columns.output)?,
+        };
+        if parts.output.is_empty() {
+            return Err(RowError::new(RowReason::Empty, format!("column `{}` is empty", self.columns.output)));
+        }
+        match &self.form {
+            Form::Chat(encoder) => self.chat(encoder, &parts),
+            Form::Format(_, Some(without)) if parts.input.is_empty() => self.format(without, &parts),
+            Form::Format(format, _) => self.format(format, &parts),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_are_filled_once() {
+        let parts = Parts { system: "S", instruction: "{output}", input: "{x}", output: "{input}" };
+        let (text, output, tail) = fill("{system}|{instruction}|{input}|{\"a\": 1}|{output}!", &parts);
+        assert_eq!(text, "S|{output}|{x}|{\"a\": 1}|{input}!");
+        assert_eq!((&text[output..output + 7], tail.as_str()), ("{input}", "!"));
+        let (text, output, tail) = fill("Q: {instruction}\nA: ", &parts);
+        assert_eq!((text.as_str(), output, tail.as_str()), ("Q: {output}\nA: {input}", 15, ""));
+    }
+}

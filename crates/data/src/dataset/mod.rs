@@ -1,0 +1,88 @@
+//! Dataset types: what the columns of a row mean, one file each.
+//!
+//! Adding a type is one file here, one variant of [`DatasetKind`] and one line in [`encoder`]. Knows no file formats and
+//! no packing.
+
+mod columns;
+mod conversation;
+mod instruction;
+mod text;
+mod tokens;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::dialogue::{DialogueEncoder, DialogueOptions};
+use crate::document::{Document, Truncation};
+use crate::error::{DataError, RowError};
+use crate::tokenizer::Tokenizer;
+
+pub use conversation::ConversationColumns;
+pub use instruction::{InstructionColumns, SystemPrompt};
+
+/// One dataset: where it lies, what its rows mean, how many of them are used.
+#[derive(Clone, Debug)]
+pub struct DatasetSpec {
+    /// A local file or directory.
+    pub path: PathBuf,
+    pub kind: DatasetKind,
+    /// Only the first rows, if set.
+    pub samples: Option<usize>,
+}
+
+/// The meaning of a row.
+#[derive(Clone, Debug)]
+pub enum DatasetKind {
+    /// `input_ids` and optionally `labels`, `position_ids`, `weights`.
+    Tokens,
+    /// Plain text in one column; everything is trained, EOS is appended.
+    Text {
+        field: String,
+    },
+    Instruction(InstructionColumns),
+    Conversation(ConversationColumns),
+}
+
+impl DatasetKind {
+    /// How over-long documents of this type are cut: text is split, never deleted.
+    pub(crate) fn truncation(&self, chosen: Truncation) -> Truncation {
+        if matches!(self, DatasetKind::Text { .. }) { Truncation::Split } else { chosen }
+    }
+}
+
+/// Turns the columns of one row into a document.
+pub(crate) trait EncodeRow: Send + Sync {
+    fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError>;
+}
+
+/// The encoder of a dataset. `tokenizer` may be absent for [`DatasetKind::Tokens`] only.
+pub(crate) fn encoder(
+    spec: &DatasetSpec,
+    tokenizer: Option<&Arc<Tokenizer>>,
+    dialogue: &DialogueOptions,
+) -> Result<Box<dyn EncodeRow>, DataError> {
+    let needed = || {
+        tokenizer.cloned().ok_or_else(|| {
+            DataError::invalid(spec.path.display(), "this dataset needs a tokenizer")
+                .hint("give a model folder with tokenizer.json, or a dataset of type tokens")
+        })
+    };
+    Ok(match &spec.kind {
+        DatasetKind::Tokens => Box::new(tokens::TokenRows),
+        DatasetKind::Text { field } => Box::new(text::TextRows::new(needed()?, field.clone())),
+        DatasetKind::Instruction(columns) => {
+            let tokenizer = needed()?;
+            let form = match &columns.prompt_format {
+                Some(format) => instruction::Form::Format(format.clone(), columns.prompt_format_no_input.clone()),
+                None => instruction::Form::Chat(Box::new(DialogueEncoder::new(tokenizer.clone(), dialogue)?)),
+            };
+            Box::new(instruction::InstructionRows::new(tokenizer, columns.clone(), form))
+        }
+        DatasetKind::Conversation(columns) => {
+            let encoder = DialogueEncoder::new(needed()?, dialogue)?;
+            Box::new(conversation::ConversationRows::new(encoder, columns.clone()))
+        }
+    })
+}

@@ -1,0 +1,312 @@
+//! From documents to a stream of micro-batches, prepared by a thread of its own.
+//!
+//! The stream is a function of (documents, spec, position): a position can be stored and sought. Knows no files and no
+//! text.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use serde::{Deserialize, Serialize};
+
+use crate::batch::{Batch, IGNORE};
+use crate::document::DocumentSet;
+use crate::error::DataError;
+use crate::order::permutation;
+use crate::packing::best_fit;
+
+/// How documents become rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Several documents a row, best-fit inside windows of documents.
+    Packed,
+    /// One document a row, each micro-batch padded to the smallest of these lengths that holds its longest row. The
+    /// lengths ascend; the last is the sequence length.
+    Padded(Vec<usize>),
+}
+
+/// What a [`Loader`] is told.
+#[derive(Clone, Debug)]
+pub struct LoaderSpec {
+    /// Rows of a micro-batch.
+    pub batch_size: usize,
+    /// Tokens of a row.
+    pub seq_len: usize,
+    pub rows: Rows,
+    /// `false` keeps the order of the data in every epoch.
+    pub shuffle: bool,
+    pub seed: u64,
+    /// `None`: for ever.
+    pub epochs: Option<u64>,
+    /// Fills the end of rows; never trained.
+    pub pad_id: i32,
+    /// Micro-batches prepared ahead by a thread; 0: prepared when asked for.
+    pub prefetch: usize,
+}
+
+/// Documents that are packed together.
+const WINDOW: usize = 8192;
+
+/// A place in the data: the next row to be taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Position {
+    pub epoch: u64,
+    /// Window of documents inside the epoch's order.
+    pub window: u64,
+    /// Row inside the window.
+    pub bin: u64,
+}
+
+/// The rows of the data in their order, one after another.
+struct Cursor {
+    documents: DocumentSet,
+    spec: LoaderSpec,
+    position: Position,
+    /// The order of `position.epoch`, and the rows (corpus indices) of `position.window`.
+    epoch_order: Option<(u64, Vec<u32>)>,
+    window_rows: Option<(u64, u64, Vec<Vec<u32>>)>,
+}
+
+impl Cursor {
+    fn windows(&self) -> u64 {
+        self.documents.len().div_ceil(WINDOW) as u64
+    }
+
+    /// Rows of one window as corpus indices.
+    fn rows_of(&mut self, epoch: u64, window: u64) -> Vec<Vec<u32>> {
+        let n = self.documents.len();
+        if self.epoch_order.as_ref().is_none_or(|(of, _)| *of != epoch) {
+            let order = if self.spec.shuffle { permutation(n, self.spec.seed, epoch) } else { (0..n as u32).collect() };
+            self.epoch_order = Some((epoch, order));
+        }
+        let (_, order) = self.epoch_order.as_ref().expect("just made");
+        let begin = window as usize * WINDOW;
+        let members = &self.documents.members;
+        let chosen: Vec<u32> = order[begin..(begin + WINDOW).min(n)].iter().map(|&i| members[i as usize]).collect();
+        match self.spec.rows {
+            Rows::Padded(_) => chosen.into_iter().map(|document| vec![document]).collect(),
+            Rows::Packed => {
+                let lengths: Vec<usize> = chosen.iter().map(|&d| self.documents.corpus.length(d as usize)).collect();
+                let rows = best_fit(&lengths, self.spec.seq_len);
+                rows.into_iter().map(|row| row.into_iter().map(|i| chosen[i as usize]).collect()).collect()
+            }
+        }
+    }
+
+    fn rows_in_epoch(&mut self, epoch: u64) -> u64 {
+        (0..self.windows()).map(|window| self.rows_of(epoch, window).len() as u64).sum()
+    }
+
+    /// The next row's documents; `None` after the last epoch.
+    fn next_row(&mut self) -> Option<Vec<u32>> {
+        loop {
+            let at = self.position;
+            if self.spec.epochs.is_some_and(|epochs| at.epoch >= epochs) {
+                return None;
+            }
+            if at.window >= self.windows() {
+                self.position = Position { epoch: at.epoch + 1, window: 0, bin: 0 };
+                continue;
+            }
+            if self.window_rows.as_ref().is_none_or(|(epoch, window, _)| (*epoch, *window) != (at.epoch, at.window)) {
+                let rows = self.rows_of(at.epoch, at.window);
+                self.window_rows = Some((at.epoch, at.window, rows));
+            }
+            let (_, _, rows) = self.window_rows.as_ref().expect("just made");
+            match rows.get(at.bin as usize) {
+                Some(row) => {
+                    self.position.bin += 1;
+                    return Some(row.clone());
+                }
+                None => self.position = Position { window: at.window + 1, bin: 0, ..at },
+            }
+        }
+    }
+
+    /// The next micro-batch; the last one is filled up with rows in which nothing is trained.
+    fn next_batch(&mut self) -> Option<Batch> {
+        let batch_size = self.spec.batch_size;
+        let rows: Vec<Vec<u32>> = std::iter::from_fn(|| self.next_row()).take(batch_size).collect();
+        if rows.is_empty() {
+            return None;
+        }
+        let length_of = |row: &Vec<u32>| row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum::<usize>();
+        let longest = rows.iter().map(length_of).max().unwrap_or(0);
+        let seq_len = match &self.spec.rows {
+            Rows::Packed => self.spec.seq_len,
+            Rows::Padded(lengths) => {
+                lengths.iter().copied().find(|&length| length >= longest).unwrap_or(self.spec.seq_len)
+            }
+        };
+        Some(self.assemble(&rows, seq_len))
+    }
+
+    fn assemble(&self, rows: &[Vec<u32>], seq_len: usize) -> Batch {
+        let size = self.spec.batch_size * seq_len;
+        let mut batch = Batch {
+            batch: self.spec.batch_size,
+            seq_len,
+            input_ids: Vec::with_capacity(size),
+            position_ids: Vec::with_capacity(size),
+            targets: Vec::with_capacity(size),
+            weights: Vec::with_capacity(size),
+            document_start: Vec::with_capacity(size),
+        };
+        for number in 0..self.spec.batch_size {
+            let row_begin = number * seq_len;
+            for &document in rows.get(number).into_iter().flatten() {
+                self.append(&mut batch, document as usize, row_begin);
+            }
+            // What is left of the row is a document of its own in which nothing is trained.
+            let start = batch.input_ids.len() - row_begin;
+            let padding = seq_len - start;
+            batch.input_ids.resize(row_begin + seq_len, self.spec.pad_id);
+            batch.position_ids.extend(0..padding as i32);
+            batch.targets.resize(row_begin + seq_len, IGNORE);
+            batch.weights.resize(row_begin + seq_len, 0.0);
+            batch.document_start.resize(row_begin + seq_len, start as i32);
+        }
+        batch
+    }
+
+    fn append(&self, batch: &mut Batch, document: usize, row_begin: usize) {
+        let view = self.documents.corpus.document(document);
+        let n = view.ids.len();
+        let mut start = batch.input_ids.len() - row_begin;
+        batch.input_ids.extend_from_slice(view.ids);
+        for t in 0..n {
+            let continues = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
+            if t > 0 && !continues(t) {
+                start = batch.document_start.len() - row_begin;
+            }
+            batch.position_ids.push(view.positions.map_or(t as i32, |p| p[t]));
+            batch.document_start.push(start as i32);
+            let trained = t + 1 < n && continues(t + 1) && view.labels[t + 1] != IGNORE && view.weights[t + 1] != 0.0;
+            batch.targets.push(if trained { view.labels[t + 1] } else { IGNORE });
+            batch.weights.push(if trained { view.weights[t + 1] } else { 0.0 });
+        }
+    }
+}
+
+/// A stream of micro-batches.
+pub struct Loader {
+    source: Source,
+    position: Position,
+}
+
+enum Source {
+    Inline(Box<Cursor>),
+    Thread { batches: Option<Receiver<(Batch, Position)>>, worker: Option<JoinHandle<()>> },
+}
+
+impl Loader {
+    /// Starts at `position` (the default is the beginning). Errors: no documents, or one longer than a row.
+    pub fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
+        let cursor = Cursor::new(documents, spec, position)?;
+        let ahead = cursor.spec.prefetch;
+        let source = if ahead == 0 { Source::Inline(Box::new(cursor)) } else { spawn(cursor, ahead) };
+        Ok(Loader { source, position })
+    }
+
+    /// The place after the last batch that was handed out: what a checkpoint stores.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Batch;
+
+    /// The next micro-batch; `None` after the last epoch.
+    fn next(&mut self) -> Option<Batch> {
+        match &mut self.source {
+            Source::Inline(cursor) => {
+                let batch = cursor.next_batch()?;
+                self.position = cursor.position;
+                Some(batch)
+            }
+            Source::Thread { batches, worker } => match batches.as_ref()?.recv() {
+                Ok((batch, position)) => {
+                    self.position = position;
+                    Some(batch)
+                }
+                Err(_) => {
+                    *batches = None;
+                    if let Some(Err(panic)) = worker.take().map(JoinHandle::join) {
+                        std::panic::resume_unwind(panic);
+                    }
+                    None
+                }
+            },
+        }
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        if let Source::Thread { batches, worker } = &mut self.source {
+            *batches = None;
+            if let Some(worker) = worker.take() {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+fn spawn(mut cursor: Cursor, ahead: usize) -> Source {
+    let (sender, receiver) = sync_channel(ahead);
+    let worker = std::thread::Builder::new().name("data-loader".to_owned()).spawn(move || {
+        while let Some(batch) = cursor.next_batch() {
+            if sender.send((batch, cursor.position)).is_err() {
+                return;
+            }
+        }
+    });
+    Source::Thread { batches: Some(receiver), worker: Some(worker.expect("the system can start a thread")) }
+}
+
+impl Cursor {
+    fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
+        assert!(spec.batch_size > 0 && spec.seq_len > 0, "a micro-batch has rows and tokens");
+        if documents.is_empty() {
+            return Err(DataError::invalid("datasets", "there are no documents to train on"));
+        }
+        let lengths = documents.members.iter().map(|&d| documents.corpus.length(d as usize));
+        if let Some(length) = lengths.max().filter(|&length| length > spec.seq_len) {
+            let problem = format!("a document has {length} tokens, a row {}", spec.seq_len);
+            return Err(DataError::invalid("datasets", problem).hint("prepare them with max_length = sequence_len"));
+        }
+        if let Rows::Padded(lengths) = &spec.rows {
+            assert!(lengths.is_sorted() && lengths.last() == Some(&spec.seq_len), "buckets end at the row length");
+        }
+        Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None })
+    }
+}
+
+/// What `epochs` passes over the documents amount to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Extent {
+    /// Rows of all epochs.
+    pub rows: u64,
+    /// Micro-batches; the last may hold empty rows.
+    pub micro_batches: u64,
+    /// Share of the first epoch's row tokens that are not padding, in 0..=1; padding counts up to `seq_len`.
+    pub fill: f64,
+}
+
+impl Extent {
+    /// Optimizer steps of `accumulation` micro-batches; the last may be short.
+    pub fn steps(&self, accumulation: usize) -> u64 {
+        self.micro_batches.div_ceil(accumulation as u64)
+    }
+}
+
+/// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
+pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, DataError> {
+    let mut cursor = Cursor::new(documents.clone(), spec.clone(), Position::default())?;
+    let first = cursor.rows_in_epoch(0);
+    let further: u64 = (1..spec.epochs.unwrap_or(1)).map(|epoch| cursor.rows_in_epoch(epoch)).sum();
+    let rows = if spec.epochs == Some(0) { 0 } else { first + further };
+    let tokens: usize = documents.members.iter().map(|&d| documents.corpus.length(d as usize)).sum();
+    let fill = tokens as f64 / (first * spec.seq_len as u64) as f64;
+    Ok(Extent { rows, micro_batches: rows.div_ceil(spec.batch_size as u64), fill })
+}

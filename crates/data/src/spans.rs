@@ -1,0 +1,273 @@
+//! Where the trained text of a conversation lies in its rendering.
+//!
+//! The sentinel method: the conversation is rendered, then once more per message and field with that field replaced by
+//! each of two sentinels. What all three renderings share before and after the difference is the template's; the rest
+//! is the message's. No text of a message is ever searched for, and no prefix of the conversation is rendered, because
+//! real templates print a message differently when another follows. Knows no tokens and no template language.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{RowError, RowReason};
+use crate::template::Rendered;
+
+/// One message and what is asked of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// What the template sees: `role`, `content`, …
+    pub fields: Map<String, Value>,
+    /// Weight of its tokens in the loss; 0 = not trained; `None`: 1 for the assistant, 0 for everybody else.
+    pub weight: Option<f32>,
+}
+
+impl Message {
+    pub fn new(role: &str, content: &str) -> Self {
+        let fields = Map::from_iter([("role".to_owned(), json!(role)), ("content".to_owned(), json!(content))]);
+        Message { fields, weight: None }
+    }
+
+    fn is_assistant(&self) -> bool {
+        self.fields.get("role").and_then(Value::as_str) == Some("assistant")
+    }
+
+    fn trained_weight(&self) -> f32 {
+        self.weight.unwrap_or(if self.is_assistant() { 1.0 } else { 0.0 })
+    }
+}
+
+/// Bytes of the rendering that are trained, with their weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainedSpan {
+    pub range: Range<usize>,
+    pub weight: f32,
+}
+
+/// Renders messages; given by the caller, so that the method can be tested with any renderer.
+pub type Render<'a> = &'a dyn Fn(&[Map<String, Value>]) -> Result<Rendered, RowError>;
+
+/// What the method must know of a template and its tokenizer.
+#[derive(Clone, Copy)]
+pub struct Markers<'a> {
+    /// What opens the assistant's turn.
+    pub generation_prompt: &'a str,
+    /// Special tokens that end a turn.
+    pub end_of_turn: &'a [String],
+    /// All special tokens.
+    pub special: &'a [String],
+}
+
+/// Two texts without common first or last character, which no template trims or splits.
+const SENTINELS: [&str; 2] = ["Qv7nullafoxJ3b", "Xz4lanternwH8k"];
+
+/// Pairs between which a template may insert an empty train of thought.
+const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
+
+/// Where one message lies: from the first to the last byte that depends on it.
+#[derive(Clone, Debug)]
+struct Located {
+    range: Range<usize>,
+    calls_tools: bool,
+}
+
+/// Renders a conversation and finds what is trained: for each message of positive weight from after the generation
+/// prompt to the first end-of-turn token, inclusive. A train of thought that the template inserts itself is left out.
+/// The spans ascend and do not overlap.
+pub fn trained_spans(
+    messages: &[Message],
+    render: Render<'_>,
+    markers: Markers<'_>,
+) -> Result<(String, Vec<TrainedSpan>), RowError> {
+    let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
+    let base = render(&plain)?;
+    let wanted = |i: usize| messages[i].trained_weight() != 0.0;
+    if !base.generation.is_empty() && messages.iter().all(|m| m.weight.is_none()) {
+        let spans = base.generation.iter().map(|range| TrainedSpan { range: range.clone(), weight: 1.0 });
+        return Ok((base.text, spans.collect()));
+    }
+    // Only trained messages and their neighbours are looked for.
+    let mut located: Vec<Option<Located>> = Vec::with_capacity(messages.len());
+    for i in 0..messages.len() {
+        let near = wanted(i) || (i > 0 && wanted(i - 1)) || (i + 1 < messages.len() && wanted(i + 1));
+        located.push(if near { locate(&base.text, &mut plain, i, render)? } else { None });
+    }
+    let mut spans: Vec<TrainedSpan> = Vec::new();
+    for (i, message) in messages.iter().enumerate().filter(|&(i, _)| wanted(i)) {
+        let disagreement = |what: &str| RowError::new(RowReason::Span, format!("message {}: {what}", i + 1));
+        let Some(own) = &located[i] else {
+            return Err(disagreement("the template does not show it"));
+        };
+        if spans.last().is_some_and(|last| own.range.start < last.range.end) {
+            return Err(disagreement("its text depends on an earlier message's place"));
+        }
+        let marked = base.generation.iter().find(|range| range.start <= own.range.start && own.range.end <= range.end);
+        let range = match marked {
+            Some(range) => range.clone(),
+            None => {
+                let before = match i {
+                    0 => Some(0),
+                    _ => located[i - 1].as_ref().map(|m| m.range.end).filter(|&end| end <= own.range.start),
+                };
+                let begin = match message.is_assistant() {
+                    true => turn_begin(&base.text, before, own.range.start, markers.generation_prompt),
+                    false => own.range.start,
+                };
+                let next = located.get(i + 1).and_then(Option::as_ref).map(|m| m.range.start);
+                let limit = next.filter(|&start| start >= own.range.end).unwrap_or(base.text.len());
+                begin..turn_end(&base.text, own, limit, markers)
+            }
+        };
+        spans.push(TrainedSpan { range, weight: message.trained_weight() });
+    }
+    Ok((base.text, spans))
+}
+
+/// The fields of a message that a template may show, as JSON pointers with the values that replace them.
+fn shown_fields(message: &Map<String, Value>) -> Vec<(String, [Value; 2])> {
+    let texts = SENTINELS.map(Value::from);
+    let mut fields = Vec::new();
+    for name in ["reasoning_content", "reasoning", "thinking"] {
+        if message.get(name).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty()) {
+            fields.push((format!("/{name}"), texts.clone()));
+        }
+    }
+    let calls = message.get("tool_calls").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    match message.get("content") {
+        Some(Value::String(text)) if !text.is_empty() || calls.is_empty() => {
+            fields.push(("/content".to_owned(), texts.clone()));
+        }
+        _ => {}
+    }
+    for (i, call) in calls.iter().enumerate() {
+        let function = if call.get("function").is_some() { "/function" } else { "" };
+        let place = format!("/tool_calls/{i}{function}");
+        fields.push((format!("{place}/name"), texts.clone()));
+        let arguments = call.pointer(&format!("{function}/arguments"));
+        let replacement = match arguments {
+            Some(Value::String(_)) => texts.clone(),
+            _ => [json!({ SENTINELS[0]: 0 }), json!({ SENTINELS[1]: 1 })],
+        };
+        fields.push((format!("{place}/arguments"), replacement));
+    }
+    fields
+}
+
+/// Finds message `i` of the rendering `base`. `None`: the template shows nothing of it, or the place of what it shows
+/// cannot be told. `messages` is returned as it was.
+fn locate(
+    base: &str,
+    messages: &mut [Map<String, Value>],
+    i: usize,
+    render: Render<'_>,
+) -> Result<Option<Located>, RowError> {
+    let original = messages[i].clone();
+    let mut found: Option<Located> = None;
+    for (pointer, replacements) in shown_fields(&original) {
+        let mut renderings = Vec::with_capacity(2);
+        for replacement in replacements {
+            let mut changed = Value::Object(original.clone());
+            *changed.pointer_mut(&pointer).expect("shown_fields names fields that exist") = replacement;
+            let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
+            messages[i] = changed;
+            let rendering = render(messages);
+            messages[i] = original.clone();
+            renderings.push(rendering?.text);
+        }
+        let is_name = pointer.ends_with("/name");
+        if let Some(range) = difference(base, &renderings, is_name, i)? {
+            let calls_tools = pointer.starts_with("/tool_calls");
+            found = Some(match found {
+                None => Located { range, calls_tools },
+                Some(before) => Located {
+                    calls_tools: if range.end > before.range.end { calls_tools } else { before.calls_tools },
+                    range: before.range.start.min(range.start)..before.range.end.max(range.end),
+                },
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The bytes of `base` that depend on a field, given the renderings with either sentinel in its place. `None`: the field
+/// is not shown, or is a tool's name that is shown in other messages too.
+fn difference(base: &str, renderings: &[String], is_name: bool, i: usize) -> Result<Option<Range<usize>>, RowError> {
+    let mut start = base.len();
+    let mut tail = base.len();
+    for (rendering, sentinel) in renderings.iter().zip(SENTINELS) {
+        match rendering.matches(sentinel).count() {
+            0 => return Ok(None),
+            1 => {}
+            _ if is_name => return Ok(None),
+            times => {
+                let problem = format!("message {}: the template shows one field {times} times", i + 1);
+                return Err(RowError::new(RowReason::Span, problem));
+            }
+        }
+        start = start.min(common_prefix(base, rendering));
+        tail = tail.min(common_suffix(base, rendering));
+    }
+    if start + tail > base.len() {
+        let problem = format!("message {}: what stands before and after it overlaps", i + 1);
+        return Err(RowError::new(RowReason::Span, problem));
+    }
+    Ok(Some(start..base.len() - tail))
+}
+
+/// Bytes, cut back to a character's border.
+fn common_prefix(a: &str, b: &str) -> usize {
+    let mut n = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
+    while !a.is_char_boundary(n) {
+        n -= 1;
+    }
+    n
+}
+
+fn common_suffix(a: &str, b: &str) -> usize {
+    let mut n = a.bytes().rev().zip(b.bytes().rev()).take_while(|(x, y)| x == y).count();
+    while !a.is_char_boundary(a.len() - n) {
+        n -= 1;
+    }
+    n
+}
+
+/// Where the assistant begins to speak: after the generation prompt. `before` is the end of the previous message, `None`
+/// where that is not known; between it and `start` stands only text of the template.
+fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> usize {
+    if prompt.is_empty() {
+        return start;
+    }
+    let header = &base[before.unwrap_or(0)..start];
+    let offset = start - header.len();
+    // A model that always thinks has the opening of the thought in its prompt, but not in its earlier turns: there, the
+    // header ends with a part of the prompt.
+    let after_prompt = header.rfind(prompt).map(|at| at + prompt.len());
+    let after_part = || {
+        let lengths = (1..prompt.len()).rev().filter(|&n| prompt.is_char_boundary(n));
+        lengths.into_iter().any(|n| header.ends_with(&prompt[..n])).then_some(header.len())
+    };
+    let Some(begin) = after_prompt.or_else(after_part) else { return start };
+    let inserted = &header[begin..];
+    if inserted.is_empty() || is_empty_thought(inserted) {
+        return start;
+    }
+    // Without knowing where the previous message ends, only a prompt right before this one can be trusted.
+    if before.is_none() { start } else { offset + begin }
+}
+
+fn is_empty_thought(text: &str) -> bool {
+    let text = text.trim();
+    THOUGHTS.iter().any(|(open, close)| {
+        text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).is_some_and(|inner| inner.trim().is_empty())
+    })
+}
+
+/// The end of the first end-of-turn token after the message and before `limit`; without one, the end of the message.
+fn turn_end(base: &str, own: &Located, limit: usize, markers: Markers<'_>) -> usize {
+    let tail = &base[own.range.end..limit];
+    let first = |tokens: &[String]| {
+        let places = tokens.iter().filter_map(|token| tail.find(token.as_str()).map(|at| (at, at + token.len())));
+        places.min_by_key(|&(at, end)| (at, std::cmp::Reverse(end))).map(|(_, end)| own.range.end + end)
+    };
+    let fallback = || if own.calls_tools { first(markers.special) } else { None };
+    first(markers.end_of_turn).or_else(fallback).unwrap_or(own.range.end)
+}

@@ -1,0 +1,177 @@
+//! The stream of batches: every document once an epoch, positions that can be sought, padding that is not trained.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use data::{Batch, Corpus, Document, DocumentSet, IGNORE, Loader, LoaderSpec, Position, Rows, extent};
+
+const PAD: i32 = 0;
+
+/// Document `d` is the tokens 1000·(d+1) + 0, 1, 2, …; its first token is not trained.
+fn corpus(count: usize) -> DocumentSet {
+    let mut corpus = Corpus::default();
+    for d in 0..count {
+        let length = 2 + (d * 37) % 23;
+        corpus.push(Document::all_trained((0..length as i32).map(|t| 1000 * (d as i32 + 1) + t).collect()));
+    }
+    DocumentSet::all(Arc::new(corpus))
+}
+
+fn spec(rows: Rows, prefetch: usize) -> LoaderSpec {
+    LoaderSpec { batch_size: 3, seq_len: 32, rows, shuffle: true, seed: 11, epochs: Some(2), pad_id: PAD, prefetch }
+}
+
+fn batches(documents: &DocumentSet, spec: &LoaderSpec, from: Position) -> Vec<Batch> {
+    Loader::new(documents.clone(), spec.clone(), from).unwrap().collect()
+}
+
+/// Checks every invariant of a batch against the corpus; counts how often each document appears.
+fn check(batch: &Batch, documents: &DocumentSet, seen: &mut BTreeMap<usize, usize>) {
+    let size = batch.batch * batch.seq_len;
+    for (length, name) in [
+        (batch.input_ids.len(), "input_ids"),
+        (batch.position_ids.len(), "position_ids"),
+        (batch.targets.len(), "targets"),
+        (batch.weights.len(), "weights"),
+        (batch.document_start.len(), "document_start"),
+    ] {
+        assert_eq!(length, size, "{name}");
+    }
+    for row in 0..batch.batch {
+        let at = |t: usize| row * batch.seq_len + t;
+        let mut t = 0;
+        while t < batch.seq_len {
+            let id = batch.input_ids[at(t)];
+            let length = if id == PAD { batch.seq_len - t } else { documents.corpus.length(id as usize / 1000 - 1) };
+            for k in 0..length {
+                let i = at(t + k);
+                assert_eq!(batch.document_start[i] as usize, t, "row {row}, token {t}+{k}");
+                assert_eq!(batch.position_ids[i] as usize, k);
+                let trained = id != PAD && k + 1 < length;
+                assert_eq!(batch.input_ids[i], if id == PAD { PAD } else { id + k as i32 });
+                assert_eq!(batch.targets[i], if trained { id + k as i32 + 1 } else { IGNORE });
+                assert_eq!(batch.weights[i], if trained { 1.0 } else { 0.0 });
+            }
+            if id != PAD {
+                *seen.entry(id as usize / 1000 - 1).or_default() += 1;
+            }
+            t += length;
+        }
+    }
+}
+
+#[test]
+fn every_document_comes_once_an_epoch_whole() {
+    let documents = corpus(100);
+    for rows in [Rows::Packed, Rows::Padded(vec![8, 16, 32]), Rows::Padded(vec![32])] {
+        let spec = spec(rows, 0);
+        let mut seen = BTreeMap::new();
+        let all = batches(&documents, &spec, Position::default());
+        all.iter().for_each(|batch| check(batch, &documents, &mut seen));
+        assert_eq!(seen.len(), 100);
+        assert!(seen.values().all(|&times| times == 2), "{seen:?}");
+        assert_eq!(all.len() as u64, extent(&documents, &spec).unwrap().micro_batches);
+    }
+}
+
+#[test]
+fn padded_rows_take_the_smallest_bucket() {
+    let documents = corpus(40);
+    let all = batches(&documents, &spec(Rows::Padded(vec![8, 16, 32]), 0), Position::default());
+    let mut lengths: Vec<usize> = all.iter().map(|batch| batch.seq_len).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    assert_eq!(lengths, [16, 32]);
+    for batch in &all {
+        let longest = batch.document_start.chunks(batch.seq_len).map(|row| row[batch.seq_len - 1] as usize).max();
+        assert!(
+            batch.seq_len == 8 || longest.unwrap() > batch.seq_len / 2 || batch.input_ids.iter().all(|&id| id != PAD)
+        );
+    }
+}
+
+#[test]
+fn epochs_differ_and_repeat_exactly() {
+    let documents = corpus(100);
+    let all = batches(&documents, &spec(Rows::Packed, 0), Position::default());
+    assert_eq!(all, batches(&documents, &spec(Rows::Packed, 2), Position::default()));
+    let other = LoaderSpec { seed: 12, ..spec(Rows::Packed, 0) };
+    assert_ne!(all, batches(&documents, &other, Position::default()));
+    let half = all.len() / 2;
+    assert_ne!(all[0], all[half]);
+}
+
+#[test]
+fn a_stored_position_continues_exactly() {
+    let documents = corpus(100);
+    for prefetch in [0, 4] {
+        let spec = spec(Rows::Packed, prefetch);
+        let all = batches(&documents, &spec, Position::default());
+        let mut loader = Loader::new(documents.clone(), spec.clone(), Position::default()).unwrap();
+        for taken in 0..all.len() {
+            let text = serde_json::to_string(&loader.position()).unwrap();
+            let rest = batches(&documents, &spec, serde_json::from_str(&text).unwrap());
+            assert_eq!(rest, all[taken..], "after {taken} batches");
+            loader.next().unwrap();
+        }
+        assert_eq!(loader.next(), None);
+    }
+}
+
+#[test]
+fn without_shuffling_the_order_is_that_of_the_data() {
+    let documents = corpus(50);
+    let spec = LoaderSpec { shuffle: false, ..spec(Rows::Padded(vec![32]), 0) };
+    let firsts: Vec<i32> = batches(&documents, &spec, Position::default())
+        .iter()
+        .flat_map(|batch| batch.input_ids.chunks(batch.seq_len).map(|row| row[0]).collect::<Vec<_>>())
+        .filter(|&id| id != PAD)
+        .collect();
+    let once: Vec<i32> = (1..=50).map(|d| 1000 * d).collect();
+    assert_eq!(firsts, [once.clone(), once].concat());
+}
+
+#[test]
+fn the_extent_counts_what_the_loader_gives() {
+    let documents = corpus(64);
+    let spec = spec(Rows::Packed, 0);
+    let extent = extent(&documents, &spec).unwrap();
+    let mut rows = 0;
+    for batch in batches(&documents, &spec, Position::default()) {
+        rows += batch.input_ids.chunks(batch.seq_len).filter(|row| row[0] != PAD).count() as u64;
+    }
+    assert_eq!(extent.rows, rows);
+    assert_eq!(extent.steps(4), extent.micro_batches.div_ceil(4));
+    assert!(extent.fill > 0.9 && extent.fill <= 1.0, "{}", extent.fill);
+}
+
+#[test]
+fn own_positions_and_inner_borders_survive() {
+    let mut corpus = Corpus::default();
+    corpus.push(Document { positions: Some(vec![3, 4, 0, 1]), ..Document::all_trained(vec![5, 6, 7, 8]) });
+    let spec = LoaderSpec { batch_size: 1, seq_len: 6, ..spec(Rows::Packed, 0) };
+    let batch = batches(&DocumentSet::all(Arc::new(corpus)), &spec, Position::default()).remove(0);
+    assert_eq!(batch.position_ids, [3, 4, 0, 1, 0, 1]);
+    assert_eq!(batch.document_start, [0, 0, 2, 2, 4, 4]);
+    assert_eq!(batch.targets, [6, IGNORE, 8, IGNORE, IGNORE, IGNORE]);
+}
+
+#[test]
+fn documents_must_fit_and_exist() {
+    let documents = corpus(10);
+    let short = LoaderSpec { seq_len: 16, ..spec(Rows::Packed, 0) };
+    let error = Loader::new(documents, short, Position::default()).err().unwrap();
+    assert!(error.to_string().contains("a document has"), "{error}");
+    let empty = DocumentSet::all(Arc::new(Corpus::default()));
+    assert!(Loader::new(empty, spec(Rows::Packed, 0), Position::default()).is_err());
+}
+
+#[test]
+fn an_endless_loader_stops_when_it_is_dropped() {
+    let spec = LoaderSpec { epochs: None, ..spec(Rows::Packed, 3) };
+    let mut loader = Loader::new(corpus(20), spec, Position::default()).unwrap();
+    let taken = (0..50).map(|_| loader.next().unwrap()).count();
+    assert_eq!(taken, 50);
+    assert!(loader.position().epoch > 5);
+    drop(loader);
+}

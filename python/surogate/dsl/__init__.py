@@ -1,0 +1,29 @@
+"""The language in which architectures are written: docs/dsl.md.
+
+A model is a tree of modules whose `forward` is recorded on symbolic tensors. What is recorded is
+the IR of docs/ir.md; nothing is computed here.
+"""
+
+from . import ops
+from .config import ModelConfig, Reader
+from .model import build, model
+from .module import Layers, Module, Parameter
+from .structure import Batch, output, region, repeat
+from .tensor import Tensor, each
+
+__all__ = [
+    "Batch",
+    "Layers",
+    "ModelConfig",
+    "Module",
+    "Parameter",
+    "Reader",
+    "Tensor",
+    "build",
+    "each",
+    "model",
+    "ops",
+    "output",
+    "region",
+    "repeat",
+]

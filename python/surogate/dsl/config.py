@@ -1,0 +1,152 @@
+"""Reading config.json: fields as annotated class attributes, refused by name when they do not fit.
+
+    class LlamaConfig(ModelConfig):
+        hidden_size: int
+        attention_bias: bool = False
+        hidden_act: Literal["silu"] = "silu"      # another value is refused
+
+A field that the class does not name cannot change what its architecture computes; those known to
+change arithmetic elsewhere are refused, bookkeeping is passed over, and the rest is warned about.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+import warnings
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+
+from ..errors import ModelConfigError
+
+#: Fields that say nothing about arithmetic.
+BOOKKEEPING = frozenset("""
+    architectures auto_map bos_token_id eos_token_id sep_token_id decoder_start_token_id dtype torch_dtype model_type
+    name_or_path transformers_version use_cache tokenizer_class task_specific_params problem_type id2label label2id
+    num_labels finetuning_task prefix return_dict output_attentions output_hidden_states torchscript use_bfloat16
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens tf_legacy_loss
+    is_llama_config unsloth_fixed unsloth_version transformers.js_config base_model_tp_plan attn_implementation
+    max_window_layers
+""".split())
+
+#: Fields that change arithmetic in some architecture, with the value that means "not used".
+NEUTRAL: dict[str, Any] = {
+    "quantization_config": None,
+    "partial_rotary_factor": 1.0,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "is_decoder": False,
+    "rope_interleaved": False,
+    "chunk_size_feed_forward": 0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": None,
+    "logits_scaling": 1.0,
+    "logit_scale": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "no_rope_layers": None,
+    "num_local_experts": None,
+    "num_experts": None,
+    "pruned_heads": {},
+}
+
+_MISSING = object()
+
+
+class Reader:
+    """The raw fields of one config.json, and the problems found in it."""
+
+    def __init__(self, architecture: str, fields: dict[str, Any]) -> None:
+        self.architecture = architecture
+        self.fields = fields
+        self.read: set[str] = set()
+        self.problems: list[str] = []
+
+    def take(self, name: str) -> Any:
+        """A field's value; null and absent are the same and give None."""
+        self.read.add(name)
+        return self.fields.get(name)
+
+    def problem(self, field: str, message: str) -> None:
+        self.problems.append(f"`{field}`: {message}")
+
+    def finish(self) -> None:
+        """Judges what nobody asked for, then raises if there was a problem."""
+        unknown = []
+        for name, value in self.fields.items():
+            if name in self.read or name in BOOKKEEPING or name.startswith("_") or value is None or value is False:
+                continue
+            if name in NEUTRAL:
+                if value != NEUTRAL[name]:
+                    self.problem(name, f"{value!r} is not supported for a {self.architecture}")
+            else:
+                unknown.append(name)
+        if self.problems:
+            raise ModelConfigError(self.architecture, self.problems)
+        if unknown:
+            names = ", ".join(f"`{name}`" for name in unknown)
+            warnings.warn(f"config.json: a {self.architecture} does not use {names}; ignored", stacklevel=4)
+
+
+class ModelConfig:
+    """Base of the config classes. Annotated attributes are fields; a value is the default.
+
+    Kinds: int, float, bool, str, each with `| None`; `Literal[...]` for the values that are
+    supported; or a class with a `read(reader, field)` class method.
+    """
+
+    architecture: ClassVar[str] = ""
+    initializer_range: float = 0.02
+
+    @classmethod
+    def from_dict(cls, architecture: str, fields: dict[str, Any]) -> typing.Self:
+        """Reads config.json. Raises ModelConfigError with every problem."""
+        config, reader = cls(), Reader(architecture, fields)
+        for name, kind in typing.get_type_hints(cls).items():
+            if get_origin(kind) is not ClassVar and not name.startswith("_"):
+                setattr(config, name, _read(reader, name, kind, getattr(cls, name, _MISSING)))
+        if not reader.problems:
+            config.derive(reader)
+        reader.finish()
+        return config
+
+    def derive(self, reader: Reader) -> None:
+        """Fills in what follows from other fields and checks them against each other."""
+
+
+def _read(reader: Reader, name: str, kind: Any, default: Any) -> Any:
+    custom = getattr(kind, "read", None)
+    if custom is not None:
+        return custom(reader, name)
+    value = reader.take(name)
+    if value is None:
+        if default is _MISSING:
+            reader.problem(name, f"is missing, expected {_describe(kind)}")
+            return None
+        return default
+    if not _fits(value, kind):
+        reader.problem(name, f"{value!r} is not supported, expected {_describe(kind)}")
+    return float(value) if kind is float and isinstance(value, int) else value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return any(value == allowed and type(value) in (type(allowed), int, float) for allowed in get_args(kind))
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_fits(value, part) for part in get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(value) for value in get_args(kind))
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_describe(part) for part in get_args(kind) if part is not type(None))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(kind, str(kind))

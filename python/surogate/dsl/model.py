@@ -1,0 +1,72 @@
+"""The `@model` decorator and the list of architectures; from a config.json to the IR."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import ModelConfigError
+from .config import ModelConfig
+from .module import Module
+from .structure import Batch
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What `@model` registers."""
+
+    name: str
+    config: type[ModelConfig]
+    module: type[Module]
+
+
+#: By the name that stands in config.json's `architectures`.
+ARCHITECTURES: dict[str, Architecture] = {}
+
+M = TypeVar("M", bound=type[Module])
+
+
+def model(name: str, *, config: type[ModelConfig]) -> Callable[[M], M]:
+    """Registers a module as the architecture `name`. It is constructed with the config and its
+    `forward(batch)` is recorded; what it marks with `output` can be asked for."""
+
+    def register(module: M) -> M:
+        ARCHITECTURES[name] = Architecture(name, config, module)
+        return module
+
+    return register
+
+
+def find(fields: dict[str, Any]) -> Architecture:
+    """The architecture that a config.json names."""
+    names = fields.get("architectures") or []
+    if not names:
+        raise ModelConfigError("model", ["`architectures`: is missing, so the architecture is unknown"])
+    found = ARCHITECTURES.get(names[0])
+    if found is None:
+        near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelConfigError(
+            "model", [f"`architectures`: {names[0]} is not available yet, supported are {known}{hint}"]
+        )
+    return found
+
+
+def build(fields: dict[str, Any]) -> str:
+    """The IR (JSON text, docs/ir.md) of the model that a config.json describes.
+
+    Raises ModelConfigError for fields that cannot be honoured, ModelError when the architecture's
+    file records something that does not fit together.
+    """
+    architecture = find(fields)
+    config = architecture.config.from_dict(architecture.name, fields)
+    trace = Trace(architecture.name, config.initializer_range)
+    module = architecture.module(config)  # type: ignore[call-arg]
+    declared = module.name_parameters()
+    with trace.recording():
+        module(Batch())
+    return trace.to_json(declared)

@@ -1,0 +1,32 @@
+"""Which line of the model's source is being recorded.
+
+Frames of the DSL and of the shared layers are passed over, so that the line is the one in the
+architecture's file that called them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PASSED_OVER = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("dsl", "layers"))
+
+
+def here() -> str | None:
+    """`file:line` of the innermost frame that belongs to a model; None when there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PASSED_OVER) and os.sep + "contextlib.py" not in file:
+            return f"{_short(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def _short(file: str) -> str:
+    """Files of this package as `surogate/…`, others relative to the working directory if below it."""
+    for root in (os.path.dirname(_PACKAGE), os.getcwd()):
+        if file.startswith(root + os.sep):
+            return file[len(root) + 1 :].replace(os.sep, "/")
+    return file

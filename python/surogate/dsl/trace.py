@@ -1,0 +1,211 @@
+"""The recorder: what the operations of a `forward` append to, and the JSON that comes out.
+
+It knows how values, repeats and outputs are written in the IR (docs/ir.md). It does not know what
+any operation means: types come from the engine's shape rules.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Iterator
+
+from .. import _native
+from ..errors import ModelError
+from .place import here
+from .tensor import Dim, Tensor, each
+
+if TYPE_CHECKING:
+    from .module import Module, Parameter
+
+IR_VERSION = 1
+
+#: What a batch brings, by name.
+BATCH: dict[str, tuple[str, tuple[Dim, ...]]] = {
+    "input_ids": ("i32", ("B", "T")),
+    "position_ids": ("i32", ("B", "T")),
+    "document_start": ("i32", ("B", "T")),
+    "targets": ("i32", ("B", "T")),
+    "weights": ("f32", ("B", "T")),
+}
+
+
+@dataclass(eq=False)
+class Scope:
+    """The outer body, or the block of one repeat."""
+
+    count: int | None = None
+    items: list[dict[str, Any]] = field(default_factory=list)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    outputs: list[dict[str, str]] = field(default_factory=list)
+
+
+class Trace:
+    """One recording. `Trace.current()` is the one that operations append to."""
+
+    _active: Trace | None = None
+
+    def __init__(self, architecture: str, initializer_range: float) -> None:
+        self.architecture = architecture
+        self.initializer_range = initializer_range
+        self.outer = Scope()
+        self.scope = self.outer
+        self.inputs: dict[str, Tensor] = {}
+        self.regions: list[str] = []
+        self.modules: list[Module] = []
+        self._names: set[str] = set(BATCH)
+
+    @classmethod
+    def current(cls) -> Trace:
+        if cls._active is None:
+            raise ModelError(here(), "operations can only be used inside the `forward` of a model that is being built")
+        return cls._active
+
+    @contextmanager
+    def recording(self) -> Iterator[Trace]:
+        previous, Trace._active = Trace._active, self
+        try:
+            yield self
+        finally:
+            Trace._active = previous
+
+    def input(self, name: str) -> Tensor:
+        """A batch tensor; it becomes an input of the model when it is first asked for."""
+        if name not in self.inputs:
+            dtype, shape = BATCH[name]
+            self.inputs[name] = Tensor(name, dtype, shape, self.outer)
+        return self.inputs[name]
+
+    def parameter(self, parameter: Parameter) -> Tensor:
+        """The tensor of a parameter, declared where it is first used."""
+        name = parameter.name
+        if name is None:
+            raise ModelError(here(), "a parameter must be an attribute of a module of the model before it is used")
+        inside = "{i}" in name
+        if inside and self.scope is self.outer:
+            raise ModelError(here(), f"`{name}` belongs to a repeated layer and cannot be used outside of its repeat")
+        scope = self.scope if inside else self.outer
+        scope.parameters[name] = parameter
+        return Tensor(name, "float", parameter.shape, scope)
+
+    def emit(self, op: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> list[Tensor]:
+        """Appends one operation and gives its results, with the types that its shape rule infers."""
+        place = here()
+        tensors = [self._operand(op, value, place) for value in inputs]
+        types = self._infer(op, tensors, attributes, place)
+        names = self._fresh(op, len(types))
+        results = [Tensor(n, t["dtype"], tuple(t["shape"]), self.scope) for n, t in zip(names, types, strict=True)]
+        node: dict[str, Any] = {"op": op, "inputs": [t.name for t in tensors], "outputs": names, "types": types}
+        written = {k: {"each": v.values} if isinstance(v, each) else v for k, v in attributes.items() if v is not None}
+        if written:
+            node["attrs"] = written
+        if self.regions:
+            node["region"] = ".".join(self.regions)
+        if place:
+            node["at"] = place
+        self.scope.items.append(node)
+        return results
+
+    def _operand(self, op: str, value: Any, place: str | None) -> Tensor:
+        from .module import Parameter
+
+        if isinstance(value, Parameter):
+            return self.parameter(value)
+        if not isinstance(value, Tensor):
+            raise ModelError(place, f"{op}: an input is {value!r}, expected a tensor or a parameter")
+        if value.scope is not self.scope and value.scope is not self.outer:
+            raise ModelError(place, f"{op}: `{value.name}` was computed inside a repeat that has ended; carry it out")
+        return value
+
+    def _infer(
+        self, op: str, tensors: list[Tensor], attributes: dict[str, Any], place: str | None
+    ) -> list[dict[str, Any]]:
+        inputs = json.dumps([t.type() for t in tensors])
+        results = set()
+        for concrete in self._iterations(op, attributes, place):
+            try:
+                results.add(_native.infer(op, inputs, concrete))
+            except ValueError as error:
+                raise ModelError(place, str(error)) from None
+        if len(results) > 1:
+            raise ModelError(place, f"{op}: the iterations of a repeat give different types: {' and '.join(sorted(results))}")
+        return json.loads(results.pop())
+
+    def _iterations(self, op: str, attributes: dict[str, Any], place: str | None) -> set[str]:
+        """The attributes of every iteration as JSON text, equal ones once."""
+        varying = {name: value.values for name, value in attributes.items() if isinstance(value, each)}
+        for name, values in varying.items():
+            if self.scope.count is None:
+                raise ModelError(place, f"{op}: `{name}` differs by iteration, but this is not inside a repeat")
+            if len(values) != self.scope.count:
+                count = self.scope.count
+                raise ModelError(place, f"{op}: `{name}` has {len(values)} values for {count} iterations")
+        texts = set()
+        for i in range(self.scope.count or 1) if varying else range(1):
+            concrete = {**attributes, **{name: values[i] for name, values in varying.items()}}
+            texts.add(json.dumps({name: value for name, value in concrete.items() if value is not None}))
+        return texts
+
+    def _fresh(self, op: str, count: int) -> list[str]:
+        """Names for results: the module's path if it is a single weight's layer, else path and op."""
+        module = self.modules[-1] if self.modules else None
+        parts = [module.path.replace(".{i}", "")] if module is not None and module.path else []
+        if module is None or not module.owns_parameters():
+            parts.append(op)
+        stem = ".".join(parts)
+        base, suffix = stem, 2
+        while base in self._names:
+            base, suffix = f"{stem}_{suffix}", suffix + 1
+        names = [base if i == 0 else f"{base}.{i}" for i in range(count)]
+        self._names.update(names)
+        return names
+
+    def name(self, stem: str) -> str:
+        """A new value name that starts with `stem`."""
+        name, suffix = stem, 2
+        while name in self._names:
+            name, suffix = f"{stem}_{suffix}", suffix + 1
+        self._names.add(name)
+        return name
+
+    def output(self, name: str, value: Tensor) -> None:
+        """Makes a value available to callers under a public name."""
+        place = here()
+        value = self._operand("output", value, place)
+        if ("{i}" in name) != (self.scope.count is not None):
+            expected = "must contain {i}" if self.scope.count is not None else "must not contain {i}"
+            raise ModelError(place, f"output `{name}`: the name {expected} here")
+        scope = self.scope
+        if any(o["name"] == name for o in scope.outputs):
+            raise ModelError(place, f"output `{name}` is given twice")
+        scope.outputs.append({"name": name, "value": value.name})
+
+    def to_json(self, declared: list[Parameter]) -> str:
+        """The IR. `declared` are the model's parameters in the order of their modules."""
+        order = {parameter.name: index for index, parameter in enumerate(declared)}
+        used = set(self.outer.parameters)
+        for item in self.outer.items:
+            if "repeat" in item:
+                parameters = item["block"]["parameters"]
+                used.update(parameters)
+                item["block"]["parameters"] = self._parameters(parameters, order)
+        unused = [parameter for parameter in declared if parameter.name not in used]
+        if unused:
+            raise ModelError(unused[0].place, f"parameter `{unused[0].name}` is declared but `forward` never uses it")
+        model = {
+            "surogate_ir": IR_VERSION,
+            "architecture": self.architecture,
+            "inputs": [
+                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
+                for t in (self.inputs[name] for name in BATCH if name in self.inputs)
+            ],
+            "parameters": self._parameters(self.outer.parameters, order),
+            "body": self.outer.items,
+            "outputs": self.outer.outputs,
+        }
+        return json.dumps(model, indent=1, ensure_ascii=False)
+
+    def _parameters(self, parameters: dict[str, Parameter], order: dict[str | None, int]) -> list[dict[str, Any]]:
+        rows = sorted(parameters.values(), key=lambda parameter: order[parameter.name])
+        return [parameter.to_ir(self.initializer_range) for parameter in rows]

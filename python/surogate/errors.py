@@ -1,0 +1,33 @@
+"""What can be wrong with a model or a run, as exceptions.
+
+Every message says where, what was found, what was expected and, where there is one, a hint.
+"""
+
+from __future__ import annotations
+
+
+class SurogateError(Exception):
+    """Base of the exceptions that mean the user's input, not the engine, is at fault."""
+
+
+class ModelError(SurogateError):
+    """A model's `forward` records something that does not fit together.
+
+    `place` is `file:line` of the line in the model's source.
+    """
+
+    def __init__(self, place: str | None, message: str) -> None:
+        self.place = place
+        super().__init__(f"{place}: {message}" if place else message)
+
+
+class ModelConfigError(SurogateError):
+    """The model's config.json asks for something that the architecture's file does not compute.
+
+    `problems` holds one line for each field; all of them are found before the error is raised.
+    """
+
+    def __init__(self, architecture: str, problems: list[str]) -> None:
+        self.problems = problems
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(f"config.json of a {architecture}:\n{lines}")

@@ -1,0 +1,30 @@
+"""y = x·Wᵀ + b."""
+
+from __future__ import annotations
+
+from ..dsl import Module, Parameter, Tensor
+from ..dsl import ops
+
+
+class Linear(Module):
+    """`weight` [outputs, inputs] and, if asked for, `bias` [outputs].
+
+    `tied` takes another parameter as the weight, which then keeps its own name.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        residual_projection: bool = False,
+        tied: Parameter | None = None,
+    ) -> None:
+        self.weight = tied or Parameter(outputs, inputs, residual_projection=residual_projection)
+        self.bias = Parameter(outputs, init="zeros") if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return ops.linear(x, self.weight)
+        return ops.linear(x, self.weight, self.bias, bias=True)

@@ -1,0 +1,18 @@
+"""Root-mean-square normalisation over the last axis."""
+
+from __future__ import annotations
+
+from ..dsl import Module, Parameter, Tensor
+from ..dsl import ops
+
+
+class RMSNorm(Module):
+    """`weight` [size]; y = x / √(mean(x²) + eps) · weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.weight = Parameter(size, init="ones")
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = ops.rmsnorm(x, self.weight, eps=self.eps)
+        return y

@@ -1,0 +1,116 @@
+"""Rotary position embedding, with both spellings of its settings in config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ..dsl import Module, Reader, Tensor, ops
+
+#: Settings of each type beside `factor`; all are handed to the engine under their own names.
+SETTINGS: dict[str, dict[str, type]] = {
+    "default": {},
+    "linear": {"factor": float},
+    "llama3": {
+        "factor": float,
+        "low_freq_factor": float,
+        "high_freq_factor": float,
+        "original_max_position_embeddings": int,
+    },
+    "yarn": {
+        "factor": float,
+        "original_max_position_embeddings": int,
+        "attention_factor": float,
+        "beta_fast": float,
+        "beta_slow": float,
+        "mscale": float,
+        "mscale_all_dim": float,
+        "truncate": bool,
+    },
+}
+
+REQUIRED = {"linear": ["factor"], "llama3": list(SETTINGS["llama3"]), "yarn": ["factor"]}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Type, base and scaling of the rotation, as a field of a config class: `rope: Rotation`.
+
+    Read from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (4).
+    """
+
+    theta: float = 10000.0
+    type: str = "default"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, reader: Reader, _field: str) -> Self:
+        parameters, scaling = reader.take("rope_parameters"), reader.take("rope_scaling")
+        theta = reader.take("rope_theta")
+        name = "rope_parameters" if parameters else "rope_scaling"
+        if parameters and scaling and parameters != scaling:
+            reader.problem("rope_scaling", "contradicts `rope_parameters`; give one of the two")
+        values = parameters or scaling or {}
+        if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
+            reader.problem(name, f"{values!r} is not supported, expected one object of settings for all layers")
+            return cls()
+        values = dict(values)
+        theta = values.pop("rope_theta", theta)
+        kind = values.pop("rope_type", None) or values.pop("type", None) or "default"
+        values.pop("type", None)
+        partial = values.pop("partial_rotary_factor", None)
+        if partial not in (None, 1, 1.0):
+            reader.problem(f"{name}.partial_rotary_factor", f"{partial} is not supported, expected 1.0")
+        if not _is_number(theta) and theta is not None:
+            reader.problem("rope_theta", f"{theta!r} is not supported, expected a number")
+            theta = None
+        settings = _settings(reader, name, kind, values)
+        return cls(10000.0 if theta is None else float(theta), kind, settings)
+
+    def with_original_length(self, max_position_embeddings: int) -> Self:
+        """Yarn is relative to the model's own length where the config names no other."""
+        if self.type != "yarn" or "original_max_position_embeddings" in self.settings:
+            return self
+        settings = {**self.settings, "original_max_position_embeddings": max_position_embeddings}
+        return type(self)(self.theta, self.type, settings)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that `kind` knows; problems for the rest."""
+    if kind not in SETTINGS:
+        reader.problem(f"{name}.rope_type", f"{kind!r} is not available yet, expected {', '.join(SETTINGS)}")
+        return {}
+    known, settings = SETTINGS[kind], {}
+    for key, value in values.items():
+        if value is None:
+            continue
+        if key not in known:
+            if kind != "default":
+                reader.problem(f"{name}.{key}", f"is not a setting of rope type {kind!r}")
+        elif not (isinstance(value, bool) if known[key] is bool else _is_number(value)):
+            reader.problem(f"{name}.{key}", f"{value!r} is not supported, expected a {known[key].__name__}")
+        else:
+            settings[key] = known[key](value)
+    for key in REQUIRED.get(kind, []):
+        if key not in settings:
+            reader.problem(f"{name}.{key}", f"is missing, rope type {kind!r} needs it")
+    return settings
+
+
+class RotaryEmbedding(Module):
+    """Frequencies of the rotation; a call gives the function that rotates queries and keys."""
+
+    def __init__(self, head_dim: int, rope: Rotation) -> None:
+        self.head_dim = head_dim
+        self.rope = rope
+
+    def forward(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
+        frequencies, scaling = ops.rope_frequencies(
+            head_dim=self.head_dim, theta=self.rope.theta, scaling_type=self.rope.type, **self.rope.settings
+        )
+        return lambda x: ops.rope(x, positions, frequencies, scaling)

@@ -18,6 +18,8 @@ mod layout;
 mod norm;
 mod rows;
 mod view;
+mod vector;
+mod matmul;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

@@ -4,6 +4,7 @@ use crate::elementwise;
 use crate::norm;
 use crate::rows;
 use crate::view;
+use crate::matmul;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
@@ -24,6 +25,9 @@ static OPS: &[&dyn Op] = &[
     &view::Concat,
     &view::SplitHeads,
     &view::MergeHeads,
+    &matmul::Linear,
+    &matmul::Matmul,
+    &matmul::SumRows,
 ];
 
 /// Every operation, in the order of the list.

@@ -1,0 +1,77 @@
+//! CPU references of the products. Each row of a result is computed by one thread in a fixed order.
+
+use rayon::prelude::*;
+
+use super::linear::Reading;
+use super::product::{Flags, extents};
+use crate::call::Call;
+use crate::real::Real;
+use crate::vector::{add_scaled, dot};
+
+/// Rows of one chunk of a sum over rows.
+const CHUNK: usize = 64;
+
+pub fn linear<T: Real>(call: &mut Call<'_, T>) {
+    let reading = Reading::of(call.attrs).expect("checked by the shape rule");
+    let inputs = call.inputs;
+    let (x, w, k) = (inputs[0].real(), inputs[1].real(), inputs[1].columns());
+    let n = inputs[1].rows();
+    let scale = T::from_f64(reading.scale);
+    let [y] = call.outputs_mut();
+    y.real().par_chunks_mut(n).zip(x.par_chunks(k)).enumerate().for_each(|(row, (y, x))| {
+        for (y, w) in y.iter_mut().zip(w.chunks(k)) {
+            *y = dot(x, w);
+        }
+        if reading.bias {
+            add_scaled(y, T::from_f64(1.0), inputs[2].real());
+        }
+        let adapters = inputs[reading.first_adapter()..].chunks(2).zip(&reading.columns);
+        for (adapter, (first, count)) in adapters {
+            let rank = adapter[0].columns();
+            let t = &adapter[0].real()[row * rank..(row + 1) * rank];
+            for (y, b) in y[*first..first + count].iter_mut().zip(adapter[1].real().chunks(rank)) {
+                *y += scale * dot(t, b);
+            }
+        }
+    });
+}
+
+pub fn matmul<T: Real>(call: &mut Call<'_, T>) {
+    let flags = Flags::checked(call.attrs);
+    let (m, n, k) = extents(call.inputs[0].shape, call.inputs[1].shape, &flags);
+    let (a, b) = (call.inputs[0].real(), call.inputs[1].real());
+    let [y] = call.outputs_mut();
+    y.real().par_chunks_mut(n).enumerate().for_each(|(row, y)| {
+        let a: Vec<T> = (0..k).map(|i| if flags.transpose_a { a[i * m + row] } else { a[row * k + i] }).collect();
+        if !flags.accumulate {
+            y.fill(T::default());
+        }
+        if flags.transpose_b {
+            for (y, b) in y.iter_mut().zip(b.chunks(k)) {
+                *y += dot(&a, b);
+            }
+        } else {
+            for (a, b) in a.iter().zip(b.chunks(n)) {
+                add_scaled(y, *a, b);
+            }
+        }
+    });
+}
+
+pub fn sum_rows<T: Real>(call: &mut Call<'_, T>) {
+    let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+    let (x, columns) = (call.inputs[0].real(), call.inputs[0].columns());
+    let partials: Vec<Vec<T>> = x
+        .par_chunks(columns * CHUNK)
+        .map(|rows| {
+            let mut sum = vec![T::default(); columns];
+            rows.chunks(columns).for_each(|row| add_scaled(&mut sum, T::from_f64(1.0), row));
+            sum
+        })
+        .collect();
+    let [out] = call.outputs_mut();
+    for (column, out) in out.real().iter_mut().enumerate() {
+        let total: T = partials.iter().map(|part| part[column]).sum();
+        *out = if accumulate { *out + total } else { total };
+    }
+}

@@ -1,0 +1,11 @@
+//! Products of matrices, and the column sums that bias gradients are. All axes but the last are
+//! folded into rows.
+
+mod cpu;
+mod linear;
+mod product;
+mod sum_rows;
+
+pub use linear::Linear;
+pub use product::Matmul;
+pub use sum_rows::SumRows;

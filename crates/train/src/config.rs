@@ -44,7 +44,7 @@ pub use reference::{help_rows, reference_page, schema};
 pub use resolved::{Reason, Reasons};
 pub use run::{Resume, Run};
 pub use sharding::Sharding;
-pub use template::{ChatTemplate, LossScale, NormBbox, Side, Truncation};
+pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation};
 pub use training::Training;
 
 use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written};

@@ -37,7 +37,7 @@ options! {
         /// Split of a set on the hub.
         split: String = "train", pending;
         /// Most rows to take. Null takes all.
-        samples: Option<u64> = null, min = 1, pending;
+        samples: Option<u64> = null, min = 1;
         /// The column with the text.
         text_field: String = "text", belongs_to = "text";
         /// The column with the task. Required there.

@@ -18,6 +18,12 @@ pub struct Reason {
 pub type Reasons = BTreeMap<String, Reason>;
 
 impl Config {
+    /// Every option with its value, as one JSON object; what is left open is `"auto"`.
+    pub fn to_json(&self) -> Value {
+        let names = SECTIONS.iter().flat_map(|section| section.rows).map(|row| row.name.to_string());
+        names.zip(self.values().into_iter().flatten()).collect::<Map<_, _>>().into()
+    }
+
     /// Every option as YAML, by sections, with a remark where the value was given by the user or chosen by a stage.
     ///
     /// # Panics

@@ -16,7 +16,10 @@ options! {
         /// Most tokens of a conversation. Null is `sequence_len`.
         max_length: Option<u32> = null, min = 1;
         /// What happens to a conversation that is longer.
-        truncation_strategy: Truncation = "delete";
+        truncation_strategy: Truncation = "delete", pending_words = &["left"];
+        /// The present of templates that write a date, as `2026-11-20` or `2026-11-20T12:00:00`. `auto` is the start of
+        /// the run.
+        clock: Setting<Clock> = auto;
         /// The side of a row that is filled up.
         padding_side: Side = "right", pending;
         /// Rows of their real length, without filling up.
@@ -67,6 +70,51 @@ choices! {
         Norm1000 = "norm1000",
         /// As in the data.
         None = "none",
+    }
+}
+
+/// A moment, as `2026-11-20` or `2026-11-20T12:00:00`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clock(pub String);
+
+impl Clock {
+    /// Reads a moment; None if the signs or the ranges of its parts are not those of one.
+    pub fn parse(text: &str) -> Option<Clock> {
+        let shape = "0000-00-00T00:00:00";
+        let is_shaped = (text.len() == 10 || text.len() == shape.len())
+            && text
+                .chars()
+                .zip(shape.chars())
+                .all(|(c, sign)| if sign == '0' { c.is_ascii_digit() } else { c == sign });
+        let part = |at: usize| text.get(at..at + 2).map_or(0, |digits| digits.parse::<u32>().unwrap_or(u32::MAX));
+        let is_moment = || {
+            let leap = text[..4].parse::<u32>().is_ok_and(|y| (y % 4 == 0 && y % 100 != 0) || y % 400 == 0);
+            let days = match part(5) {
+                2 => 28 + u32::from(leap),
+                4 | 6 | 9 | 11 => 30,
+                1..=12 => 31,
+                _ => 0,
+            };
+            (1..=days).contains(&part(8)) && part(11) < 24 && part(14) < 60 && part(17) < 60
+        };
+        (is_shaped && is_moment()).then(|| Clock(text.to_string()))
+    }
+}
+
+impl OptionValue for Clock {
+    const KIND: Kind = Kind::Text;
+
+    fn read(node: &Node, _: &mut Reader) -> Result<Self, Fault> {
+        let hint = || Some("write a moment as `2026-11-20` or `2026-11-20T12:00:00`".to_string());
+        Clock::parse(node.word()?).ok_or_else(|| Fault::Mismatch { hint: hint() })
+    }
+
+    fn write(&self) -> Value {
+        json!(self.0)
+    }
+
+    fn placeholder() -> Self {
+        Clock(String::new())
     }
 }
 

@@ -235,6 +235,17 @@ fn yaml_scalars_are_what_the_option_makes_of_them() {
 }
 
 #[test]
+fn the_clock_of_templates_is_a_moment() {
+    for clock in ["2026-11-20", "2024-02-29T23:59:59"] {
+        let config = good(&format!("model: m\nclock: {clock}\n"));
+        assert_eq!(config.template.clock, Setting::Value(Clock(clock.into())));
+    }
+    for wrong in ["2026-02-29", "2026-13-01", "20-11-2026", "2026-11-20T24:00:00", "2026-11-20T12", "ö26-11-20"] {
+        assert!(told(&format!("model: m\nclock: {wrong}\n")).contains("write a moment"), "{wrong}");
+    }
+}
+
+#[test]
 fn anchors_are_followed() {
     let config = good("model: &name m\nrun_name: *name\n");
     assert_eq!(config.run.run_name, Setting::Value("m".into()));
@@ -300,6 +311,7 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
         ("optimizer: normuon", "`optimizer: normuon` is not available yet"),
         ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
+        ("truncation_strategy: left", "`truncation_strategy: left` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("report_to: [wandb]", "`report_to: [\"wandb\"]` is not available yet"),
         ("memory_limit: 22GiB", "`memory_limit: 22GiB` is not available yet"),
@@ -416,6 +428,8 @@ fn resolved_options_load_again_as_the_same_run() {
     let resolved = config.resolved_yaml(&Reasons::new());
     let again = good(&resolved);
     assert_eq!(again.values(), config.values(), "{resolved}");
+    assert_eq!(config.to_json()["datasets"][1]["type"], "tokens");
+    assert_eq!(config.to_json()["sequence_len"], "auto");
     assert!(
         resolved.contains("learning_rate: 0.00003  # given\n") || resolved.contains("learning_rate: 3e-5  # given\n"),
         "{resolved}"

@@ -1,1 +1,20 @@
-//! placeholder
+//! Runs a program with the operations' CPU references: the engine's numerical truth, and the
+//! backend of machines without a GPU.
+//!
+//! Storage types are rounded to where the program says so; arithmetic in between is f32. The bits
+//! do not depend on the number of threads.
+//!
+//! Invariant: no graphs, no gradients, no adapters, no run configuration.
+
+mod arena;
+mod backend;
+mod call;
+mod copy;
+mod finite;
+mod layout;
+mod matmul;
+mod session;
+mod simd;
+mod storage;
+
+pub use backend::CpuBackend;

@@ -1,0 +1,124 @@
+//! One call of an operation's reference: which operands are used where they lie and which through
+//! a dense copy is decided when the program is loaded.
+
+use ops::{Call, Input, Op, Output};
+use program::{Attention, AttentionBackward, AttentionForward, Launch, TensorRef};
+use tensor::Attrs;
+
+use crate::arena::{Memory, overlap};
+use crate::storage::{Buffer, Kind, input_in_place, is_native, output_in_place};
+
+/// A tensor of the call.
+struct Operand {
+    at: TensorRef,
+    in_place: bool,
+}
+
+/// A call that is ready to run.
+pub struct Prepared {
+    op: &'static dyn Op,
+    attrs: Attrs,
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+}
+
+impl Prepared {
+    pub fn launch(launch: &Launch) -> Result<Prepared, String> {
+        Self::new(&launch.op, launch.attrs.clone(), &launch.inputs, &launch.outputs)
+    }
+
+    pub fn attention_forward(call: &AttentionForward) -> Result<Prepared, String> {
+        let s = &call.shared;
+        let inputs = [&s.q, &s.k, &s.v, &s.document_start].map(Clone::clone);
+        Self::new("attention", attention_attrs(s), &inputs, &[s.o.clone(), s.lse.clone()])
+    }
+
+    pub fn attention_backward(call: &AttentionBackward) -> Result<Prepared, String> {
+        let s = &call.shared;
+        let inputs = [&s.q, &s.k, &s.v, &s.o, &s.lse, &call.d_o, &s.document_start].map(Clone::clone);
+        let outputs = [&call.d_q, &call.d_k, &call.d_v].map(Clone::clone);
+        Self::new("attention_backward", attention_attrs(s), &inputs, &outputs)
+    }
+
+    fn new(op: &str, attrs: Attrs, inputs: &[TensorRef], outputs: &[TensorRef]) -> Result<Prepared, String> {
+        let op = ops::find(op).ok_or_else(|| format!("there is no operation `{op}`"))?;
+        for at in inputs.iter().chain(outputs) {
+            Kind::of(at.dtype).ok_or_else(|| format!("{at}: operations on {} are not run on the CPU", at.dtype))?;
+        }
+        let alone = |index: usize| {
+            let others = outputs.iter().enumerate().filter(|(i, _)| *i != index);
+            others.into_iter().all(|(_, other)| !overlap(&outputs[index], other))
+        };
+        let usable = |at: &TensorRef| at.is_dense() && is_native(at.dtype);
+        let results: Vec<Operand> = outputs
+            .iter()
+            .enumerate()
+            .map(|(i, at)| Operand { at: at.clone(), in_place: usable(at) && alone(i) })
+            .collect();
+        let operands = inputs.iter().map(|at| {
+            let overwritten = results.iter().any(|r| r.in_place && overlap(&r.at, at));
+            Operand { at: at.clone(), in_place: usable(at) && !overwritten }
+        });
+        Ok(Prepared { op, attrs, inputs: operands.collect(), outputs: results })
+    }
+
+    /// Makes room for the copies: one buffer for each operand, in order.
+    pub fn reserve(&self, buffers: &mut Vec<Buffer>) {
+        let operands = self.inputs.iter().chain(&self.outputs);
+        if buffers.len() < self.inputs.len() + self.outputs.len() {
+            buffers.resize_with(self.inputs.len() + self.outputs.len(), Buffer::default);
+        }
+        for (operand, buffer) in operands.zip(buffers).filter(|(operand, _)| !operand.in_place) {
+            buffer.reserve(&operand.at);
+        }
+    }
+
+    pub fn run(&self, memory: &mut Memory, buffers: &mut [Buffer]) {
+        let operands = self.inputs.iter().chain(&self.outputs);
+        for (operand, buffer) in operands.zip(&mut *buffers).filter(|(operand, _)| !operand.in_place) {
+            buffer.load(memory, &operand.at);
+        }
+        let (for_inputs, for_outputs) = buffers.split_at_mut(self.inputs.len());
+        self.compute(memory, for_inputs, for_outputs);
+        for (operand, buffer) in self.outputs.iter().zip(for_outputs).filter(|(operand, _)| !operand.in_place) {
+            buffer.store(memory, &operand.at);
+        }
+    }
+
+    fn compute(&self, memory: &mut Memory, for_inputs: &[Buffer], for_outputs: &mut [Buffer]) {
+        let (reads, writes) = memory.lend(&in_place(&self.inputs), &in_place(&self.outputs));
+        let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
+        let inputs: Vec<Input<'_, f32>> = self
+            .inputs
+            .iter()
+            .zip(for_inputs)
+            .map(|(operand, buffer)| match operand.in_place {
+                true => input_in_place(&reads.next().expect("one span for each"), &operand.at),
+                false => buffer.input(&operand.at),
+            })
+            .collect();
+        let mut outputs: Vec<Output<'_, f32>> = self
+            .outputs
+            .iter()
+            .zip(for_outputs)
+            .map(|(operand, buffer)| match operand.in_place {
+                true => output_in_place(writes.next().expect("one span for each"), &operand.at),
+                false => buffer.output(&operand.at),
+            })
+            .collect();
+        self.op.reference_f32(&mut Call { attrs: &self.attrs, inputs: &inputs, outputs: &mut outputs });
+    }
+}
+
+fn in_place(operands: &[Operand]) -> Vec<&TensorRef> {
+    operands.iter().filter(|operand| operand.in_place).map(|operand| &operand.at).collect()
+}
+
+/// The attributes of the operations that the attention instructions stand for.
+fn attention_attrs(shared: &Attention) -> Attrs {
+    let attrs = Attrs::new().with("scale", shared.scale);
+    match shared.window {
+        Some(window) => attrs.with("window", window),
+        None => attrs,
+    }
+}

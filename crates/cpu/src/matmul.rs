@@ -1,0 +1,287 @@
+//! The Gemm instruction: D is divided into strips along its longer side by its shape alone, each
+//! strip is computed by one thread. Operands in 16 bits are widened to f32: the one that is divided
+//! strip by strip, the other once. Addends are added in f32 before the single rounding.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use program::{Gemm, TensorRef};
+use rayon::prelude::*;
+use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+use crate::arena::{Memory, Plain, Span, SpanMut, overlap};
+use crate::simd::{Matrix, MatrixMut, product};
+use crate::storage::Buffer;
+
+/// Rows or columns of one strip.
+const STRIP: usize = 128;
+
+thread_local! {
+    /// The strip of the divided operand in f32, and the strip of the result before rounding.
+    static STRIPS: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// How an operand is read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Access {
+    /// f32 where it lies.
+    InPlace,
+    /// Widened to a dense copy before the product.
+    Copied,
+    /// 16 bits, widened strip by strip.
+    Strips,
+}
+
+struct Operand {
+    at: TensorRef,
+    access: Access,
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+}
+
+/// A product that is ready to run.
+pub struct Prepared {
+    gemm: Gemm,
+    /// A, B, then T and B of every low-rank addend, then the bias.
+    operands: Vec<Operand>,
+    /// Strips are rows of D; columns otherwise.
+    by_rows: bool,
+}
+
+/// An operand while the product runs.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Wide(Matrix<'a>),
+    Narrow { data: &'a [u16], dtype: DType, row_stride: usize },
+}
+
+impl Prepared {
+    pub fn new(gemm: &Gemm) -> Result<Prepared, String> {
+        let by_rows = gemm.m >= gemm.n;
+        let low_rank = gemm.low_rank.iter().flat_map(|r| [(&r.t, false), (&r.b, false)]);
+        let all = [(&gemm.a, by_rows), (&gemm.b, !by_rows)].into_iter().chain(low_rank);
+        let all = all.chain(gemm.bias.iter().map(|b| (b, false)));
+        let operands = all.map(|(at, divided)| operand(at, divided, &gemm.d)).collect::<Result<Vec<_>, _>>()?;
+        let prepared = Prepared { gemm: gemm.clone(), operands, by_rows };
+        prepared.check()?;
+        Ok(prepared)
+    }
+
+    /// The extents of the operands against those of the instruction.
+    fn check(&self) -> Result<(), String> {
+        let g = &self.gemm;
+        let fits = |o: &Operand, rows: usize, columns: usize, transposed: bool| {
+            if transposed { (o.columns, o.rows) == (rows, columns) } else { (o.rows, o.columns) == (rows, columns) }
+        };
+        let d = operand(&g.d, false, &g.d)?;
+        let mut ok = fits(&self.operands[0], g.m, g.k, g.transpose_a)
+            && fits(&self.operands[1], g.k, g.n, g.transpose_b)
+            && fits(&d, g.m, g.n, false);
+        for (pair, r) in self.operands[2..].chunks(2).zip(&g.low_rank) {
+            let rank = pair[0].columns;
+            ok &= pair[0].rows == g.m && fits(&pair[1], rank, r.columns.1, r.transpose_b);
+            ok &= r.columns.0 + r.columns.1 <= g.n;
+        }
+        ok &= g.bias.as_ref().is_none_or(|b| b.len() == g.n);
+        if ok { Ok(()) } else { Err(format!("the operands do not fit a product of {}×{}×{}", g.m, g.n, g.k)) }
+    }
+
+    /// Makes room for the copies: one buffer for each operand, in order.
+    pub fn reserve(&self, buffers: &mut Vec<Buffer>) {
+        if buffers.len() < self.operands.len() {
+            buffers.resize_with(self.operands.len(), Buffer::default);
+        }
+        for (operand, buffer) in self.operands.iter().zip(buffers) {
+            if operand.access == Access::Copied {
+                buffer.reserve(&operand.at);
+            }
+        }
+    }
+
+    pub fn run(&self, memory: &mut Memory, buffers: &mut [Buffer]) {
+        for (operand, buffer) in self.operands.iter().zip(&mut *buffers) {
+            if operand.access == Access::Copied {
+                buffer.load(memory, &operand.at);
+            }
+        }
+        let lent: Vec<&TensorRef> =
+            self.operands.iter().filter(|o| o.access != Access::Copied).map(|o| &o.at).collect();
+        let (spans, mut written) = memory.lend(&lent, &[&self.gemm.d]);
+        let mut spans = spans.into_iter();
+        let sources: Vec<Source<'_>> = self
+            .operands
+            .iter()
+            .zip(buffers.iter())
+            .map(|(operand, buffer)| match operand.access {
+                Access::Copied => {
+                    let copy = buffer.real(operand.at.len());
+                    Source::Wide(Matrix::new(copy, operand.rows, operand.columns, operand.columns))
+                }
+                _ => source(operand, &spans.next().expect("one span for each")),
+            })
+            .collect();
+        let d = written.pop().expect("one result");
+        match self.gemm.d.dtype {
+            DType::F32 => self.into_f32(d, &sources),
+            DType::BF16 => self.into_narrow(d, &sources, bf16_to_f32, f32_to_bf16),
+            DType::F16 => self.into_narrow(d, &sources, f16_to_f32, f32_to_f16),
+            other => panic!("a product is not stored as {other}: refused when the program is loaded"),
+        }
+    }
+
+    fn strips<'a, T: Plain>(&self, d: SpanMut<'a>) -> Vec<(usize, usize, MatrixMut<'a, T>)> {
+        let (rows, columns, row_stride) = self.gemm.d.as_matrix().expect("checked when the program is loaded");
+        let matrix = MatrixMut::new(d.slice::<T>(), rows, columns, row_stride);
+        if self.by_rows { matrix.tiles(STRIP, columns.max(1)) } else { matrix.tiles(rows.max(1), STRIP) }
+    }
+
+    fn into_f32(&self, d: SpanMut<'_>, sources: &[Source<'_>]) {
+        self.strips::<f32>(d).into_par_iter().for_each(|(row, column, mut strip)| {
+            STRIPS.with_borrow_mut(|(widened, _)| {
+                self.strip(row, column, &mut strip, self.gemm.accumulate, sources, widened)
+            });
+        });
+    }
+
+    fn into_narrow(&self, d: SpanMut<'_>, sources: &[Source<'_>], widen: fn(u16) -> f32, round: fn(f32) -> u16) {
+        self.strips::<u16>(d).into_par_iter().for_each(|(row, column, mut strip)| {
+            STRIPS.with_borrow_mut(|(widened, result)| {
+                let (rows, columns) = (strip.rows(), strip.width());
+                let result = room(result, rows * columns);
+                if self.gemm.accumulate {
+                    for (i, result) in result.chunks_mut(columns).enumerate() {
+                        convert(strip.row(i), result, widen);
+                    }
+                }
+                let mut matrix = MatrixMut::new(result, rows, columns, columns);
+                self.strip(row, column, &mut matrix, self.gemm.accumulate, sources, widened);
+                for i in 0..rows {
+                    convert(matrix.row(i), strip.row(i), round);
+                }
+            });
+        });
+    }
+
+    /// Computes the part of D that starts at (row, column).
+    fn strip(
+        &self,
+        row: usize,
+        column: usize,
+        d: &mut MatrixMut<'_, f32>,
+        accumulate: bool,
+        sources: &[Source<'_>],
+        widened: &mut Vec<f32>,
+    ) {
+        let g = &self.gemm;
+        let (rows, columns) = (row..row + d.rows(), column..column + d.width());
+        let (a_rows, b_columns) = (rows.clone(), columns.clone());
+        let (a, b) = match self.by_rows {
+            true => {
+                let a = part(sources[0], g.transpose_a, a_rows, 0..g.k, widened);
+                (a, wide(sources[1]).transposed_if(g.transpose_b).block(0..g.k, b_columns))
+            }
+            false => {
+                let b = part(sources[1], g.transpose_b, 0..g.k, b_columns, widened);
+                (wide(sources[0]).transposed_if(g.transpose_a).block(a_rows, 0..g.k), b)
+            }
+        };
+        product(d, accumulate, a, b, 1.0);
+        self.add_low_rank(&rows, &columns, d, sources);
+        if g.bias.is_some() {
+            let bias = wide(sources[sources.len() - 1]).values();
+            for i in 0..d.rows() {
+                for (d, bias) in d.row(i).iter_mut().zip(&bias[columns.clone()]) {
+                    *d += bias;
+                }
+            }
+        }
+    }
+
+    fn add_low_rank(
+        &self,
+        rows: &Range<usize>,
+        columns: &Range<usize>,
+        d: &mut MatrixMut<'_, f32>,
+        sources: &[Source<'_>],
+    ) {
+        for (index, addend) in self.gemm.low_rank.iter().enumerate() {
+            let (first, count) = addend.columns;
+            let (start, end) = (first.max(columns.start), (first + count).min(columns.end));
+            if start >= end {
+                continue;
+            }
+            let t = wide(sources[2 + 2 * index]);
+            let b = wide(sources[3 + 2 * index]).transposed_if(addend.transpose_b);
+            let t = t.block(rows.clone(), 0..t.width());
+            let b = b.block(0..t.width(), start - first..end - first);
+            product(&mut d.columns(start - columns.start..end - columns.start), true, t, b, addend.scale);
+        }
+    }
+}
+
+fn operand(at: &TensorRef, divided: bool, d: &TensorRef) -> Result<Operand, String> {
+    let (rows, columns, row_stride) = at.as_matrix().ok_or_else(|| format!("{at} is no matrix"))?;
+    let access = match at.dtype {
+        _ if !std::ptr::eq(at, d) && overlap(at, d) => Access::Copied,
+        DType::F32 => Access::InPlace,
+        DType::BF16 | DType::F16 if divided => Access::Strips,
+        DType::BF16 | DType::F16 => Access::Copied,
+        other => return Err(format!("{at}: products of {other} are not run on the CPU")),
+    };
+    Ok(Operand { at: at.clone(), access, rows, columns, row_stride })
+}
+
+fn source<'a>(operand: &Operand, span: &Span<'a>) -> Source<'a> {
+    let (rows, columns, row_stride) = (operand.rows, operand.columns, operand.row_stride);
+    match operand.access {
+        Access::Strips => Source::Narrow { data: span.slice(), dtype: operand.at.dtype, row_stride },
+        _ => Source::Wide(Matrix::new(span.slice(), rows, columns, row_stride)),
+    }
+}
+
+fn wide<'a>(source: Source<'a>) -> Matrix<'a> {
+    match source {
+        Source::Wide(matrix) => matrix,
+        Source::Narrow { .. } => panic!("only the divided operand is widened strip by strip"),
+    }
+}
+
+/// A block of op(X), widened into `widened` where X is stored in 16 bits.
+fn part<'a>(
+    source: Source<'a>,
+    transpose: bool,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    widened: &'a mut Vec<f32>,
+) -> Matrix<'a> {
+    let (data, dtype, row_stride) = match source {
+        Source::Wide(matrix) => return matrix.transposed_if(transpose).block(rows, columns),
+        Source::Narrow { data, dtype, row_stride } => (data, dtype, row_stride),
+    };
+    let (stored_rows, stored_columns) = if transpose { (columns, rows) } else { (rows, columns) };
+    let (height, width) = (stored_rows.len(), stored_columns.len());
+    let widened = room(widened, height * width);
+    for (row, out) in stored_rows.zip(widened.chunks_mut(width.max(1))) {
+        let start = row * row_stride + stored_columns.start;
+        match dtype {
+            DType::BF16 => convert(&data[start..], out, bf16_to_f32),
+            _ => convert(&data[start..], out, f16_to_f32),
+        }
+    }
+    Matrix::new(widened, height, width, width).transposed_if(transpose)
+}
+
+fn convert<S: Copy, D>(source: &[S], target: &mut [D], change: impl Fn(S) -> D) {
+    for (d, s) in target.iter_mut().zip(source) {
+        *d = change(*s);
+    }
+}
+
+/// The first `len` elements of a buffer that grows and never shrinks.
+fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}

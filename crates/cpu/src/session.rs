@@ -1,0 +1,130 @@
+//! A loaded program: its memory, every instruction made ready, and the loop over them.
+
+use std::sync::Arc;
+
+use program::{BackendError, Instruction, Program, Provenance, Session, Step, TensorRef};
+use rayon::ThreadPool;
+
+use crate::arena::Memory;
+use crate::storage::Buffer;
+use crate::{call, copy, finite, matmul};
+
+/// An instruction whose every decision is taken.
+enum Prepared {
+    Call(call::Prepared),
+    Gemm(matmul::Prepared),
+    Copy(copy::Prepared),
+    Zero(TensorRef),
+}
+
+/// A program in this host's memory.
+pub struct CpuSession {
+    program: Arc<Program>,
+    pool: Arc<ThreadPool>,
+    memory: Memory,
+    /// One list of instructions for each entry.
+    entries: Vec<Vec<Prepared>>,
+    /// Dense copies of the operands of one instruction; the largest need of all.
+    buffers: Vec<Buffer>,
+    check_finite: bool,
+}
+
+impl CpuSession {
+    pub fn load(program: Arc<Program>, pool: Arc<ThreadPool>, check_finite: bool) -> Result<Self, BackendError> {
+        let mut memory = Memory::allocate(&program.arenas)?;
+        for constant in &program.constants {
+            assert!(constant.at.is_dense(), "a constant is dense: {}", constant.at);
+            memory.write::<u8>(&constant.at).copy_from_slice(&constant.value.bytes);
+        }
+        let mut buffers = Vec::new();
+        let mut entries = Vec::with_capacity(program.entries.len());
+        for entry in &program.entries {
+            let steps = entry.steps.iter().map(|step| prepare(step, &memory, &mut buffers));
+            entries.push(steps.collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(CpuSession { program, pool, memory, entries, buffers, check_finite })
+    }
+}
+
+fn prepare(step: &Step, memory: &Memory, buffers: &mut Vec<Buffer>) -> Result<Prepared, BackendError> {
+    for at in step.instruction.reads().into_iter().chain(step.instruction.writes()) {
+        memory.check(at);
+    }
+    let prepared = match &step.instruction {
+        Instruction::Launch(launch) => call::Prepared::launch(launch).map(Prepared::Call),
+        Instruction::AttentionForward(a) => call::Prepared::attention_forward(a).map(Prepared::Call),
+        Instruction::AttentionBackward(a) => call::Prepared::attention_backward(a).map(Prepared::Call),
+        Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(Prepared::Gemm),
+        Instruction::Copy { from, to } => copy::Prepared::new(from, to).map(Prepared::Copy),
+        Instruction::Zero { at } => Ok(Prepared::Zero(at.clone())),
+    };
+    let prepared = prepared.map_err(|message| BackendError::Failed {
+        call: "loading a program on the CPU".into(),
+        message,
+        context: Some(place(&step.provenance)),
+    })?;
+    match &prepared {
+        Prepared::Call(call) => call.reserve(buffers),
+        Prepared::Gemm(gemm) => gemm.reserve(buffers),
+        Prepared::Copy(copy) => copy.reserve(buffers),
+        Prepared::Zero(_) => {}
+    }
+    Ok(prepared)
+}
+
+/// `rmsnorm, backward, layer 3, model.py:12`
+fn place(from: &Provenance) -> String {
+    let layer = from.layer.map(|layer| format!("layer {layer}"));
+    let parts = [Some(from.op.clone()), Some(from.phase.to_owned()), layer, from.at.clone()];
+    parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+fn run_entry(
+    steps: &[Step],
+    prepared: &[Prepared],
+    memory: &mut Memory,
+    buffers: &mut [Buffer],
+    check_finite: bool,
+) -> Result<(), BackendError> {
+    for (step, instruction) in steps.iter().zip(prepared) {
+        match instruction {
+            Prepared::Call(call) => call.run(memory, buffers),
+            Prepared::Gemm(gemm) => gemm.run(memory, buffers),
+            Prepared::Copy(copy) => copy.run(memory, buffers),
+            Prepared::Zero(at) => copy::zero(memory, at),
+        }
+        if let Some(message) = check_finite.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
+            let context = Some(place(&step.provenance));
+            return Err(BackendError::Failed { call: "the check for finite values".into(), message, context });
+        }
+    }
+    Ok(())
+}
+
+impl Session for CpuSession {
+    fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        assert!(at.is_dense() && at.bytes() == bytes.len(), "{} bytes are written to {at}", bytes.len());
+        self.memory.write::<u8>(at).copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        assert!(at.is_dense() && at.bytes() == out.len(), "{} bytes are read from {at}", out.len());
+        out.copy_from_slice(self.memory.read::<u8>(at));
+        Ok(())
+    }
+
+    fn run(&mut self, entry: usize) -> Result<(), BackendError> {
+        let CpuSession { program, pool, memory, entries, buffers, check_finite } = self;
+        let steps = &program.entries[entry].steps;
+        pool.install(|| run_entry(steps, &entries[entry], memory, buffers, *check_finite))
+    }
+
+    fn synchronize(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}

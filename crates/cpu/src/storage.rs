@@ -1,0 +1,144 @@
+//! Storage types against the number types of the references: widening to f32, rounding back, and
+//! the buffers in which operands wait that cannot be used where they lie.
+
+use ops::{Data, Input, Output};
+use program::TensorRef;
+use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+use crate::arena::{Memory, Span, SpanMut};
+use crate::layout::{Runs, gather, scatter};
+
+/// Which number type of the references a storage type belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Real,
+    Int,
+    Byte,
+}
+
+impl Kind {
+    /// `None` for types that the references do not know.
+    pub fn of(dtype: DType) -> Option<Kind> {
+        match dtype {
+            DType::F32 | DType::BF16 | DType::F16 => Some(Kind::Real),
+            DType::I32 => Some(Kind::Int),
+            DType::U8 => Some(Kind::Byte),
+            DType::F64 | DType::I64 => None,
+        }
+    }
+}
+
+/// Whether a reference can use the memory as it is.
+pub fn is_native(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::I32 | DType::U8)
+}
+
+/// Reads a floating-point tensor of any layout as dense f32.
+pub fn widen(memory: &Memory, at: &TensorRef, out: &mut [f32]) {
+    let runs = Runs::of(at);
+    match at.dtype {
+        DType::F32 => gather(memory.read::<f32>(at), &runs, out, |x| x),
+        DType::BF16 => gather(memory.read::<u16>(at), &runs, out, bf16_to_f32),
+        DType::F16 => gather(memory.read::<u16>(at), &runs, out, f16_to_f32),
+        other => panic!("{other} is not widened to f32: refused when the program is loaded"),
+    }
+}
+
+/// Writes dense f32 into a floating-point tensor of any layout, rounding to nearest even.
+pub fn round(memory: &mut Memory, at: &TensorRef, values: &[f32]) {
+    let runs = Runs::of(at);
+    match at.dtype {
+        DType::F32 => scatter(values, &runs, memory.write::<f32>(at), |x| x),
+        DType::BF16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_bf16),
+        DType::F16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_f16),
+        other => panic!("f32 is not rounded to {other}: refused when the program is loaded"),
+    }
+}
+
+/// A dense copy of one operand, in the number type of its kind. Grown while a program is loaded,
+/// never while it runs.
+#[derive(Default)]
+pub struct Buffer {
+    real: Vec<f32>,
+    int: Vec<i32>,
+    byte: Vec<u8>,
+}
+
+impl Buffer {
+    /// Makes room for a tensor.
+    pub fn reserve(&mut self, at: &TensorRef) {
+        match Kind::of(at.dtype) {
+            Some(Kind::Real) => grow(&mut self.real, at.len()),
+            Some(Kind::Int) => grow(&mut self.int, at.len()),
+            Some(Kind::Byte) => grow(&mut self.byte, at.len()),
+            None => panic!("{at} has no buffer: refused when the program is loaded"),
+        }
+    }
+
+    /// Copies a tensor in.
+    pub fn load(&mut self, memory: &Memory, at: &TensorRef) {
+        match Kind::of(at.dtype) {
+            Some(Kind::Int) => gather(memory.read(at), &Runs::of(at), &mut self.int[..at.len()], |x: i32| x),
+            Some(Kind::Byte) => gather(memory.read(at), &Runs::of(at), &mut self.byte[..at.len()], |x: u8| x),
+            _ => widen(memory, at, &mut self.real[..at.len()]),
+        }
+    }
+
+    /// Copies back, rounding to the tensor's storage type.
+    pub fn store(&self, memory: &mut Memory, at: &TensorRef) {
+        match Kind::of(at.dtype) {
+            Some(Kind::Int) => scatter(&self.int[..at.len()], &Runs::of(at), memory.write(at), |x: i32| x),
+            Some(Kind::Byte) => scatter(&self.byte[..at.len()], &Runs::of(at), memory.write(at), |x: u8| x),
+            _ => round(memory, at, &self.real[..at.len()]),
+        }
+    }
+
+    /// The f32 copy of a floating-point tensor of `len` elements.
+    pub fn real(&self, len: usize) -> &[f32] {
+        &self.real[..len]
+    }
+
+    pub fn input<'a>(&'a self, at: &'a TensorRef) -> Input<'a, f32> {
+        let data = match Kind::of(at.dtype) {
+            Some(Kind::Int) => Data::Int(&self.int[..at.len()]),
+            Some(Kind::Byte) => Data::Byte(&self.byte[..at.len()]),
+            _ => Data::Real(&self.real[..at.len()]),
+        };
+        Input { shape: &at.shape, data }
+    }
+
+    pub fn output<'a>(&'a mut self, at: &'a TensorRef) -> Output<'a, f32> {
+        let shape = &at.shape;
+        match Kind::of(at.dtype) {
+            Some(Kind::Int) => Output::Int { shape, data: &mut self.int[..at.len()] },
+            Some(Kind::Byte) => Output::Byte { shape, data: &mut self.byte[..at.len()] },
+            _ => Output::Real { shape, data: &mut self.real[..at.len()], storage: at.dtype },
+        }
+    }
+}
+
+fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+}
+
+/// An operand used where it lies: dense and of a native type.
+pub fn input_in_place<'a>(span: &Span<'a>, at: &'a TensorRef) -> Input<'a, f32> {
+    let data = match at.dtype {
+        DType::I32 => Data::Int(span.slice()),
+        DType::U8 => Data::Byte(span.slice()),
+        _ => Data::Real(span.slice()),
+    };
+    Input { shape: &at.shape, data }
+}
+
+/// A result written where it belongs: dense and of a native type.
+pub fn output_in_place<'a>(span: SpanMut<'a>, at: &'a TensorRef) -> Output<'a, f32> {
+    let shape = &at.shape;
+    match at.dtype {
+        DType::I32 => Output::Int { shape, data: span.slice() },
+        DType::U8 => Output::Byte { shape, data: span.slice() },
+        _ => Output::Real { shape, data: span.slice(), storage: at.dtype },
+    }
+}

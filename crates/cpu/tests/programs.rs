@@ -1,0 +1,312 @@
+//! Small programs built by hand: layouts, rounding points, and the same bits for any number of
+//! threads.
+
+use std::sync::Arc;
+
+use cpu::CpuBackend;
+use program::{
+    Arena, ArenaId, ArenaKind, Backend, BackendError, Constant, Cost, Entry, EntryKind, Gemm, Instruction, Launch,
+    LowRank, Machine, Program, Provenance, Session, Step, TensorRef,
+};
+use tensor::{Attrs, DType, HostTensor, bf16_to_f32, f32_to_bf16};
+
+const ARENA: usize = 1 << 20;
+
+fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program {
+    let steps = instructions.into_iter().map(|instruction| Step {
+        instruction,
+        provenance: Provenance { op: "test".into(), phase: "forward", layer: Some(3), at: Some("model.py:7".into()) },
+        cost: Cost::default(),
+    });
+    Program {
+        name: "test".into(),
+        machine: Machine::cpu(1 << 30, 1),
+        arenas: vec![Arena { kind: ArenaKind::Activations, bytes: ARENA }],
+        parameters: vec![],
+        constants,
+        scalars: vec![],
+        kernels: vec![],
+        entries: vec![Entry {
+            kind: EntryKind::Forward,
+            variant: None,
+            steps: steps.collect(),
+            inputs: vec![],
+            outputs: vec![],
+        }],
+        memory: vec![],
+        seed: 0,
+    }
+}
+
+fn load(instructions: Vec<Instruction>, threads: usize) -> Box<dyn Session> {
+    let backend = CpuBackend::new(Some(threads)).unwrap();
+    backend.load(Arc::new(program(instructions, vec![]))).unwrap()
+}
+
+fn at(offset: usize, dtype: DType, shape: &[usize]) -> TensorRef {
+    TensorRef::dense(ArenaId(0), offset, dtype, shape)
+}
+
+fn put(session: &mut dyn Session, at: &TensorRef, values: &[f32]) {
+    let host = HostTensor::from_f32(at.shape.clone(), values).cast(at.dtype);
+    session.write(at, &host.bytes).unwrap();
+}
+
+fn get(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
+    let mut bytes = vec![0; at.bytes()];
+    session.read(at, &mut bytes).unwrap();
+    HostTensor::new(at.dtype, at.shape.clone(), bytes).to_f32()
+}
+
+fn values(n: usize, seed: u32) -> Vec<f32> {
+    (0..n as u32).map(|i| ((i.wrapping_mul(2654435761) ^ seed) % 4001) as f32 / 2000.0 - 1.0).collect()
+}
+
+fn rounded(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|x| bf16_to_f32(f32_to_bf16(*x))).collect()
+}
+
+fn launch(op: &str, attrs: Attrs, inputs: &[&TensorRef], outputs: &[&TensorRef]) -> Instruction {
+    let own = |list: &[&TensorRef]| list.iter().map(|t| (*t).clone()).collect();
+    Instruction::Launch(Launch {
+        op: op.into(),
+        attrs,
+        inputs: own(inputs),
+        outputs: own(outputs),
+        scratch: None,
+        calls: vec![],
+    })
+}
+
+fn gemm(m: usize, n: usize, k: usize, a: &TensorRef, b: &TensorRef, d: &TensorRef) -> Gemm {
+    Gemm {
+        m,
+        n,
+        k,
+        a: a.clone(),
+        b: b.clone(),
+        d: d.clone(),
+        transpose_a: false,
+        transpose_b: true,
+        bias: None,
+        accumulate: false,
+        low_rank: vec![],
+    }
+}
+
+#[test]
+fn strided_bf16_operands_are_widened_and_results_rounded_once() {
+    // x is the middle third of a merged matrix; y goes back into the last third.
+    let whole = at(0, DType::BF16, &[5, 96]);
+    let x = TensorRef { offset: 64, shape: vec![5, 32], ..whole.clone() };
+    let y = TensorRef { offset: 128, shape: vec![5, 32], ..whole.clone() };
+    let w = at(4096, DType::BF16, &[32]);
+    let r = at(8192, DType::F32, &[5]);
+    let mut session = load(vec![launch("rmsnorm", Attrs::new().with("eps", 1e-6), &[&x, &w], &[&y, &r])], 2);
+    let (input, weight) = (rounded(&values(5 * 96, 1)), rounded(&values(32, 2)));
+    put(&mut *session, &whole, &input);
+    put(&mut *session, &w, &weight);
+    session.run(0).unwrap();
+    let (result, factors) = (get(&mut *session, &whole), get(&mut *session, &r));
+    for row in 0..5 {
+        let mean = (32..64).map(|c| input[row * 96 + c].powi(2)).sum::<f32>() / 32.0;
+        assert!((factors[row] - 1.0 / (mean + 1e-6).sqrt()).abs() < 1e-5);
+        for c in 0..32 {
+            let exact = input[row * 96 + 32 + c] * factors[row] * weight[c];
+            assert_eq!(result[row * 96 + 64 + c], bf16_to_f32(f32_to_bf16(exact)));
+        }
+        assert_eq!(result[row * 96..row * 96 + 64], input[row * 96..row * 96 + 64], "the rest is untouched");
+    }
+}
+
+#[test]
+fn accumulating_operations_start_from_the_present_contents() {
+    let (x, r, dy) = (at(0, DType::F32, &[9, 16]), at(4096, DType::F32, &[9]), at(8192, DType::F32, &[9, 16]));
+    let dw = at(16384, DType::F32, &[16]);
+    let attrs = Attrs::new().with("accumulate", true);
+    let mut session = load(vec![launch("rmsnorm_weight_gradient", attrs, &[&x, &r, &dy], &[&dw])], 1);
+    put(&mut *session, &x, &values(144, 1));
+    put(&mut *session, &r, &values(9, 2));
+    put(&mut *session, &dy, &values(144, 3));
+    session.run(0).unwrap();
+    let once = get(&mut *session, &dw);
+    session.run(0).unwrap();
+    let twice = get(&mut *session, &dw);
+    assert!(once.iter().any(|x| x.abs() > 0.1));
+    assert!(once.iter().zip(&twice).all(|(a, b)| (2.0 * a - b).abs() < 1e-5));
+}
+
+/// y = x·wᵀ + bias, with two adapters on column ranges, everything in bf16, D strided and added to.
+fn product(session: &mut dyn Session, parts: &Parts) -> Vec<f32> {
+    put(session, &parts.x, &values(parts.x.len(), 1));
+    put(session, &parts.w, &values(parts.w.len(), 2));
+    put(session, &parts.bias, &values(parts.bias.len(), 3));
+    put(session, &parts.t, &values(parts.t.len(), 4));
+    put(session, &parts.b, &values(parts.b.len(), 5));
+    put(session, &parts.whole, &values(parts.whole.len(), 6));
+    session.run(0).unwrap();
+    get(session, &parts.whole)
+}
+
+struct Parts {
+    x: TensorRef,
+    w: TensorRef,
+    bias: TensorRef,
+    t: TensorRef,
+    b: TensorRef,
+    /// D is the columns from 8 on.
+    whole: TensorRef,
+    d: TensorRef,
+}
+
+fn parts(dtype: DType, d_dtype: DType, m: usize, n: usize, k: usize) -> (Parts, Instruction) {
+    let whole = at(600_000, d_dtype, &[m, n + 16]);
+    let d = TensorRef { offset: whole.offset + 8 * d_dtype.size(), shape: vec![m, n], ..whole.clone() };
+    let parts = Parts {
+        x: at(0, dtype, &[m, k]),
+        w: at(200_000, dtype, &[n, k]),
+        bias: at(400_000, dtype, &[n]),
+        t: at(420_032, dtype, &[m, 4]),
+        b: at(500_032, dtype, &[n / 2, 4]),
+        whole,
+        d,
+    };
+    let mut instruction = gemm(m, n, k, &parts.x, &parts.w, &parts.d);
+    instruction.bias = Some(parts.bias.clone());
+    instruction.accumulate = true;
+    let adapter = |first: usize, scale: f32| LowRank {
+        t: parts.t.clone(),
+        b: parts.b.clone(),
+        transpose_b: true,
+        scale,
+        columns: (first, n / 2),
+    };
+    instruction.low_rank = vec![adapter(1, 2.0), adapter(n / 2, -0.5)];
+    (parts, Instruction::Gemm(instruction))
+}
+
+fn expected(parts: &Parts, dtype: DType, m: usize, n: usize, k: usize) -> Vec<f64> {
+    let stored = |len: usize, seed: u32, dtype: DType| {
+        let values = values(len, seed);
+        if dtype == DType::BF16 { rounded(&values) } else { values }
+    };
+    let (x, w) = (stored(m * k, 1, dtype), stored(n * k, 2, dtype));
+    let (bias, t, b) = (stored(n, 3, dtype), stored(m * 4, 4, dtype), stored(n / 2 * 4, 5, dtype));
+    let mut out: Vec<f64> = stored(parts.whole.len(), 6, parts.whole.dtype).into_iter().map(f64::from).collect();
+    for i in 0..m {
+        for j in 0..n {
+            let mut sum = bias[j] as f64 + (0..k).map(|p| x[i * k + p] as f64 * w[j * k + p] as f64).sum::<f64>();
+            for (first, scale) in [(1, 2.0), (n / 2, -0.5)] {
+                if (first..first + n / 2).contains(&j) {
+                    let row = j - first;
+                    sum += scale * (0..4).map(|p| t[i * 4 + p] as f64 * b[row * 4 + p] as f64).sum::<f64>();
+                }
+            }
+            out[i * (n + 16) + 8 + j] += sum;
+        }
+    }
+    out
+}
+
+#[test]
+fn products_add_bias_adapters_and_present_contents() {
+    for (m, n, k) in [(7, 10, 33), (300, 34, 64), (20, 290, 16)] {
+        for (dtype, d_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
+            let (parts, instruction) = parts(dtype, d_dtype, m, n, k);
+            let result = product(&mut *load(vec![instruction], 2), &parts);
+            let tolerance = if d_dtype == DType::BF16 { 1.0 / 256.0 } else { 2e-6 };
+            for (x, y) in result.iter().zip(expected(&parts, dtype, m, n, k)) {
+                assert!((*x as f64 - y).abs() <= tolerance * y.abs() + 2e-5, "{m}×{n}×{k} {dtype}: {x} {y}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    for (m, n, k) in [(333, 70, 120), (70, 333, 120)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let run = |threads: usize| {
+                let (parts, instruction) = parts(dtype, dtype, m, n, k);
+                let bits: Vec<u32> =
+                    product(&mut *load(vec![instruction], threads), &parts).into_iter().map(f32::to_bits).collect();
+                bits
+            };
+            let one = run(1);
+            assert_eq!(one, run(2));
+            assert_eq!(one, run(3));
+        }
+    }
+}
+
+#[test]
+fn a_product_may_overwrite_its_operand() {
+    let (x, w) = (at(0, DType::F32, &[3, 3]), at(256, DType::F32, &[3, 3]));
+    let mut session = load(vec![Instruction::Gemm(gemm(3, 3, 3, &x, &w, &x))], 1);
+    put(&mut *session, &x, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+    put(&mut *session, &w, &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 2.0]);
+    session.run(0).unwrap();
+    assert_eq!(get(&mut *session, &x), [2.0, 1.0, 6.0, 5.0, 4.0, 12.0, 8.0, 7.0, 18.0]);
+}
+
+#[test]
+fn copies_change_layout_and_type() {
+    let heads = at(0, DType::F32, &[2, 3, 4, 5]);
+    let moved = TensorRef { offset: 4096, strides: vec![60, 5, 15, 1], ..heads.clone() };
+    let dense = at(4096, DType::F32, &[2, 4, 3, 5]);
+    let half = at(8192, DType::BF16, &[2, 4, 3, 5]);
+    let copy = |from: &TensorRef, to: &TensorRef| Instruction::Copy { from: from.clone(), to: to.clone() };
+    let mut session = load(vec![copy(&heads, &moved), copy(&dense, &half)], 2);
+    let input = values(120, 9);
+    put(&mut *session, &heads, &input);
+    session.run(0).unwrap();
+    let (swapped, narrow) = (get(&mut *session, &dense), get(&mut *session, &half));
+    for (b, t, h, d) in (0..120).map(|i| (i / 60, i / 20 % 3, i / 5 % 4, i % 5)) {
+        let place = ((b * 4 + h) * 3 + t) * 5 + d;
+        assert_eq!(swapped[place], input[((b * 3 + t) * 4 + h) * 5 + d]);
+        assert_eq!(narrow[place], bf16_to_f32(f32_to_bf16(swapped[place])));
+    }
+}
+
+#[test]
+fn zero_leaves_gaps_alone() {
+    let whole = at(0, DType::BF16, &[4, 6]);
+    let part = TensorRef { offset: 4, shape: vec![4, 2], ..whole.clone() };
+    let mut session = load(vec![Instruction::Zero { at: part }], 1);
+    put(&mut *session, &whole, &[1.0; 24]);
+    session.run(0).unwrap();
+    let row = [1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
+    assert_eq!(get(&mut *session, &whole), row.repeat(4));
+}
+
+#[test]
+fn constants_are_written_when_the_program_is_loaded() {
+    let table = at(128, DType::F32, &[3]);
+    let constant = Constant { at: table.clone(), value: HostTensor::from_f32([3], &[1.0, 2.0, 3.0]) };
+    let backend = CpuBackend::new(Some(1)).unwrap();
+    let mut session = backend.load(Arc::new(program(vec![], vec![constant]))).unwrap();
+    assert_eq!(get(&mut *session, &table), [1.0, 2.0, 3.0]);
+}
+
+#[test]
+fn unknown_operations_are_refused_with_their_place() {
+    let x = at(0, DType::F32, &[4]);
+    let backend = CpuBackend::new(Some(1)).unwrap();
+    let error = backend.load(Arc::new(program(vec![launch("no_such", Attrs::new(), &[&x], &[&x])], vec![])));
+    let Err(BackendError::Failed { message, context, .. }) = error else { panic!("expected a refusal") };
+    assert_eq!(message, "there is no operation `no_such`");
+    assert_eq!(context.unwrap(), "test, forward, layer 3, model.py:7");
+}
+
+#[test]
+fn the_debug_mode_names_the_operation_that_made_a_nan() {
+    let (from, to) = (at(0, DType::F32, &[4]), at(64, DType::BF16, &[4]));
+    let copy = Instruction::Copy { from: from.clone(), to };
+    let backend = CpuBackend::new(Some(1)).unwrap().check_finite(true);
+    let mut session = backend.load(Arc::new(program(vec![copy], vec![]))).unwrap();
+    put(&mut *session, &from, &[0.0, 1.0, f32::NAN, 3.0]);
+    let text = session.run(0).unwrap_err().to_string();
+    assert!(text.contains("NaN at element 2") && text.contains("layer 3, model.py:7"), "{text}");
+    put(&mut *session, &from, &[0.0; 4]);
+    session.run(0).unwrap();
+}

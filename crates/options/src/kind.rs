@@ -28,6 +28,8 @@ pub enum Kind {
     Number,
     /// Any text.
     Text,
+    /// Text of a certain form, which the words describe: "a moment such as ...".
+    Form(&'static str),
     /// A number of bytes, bare or with a unit.
     Bytes,
     /// One of a fixed set of words.
@@ -109,6 +111,7 @@ impl Kind {
             }
             Kind::Number => format!("a number{}", limits.describe()),
             Kind::Text => "text".into(),
+            Kind::Form(words) => words.to_string(),
             Kind::Bytes => "a number of bytes such as `22GiB`".into(),
             Kind::Choice(choices) => {
                 let names: Vec<String> = choices.iter().map(|choice| format!("`{}`", choice.name)).collect();
@@ -133,7 +136,7 @@ impl Kind {
             Kind::Bool => "bool".into(),
             Kind::Integer { .. } => "int".into(),
             Kind::Number => "float".into(),
-            Kind::Text => "string".into(),
+            Kind::Text | Kind::Form(_) => "string".into(),
             Kind::Bytes => "bytes".into(),
             Kind::Choice(_) => "choice".into(),
             Kind::List(item) => format!("list of {}", item.short()),

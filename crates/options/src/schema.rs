@@ -42,6 +42,7 @@ fn kind_schema(kind: &Kind, limits: &Limits) -> Value {
         }
         Kind::Number => number_schema("number", limits),
         Kind::Text => json!({ "type": ["string", "number", "boolean"] }),
+        Kind::Form(_) => json!({ "type": "string" }),
         Kind::Bytes => json!({ "type": ["integer", "string"] }),
         Kind::Choice(choices) => {
             let words = choices.iter().flat_map(|choice| std::iter::once(&choice.name).chain(choice.aliases));

@@ -102,11 +102,10 @@ impl Clock {
 }
 
 impl OptionValue for Clock {
-    const KIND: Kind = Kind::Text;
+    const KIND: Kind = Kind::Form("a moment such as `2026-11-20` or `2026-11-20T12:00:00`");
 
     fn read(node: &Node, _: &mut Reader) -> Result<Self, Fault> {
-        let hint = || Some("write a moment as `2026-11-20` or `2026-11-20T12:00:00`".to_string());
-        Clock::parse(node.word()?).ok_or_else(|| Fault::Mismatch { hint: hint() })
+        Clock::parse(node.word()?).ok_or(Fault::MISMATCH)
     }
 
     fn write(&self) -> Value {

@@ -241,7 +241,7 @@ fn the_clock_of_templates_is_a_moment() {
         assert_eq!(config.template.clock, Setting::Value(Clock(clock.into())));
     }
     for wrong in ["2026-02-29", "2026-13-01", "20-11-2026", "2026-11-20T24:00:00", "2026-11-20T12", "ö26-11-20"] {
-        assert!(told(&format!("model: m\nclock: {wrong}\n")).contains("write a moment"), "{wrong}");
+        assert!(told(&format!("model: m\nclock: {wrong}\n")).contains("expected a moment such as"), "{wrong}");
     }
 }
 

@@ -123,9 +123,9 @@ impl Prepared {
             .collect();
         let d = written.pop().expect("one result");
         match self.gemm.d.dtype {
-            DType::F32 => self.into_f32(d, &sources),
-            DType::BF16 => self.into_narrow(d, &sources, bf16_to_f32, f32_to_bf16),
-            DType::F16 => self.into_narrow(d, &sources, f16_to_f32, f32_to_f16),
+            DType::F32 => self.write_f32(d, &sources),
+            DType::BF16 => self.write_narrow(d, &sources, bf16_to_f32, f32_to_bf16),
+            DType::F16 => self.write_narrow(d, &sources, f16_to_f32, f32_to_f16),
             other => panic!("a product is not stored as {other}: refused when the program is loaded"),
         }
     }
@@ -136,7 +136,7 @@ impl Prepared {
         if self.by_rows { matrix.tiles(STRIP, columns.max(1)) } else { matrix.tiles(rows.max(1), STRIP) }
     }
 
-    fn into_f32(&self, d: SpanMut<'_>, sources: &[Source<'_>]) {
+    fn write_f32(&self, d: SpanMut<'_>, sources: &[Source<'_>]) {
         self.strips::<f32>(d).into_par_iter().for_each(|(row, column, mut strip)| {
             STRIPS.with_borrow_mut(|(widened, _)| {
                 self.strip(row, column, &mut strip, self.gemm.accumulate, sources, widened)
@@ -144,7 +144,7 @@ impl Prepared {
         });
     }
 
-    fn into_narrow(&self, d: SpanMut<'_>, sources: &[Source<'_>], widen: fn(u16) -> f32, round: fn(f32) -> u16) {
+    fn write_narrow(&self, d: SpanMut<'_>, sources: &[Source<'_>], widen: fn(u16) -> f32, round: fn(f32) -> u16) {
         self.strips::<u16>(d).into_par_iter().for_each(|(row, column, mut strip)| {
             STRIPS.with_borrow_mut(|(widened, result)| {
                 let (rows, columns) = (strip.rows(), strip.width());

@@ -12,7 +12,7 @@ use crate::{call, copy, finite, matmul};
 /// An instruction whose every decision is taken.
 enum Prepared {
     Call(call::Prepared),
-    Gemm(matmul::Prepared),
+    Gemm(Box<matmul::Prepared>),
     Copy(copy::Prepared),
     Zero(TensorRef),
 }
@@ -54,7 +54,7 @@ fn prepare(step: &Step, memory: &Memory, buffers: &mut Vec<Buffer>) -> Result<Pr
         Instruction::Launch(launch) => call::Prepared::launch(launch).map(Prepared::Call),
         Instruction::AttentionForward(a) => call::Prepared::attention_forward(a).map(Prepared::Call),
         Instruction::AttentionBackward(a) => call::Prepared::attention_backward(a).map(Prepared::Call),
-        Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(Prepared::Gemm),
+        Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(|gemm| Prepared::Gemm(Box::new(gemm))),
         Instruction::Copy { from, to } => copy::Prepared::new(from, to).map(Prepared::Copy),
         Instruction::Zero { at } => Ok(Prepared::Zero(at.clone())),
     };

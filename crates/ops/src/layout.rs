@@ -47,19 +47,28 @@ impl Walk {
     }
 
     fn allows(&self, width: usize, tensors: &[&TensorRef]) -> bool {
-        let (inner, outer) = self.shape.split_last().expect("at least one axis");
-        if !inner.is_multiple_of(width) {
-            return false;
-        }
-        tensors.iter().zip(&self.strides).all(|(tensor, strides)| {
-            let access = (width * tensor.dtype.size()).min(16);
-            let aligned = |bytes: usize| bytes.is_multiple_of(access);
-            let (last, rest) = strides.split_last().expect("at least one axis");
-            *last == 1
-                && aligned(tensor.offset)
-                && rest.iter().zip(outer).all(|(s, _)| aligned(s * tensor.dtype.size()))
-        })
+        let runs = tensors.iter().zip(&self.strides);
+        runs.into_iter().all(|(tensor, strides)| readable(tensor, self.shape[self.shape.len() - 1], strides, width))
     }
+}
+
+/// The widest access (1, 2, 4 or 8 elements) in which every row of the last axis can be walked, in
+/// all of these tensors.
+pub fn row_width(tensors: &[&TensorRef]) -> usize {
+    let columns = |t: &TensorRef| t.shape.last().copied().unwrap_or(1);
+    let allows = |width: usize| tensors.iter().all(|t| readable(t, columns(t), &t.strides, width));
+    [8, 4, 2].into_iter().find(|width| allows(*width)).unwrap_or(1)
+}
+
+/// Whether runs of `inner` elements divide into accesses of `width` that are all aligned.
+fn readable(tensor: &TensorRef, inner: usize, strides: &[usize], width: usize) -> bool {
+    let Some((last, outer)) = strides.split_last() else { return false };
+    let access = (width * tensor.dtype.size()).min(16);
+    let aligned = |bytes: usize| bytes.is_multiple_of(access);
+    *last == 1
+        && inner.is_multiple_of(width)
+        && aligned(tensor.offset)
+        && outer.iter().all(|s| aligned(s * tensor.dtype.size()))
 }
 
 #[cfg(test)]

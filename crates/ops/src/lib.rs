@@ -15,6 +15,7 @@ mod verify;
 
 pub mod elementwise;
 mod layout;
+mod loss;
 mod norm;
 mod rows;
 mod view;

@@ -1,6 +1,7 @@
 //! The list of all operations: the one line that a new operation adds here.
 
 use crate::elementwise;
+use crate::loss;
 use crate::norm;
 use crate::rows;
 use crate::view;
@@ -16,6 +17,9 @@ static OPS: &[&dyn Op] = &[
     &elementwise::SWIGLU,
     &elementwise::SWIGLU_BACKWARD,
     &elementwise::Elementwise,
+    &loss::CrossEntropy,
+    &loss::CrossEntropyBackward,
+    &loss::WeightedSum,
     &norm::RmsNorm,
     &norm::RmsNormBackward,
     &norm::RmsNormWeightGradient,

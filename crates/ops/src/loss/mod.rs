@@ -1,0 +1,7 @@
+//! Losses: per token, and their weighted sum, at which differentiation starts.
+
+mod cross_entropy;
+mod weighted_sum;
+
+pub use cross_entropy::{CrossEntropy, CrossEntropyBackward};
+pub use weighted_sum::WeightedSum;

@@ -5,9 +5,18 @@ Every message says where, what was found, what was expected and, where there is 
 
 from __future__ import annotations
 
+from ._native import ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError
 
-class SurogateError(Exception):
-    """Base of the exceptions that mean the user's input, not the engine, is at fault."""
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "MemoryPlanError",
+    "ModelConfigError",
+    "ModelError",
+    "RunError",
+    "SurogateError",
+]
 
 
 class ModelError(SurogateError):

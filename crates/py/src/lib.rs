@@ -3,6 +3,8 @@
 //! Invariant: this crate converts, it never decides. It turns Python text, dicts and numpy arrays
 //! into the engine's types and back, and engine errors into exceptions.
 
+mod config;
+mod errors;
 mod operations;
 
 use pyo3::prelude::*;
@@ -10,6 +12,17 @@ use pyo3::prelude::*;
 /// The module's contents; `surogate/_native.pyi` describes them to type checkers.
 #[pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::config::{Config, config_help, config_schema};
+    #[pymodule_export]
+    use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]
     use crate::operations::{infer, op_schemas};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
 }

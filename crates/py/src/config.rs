@@ -1,0 +1,70 @@
+//! The configuration: loaded here, read by Python only as text.
+
+use std::collections::BTreeMap;
+
+use options::Setting;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use train::config::{self, Task};
+
+use crate::errors::config_error;
+
+/// The options of one run; immutable.
+#[pyclass(frozen, module = "surogate._native")]
+pub struct Config {
+    pub config: config::Config,
+}
+
+fn task(name: &str) -> PyResult<Task> {
+    Task::parse(name).ok_or_else(|| PyValueError::new_err(format!("there is no task `{name}`, only sft and pt")))
+}
+
+#[pymethods]
+impl Config {
+    /// Loads YAML text. `source` names it in messages, `overrides` are (option, value as in YAML).
+    /// Raises ConfigError with every problem.
+    #[staticmethod]
+    fn from_yaml(py: Python<'_>, text: &str, source: &str, task_name: &str, overrides: Vec<(String, String)>) -> PyResult<Self> {
+        let loaded = config::Config::load(text, source, task(task_name)?, &overrides);
+        loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
+    }
+
+    /// Loads a JSON object. Raises ConfigError with every problem.
+    #[staticmethod]
+    fn from_json(py: Python<'_>, text: &str, task_name: &str, overrides: Vec<(String, String)>) -> PyResult<Self> {
+        let loaded = config::Config::load_json(text, task(task_name)?, &overrides);
+        loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
+    }
+
+    /// The model's folder, or its name on the hub.
+    #[getter]
+    fn model(&self) -> &str {
+        &self.config.model.model
+    }
+
+    /// `auto`, `cpu` or `cuda`.
+    #[getter]
+    fn device(&self) -> String {
+        match &self.config.hardware.device {
+            Setting::Auto => "auto".to_owned(),
+            Setting::Value(device) => device.to_string(),
+        }
+    }
+
+    /// Every option with its value, as YAML. What is still open stands as `auto`.
+    fn resolved_yaml(&self) -> String {
+        self.config.resolved_yaml(&BTreeMap::new())
+    }
+}
+
+/// The JSON Schema of a configuration file, for editors.
+#[pyfunction]
+pub fn config_schema() -> String {
+    serde_json::to_string_pretty(&config::schema()).expect("a schema is always representable as JSON")
+}
+
+/// The options as a JSON list of `{name, section, type, default, help, …}`, for `--help`.
+#[pyfunction]
+pub fn config_help() -> String {
+    config::help_rows().to_string()
+}

@@ -1,0 +1,103 @@
+"""The command line's grammar: commands and flags by argparse, options of the run as overrides.
+
+Which options there are, their types and defaults, is known to the engine alone: `--key value` is
+handed on as text, and the help page is made from the engine's tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Sequence
+
+from . import _native
+
+#: Flags of the commands themselves, with the number of words that follow.
+FLAGS = {"--help": 0, "-h": 0, "--json": 0, "--machine": 1, "--task": 1, "--set": 1, "--version": 0, "--dump": 1}
+
+
+class UsageError(Exception):
+    """The command line cannot be read."""
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Separates `--key value`, `--key=value` and `--set key=value` from what argparse reads."""
+    rest: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") or name in FLAGS and name != "--set":
+            rest.append(word)
+            if FLAGS.get(name) and not equals:
+                rest.append(_next(words, name))
+        elif name == "--set":
+            key, equals, value = (value if equals else _next(words, name)).partition("=")
+            if not equals:
+                raise UsageError(f"--set {key}: expected key=value")
+            overrides.append((key, value))
+        else:
+            overrides.append((name[2:].replace("-", "_"), value if equals else _next(words, name)))
+    return rest, overrides
+
+
+def _next(words, name: str) -> str:
+    value = next(words, None)
+    if value is None or value.startswith("--"):
+        raise UsageError(f"{name} needs a value")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """Commands, their positional arguments and their own flags."""
+    root = CommandParser(prog="surogate", description="Trains and fine-tunes large language models.")
+    root.add_argument("--version", action="version", version=f"surogate {_native.__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in {"sft": "fine-tune a model", "pt": "train a model further, or from scratch, on text"}.items():
+        command = _command(commands, name, f"{text}: {name} run.yaml")
+        command.add_argument("config", metavar="run.yaml")
+    show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
+    show.add_argument("what", choices=["config", "graph", "program", "memory"])
+    show.add_argument("config", metavar="run.yaml")
+    plan = _command(commands, "plan", "memory and time of a run, without running it")
+    plan.add_argument("config", metavar="run.yaml")
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    for command in (show, plan):
+        command.add_argument("--machine", help="plan for this machine instead of the present one, such as h200")
+        command.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
+    _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
+    doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return root
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help ends with the options of the run, for commands that read a run.yaml."""
+
+    reads_run = False
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return f"{text}\n{options_help()}\n" if self.reads_run else text
+
+
+def _command(commands, name: str, text: str, reads_run: bool = True) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command.reads_run = reads_run
+    return command
+
+
+def options_help() -> str:
+    """The run's options by section, from the engine's tables."""
+    lines = ["Every option of run.yaml can be set here: --option value, or --set option=value."]
+    section = None
+    for row in json.loads(_native.config_help()):
+        if row["section"] != section:
+            section = row["section"]
+            lines += ["", f"{section}:"]
+        default = "required" if row["required"] else f"default {json.dumps(row['default'])}"
+        note = "" if row["available"] else "; not available yet"
+        head = f"  --{row['name'].replace('_', '-')} {row['type']}  ({default}{note})"
+        lines += [head, *textwrap.wrap(row["help"], 92, initial_indent="      ", subsequent_indent="      ")]
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""The command line: argv to the three calls load, build, run.
+
+Deliberately unknown here: what any option means. Exit codes: 0 done, 1 the run failed, 2 wrong
+configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the loss diverged,
+130, 143 and 138 for SIGINT, SIGTERM and SIGUSR1.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+
+from . import _native, errors
+from .arguments import UsageError, parser, split_overrides
+
+Overrides = list[tuple[str, str]]
+
+EXIT_CODES: list[tuple[type[Exception], int]] = [
+    (errors.ConfigError, 2),
+    (errors.ModelConfigError, 2),
+    (errors.MemoryPlanError, 3),
+    (errors.DataError, 4),
+    (errors.DivergedError, 5),
+    (errors.SurogateError, 1),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit code."""
+    warnings.showwarning = lambda message, *_: print(f"surogate: {message}", file=sys.stderr)
+    try:
+        rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
+        options = parser().parse_args(rest)
+        return COMMANDS[options.command](options, overrides)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except errors.SurogateError as error:
+        return _fail(str(error), next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"surogate: {message}", file=sys.stderr)
+    return code
+
+
+def _load(path: str, task: str, overrides: Overrides) -> _native.Config:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.ConfigError(f"{path}: cannot be read: {error}") from None
+    return _native.Config.from_yaml(text, path, task, overrides)
+
+
+def _schema(_options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    print(_native.config_schema())
+    return 0
+
+
+def _refuse(overrides: Overrides) -> None:
+    if overrides:
+        raise UsageError(f"--{overrides[0][0]} is not a flag of this command")
+
+
+def _show(options: Namespace, overrides: Overrides) -> int:
+    config = _load(options.config, options.task, overrides)
+    if options.what == "config":
+        print(config.resolved_yaml(), end="")
+        return 0
+    raise errors.RunError(f"`show {options.what}` is not available yet")
+
+
+COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
+    "schema": _schema,
+    "show": _show,
+}

@@ -1,1 +1,91 @@
-//! placeholder
+//! Model → program, a pure function: no device, no file, no clock, no environment, no model name.
+//!
+//! The whole order stands in [`compile`]; one file per pass. After `fuse`, nothing shares or
+//! reorders computations any more: the memory decisions that follow rest on the node order.
+
+mod autodiff;
+mod call;
+mod lower;
+mod manager;
+pub mod memory;
+mod options;
+mod passes;
+mod recipes;
+mod update;
+
+use graph::{Graph, Model};
+use program::{EntryKind, Machine, Program, Variant};
+use thiserror::Error;
+
+pub use autodiff::differentiate;
+pub use call::compile_call;
+pub use manager::{Observer, PassTrace, Passes};
+pub use options::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+pub use passes::expand::expand;
+
+/// Why a model does not become a program.
+#[derive(Debug, Error)]
+pub enum CompileError {
+    /// The model is wrong: a name, a shape, an attribute. Names the source line where there is one.
+    #[error("{0}")]
+    Model(String),
+    /// The options do not fit the model: an adapter target that matches nothing, for example.
+    #[error("{0}")]
+    Options(String),
+    /// The plan needs more memory than there is.
+    #[error("the plan needs {needed} bytes, {available} are available")]
+    DoesNotFit { needed: usize, available: usize },
+}
+
+/// Compiles every entry that the options ask for over one arena plan.
+pub fn compile(model: &Model, options: &CompileOptions, machine: &Machine) -> Result<Program, CompileError> {
+    let mut passes = Passes::default();
+    compile_observed(model, options, machine, &mut passes)
+}
+
+/// [`compile`] with a pass manager of the caller's: to dump, to time, to stop early.
+pub fn compile_observed(
+    model: &Model,
+    options: &CompileOptions,
+    machine: &Machine,
+    passes: &mut Passes<'_>,
+) -> Result<Program, CompileError> {
+    let mut graphs = Vec::new();
+    for variant in &options.variants {
+        for kind in options.entry_kinds() {
+            graphs.push((kind, *variant, entry_graph(model, options, machine, kind, *variant, passes)?));
+        }
+    }
+    lower::program(&model.architecture, graphs, options, machine)
+}
+
+/// The graph of one entry, ready to be lowered.
+pub fn entry_graph(
+    model: &Model,
+    options: &CompileOptions,
+    _machine: &Machine,
+    kind: EntryKind,
+    variant: Variant,
+    passes: &mut Passes<'_>,
+) -> Result<Graph, CompileError> {
+    // Layers become nodes, batch symbols become numbers; every shape is checked against its rule.
+    let mut graph = expand(model, options, variant)?;
+    passes.check("expand", &graph)?;
+    // Before merging: an adapter belongs to one weight by its name.
+    passes.run("adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
+    // Before autodiff: the backward pass of a merged linear is merged by construction.
+    passes.run("merge_linears", &mut graph, passes::merge_linears::run)?;
+    passes.run("results", &mut graph, |g| passes::results::run(g, options, kind))?;
+    if kind == EntryKind::FirstMicroStep {
+        passes.run("autodiff", &mut graph, differentiate)?;
+    }
+    // Constants first: what they replace may leave others dead or equal.
+    passes.run("fold_constants", &mut graph, passes::fold_constants::run)?;
+    passes.run("common_subexpressions", &mut graph, passes::common_subexpressions::run)?;
+    passes.run("dead_code", &mut graph, passes::dead_code::run)?;
+    // Element types are decided once the graph holds everything that computes.
+    passes.run("recipe", &mut graph, |g| recipes::run(g, options))?;
+    // Last: fused nodes are opaque to every rule above.
+    passes.run("fuse", &mut graph, passes::fuse::run)?;
+    Ok(graph)
+}

@@ -71,9 +71,9 @@ pub struct Parameter {
     pub adapter: bool,
     /// How the weight is stored between steps.
     pub storage: DType,
-    /// Rows of one merged matrix: parameters with the same group lie behind one another in the
-    /// order of the table and can be used as one tensor.
-    pub merge_group: Option<u32>,
+    /// (group, position): the parameters of a group lie behind one another in the order of their
+    /// positions and can be used as one tensor.
+    pub merge_group: Option<(u32, u32)>,
 }
 
 /// A whole computation. Nodes stand in execution order: every input is defined before its use.

@@ -44,6 +44,8 @@ pub struct Input {
 pub enum Init {
     /// Normal with the config's `initializer_range`.
     Normal { std: f64 },
+    /// Uniform in [−bound, bound).
+    Uniform { bound: f64 },
     Ones,
     Zeros,
 }

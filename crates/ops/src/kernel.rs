@@ -49,9 +49,28 @@ pub fn device_type(dtype: DType) -> &'static str {
     }
 }
 
-/// Definitions for a tensor `X` that a kernel addresses as rows: `X_T` (type), `X_ROW` (elements
-/// from row to row). Panics when the tensor is no matrix: the layout pass makes it one.
+/// Definitions for a tensor `X` that a kernel addresses as rows of its last axis: `X_T` (type) and
+/// `X_AT(row)`, the element offset of a row when all other axes are folded. The last axis is dense.
 pub fn defines_for(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
-    let (_, _, row) = tensor.as_matrix().unwrap_or_else(|| panic!("{name} has unevenly spaced rows: {tensor}"));
-    vec![(format!("{name}_T"), device_type(tensor.dtype).to_owned()), (format!("{name}_ROW"), row.to_string())]
+    assert!(tensor.strides.last().is_none_or(|s| *s == 1), "{name} has gaps inside its rows: {tensor}");
+    vec![
+        (format!("{name}_T"), device_type(tensor.dtype).to_owned()),
+        (format!("{name}_AT(row)"), row_offset(tensor)),
+    ]
+}
+
+/// The offset of a row as a C expression of `row`.
+fn row_offset(tensor: &TensorRef) -> String {
+    if let Some((_, _, stride)) = tensor.as_matrix() {
+        return format!("((size_t)(row)*{stride})");
+    }
+    let leading = tensor.shape.len() - 1;
+    let mut inner = 1;
+    let mut terms = Vec::new();
+    for axis in (0..leading).rev().filter(|axis| tensor.shape[*axis] != 1) {
+        let index = if inner == 1 { "(size_t)(row)".to_owned() } else { format!("(size_t)(row)/{inner}") };
+        terms.push(format!("({index}%{})*{}", tensor.shape[axis], tensor.strides[axis]));
+        inner *= tensor.shape[axis];
+    }
+    format!("({})", terms.join("+"))
 }

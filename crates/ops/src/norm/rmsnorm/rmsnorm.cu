@@ -1,5 +1,5 @@
 // RMS normalisation: y = x·r·w, r = 1/sqrt(mean(x²) + EPS); dx = r·(dy·w − x·r²·mean(dy·w·x)).
-// x, y, dx, dy [rows, COLUMNS] with row strides; w [COLUMNS]; r f32 [rows].
+// x, y, dx, dy [rows, COLUMNS], row i at X_AT(i); w [COLUMNS]; r f32 [rows].
 // One block per row; sums in f32, by warp shuffles and then over the warps in order (deterministic).
 #include "types.cuh"
 #include "reduce.cuh"
@@ -14,8 +14,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
 rmsnorm(const X_T* __restrict__ x, const W_T* __restrict__ w, Y_T* __restrict__ y, float* __restrict__ r) {
   const size_t row = blockIdx.x;
-  x += row * X_ROW;
-  y += row * Y_ROW;
+  x += X_AT(row);
+  y += Y_AT(row);
   float sum = 0.0f;
   for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
     const float v = load(x + i);
@@ -32,9 +32,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 rmsnorm_backward(const X_T* __restrict__ x, const W_T* __restrict__ w, const float* __restrict__ r,
                  const DY_T* __restrict__ dy, DX_T* __restrict__ dx) {
   const size_t row = blockIdx.x;
-  x += row * X_ROW;
-  dy += row * DY_ROW;
-  dx += row * DX_ROW;
+  x += X_AT(row);
+  dy += DY_AT(row);
+  dx += DX_AT(row);
   const float scale = r[row];
   float sum = 0.0f;
   for (int i = threadIdx.x; i < COLUMNS; i += THREADS) sum = fmaf(load(dy + i) * WEIGHT(w + i), load(x + i), sum);
@@ -55,7 +55,7 @@ rmsnorm_weight_partial(const X_T* __restrict__ x, const float* __restrict__ r, c
   const int last = min(first + ROWS_PER_BLOCK, ROWS);
   float sum = 0.0f;
   for (int row = first; row < last; row++)
-    sum = fmaf(load(dy + (size_t)row * DY_ROW + column) * load(x + (size_t)row * X_ROW + column), r[row], sum);
+    sum = fmaf(load(dy + DY_AT(row) + column) * load(x + X_AT(row) + column), r[row], sum);
   partial[(size_t)blockIdx.y * COLUMNS + column] = sum;
 }
 #endif

@@ -1,0 +1,113 @@
+//! Reverse-mode differentiation of the graph, ahead of time. The node that gives `loss_sum` is the
+//! root; every trained parameter gets the contributions of all its uses.
+//!
+//! What a gradient rule reads is what the forward pass keeps: nothing is declared to be saved.
+
+use std::collections::HashMap;
+
+use graph::{Graph, Node, Origin, ParameterId, Phase, ValueId};
+use ops::{Append, Emit, GradientCall, Gradients};
+use program::scalar;
+use tensor::Attrs;
+
+use crate::CompileError;
+
+/// Appends the backward pass and fills [`Graph::gradients`].
+pub fn differentiate(graph: &mut Graph) -> Result<(), CompileError> {
+    let root = graph.output(scalar::LOSS_SUM).expect("the results pass checks for the loss");
+    let needed = depends_on_trained(graph);
+    let forward = graph.nodes.clone();
+    let mut backward = Backward { contributions: HashMap::new(), gradients: Vec::new() };
+    let mut append = Append::new(graph, Phase::Backward);
+    for node in forward.iter().rev() {
+        let is_root = node.outputs.contains(&root);
+        let wanted: Vec<bool> = node.inputs.iter().map(|id| needed[id.0 as usize]).collect();
+        if !wanted.contains(&true) {
+            continue;
+        }
+        append.place_like(node);
+        let mut output_gradients: Vec<Option<ValueId>> =
+            node.outputs.iter().map(|id| backward.total(*id, &mut append)).collect();
+        if is_root {
+            // The rule of the root takes its incoming gradient as 1 and reads no value for it.
+            output_gradients[0] = Some(root);
+        }
+        if output_gradients.iter().all(Option::is_none) {
+            continue;
+        }
+        backward.step(node, &wanted, &output_gradients, &mut append)?;
+    }
+    let nodes = std::mem::take(&mut append.nodes);
+    graph.nodes.extend(nodes);
+    graph.gradients = backward.gradients;
+    untrained(graph)
+}
+
+struct Backward {
+    /// Gradients that have arrived at a value so far.
+    contributions: HashMap<ValueId, Vec<ValueId>>,
+    gradients: Vec<(ParameterId, ValueId)>,
+}
+
+impl Backward {
+    /// The sum of everything that has arrived. The latest comes first: fusion finds the addition
+    /// right behind the operation that made it.
+    fn total(&mut self, id: ValueId, append: &mut Append<'_>) -> Option<ValueId> {
+        let arrived = self.contributions.remove(&id)?;
+        arrived.into_iter().reduce(|sum, next| append.emit("add", &[next, sum], Attrs::new())[0])
+    }
+
+    fn step(
+        &mut self,
+        node: &Node,
+        wanted: &[bool],
+        output_gradients: &[Option<ValueId>],
+        append: &mut Append<'_>,
+    ) -> Result<(), CompileError> {
+        let op = ops::find(&node.op).expect("the verifier knows every operation");
+        let gradients = op.gradient(&mut GradientCall { emit: append, node, output_gradients, wanted });
+        let gradients = match gradients {
+            Gradients::Inputs(gradients) => gradients,
+            Gradients::NoGradient(reason) => {
+                let place = node.at.as_deref().unwrap_or("the model");
+                return Err(CompileError::Model(format!("{place}: `{}` has no gradient: {reason}", node.op)));
+            }
+        };
+        assert_eq!(gradients.len(), node.inputs.len(), "`{}` must answer for each of its inputs", node.op);
+        for ((input, gradient), wanted) in node.inputs.iter().zip(gradients).zip(wanted) {
+            let (Some(gradient), true) = (gradient, wanted) else { continue };
+            match append.graph.value(*input).origin {
+                Origin::Parameter(id) => self.gradients.push((id, gradient)),
+                _ => self.contributions.entry(*input).or_default().push(gradient),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// For every value whether a trained parameter flows into it.
+fn depends_on_trained(graph: &Graph) -> Vec<bool> {
+    let mut needed = vec![false; graph.values.len()];
+    for parameter in graph.parameters.iter().filter(|p| p.trainable) {
+        needed[parameter.value.0 as usize] = true;
+    }
+    for node in &graph.nodes {
+        if node.inputs.iter().any(|id| needed[id.0 as usize]) {
+            for id in &node.outputs {
+                needed[id.0 as usize] = graph.value(*id).element.is_float();
+            }
+        }
+    }
+    needed
+}
+
+/// A trained parameter that the loss does not depend on would silently stay as it is.
+fn untrained(graph: &Graph) -> Result<(), CompileError> {
+    for (index, parameter) in graph.parameters.iter().enumerate() {
+        let id = ParameterId(index as u32);
+        if parameter.trainable && !graph.gradients.iter().any(|(p, _)| *p == id) {
+            return Err(CompileError::Model(format!("the loss does not depend on the parameter `{}`", parameter.name)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! A program of one operation: what compares a backend with the reference, operation by operation.
+
+use ops::Op;
+use program::{Arena, ArenaKind, Documents, Entry, EntryKind, Machine, Program, Provenance, Step, TensorRef, Variant};
+use tensor::{Attrs, DType};
+
+use crate::lower::{Lowering, arena};
+use crate::memory::{ALIGNMENT_BYTES, align};
+
+/// One call of `op` on dense tensors. Inputs are named `0`, `1`, … among the entry's inputs, results
+/// likewise among its outputs; an update's state is written into the outputs beforehand.
+pub fn compile_call(
+    op: &'static dyn Op,
+    attrs: &Attrs,
+    inputs: &[(DType, Vec<usize>)],
+    outputs: &[(DType, Vec<usize>)],
+    machine: &Machine,
+) -> Program {
+    let mut lowering = Lowering::new(machine);
+    let mut end = 0;
+    let mut place = |(dtype, shape): &(DType, Vec<usize>)| {
+        let tensor = TensorRef::dense(arena::BATCH, end, *dtype, shape.clone());
+        end = align(end + tensor.bytes(), ALIGNMENT_BYTES);
+        tensor
+    };
+    let inputs: Vec<TensorRef> = inputs.iter().map(&mut place).collect();
+    let outputs: Vec<TensorRef> = outputs.iter().map(&mut place).collect();
+    let scratch = lowering.update_scratch(op, attrs, &inputs, &outputs);
+    let scratch_bytes = scratch.as_ref().map_or(0, |s| s.bytes());
+    let numbered = |list: &[TensorRef]| list.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
+    let (named_inputs, named_outputs) = (numbered(&inputs), numbered(&outputs));
+    let (instruction, cost) = lowering.instruction(op, attrs, inputs, outputs, scratch, Documents::Rows);
+    let provenance = Provenance { op: op.name().to_owned(), phase: "forward", layer: None, at: None };
+    let kinds = [
+        ArenaKind::Weights,
+        ArenaKind::Adapters,
+        ArenaKind::Gradients,
+        ArenaKind::Optimizer,
+        ArenaKind::Batch,
+        ArenaKind::Scalars,
+        ArenaKind::Constants,
+        ArenaKind::Activations,
+    ];
+    let bytes = |kind: ArenaKind| match kind {
+        ArenaKind::Batch => end,
+        ArenaKind::Activations => scratch_bytes,
+        _ => 0,
+    };
+    Program {
+        name: op.name().to_owned(),
+        machine: machine.clone(),
+        arenas: kinds.map(|kind| Arena { kind, bytes: bytes(kind) }).to_vec(),
+        parameters: Vec::new(),
+        constants: Vec::new(),
+        scalars: Vec::new(),
+        kernels: lowering.into_kernels(),
+        entries: vec![Entry {
+            kind: EntryKind::Forward,
+            variant: Some(Variant { batch: 1, seq_len: 1, documents: Documents::Rows }),
+            steps: vec![Step { instruction, provenance, cost }],
+            inputs: named_inputs,
+            outputs: named_outputs,
+        }],
+        memory: Vec::new(),
+        seed: 0,
+    }
+}

@@ -1,0 +1,402 @@
+//! Graph → instructions over arenas. Nothing is optimised here: the order of the nodes is the
+//! order of the instructions.
+
+use std::collections::HashMap;
+
+use graph::{Graph, Node, ParameterId, Phase, ValueId};
+use ops::{Class, LowerCall, Lowered};
+use program::{
+    Arena, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
+    Launch, Machine, MemoryLine, Program, Provenance, Step, TensorRef, Variant, scalar,
+};
+use tensor::{Attrs, DType};
+
+use crate::memory::{ALIGNMENT_BYTES, Fixed, Interval, ParameterPlan, Placement, align, dtype_of, pack, place, plan_parameters};
+use crate::{CompileError, CompileOptions, update};
+
+/// The arenas of every program, in order.
+pub(crate) mod arena {
+    use program::ArenaId;
+
+    pub const WEIGHTS: ArenaId = ArenaId(0);
+    pub const ADAPTERS: ArenaId = ArenaId(1);
+    pub const GRADIENTS: ArenaId = ArenaId(2);
+    pub const OPTIMIZER: ArenaId = ArenaId(3);
+    pub const BATCH: ArenaId = ArenaId(4);
+    pub const SCALARS: ArenaId = ArenaId(5);
+    pub const CONSTANTS: ArenaId = ArenaId(6);
+    pub const ACTIVATIONS: ArenaId = ArenaId(7);
+}
+
+/// Step scalars with their types. Each has a slot of its own.
+const SCALARS: &[(&str, DType)] = &[
+    (scalar::LEARNING_RATE, DType::F32),
+    (scalar::BIAS_CORRECTION_1, DType::F32),
+    (scalar::BIAS_CORRECTION_2, DType::F32),
+    (scalar::STEP, DType::I32),
+    (scalar::MICRO_STEP, DType::I32),
+    (scalar::LOSS_SUM, DType::F32),
+    (scalar::WEIGHT_SUM, DType::F32),
+    (scalar::GRADIENT_NORM, DType::F32),
+    (scalar::GRADIENT_SCALE, DType::F32),
+    (scalar::UPDATE_APPLIED, DType::F32),
+    (update::SUM_SQUARES, DType::F32),
+];
+
+/// Bytes from scalar to scalar.
+const SCALAR_STRIDE: usize = 16;
+
+pub(crate) fn scalar_ref(name: &str) -> TensorRef {
+    let index = SCALARS.iter().position(|(n, _)| *n == name).expect("the scalars are a fixed list");
+    TensorRef::dense(arena::SCALARS, index * SCALAR_STRIDE, SCALARS[index].1, [1])
+}
+
+/// What lowering collects over all entries.
+pub(crate) struct Lowering<'a> {
+    pub machine: &'a Machine,
+    kernels: Vec<Kernel>,
+    kernel_ids: HashMap<Kernel, KernelId>,
+    pub constants: Vec<Constant>,
+    constants_end: usize,
+    batch_bytes: usize,
+    activation_bytes: usize,
+}
+
+impl<'a> Lowering<'a> {
+    pub fn new(machine: &'a Machine) -> Self {
+        Lowering {
+            machine,
+            kernels: Vec::new(),
+            kernel_ids: HashMap::new(),
+            constants: Vec::new(),
+            constants_end: 0,
+            batch_bytes: 0,
+            activation_bytes: 0,
+        }
+    }
+
+    /// Places a constant; equal contents share one place.
+    pub fn constant(&mut self, value: &tensor::HostTensor) -> TensorRef {
+        if let Some(known) = self.constants.iter().find(|c| c.value == *value) {
+            return known.at.clone();
+        }
+        let at = TensorRef::dense(arena::CONSTANTS, self.constants_end, value.dtype, value.shape.clone());
+        self.constants_end = align(self.constants_end + at.bytes(), ALIGNMENT_BYTES);
+        self.constants.push(Constant { at: at.clone(), value: value.clone() });
+        at
+    }
+
+    pub fn into_kernels(self) -> Vec<Kernel> {
+        self.kernels
+    }
+
+    fn kernel(&mut self, kernel: Kernel) -> KernelId {
+        let next = KernelId(self.kernels.len() as u32);
+        let id = *self.kernel_ids.entry(kernel.clone()).or_insert(next);
+        if id == next {
+            self.kernels.push(kernel);
+        }
+        id
+    }
+
+    /// Scratch memory of an update instruction: the start of the activation arena, which no value
+    /// occupies then.
+    pub fn update_scratch(
+        &mut self,
+        op: &dyn ops::Op,
+        attrs: &Attrs,
+        inputs: &[TensorRef],
+        outputs: &[TensorRef],
+    ) -> Option<TensorRef> {
+        if self.machine.arch == program::Arch::Cpu {
+            return None;
+        }
+        let call = LowerCall { inputs, outputs, attrs, machine: self.machine, documents: Documents::Rows };
+        let bytes = op.scratch(&call);
+        self.activation_bytes = self.activation_bytes.max(align(bytes, ALIGNMENT_BYTES));
+        (bytes > 0).then(|| TensorRef::dense(arena::ACTIVATIONS, 0, DType::U8, [bytes]))
+    }
+
+    /// One operation on placed tensors as an instruction. A program for the CPU carries no kernels.
+    pub fn instruction(
+        &mut self,
+        op: &'static dyn ops::Op,
+        attrs: &Attrs,
+        inputs: Vec<TensorRef>,
+        outputs: Vec<TensorRef>,
+        scratch: Option<TensorRef>,
+        documents: Documents,
+    ) -> (Instruction, Cost) {
+        let cost = op.cost(&inputs, &outputs, attrs);
+        let call = LowerCall { inputs: &inputs, outputs: &outputs, attrs, machine: self.machine, documents };
+        let specs = match op.lower(&call) {
+            Lowered::Gemm(gemm) => return (Instruction::Gemm(*gemm), cost),
+            Lowered::AttentionForward(attention) => return (Instruction::AttentionForward(*attention), cost),
+            Lowered::AttentionBackward(attention) => return (Instruction::AttentionBackward(*attention), cost),
+            Lowered::Kernels(specs) => specs,
+        };
+        let mut calls = Vec::new();
+        if self.machine.arch != program::Arch::Cpu {
+            for spec in specs {
+                let owned = |pairs: Vec<(&str, &str)>| {
+                    pairs.into_iter().map(|(name, text)| (name.to_owned(), text.to_owned())).collect()
+                };
+                let kernel = self.kernel(Kernel {
+                    entry: spec.entry.to_owned(),
+                    source: spec.source,
+                    headers: owned(spec.headers),
+                    defines: spec.defines,
+                });
+                let (grid, block, shared_bytes) = (spec.grid, spec.block, spec.shared_bytes);
+                calls.push(KernelCall { kernel, grid, block, shared_bytes, args: spec.args });
+            }
+        }
+        let launch = Launch { op: op.name().to_owned(), attrs: attrs.clone(), inputs, outputs, scratch, calls };
+        (Instruction::Launch(launch), cost)
+    }
+}
+
+/// Lowers all graphs over one arena plan.
+pub(crate) fn program(
+    name: &str,
+    graphs: Vec<(EntryKind, Variant, Graph)>,
+    options: &CompileOptions,
+    machine: &Machine,
+) -> Result<Program, CompileError> {
+    let table = &graphs.first().expect("at least one entry is asked for").2;
+    let parameters = plan_parameters(table, options);
+    let mut lowering = Lowering::new(machine);
+    let mut entries = Vec::new();
+    for (kind, variant, graph) in &graphs {
+        assert_eq!(graph.parameters, table.parameters, "all entries share one parameter table");
+        let kinds: &[EntryKind] = match kind {
+            EntryKind::FirstMicroStep => &[EntryKind::FirstMicroStep, EntryKind::NextMicroStep],
+            other => std::slice::from_ref(other),
+        };
+        for kind in kinds {
+            entries.push(entry(graph, *kind, *variant, &parameters, &mut lowering));
+        }
+    }
+    if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
+        entries.push(update::entry(&parameters, optimizer, options.seed, &mut lowering));
+    }
+    let program = assemble(name, entries, parameters, lowering, options);
+    let needed: usize = program.memory.iter().map(|line| line.bytes).sum();
+    if needed > machine.memory {
+        return Err(CompileError::DoesNotFit { needed, available: machine.memory });
+    }
+    Ok(program)
+}
+
+fn assemble(
+    name: &str,
+    entries: Vec<Entry>,
+    parameters: ParameterPlan,
+    lowering: Lowering<'_>,
+    options: &CompileOptions,
+) -> Program {
+    let arenas = [
+        (ArenaKind::Weights, parameters.weights_bytes, "base weights"),
+        (ArenaKind::Adapters, parameters.adapters_bytes, "LoRA matrices"),
+        (ArenaKind::Gradients, parameters.gradients_bytes, "f32 gradients of what is trained"),
+        (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states"),
+        (ArenaKind::Batch, lowering.batch_bytes, "batch tensors"),
+        (ArenaKind::Scalars, SCALARS.len() * SCALAR_STRIDE, "step scalars"),
+        (ArenaKind::Constants, lowering.constants_end, "tables computed while compiling"),
+        (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
+    ];
+    let mut memory: Vec<MemoryLine> = arenas
+        .iter()
+        .map(|(kind, bytes, note)| MemoryLine { class: kind.name().into(), bytes: *bytes, note: (*note).into() })
+        .collect();
+    if lowering.machine.context_bytes > 0 {
+        memory.push(MemoryLine {
+            class: "context".into(),
+            bytes: lowering.machine.context_bytes,
+            note: "driver context, modules, library workspaces".into(),
+        });
+    }
+    Program {
+        name: name.to_owned(),
+        machine: lowering.machine.clone(),
+        arenas: arenas.iter().map(|(kind, bytes, _)| Arena { kind: *kind, bytes: *bytes }).collect(),
+        parameters: parameters.slots,
+        constants: lowering.constants,
+        scalars: SCALARS.iter().map(|(name, _)| ((*name).to_owned(), scalar_ref(name))).collect(),
+        kernels: lowering.kernels,
+        entries,
+        memory,
+        seed: options.seed,
+    }
+}
+
+/// Places that are known before the walk over the graph.
+fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: &mut Lowering<'_>) -> Fixed {
+    let mut fixed = Fixed::new();
+    let mut batch_end = 0;
+    for id in &graph.inputs {
+        let value = graph.value(*id);
+        let tensor = match SCALARS.iter().any(|(name, _)| *name == value.name) {
+            true => scalar_ref(&value.name),
+            false => {
+                let dtype = dtype_of(graph, *id);
+                let tensor = TensorRef::dense(arena::BATCH, batch_end, dtype, value.shape.clone());
+                batch_end = align(batch_end + tensor.bytes(), ALIGNMENT_BYTES);
+                tensor
+            }
+        };
+        fixed.insert(*id, tensor);
+    }
+    lowering.batch_bytes = lowering.batch_bytes.max(batch_end);
+    for (parameter, slot) in graph.parameters.iter().zip(&parameters.slots) {
+        fixed.insert(parameter.value, slot.weight.clone());
+    }
+    for (id, value) in &graph.constants {
+        fixed.insert(*id, lowering.constant(value));
+    }
+    for (ParameterId(index), value) in &graph.gradients {
+        let slot = parameters.slots[*index as usize].gradient.clone();
+        fixed.insert(*value, slot.expect("gradients exist only for what is trained"));
+    }
+    for name in [scalar::LOSS_SUM, scalar::WEIGHT_SUM] {
+        if let Some(id) = graph.output(name) {
+            fixed.insert(id, scalar_ref(name));
+        }
+    }
+    fixed
+}
+
+/// Which values are added to what is there, instead of overwriting it.
+fn accumulating(graph: &Graph, kind: EntryKind) -> Vec<ValueId> {
+    let mut seen: Vec<ParameterId> = Vec::new();
+    let mut result = Vec::new();
+    for (parameter, value) in &graph.gradients {
+        if kind == EntryKind::NextMicroStep || seen.contains(parameter) {
+            result.push(*value);
+        }
+        seen.push(*parameter);
+    }
+    if kind != EntryKind::FirstMicroStep {
+        result.extend([scalar::LOSS_SUM, scalar::WEIGHT_SUM].iter().filter_map(|name| graph.output(name)));
+    }
+    result
+}
+
+fn entry(
+    graph: &Graph,
+    kind: EntryKind,
+    variant: Variant,
+    parameters: &ParameterPlan,
+    lowering: &mut Lowering<'_>,
+) -> Entry {
+    let fixed = fixed_places(graph, parameters, lowering);
+    let placement = place(graph, &fixed);
+    let scratch = scratch_sizes(graph, &placement, lowering.machine, variant.documents);
+    let (offsets, scratch_offsets, bytes) = plan_buffers(graph, &placement, &scratch);
+    lowering.activation_bytes = lowering.activation_bytes.max(bytes);
+    let resolve = |t: &TensorRef| placement.resolve(t, arena::ACTIVATIONS, &offsets);
+    let at = |id: &ValueId| resolve(placement.get(*id).expect("every value was placed"));
+    let accumulating: Vec<TensorRef> = accumulating(graph, kind).iter().map(at).collect();
+
+    let mut steps = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for copied in placement.copies.get(&index).into_iter().flatten() {
+            let (from, to) = (resolve(&copied.from), resolve(&copied.to));
+            let cost = Cost { flops: 0.0, bytes: 2.0 * from.bytes() as f64 };
+            steps.push(Step { instruction: Instruction::Copy { from, to }, provenance: provenance(node), cost });
+        }
+        let op = ops::find(&node.op).expect("the verifier knows every operation");
+        if op.class() == Class::View {
+            continue;
+        }
+        let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
+        let mut attrs = node.attrs.clone();
+        if outputs.iter().any(|o| accumulating.iter().any(|a| same_memory(a, o))) {
+            let supported = op.attributes().iter().any(|a| a.name == "accumulate");
+            assert!(supported, "`{}` computes a gradient or a sum but cannot accumulate", node.op);
+            attrs = attrs.with("accumulate", true);
+        }
+        let scratch = scratch_offsets[index].map(|offset| {
+            TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [scratch[index]])
+        });
+        let inputs = node.inputs.iter().map(at).collect();
+        let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
+        steps.push(Step { instruction, provenance: provenance(node), cost });
+    }
+    let named = |(name, id): &(String, ValueId)| (name.clone(), at(id));
+    Entry {
+        kind,
+        variant: Some(variant),
+        steps,
+        inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id))).collect(),
+        outputs: graph.outputs.iter().map(named).collect(),
+    }
+}
+
+/// An accumulated tensor is the output itself or a part of it (one row block of a merged gradient).
+fn same_memory(part: &TensorRef, whole: &TensorRef) -> bool {
+    part.arena == whole.arena && part.offset >= whole.offset && part.offset < whole.offset + whole.span()
+}
+
+fn provenance(node: &Node) -> Provenance {
+    Provenance {
+        op: node.op.clone(),
+        phase: if node.phase == Phase::Forward { "forward" } else { "backward" },
+        layer: node.layer,
+        at: node.at.clone(),
+    }
+}
+
+fn scratch_sizes(graph: &Graph, placement: &Placement, machine: &Machine, documents: Documents) -> Vec<usize> {
+    let at = |id: &ValueId| placement.get(*id).expect("every value was placed").clone();
+    let size = |node: &Node| {
+        let op = ops::find(&node.op).expect("the verifier knows every operation");
+        if op.class() == Class::View || machine.arch == program::Arch::Cpu {
+            return 0;
+        }
+        let inputs: Vec<TensorRef> = node.inputs.iter().map(at).collect();
+        let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
+        op.scratch(&LowerCall { inputs: &inputs, outputs: &outputs, attrs: &node.attrs, machine, documents })
+    };
+    graph.nodes.iter().map(size).collect()
+}
+
+/// Offsets of all buffers and of each node's scratch memory, and the size of the arena.
+fn plan_buffers(
+    graph: &Graph,
+    placement: &Placement,
+    scratch: &[usize],
+) -> (Vec<usize>, Vec<Option<usize>>, usize) {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; placement.buffers.len()];
+    let mut touch = |id: ValueId, index: usize| {
+        let tensor = placement.get(id).expect("every value was placed");
+        if let Some(buffer) = placement.buffer_of(tensor) {
+            let life = lives[buffer].get_or_insert((index, index));
+            *life = (life.0.min(index), life.1.max(index));
+        }
+    };
+    for (index, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().chain(&node.outputs).for_each(|id| touch(*id, index));
+    }
+    for (_, id) in &graph.outputs {
+        touch(*id, graph.nodes.len());
+    }
+    let mut intervals: Vec<Interval> = placement
+        .buffers
+        .iter()
+        .zip(&lives)
+        .map(|(bytes, life)| {
+            let (first, last) = life.expect("a buffer exists because a node writes it");
+            Interval { bytes: *bytes, first, last }
+        })
+        .collect();
+    let scratched: Vec<usize> = (0..scratch.len()).filter(|i| scratch[*i] > 0).collect();
+    intervals.extend(scratched.iter().map(|i| Interval { bytes: scratch[*i], first: *i, last: *i }));
+    let (mut offsets, bytes) = pack(&intervals);
+    let scratch_offsets = offsets.split_off(placement.buffers.len());
+    let mut by_node = vec![None; scratch.len()];
+    for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
+        by_node[node] = Some(offset);
+    }
+    (offsets, by_node, bytes)
+}

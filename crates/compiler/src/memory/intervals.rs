@@ -1,0 +1,78 @@
+//! Packing of lifetimes into one arena: buffers that live at the same time do not overlap.
+
+use super::{ALIGNMENT_BYTES, align};
+
+/// One buffer: its size and the instructions between which it must be kept, both included.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interval {
+    pub bytes: usize,
+    pub first: usize,
+    pub last: usize,
+}
+
+impl Interval {
+    fn meets(&self, other: &Interval) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// Offsets for all buffers, and the size of the arena. The largest are placed first, each at the
+/// lowest place that is free during its life.
+pub(crate) fn pack(intervals: &[Interval]) -> (Vec<usize>, usize) {
+    let mut order: Vec<usize> = (0..intervals.len()).collect();
+    order.sort_by_key(|i| (std::cmp::Reverse(intervals[*i].bytes), intervals[*i].first, *i));
+    let mut offsets = vec![0; intervals.len()];
+    let mut placed: Vec<usize> = Vec::new();
+    let mut size = 0;
+    for index in order {
+        let interval = &intervals[index];
+        let bytes = align(interval.bytes, ALIGNMENT_BYTES);
+        let mut busy: Vec<(usize, usize)> = placed
+            .iter()
+            .filter(|other| intervals[**other].meets(interval))
+            .map(|other| (offsets[*other], offsets[*other] + align(intervals[*other].bytes, ALIGNMENT_BYTES)))
+            .collect();
+        busy.sort_unstable();
+        let mut offset = 0;
+        for (start, end) in busy {
+            if offset + bytes <= start {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        offsets[index] = offset;
+        size = size.max(offset + bytes);
+        placed.push(index);
+    }
+    (offsets, size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_that_live_together_do_not_overlap() {
+        // A fixed sequence of sizes and lifetimes, checked pair by pair.
+        let intervals: Vec<Interval> = (0..200usize)
+            .map(|i| {
+                let first = (i * 37) % 100;
+                Interval { bytes: (i * 7919) % 5000 + 1, first, last: first + (i * 13) % 20 }
+            })
+            .collect();
+        let (offsets, size) = pack(&intervals);
+        for a in 0..intervals.len() {
+            assert!(offsets[a] + intervals[a].bytes <= size && offsets[a] % ALIGNMENT_BYTES == 0);
+            for b in 0..a {
+                let apart = offsets[a] + intervals[a].bytes <= offsets[b] || offsets[b] + intervals[b].bytes <= offsets[a];
+                assert!(apart || !intervals[a].meets(&intervals[b]), "{a} and {b} overlap");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_reused_after_a_life_ends() {
+        let chain: Vec<Interval> = (0..10).map(|i| Interval { bytes: 1000, first: i, last: i + 1 }).collect();
+        assert_eq!(pack(&chain).1, 2 * 1024);
+    }
+}

@@ -1,0 +1,21 @@
+//! The exact memory plan: where every parameter, every value and every scratch buffer lies.
+
+mod intervals;
+mod parameters;
+mod place;
+
+pub(crate) use intervals::{Interval, pack};
+pub(crate) use parameters::{ParameterPlan, Run, plan_parameters};
+pub(crate) use place::{Fixed, Placement, dtype_of, place};
+
+/// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
+/// optimizer, and the granule of sharding.
+pub const ALIGNMENT_ELEMENTS: usize = 256;
+
+/// Everything else starts on multiples of this many bytes.
+pub const ALIGNMENT_BYTES: usize = 256;
+
+/// `n` rounded up to a multiple of `unit`.
+pub(crate) fn align(n: usize, unit: usize) -> usize {
+    n.div_ceil(unit) * unit
+}

@@ -1,0 +1,229 @@
+//! The flat parameter arenas: weights, adapters, gradients, optimizer states.
+//!
+//! What is trained lies sorted by how the optimizer treats it, so that one launch covers a whole
+//! run; members of a merge group lie behind one another. Gradients are laid out like the weights.
+
+use graph::{Graph, Init, Parameter};
+use program::{ArenaId, Initializer, OptimizerState, ParameterSlot, TensorRef};
+use tensor::DType;
+
+use super::{ALIGNMENT_ELEMENTS, align};
+use crate::lower::arena;
+use crate::options::{CompileOptions, OptimizerKind};
+
+/// Tensors with fewer elements keep f32 moments (the rule of the 8-bit optimizer).
+const SMALLEST_8BIT: usize = 4096;
+
+/// A stretch of a flat arena that the optimizer treats alike.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// Weights, gradients and states of the stretch as flat tensors.
+    pub weight: TensorRef,
+    pub gradient: TensorRef,
+    pub state: Option<OptimizerState>,
+    pub decay: bool,
+}
+
+/// Where every parameter lies, and how large the arenas are.
+#[derive(Clone, Debug)]
+pub(crate) struct ParameterPlan {
+    /// In the order of the graph's table.
+    pub slots: Vec<ParameterSlot>,
+    pub runs: Vec<Run>,
+    pub weights_bytes: usize,
+    pub adapters_bytes: usize,
+    pub gradients_bytes: usize,
+    pub optimizer_bytes: usize,
+}
+
+/// How the optimizer treats a parameter: the sort key of the arenas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Treatment {
+    adapter: bool,
+    trainable: bool,
+    no_decay: bool,
+    full_state: bool,
+}
+
+fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
+    let eight_bit = options
+        .training
+        .as_ref()
+        .and_then(|t| t.optimizer.as_ref())
+        .is_some_and(|o| o.kind == OptimizerKind::AdamW8bit);
+    let elements: usize = parameter.shape.iter().product();
+    Treatment {
+        adapter: parameter.adapter,
+        trainable: parameter.trainable,
+        no_decay: parameter.shape.len() < 2,
+        full_state: !eight_bit || elements < SMALLEST_8BIT,
+    }
+}
+
+/// Parameter indices in arena order: units (merge groups and single parameters) sorted by the
+/// treatment of their first member.
+fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
+    let mut units: Vec<Vec<usize>> = Vec::new();
+    let mut unit_of_group = std::collections::HashMap::new();
+    for (index, parameter) in graph.parameters.iter().enumerate() {
+        match parameter.merge_group {
+            None => units.push(vec![index]),
+            Some((group, _)) => {
+                let unit = *unit_of_group.entry(group).or_insert_with(|| {
+                    units.push(Vec::new());
+                    units.len() - 1
+                });
+                units[unit].push(index);
+            }
+        }
+    }
+    for unit in &mut units {
+        unit.sort_by_key(|i| graph.parameters[*i].merge_group.map(|(_, position)| position));
+    }
+    units.sort_by_key(|unit| treatment(&graph.parameters[unit[0]], options));
+    units.into_iter().flatten().collect()
+}
+
+/// Lays out everything that belongs to parameters.
+pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> ParameterPlan {
+    let mut cursor = Cursor::default();
+    let mut slots: Vec<Option<ParameterSlot>> = vec![None; graph.parameters.len()];
+    let mut runs: Vec<(Treatment, Run)> = Vec::new();
+    for index in arena_order(graph, options) {
+        let parameter = &graph.parameters[index];
+        let slot = cursor.slot(parameter);
+        if parameter.trainable {
+            extend_runs(&mut runs, &slot, treatment(parameter, options));
+        }
+        slots[index] = Some(slot);
+    }
+    let mut slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
+    let has_optimizer = options.training.as_ref().is_some_and(|t| t.optimizer.is_some());
+    let mut runs_with_state = Vec::new();
+    for (treatment, mut run) in runs {
+        if has_optimizer {
+            run.state = Some(cursor.state(run.gradient.len(), treatment.full_state));
+        }
+        runs_with_state.push(run);
+    }
+    for slot in &mut slots {
+        slot.state = state_of(slot, &runs_with_state);
+    }
+    ParameterPlan {
+        slots,
+        runs: runs_with_state,
+        weights_bytes: cursor.weights,
+        adapters_bytes: cursor.adapters,
+        gradients_bytes: cursor.gradients,
+        optimizer_bytes: cursor.optimizer,
+    }
+}
+
+/// Ends of the arenas so far, in bytes.
+#[derive(Default)]
+struct Cursor {
+    weights: usize,
+    adapters: usize,
+    gradients: usize,
+    optimizer: usize,
+}
+
+impl Cursor {
+    fn slot(&mut self, parameter: &Parameter) -> ParameterSlot {
+        let elements = align(parameter.shape.iter().product(), ALIGNMENT_ELEMENTS);
+        let (arena_id, end) = match parameter.adapter {
+            true => (arena::ADAPTERS, &mut self.adapters),
+            false => (arena::WEIGHTS, &mut self.weights),
+        };
+        let weight = take(end, arena_id, parameter.storage, elements, &parameter.shape);
+        let gradient = parameter
+            .trainable
+            .then(|| take(&mut self.gradients, arena::GRADIENTS, DType::F32, elements, &parameter.shape));
+        ParameterSlot {
+            name: parameter.name.clone(),
+            weight,
+            init: initializer(parameter.init),
+            adapter: parameter.adapter,
+            trainable: parameter.trainable,
+            decay: parameter.shape.len() >= 2,
+            gradient,
+            state: None,
+            master: None,
+        }
+    }
+
+    fn state(&mut self, elements: usize, full: bool) -> OptimizerState {
+        let mut flat = |dtype: DType, n: usize| take(&mut self.optimizer, arena::OPTIMIZER, dtype, n, &[n]);
+        if full {
+            return OptimizerState::Full { first: flat(DType::F32, elements), second: flat(DType::F32, elements) };
+        }
+        let blocks = elements / ALIGNMENT_ELEMENTS;
+        OptimizerState::Blockwise {
+            first: flat(DType::U8, elements),
+            second: flat(DType::U8, elements),
+            first_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
+            second_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
+        }
+    }
+}
+
+fn take(end: &mut usize, arena: ArenaId, dtype: DType, elements: usize, shape: &[usize]) -> TensorRef {
+    let tensor = TensorRef::dense(arena, *end, dtype, shape);
+    *end += align(elements, ALIGNMENT_ELEMENTS) * dtype.size();
+    tensor
+}
+
+fn initializer(init: Init) -> Initializer {
+    match init {
+        Init::Normal { std } => Initializer::Normal(std as f32),
+        Init::Uniform { bound } => Initializer::Uniform(bound as f32),
+        Init::Ones => Initializer::Constant(1.0),
+        Init::Zeros => Initializer::Constant(0.0),
+    }
+}
+
+/// Lengthens the last run when the parameter is treated alike and follows it without a gap.
+fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment: Treatment) {
+    let gradient = slot.gradient.as_ref().expect("only what is trained has a run");
+    let elements = align(slot.weight.len(), ALIGNMENT_ELEMENTS);
+    if let Some((last, run)) = runs.last_mut() {
+        let follows = run.weight.offset + run.weight.bytes() == slot.weight.offset
+            && run.gradient.offset + run.gradient.bytes() == gradient.offset;
+        if *last == treatment && follows && run.weight.dtype == slot.weight.dtype {
+            for tensor in [&mut run.weight, &mut run.gradient] {
+                tensor.shape[0] += elements;
+            }
+            return;
+        }
+    }
+    let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
+    runs.push((treatment, Run { weight: flat(&slot.weight), gradient: flat(gradient), state: None, decay: slot.decay }));
+}
+
+/// The part of its run's state that belongs to one parameter.
+fn state_of(slot: &ParameterSlot, runs: &[Run]) -> Option<OptimizerState> {
+    let gradient = slot.gradient.as_ref()?;
+    let run = runs.iter().find(|r| {
+        gradient.offset >= r.gradient.offset && gradient.offset < r.gradient.offset + r.gradient.bytes()
+    })?;
+    let start = (gradient.offset - run.gradient.offset) / DType::F32.size();
+    let part = |whole: &TensorRef, start: usize, shape: &[usize]| {
+        TensorRef::dense(whole.arena, whole.offset + start * whole.dtype.size(), whole.dtype, shape)
+    };
+    let shape = &slot.weight.shape;
+    Some(match run.state.as_ref()? {
+        OptimizerState::Full { first, second } => {
+            OptimizerState::Full { first: part(first, start, shape), second: part(second, start, shape) }
+        }
+        OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
+            let blocks = [slot.weight.len().div_ceil(ALIGNMENT_ELEMENTS)];
+            let first_block = start / ALIGNMENT_ELEMENTS;
+            OptimizerState::Blockwise {
+                first: part(first, start, shape),
+                second: part(second, start, shape),
+                first_scale: part(first_scale, first_block, &blocks),
+                second_scale: part(second_scale, first_block, &blocks),
+            }
+        }
+    })
+}

@@ -1,0 +1,93 @@
+//! What the compiler is asked for. Plain values: the run configuration is mapped to them elsewhere.
+
+use program::{EntryKind, Variant};
+use tensor::DType;
+
+/// Everything that decides a program besides the model and the machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompileOptions {
+    /// Shapes of the batches; each gets its own entry points.
+    pub variants: Vec<Variant>,
+    /// How base weights are stored.
+    pub weights: DType,
+    /// How activations are stored and matrices multiplied.
+    pub compute: DType,
+    /// `None`: no gradients, only [`EntryKind::Forward`] and [`EntryKind::Evaluate`].
+    pub training: Option<Training>,
+    /// Adapters are part of the model, trained or not.
+    pub adapter: Option<AdapterOptions>,
+    /// Compile [`EntryKind::Evaluate`].
+    pub evaluate: bool,
+    /// Compile [`EntryKind::Forward`].
+    pub forward: bool,
+    /// Names of model outputs to keep in [`EntryKind::Forward`] and in micro-steps. A trailing `*`
+    /// stands for any rest.
+    pub outputs: Vec<String>,
+    /// Key of all random numbers.
+    pub seed: u64,
+}
+
+/// What is trained and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Training {
+    /// `None`: gradients are computed and kept, nothing is updated.
+    pub optimizer: Option<OptimizerOptions>,
+}
+
+/// LoRA (Hu et al. 2021), as PEFT builds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterOptions {
+    pub rank: usize,
+    pub alpha: f64,
+    pub dropout: f64,
+    pub dtype: DType,
+    /// Module names (last component, or a dotted suffix), `all-linear`, or regular expressions
+    /// over the whole module name.
+    pub targets: Vec<String>,
+}
+
+impl AdapterOptions {
+    /// What the product B·A is multiplied with.
+    pub fn scale(&self) -> f64 {
+        self.alpha / self.rank as f64
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerKind {
+    /// f32 moments.
+    AdamW,
+    /// 8-bit moments in blocks of 256; tensors under 4096 elements keep f32 moments.
+    AdamW8bit,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerOptions {
+    pub kind: OptimizerKind,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub weight_decay: f64,
+    /// 0: no clipping.
+    pub max_grad_norm: f64,
+}
+
+impl CompileOptions {
+    /// Entry kinds that need a graph of their own. Further micro-steps share the first one's.
+    pub fn entry_kinds(&self) -> Vec<EntryKind> {
+        let wanted = [
+            (self.training.is_some(), EntryKind::FirstMicroStep),
+            (self.evaluate, EntryKind::Evaluate),
+            (self.forward, EntryKind::Forward),
+        ];
+        wanted.into_iter().filter(|(on, _)| *on).map(|(_, kind)| kind).collect()
+    }
+
+    /// True when the output of this name is asked for.
+    pub fn keeps(&self, name: &str) -> bool {
+        self.outputs.iter().any(|wanted| match wanted.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => wanted == name,
+        })
+    }
+}

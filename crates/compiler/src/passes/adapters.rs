@@ -1,0 +1,143 @@
+//! LoRA: y = x·Wᵀ + scale·dropout(x)·Aᵀ·Bᵀ on every targeted linear. A is [rank, in], B is
+//! [out, rank], named as PEFT names them. Linears that share an input share one dropout mask.
+
+use std::collections::HashMap;
+
+use graph::{Element, Graph, Init, Node, Origin, ParameterId, ValueId};
+use ops::{Append, Emit};
+use program::EntryKind;
+use regex::Regex;
+use tensor::Attrs;
+
+use crate::options::AdapterOptions;
+use crate::{CompileError, CompileOptions};
+
+/// The module that PEFT's `all-linear` leaves out.
+const HEAD: &str = "lm_head";
+
+pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
+    let Some(adapter) = &options.adapter else { return Ok(()) };
+    let targets = Targets::new(adapter)?;
+    let dropout = if kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
+    let micro_step = (dropout > 0.0).then(|| graph.add_input("micro_step", Element::I32, vec![1]));
+    let mut dropped: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut hits = vec![0usize; adapter.targets.len()];
+    let nodes = std::mem::take(&mut graph.nodes);
+    let mut result = Vec::with_capacity(nodes.len() * 2);
+    for mut node in nodes {
+        if let Some(module) = target_module(graph, &node, &targets, &mut hits) {
+            let mut append = Append::new(graph, node.phase);
+            append.place_like(&node);
+            let x = node.inputs[0];
+            let source = match micro_step {
+                None => x,
+                Some(micro_step) => match dropped.get(&x) {
+                    Some(masked) => *masked,
+                    None => {
+                        let attrs = Attrs::new()
+                            .with("p", dropout)
+                            .with("seed", options.seed)
+                            .with("stream", dropped.len() as u64);
+                        let masked = append.emit("dropout", &[x, micro_step], attrs)[0];
+                        dropped.insert(x, masked);
+                        masked
+                    }
+                },
+            };
+            let (rows, columns) = (append.graph.value(node.inputs[1]).shape[0], append.graph.value(node.inputs[1]).shape[1]);
+            let a = matrix(append.graph, &module, "lora_A", [adapter.rank, columns], adapter, options);
+            let b = matrix(append.graph, &module, "lora_B", [rows, adapter.rank], adapter, options);
+            let t = append.emit("linear", &[source, a], Attrs::new())[0];
+            result.append(&mut append.nodes);
+            node.inputs.extend([t, b]);
+            node.attrs = node.attrs.with("scale", adapter.scale()).with("columns", vec![0, rows]);
+        }
+        result.push(node);
+    }
+    graph.nodes = result;
+    for (target, hits) in adapter.targets.iter().zip(hits) {
+        if hits == 0 {
+            return Err(CompileError::Options(unmatched(graph, target)));
+        }
+    }
+    Ok(())
+}
+
+/// Adds an adapter matrix to the parameter table. A starts Kaiming-uniform, B at zero: the adapted
+/// model starts as the base model.
+fn matrix(
+    graph: &mut Graph,
+    module: &str,
+    which: &str,
+    shape: [usize; 2],
+    adapter: &AdapterOptions,
+    options: &CompileOptions,
+) -> ValueId {
+    let name = format!("base_model.model.{module}.{which}.weight");
+    let init = if which == "lora_B" { Init::Zeros } else { Init::Uniform { bound: 1.0 / (shape[1] as f64).sqrt() } };
+    let ParameterId(index) = graph.add_parameter(&name, shape.to_vec(), init, adapter.dtype);
+    let parameter = &mut graph.parameters[index as usize];
+    parameter.trainable = options.training.is_some();
+    parameter.adapter = true;
+    parameter.value
+}
+
+/// The module name of a targeted linear.
+fn target_module(graph: &Graph, node: &Node, targets: &Targets, hits: &mut [usize]) -> Option<String> {
+    if node.op != "linear" {
+        return None;
+    }
+    let Origin::Parameter(id) = graph.value(*node.inputs.get(1)?).origin else { return None };
+    let module = graph.parameter(id).name.strip_suffix(".weight")?.to_owned();
+    targets.matches(&module, hits).then_some(module)
+}
+
+enum Target {
+    AllLinear,
+    /// The last components of the module name.
+    Suffix(String),
+    /// The whole module name.
+    Pattern(Regex),
+}
+
+struct Targets(Vec<Target>);
+
+impl Targets {
+    fn new(adapter: &AdapterOptions) -> Result<Self, CompileError> {
+        let target = |text: &String| {
+            let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.' || c == '-');
+            Ok(match text.as_str() {
+                "all-linear" => Target::AllLinear,
+                name if plain => Target::Suffix(name.to_owned()),
+                pattern => Target::Pattern(Regex::new(&format!("^(?:{pattern})$")).map_err(|e| {
+                    CompileError::Options(format!("adapter target `{pattern}` is no regular expression: {e}"))
+                })?),
+            })
+        };
+        Ok(Targets(adapter.targets.iter().map(target).collect::<Result<_, _>>()?))
+    }
+
+    /// Counts which targets hit, so that one that never does can be named.
+    fn matches(&self, module: &str, hits: &mut [usize]) -> bool {
+        let mut any = false;
+        for (target, hits) in self.0.iter().zip(hits) {
+            let hit = match target {
+                Target::AllLinear => module != HEAD,
+                Target::Suffix(name) => module == name || module.ends_with(&format!(".{name}")),
+                Target::Pattern(pattern) => pattern.is_match(module),
+            };
+            *hits += hit as usize;
+            any |= hit;
+        }
+        any
+    }
+}
+
+fn unmatched(graph: &Graph, target: &str) -> String {
+    let weights = graph.parameters.iter().filter(|p| !p.adapter && p.shape.len() == 2);
+    let mut names: Vec<&str> =
+        weights.filter_map(|p| p.name.strip_suffix(".weight")?.rsplit('.').next()).collect();
+    names.sort_unstable();
+    names.dedup();
+    format!("adapter target `{target}` matches no linear of the model; its modules are: {}", names.join(", "))
+}

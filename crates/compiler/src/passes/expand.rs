@@ -1,0 +1,162 @@
+//! Model → flat graph: repeats become layers, parameter names get their numbers, batch symbols
+//! their extents. Types recorded in the model are bound here and checked by the verifier.
+
+use std::collections::HashMap;
+
+use graph::{
+    Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterSpec, Phase, Repeat, ValueId, ValueType,
+};
+use program::Variant;
+use tensor::{Attrs, Shape};
+
+use crate::{CompileError, CompileOptions};
+
+/// Names in scope and what they stand for.
+type Scope = HashMap<String, ValueId>;
+
+/// Flattens the model for one shape variant.
+pub fn expand(model: &Model, options: &CompileOptions, variant: Variant) -> Result<Graph, CompileError> {
+    let bindings = Bindings::from([("B".into(), variant.batch), ("T".into(), variant.seq_len)]);
+    let mut expansion =
+        Expansion { graph: Graph { name: model.architecture.clone(), ..Graph::default() }, bindings, options };
+    let mut scope = Scope::new();
+    for input in &model.inputs {
+        let shape = expansion.bind(&ValueType::new(input.dtype, input.shape.clone()), &input.name)?;
+        scope.insert(input.name.clone(), expansion.graph.add_input(&input.name, input.dtype, shape));
+    }
+    expansion.parameters(&model.parameters, None, &mut scope)?;
+    for item in &model.body {
+        match item {
+            Item::Node(node) => expansion.node(node, None, &mut scope)?,
+            Item::Repeat(repeat) => expansion.repeat(repeat, &mut scope)?,
+        }
+    }
+    expansion.outputs(&model.outputs, None, &scope)?;
+    Ok(expansion.graph)
+}
+
+struct Expansion<'a> {
+    graph: Graph,
+    bindings: Bindings,
+    options: &'a CompileOptions,
+}
+
+impl Expansion<'_> {
+    fn bind(&self, value: &ValueType, name: &str) -> Result<Shape, CompileError> {
+        let bound = |d: &graph::Dim| {
+            d.bind(&self.bindings).ok_or_else(|| CompileError::Model(format!("`{name}` has the unknown dimension `{d}`")))
+        };
+        value.shape.iter().map(bound).collect()
+    }
+
+    fn parameters(
+        &mut self,
+        specs: &[ParameterSpec],
+        layer: Option<usize>,
+        scope: &mut Scope,
+    ) -> Result<(), CompileError> {
+        for spec in specs {
+            let name = numbered(&spec.name, layer);
+            if self.graph.parameters.iter().any(|p| p.name == name) {
+                return Err(CompileError::Model(format!("parameter `{name}` is declared twice")));
+            }
+            let id = self.graph.add_parameter(&name, spec.shape.clone(), spec.init, self.options.weights);
+            let parameter = &mut self.graph.parameters[id.0 as usize];
+            parameter.residual_projection = spec.residual_projection;
+            parameter.trainable = self.options.adapter.is_none() && self.options.training.is_some();
+            // Nodes refer to the name as it is written in the model.
+            scope.insert(spec.name.clone(), parameter.value);
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, spec: &NodeSpec, layer: Option<usize>, scope: &mut Scope) -> Result<(), CompileError> {
+        let inputs = spec.inputs.iter().map(|name| lookup(scope, name, spec)).collect::<Result<Vec<_>, _>>()?;
+        if spec.outputs.len() != spec.types.len() {
+            let message = format!("{} outputs, {} types", spec.outputs.len(), spec.types.len());
+            return Err(CompileError::Model(format!("{}: {message}", place(spec))));
+        }
+        let mut outputs = Vec::new();
+        for (name, value_type) in spec.outputs.iter().zip(&spec.types) {
+            let shape = self.bind(value_type, name)?;
+            let id = self.graph.add_value(name, value_type.dtype, shape, Origin::Node);
+            scope.insert(name.clone(), id);
+            outputs.push(id);
+        }
+        self.graph.nodes.push(Node {
+            op: spec.op.clone(),
+            inputs,
+            outputs,
+            attrs: attributes(&spec.attrs, layer).map_err(|m| CompileError::Model(format!("{}: {m}", place(spec))))?,
+            phase: Phase::Forward,
+            layer: layer.map(|l| l as u32),
+            region: spec.region.clone(),
+            at: spec.at.clone(),
+        });
+        Ok(())
+    }
+
+    fn repeat(&mut self, repeat: &Repeat, outer: &mut Scope) -> Result<(), CompileError> {
+        let missing = |name: &str| CompileError::Model(format!("a repeat carries `{name}`, which is not defined"));
+        let carried = |names: &Scope, name: &str| names.get(name).copied().ok_or_else(|| missing(name));
+        let mut state: Vec<ValueId> =
+            repeat.carry.iter().map(|c| carried(outer, &c.initial)).collect::<Result<_, _>>()?;
+        for layer in 0..repeat.repeat {
+            let mut scope = outer.clone();
+            for (Carry { inside, .. }, value) in repeat.carry.iter().zip(&state) {
+                scope.insert(inside.clone(), *value);
+            }
+            self.parameters(&repeat.block.parameters, Some(layer), &mut scope)?;
+            for node in &repeat.block.nodes {
+                self.node(node, Some(layer), &mut scope)?;
+            }
+            self.outputs(&repeat.block.outputs, Some(layer), &scope)?;
+            state = repeat.carry.iter().map(|c| carried(&scope, &c.next)).collect::<Result<_, _>>()?;
+        }
+        for (carry, value) in repeat.carry.iter().zip(state) {
+            outer.insert(carry.result.clone(), value);
+        }
+        Ok(())
+    }
+
+    fn outputs(&mut self, outputs: &[Output], layer: Option<usize>, scope: &Scope) -> Result<(), CompileError> {
+        for output in outputs {
+            let id = scope.get(&output.value).ok_or_else(|| {
+                CompileError::Model(format!("output `{}` names `{}`, which is not defined", output.name, output.value))
+            })?;
+            self.graph.outputs.push((numbered(&output.name, layer), *id));
+        }
+        Ok(())
+    }
+}
+
+fn place(spec: &NodeSpec) -> String {
+    spec.at.clone().unwrap_or_else(|| spec.op.clone())
+}
+
+fn lookup(scope: &Scope, name: &str, spec: &NodeSpec) -> Result<ValueId, CompileError> {
+    let missing = || CompileError::Model(format!("{}: {} reads `{name}`, which is not defined", place(spec), spec.op));
+    scope.get(name).copied().ok_or_else(missing)
+}
+
+fn numbered(name: &str, layer: Option<usize>) -> String {
+    match layer {
+        Some(layer) => name.replace("{i}", &layer.to_string()),
+        None => name.to_owned(),
+    }
+}
+
+/// Takes this iteration's value of every `{"each": [...]}`.
+fn attributes(attrs: &Attrs, layer: Option<usize>) -> Result<Attrs, String> {
+    let mut result = Attrs::new();
+    for (name, value) in &attrs.0 {
+        let chosen = match (value.get("each").and_then(|v| v.as_array()), layer) {
+            (Some(each), Some(layer)) => each.get(layer).cloned().ok_or_else(|| {
+                format!("attribute `{name}` has {} values, iteration {layer} has none", each.len())
+            })?,
+            _ => value.clone(),
+        };
+        result.0.insert(name.clone(), chosen);
+    }
+    Ok(result)
+}

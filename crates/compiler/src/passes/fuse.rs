@@ -1,0 +1,74 @@
+//! Fusion: pairs of operations that have a fused form become it; the operations declare which.
+
+use std::collections::HashMap;
+
+use graph::{Graph, Node, ValueId};
+use ops::Fusion;
+use tensor::Attrs;
+
+use crate::CompileError;
+
+pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
+    let rules: Vec<(&'static str, Fusion)> =
+        ops::all().iter().flat_map(|op| op.fusions().into_iter().map(|f| (op.name(), f))).collect();
+    for (fused, rule) in &rules {
+        apply_rule(graph, fused, rule);
+    }
+    Ok(())
+}
+
+/// Applies one rule wherever it fits, first to last.
+fn apply_rule(graph: &mut Graph, fused: &str, rule: &Fusion) {
+    let uses = graph.use_counts();
+    let mut producer: HashMap<ValueId, usize> = HashMap::new();
+    let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
+    for index in 0..nodes.len() {
+        if let Some(first) = candidate(&nodes, &producer, &uses, index, rule) {
+            let (taken, second) = (nodes[first].take(), nodes[index].take());
+            let merged = join(fused, rule, taken.expect("a candidate exists"), second.expect("the node exists"));
+            nodes[index] = Some(merged);
+        }
+        for output in &nodes[index].as_ref().expect("only earlier nodes are taken").outputs {
+            producer.insert(*output, index);
+        }
+    }
+    graph.nodes = nodes.into_iter().flatten().collect();
+}
+
+/// The index of the node that can be joined with `nodes[index]`.
+fn candidate(
+    nodes: &[Option<Node>],
+    producer: &HashMap<ValueId, usize>,
+    uses: &[usize],
+    index: usize,
+    rule: &Fusion,
+) -> Option<usize> {
+    let second = nodes[index].as_ref().filter(|n| n.op == rule.second)?;
+    let joined = *second.inputs.get(rule.operand)?;
+    let first_index = *producer.get(&joined)?;
+    let first = nodes[first_index].as_ref().filter(|n| n.op == rule.first && n.outputs[0] == joined)?;
+    let repeated = second.inputs.iter().filter(|id| first.outputs.contains(id)).count() > 1;
+    let alone = first.phase == second.phase && !repeated;
+    let single = rule.keeps_intermediate || uses[joined.0 as usize] == 1;
+    // The first node moves down to the second: nobody in between may need what it computes.
+    let between = nodes[first_index + 1..index].iter().flatten();
+    let undisturbed = between.into_iter().all(|n| !n.inputs.iter().any(|id| first.outputs.contains(id)));
+    (alone && single && undisturbed).then_some(first_index)
+}
+
+/// Inputs of the first, then those of the second without the joined one; outputs and attributes of
+/// both (the first's outputs only where they are kept).
+fn join(fused: &str, rule: &Fusion, first: Node, second: Node) -> Node {
+    let rest = second.inputs.iter().enumerate().filter(|(i, _)| *i != rule.operand).map(|(_, id)| *id);
+    let mut attrs = Attrs::new();
+    attrs.0.extend(first.attrs.0);
+    attrs.0.extend(second.attrs.0.clone());
+    let kept = if rule.keeps_intermediate { first.outputs } else { Vec::new() };
+    Node {
+        op: fused.to_owned(),
+        inputs: first.inputs.into_iter().chain(rest).collect(),
+        outputs: kept.into_iter().chain(second.outputs.iter().copied()).collect(),
+        attrs,
+        ..second
+    }
+}

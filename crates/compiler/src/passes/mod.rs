@@ -1,0 +1,10 @@
+//! Graph rewrites, one file each. The order and its reasons stand in `lib.rs`.
+
+pub mod adapters;
+pub mod common_subexpressions;
+pub mod dead_code;
+pub mod expand;
+pub mod fold_constants;
+pub mod fuse;
+pub mod merge_linears;
+pub mod results;

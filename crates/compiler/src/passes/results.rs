@@ -1,0 +1,32 @@
+//! Keeps the named results that an entry is for, so that nothing else is computed or stored.
+
+use graph::Graph;
+use program::{EntryKind, scalar};
+
+use crate::{CompileError, CompileOptions};
+
+pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
+    let sums = [scalar::LOSS_SUM, scalar::WEIGHT_SUM];
+    if kind != EntryKind::Forward {
+        for name in sums {
+            if graph.output(name).is_none() {
+                return Err(CompileError::Model(format!("{}: the model has no output `{name}`", graph.name)));
+            }
+        }
+    }
+    for wanted in &options.outputs {
+        let prefix = wanted.strip_suffix('*');
+        let found = graph.outputs.iter().any(|(name, _)| match prefix {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == wanted,
+        });
+        if !found {
+            return Err(CompileError::Options(format!("{}: the model has no output `{wanted}`", graph.name)));
+        }
+    }
+    graph.outputs.retain(|(name, _)| {
+        let needed = kind != EntryKind::Forward && sums.contains(&name.as_str());
+        needed || (kind != EntryKind::Evaluate && options.keeps(name))
+    });
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! The update entry: gradient norm, clipping, optimizer. One launch for each run of the flat
+//! arenas; nothing here knows a parameter's name.
+
+use ops::Op;
+use program::{
+    Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar,
+};
+use tensor::{Attrs, DType, HostTensor};
+
+use crate::lower::{Lowering, arena, scalar_ref};
+use crate::memory::{ParameterPlan, Run};
+use crate::options::OptimizerOptions;
+
+/// f32: Σ gradient², before the division by the weight sum.
+pub(crate) const SUM_SQUARES: &str = "sum_squares";
+
+fn operation(name: &str) -> &'static dyn Op {
+    ops::find(name).unwrap_or_else(|| panic!("the update needs the operation `{name}`"))
+}
+
+pub(crate) fn entry(
+    parameters: &ParameterPlan,
+    optimizer: &OptimizerOptions,
+    seed: u64,
+    lowering: &mut Lowering<'_>,
+) -> Entry {
+    let mut steps = Vec::new();
+    let sum_squares = scalar_ref(SUM_SQUARES);
+    steps.push(step(Instruction::Zero { at: sum_squares.clone() }, "zero", Default::default()));
+    let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [parameters.gradients_bytes / DType::F32.size()]);
+    push(&mut steps, lowering, "sum_squares", Attrs::new(), vec![all], vec![sum_squares.clone()]);
+    push(
+        &mut steps,
+        lowering,
+        "gradient_scale",
+        Attrs::new().with("max_norm", optimizer.max_grad_norm),
+        vec![sum_squares, scalar_ref(scalar::WEIGHT_SUM)],
+        [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
+    );
+    for (stream, run) in parameters.runs.iter().enumerate() {
+        update_run(&mut steps, lowering, run, optimizer, seed, stream);
+    }
+    Entry { kind: EntryKind::Update, variant: None, steps, inputs: Vec::new(), outputs: Vec::new() }
+}
+
+fn update_run(
+    steps: &mut Vec<Step>,
+    lowering: &mut Lowering<'_>,
+    run: &Run,
+    optimizer: &OptimizerOptions,
+    seed: u64,
+    stream: usize,
+) {
+    let attrs = Attrs::new()
+        .with("beta1", optimizer.beta1)
+        .with("beta2", optimizer.beta2)
+        .with("epsilon", optimizer.epsilon)
+        .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
+        .with("stochastic_rounding", run.weight.dtype == DType::BF16)
+        .with("seed", seed)
+        .with("stream", stream as u64);
+    let scalars = [
+        scalar::LEARNING_RATE,
+        scalar::BIAS_CORRECTION_1,
+        scalar::BIAS_CORRECTION_2,
+        scalar::GRADIENT_SCALE,
+        scalar::UPDATE_APPLIED,
+        scalar::STEP,
+    ];
+    let mut inputs = vec![run.gradient.clone()];
+    inputs.extend(scalars.map(scalar_ref));
+    let mut outputs = vec![run.weight.clone()];
+    match run.state.as_ref().expect("a run with an optimizer has states") {
+        OptimizerState::Full { first, second } => {
+            outputs.extend([first.clone(), second.clone()]);
+            push(steps, lowering, "adamw", attrs, inputs, outputs);
+        }
+        OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
+            inputs.extend([true, false].map(|signed| lowering.constant(&code_map(signed))));
+            let blocks = run.gradient.len() / crate::memory::ALIGNMENT_ELEMENTS;
+            let scales = [first_scale, second_scale].map(|t| TensorRef { shape: vec![blocks], ..t.clone() });
+            outputs.extend([first.clone(), second.clone()]);
+            outputs.extend(scales);
+            push(steps, lowering, "adamw_8bit", attrs, inputs, outputs);
+        }
+    }
+}
+
+/// The code book of the 8-bit states.
+fn code_map(signed: bool) -> HostTensor {
+    let mut result = [(vec![256], ops::evaluate::Array::<f32>::Real(vec![0.0; 256]))];
+    ops::evaluate::apply(operation("dynamic_map"), &Attrs::new().with("signed", signed), &[], &mut result);
+    HostTensor::from_f32([256], result[0].1.real())
+}
+
+fn push(
+    steps: &mut Vec<Step>,
+    lowering: &mut Lowering<'_>,
+    op: &str,
+    attrs: Attrs,
+    inputs: Vec<TensorRef>,
+    outputs: Vec<TensorRef>,
+) {
+    let op = operation(op);
+    let scratch = lowering.update_scratch(op, &attrs, &inputs, &outputs);
+    let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, Documents::Rows);
+    steps.push(step(instruction, op.name(), cost));
+}
+
+fn step(instruction: Instruction, op: &str, cost: program::Cost) -> Step {
+    Step { instruction, provenance: Provenance { op: op.to_owned(), phase: "update", layer: None, at: None }, cost }
+}

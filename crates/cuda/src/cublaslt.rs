@@ -57,6 +57,13 @@ pub fn alignment(address: u64) -> u32 {
     1 << (address | 256).trailing_zeros()
 }
 
+/// `13.1.1`; needs no GPU.
+pub fn version(table: &CublasLtTable) -> String {
+    // SAFETY: no arguments.
+    let version = unsafe { (table.cublasLtGetVersion)() };
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
 /// A library handle with its workspace limit.
 pub struct CublasLt {
     table: CublasLtTable,
@@ -79,12 +86,6 @@ impl CublasLt {
         library.check("cublasLtCreate", unsafe { (library.table.cublasLtCreate)(&mut handle) })?;
         library.handle = handle;
         Ok(Arc::new(library))
-    }
-
-    /// As the library encodes it: 130101 is 13.1.1.
-    pub fn version(&self) -> usize {
-        // SAFETY: no arguments.
-        unsafe { (self.table.cublasLtGetVersion)() }
     }
 
     fn check(&self, call: &'static str, status: sys::Status) -> Result<()> {

@@ -4,14 +4,22 @@
 //! gradients, adapters, precision recipes, run configs, nor the list of operations: kernels reach
 //! it as text inside a program.
 
+pub mod backend;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
+mod engine;
 pub mod error;
 pub mod kernel_cache;
 pub mod kernels;
 pub mod library;
 pub mod nvrtc;
+mod prepare;
+mod session;
 pub mod sys;
 
+pub use backend::{CudaBackend, Report, devices};
+pub use engine::{AttentionPath, Options};
 pub use error::{During, Error, Result};
+pub use library::Search;
+pub use session::{CudaSession, StepTime};

@@ -51,6 +51,12 @@ impl DeviceBuffer {
         self.address + offset as u64
     }
 
+    /// Sets every byte to zero.
+    pub fn zero(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: the range is this buffer.
+        unsafe { stream.fill(self.address, 1, 0, self.bytes) }
+    }
+
     /// Copies `source` to byte `offset`. The host memory is pageable: the driver stages it before
     /// it returns, so `source` may be dropped at once.
     pub fn write(&self, stream: &Stream, offset: usize, source: &[u8]) -> Result<()> {

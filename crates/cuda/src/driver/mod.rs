@@ -148,6 +148,15 @@ impl Device {
         Ok(Arc::new(device))
     }
 
+    /// What GPU `ordinal` is, without opening it.
+    pub fn properties(driver: &Driver, ordinal: usize) -> Result<Properties> {
+        let mut raw = 0;
+        // SAFETY: the pointer is to a live local.
+        let status = unsafe { (driver.table.cuDeviceGet)(&mut raw, ordinal as c_int) };
+        driver.check("cuDeviceGet", status)?;
+        properties(driver, raw)
+    }
+
     /// Makes the context current on the calling thread.
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.

@@ -18,7 +18,11 @@ struct View {
 struct Extents {
   int length, heads;
   float scale;
-  const int* start;  // [B, length]: where in its row the document of a token starts
+  const int* start;                          // [B, length]: where in its row the document of a token starts
+  long long lse_row, lse_head, lse_token;    // strides of the log-sum-exp
+  __device__ __forceinline__ long long lse_at(int b, int h, int t) const {
+    return b * lse_row + h * lse_head + t * lse_token;
+  }
 };
 
 __device__ __forceinline__ int first_key(const Extents& e, int b, int query) {

@@ -24,7 +24,7 @@ extern "C" __global__ void attention_d_q(View q, View k, View v, View o, View d_
   own = warp_sum(own);
   long long row = ((long long)b * e.heads + h) * e.length + i;
   if (lane == 0) delta[row] = own;
-  float log_sum = lse[row], sum[PER_LANE] = {};
+  float log_sum = lse[e.lse_at(b, h, i)], sum[PER_LANE] = {};
   for (int base = first_key(e, b, i); base <= i; base += 32) {
     int j = base + lane;
     float ds = 0.f;
@@ -63,7 +63,7 @@ extern "C" __global__ void attention_d_kv(View q, View k, View v, View d_o, View
       if (!__any_sync(~0u, sees)) break;
       float p = 0.f, ds = 0.f;
       if (sees) {
-        p = expf(e.scale * dot(key[warp], q.at(b, i, h)) - lse[rows + i]);
+        p = expf(e.scale * dot(key[warp], q.at(b, i, h)) - lse[e.lse_at(b, h, i)]);
         ds = p * (dot(value[warp], d_o.at(b, i, h)) - delta[rows + i]) * e.scale;
       }
       for (int partner = 0; partner < min(32, e.length - base); ++partner) {

@@ -36,5 +36,5 @@ extern "C" __global__ void attention_forward(View q, View k, View v, View o, flo
   NUMBER* target = o.at(b, i, h);
   for (int c = 0, d = lane; c < PER_LANE; ++c, d += 32)
     if (d < HEAD_DIM) from_f32(out[c] / sum, target[d]);
-  if (lane == 0) lse[((long long)b * e.heads + h) * e.length + i] = maximum + logf(sum);
+  if (lane == 0) lse[e.lse_at(b, h, i)] = maximum + logf(sum);
 }

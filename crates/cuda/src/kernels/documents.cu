@@ -2,7 +2,7 @@
 //
 //   in   start  i32 [ROWS, LENGTH]   where in its row the document of a token starts
 //   out  lengths i32 [SLOTS]         tokens of each document, 0 for empty slots
-//        offset i64 [SLOTS + 1]      first token of each document × unit, for each of up to 8 units
+//        offset i64 [SLOTS + 1]      first token of each document × unit, for each of up to 12 units
 //
 // One block: documents are counted by a scan over all tokens in order, so slot numbers follow the
 // order of the tokens and never thread timing. More documents than slots, or a longer one than
@@ -12,8 +12,8 @@
 #define TOKENS (ROWS * (long long)LENGTH)
 
 struct Outputs {
-  long long* offset[8];
-  long long unit[8];
+  long long* offset[12];
+  long long unit[12];
   int* lengths;
   int* first;  // scratch, i32 [SLOTS + 1]
 };

@@ -1,0 +1,195 @@
+//! One GPU with everything that instructions are prepared with: stream, compiler, libraries, and
+//! what was prepared before. It knows kernels and plans; it does not know instructions.
+
+use crate::cublaslt::{CublasLt, Product, ProductPlan};
+use crate::cudnn::sdpa::{Gradients, Sdpa, SdpaPlan};
+use crate::cudnn::{Cudnn, Handle, Target};
+use crate::driver::{Architecture, Device, Driver, Function, Module, Stream};
+use crate::error::{During, Error, Result};
+use crate::kernel_cache::KernelCache;
+use crate::kernels::OwnKernel;
+use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
+use crate::nvrtc::{Compiler, KernelSource};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where libraries and the kernel cache are, and how instructions are run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub search: Search,
+    /// Index of the GPU among those that are visible.
+    pub device: usize,
+    /// `None`: kernels are compiled at every start.
+    pub kernel_cache: Option<PathBuf>,
+    /// Waits after every instruction, so that an error names the one that failed. Slow.
+    pub check_each: bool,
+    /// Each entry point is captured at its second run and replayed from then on. Off with `check_each`.
+    pub graphs: bool,
+    /// What bf16 attention runs on.
+    pub attention: AttentionPath,
+}
+
+impl Options {
+    /// Device 0, the user's kernel cache, replay on.
+    pub fn new(search: Search) -> Options {
+        Options {
+            search,
+            device: 0,
+            kernel_cache: KernelCache::default_folder(),
+            check_each: false,
+            graphs: true,
+            attention: AttentionPath::Auto,
+        }
+    }
+}
+
+/// Which kernels attention runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionPath {
+    /// cuDNN for what it takes (bf16, no window, head sizes in steps of 8 up to 128); else the plain kernels.
+    Auto,
+    /// The plain kernels for everything.
+    Plain,
+}
+
+/// Bytes that one product's algorithm may use: what cuBLAS recommends for Hopper.
+const PRODUCT_WORKSPACE: usize = 32 << 20;
+
+/// The forward or backward pass of one attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pass {
+    Forward,
+    Backward(Gradients),
+}
+
+/// A product's plan in the engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductId(usize);
+
+/// An attention pass's plan in the engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionId(usize);
+
+/// Fields are dropped in order: the context is released last.
+pub(crate) struct Engine {
+    /// Plans by what they were made for; instructions hold indices.
+    products: Vec<(Product, ProductPlan)>,
+    attentions: Vec<(Sdpa, Pass, Option<SdpaPlan>)>,
+    own: Vec<(OwnKernel, Arc<Module>)>,
+    cudnn: Option<(Arc<Cudnn>, Handle)>,
+    cublaslt: Arc<CublasLt>,
+    compiler: Compiler,
+    cache: KernelCache,
+    /// Decisions that a user should be able to see, each once.
+    pub notes: Vec<String>,
+    pub attention_path: AttentionPath,
+    pub stream: Stream,
+    pub device: Arc<Device>,
+}
+
+impl Engine {
+    /// Opens the libraries and the device; binds its context to this thread.
+    pub fn new(options: &Options) -> Result<Engine> {
+        let driver = Driver::new(open_driver(&options.search)?.table)?;
+        let device = Device::open(&driver, options.device)?;
+        let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
+        let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
+        let stream = Stream::new(&device)?;
+        let mut notes = vec![];
+        let cudnn = match open_cudnn(&options.search) {
+            Ok(opened) => {
+                let cudnn = Cudnn::new(opened);
+                let handle = Handle::new(&cudnn, &stream)?;
+                Some((cudnn, handle))
+            }
+            Err(missing @ Error::LibraryMissing { .. }) => {
+                notes.push(format!("attention runs on the plain kernels: {missing}"));
+                None
+            }
+            Err(broken) => return Err(broken),
+        };
+        let cache = KernelCache::new(options.kernel_cache.clone());
+        let (attention_path, products, attentions, own) = (options.attention, vec![], vec![], vec![]);
+        Ok(Engine {
+            device,
+            stream,
+            attention_path,
+            compiler,
+            cache,
+            cublaslt,
+            cudnn,
+            products,
+            attentions,
+            own,
+            notes,
+        })
+    }
+
+    pub fn architecture(&self) -> Architecture {
+        self.device.properties.architecture
+    }
+
+    /// A handle to run cuDNN's plans with; only asked for where a plan was made.
+    pub fn cudnn_handle(&self) -> &Handle {
+        &self.cudnn.as_ref().expect("a cuDNN plan was made with a handle").1
+    }
+
+    /// Compiles, or takes from the disk cache, and loads.
+    pub fn module(&self, source: &KernelSource) -> Result<Arc<Module>> {
+        let target = self.architecture().target();
+        let fetched = self.cache.fetch(&self.compiler, source, &target)?;
+        Module::new(&self.device, &fetched.cubin).during(|| format!("loading {} for {target}", source.name))
+    }
+
+    /// A function of one of the backend's own kernels.
+    pub fn own_function(&mut self, kernel: OwnKernel, entry: &str) -> Result<Function> {
+        if let Some((_, module)) = self.own.iter().find(|(k, _)| *k == kernel) {
+            return module.function(entry);
+        }
+        let module = self.module(&kernel.source())?;
+        self.own.push((kernel, module.clone()));
+        module.function(entry)
+    }
+
+    /// The plan for a product, made at its first use.
+    pub fn product(&mut self, product: Product) -> Result<ProductId> {
+        if let Some(index) = self.products.iter().position(|(p, _)| *p == product) {
+            return Ok(ProductId(index));
+        }
+        let plan = ProductPlan::new(&self.cublaslt, product)?;
+        self.products.push((product, plan));
+        Ok(ProductId(self.products.len() - 1))
+    }
+
+    pub fn product_plan(&self, id: ProductId) -> &ProductPlan {
+        &self.products[id.0].1
+    }
+
+    /// cuDNN's plan, or `None` (with a note) where cuDNN is absent or takes the pass on no engine.
+    pub fn attention(&mut self, sdpa: Sdpa, pass: Pass) -> Result<Option<AttentionId>> {
+        let Some((cudnn, handle)) = &self.cudnn else { return Ok(None) };
+        if let Some(index) = self.attentions.iter().position(|(s, p, _)| *s == sdpa && *p == pass) {
+            return Ok(self.attentions[index].2.as_ref().map(|_| AttentionId(index)));
+        }
+        let target = Target::Device(handle);
+        let planned = match &pass {
+            Pass::Forward => sdpa.forward(cudnn, &target),
+            Pass::Backward(gradients) => sdpa.backward(gradients, cudnn, &target),
+        };
+        let plan = match planned {
+            Ok(plan) => Some(plan),
+            Err(refused @ (Error::Unsupported { .. } | Error::Call { .. })) => {
+                self.notes.push(format!("this attention runs on the plain kernels: {refused}"));
+                None
+            }
+            Err(other) => return Err(other),
+        };
+        let id = plan.as_ref().map(|_| AttentionId(self.attentions.len()));
+        self.attentions.push((sdpa, pass, plan));
+        Ok(id)
+    }
+
+    pub fn attention_plan(&self, id: AttentionId) -> &SdpaPlan {
+        self.attentions[id.0].2.as_ref().expect("an id is given for plans only")
+    }
+}

@@ -1,0 +1,159 @@
+//! Kernel calls with their arguments resolved to bytes. No knowledge of what kernels compute.
+#![allow(unsafe_code, reason = "launches kernels with arguments that the program describes")]
+
+use super::Preparation;
+use crate::driver::{Function, LaunchShape, Module, Stream};
+use crate::engine::Engine;
+use crate::error::{During, Result};
+use crate::nvrtc::KernelSource;
+use program::{Arg, Kernel, KernelCall, KernelId, Launch};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Above this a kernel must ask for dynamic shared memory.
+const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
+
+/// The program's kernels, compiled and loaded at first need.
+pub(crate) struct Kernels {
+    texts: Vec<Kernel>,
+    modules: Vec<Option<Arc<Module>>>,
+}
+
+impl Kernels {
+    pub fn new(texts: &[Kernel]) -> Kernels {
+        Kernels { texts: texts.to_vec(), modules: vec![None; texts.len()] }
+    }
+
+    fn function(&mut self, engine: &Engine, id: KernelId) -> Result<Function> {
+        let index = id.0 as usize;
+        let kernel = &self.texts[index];
+        let module = match &self.modules[index] {
+            Some(module) => module.clone(),
+            None => compile(engine, kernel)?,
+        };
+        self.modules[index] = Some(module.clone());
+        module.function(&kernel.entry)
+    }
+}
+
+fn compile(engine: &Engine, kernel: &Kernel) -> Result<Arc<Module>> {
+    let name = format!("{}.cu", kernel.entry);
+    let headers: Vec<(&str, &str)> = kernel.headers.iter().map(|(n, t)| (n.as_str(), t.as_str())).collect();
+    let options: Vec<String> = kernel.defines.iter().map(|(n, v)| format!("-D{n}={v}")).collect();
+    engine.module(&KernelSource { name: &name, text: &kernel.source, headers: &headers, options: &options })
+}
+
+/// Values of kernel parameters, each in 8-byte words of its own.
+pub(super) struct Arguments {
+    words: Vec<u64>,
+    /// Where each parameter starts, in words.
+    starts: Vec<usize>,
+    pointers: Vec<*mut c_void>,
+}
+
+// SAFETY: the pointers are rebuilt from the owned words before every use.
+unsafe impl Send for Arguments {}
+
+impl Arguments {
+    pub fn new() -> Arguments {
+        Arguments { words: vec![], starts: vec![], pointers: vec![] }
+    }
+
+    /// A parameter of up to 8 bytes: an address, or a number in the low bytes.
+    pub fn word(mut self, value: u64) -> Arguments {
+        self.starts.push(self.words.len());
+        self.words.push(value);
+        self
+    }
+
+    /// A struct parameter, as the words that its fields fill.
+    pub fn structure(mut self, words: &[u64]) -> Arguments {
+        self.starts.push(self.words.len());
+        self.words.extend_from_slice(words);
+        self
+    }
+
+    fn pointers(&mut self) -> &mut [*mut c_void] {
+        let base: *mut u64 = self.words.as_mut_ptr();
+        self.pointers.clear();
+        // SAFETY: every start is an index into the words.
+        self.pointers.extend(self.starts.iter().map(|start| unsafe { base.add(*start) }.cast::<c_void>()));
+        &mut self.pointers
+    }
+}
+
+/// Two 32-bit struct fields in one word, the first at the lower address.
+pub(super) fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+/// A kernel call ready to be queued.
+pub(crate) struct PreparedCall {
+    function: Function,
+    shape: LaunchShape,
+    arguments: Arguments,
+    name: String,
+}
+
+impl PreparedCall {
+    pub(super) fn new(function: Function, name: &str, shape: LaunchShape, arguments: Arguments) -> PreparedCall {
+        PreparedCall { function, shape, arguments, name: name.to_owned() }
+    }
+
+    pub fn queue(&mut self, stream: &Stream) -> Result<()> {
+        // A grid without blocks is an operation on an empty tensor: there is nothing to run.
+        if self.shape.grid.contains(&0) {
+            return Ok(());
+        }
+        // SAFETY: the program's lowering matched arguments and signature; arenas outlive the session.
+        unsafe { self.function.launch(stream, self.shape, self.arguments.pointers()) }
+            .during(|| format!("kernel {}", self.name))
+    }
+}
+
+/// One operation's calls.
+pub(super) fn prepare(p: &mut Preparation, launch: &Launch) -> Result<Vec<PreparedCall>> {
+    assert!(!launch.calls.is_empty(), "operation `{}` was lowered without kernel calls for a GPU", launch.op);
+    launch.calls.iter().map(|call| prepare_call(p, launch, call)).collect()
+}
+
+fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Result<PreparedCall> {
+    let function = p.kernels.function(p.engine, call.kernel)?;
+    if call.shared_bytes > SHARED_BYTES_WITHOUT_ASKING {
+        function.allow_shared_memory(call.shared_bytes as usize)?;
+    }
+    let scratch = launch.scratch.as_ref().map(|at| p.memory.address(at));
+    let arguments = call.args.iter().fold(Arguments::new(), |arguments, arg| {
+        arguments.word(match *arg {
+            Arg::Input(i) => p.memory.address(&launch.inputs[i]),
+            Arg::Output(i) => p.memory.address(&launch.outputs[i]),
+            Arg::Scratch(offset) => scratch.expect("a call with a scratch argument has scratch memory") + offset as u64,
+            Arg::I32(value) => value as u32 as u64,
+            Arg::U32(value) => value as u64,
+            Arg::I64(value) => value as u64,
+            Arg::F32(value) => value.to_bits() as u64,
+        })
+    });
+    let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes };
+    let name = p.kernels.texts[call.kernel.0 as usize].entry.clone();
+    Ok(PreparedCall::new(function, &name, shape, arguments))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_lie_where_the_driver_looks_for_them() {
+        let mut arguments =
+            Arguments::new().word(0x1234).structure(&[pair(7, 9), 0xffff_ffff_0000_0001]).word(1.5f32.to_bits() as u64);
+        let pointers = arguments.pointers().to_vec();
+        // SAFETY: the pointers lead to the arguments' own words.
+        unsafe {
+            assert_eq!(*pointers[0].cast::<u64>(), 0x1234);
+            assert_eq!(*pointers[1].cast::<[u32; 2]>(), [7, 9]);
+            assert_eq!(*pointers[1].cast::<u64>().add(1), 0xffff_ffff_0000_0001);
+            assert_eq!(*pointers[2].cast::<f32>(), 1.5);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Gemm instructions as cuBLASLt products. Low-rank addends are further products onto D.
+#![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
+
+use super::{Memory, Preparation};
+use crate::cublaslt::{Operand, Product, alignment};
+use crate::engine::{Engine, ProductId};
+use crate::error::Result;
+use program::{Gemm, LowRank, TensorRef};
+
+struct Part {
+    plan: ProductId,
+    addresses: [u64; 3],
+    bias: Option<u64>,
+}
+
+/// A product and its addends, in order.
+pub(crate) struct PlannedProduct {
+    parts: Vec<Part>,
+    workspace: usize,
+}
+
+/// A [`PlannedProduct`] with its workspace.
+pub(crate) struct PreparedProduct {
+    parts: Vec<Part>,
+    workspace: u64,
+}
+
+pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedProduct> {
+    let mut parts = vec![part(p, &main_product(gemm), &gemm.a, &gemm.b, &gemm.d, 0, gemm.bias.as_ref())?];
+    for addend in &gemm.low_rank {
+        parts.push(part(p, &addend_product(gemm, addend), &addend.t, &addend.b, &gemm.d, addend.columns.0, None)?);
+    }
+    let workspace = parts.iter().map(|part| p.engine.product_plan(part.plan).workspace()).max().unwrap_or(0);
+    Ok(PlannedProduct { parts, workspace })
+}
+
+fn part(
+    p: &mut Preparation,
+    product: &Product,
+    a: &TensorRef,
+    b: &TensorRef,
+    d: &TensorRef,
+    first_column: usize,
+    bias: Option<&TensorRef>,
+) -> Result<Part> {
+    let memory: &Memory = p.memory;
+    let d_address = memory.address(d) + (first_column * d.dtype.size()) as u64;
+    let addresses = [memory.address(a), memory.address(b), d_address];
+    let plan = p.engine.product(Product { alignment: addresses.map(alignment), ..*product })?;
+    Ok(Part { plan, addresses, bias: bias.map(|at| memory.address(at)) })
+}
+
+fn main_product(gemm: &Gemm) -> Product {
+    let Gemm { m, n, k, .. } = *gemm;
+    if let Some(bias) = &gemm.bias {
+        assert!(bias.is_dense() && bias.len() == n, "a bias is a dense vector of {n} elements, not {bias}");
+    }
+    Product {
+        m,
+        n,
+        k,
+        batch: 1,
+        a: operand("A", &gemm.a, gemm.transpose_a, (m, k)),
+        b: operand("B", &gemm.b, gemm.transpose_b, (k, n)),
+        d: operand("D", &gemm.d, false, (m, n)),
+        alpha: 1.0,
+        beta: if gemm.accumulate { 1.0 } else { 0.0 },
+        bias: gemm.bias.as_ref().map(|at| at.dtype),
+        alignment: [0; 3],
+    }
+}
+
+fn addend_product(gemm: &Gemm, addend: &LowRank) -> Product {
+    let (first, count) = addend.columns;
+    assert!(first + count <= gemm.n, "columns {first}..+{count} of an addend lie outside D's {}", gemm.n);
+    let (_, rank, _) = matrix("T", &addend.t);
+    Product {
+        m: gemm.m,
+        n: count,
+        k: rank,
+        batch: 1,
+        a: operand("T", &addend.t, false, (gemm.m, rank)),
+        b: operand("B of an addend", &addend.b, addend.transpose_b, (rank, count)),
+        d: operand("D", &gemm.d, false, (gemm.m, gemm.n)),
+        alpha: addend.scale,
+        beta: 1.0,
+        bias: None,
+        alignment: [0; 3],
+    }
+}
+
+fn matrix(what: &str, at: &TensorRef) -> (usize, usize, usize) {
+    at.as_matrix().unwrap_or_else(|| panic!("{what} of a Gemm is a matrix with evenly spaced rows, not {at}"))
+}
+
+/// `extents` are those in the product; the stored matrix has them exchanged when transposed.
+fn operand(what: &str, at: &TensorRef, transposed: bool, extents: (usize, usize)) -> Operand {
+    let (rows, columns, row_stride) = matrix(what, at);
+    let stored = if transposed { (extents.1, extents.0) } else { extents };
+    assert_eq!((rows, columns), stored, "{what} of a Gemm is stored as {stored:?}, but is {at}");
+    Operand::new(at.dtype, row_stride, transposed)
+}
+
+impl PlannedProduct {
+    pub fn workspace(&self) -> usize {
+        self.workspace
+    }
+
+    pub fn bind(self, workspace: u64) -> PreparedProduct {
+        PreparedProduct { parts: self.parts, workspace }
+    }
+}
+
+impl PreparedProduct {
+    pub fn queue(&self, engine: &Engine) -> Result<()> {
+        for part in &self.parts {
+            // SAFETY: the operands lie in the session's arenas with the layouts that were planned,
+            // and the workspace is as large as the plans ask.
+            unsafe {
+                let plan = engine.product_plan(part.plan);
+                plan.run(&engine.stream, part.addresses, part.bias, self.workspace)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use program::ArenaId;
+    use tensor::DType;
+
+    fn dense(shape: [usize; 2]) -> TensorRef {
+        TensorRef::dense(ArenaId(0), 0, DType::BF16, shape)
+    }
+
+    fn gemm() -> Gemm {
+        let qkv = dense([6, 96]);
+        Gemm {
+            m: 6,
+            n: 32,
+            k: 8,
+            a: dense([6, 8]),
+            b: dense([32, 8]),
+            d: TensorRef { shape: vec![6, 32], ..qkv },
+            transpose_a: false,
+            transpose_b: true,
+            bias: None,
+            accumulate: true,
+            low_rank: vec![],
+        }
+    }
+
+    #[test]
+    fn a_slice_keeps_the_row_stride_of_its_buffer() {
+        let product = main_product(&gemm());
+        assert_eq!((product.a.row_stride, product.b.row_stride, product.d.row_stride), (8, 8, 96));
+        assert!(product.b.transposed && product.beta == 1.0);
+    }
+
+    #[test]
+    fn an_addend_is_a_product_onto_columns_of_d() {
+        let addend = LowRank { t: dense([6, 4]), b: dense([16, 4]), transpose_b: true, scale: 2.0, columns: (16, 16) };
+        let product = addend_product(&gemm(), &addend);
+        assert_eq!((product.m, product.n, product.k), (6, 16, 4));
+        assert_eq!((product.alpha, product.beta, product.d.row_stride), (2.0, 1.0, 96));
+    }
+
+    #[test]
+    #[should_panic(expected = "B of a Gemm is stored as (8, 32)")]
+    fn extents_that_disagree_are_our_mistake() {
+        main_product(&Gemm { transpose_b: false, ..gemm() });
+    }
+}

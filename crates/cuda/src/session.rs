@@ -1,0 +1,265 @@
+//! A loaded program on one GPU: its memory, its prepared instructions, and running an entry point.
+
+use crate::driver::{DeviceBuffer, Event, Graph};
+use crate::engine::{Engine, Options};
+use crate::error::{During, Error, Result};
+use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared, kernels};
+use program::{Arch, BackendError, Program, Session, Step, TensorRef};
+use std::sync::Arc;
+
+/// One entry point, ready to run.
+struct PreparedEntry {
+    steps: Vec<Prepared>,
+    runs: usize,
+    graph: Option<Graph>,
+}
+
+/// Device time of one instruction.
+#[derive(Clone, Debug)]
+pub struct StepTime {
+    /// Index into the entry's steps.
+    pub step: usize,
+    pub milliseconds: f32,
+}
+
+/// A program loaded onto a GPU. The fields are dropped in order: what uses memory goes first.
+pub struct CudaSession {
+    program: Arc<Program>,
+    entries: Vec<PreparedEntry>,
+    memory: Memory,
+    workspace: DeviceBuffer,
+    engine: Engine,
+    check_each: bool,
+    graphs: bool,
+}
+
+impl CudaSession {
+    /// Opens the GPU, allocates the arenas (zeroed), writes the constants, prepares every instruction.
+    pub fn new(program: Arc<Program>, options: &Options) -> std::result::Result<CudaSession, BackendError> {
+        Self::load(program, options).map_err(backend_error)
+    }
+
+    fn load(program: Arc<Program>, options: &Options) -> Result<CudaSession> {
+        let mut engine = Engine::new(options)?;
+        check_architecture(&program, &engine)?;
+        let memory = allocate(&program, &engine)?;
+        let mut loaded = kernels(&program.kernels);
+        let mut planned = vec![];
+        for entry in &program.entries {
+            let mut steps = vec![];
+            for (index, step) in entry.steps.iter().enumerate() {
+                let context = || format!("preparing {}", place(entry.kind.name(), index, step));
+                steps.push(plan(&mut engine, &memory, &mut loaded, step).during(context)?);
+            }
+            planned.push(steps);
+        }
+        let most = planned.iter().flatten().map(Planned::workspace).max().unwrap_or(0);
+        let workspace =
+            DeviceBuffer::new(&engine.device, most).during(|| "allocating the workspace of libraries".into())?;
+        let mut entries = vec![];
+        for steps in planned {
+            let steps =
+                steps.into_iter().map(|step| step.bind(&engine, workspace.address())).collect::<Result<Vec<_>>>()?;
+            entries.push(PreparedEntry { steps, runs: 0, graph: None });
+        }
+        engine.stream.synchronise()?;
+        let (check_each, graphs) = (options.check_each, options.graphs && !options.check_each);
+        Ok(CudaSession { program, entries, memory, workspace, engine, check_each, graphs })
+    }
+
+    /// Decisions that were taken while loading and that a user may want to know.
+    pub fn notes(&self) -> &[String] {
+        &self.engine.notes
+    }
+
+    /// Bytes that libraries use beside the arenas, one instruction at a time.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.len()
+    }
+
+    /// Runs an entry point with a time stamp around every instruction. Gaps between launches count
+    /// for the instruction behind them.
+    pub fn profile(&mut self, entry: usize) -> std::result::Result<Vec<StepTime>, BackendError> {
+        self.profile_steps(entry).map_err(backend_error)
+    }
+
+    fn profile_steps(&mut self, entry: usize) -> Result<Vec<StepTime>> {
+        let CudaSession { entries, engine, .. } = self;
+        engine.device.bind()?;
+        let steps = &mut entries[entry].steps;
+        let mut marks = vec![Event::new(&engine.device)?];
+        marks[0].record(&engine.stream)?;
+        for step in steps {
+            step.queue(engine)?;
+            let mark = Event::new(&engine.device)?;
+            mark.record(&engine.stream)?;
+            marks.push(mark);
+        }
+        engine.stream.synchronise()?;
+        let time = |(step, pair): (usize, &[Event])| Ok(StepTime { step, milliseconds: pair[1].since(&pair[0])? });
+        marks.windows(2).enumerate().map(time).collect()
+    }
+
+    fn run_entry(&mut self, index: usize) -> Result<()> {
+        self.engine.device.bind()?;
+        let entry = &mut self.entries[index];
+        let (steps, name) = (&self.program.entries[index].steps, self.program.entries[index].kind.name());
+        let runs = entry.runs;
+        entry.runs += 1;
+        if self.graphs && entry.graph.is_none() && runs > 0 {
+            // The first run was eager: every library has done what it does only once.
+            let (engine, prepared) = (&self.engine, &mut entry.steps);
+            let graph = Graph::capture(&engine.stream, || queue(engine, prepared, steps, name, false));
+            entry.graph = Some(graph.during(|| format!("capturing entry {name}"))?);
+        }
+        match &entry.graph {
+            Some(graph) => graph.launch(&self.engine.stream).during(|| format!("replaying entry {name}")),
+            None => queue(&self.engine, &mut entry.steps, steps, name, self.check_each),
+        }
+    }
+
+    /// The buffer and byte offset of a dense tensor, whose size is checked against the host side.
+    fn place(&self, at: &TensorRef, host_bytes: usize) -> (&DeviceBuffer, usize) {
+        assert!(at.is_dense(), "the host reads and writes dense tensors, not {at}");
+        assert_eq!(at.bytes(), host_bytes, "the host side has exactly the size of {at}");
+        (&self.memory.arenas[at.arena.0 as usize], at.offset)
+    }
+}
+
+impl Session for CudaSession {
+    fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
+        let write = || {
+            self.engine.device.bind()?;
+            let (buffer, offset) = self.place(at, bytes.len());
+            buffer.write(&self.engine.stream, offset, bytes)
+        };
+        write().during(|| format!("writing {at}")).map_err(backend_error)
+    }
+
+    fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
+        let mut read = || {
+            self.engine.device.bind()?;
+            let (buffer, offset) = self.place(at, out.len());
+            buffer.read(&self.engine.stream, offset, out)
+        };
+        read().during(|| format!("reading {at}")).map_err(backend_error)
+    }
+
+    fn run(&mut self, entry: usize) -> std::result::Result<(), BackendError> {
+        self.run_entry(entry).map_err(backend_error)
+    }
+
+    fn synchronize(&mut self) -> std::result::Result<(), BackendError> {
+        let wait = || {
+            self.engine.device.bind()?;
+            self.engine.stream.synchronise()
+        };
+        wait().map_err(backend_error)
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        // Memory is freed next: nothing may still be using it. A failure at exit cannot be acted on.
+        let _ = self.engine.device.bind().and_then(|()| self.engine.stream.synchronise());
+    }
+}
+
+fn plan(engine: &mut Engine, memory: &Memory, kernels: &mut Kernels, step: &Step) -> Result<Planned> {
+    Planned::new(&mut Preparation { engine, memory, kernels }, &step.instruction)
+}
+
+fn queue(engine: &Engine, prepared: &mut [Prepared], steps: &[Step], entry: &str, check: bool) -> Result<()> {
+    for (index, (prepared, step)) in prepared.iter_mut().zip(steps).enumerate() {
+        let queued = prepared.queue(engine);
+        let done = if check { queued.and_then(|()| engine.stream.synchronise()) } else { queued };
+        done.during(|| place(entry, index, step))?;
+    }
+    Ok(())
+}
+
+/// An instruction in words: entry, index, what it is and where it comes from.
+fn place(entry: &str, index: usize, step: &Step) -> String {
+    let origin = &step.provenance;
+    let layer = origin.layer.map(|layer| format!(", layer {layer}")).unwrap_or_default();
+    let at = origin.at.as_ref().map(|at| format!(", {at}")).unwrap_or_default();
+    format!("instruction {index} of {entry}: {} ({}{layer}{at}): {step}", origin.op, origin.phase)
+}
+
+fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
+    let here = engine.architecture().target();
+    match &program.machine.arch {
+        Arch::Cuda(planned) if *planned == here => Ok(()),
+        planned => Err(Error::Unsupported {
+            what: format!("program {}", program.name),
+            reason: format!("it was compiled for {planned}, this GPU ({}) is {here}", engine.device.properties.name),
+            context: String::new(),
+        }),
+    }
+}
+
+/// The arenas, zeroed, with the constants in them.
+fn allocate(program: &Program, engine: &Engine) -> Result<Memory> {
+    let mut arenas = vec![];
+    for arena in &program.arenas {
+        let context = || format!("allocating the arena of {}", arena.kind.name());
+        let buffer = DeviceBuffer::new(&engine.device, arena.bytes).during(context)?;
+        buffer.zero(&engine.stream).during(context)?;
+        arenas.push(buffer);
+    }
+    for constant in &program.constants {
+        let at = &constant.at;
+        assert!(at.is_dense() && at.bytes() == constant.value.bytes.len(), "a constant fills its place {at}");
+        arenas[at.arena.0 as usize].write(&engine.stream, at.offset, &constant.value.bytes)?;
+    }
+    Ok(Memory { arenas })
+}
+
+/// In the words of the backend contract.
+pub(crate) fn backend_error(error: Error) -> BackendError {
+    match error {
+        Error::OutOfMemory { wanted, free, context, .. } => {
+            BackendError::OutOfMemory { what: context, needed: wanted, available: free }
+        }
+        Error::Call { call, code, name, detail, context } => BackendError::Failed {
+            call: call.to_owned(),
+            message: if detail.is_empty() { format!("{name} ({code})") } else { format!("{name} ({code}): {detail}") },
+            context: (!context.is_empty()).then_some(context),
+        },
+        other => BackendError::Unavailable(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use program::{ArenaId, Cost, Instruction, Provenance};
+    use tensor::DType;
+
+    #[test]
+    fn an_instruction_is_named_with_its_source_line() {
+        let at = TensorRef::dense(ArenaId(1), 0, DType::F32, [4]);
+        let provenance =
+            Provenance { op: "rmsnorm".into(), phase: "backward", layer: Some(3), at: Some("llama.py:41".into()) };
+        let step = Step { instruction: Instruction::Zero { at }, provenance, cost: Cost::default() };
+        let text = place("first_micro_step", 7, &step);
+        assert!(text.starts_with("instruction 7 of first_micro_step: rmsnorm (backward, layer 3, llama.py:41): zero"));
+    }
+
+    #[test]
+    fn errors_keep_their_call_and_context() {
+        let error = Error::Call {
+            call: "cuLaunchKernel",
+            code: 1,
+            name: "CUDA_ERROR_INVALID_VALUE".into(),
+            detail: "invalid argument".into(),
+            context: "kernel x".into(),
+        };
+        let text = backend_error(error).to_string();
+        assert_eq!(text, "cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE (1): invalid argument (in kernel x)");
+    }
+}

@@ -1,0 +1,387 @@
+//! Instructions on a real GPU against f64 on the host. Run with SUROGATE_GPU_TESTS=1, where a missing
+//! GPU or library is a failure; without it every test says that it is skipped.
+//! SUROGATE_SITE_PACKAGES names the folders of the pip wheels.
+
+mod reference;
+
+use cuda::{AttentionPath, CudaBackend, CudaSession, Options, Search, devices};
+use program::{Arg, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Session, TensorRef};
+use reference::{Case, Layout, Numbers, offsets, read, relative_error, write};
+use std::sync::Arc;
+use tensor::{Attrs, DType, HostTensor};
+
+/// Options for the first GPU and its architecture, or `None` where GPU tests are not asked for.
+fn gpu() -> Option<(Options, String)> {
+    if std::env::var("SUROGATE_GPU_TESTS").as_deref() != Ok("1") {
+        println!("SKIPPED: set SUROGATE_GPU_TESTS=1 on a machine with a GPU");
+        return None;
+    }
+    let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
+    let search = Search::from_environment(roots.unwrap_or_default());
+    let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were asked for: {e}"));
+    let device = found.first().expect("GPU tests were asked for, but no GPU is visible");
+    let options = Options { kernel_cache: None, check_each: true, ..Options::new(search) };
+    Some((options, device.architecture.target()))
+}
+
+fn load(options: &Options, program: Arc<Program>) -> CudaSession {
+    CudaBackend::new(options.clone()).load_session(program).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn run(session: &mut CudaSession) {
+    session.run(0).and_then(|()| session.synchronize()).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn the_machine_reports_everything_that_is_needed() {
+    let Some((options, _)) = gpu() else { return };
+    let report = cuda::Report::new(&options.search);
+    println!("{report}");
+    assert!(report.usable(), "{report}");
+}
+
+#[test]
+fn kernels_get_their_arguments() {
+    let Some((options, architecture)) = gpu() else { return };
+    let mut layout = Layout::default();
+    let (x, y, scratch) =
+        (layout.place(DType::F32, &[300]), layout.place(DType::F32, &[300]), layout.place(DType::U8, &[2048]));
+    let source = r#"
+#include "scale.cuh"
+extern "C" __global__ void spread(const float* x, float* scratch, float a, int n, long long shift) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) scratch[i] = scaled(x[i], a) + (float)(shift >> 32);
+}
+extern "C" __global__ void gather(const float* scratch, float* y, unsigned n) {
+  extern __shared__ float block[];
+  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) { block[threadIdx.x] = scratch[i]; y[i] = block[threadIdx.x] + y[i]; }
+}
+"#;
+    let kernel = |entry: &str| Kernel {
+        entry: entry.into(),
+        source: source.into(),
+        headers: vec![(
+            "scale.cuh".into(),
+            "__device__ float scaled(float x, float a) { return FACTOR * a * x; }".into(),
+        )],
+        defines: vec![("FACTOR".into(), "2.0f".into())],
+    };
+    let call = |id, shared_bytes, args| KernelCall {
+        kernel: KernelId(id),
+        grid: [3, 1, 1],
+        block: [128, 1, 1],
+        shared_bytes,
+        args,
+    };
+    let launch = Launch {
+        op: "test".into(),
+        attrs: Attrs::default(),
+        inputs: vec![x.clone()],
+        outputs: vec![y.clone()],
+        scratch: Some(scratch),
+        calls: vec![
+            call(0, 0, vec![Arg::Input(0), Arg::Scratch(256), Arg::F32(1.5), Arg::I32(300), Arg::I64(7 << 32)]),
+            // More shared memory than a kernel gets without asking.
+            call(1, 100 << 10, vec![Arg::Scratch(256), Arg::Output(0), Arg::U32(300)]),
+        ],
+    };
+    let program =
+        layout.program(architecture, vec![kernel("spread"), kernel("gather")], vec![Instruction::Launch(launch)]);
+    let mut session = load(&options, program);
+    let values = Numbers::new(1).tensor(DType::F32, &[300]);
+    write(&mut session, &x, &values);
+    write(&mut session, &y, &HostTensor::from_f32([300], &[0.25; 300]));
+    run(&mut session);
+    let expected: Vec<f32> = values.to_f32().iter().map(|v| 2.0 * 1.5 * v + 7.0 + 0.25).collect();
+    assert_eq!(read(&mut session, &y).to_f32(), expected);
+}
+
+#[test]
+fn copies_convert_and_cross_layouts_and_zeroing_spares_the_gaps() {
+    let Some((options, architecture)) = gpu() else { return };
+    let mut layout = Layout::default();
+    let wide = layout.place(DType::F32, &[4, 6, 40]);
+    let slice = TensorRef { offset: wide.offset + 8 * 4, shape: vec![4, 6, 16], ..wide.clone() };
+    let narrow = layout.place(DType::BF16, &[4, 6, 16]);
+    let transposed = TensorRef { shape: vec![6, 4, 16], strides: vec![16, 96, 1], ..narrow.clone() };
+    let turned = layout.place(DType::BF16, &[6, 4, 16]);
+    let ids = layout.place(DType::I64, &[9]);
+    let ids_copy = layout.place(DType::I64, &[9]);
+    let instructions = vec![
+        Instruction::Copy { from: slice.clone(), to: narrow.clone() },
+        Instruction::Copy { from: transposed.clone(), to: turned.clone() },
+        Instruction::Copy { from: ids.clone(), to: ids_copy.clone() },
+        Instruction::Zero { at: slice.clone() },
+    ];
+    let mut session = load(&options, layout.program(architecture, vec![], instructions));
+    let values = Numbers::new(2).tensor(DType::F32, &[4, 6, 40]);
+    let numbers: Vec<u8> = (0..9i64).flat_map(|i| (i << 40).to_le_bytes()).collect();
+    write(&mut session, &wide, &values);
+    session.write(&ids, &numbers).unwrap();
+    run(&mut session);
+    let host = values.to_f32();
+    let cut: Vec<f32> = offsets(&slice).iter().map(|i| host[8 + i]).collect();
+    let expected = HostTensor::from_f32([4, 6, 16], &cut).cast(DType::BF16);
+    assert_eq!(read(&mut session, &narrow), expected);
+    let narrow_host = expected.to_f32();
+    let swapped: Vec<f32> = offsets(&transposed).iter().map(|i| narrow_host[*i]).collect();
+    assert_eq!(read(&mut session, &turned).to_f32(), swapped);
+    let mut zeroed = host.clone();
+    offsets(&slice).iter().for_each(|i| zeroed[8 + i] = 0.0);
+    assert_eq!(read(&mut session, &wide).to_f32(), zeroed);
+    assert_eq!(read(&mut session, &ids_copy).bytes, numbers);
+}
+
+/// One Gemm with every optional part, against f64.
+fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), transpose: (bool, bool), parts: bool) {
+    let (m, n, k, r) = (70, 48, 72, 8);
+    let (input, output) = dtypes;
+    let mut layout = Layout::default();
+    let stored = |t: bool, a: usize, b: usize| if t { [b, a] } else { [a, b] };
+    let a = layout.place(input, &stored(transpose.0, m, k));
+    let b = layout.place(input, &stored(transpose.1, k, n));
+    let whole = layout.place(output, &[m, 3 * n]);
+    let d = TensorRef { offset: whole.offset + n * output.size(), shape: vec![m, n], ..whole.clone() };
+    let bias = layout.place(output, &[n]);
+    let (t, low) = (layout.place(input, &[m, r]), layout.place(input, &[n / 2, r]));
+    let low_rank = LowRank { t: t.clone(), b: low.clone(), transpose_b: true, scale: 0.5, columns: (n / 2, n / 2) };
+    let gemm = Gemm {
+        m,
+        n,
+        k,
+        a: a.clone(),
+        b: b.clone(),
+        d: d.clone(),
+        transpose_a: transpose.0,
+        transpose_b: transpose.1,
+        bias: parts.then(|| bias.clone()),
+        accumulate: parts,
+        low_rank: if parts { vec![low_rank] } else { vec![] },
+    };
+    let mut session = load(options, layout.program(architecture.into(), vec![], vec![Instruction::Gemm(gemm)]));
+    let mut numbers = Numbers::new(3);
+    let mut fill = |session: &mut CudaSession, at: &TensorRef| {
+        let value = numbers.tensor(at.dtype, &at.shape);
+        write(session, at, &value);
+        value.to_f64()
+    };
+    let [av, bv, dv, biasv, tv, lowv] = [&a, &b, &whole, &bias, &t, &low].map(|at| fill(&mut session, at));
+    run(&mut session);
+    let mut expected = dv.clone();
+    for i in 0..m {
+        for j in 0..n {
+            let at = |t: bool, (rows, columns): (usize, usize), i: usize, j: usize| {
+                if t { j * rows + i } else { i * columns + j }
+            };
+            let mut sum: f64 =
+                (0..k).map(|l| av[at(transpose.0, (m, k), i, l)] * bv[at(transpose.1, (k, n), l, j)]).sum();
+            if parts {
+                sum += biasv[j] + dv[i * 3 * n + n + j];
+                if j >= n / 2 {
+                    sum += 0.5 * (0..r).map(|l| tv[i * r + l] * lowv[(j - n / 2) * r + l]).sum::<f64>();
+                }
+            }
+            expected[i * 3 * n + n + j] = sum;
+        }
+    }
+    let error = relative_error(&read(&mut session, &whole).to_f64(), &expected);
+    let limit = if output == DType::BF16 { 4e-3 } else { 2e-6 };
+    assert!(error < limit, "{dtypes:?} {transpose:?} parts {parts}: relative error {error:.1e}");
+}
+
+#[test]
+fn products_in_every_orientation_and_type() {
+    let Some((options, architecture)) = gpu() else { return };
+    for dtypes in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
+        for transpose in [(false, false), (false, true), (true, false), (true, true)] {
+            for parts in [false, true] {
+                // A bias of f32 on bf16 factors exists in no epilogue; nothing lowers to it.
+                if !(parts && dtypes == (DType::BF16, DType::F32)) {
+                    check_gemm(&options, &architecture, dtypes, transpose, parts);
+                }
+            }
+        }
+    }
+}
+
+/// Forward and backward against f64; returns the bytes of o, dq, dk, dv.
+fn check_attention(options: &Options, architecture: &str, case: &Case, fast: bool) -> [Vec<u8>; 4] {
+    let mut layout = Layout::default();
+    let (at, instructions) = case.instructions(&mut layout);
+    let mut session = load(options, layout.program(architecture.into(), vec![], instructions));
+    println!("{case:?}\n  notes {:?}, workspace {}", session.notes(), session.workspace_bytes());
+    assert!(!fast || session.notes().is_empty(), "cuDNN takes this attention: {:?}", session.notes());
+    let mut numbers = Numbers::new(4);
+    let mut fill = |session: &mut CudaSession, at: &TensorRef| {
+        let value = numbers.tensor(at.dtype, &at.shape);
+        write(session, at, &value);
+        value.to_f64()
+    };
+    let [q, k, v_buffer, d_o] = [&at.q, &at.k, &at.merged[0], &at.d_o].map(|at| fill(&mut session, at));
+    write(&mut session, &at.start, &HostTensor::from_i32(at.start.shape.clone(), &case.starts()));
+    // Whatever is not written shows as NaN.
+    for out in [&at.o, &at.gradients[0], &at.gradients[1], &at.merged[1]] {
+        session.write(out, &vec![0xff; out.bytes()]).unwrap();
+    }
+    run(&mut session);
+    let cut = |buffer: &[f64], view: &TensorRef, whole: &TensorRef| -> Vec<f64> {
+        let first = (view.offset - whole.offset) / view.dtype.size();
+        offsets(view).iter().map(|i| buffer[first + i]).collect()
+    };
+    let v = cut(&v_buffer, &at.v, &at.merged[0]);
+    let expected = case.expected(&q, &k, &v, &d_o);
+    let outs = [&at.o, &at.gradients[0], &at.gradients[1], &at.merged[1]].map(|at| read(&mut session, at));
+    let d_v = cut(&outs[3].to_f64(), &at.gradients[2], &at.merged[1]);
+    let limit = if case.dtype == DType::BF16 { 1.5e-2 } else { 5e-6 };
+    for (name, (got, want)) in ["o", "dq", "dk", "dv"]
+        .iter()
+        .zip([outs[0].to_f64(), outs[1].to_f64(), outs[2].to_f64(), d_v].iter().zip(&expected))
+    {
+        let error = relative_error(got, want);
+        println!("  {name}: relative error {error:.1e}");
+        assert!(error < limit, "{case:?}: {name} has a relative error of {error:.1e}");
+    }
+    outs.map(|out| out.bytes)
+}
+
+fn base() -> Case {
+    Case {
+        dtype: DType::F32,
+        rows: 2,
+        length: 130,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        documents: vec![],
+        window: None,
+        deterministic: true,
+        merged: false,
+    }
+}
+
+fn packed() -> Vec<Vec<usize>> {
+    vec![vec![1, 64, 65], vec![7, 90, 33]]
+}
+
+#[test]
+fn plain_attention_in_f32_and_odd_shapes() {
+    let Some((options, architecture)) = gpu() else { return };
+    let cases = [
+        base(),
+        Case { documents: packed(), merged: true, ..base() },
+        Case { window: Some(8), documents: packed(), ..base() },
+        Case { head_dim: 200, heads: 3, kv_heads: 1, length: 37, ..base() },
+        Case { dtype: DType::BF16, head_dim: 12, kv_heads: 4, documents: packed(), ..base() },
+        Case { dtype: DType::BF16, head_dim: 256, heads: 2, length: 40, merged: true, ..base() },
+    ];
+    for case in cases {
+        let first = check_attention(&options, &architecture, &case, false);
+        assert!(first == check_attention(&options, &architecture, &case, false), "the same bits: {case:?}");
+    }
+}
+
+#[test]
+fn cudnn_attention_over_full_and_packed_rows() {
+    let Some((options, architecture)) = gpu() else { return };
+    for (heads, kv_heads, head_dim) in [(4, 2, 128), (4, 4, 64), (8, 2, 64)] {
+        for documents in [vec![], packed()] {
+            for merged in [false, true] {
+                for deterministic in [true, false] {
+                    let dtype = DType::BF16;
+                    let documents = documents.clone();
+                    let case = Case { dtype, heads, kv_heads, head_dim, documents, merged, deterministic, ..base() };
+                    let first = check_attention(&options, &architecture, &case, true);
+                    if deterministic {
+                        let again = check_attention(&options, &architecture, &case, true);
+                        assert!(first == again, "the same bits: {case:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn both_paths_agree_on_bf16() {
+    let Some((options, architecture)) = gpu() else { return };
+    let case = Case { dtype: DType::BF16, head_dim: 64, documents: packed(), ..base() };
+    let plain = Options { attention: AttentionPath::Plain, ..options.clone() };
+    check_attention(&plain, &architecture, &case, false);
+    check_attention(&options, &architecture, &case, true);
+}
+
+#[test]
+fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
+    let Some((options, architecture)) = gpu() else { return };
+    let options = Options { check_each: false, graphs: true, ..options };
+    let case = Case { dtype: DType::BF16, head_dim: 64, documents: packed(), merged: true, ..base() };
+    let mut layout = Layout::default();
+    let (at, mut instructions) = case.instructions(&mut layout);
+    let weight = layout.place(DType::BF16, &[64, 64]);
+    let projected = layout.place(DType::BF16, &[case.rows, case.length, case.heads, 64]);
+    instructions.push(Instruction::Gemm(Gemm {
+        m: case.rows * case.length * case.heads,
+        n: 64,
+        k: 64,
+        a: at.o.clone(),
+        b: weight.clone(),
+        d: projected.clone(),
+        transpose_a: false,
+        transpose_b: true,
+        bias: None,
+        accumulate: false,
+        low_rank: vec![],
+    }));
+    let mut session = load(&options, layout.program(architecture, vec![], instructions));
+    let mut numbers = Numbers::new(5);
+    for tensor in [&at.q, &at.k, &at.merged[0], &at.d_o, &weight] {
+        write(&mut session, tensor, &numbers.tensor(tensor.dtype, &tensor.shape));
+    }
+    let outs = [&at.o, &at.gradients[0], &at.gradients[1], &at.merged[1], &projected];
+    // Other documents in between: the captured graph follows the batch.
+    let other = Case { documents: vec![vec![20, 45, 65], vec![65, 65]], ..case.clone() };
+    let mut results = vec![];
+    for batch in [&case, &other, &case, &other] {
+        write(&mut session, &at.start, &HostTensor::from_i32(at.start.shape.clone(), &batch.starts()));
+        run(&mut session);
+        results.push(outs.map(|out| read(&mut session, out).bytes));
+    }
+    assert!(results[0] == results[2], "replay against eager");
+    assert!(results[1] == results[3], "replay against replay");
+    assert!(results[0] != results[1], "the documents matter");
+}
+
+#[test]
+fn a_failing_kernel_is_named_with_its_instruction() {
+    let Some((options, architecture)) = gpu() else { return };
+    let layout = Layout::default();
+    let kernel = Kernel {
+        entry: "fail".into(),
+        source: "extern \"C\" __global__ void fail() { __trap(); }".into(),
+        headers: vec![],
+        defines: vec![],
+    };
+    let call = KernelCall { kernel: KernelId(0), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: vec![] };
+    let launch = Launch {
+        op: "test".into(),
+        attrs: Attrs::default(),
+        inputs: vec![],
+        outputs: vec![],
+        scratch: None,
+        calls: vec![call],
+    };
+    // In a process of its own: a trap ends the context for every session of the process.
+    if std::env::var_os("SUROGATE_TRAP").is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_failing_kernel_is_named_with_its_instruction"])
+            .env("SUROGATE_TRAP", "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let mut session = load(&options, layout.program(architecture, vec![kernel], vec![Instruction::Launch(launch)]));
+    let text = session.run(0).unwrap_err().to_string();
+    assert!(text.contains("instruction 0 of forward: test") && text.contains("cuStreamSynchronize"), "{text}");
+}

@@ -52,6 +52,7 @@ pub struct DialogueEncoder {
     tool_template: Option<ChatTemplate>,
     system: Option<String>,
     generation_prompt: String,
+    answer_opening: String,
     end_of_turn: Vec<String>,
     special: Vec<String>,
 }
@@ -77,32 +78,27 @@ impl DialogueEncoder {
         };
         let special: Vec<String> = tokenizer.special_tokens().iter().map(|token| token.text.clone()).collect();
         let generation_prompt = generation_prompt(&template);
+        let (answer_opening, answer_tail) = answer_frame(&template);
         let mut encoder = DialogueEncoder {
             tokenizer,
             template,
             tool_template,
             system: options.system.clone(),
             generation_prompt,
+            answer_opening,
             end_of_turn: Vec::new(),
             special,
         };
-        encoder.end_of_turn = encoder.turn_ends();
+        encoder.end_of_turn = encoder.turn_ends(&answer_tail);
         Ok(encoder)
     }
 
     /// The known names that this tokenizer has, its EOS, and what the template writes after a last answer.
-    fn turn_ends(&self) -> Vec<String> {
+    fn turn_ends(&self, answer_tail: &str) -> Vec<String> {
         let mut ends: Vec<String> = self.tokenizer.eos().map(|eos| eos.text.clone()).into_iter().collect();
         ends.extend(self.special.iter().filter(|token| END_OF_TURN.contains(&token.as_str())).cloned());
-        let answer = "Answer";
-        let probe = [Message::new("user", "x").fields, Message::new("assistant", answer).fields];
-        if let Ok(rendered) = self.template.render(Conversation { messages: &probe, tools: None }, false)
-            && let Some(at) = rendered.text.rfind(answer)
-        {
-            let tail = &rendered.text[at + answer.len()..];
-            let first = self.special.iter().filter_map(|token| tail.find(token.as_str()).map(|at| (at, token)));
-            ends.extend(first.min().map(|(_, token)| token.clone()));
-        }
+        let written = self.special.iter().filter_map(|token| answer_tail.find(token.as_str()).map(|at| (at, token)));
+        ends.extend(written.min().map(|(_, token)| token.clone()));
         ends.sort();
         ends.dedup();
         ends
@@ -128,6 +124,7 @@ impl DialogueEncoder {
     pub fn spans(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
         let markers = Markers {
             generation_prompt: &self.generation_prompt,
+            answer_opening: &self.answer_opening,
             end_of_turn: &self.end_of_turn,
             special: &self.special,
         };
@@ -174,6 +171,19 @@ fn generation_prompt(template: &ChatTemplate) -> String {
         (Ok(closed), Ok(open)) => open.text.strip_prefix(&closed.text).unwrap_or_default().to_owned(),
         _ => String::new(),
     }
+}
+
+/// What a template writes between a question and its answer, and after a last answer.
+fn answer_frame(template: &ChatTemplate) -> (String, String) {
+    let (question, answer) = ("Question", "Answer");
+    let probe = [Message::new("user", question).fields, Message::new("assistant", answer).fields];
+    let rendered = template.render(Conversation { messages: &probe, tools: None }, false);
+    let split = rendered.ok().and_then(|rendered| {
+        let (before, tail) = rendered.text.rsplit_once(answer)?;
+        let (_, opening) = before.rsplit_once(question)?;
+        Some((opening.to_owned(), tail.to_owned()))
+    });
+    split.unwrap_or_default()
 }
 
 /// Labels the tokens whose first byte lies in a span. A token that begins in the prompt and reaches into the answer

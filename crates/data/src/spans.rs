@@ -51,14 +51,22 @@ pub type Render<'a> = &'a dyn Fn(&[Map<String, Value>]) -> Result<Rendered, RowE
 pub struct Markers<'a> {
     /// What opens the assistant's turn.
     pub generation_prompt: &'a str,
+    /// What stands between a user's message and a plain answer; read where there is no generation prompt.
+    pub answer_opening: &'a str,
     /// Special tokens that end a turn.
     pub end_of_turn: &'a [String],
     /// All special tokens.
     pub special: &'a [String],
 }
 
-/// Two texts without common first or last character, which no template trims or splits.
-const SENTINELS: [&str; 2] = ["Qv7nullafoxJ3b", "Xz4lanternwH8k"];
+/// Two texts without common first or last character, which no template trims or splits and which `base` does not hold.
+fn sentinels(base: &str) -> [String; 2] {
+    let absent = |first: &str, last: &str| {
+        let mut numbered = (0..).map(|n: u32| format!("{first}{n}{last}"));
+        numbered.find(|text| !base.contains(text)).expect("a finite text lacks some number")
+    };
+    [absent("Qv7nulla", "foxJ3b"), absent("Xz4lantern", "wH8k")]
+}
 
 /// Pairs between which a template may insert an empty train of thought.
 const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
@@ -67,6 +75,7 @@ const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THI
 #[derive(Clone, Debug)]
 struct Located {
     range: Range<usize>,
+    /// Whether tool calls are the last that it shows.
     calls_tools: bool,
 }
 
@@ -86,10 +95,11 @@ pub fn trained_spans(
         return Ok((base.text, spans.collect()));
     }
     // Only trained messages and their neighbours are looked for.
+    let sentinels = sentinels(&base.text);
     let mut located: Vec<Option<Located>> = Vec::with_capacity(messages.len());
     for i in 0..messages.len() {
         let near = wanted(i) || (i > 0 && wanted(i - 1)) || (i + 1 < messages.len() && wanted(i + 1));
-        located.push(if near { locate(&base.text, &mut plain, i, render)? } else { None });
+        located.push(if near { locate(&base.text, &mut plain, i, &sentinels, render)? } else { None });
     }
     let mut spans: Vec<TrainedSpan> = Vec::new();
     for (i, message) in messages.iter().enumerate().filter(|&(i, _)| wanted(i)) {
@@ -108,9 +118,19 @@ pub fn trained_spans(
                     0 => Some(0),
                     _ => located[i - 1].as_ref().map(|m| m.range.end).filter(|&end| end <= own.range.start),
                 };
-                let begin = match message.is_assistant() {
-                    true => turn_begin(&base.text, before, own.range.start, markers.generation_prompt),
-                    false => own.range.start,
+                let after_user = i > 0 && messages[i - 1].fields.get("role").is_some_and(|role| role == "user");
+                let begin = if !message.is_assistant() {
+                    own.range.start
+                } else if !markers.generation_prompt.is_empty() {
+                    turn_begin(&base.text, before, own.range.start, markers.generation_prompt)
+                } else if after_user && let Some(begin) = after_opening(&base.text, before, own.range.start, markers) {
+                    begin
+                } else if own.calls_tools {
+                    let earlier = &plain[..i];
+                    plain_answer_start(&base.text, earlier, before, &sentinels, render)
+                        .ok_or_else(|| disagreement("where its tool calls begin cannot be told"))?
+                } else {
+                    own.range.start
                 };
                 let next = located.get(i + 1).and_then(Option::as_ref).map(|m| m.range.start);
                 let limit = next.filter(|&start| start >= own.range.end).unwrap_or(base.text.len());
@@ -123,8 +143,8 @@ pub fn trained_spans(
 }
 
 /// The fields of a message that a template may show, as JSON pointers with the values that replace them.
-fn shown_fields(message: &Map<String, Value>) -> Vec<(String, [Value; 2])> {
-    let texts = SENTINELS.map(Value::from);
+fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(String, [Value; 2])> {
+    let texts = sentinels.clone().map(Value::from);
     let mut fields = Vec::new();
     for name in ["reasoning_content", "reasoning", "thinking"] {
         if message.get(name).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty()) {
@@ -145,7 +165,7 @@ fn shown_fields(message: &Map<String, Value>) -> Vec<(String, [Value; 2])> {
         let arguments = call.pointer(&format!("{function}/arguments"));
         let replacement = match arguments {
             Some(Value::String(_)) => texts.clone(),
-            _ => [json!({ SENTINELS[0]: 0 }), json!({ SENTINELS[1]: 1 })],
+            _ => [json!({ sentinels[0].as_str(): 0 }), json!({ sentinels[1].as_str(): 1 })],
         };
         fields.push((format!("{place}/arguments"), replacement));
     }
@@ -158,11 +178,12 @@ fn locate(
     base: &str,
     messages: &mut [Map<String, Value>],
     i: usize,
+    sentinels: &[String; 2],
     render: Render<'_>,
 ) -> Result<Option<Located>, RowError> {
     let original = messages[i].clone();
     let mut found: Option<Located> = None;
-    for (pointer, replacements) in shown_fields(&original) {
+    for (pointer, replacements) in shown_fields(&original, sentinels) {
         let mut renderings = Vec::with_capacity(2);
         for replacement in replacements {
             let mut changed = Value::Object(original.clone());
@@ -174,7 +195,7 @@ fn locate(
             renderings.push(rendering?.text);
         }
         let is_name = pointer.ends_with("/name");
-        if let Some(range) = difference(base, &renderings, is_name, i)? {
+        if let Some(range) = difference(base, &renderings, sentinels, is_name, i)? {
             let calls_tools = pointer.starts_with("/tool_calls");
             found = Some(match found {
                 None => Located { range, calls_tools },
@@ -188,13 +209,41 @@ fn locate(
     Ok(found)
 }
 
+/// Where a message that calls tools parts from a plain answer in its place, given everything before it: what a template
+/// writes around the calls is the assistant's own text. `None`: the template refuses a plain answer there, or writes what
+/// comes before differently when the conversation ends with it.
+fn plain_answer_start(
+    base: &str,
+    earlier: &[Map<String, Value>],
+    before: Option<usize>,
+    sentinels: &[String; 2],
+    render: Render<'_>,
+) -> Option<usize> {
+    let mut messages = earlier.to_vec();
+    messages.push(Map::new());
+    let mut start = base.len();
+    for sentinel in sentinels {
+        *messages.last_mut().expect("just pushed") = Message::new("assistant", sentinel).fields;
+        let text = render(&messages).ok()?.text;
+        start = start.min(common_prefix(base, &text));
+        text.find(sentinel.as_str()).filter(|&at| at == start)?;
+    }
+    (start >= before?).then_some(start)
+}
+
 /// The bytes of `base` that depend on a field, given the renderings with either sentinel in its place. `None`: the field
 /// is not shown, or is a tool's name that is shown in other messages too.
-fn difference(base: &str, renderings: &[String], is_name: bool, i: usize) -> Result<Option<Range<usize>>, RowError> {
+fn difference(
+    base: &str,
+    renderings: &[String],
+    sentinels: &[String; 2],
+    is_name: bool,
+    i: usize,
+) -> Result<Option<Range<usize>>, RowError> {
     let mut start = base.len();
     let mut tail = base.len();
-    for (rendering, sentinel) in renderings.iter().zip(SENTINELS) {
-        match rendering.matches(sentinel).count() {
+    for (rendering, sentinel) in renderings.iter().zip(sentinels) {
+        match rendering.matches(sentinel.as_str()).count() {
             0 => return Ok(None),
             1 => {}
             _ if is_name => return Ok(None),
@@ -233,9 +282,6 @@ fn common_suffix(a: &str, b: &str) -> usize {
 /// Where the assistant begins to speak: after the generation prompt. `before` is the end of the previous message, `None`
 /// where that is not known; between it and `start` stands only text of the template.
 fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> usize {
-    if prompt.is_empty() {
-        return start;
-    }
     let header = &base[before.unwrap_or(0)..start];
     let offset = start - header.len();
     // A model that always thinks has the opening of the thought in its prompt, but not in its earlier turns: there, the
@@ -246,19 +292,31 @@ fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> 
         lengths.into_iter().any(|n| header.ends_with(&prompt[..n])).then_some(header.len())
     };
     let Some(begin) = after_prompt.or_else(after_part) else { return start };
-    let inserted = &header[begin..];
-    if inserted.is_empty() || is_empty_thought(inserted) {
-        return start;
-    }
+    let begin = begin + empty_thought(&header[begin..], prompt);
     // Without knowing where the previous message ends, only a prompt right before this one can be trusted.
     if before.is_none() { start } else { offset + begin }
 }
 
-fn is_empty_thought(text: &str) -> bool {
-    let text = text.trim();
-    THOUGHTS.iter().any(|(open, close)| {
-        text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).is_some_and(|inner| inner.trim().is_empty())
-    })
+/// The same for templates without generation prompt: an answer begins after what stands between a question and its
+/// answer.
+fn after_opening(base: &str, before: Option<usize>, start: usize, markers: Markers<'_>) -> Option<usize> {
+    let inserted = base[before?..start].strip_prefix(markers.answer_opening)?;
+    Some(start - inserted.len() + empty_thought(inserted, markers.answer_opening))
+}
+
+/// Bytes at the beginning of the text that are a thought without content, or close the one that the prompt has opened,
+/// with the white space around them.
+fn empty_thought(text: &str, prompt: &str) -> usize {
+    let trimmed = text.trim_start();
+    let after = THOUGHTS.iter().find_map(|(open, close)| {
+        let inside = match trimmed.strip_prefix(open) {
+            Some(rest) => rest,
+            None if prompt.trim_end().ends_with(open) => trimmed,
+            None => return None,
+        };
+        inside.trim_start().strip_prefix(close)
+    });
+    after.map_or(0, |rest| text.len() - rest.trim_start().len())
 }
 
 /// The end of the first end-of-turn token after the message and before `limit`; without one, the end of the message.

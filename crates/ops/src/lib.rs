@@ -21,6 +21,7 @@ mod rows;
 mod view;
 mod vector;
 mod matmul;
+mod embedding;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

@@ -6,6 +6,7 @@ use crate::norm;
 use crate::rows;
 use crate::view;
 use crate::matmul;
+use crate::embedding;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
@@ -32,6 +33,8 @@ static OPS: &[&dyn Op] = &[
     &matmul::Linear,
     &matmul::Matmul,
     &matmul::SumRows,
+    &embedding::Embedding,
+    &embedding::EmbeddingBackward,
 ];
 
 /// Every operation, in the order of the list.

@@ -1,0 +1,254 @@
+//! Looking up rows of a table by token id, and the gradient of the table.
+
+mod cpu;
+
+use graph::{Dim, Element, ValueType};
+use program::{Arg, Cost, TensorRef};
+use tensor::{Attrs, DType};
+
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+
+const SOURCE: &str = include_str!("embedding.cu");
+const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
+
+/// Threads of one block.
+const THREADS: usize = 256;
+
+const PADDING: Attribute = Attribute {
+    name: "padding_idx",
+    kind: "int?",
+    doc: "the row of the table that gets no gradient, as `nn.Embedding(padding_idx)` has it",
+};
+
+/// y = the rows of the table at ids
+pub struct Embedding;
+
+/// dw[id] = Σ of dy over the tokens with that id
+pub struct EmbeddingBackward;
+
+fn padding_of(attrs: &Attrs, rows: usize) -> Result<Option<usize>, String> {
+    match attrs.optional_int("padding_idx").map_err(|e| e.0)? {
+        None => Ok(None),
+        Some(id) => match usize::try_from(id) {
+            Ok(id) if id < rows => Ok(Some(id)),
+            _ => Err(format!("padding_idx {id} is no row of a table of {rows}")),
+        },
+    }
+}
+
+fn check_ids(ids: &ValueType) -> Result<(), String> {
+    if ids.dtype == Element::I32 { Ok(()) } else { Err(format!("the ids must be i32, not {}", ids.dtype)) }
+}
+
+fn kernel(entry: &'static str, call: &LowerCall<'_>, columns: usize, blocks: usize, args: Vec<Arg>) -> KernelSpec {
+    let defines = [("COLUMNS", columns), ("THREADS", THREADS), ("TOKENS", call.inputs[0].len())];
+    KernelSpec {
+        entry,
+        source: SOURCE.to_owned(),
+        headers: HEADERS.to_vec(),
+        defines: defines.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec(),
+        grid: [blocks as u32, 1, 1],
+        block: [THREADS as u32, 1, 1],
+        shared_bytes: 0,
+        args,
+    }
+}
+
+impl Op for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn class(&self) -> Class {
+        Class::Gather
+    }
+
+    fn doc(&self) -> &'static str {
+        "y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused \
+         before the batch reaches the engine; on a GPU its row would be NaN."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[PADDING]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [ids, table] = inputs else { return Err("takes ids and the table".into()) };
+        check_ids(ids)?;
+        let [Dim::Fixed(rows), Dim::Fixed(columns)] = table.shape.as_slice() else {
+            return Err("the table must be [V, H]".into());
+        };
+        padding_of(attrs, *rows)?;
+        let shape: Vec<Dim> = ids.shape.iter().cloned().chain([Dim::Fixed(*columns)]).collect();
+        Ok(vec![ValueType::new(table.dtype, shape)])
+    }
+
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        let (ids, dy) = (call.input(0), call.dy());
+        let rows = call.emit.value(call.input(1)).shape[0];
+        let mut attrs = Attrs::new().with("rows", rows);
+        if let Some(padding) = call.node.attrs.get("padding_idx") {
+            attrs = attrs.with("padding_idx", padding.clone());
+        }
+        Gradients::Inputs(vec![None, call.wanted(1, "embedding_backward", &[ids, dy], attrs)])
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        Cost { flops: 0.0, bytes: (inputs[0].bytes() + 2 * outputs[0].bytes()) as f64 }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let (ids, table, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
+        let args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0)];
+        let mut kernel = kernel("embedding", call, table.shape[1], ids.len(), args);
+        kernel.defines.push(("ROWS".to_owned(), table.shape[0].to_string()));
+        kernel.defines.extend(defines_for("W", table));
+        kernel.defines.extend(defines_for("Y", y));
+        Lowered::Kernels(vec![kernel])
+    }
+
+    crate::reference!(cpu::forward);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |ids: &[usize], values: Vec<i32>, table: &[usize], attrs: Attrs| {
+            let ids = ExampleInput::Ints { shape: ids.to_vec(), values };
+            Example::new(vec![ids, ExampleInput::Normal { shape: table.to_vec(), scale: 1.0 }], attrs)
+        };
+        vec![
+            example(&[2, 3], vec![4, 0, 6, 4, 4, 1], &[7, 24], Attrs::new()).differentiate(&[1]),
+            example(&[300], (0..300).map(|i| i * i % 11).collect(), &[11, 8], Attrs::new()).differentiate(&[1]),
+            // The padding row's missing gradient is no derivative of the forward pass: not compared with one.
+            example(&[5], vec![2, 0, 1, 0, 2], &[3, 300], Attrs::new().with("padding_idx", 0)),
+        ]
+    }
+}
+
+impl Op for EmbeddingBackward {
+    fn name(&self) -> &'static str {
+        "embedding_backward"
+    }
+
+    fn class(&self) -> Class {
+        Class::Gather
+    }
+
+    fn doc(&self) -> &'static str {
+        "Table gradient of `embedding`: dw[id] = Σ of dy over the tokens with that id, in the order of the tokens. \
+         ids i32 […], dy […, H] → dw f32 [rows, H]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[
+            Attribute { name: "rows", kind: "int", doc: "V, the rows of the table" },
+            PADDING,
+            Attribute { name: "accumulate", kind: "bool?", doc: "add to the result instead of overwriting it" },
+        ]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [ids, dy] = inputs else { return Err("takes ids and dy".into()) };
+        check_ids(ids)?;
+        let rows = attrs.size("rows").map_err(|e| e.0)?;
+        padding_of(attrs, rows)?;
+        attrs.flag("accumulate").map_err(|e| e.0)?;
+        match dy.shape.split_last() {
+            Some((columns @ Dim::Fixed(_), tokens)) if tokens == ids.shape.as_slice() => {
+                Ok(vec![ValueType::new(Element::F32, [Dim::Fixed(rows), columns.clone()])])
+            }
+            _ => Err("dy must have one row for each id".into()),
+        }
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("second derivatives are not taken")
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
+        let touched = if attrs.flag("accumulate").unwrap_or(false) {
+            2 * (inputs[1].len() * 4).min(outputs[0].bytes())
+        } else {
+            outputs[0].bytes()
+        };
+        Cost { flops: inputs[1].len() as f64, bytes: (inputs[0].bytes() + inputs[1].bytes() + touched) as f64 }
+    }
+
+    /// `next` and `head`, one i32 for each token.
+    fn scratch(&self, call: &LowerCall<'_>) -> usize {
+        8 * call.inputs[0].len()
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let (tokens, dy, dw) = (call.inputs[0].len(), &call.inputs[1], &call.outputs[0]);
+        assert!(dw.is_dense() && dw.dtype == DType::F32, "table gradients are dense f32: {dw}");
+        let (rows, columns) = (dw.shape[0], dw.shape[1]);
+        let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+        let padding = padding_of(call.attrs, rows).expect("checked by the shape rule");
+        let (next, head) = (Arg::Scratch(0), Arg::Scratch(4 * tokens));
+        let mut kernels = Vec::with_capacity(3);
+        if !accumulate {
+            let blocks = dw.len().div_ceil(THREADS * 8).min(4096);
+            let mut clear = kernel("embedding_clear", call, columns, blocks, vec![Arg::Output(0)]);
+            clear.defines.push(("CLEAR".to_owned(), dw.len().to_string()));
+            kernels.push(clear);
+        }
+        let args = vec![Arg::Input(0), next.clone(), head.clone()];
+        let mut chains = kernel("embedding_chains", call, columns, tokens.div_ceil(THREADS), args);
+        chains.defines.push(("PADDING".to_owned(), padding.map(|id| id as i64).unwrap_or(-1).to_string()));
+        kernels.push(chains);
+        let args = vec![Arg::Input(0), next, head, Arg::Input(1), Arg::Output(0)];
+        let mut sum = kernel("embedding_backward", call, columns, tokens, args);
+        sum.defines.push(("ROWS".to_owned(), rows.to_string()));
+        sum.defines.push(("ACCUMULATE".to_owned(), (accumulate as u32).to_string()));
+        sum.defines.extend(defines_for("DY", dy));
+        kernels.push(sum);
+        Lowered::Kernels(kernels)
+    }
+
+    crate::reference!(cpu::backward);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |values: Vec<i32>, columns: usize, rows: usize, attrs: Attrs| {
+            let dy = ExampleInput::Normal { shape: vec![values.len(), columns], scale: 1.0 };
+            let ids = ExampleInput::Ints { shape: vec![values.len()], values };
+            Example::new(vec![ids, dy], attrs.with("rows", rows))
+                .with_state(vec![ExampleInput::NormalF32 { shape: vec![rows, columns], scale: 1.0 }])
+        };
+        let scattered = |n: i32, rows: i32| (0..n).map(|i| (i * i + 3 * i) % rows).collect::<Vec<_>>();
+        vec![
+            example(scattered(40, 9), 24, 11, Attrs::new()),
+            example(scattered(600, 50), 8, 64, Attrs::new().with("padding_idx", 4)),
+            example(scattered(20, 5), 300, 6, Attrs::new().with("accumulate", true).with("padding_idx", 0)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::{Array, apply};
+
+    #[test]
+    fn the_padding_row_gets_no_gradient_and_repeated_ids_add_up() {
+        let (ids, dy) = (Array::<f32>::Int(vec![2, 0, 2, 0]), Array::Real(vec![1.0, 2.0, 4.0, 8.0]));
+        let run = |attrs: Attrs| {
+            let mut out = [(vec![3, 1], Array::Real(vec![0.5; 3]))];
+            apply(&EmbeddingBackward, &attrs.with("rows", 3), &[(&[4], &ids), (&[4, 1], &dy)], &mut out);
+            out[0].1.real().to_vec()
+        };
+        assert_eq!(run(Attrs::new()), [10.0, 0.0, 5.0]);
+        assert_eq!(run(Attrs::new().with("padding_idx", 0)), [0.0, 0.0, 5.0]);
+        assert_eq!(run(Attrs::new().with("padding_idx", 0).with("accumulate", true)), [0.5, 0.5, 5.5]);
+    }
+
+    #[test]
+    fn shapes_follow_the_ids() {
+        let ids = ValueType::new(Element::I32, [Dim::Symbol("B".into()), Dim::Symbol("T".into())]);
+        let table = ValueType::new(Element::Float, [Dim::Fixed(100), Dim::Fixed(8)]);
+        let y = Embedding.infer(&[ids.clone(), table.clone()], &Attrs::new()).unwrap();
+        assert_eq!(y[0].to_string(), "float[B, T, 8]");
+        let wrong = Embedding.infer(&[ids, table], &Attrs::new().with("padding_idx", 100)).unwrap_err();
+        assert!(wrong.contains("no row of a table of 100"), "{wrong}");
+    }
+}

@@ -87,7 +87,7 @@ def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> d
         return {}
     known, settings = SETTINGS[kind], {}
     for key, value in values.items():
-        if value is None:
+        if value is None or key.startswith("mscale") and value == 0:  # 0 means unset, as in transformers
             continue
         if key not in known:
             if kind != "default":

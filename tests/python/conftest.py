@@ -1,0 +1,53 @@
+"""Where the reference numbers lie, and tiny models for tests that need none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED = REPOSITORY.parent / "shared"
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of reference numbers beside the checkout; the test is skipped where there is none."""
+    if not SHARED.is_dir():
+        pytest.skip("no ../shared beside the checkout")
+    return SHARED
+
+
+def updating() -> bool:
+    """Whether stored texts are to be written anew instead of compared."""
+    return bool(os.environ.get("SUROGATE_UPDATE"))
+
+
+def tiny_llama(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Llama; a change to None removes the field."""
+    fields: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    fields.update(changes)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def tiny_qwen3(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Qwen3 with tied embeddings."""
+    own = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True}
+    return tiny_llama(**{**own, **changes})

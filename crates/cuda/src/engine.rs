@@ -136,9 +136,32 @@ impl Engine {
 
     /// Compiles, or takes from the disk cache, and loads.
     pub fn module(&self, source: &KernelSource) -> Result<Arc<Module>> {
+        let fetched = self.cache.fetch(&self.compiler, source, &self.architecture().target())?;
+        self.load(source.name, &fetched.cubin)
+    }
+
+    /// As [`Engine::module`] for many sources: threads compile side by side, loading is in order.
+    pub fn modules(&self, sources: &[KernelSource]) -> Result<Vec<Arc<Module>>> {
         let target = self.architecture().target();
-        let fetched = self.cache.fetch(&self.compiler, source, &target)?;
-        Module::new(&self.device, &fetched.cubin).during(|| format!("loading {} for {target}", source.name))
+        let (compiler, cache) = (&self.compiler, &self.cache);
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
+        let fetch = |first: usize| {
+            let mine = sources.iter().skip(first).step_by(threads);
+            mine.map(|source| cache.fetch(compiler, source, &target)).collect::<Vec<_>>()
+        };
+        let mut fetched: Vec<_> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads).map(|first| scope.spawn(move || fetch(first))).collect();
+            workers.into_iter().map(|w| w.join().expect("a compiling thread does not panic").into_iter()).collect()
+        });
+        let take = |(index, source): (usize, &KernelSource)| {
+            let next = fetched[index % threads].next().expect("every thread did its share");
+            self.load(source.name, &next?.cubin)
+        };
+        sources.iter().enumerate().map(take).collect()
+    }
+
+    fn load(&self, name: &str, cubin: &[u8]) -> Result<Arc<Module>> {
+        Module::new(&self.device, cubin).during(|| format!("loading {name} for {}", self.architecture()))
     }
 
     /// A function of one of the backend's own kernels.

@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use crate::nvrtc::{Compiler, KernelSource, standard_options};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: &[u8; 8] = b"SGKERN01";
 
@@ -83,7 +84,9 @@ fn decode(entry: &[u8]) -> Option<Vec<u8>> {
 /// Through a file of its own name in the same folder, so that readers never see half an entry.
 fn write(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(path.parent().expect("an entry lies in the cache's folder"))?;
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+    let (process, write) = (std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed));
+    let partial = path.with_extension(format!("{process}.{write}.partial"));
     std::fs::write(&partial, bytes)?;
     std::fs::rename(&partial, path)
 }

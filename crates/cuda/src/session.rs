@@ -3,7 +3,7 @@
 use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
-use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared, kernels};
+use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared};
 use program::{Arch, BackendError, Program, Session, Step, TensorRef};
 use std::sync::Arc;
 
@@ -43,13 +43,13 @@ impl CudaSession {
         let mut engine = Engine::new(options)?;
         check_architecture(&program, &engine)?;
         let memory = allocate(&program, &engine)?;
-        let mut loaded = kernels(&program.kernels);
+        let kernels = Kernels::new(&engine, &program.kernels)?;
         let mut planned = vec![];
         for entry in &program.entries {
             let mut steps = vec![];
             for (index, step) in entry.steps.iter().enumerate() {
                 let context = || format!("preparing {}", place(entry.kind.name(), index, step));
-                steps.push(plan(&mut engine, &memory, &mut loaded, step).during(context)?);
+                steps.push(plan(&mut engine, &memory, &kernels, step).during(context)?);
             }
             planned.push(steps);
         }
@@ -169,7 +169,7 @@ impl Drop for CudaSession {
     }
 }
 
-fn plan(engine: &mut Engine, memory: &Memory, kernels: &mut Kernels, step: &Step) -> Result<Planned> {
+fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, step: &Step) -> Result<Planned> {
     Planned::new(&mut Preparation { engine, memory, kernels }, &step.instruction)
 }
 

@@ -35,12 +35,23 @@ fn dense(heads: i64, head_dim: i64, length: i64) -> Strides {
     Strides { row: length * heads * head_dim, token: heads * head_dim, head: head_dim }
 }
 
-fn attention(length: i64, query_heads: i64, kv_heads: i64, head_dim: i64, ragged: bool) -> (Sdpa, Gradients) {
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    length: i64,
+    heads: (i64, i64),
+    head_dim: i64,
+    slots: Option<i64>,
+    /// V and dV lie in merged q|k|v buffers, as the projection writes them.
+    merged: bool,
+}
+
+fn attention(case: Case) -> (Sdpa, Gradients) {
+    let Case { length, heads: (query_heads, kv_heads), head_dim, .. } = case;
     let (q, k) = (dense(query_heads, head_dim, length), dense(kv_heads, head_dim, length));
-    // V lies in a merged q|k|v buffer, as the projection writes it.
     let token = (query_heads + 2 * kv_heads) * head_dim;
-    let v = Strides { row: length * token, token, head: head_dim };
-    let batch = if ragged { 16 } else { 2 };
+    let v = if case.merged { Strides { row: length * token, token, head: head_dim } } else { k };
+    let batch = case.slots.unwrap_or(2);
+    let ragged = case.slots.is_some();
     let sdpa = Sdpa { batch, length, query_heads, kv_heads, head_dim, scale: 0.1, ragged, q, k, v, o: q };
     (sdpa, Gradients { d_o: q, d_q: q, d_k: k, d_v: v, deterministic: true })
 }
@@ -49,15 +60,18 @@ fn attention(length: i64, query_heads: i64, kv_heads: i64, head_dim: i64, ragged
 fn an_h200_gets_plans_for_full_and_packed_rows() {
     let Some(cudnn) = cudnn() else { return };
     let target = Target::Described(H200);
-    for (length, query_heads, kv_heads, head_dim) in [(192, 4, 2, 128), (256, 4, 4, 64)] {
-        for ragged in [false, true] {
-            let (sdpa, gradients) = attention(length, query_heads, kv_heads, head_dim, ragged);
-            let forward = sdpa.forward(&cudnn, &target).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(forward.offsets.is_empty(), !ragged);
+    let shapes = [(192, (4, 2), 128), (130, (4, 4), 64), (32, (4, 2), 16), (40, (8, 4), 8), (512, (9, 3), 64)];
+    for (length, heads, head_dim) in shapes {
+        for (slots, merged) in [(None, false), (None, true), (Some(16), false), (Some(16), true)] {
+            let case = Case { length, heads, head_dim, slots, merged };
+            let (sdpa, gradients) = attention(case);
+            let forward = sdpa.forward(&cudnn, &target).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+            assert_eq!(forward.offsets.is_empty(), slots.is_none());
             for deterministic in [true, false] {
                 let gradients = Gradients { deterministic, ..gradients };
-                let plan = sdpa.backward(&gradients, &cudnn, &target).unwrap_or_else(|e| panic!("{e}"));
-                println!("{sdpa:?} deterministic {deterministic}: {} bytes of workspace", plan.plan.workspace());
+                let backward = sdpa.backward(&gradients, &cudnn, &target);
+                let plan = backward.unwrap_or_else(|e| panic!("{case:?} deterministic {deterministic}: {e}"));
+                println!("{case:?} deterministic {deterministic}: workspace {}", plan.plan.workspace());
             }
         }
     }

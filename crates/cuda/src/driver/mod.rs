@@ -106,6 +106,8 @@ pub struct Properties {
     pub memory: usize,
     /// Bytes.
     pub l2_cache: usize,
+    /// Highest clock of the multiprocessors, Hz; 0 where the driver does not tell.
+    pub clock: f64,
     /// Bytes per second by bus width and clock; 0 where the driver does not tell.
     pub memory_bandwidth: f64,
     /// Dynamic shared memory that one block may ask for, in bytes.
@@ -204,7 +206,7 @@ fn properties(driver: &Driver, device: c_int) -> Result<Properties> {
     };
     // SAFETY: the pointer is to a live local.
     driver.check("cuDeviceTotalMem", unsafe { (t.cuDeviceTotalMem_v2)(&mut memory, device) })?;
-    let clock = attribute(sys::attribute::MEMORY_CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3;
+    let memory_clock = attribute(sys::attribute::MEMORY_CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3;
     let bus_bytes = attribute(sys::attribute::GLOBAL_MEMORY_BUS_WIDTH_BITS).unwrap_or(0) as f64 / 8.0;
     Ok(Properties {
         name,
@@ -215,7 +217,8 @@ fn properties(driver: &Driver, device: c_int) -> Result<Properties> {
         multiprocessors: attribute(sys::attribute::MULTIPROCESSOR_COUNT)?,
         memory,
         l2_cache: attribute(sys::attribute::L2_CACHE_SIZE)? as usize,
-        memory_bandwidth: 2.0 * clock * bus_bytes,
+        clock: attribute(sys::attribute::CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3,
+        memory_bandwidth: 2.0 * memory_clock * bus_bytes,
         shared_memory_per_block: attribute(sys::attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
     })
 }

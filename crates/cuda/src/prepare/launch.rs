@@ -13,34 +13,45 @@ use std::sync::Arc;
 /// Above this a kernel must ask for dynamic shared memory.
 const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
 
-/// The program's kernels, compiled and loaded at first need.
+/// The program's kernels, compiled and loaded.
 pub(crate) struct Kernels {
-    texts: Vec<Kernel>,
-    modules: Vec<Option<Arc<Module>>>,
+    entries: Vec<String>,
+    modules: Vec<Arc<Module>>,
 }
 
 impl Kernels {
-    pub fn new(texts: &[Kernel]) -> Kernels {
-        Kernels { texts: texts.to_vec(), modules: vec![None; texts.len()] }
+    pub fn new(engine: &Engine, kernels: &[Kernel]) -> Result<Kernels> {
+        let texts: Vec<Texts> = kernels.iter().map(Texts::new).collect();
+        let sources: Vec<KernelSource> = kernels.iter().zip(&texts).map(|(kernel, t)| t.source(kernel)).collect();
+        let entries = kernels.iter().map(|kernel| kernel.entry.clone()).collect();
+        Ok(Kernels { entries, modules: engine.modules(&sources)? })
     }
 
-    fn function(&mut self, engine: &Engine, id: KernelId) -> Result<Function> {
-        let index = id.0 as usize;
-        let kernel = &self.texts[index];
-        let module = match &self.modules[index] {
-            Some(module) => module.clone(),
-            None => compile(engine, kernel)?,
-        };
-        self.modules[index] = Some(module.clone());
-        module.function(&kernel.entry)
+    fn function(&self, id: KernelId) -> Result<(Function, &str)> {
+        let entry = &self.entries[id.0 as usize];
+        Ok((self.modules[id.0 as usize].function(entry)?, entry))
     }
 }
 
-fn compile(engine: &Engine, kernel: &Kernel) -> Result<Arc<Module>> {
-    let name = format!("{}.cu", kernel.entry);
-    let headers: Vec<(&str, &str)> = kernel.headers.iter().map(|(n, t)| (n.as_str(), t.as_str())).collect();
-    let options: Vec<String> = kernel.defines.iter().map(|(n, v)| format!("-D{n}={v}")).collect();
-    engine.module(&KernelSource { name: &name, text: &kernel.source, headers: &headers, options: &options })
+/// What a [`KernelSource`] borrows and a [`Kernel`] does not hold in that form.
+struct Texts<'a> {
+    name: String,
+    headers: Vec<(&'a str, &'a str)>,
+    options: Vec<String>,
+}
+
+impl<'a> Texts<'a> {
+    fn new(kernel: &'a Kernel) -> Texts<'a> {
+        Texts {
+            name: format!("{}.cu", kernel.entry),
+            headers: kernel.headers.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
+            options: kernel.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect(),
+        }
+    }
+
+    fn source(&'a self, kernel: &'a Kernel) -> KernelSource<'a> {
+        KernelSource { name: &self.name, text: &kernel.source, headers: &self.headers, options: &self.options }
+    }
 }
 
 /// Values of kernel parameters, each in 8-byte words of its own.
@@ -118,7 +129,7 @@ pub(super) fn prepare(p: &mut Preparation, launch: &Launch) -> Result<Vec<Prepar
 }
 
 fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Result<PreparedCall> {
-    let function = p.kernels.function(p.engine, call.kernel)?;
+    let (function, name) = p.kernels.function(call.kernel)?;
     if call.shared_bytes > SHARED_BYTES_WITHOUT_ASKING {
         function.allow_shared_memory(call.shared_bytes as usize)?;
     }
@@ -135,8 +146,7 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
         })
     });
     let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes };
-    let name = p.kernels.texts[call.kernel.0 as usize].entry.clone();
-    Ok(PreparedCall::new(function, &name, shape, arguments))
+    Ok(PreparedCall::new(function, name, shape, arguments))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ mod strided;
 use crate::driver::{DeviceBuffer, Stream};
 use crate::engine::Engine;
 use crate::error::Result;
-use program::{Instruction, Kernel, TensorRef};
+use program::{Instruction, TensorRef};
 
 /// The program's arenas in device memory.
 pub(crate) struct Memory {
@@ -30,7 +30,7 @@ impl Memory {
 pub(crate) struct Preparation<'a> {
     pub engine: &'a mut Engine,
     pub memory: &'a Memory,
-    pub kernels: &'a mut launch::Kernels,
+    pub kernels: &'a Kernels,
 }
 
 /// An instruction with its plan, before the workspace exists.
@@ -50,11 +50,6 @@ pub(crate) enum Prepared {
 }
 
 pub(crate) use launch::Kernels;
-
-/// The program's kernels, to be loaded when an instruction first needs one.
-pub(crate) fn kernels(texts: &[Kernel]) -> Kernels {
-    Kernels::new(texts)
-}
 
 impl Planned {
     pub fn new(p: &mut Preparation, instruction: &Instruction) -> Result<Planned> {

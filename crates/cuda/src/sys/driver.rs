@@ -22,6 +22,7 @@ pub const CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
 /// Values of `CUdevice_attribute`.
 pub mod attribute {
     pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
+    pub const CLOCK_RATE_KHZ: u32 = 13;
     pub const MULTIPROCESSOR_COUNT: u32 = 16;
     pub const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: u32 = 76;

@@ -1,0 +1,83 @@
+//! A live GPU as the value that programs are planned for.
+//!
+//! GPUs with measured ceilings give those; for others the rates are estimates from the data sheet's
+//! arithmetic, which serves plans but is no promise.
+
+use crate::driver::{Architecture, Properties};
+use program::{Arch, Machine};
+
+/// Share of the peak that long matrix products reach, as measured on an H200 (665 of 989 TFLOP/s).
+const PRODUCT_SHARE: f64 = 0.67;
+/// Share of the bus rate that copies reach, as measured on an H200 (4.27 of 4.9 TB/s).
+const COPY_SHARE: f64 = 0.87;
+
+/// What a plan needs to know of this GPU; memory is what the driver reports.
+pub fn machine(properties: &Properties) -> Machine {
+    let memory = properties.memory;
+    if properties.name.contains("H200") && properties.architecture == (Architecture { major: 9, minor: 0 }) {
+        return Machine { memory, ..Machine::h200() };
+    }
+    let cycles = properties.multiprocessors as f64 * properties.clock;
+    Machine {
+        name: properties.name.clone(),
+        arch: Arch::Cuda(properties.architecture.target()),
+        memory,
+        bandwidth: COPY_SHARE * properties.memory_bandwidth,
+        bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.architecture),
+        f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.architecture),
+        units: properties.multiprocessors as usize,
+        ..Machine::h200()
+    }
+}
+
+/// Dense bf16 tensor-core FLOPs of one multiprocessor in one cycle, f32 accumulation.
+fn bf16_flops_per_cycle(architecture: Architecture) -> f64 {
+    match (architecture.major, architecture.minor) {
+        (8, 0) => 2048.0,
+        (9, _) => 4096.0,
+        (10, _) => 8192.0,
+        _ => 512.0,
+    }
+}
+
+fn f32_flops_per_cycle(architecture: Architecture) -> f64 {
+    if architecture == (Architecture { major: 8, minor: 0 }) { 128.0 } else { 256.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn a100() -> Properties {
+        Properties {
+            name: "NVIDIA A100-SXM4-80GB".into(),
+            architecture: Architecture { major: 8, minor: 0 },
+            multiprocessors: 108,
+            memory: 80 << 30,
+            l2_cache: 40 << 20,
+            clock: 1.41e9,
+            memory_bandwidth: 2.04e12,
+            shared_memory_per_block: 163 << 10,
+        }
+    }
+
+    #[test]
+    fn an_unmeasured_gpu_is_estimated_below_its_data_sheet() {
+        let machine = machine(&a100());
+        assert_eq!(machine.arch, Arch::Cuda("sm_80".into()));
+        assert_eq!(machine.memory, 80 << 30);
+        assert!(machine.bf16_flops > 0.5 * 312e12 && machine.bf16_flops < 312e12);
+        assert!(machine.f32_flops < 19.5e12 && machine.bandwidth < 2.04e12);
+    }
+
+    #[test]
+    fn an_h200_has_its_measured_rates_and_its_own_memory() {
+        let h200 = Properties {
+            name: "NVIDIA H200".into(),
+            architecture: Architecture { major: 9, minor: 0 },
+            memory: 140 << 30,
+            ..a100()
+        };
+        assert_eq!(machine(&h200), Machine { memory: 140 << 30, ..Machine::h200() });
+    }
+}

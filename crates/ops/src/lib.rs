@@ -16,12 +16,15 @@ mod verify;
 pub mod elementwise;
 mod layout;
 mod loss;
+pub mod optimizer;
+mod seed;
 mod norm;
 mod rows;
 mod view;
 mod vector;
 mod matmul;
 mod embedding;
+mod rope;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

@@ -3,10 +3,12 @@
 use crate::elementwise;
 use crate::loss;
 use crate::norm;
+use crate::optimizer;
 use crate::rows;
 use crate::view;
 use crate::matmul;
 use crate::embedding;
+use crate::rope;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
@@ -21,6 +23,11 @@ static OPS: &[&dyn Op] = &[
     &loss::CrossEntropy,
     &loss::CrossEntropyBackward,
     &loss::WeightedSum,
+    &optimizer::SumSquares,
+    &optimizer::GradientScale,
+    &optimizer::AdamW,
+    &optimizer::AdamW8bit,
+    &optimizer::DynamicMap,
     &norm::RmsNorm,
     &norm::RmsNormBackward,
     &norm::RmsNormWeightGradient,
@@ -35,6 +42,8 @@ static OPS: &[&dyn Op] = &[
     &matmul::SumRows,
     &embedding::Embedding,
     &embedding::EmbeddingBackward,
+    &rope::RopeFrequencies,
+    &rope::Rope,
 ];
 
 /// Every operation, in the order of the list.

@@ -11,3 +11,21 @@ template <int N, typename T> __device__ __forceinline__ Pack<T, N> read_pack(con
 template <int N, typename T> __device__ __forceinline__ void write_pack(T* p, const Pack<T, N>& x) {
   *reinterpret_cast<Pack<T, N>*>(p) = x;
 }
+
+// The first `count` of N elements; the rest is zero. One access when all are wanted and ALIGNED_ holds.
+template <int N, bool ALIGNED_, typename T> __device__ __forceinline__ Pack<T, N> read_part(const T* p, int count) {
+  if (ALIGNED_ && count >= N) return read_pack<N>(p);
+  Pack<T, N> x = {};
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (i < count) x.at[i] = p[i];
+  return x;
+}
+
+template <int N, bool ALIGNED_, typename T>
+__device__ __forceinline__ void write_part(T* p, const Pack<T, N>& x, int count) {
+  if (ALIGNED_ && count >= N) return write_pack<N>(p, x);
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (i < count) p[i] = x.at[i];
+}

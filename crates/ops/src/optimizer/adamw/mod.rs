@@ -1,0 +1,122 @@
+//! AdamW with f32 states (Loshchilov & Hutter 2019), by PyTorch's formula: decoupled decay before
+//! the step, √v corrected before epsilon is added.
+
+use graph::{Element, ValueType};
+use program::{Arg, Cost, TensorRef};
+use rayon::prelude::*;
+use tensor::Attrs;
+
+use super::rule::{self, Rule};
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+
+const SOURCE: &str = include_str!("adamw.cu");
+const HEADERS: &[(&str, &str)] = &[
+    ("types.cuh", include_str!("../../cuda/types.cuh")),
+    ("pack.cuh", include_str!("../../cuda/pack.cuh")),
+    ("philox.cuh", include_str!("../../cuda/philox.cuh")),
+];
+
+const THREADS: u32 = 256;
+/// Elements of one thread.
+const ELEMENTS: usize = 4;
+
+/// Elements of one task on the CPU.
+const CHUNK: usize = 4096;
+
+/// weight, first, second ← adamw(gradient, step scalars)
+pub struct AdamW;
+
+fn reference<T: Real>(call: &mut Call<'_, T>) {
+    let rule = Rule::new(call.attrs, call.inputs, call.outputs[0].storage());
+    if !rule.applied {
+        return;
+    }
+    let gradient = call.inputs[0].real();
+    let [weight, first, second] = call.outputs_mut();
+    let states = first.real().par_chunks_mut(CHUNK).zip(second.real().par_chunks_mut(CHUNK));
+    let chunks = weight.real().par_chunks_mut(CHUNK).zip(states).zip(gradient.par_chunks(CHUNK));
+    let kept = T::from_f64(1.0) - rule.learning_rate * rule.weight_decay;
+    let size = rule.learning_rate / rule.correction1;
+    let root = rule.correction2.sqrt();
+    chunks.enumerate().for_each(|(chunk, ((weight, (first, second)), gradient))| {
+        let elements = weight.iter_mut().zip(first.iter_mut().zip(second)).zip(gradient);
+        for (i, ((w, (m, v)), g)) in elements.enumerate() {
+            let g = *g * rule.gradient_scale;
+            *m += (g - *m) * rule.rest1;
+            *v = rule.beta2 * *v + rule.rest2 * (g * g);
+            let next = *w * kept - size * (*m / (v.sqrt() / root + rule.epsilon));
+            *w = rule.stored(next, chunk * CHUNK + i);
+        }
+    });
+}
+
+impl Op for AdamW {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn class(&self) -> Class {
+        Class::Update
+    }
+
+    fn doc(&self) -> &'static str {
+        "g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; \
+         w ← w − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate, \
+         bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n], \
+         first (m) f32 [n], second (v) f32 [n]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        rule::ATTRIBUTES
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        if inputs.len() != rule::INPUTS {
+            return Err("takes the gradient and six step scalars".into());
+        }
+        let count = rule::check(inputs, attrs)?;
+        Ok([Element::Float, Element::F32, Element::F32].map(|e| ValueType::new(e, [count.into()])).into())
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("part of the update")
+    }
+
+    /// Weight and states are read and written.
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let state: usize = outputs.iter().map(TensorRef::bytes).sum();
+        Cost { flops: 15.0 * outputs[0].len() as f64, bytes: (inputs[0].bytes() + 2 * state) as f64 }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let [weight, first, second] = call.outputs else { unreachable!("the shape rule gives three results") };
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "adamw",
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines: rule::defines(call.attrs, weight, &[&call.inputs[0], weight, first, second], THREADS),
+            grid: [weight.len().div_ceil(THREADS as usize * ELEMENTS) as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args: (0..rule::INPUTS).map(Arg::Input).chain((0..3).map(Arg::Output)).collect(),
+        }])
+    }
+
+    crate::reference!(reference);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |n: usize, stochastic: bool, applied: bool| {
+            let state = vec![
+                ExampleInput::Normal { shape: vec![n], scale: 1.0 },
+                ExampleInput::NormalF32 { shape: vec![n], scale: 0.1 },
+                ExampleInput::UniformF32 { shape: vec![n], low: 0.0, high: 0.1 },
+            ];
+            Example::new(rule::example_inputs(n, applied), rule::example_attrs(stochastic)).with_state(state)
+        };
+        vec![example(4096, false, true), example(10_003, true, true), example(100, false, false)]
+    }
+}

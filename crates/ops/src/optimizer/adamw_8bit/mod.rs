@@ -1,0 +1,114 @@
+//! AdamW with moments of one byte each (Dettmers et al. 2022): blocks of 256 elements of the flat
+//! tensor share a scale, a code book of 256 values gives the rest. The update uses the moments
+//! before they are quantised again; decay comes after the step.
+
+mod cpu;
+
+use graph::{Element, ValueType};
+use program::{Arg, Cost, TensorRef};
+use tensor::{Attrs, DType};
+
+use super::dynamic_map::dynamic_map;
+use super::rule;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+
+const SOURCE: &str = include_str!("adamw_8bit.cu");
+const HEADERS: &[(&str, &str)] = &[
+    ("types.cuh", include_str!("../../cuda/types.cuh")),
+    ("pack.cuh", include_str!("../../cuda/pack.cuh")),
+    ("philox.cuh", include_str!("../../cuda/philox.cuh")),
+    ("reduce.cuh", include_str!("../../cuda/reduce.cuh")),
+];
+
+const THREADS: u32 = 256;
+
+/// Elements that share a scale.
+pub const BLOCK: usize = 256;
+
+/// weight, first, second, first_scale, second_scale ← adamw_8bit(gradient, step scalars, code books)
+pub struct AdamW8bit;
+
+impl Op for AdamW8bit {
+    fn name(&self) -> &'static str {
+        "adamw_8bit"
+    }
+
+    fn class(&self) -> Class {
+        Class::Update
+    }
+
+    fn doc(&self) -> &'static str {
+        "AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; \
+         m ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); \
+         then m and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. \
+         gradient f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied \
+         f32 [1], step i32 [1], map_signed, map_unsigned f32 [256] → weight [n], first, second u8 [n], first_scale, \
+         second_scale f32 [⌈n/256⌉]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        rule::ATTRIBUTES
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let book = ValueType::new(Element::F32, [256.into()]);
+        if inputs.len() != rule::INPUTS + 2 || inputs[rule::INPUTS..].iter().any(|t| *t != book) {
+            return Err("takes the gradient, six step scalars and two code books f32[256]".into());
+        }
+        let count = rule::check(inputs, attrs)?;
+        let of = |element, n: usize| ValueType::new(element, [n.into()]);
+        let (codes, scales) = (of(Element::Fixed(DType::U8), count), of(Element::F32, count.div_ceil(BLOCK)));
+        Ok(vec![of(Element::Float, count), codes.clone(), codes, scales.clone(), scales])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("part of the update")
+    }
+
+    /// Weight and states are read and written.
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let state: usize = outputs.iter().map(TensorRef::bytes).sum();
+        Cost { flops: 60.0 * outputs[0].len() as f64, bytes: (inputs[0].bytes() + 2 * state) as f64 }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let [weight, first, second, ..] = call.outputs else { unreachable!("the shape rule gives five results") };
+        let blocks = weight.len().div_ceil(BLOCK);
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "adamw_8bit",
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines: rule::defines(call.attrs, weight, &[&call.inputs[0], weight, first, second], THREADS),
+            grid: [blocks.div_ceil(THREADS as usize / 32) as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args: (0..call.inputs.len()).map(Arg::Input).chain((0..5).map(Arg::Output)).collect(),
+        }])
+    }
+
+    crate::reference!(cpu::update);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |n: usize, stochastic: bool, applied: bool| {
+            let codes = |k: usize| ExampleInput::Bytes {
+                shape: vec![n],
+                values: (0..n).map(|i| (i * k % 251) as u8).collect(),
+            };
+            let scales = |high: f64| ExampleInput::UniformF32 { shape: vec![n.div_ceil(BLOCK)], low: 0.0, high };
+            let book = |signed| ExampleInput::F32 { shape: vec![256], values: dynamic_map(signed) };
+            let weight = ExampleInput::Normal { shape: vec![n], scale: 1.0 };
+            let mut inputs = rule::example_inputs(n, applied);
+            inputs.extend([book(true), book(false)]);
+            Example::new(inputs, rule::example_attrs(stochastic)).with_state(vec![
+                weight,
+                codes(7),
+                codes(13),
+                scales(0.5),
+                scales(0.05),
+            ])
+        };
+        vec![example(4096, false, true), example(5_003, true, true), example(300, false, false)]
+    }
+}

@@ -1,0 +1,126 @@
+//! The one number that gradients are multiplied with in the update: clip coefficient ÷ weight sum.
+//! Gradients are accumulated as sums, so the mean's division enters here and nowhere else. A norm
+//! that is not finite suppresses the update.
+
+use graph::{Element, ValueType};
+use program::Arg;
+use tensor::Attrs;
+
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+
+const SOURCE: &str = include_str!("gradient_scale.cu");
+
+/// norm, scale, applied = gradient_scale(sum_squares, weight_sum)
+pub struct GradientScale;
+
+fn reference<T: Real>(call: &mut Call<'_, T>) {
+    let max_norm = T::from_f64(call.attrs.float("max_norm").expect("checked by the shape rule"));
+    let (sum, weight) = (call.inputs[0].real()[0], call.inputs[1].real()[0]);
+    let one = T::from_f64(1.0);
+    let norm = sum.sqrt() / weight;
+    let clipped = if max_norm > T::default() { one.min(max_norm / (norm + T::from_f64(1e-6))) } else { one };
+    let (scale, applied) = if norm.is_finite() { (clipped / weight, one) } else { (T::default(), T::default()) };
+    let outputs = call.outputs_mut::<3>();
+    for (output, value) in outputs.iter_mut().zip([norm, scale, applied]) {
+        output.real()[0] = value;
+    }
+}
+
+impl Op for GradientScale {
+    fn name(&self) -> &'static str {
+        "gradient_scale"
+    }
+
+    fn class(&self) -> Class {
+        Class::Update
+    }
+
+    fn doc(&self) -> &'static str {
+        "norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when \
+         max_norm is 0; applied = 1. A norm that is not finite gives scale = applied = 0. All f32 [1]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[Attribute { name: "max_norm", kind: "float", doc: "clip the norm to this; 0 for not at all" }]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let one = ValueType::new(Element::F32, [1.into()]);
+        if inputs.len() != 2 || inputs.iter().any(|t| *t != one) {
+            return Err("takes sum_squares and weight_sum, both f32[1]".into());
+        }
+        attrs.float("max_norm").map_err(|e| e.0)?;
+        Ok(vec![one; 3])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("part of the update")
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let max_norm = call.attrs.float("max_norm").expect("checked by the shape rule");
+        let args = (0..2).map(Arg::Input).chain((0..3).map(Arg::Output)).collect();
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "gradient_scale",
+            source: SOURCE.to_owned(),
+            headers: Vec::new(),
+            defines: vec![("MAX_NORM".to_owned(), format!("{:e}f", max_norm as f32))],
+            grid: [1, 1, 1],
+            block: [1, 1, 1],
+            shared_bytes: 0,
+            args,
+        }])
+    }
+
+    crate::reference!(reference);
+
+    fn examples(&self) -> Vec<Example> {
+        let scalar = |value: f32| ExampleInput::F32 { shape: vec![1], values: vec![value] };
+        let example = |sum: f32, weight: f32, max_norm: f64| {
+            Example::new(vec![scalar(sum), scalar(weight)], Attrs::new().with("max_norm", max_norm))
+        };
+        vec![
+            example(4.0, 16.0, 1.0),
+            example(900.0, 2.0, 1.0),
+            example(900.0, 2.0, 0.0),
+            example(f32::INFINITY, 2.0, 1.0),
+            example(1.0, 0.0, 0.0),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::{Array, apply};
+
+    fn run(sum: f32, weight: f32, max_norm: f64) -> [f32; 3] {
+        let attrs = Attrs::new().with("max_norm", max_norm);
+        let (a, b) = (Array::Real(vec![sum]), Array::Real(vec![weight]));
+        let mut outputs = vec![(vec![1], Array::Real(vec![9.0])); 3];
+        apply::<f32>(&GradientScale, &attrs, &[(&[1], &a), (&[1], &b)], &mut outputs);
+        [0, 1, 2].map(|i| outputs[i].1.real()[0])
+    }
+
+    #[test]
+    fn clips_only_above_the_limit() {
+        assert_eq!(run(4.0, 16.0, 1.0), [0.125, 1.0 / 16.0, 1.0]);
+        assert_eq!(run(900.0, 2.0, 0.0), [15.0, 0.5, 1.0]);
+        let [norm, scale, applied] = run(900.0, 2.0, 1.5);
+        assert_eq!((norm, applied), (15.0, 1.0));
+        assert!((scale - 0.05).abs() < 1e-7, "{scale}");
+    }
+
+    #[test]
+    fn what_is_not_finite_suppresses_the_update() {
+        for (sum, weight) in [(f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (0.0, 0.0)] {
+            let [norm, scale, applied] = run(sum, weight, 1.0);
+            assert!(!norm.is_finite());
+            assert_eq!((scale, applied), (0.0, 0.0));
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The update: the gradient's norm, clipping, and the optimizers. Parameters, gradients and states
+//! are flat; the results start with their present contents.
+
+mod adamw;
+mod adamw_8bit;
+mod dynamic_map;
+mod gradient_scale;
+mod rule;
+mod sum_squares;
+
+pub use adamw::AdamW;
+pub use adamw_8bit::AdamW8bit;
+pub use dynamic_map::DynamicMap;
+pub use gradient_scale::GradientScale;
+pub use sum_squares::SumSquares;

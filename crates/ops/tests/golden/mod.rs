@@ -1,0 +1,46 @@
+//! Reads tensors of the recorded reference numbers, which lie beside the repository where they are
+//! available. Knows the safetensors layout and nothing of what the numbers mean.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// One file of recorded tensors.
+pub struct Golden {
+    header: Value,
+    data: Vec<u8>,
+}
+
+/// The folder of recorded numbers; `None`, said aloud, where it is absent.
+fn folder() -> Option<PathBuf> {
+    let found = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|folder| folder.join("../shared/golden"))
+        .find(|folder| folder.is_dir());
+    if found.is_none() {
+        println!("SKIPPED: no recorded numbers beside this checkout (../shared/golden)");
+    }
+    found
+}
+
+impl Golden {
+    /// `None` where the recorded numbers are absent; panics when this file is missing among them.
+    pub fn open(file: &str) -> Option<Golden> {
+        let path = folder()?.join(file);
+        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+        let header = serde_json::from_slice(&bytes[8..8 + length]).expect("a JSON header");
+        Some(Golden { header, data: bytes[8 + length..].to_vec() })
+    }
+
+    pub fn bytes(&self, name: &str) -> &[u8] {
+        let offsets = &self.header[name]["data_offsets"];
+        let at = |i: usize| offsets[i].as_u64().unwrap_or_else(|| panic!("no tensor `{name}`")) as usize;
+        &self.data[at(0)..at(1)]
+    }
+
+    pub fn f32(&self, name: &str) -> Vec<f32> {
+        assert_eq!(self.header[name]["dtype"], "F32", "{name}");
+        self.bytes(name).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+    }
+}

@@ -1,0 +1,36 @@
+// Rotary embedding: (y1, y2) = (x1 c - x2 s, x2 c + x1 s), c and s of angle position * inv_freq, times scaling.
+// x, y [BATCH, TOKENS, HEADS, COLUMNS], strided in the first three axes; positions i32 [BATCH, TOKENS];
+// inv_freq f32 [PAIRS]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i; columns from 2 PAIRS on are copied.
+// One thread per token and pair: it takes sine and cosine once and walks over the heads. Each thread reads
+// its own two columns before it writes them, so x and y may be the same memory.
+#include "types.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+rope(const X_T* x, const int* __restrict__ positions, const float* __restrict__ inv_freq,
+     const float* __restrict__ scaling, Y_T* y) {
+  const size_t index = (size_t)blockIdx.x * THREADS + threadIdx.x;
+  if (index >= (size_t)BATCH * TOKENS * WORK) return;
+  const size_t token = index / WORK;
+  const int i = (int)(index % WORK);
+  const size_t b = token / TOKENS, t = token % TOKENS;
+  x += b * X_B + t * X_S;
+  y += b * Y_B + t * Y_S;
+#if 2 * PAIRS < COLUMNS
+  if (i >= PAIRS) {
+    const int first = 2 * PAIRS + 2 * (i - PAIRS), last = min(first + 2, COLUMNS);
+    for (int h = 0; h < HEADS; h++)
+      for (int c = first; c < last; c++) store(y + (size_t)h * Y_H + c, load(x + (size_t)h * X_H + c));
+    return;
+  }
+#endif
+  float s, c;
+  sincosf((float)positions[token] * inv_freq[i], &s, &c);
+  s *= INVERSE ? -scaling[0] : scaling[0];
+  c *= scaling[0];
+#pragma unroll 4
+  for (int h = 0; h < HEADS; h++) {
+    const float x1 = load(x + (size_t)h * X_H + i), x2 = load(x + (size_t)h * X_H + PAIRS + i);
+    store(y + (size_t)h * Y_H + i, x1 * c - x2 * s);
+    store(y + (size_t)h * Y_H + PAIRS + i, x2 * c + x1 * s);
+  }
+}

@@ -1,0 +1,194 @@
+//! The rotation itself, in the half-split form of Hugging Face models.
+
+use graph::{Dim, Element, ValueType};
+use program::{Arg, Cost, TensorRef};
+use rayon::prelude::*;
+use tensor::Attrs;
+
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+
+const SOURCE: &str = include_str!("rope.cu");
+const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
+
+/// Threads of one block; one thread works on one pair of columns of one token, over all heads.
+const THREADS: usize = 256;
+
+/// (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s) with c, s of angle position · inv_freq
+pub struct Rope;
+
+impl Op for Rope {
+    fn name(&self) -> &'static str {
+        "rope"
+    }
+
+    fn class(&self) -> Class {
+        Class::Reduction
+    }
+
+    fn doc(&self) -> &'static str {
+        "Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated \
+         columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D], \
+         positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[Attribute { name: "inverse", kind: "bool?", doc: "rotate back, by −angle: the gradient" }]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [x, positions, inv_freq, scaling] = inputs else {
+            return Err("takes x, positions, inv_freq and attention_scaling".into());
+        };
+        attrs.flag("inverse").map_err(|e| e.0)?;
+        let [batch, tokens, Dim::Fixed(_), Dim::Fixed(head_dim)] = x.shape.as_slice() else {
+            return Err("x must be [B, T, heads, D], heads and D known".into());
+        };
+        if !x.dtype.is_float() {
+            return Err("x must be floating point".into());
+        }
+        if positions.dtype != Element::I32 || positions.shape != [batch.clone(), tokens.clone()] {
+            return Err(format!("the positions must be i32 [{batch}, {tokens}]"));
+        }
+        if inv_freq.shape.len() != 1 || inv_freq.last().is_none_or(|n| n == 0 || 2 * n > *head_dim) {
+            return Err(format!("inv_freq must be [R/2] with R at most {head_dim}"));
+        }
+        if scaling.shape != [Dim::Fixed(1)] {
+            return Err("attention_scaling must be [1]".into());
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        let inverse = call.node.attrs.flag("inverse").expect("checked by the shape rule");
+        let inputs = [call.dy(), call.input(1), call.input(2), call.input(3)];
+        let dx = call.wanted(0, "rope", &inputs, Attrs::new().with("inverse", !inverse));
+        Gradients::Inputs(vec![dx, None, None, None])
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
+        Cost { flops: 3.0 * outputs[0].len() as f64, bytes }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let (x, inv_freq, y) = (&call.inputs[0], &call.inputs[2], &call.outputs[0]);
+        let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
+        let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule asks for four axes") };
+        let pairs = inv_freq.len();
+        // Columns that are not rotated are copied pair by pair too.
+        let work = pairs + (columns - 2 * pairs).div_ceil(2);
+        let numbers = [
+            ("BATCH", batch),
+            ("TOKENS", tokens),
+            ("HEADS", heads),
+            ("COLUMNS", columns),
+            ("PAIRS", pairs),
+            ("WORK", work),
+            ("INVERSE", inverse as usize),
+            ("THREADS", THREADS),
+        ];
+        let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+        for (name, tensor) in [("X", x), ("Y", y)] {
+            assert!(tensor.strides[3] == 1 || columns == 1, "the columns of a head lie behind one another: {tensor}");
+            defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
+            for (axis, stride) in ["B", "S", "H"].iter().zip(&tensor.strides) {
+                defines.push((format!("{name}_{axis}"), stride.to_string()));
+            }
+        }
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "rope",
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines,
+            grid: [(batch * tokens * work).div_ceil(THREADS) as u32, 1, 1],
+            block: [THREADS as u32, 1, 1],
+            shared_bytes: 0,
+            args: vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Input(3), Arg::Output(0)],
+        }])
+    }
+
+    crate::reference!(rotate);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |x: [usize; 4], positions: Vec<i32>, pairs: usize, attrs: Attrs| {
+            let inv_freq = (0..pairs).map(|i| 10000f32.powf(-(i as f32) / pairs as f32)).collect();
+            Example::new(
+                vec![
+                    ExampleInput::Normal { shape: x.to_vec(), scale: 1.0 },
+                    ExampleInput::Ints { shape: x[..2].to_vec(), values: positions },
+                    ExampleInput::F32 { shape: vec![pairs], values: inv_freq },
+                    ExampleInput::F32 { shape: vec![1], values: vec![1.25] },
+                ],
+                attrs,
+            )
+            .differentiate(&[0])
+        };
+        vec![
+            example([2, 3, 4, 16], vec![0, 1, 2, 0, 1, 0], 8, Attrs::new()),
+            example([1, 5, 1, 64], vec![7, 8, 9, 4000, 30000], 32, Attrs::new().with("inverse", true)),
+            example([1, 3, 2, 24], vec![5, 6, 0], 8, Attrs::new()),
+        ]
+    }
+}
+
+/// One task per token; the angle is an f32 product, as transformers has it.
+fn rotate<T: Real>(call: &mut Call<'_, T>) {
+    let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
+    let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let (head_dim, heads) = (x.columns(), x.shape[2]);
+    let (inv_freq, scaling) = (inv_freq.real(), scaling.real()[0]);
+    let pairs = inv_freq.len();
+    let [y] = call.outputs_mut();
+    let tokens = y.real().par_chunks_mut(heads * head_dim).zip(x.real().par_chunks(heads * head_dim));
+    tokens.zip(positions.int()).for_each(|((y, x), position)| {
+        let turns: Vec<(T, T)> = inv_freq
+            .iter()
+            .map(|frequency| {
+                let angle = T::from_f32(*position as f32 * frequency.to_f32());
+                let sine = angle.sin() * scaling;
+                (angle.cos() * scaling, if inverse { -sine } else { sine })
+            })
+            .collect();
+        for (y, x) in y.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
+            for (i, (c, s)) in turns.iter().enumerate() {
+                y[i] = x[i] * *c - x[pairs + i] * *s;
+                y[pairs + i] = x[pairs + i] * *c + x[i] * *s;
+            }
+            y[2 * pairs..].copy_from_slice(&x[2 * pairs..]);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::{Array, apply};
+
+    fn rope(x: &Array<f64>, inverse: bool) -> Array<f64> {
+        let (positions, inv_freq) = (Array::Int(vec![0, 3]), Array::Real(vec![1.0, 0.25]));
+        let one = Array::Real(vec![1.0]);
+        let inputs: [(&[usize], &Array<f64>); 4] = [(&[1, 2, 1, 6], x), (&[1, 2], &positions), (&[2], &inv_freq), (&[1], &one)];
+        let mut out = [(vec![1, 2, 1, 6], Array::Real(vec![0.0; 12]))];
+        apply(&Rope, &Attrs::new().with("inverse", inverse), &inputs, &mut out);
+        let [(_, y)] = out;
+        y
+    }
+
+    #[test]
+    fn rotates_halves_by_position_and_back() {
+        let x = Array::Real((0..12).map(|i| 1.0 + i as f64).collect());
+        let y = rope(&x, false);
+        assert_eq!(y.real()[..6], x.real()[..6], "position 0 is left alone");
+        let (sin, cos) = 0.75f64.sin_cos();
+        assert!((y.real()[7] - (8.0 * cos - 10.0 * sin)).abs() < 1e-12);
+        assert!((y.real()[9] - (10.0 * cos + 8.0 * sin)).abs() < 1e-12);
+        assert_eq!(y.real()[10..], x.real()[10..], "columns beyond the table are copied");
+        for (back, x) in rope(&y, true).real().iter().zip(x.real()) {
+            assert!((back - x).abs() < 1e-12);
+        }
+    }
+}

@@ -186,8 +186,8 @@ fn answer_frame(template: &ChatTemplate) -> (String, String) {
     split.unwrap_or_default()
 }
 
-/// Labels the tokens whose first byte lies in a span. A token that begins in the prompt and reaches into the answer
-/// belongs to the prompt.
+/// Labels the tokens that hold at least one byte of a span. So a token that joins the prompt's last blank with the
+/// answer's first word is trained, as it is with transformers' assistant masks.
 pub(crate) fn label(encoded: Encoded, spans: &[TrainedSpan]) -> Document {
     let ids: Vec<i32> = encoded.ids.iter().map(|&id| id as i32).collect();
     let mut labels = vec![IGNORE; ids.len()];
@@ -198,7 +198,7 @@ pub(crate) fn label(encoded: Encoded, spans: &[TrainedSpan]) -> Document {
             current += 1;
         }
         match spans.get(current) {
-            Some(span) if span.range.contains(&begin) && end > begin && span.weight != 0.0 => {
+            Some(span) if begin < span.range.end && end > span.range.start && span.weight != 0.0 => {
                 labels[t] = ids[t];
                 weights[t] = span.weight;
             }

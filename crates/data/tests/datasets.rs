@@ -1,0 +1,250 @@
+//! Whole datasets: counts, labels and errors, with the tokenizer and data that are shipped in `examples/stories`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use data::{
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns,
+    LoaderSpec, PrepareOptions, Prepared, RowReason, Rows, SystemPrompt, Tokenizer, Truncation, extent, prepare,
+};
+
+fn stories() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories")
+}
+
+fn tokenizer() -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_folder(&stories().join("model")).unwrap())
+}
+
+fn options(max_length: usize, truncation: Truncation) -> PrepareOptions {
+    PrepareOptions { max_length, truncation, vocab_size: 512, workers: 2, dialogue: DialogueOptions::default() }
+}
+
+fn dataset(path: PathBuf, kind: DatasetKind) -> DatasetSpec {
+    DatasetSpec { path, kind, samples: None }
+}
+
+fn text(path: PathBuf) -> DatasetSpec {
+    dataset(path, DatasetKind::Text { field: "text".to_owned() })
+}
+
+fn questions(format: &str) -> DatasetKind {
+    DatasetKind::Instruction(InstructionColumns {
+        instruction: "question".to_owned(),
+        output: "answer".to_owned(),
+        prompt_format: Some(format.to_owned()),
+        ..InstructionColumns::default()
+    })
+}
+
+/// The trained text of document `i`, and all of its text.
+fn decoded(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> (String, String) {
+    let view = prepared.corpus.document(i);
+    let trained = view.ids.iter().zip(view.labels).filter(|(_, label)| **label != IGNORE);
+    let trained: Vec<u32> = trained.map(|(id, _)| *id as u32).collect();
+    let all: Vec<u32> = view.ids.iter().map(|id| *id as u32).collect();
+    let decode = |ids: &[u32]| tokenizer.encoder().decode(ids, false).unwrap();
+    (decode(&trained), decode(&all))
+}
+
+fn file(folder: &Path, name: &str, content: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, content).unwrap();
+    path
+}
+
+#[test]
+fn a_text_file_is_one_document_split_into_rows() {
+    let tokenizer = tokenizer();
+    let path = stories().join("data/shakespeare.txt");
+    let prepared = prepare(&[text(path.clone())], Some(&tokenizer), &options(256, Truncation::Delete)).unwrap();
+    let summary = &prepared.summary.datasets[0];
+    assert_eq!((summary.rows_read, summary.rows_kept, summary.longest), (1, 1, 256));
+    let whole = tokenizer.encoder().encode(&fs::read_to_string(path).unwrap(), true).unwrap();
+    // BOS comes from the tokenizer, EOS from us, and every piece's first token has no predecessor.
+    assert_eq!(summary.tokens, whole.len() + 1);
+    assert_eq!(summary.trained_tokens, summary.tokens - summary.documents);
+    assert_eq!(prepared.corpus.document(0).ids[0], 1);
+    assert_eq!(prepared.corpus.document(summary.documents - 1).ids.last(), Some(&2));
+}
+
+#[test]
+fn instructions_train_the_answer_and_the_end_token() {
+    let tokenizer = tokenizer();
+    let path = stories().join("data/gsm8k.jsonl");
+    let spec = dataset(path.clone(), questions("Question: {instruction}\nAnswer: {output}"));
+    let prepared = prepare(&[spec], Some(&tokenizer), &options(1024, Truncation::Delete)).unwrap();
+    let summary = &prepared.summary.datasets[0];
+    assert_eq!((summary.rows_read, summary.rows_kept), (200, 200), "{summary:?}");
+    for (i, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (trained, all) = decoded(&prepared, &tokenizer, i);
+        let (question, answer) = (row["question"].as_str().unwrap(), row["answer"].as_str().unwrap());
+        assert_eq!(all, format!("<s> Question: {question}\nAnswer: {answer}</s>"));
+        // The blank before the answer is part of its first token.
+        assert_eq!(trained.trim_start(), format!("{}</s>", answer.trim_start()), "row {i}");
+        assert_eq!(prepared.corpus.document(i).ids.iter().filter(|&&id| id == 1).count(), 1, "one BOS");
+    }
+    let documents = DocumentSet::all(prepared.corpus);
+    let spec = LoaderSpec {
+        batch_size: 2,
+        seq_len: 1024,
+        rows: Rows::Packed,
+        shuffle: true,
+        seed: 1,
+        epochs: Some(1),
+        pad_id: 0,
+        prefetch: 1,
+    };
+    let fill = extent(&documents, &spec).unwrap().fill;
+    assert!(fill > 0.96, "{fill}");
+}
+
+#[test]
+fn limits_and_samples_are_counted() {
+    let tokenizer = tokenizer();
+    let kind = questions("{instruction}");
+    let mut spec = dataset(stories().join("data/gsm8k.jsonl"), kind);
+    spec.samples = Some(50);
+    let deleted = prepare(&[spec.clone()], Some(&tokenizer), &options(300, Truncation::Delete)).unwrap();
+    let summary = &deleted.summary.datasets[0];
+    let long = summary.dropped[&RowReason::TooLong].rows;
+    assert!(long > 0 && summary.rows_kept + long == 50, "{summary:?}");
+    assert!(deleted.summary.to_string().contains(&format!("dropped {long} rows: too long")));
+    let cut = prepare(&[spec.clone()], Some(&tokenizer), &options(300, Truncation::Right)).unwrap();
+    assert_eq!(cut.summary.datasets[0].documents + untrained(&cut), 50);
+    let split = prepare(&[spec], Some(&tokenizer), &options(300, Truncation::Split)).unwrap();
+    assert!(split.summary.datasets[0].documents > 50 - untrained(&split));
+    assert_eq!(split.summary.datasets[0].longest, 300);
+}
+
+fn untrained(prepared: &Prepared) -> usize {
+    prepared.summary.datasets[0].dropped.get(&RowReason::Untrained).map_or(0, |dropped| dropped.rows)
+}
+
+#[test]
+fn an_end_token_of_the_format_is_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer();
+    let path = file(folder.path(), "rows.jsonl", "{\"q\": \"cat\", \"a\": \"dog\", \"s\": \"be\"}\n");
+    let columns = InstructionColumns {
+        instruction: "q".to_owned(),
+        output: "a".to_owned(),
+        system: SystemPrompt::Field("s".to_owned()),
+        prompt_format: Some("<s>{system} {instruction}\n{output}</s>\n".to_owned()),
+        ..InstructionColumns::default()
+    };
+    let spec = dataset(path, DatasetKind::Instruction(columns));
+    let prepared = prepare(&[spec], Some(&tokenizer), &options(64, Truncation::Delete)).unwrap();
+    let (trained, all) = decoded(&prepared, &tokenizer, 0);
+    assert_eq!(trained, "dog</s>");
+    assert!(all.starts_with("<s>") && !all.starts_with("<s><s>") && all.matches("</s>").count() == 1, "{all:?}");
+}
+
+#[test]
+fn without_format_and_template_instructions_are_refused_with_a_hint() {
+    let columns = InstructionColumns { instruction: "question".into(), output: "answer".into(), ..Default::default() };
+    let spec = dataset(stories().join("data/gsm8k.jsonl"), DatasetKind::Instruction(columns));
+    let error = prepare(&[spec], Some(&tokenizer()), &options(64, Truncation::Delete)).unwrap_err().to_string();
+    assert!(error.contains("chat template") && error.contains("prompt_format"), "{error}");
+}
+
+const CHAT: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}\
+    {% if add_generation_prompt %}assistant: {% endif %}";
+
+#[test]
+fn conversations_come_in_both_forms() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer();
+    let openai = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "One day"}]}"#;
+    let sharegpt = r#"{"messages": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "One day"}]}"#;
+    let untrained = r#"{"messages": [{"role": "user", "content": "hi"}]}"#;
+    let path = file(folder.path(), "chat.jsonl", &format!("{openai}\n\n{sharegpt}\n{untrained}\nbroken\n{openai}"));
+    let columns = ConversationColumns { messages: "messages".to_owned(), ..Default::default() };
+    let mut options = options(64, Truncation::Delete);
+    options.dialogue.template = Some(CHAT.to_owned());
+    options.dialogue.system = Some("be good".to_owned());
+    let spec = dataset(path, DatasetKind::Conversation(columns));
+    let prepared = prepare(&[spec], Some(&tokenizer), &options).unwrap();
+    let summary = &prepared.summary.datasets[0];
+    assert_eq!((summary.rows_read, summary.rows_kept), (5, 3));
+    assert_eq!(summary.dropped[&RowReason::Untrained].rows, 1);
+    let broken = &summary.dropped[&RowReason::Unreadable];
+    assert!(broken.rows == 1 && broken.example.contains("chat.jsonl, row 5"), "{broken:?}");
+    for i in 0..3 {
+        let (trained, all) = decoded(&prepared, &tokenizer, i);
+        assert_eq!(trained.trim_start(), "One day</s>");
+        assert!(all.contains("system: be good</s>"), "{all}");
+    }
+}
+
+#[test]
+fn token_rows_keep_what_they_bring() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = r#"{"input_ids": [5, 6, 7]}
+{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 70, -100], "weights": [1, 0.5, 2, 3], "position_ids": [0, 1, 0, 1]}
+{"input_ids": [5, 6], "labels": [1]}
+{"input_ids": [5, -6]}
+{"ids": [5]}"#;
+    let path = file(folder.path(), "tokens.jsonl", rows);
+    let spec = dataset(path, DatasetKind::Tokens);
+    let error = prepare(std::slice::from_ref(&spec), None, &options(8, Truncation::Delete)).unwrap_err().to_string();
+    assert!(error.contains("3 of 5 rows fail") && error.contains("no column `input_ids`"), "{error}");
+    let spec = DatasetSpec { samples: Some(4), ..spec };
+    let prepared = prepare(std::slice::from_ref(&spec), None, &options(8, Truncation::Delete)).unwrap();
+    let view = prepared.corpus.document(1);
+    assert_eq!(view.labels, [-100, 6, 70, -100]);
+    assert_eq!(view.weights, [0.0, 0.5, 2.0, 0.0]);
+    assert_eq!(view.positions, Some(&[0, 1, 0, 1][..]));
+    let small = PrepareOptions { vocab_size: 70, ..options(8, Truncation::Delete) };
+    let error = prepare(&[spec], None, &small).unwrap_err().to_string();
+    assert!(error.contains("row 2") && error.contains("token id 70"), "{error}");
+}
+
+#[test]
+fn impossible_datasets_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer();
+    let fail = |spec: DatasetSpec| prepare(&[spec], Some(&tokenizer), &options(64, Truncation::Delete)).unwrap_err();
+    let nothing = file(folder.path(), "nothing.jsonl", r#"{"input_ids": [1, 2], "labels": [1, -100]}"#);
+    assert!(fail(dataset(nothing, DatasetKind::Tokens)).to_string().contains("1 of 1 rows fail: 1 x nothing trained"));
+    let long = file(folder.path(), "long.jsonl", &format!("{{\"input_ids\": {:?}}}", [7; 65]));
+    assert!(fail(dataset(long, DatasetKind::Tokens)).to_string().contains("no token of 1 rows is trained"));
+    let empty = file(folder.path(), "empty.jsonl", "\n");
+    assert!(fail(text(empty)).to_string().contains("has no rows"));
+    let csv = file(folder.path(), "table.csv", "a,b");
+    assert!(fail(text(csv)).to_string().contains(".csv are not available yet"));
+    assert!(fail(text(folder.path().join("absent.jsonl"))).to_string().contains("no such file"));
+    let list = file(folder.path(), "list.jsonl", "{\"text\": [\"x\"]}");
+    assert!(fail(text(list)).to_string().contains("column `text`: expected a string, found a list"));
+    let latin = folder.path().join("latin.jsonl");
+    fs::write(&latin, b"{\"text\": \"caf\xe9\"}\n").unwrap();
+    assert!(fail(text(latin)).to_string().contains("unreadable"));
+}
+
+#[test]
+fn a_directory_is_read_in_order_of_names_and_json_may_be_a_list() {
+    let folder = tempfile::tempdir().unwrap();
+    file(folder.path(), "b.json", "[{\"input_ids\": [3, 4]}, {\"input_ids\": [5, 6]}]");
+    file(folder.path(), "a.jsonl", "\u{feff}{\"input_ids\": [1, 2]}");
+    file(folder.path(), "c.json", "{\"input_ids\": [7, 8]}\n{\"input_ids\": [9, 9]}\n");
+    file(folder.path(), "notes.md", "no data");
+    let spec = dataset(folder.path().to_owned(), DatasetKind::Tokens);
+    let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).unwrap();
+    let firsts: Vec<i32> = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids[0]).collect();
+    assert_eq!(firsts, [1, 3, 5, 7, 9]);
+}
+
+#[test]
+fn threads_do_not_change_the_documents() {
+    let tokenizer = tokenizer();
+    let spec = dataset(stories().join("data/gsm8k.jsonl"), questions("{instruction}\n"));
+    let with = |workers| {
+        let options = PrepareOptions { workers, ..options(512, Truncation::Split) };
+        let prepared = prepare(std::slice::from_ref(&spec), Some(&tokenizer), &options).unwrap();
+        let all: Vec<Vec<i32>> = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids.to_vec()).collect();
+        (all, prepared.summary)
+    };
+    assert_eq!(with(0), with(3));
+}

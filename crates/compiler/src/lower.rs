@@ -1,7 +1,7 @@
 //! Graph → instructions over arenas. Nothing is optimised here: the order of the nodes is the
 //! order of the instructions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Node, ParameterId, Phase, ValueId};
 use ops::{Class, LowerCall, Lowered};
@@ -266,8 +266,8 @@ fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: &mut Loweri
     fixed
 }
 
-/// Which values are added to what is there, instead of overwriting it.
-fn accumulating(graph: &Graph, kind: EntryKind) -> Vec<ValueId> {
+/// The nodes whose results are added to what is there, instead of overwriting it.
+fn accumulating(graph: &Graph, kind: EntryKind) -> HashSet<usize> {
     let mut seen: Vec<ParameterId> = Vec::new();
     let mut result = Vec::new();
     for (parameter, value) in &graph.gradients {
@@ -279,7 +279,21 @@ fn accumulating(graph: &Graph, kind: EntryKind) -> Vec<ValueId> {
     if kind != EntryKind::FirstMicroStep {
         result.extend([scalar::LOSS_SUM, scalar::WEIGHT_SUM].iter().filter_map(|name| graph.output(name)));
     }
-    result
+    let producers = graph.producers();
+    let node = |id: ValueId| producers[id.0 as usize].expect("gradients and sums are computed");
+    let computing = |id: ValueId| {
+        // The gradient of a merged weight is computed as one and taken apart by a view.
+        let mut index = node(id);
+        while is_view(&graph.nodes[index]) {
+            index = node(graph.nodes[index].inputs[0]);
+        }
+        index
+    };
+    result.into_iter().map(computing).collect()
+}
+
+fn is_view(node: &Node) -> bool {
+    ops::find(&node.op).is_some_and(|op| op.class() == Class::View)
 }
 
 fn entry(
@@ -296,7 +310,7 @@ fn entry(
     lowering.activation_bytes = lowering.activation_bytes.max(bytes);
     let resolve = |t: &TensorRef| placement.resolve(t, arena::ACTIVATIONS, &offsets);
     let at = |id: &ValueId| resolve(placement.get(*id).expect("every value was placed"));
-    let accumulating: Vec<TensorRef> = accumulating(graph, kind).iter().map(at).collect();
+    let accumulating = accumulating(graph, kind);
 
     let mut steps = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -306,12 +320,12 @@ fn entry(
             steps.push(Step { instruction: Instruction::Copy { from, to }, provenance: provenance(node), cost });
         }
         let op = ops::find(&node.op).expect("the verifier knows every operation");
-        if op.class() == Class::View {
+        if is_view(node) {
             continue;
         }
         let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
         let mut attrs = node.attrs.clone();
-        if outputs.iter().any(|o| accumulating.iter().any(|a| same_memory(a, o))) {
+        if accumulating.contains(&index) {
             let supported = op.attributes().iter().any(|a| a.name == "accumulate");
             assert!(supported, "`{}` computes a gradient or a sum but cannot accumulate", node.op);
             attrs = attrs.with("accumulate", true);
@@ -331,11 +345,6 @@ fn entry(
         inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id))).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
     }
-}
-
-/// An accumulated tensor is the output itself or a part of it (one row block of a merged gradient).
-fn same_memory(part: &TensorRef, whole: &TensorRef) -> bool {
-    part.arena == whole.arena && part.offset >= whole.offset && part.offset < whole.offset + whole.span()
 }
 
 fn provenance(node: &Node) -> Provenance {

@@ -186,7 +186,7 @@ impl Prepared {
                 (wide(sources[0]).transposed_if(g.transpose_a).block(a_rows, 0..g.k), b)
             }
         };
-        product(d, accumulate, a, b, 1.0);
+        product(d, accumulate, a, b, g.scale);
         self.add_low_rank(&rows, &columns, d, sources);
         if g.bias.is_some() {
             let bias = wide(sources[sources.len() - 1]).values();

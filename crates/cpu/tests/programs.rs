@@ -88,6 +88,7 @@ fn gemm(m: usize, n: usize, k: usize, a: &TensorRef, b: &TensorRef, d: &TensorRe
         d: d.clone(),
         transpose_a: false,
         transpose_b: true,
+        scale: 1.0,
         bias: None,
         accumulate: false,
         low_rank: vec![],

@@ -61,7 +61,7 @@ pub struct Launch {
     pub calls: Vec<KernelCall>,
 }
 
-/// D = op(A)·op(B) (+ bias) (+ low-rank addends) (+ D), accumulated in f32 and rounded once to D's
+/// D = scale·op(A)·op(B) (+ bias) (+ low-rank addends) (+ D), accumulated in f32 and rounded once to D's
 /// type — or once more where a backend adds the low-rank part in a second pass.
 ///
 /// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n].
@@ -75,6 +75,7 @@ pub struct Gemm {
     pub d: TensorRef,
     pub transpose_a: bool,
     pub transpose_b: bool,
+    pub scale: f32,
     /// [n], added to every row.
     pub bias: Option<TensorRef>,
     /// Adds to D instead of overwriting it.

@@ -1,9 +1,12 @@
-//! Fusion: pairs of operations that have a fused form become it; the operations declare which.
+//! Fusion: pairs of operations that have a fused form become it (the operations declare which),
+//! then element-wise neighbours become one. A value that no longer reaches memory inside an
+//! element-wise chain is still rounded as if it did.
 
 use std::collections::HashMap;
 
 use graph::{Graph, Node, ValueId};
 use ops::Fusion;
+use ops::elementwise::{Composed, compose};
 use tensor::Attrs;
 
 use crate::CompileError;
@@ -14,7 +17,55 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     for (fused, rule) in &rules {
         apply_rule(graph, fused, rule);
     }
+    join_elementwise(graph);
     Ok(())
+}
+
+/// More operands than this in one kernel are not worth the address arithmetic.
+const MOST_OPERANDS: usize = 8;
+
+/// Joins element-wise nodes with the nearest element-wise node that they read.
+fn join_elementwise(graph: &mut Graph) {
+    let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
+    let uses = {
+        graph.nodes = nodes.iter().flatten().cloned().collect();
+        graph.use_counts()
+    };
+    let mut producer: HashMap<ValueId, usize> = HashMap::new();
+    for index in 0..nodes.len() {
+        while let Some((first, composed)) = elementwise_candidate(graph, &nodes, &producer, &uses, index) {
+            nodes[first] = None;
+            let second = nodes[index].as_mut().expect("the node exists");
+            second.op = "elementwise".to_owned();
+            (second.inputs, second.outputs, second.attrs) = (composed.inputs, composed.outputs, composed.attrs);
+        }
+        for output in &nodes[index].as_ref().expect("only earlier nodes are taken").outputs {
+            producer.insert(*output, index);
+        }
+    }
+    graph.nodes = nodes.into_iter().flatten().collect();
+}
+
+/// The producer to join `nodes[index]` with, and the node that replaces both.
+fn elementwise_candidate(
+    graph: &Graph,
+    nodes: &[Option<Node>],
+    producer: &HashMap<ValueId, usize>,
+    uses: &[usize],
+    index: usize,
+) -> Option<(usize, Composed)> {
+    let second = nodes[index].as_ref()?;
+    let first_index = second.inputs.iter().filter_map(|id| producer.get(id)).copied().max()?;
+    let first = nodes[first_index].as_ref().filter(|n| n.phase == second.phase)?;
+    let read_here = |id: &ValueId| second.inputs.iter().filter(|i| *i == id).count();
+    let keep: Vec<ValueId> =
+        first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
+    let mut between = nodes[first_index + 1..index].iter().flatten();
+    if between.any(|n| n.inputs.iter().any(|id| first.outputs.contains(id))) {
+        return None;
+    }
+    let composed = compose(graph, first, second, &keep)?;
+    (composed.inputs.len() + composed.outputs.len() <= MOST_OPERANDS).then_some((first_index, composed))
 }
 
 /// Applies one rule wherever it fits, first to last.

@@ -40,6 +40,7 @@ pub fn matmul<T: Real>(call: &mut Call<'_, T>) {
     let flags = Flags::checked(call.attrs);
     let (m, n, k) = extents(call.inputs[0].shape, call.inputs[1].shape, &flags);
     let (a, b) = (call.inputs[0].real(), call.inputs[1].real());
+    let scale = T::from_f64(flags.scale);
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(n).enumerate().for_each(|(row, y)| {
         let a: Vec<T> = (0..k).map(|i| if flags.transpose_a { a[i * m + row] } else { a[row * k + i] }).collect();
@@ -48,11 +49,11 @@ pub fn matmul<T: Real>(call: &mut Call<'_, T>) {
         }
         if flags.transpose_b {
             for (y, b) in y.iter_mut().zip(b.chunks(k)) {
-                *y += dot(&a, b);
+                *y += scale * dot(&a, b);
             }
         } else {
             for (a, b) in a.iter().zip(b.chunks(n)) {
-                add_scaled(y, *a, b);
+                add_scaled(y, scale * *a, b);
             }
         }
     });

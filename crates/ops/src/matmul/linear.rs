@@ -185,6 +185,7 @@ impl Op for Linear {
             d: y.clone(),
             transpose_a: false,
             transpose_b: true,
+            scale: 1.0,
             bias: reading.bias.then(|| call.inputs[2].clone()),
             accumulate: false,
             low_rank,
@@ -220,19 +221,17 @@ fn adapter_gradients(call: &mut GradientCall<'_>, reading: &Reading, gradients: 
         let dy = pieces.iter().find(|(first, _)| *first == adapter.first).expect("cut at every adapter").1;
         let (t, b) = (call.input(adapter.t), call.input(adapter.b));
         if call.wanted[adapter.t] {
-            let b = scaled(call, b, reading.scale);
-            gradients[adapter.t] = Some(call.one("matmul", &[dy, b], Attrs::new()));
+            gradients[adapter.t] = Some(call.one("matmul", &[dy, b], scaled(Attrs::new(), reading.scale)));
         }
         if call.wanted[adapter.b] {
-            let t = scaled(call, t, reading.scale);
-            let attrs = Attrs::new().with("transpose_a", true).with("f32", true);
+            let attrs = scaled(Attrs::new().with("transpose_a", true).with("f32", true), reading.scale);
             gradients[adapter.b] = Some(call.one("matmul", &[dy, t], attrs));
         }
     }
 }
 
-fn scaled(call: &mut GradientCall<'_>, x: ValueId, factor: f64) -> ValueId {
-    if factor == 1.0 { x } else { call.one("scale", &[x], Attrs::new().with("factor", factor)) }
+fn scaled(attrs: Attrs, factor: f64) -> Attrs {
+    if factor == 1.0 { attrs } else { attrs.with("scale", factor) }
 }
 
 /// dy cut where adapters begin and end: (first column, piece).

@@ -9,7 +9,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 
-/// y = op(a)·op(b)
+/// y = scale·op(a)·op(b)
 pub struct Matmul;
 
 /// The attributes of a call, read.
@@ -18,6 +18,7 @@ pub(super) struct Flags {
     pub transpose_b: bool,
     f32: bool,
     pub accumulate: bool,
+    pub scale: f64,
 }
 
 impl Flags {
@@ -28,6 +29,7 @@ impl Flags {
             transpose_b: flag("transpose_b")?,
             f32: flag("f32")?,
             accumulate: flag("accumulate")?,
+            scale: attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0),
         })
     }
 
@@ -69,7 +71,7 @@ impl Op for Matmul {
     }
 
     fn doc(&self) -> &'static str {
-        "y = op(a)·op(b), op(x) is x or its transpose; all axes but the last count as rows. a […, K]·b [K, N] → […, N]; \
+        "y = scale·op(a)·op(b), op(x) is x or its transpose; all axes but the last count as rows. a […, K]·b [K, N] → […, N]; \
          with `transpose_a` a […, M]ᵀ·b […, N] → [M, N]."
     }
 
@@ -79,6 +81,7 @@ impl Op for Matmul {
             Attribute { name: "transpose_b", kind: "bool?", doc: "use the transpose of the second operand" },
             Attribute { name: "f32", kind: "bool?", doc: "the result is f32 whatever the operands are" },
             Attribute { name: "accumulate", kind: "bool?", doc: "add to the result instead of overwriting it" },
+            Attribute { name: "scale", kind: "float?", doc: "factor of the product, 1 if absent" },
         ]
     }
 
@@ -115,7 +118,8 @@ impl Op for Matmul {
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let flags = Flags::checked(&call.node.attrs);
         let (a, b, dy) = (call.input(0), call.input(1), call.dy());
-        let ta = |on: bool| if on { Attrs::new().with("transpose_a", true) } else { Attrs::new() };
+        let plain = || if flags.scale == 1.0 { Attrs::new() } else { Attrs::new().with("scale", flags.scale) };
+        let ta = |on: bool| if on { plain().with("transpose_a", true) } else { plain() };
         let tb = |attrs: Attrs| attrs.with("transpose_b", true);
         let (da, db) = match (flags.transpose_a, flags.transpose_b) {
             (false, false) => (([dy, b], tb(ta(false))), ([a, dy], ta(true))),
@@ -145,6 +149,7 @@ impl Op for Matmul {
             d: call.outputs[0].clone(),
             transpose_a: flags.transpose_a,
             transpose_b: flags.transpose_b,
+            scale: flags.scale as f32,
             bias: None,
             accumulate: flags.accumulate,
             low_rank: Vec::new(),

@@ -1,0 +1,216 @@
+//! The whole pass list on a small model: gradients against finite differences, every rewrite
+//! against the graph as traced, and the lowered program against the graph.
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use compiler::{CompileOptions, Passes, compile, entry_graph};
+use graph::{Graph, ValueId};
+use ops::evaluate::{Array, Evaluate, evaluate};
+use program::{Backend, EntryKind, Machine, Session, TensorRef};
+use support::{VARIANT, adapter, contents, model, options};
+use tensor::HostTensor;
+
+fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
+    let mut passes = limit.map_or_else(Passes::default, Passes::limited);
+    entry_graph(&model(), options, &machine(), EntryKind::FirstMicroStep, VARIANT, &mut passes).unwrap()
+}
+
+fn machine() -> Machine {
+    Machine::cpu(1 << 30, 2)
+}
+
+/// Loss and summed gradients by parameter name.
+fn loss_and_gradients<T: Evaluate>(
+    graph: &Graph,
+    given: &HashMap<ValueId, Array<T>>,
+) -> (f64, HashMap<String, Vec<f64>>) {
+    let values = evaluate(graph, given);
+    let loss = values[&graph.output("loss_sum").unwrap()].real()[0].to_f64();
+    let mut gradients: HashMap<String, Vec<f64>> = HashMap::new();
+    for (parameter, value) in &graph.gradients {
+        let name = graph.parameter(*parameter).name.clone();
+        let contribution = values[value].real().iter().map(|x| x.to_f64());
+        match gradients.get_mut(&name) {
+            Some(sum) => sum.iter_mut().zip(contribution).for_each(|(s, c)| *s += c),
+            None => {
+                gradients.insert(name, contribution.collect());
+            }
+        }
+    }
+    (loss, gradients)
+}
+
+fn check_finite_differences(options: &CompileOptions) {
+    let graph = train_graph(options, None);
+    let given = contents::<f64>(&graph);
+    let (_, gradients) = loss_and_gradients(&graph, &given);
+    assert_eq!(gradients.len(), graph.parameters.iter().filter(|p| p.trainable).count());
+    for parameter in graph.parameters.iter().filter(|p| p.trainable) {
+        let gradient = &gradients[&parameter.name];
+        for index in [0, gradient.len() / 3, gradient.len() - 1] {
+            let step = 1e-5;
+            let loss = |delta: f64| {
+                let mut moved = given.clone();
+                let Some(Array::Real(values)) = moved.get_mut(&parameter.value) else { panic!("parameters are real") };
+                values[index] += delta;
+                loss_and_gradients(&graph, &moved).0
+            };
+            let difference = (loss(step) - loss(-step)) / (2.0 * step);
+            let error = (difference - gradient[index]).abs() / (difference.abs() + 1e-3);
+            // A tied head and the embedding share one weight; row 0 is the padding row, whose
+            // input side gets no gradient by definition, so the difference quotient is no judge.
+            if parameter.name == "embed.weight" && index < support::HIDDEN {
+                continue;
+            }
+            assert!(error < 1e-6, "{}[{index}]: {} by rule, {difference} by differences", parameter.name, gradient[index]);
+        }
+    }
+}
+
+#[test]
+fn gradients_match_finite_differences() {
+    check_finite_differences(&options());
+}
+
+#[test]
+fn adapter_gradients_match_finite_differences() {
+    check_finite_differences(&CompileOptions { adapter: Some(adapter()), ..options() });
+}
+
+#[test]
+fn rewrites_keep_loss_and_gradients() {
+    for adapter in [None, Some(adapter())] {
+        let options = CompileOptions { adapter, ..options() };
+        let plain = train_graph(&options, Some(0));
+        let expected = loss_and_gradients(&plain, &contents::<f64>(&plain));
+        for limit in 1..=4 {
+            let graph = train_graph(&options, Some(limit));
+            let found = loss_and_gradients(&graph, &contents::<f64>(&graph));
+            assert!((expected.0 - found.0).abs() < 1e-9 * expected.0.abs());
+            for (name, gradient) in &expected.1 {
+                let worst = gradient.iter().zip(&found.1[name]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 1e-9, "{name} differs by {worst} with {limit} passes");
+            }
+        }
+    }
+}
+
+#[test]
+fn rewrites_find_what_they_are_for() {
+    let graph = train_graph(&CompileOptions { adapter: Some(adapter()), ..options() }, None);
+    let count = |op: &str| graph.nodes.iter().filter(|n| n.op == op).count();
+    assert_eq!(count("add_rmsnorm"), 2, "the residual additions ride in the norms:\n{graph}");
+    // Per layer: gate|up, its A matrices, down, its A matrix; and the head.
+    assert_eq!(count("linear"), 2 * 4 + 1, "gate and up are one product:\n{graph}");
+    assert_eq!(count("add"), 0, "{graph}");
+}
+
+fn load(options: &CompileOptions) -> (Graph, Box<dyn Session>) {
+    let graph = train_graph(options, None);
+    let program = Arc::new(compile(&model(), options, &machine()).unwrap());
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    let given = contents::<f32>(&graph);
+    for (parameter, slot) in graph.parameters.iter().zip(&program.parameters) {
+        write(session.as_mut(), &slot.weight, &given[&parameter.value]);
+    }
+    for (name, at) in &program.entries[0].inputs {
+        write(session.as_mut(), at, &given[&graph.input(name).unwrap()]);
+    }
+    (graph, session)
+}
+
+fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
+    let tensor = match array {
+        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
+        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
+        Array::Byte(_) => unreachable!("no byte inputs here"),
+    };
+    session.write(at, &tensor.bytes).unwrap();
+}
+
+fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
+    let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+    session.read(at, &mut tensor.bytes).unwrap();
+    tensor.to_f32()
+}
+
+#[test]
+fn the_program_computes_what_the_graph_says() {
+    for adapter in [None, Some(adapter())] {
+        let options = CompileOptions { adapter, ..options() };
+        let (graph, mut session) = load(&options);
+        let program = session.program().clone();
+        let (loss, gradients) = loss_and_gradients(&graph, &contents::<f32>(&graph));
+        let first = program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap();
+        let next = program.entry(EntryKind::NextMicroStep, Some(VARIANT)).unwrap();
+        for (entry, times) in [(first, 1.0), (next, 2.0), (next, 3.0), (first, 1.0)] {
+            session.run(entry).unwrap();
+            let found = read(session.as_mut(), program.scalar("loss_sum").unwrap())[0] as f64;
+            assert!((found - times * loss).abs() < 1e-4 * times * loss, "loss {found}, expected {times} × {loss}");
+            for slot in program.parameters.iter().filter(|p| p.trainable) {
+                let found = read(session.as_mut(), slot.gradient.as_ref().unwrap());
+                let expected = &gradients[&slot.name];
+                let norm = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
+                let error = found.iter().zip(expected).map(|(f, e)| (*f as f64 - times * e).powi(2)).sum::<f64>().sqrt();
+                assert!(error <= 1e-5 * times * norm, "{}: relative error {}", slot.name, error / norm);
+            }
+        }
+    }
+}
+
+#[test]
+fn buffers_that_live_together_are_apart() {
+    let program = compile(&model(), &options(), &machine()).unwrap();
+    for entry in &program.entries {
+        for step in &entry.steps {
+            let (reads, writes) = (step.instruction.reads(), step.instruction.writes());
+            for (index, write) in writes.iter().enumerate() {
+                let others = reads.iter().chain(&writes[index + 1..]);
+                for other in others.filter(|o| o.arena == write.arena) {
+                    let apart = write.offset + write.span() <= other.offset || other.offset + other.span() <= write.offset;
+                    assert!(apart || !write.is_dense() || !other.is_dense(), "{step}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn updates_follow_the_loss_down() {
+    let (_, mut session) = load(&options());
+    let program = session.program().clone();
+    let first = program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap();
+    let update = program.entry(EntryKind::Update, None).unwrap();
+    let set = |session: &mut dyn Session, name: &str, value: f32| {
+        let at = program.scalar(name).unwrap().clone();
+        session.write(&at, &value.to_le_bytes()).unwrap();
+    };
+    let mut losses = Vec::new();
+    for step in 1..=20 {
+        session.run(first).unwrap();
+        losses.push(read(session.as_mut(), program.scalar("loss_sum").unwrap())[0]);
+        set(session.as_mut(), "learning_rate", 1e-2);
+        set(session.as_mut(), "bias_correction_1", 1.0 - 0.9f32.powi(step));
+        set(session.as_mut(), "bias_correction_2", 1.0 - 0.999f32.powi(step));
+        session.run(update).unwrap();
+        assert_eq!(read(session.as_mut(), program.scalar("update_applied").unwrap())[0], 1.0);
+    }
+    assert!(losses[19] < 0.5 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn mistakes_name_their_place() {
+    let mut wrong = model();
+    if let graph::Item::Node(node) = &mut wrong.body[0] {
+        node.types[0].shape[2] = graph::Dim::Fixed(31);
+    }
+    let message = compile(&wrong, &options(), &machine()).unwrap_err().to_string();
+    assert!(message.contains("gated.py:embedding") && message.contains("31"), "{message}");
+    let adapter = compiler::AdapterOptions { targets: vec!["q_proj".into()], ..adapter() };
+    let message = compile(&model(), &CompileOptions { adapter: Some(adapter), ..options() }, &machine());
+    let message = message.unwrap_err().to_string();
+    assert!(message.contains("`q_proj`") && message.contains("gate_proj"), "{message}");
+}

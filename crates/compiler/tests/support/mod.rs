@@ -1,0 +1,92 @@
+//! What the compiler's tests share: a small model in IR form, options, and contents for its values.
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+
+use compiler::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+use graph::{Graph, Model, Origin, ValueId};
+use ops::Real;
+use ops::evaluate::Array;
+use program::{Documents, Variant};
+use tensor::DType;
+use tensor::philox::{Purpose, normal_pair, word};
+
+pub const HIDDEN: usize = 32;
+pub const INNER: usize = 48;
+pub const VOCABULARY: usize = 40;
+pub const VARIANT: Variant = Variant { batch: 2, seq_len: 8, documents: Documents::Rows };
+
+/// Two gated layers between an embedding and a tied head: every kind of rewrite finds something.
+pub fn model() -> Model {
+    let text = include_str!("../fixtures/gated.json");
+    graph::from_json(text).expect("the fixture is valid IR")
+}
+
+pub fn options() -> CompileOptions {
+    CompileOptions {
+        variants: vec![VARIANT],
+        weights: DType::F32,
+        compute: DType::F32,
+        training: Some(Training {
+            optimizer: Some(OptimizerOptions {
+                kind: OptimizerKind::AdamW,
+                beta1: 0.9,
+                beta2: 0.999,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                max_grad_norm: 1.0,
+            }),
+        }),
+        adapter: None,
+        evaluate: true,
+        forward: false,
+        outputs: vec!["token_loss".into()],
+        seed: 7,
+    }
+}
+
+pub fn adapter() -> AdapterOptions {
+    AdapterOptions { rank: 8, alpha: 16.0, dropout: 0.0, dtype: DType::F32, targets: vec!["all-linear".into()] }
+}
+
+/// Deterministic contents for every input and parameter, by name.
+pub fn contents<T: Real>(graph: &Graph) -> HashMap<ValueId, Array<T>> {
+    let mut given = HashMap::new();
+    for (index, value) in graph.values.iter().enumerate() {
+        let id = ValueId(index as u32);
+        let len: usize = value.shape.iter().product();
+        let array = match value.origin {
+            Origin::Node => continue,
+            Origin::Constant => {
+                let (_, tensor) = graph.constants.iter().find(|(c, _)| *c == id).expect("constants have contents");
+                Array::Real(tensor.to_f64().into_iter().map(T::from_f64).collect())
+            }
+            Origin::Input => input(&value.name, len),
+            Origin::Parameter(_) => {
+                let scale = if value.name.contains("norm") { 1.0 } else { 0.2 };
+                let offset = if value.name.contains("norm") { 1.0 } else { 0.0 };
+                Array::Real((0..len).map(|i| T::from_f64(offset + scale * normal(&value.name, i) as f64)).collect())
+            }
+        };
+        given.insert(id, array);
+    }
+    given
+}
+
+fn input<T: Real>(name: &str, len: usize) -> Array<T> {
+    match name {
+        "input_ids" => Array::Int((0..len).map(|i| (i * 7 % VOCABULARY) as i32).collect()),
+        "targets" => Array::Int((0..len).map(|i| if i % 5 == 4 { -100 } else { (i * 11 % VOCABULARY) as i32 }).collect()),
+        "position_ids" => Array::Int((0..len).map(|i| (i % VARIANT.seq_len) as i32).collect()),
+        "document_start" | "micro_step" => Array::Int(vec![0; len]),
+        "weights" => Array::Real((0..len).map(|i| T::from_f64(if i % 5 == 4 { 0.0 } else { 0.5 + (i % 3) as f64 })).collect()),
+        other => panic!("no contents for the input `{other}`"),
+    }
+}
+
+fn normal(name: &str, index: usize) -> f32 {
+    let stream = name.bytes().fold(17u32, |h, b| h.wrapping_mul(31).wrapping_add(b as u32));
+    let a = word(3, Purpose::Initialisation, stream, 0, 2 * index as u64);
+    let b = word(3, Purpose::Initialisation, stream, 0, 2 * index as u64 + 1);
+    normal_pair(a, b).0
+}

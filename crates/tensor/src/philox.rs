@@ -42,9 +42,14 @@ pub enum Purpose {
 /// purpose folded into its high half. Word `position % 4` of the block is returned.
 #[inline]
 pub fn word(seed: u64, purpose: Purpose, stream: u32, step: u32, position: u64) -> u32 {
-    let block = position / 4;
+    words(seed, purpose, stream, step, position / 4)[(position % 4) as usize]
+}
+
+/// The four words at positions `4 · block` and following: [`word`] for sequences read in order.
+#[inline]
+pub fn words(seed: u64, purpose: Purpose, stream: u32, step: u32, block: u64) -> [u32; 4] {
     let key = [seed as u32, (seed >> 32) as u32 ^ ((purpose as u32) << 24)];
-    philox4x32([block as u32, (block >> 32) as u32, step, stream], key)[(position % 4) as usize]
+    philox4x32([block as u32, (block >> 32) as u32, step, stream], key)
 }
 
 /// Uniform in [0, 1): the top 24 bits of a word.

@@ -1,0 +1,71 @@
+//! Which backend a run uses, and the machine as the compiler sees it. The only file that knows both
+//! backends.
+
+use std::path::PathBuf;
+
+use cpu::CpuBackend;
+use options::Setting;
+use program::{Backend, Machine};
+
+use crate::config;
+use crate::error::{Result, TrainError};
+
+/// Which device is asked for and where its libraries may lie.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceRequest {
+    /// Left open: the GPU if one can be used, otherwise the CPU.
+    pub device: Setting<config::Device>,
+    /// Threads of the CPU backend; all cores when unset.
+    pub threads: Option<usize>,
+    /// Folders of installed Python packages, in which CUDA libraries may lie.
+    pub site_packages: Vec<PathBuf>,
+    /// Check every result for NaN and infinity after every instruction.
+    pub check_finite: bool,
+}
+
+/// A backend that is ready, and what it runs on.
+pub struct Device {
+    pub backend: Box<dyn Backend>,
+    pub machine: Machine,
+    /// Why this one, when the choice was left open.
+    pub because: String,
+}
+
+impl Device {
+    /// Opens the device. A GPU that is asked for and not usable is an error that says what is missing.
+    pub fn open(request: &DeviceRequest) -> Result<Device> {
+        match request.device {
+            Setting::Value(config::Device::Cpu) => cpu(request, "asked for"),
+            Setting::Value(config::Device::Cuda) => cuda(request, "asked for").map_err(TrainError::Failed),
+            Setting::Auto => match cuda(request, "a GPU can be used") {
+                Ok(device) => Ok(device),
+                Err(reason) => {
+                    let first_line = reason.lines().next().unwrap_or_default();
+                    cpu(request, &format!("no GPU can be used: {first_line}"))
+                }
+            },
+        }
+    }
+}
+
+fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = request.threads.unwrap_or(cores);
+    let backend = CpuBackend::new(Some(threads))?.check_finite(request.check_finite);
+    let machine = Machine::cpu(host_memory(), threads);
+    Ok(Device { backend: Box::new(backend), machine, because: because.to_owned() })
+}
+
+fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
+    let _ = (request, because);
+    Err("the CUDA backend is not available yet".to_owned())
+}
+
+/// Memory of this host, bytes; without a way to ask, no limit.
+fn host_memory() -> usize {
+    let kilobytes = |text: String| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?.to_owned();
+        line.split_whitespace().nth(1)?.parse::<usize>().ok()
+    };
+    std::fs::read_to_string("/proc/meminfo").ok().and_then(kilobytes).map_or(usize::MAX, |kb| kb * 1024)
+}

@@ -1,0 +1,229 @@
+//! A compiled model in a backend's memory: batches and scalars in, entries run, tensors out. When a
+//! batch has a shape that was not compiled yet, the program is compiled again with it and the
+//! parameters and optimizer states move over.
+//!
+//! Knows entries, slots and scalars; not what a run is.
+
+use std::sync::Arc;
+
+use compiler::CompileOptions;
+use data::Batch;
+use program::{Arch, Documents, EntryKind, OptimizerState, ParameterSlot, Program, Session, TensorRef, Variant};
+use tensor::{DType, HostTensor};
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::source::ModelSource;
+
+/// Shapes that a program keeps compiled when batches bring new ones; the oldest goes first.
+const MAX_VARIANTS: usize = 6;
+
+/// A model that runs.
+pub struct Engine {
+    device: Arc<Device>,
+    source: Arc<ModelSource>,
+    options: CompileOptions,
+    program: Arc<Program>,
+    /// Absent only while it is replaced.
+    session: Option<Box<dyn Session>>,
+}
+
+fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> Result<Arc<Program>> {
+    Ok(Arc::new(compiler::compile(&source.model, options, &device.machine)?))
+}
+
+impl Engine {
+    /// Compiles and loads. The parameters are zero until they are written.
+    pub fn new(device: Arc<Device>, source: Arc<ModelSource>, options: CompileOptions) -> Result<Engine> {
+        let program = compile(&source, &options, &device)?;
+        let session = device.backend.load(program.clone())?;
+        Ok(Engine { device, source, options, program, session: Some(session) })
+    }
+
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    pub fn options(&self) -> &CompileOptions {
+        &self.options
+    }
+
+    pub fn session(&mut self) -> &mut dyn Session {
+        &mut **self.session.as_mut().expect("a session is replaced within one call")
+    }
+
+    /// The shape of a batch as the compiler is asked for it. `one_per_row`: what follows the
+    /// document of a row is padding, which may see it.
+    pub fn variant_of(&self, batch: &Batch, one_per_row: bool) -> Variant {
+        let (rows, length) = (batch.batch, batch.seq_len);
+        let documents = if one_per_row || batch.document_start.iter().all(|start| *start == 0) {
+            Documents::Rows
+        } else if self.device.machine.arch == Arch::Cpu {
+            Documents::Packed { count: rows * length, longest: length }
+        } else {
+            let count = count_documents(batch).next_power_of_two().min(rows * length);
+            Documents::Packed { count, longest: length }
+        };
+        Variant { batch: rows, seq_len: length, documents }
+    }
+
+    /// The compiled variant that takes batches of the wanted one; compiles it where there is none.
+    pub fn prepare(&mut self, wanted: Variant) -> Result<Variant> {
+        if let Some(known) = self.options.variants.iter().find(|known| fits(known, &wanted)) {
+            return Ok(*known);
+        }
+        let mut options = self.options.clone();
+        options.variants.retain(|known| !fits(&wanted, known));
+        if options.variants.len() >= MAX_VARIANTS {
+            options.variants.remove(0);
+        }
+        options.variants.push(wanted);
+        self.replace(options)?;
+        Ok(wanted)
+    }
+
+    /// Compiles with other options and keeps parameters and optimizer states. The options have the
+    /// same parameters.
+    pub fn replace(&mut self, options: CompileOptions) -> Result<()> {
+        let program = compile(&self.source, &options, &self.device)?;
+        let before: Vec<TensorRef> = self.program.parameters.iter().flat_map(kept).cloned().collect();
+        let contents = before.iter().map(|at| self.tensor(at)).collect::<Result<Vec<_>>>()?;
+        self.session = None;
+        let mut session = self.device.backend.load(program.clone())?;
+        let after: Vec<&TensorRef> = program.parameters.iter().flat_map(kept).collect();
+        assert_eq!(before.len(), after.len(), "recompiling does not change what is kept between steps");
+        for (at, content) in after.into_iter().zip(&contents) {
+            assert_eq!((at.dtype, &at.shape), (content.dtype, &content.shape), "a parameter keeps its form");
+            session.write(at, &content.bytes)?;
+        }
+        (self.session, self.program, self.options) = (Some(session), program, options);
+        Ok(())
+    }
+
+    /// Writes a batch and runs an entry on it.
+    pub fn run(&mut self, kind: EntryKind, variant: Variant, batch: &Batch) -> Result<()> {
+        let entry = self.entry(kind, Some(variant));
+        let program = self.program.clone();
+        for (name, at) in &program.entries[entry].inputs {
+            let bytes = match name.as_str() {
+                "input_ids" => ints(&batch.input_ids),
+                "position_ids" => ints(&batch.position_ids),
+                "targets" => ints(&batch.targets),
+                "document_start" => ints(&batch.document_start),
+                "weights" => floats(&batch.weights),
+                name if program.scalar(name).is_some() => continue,
+                other => panic!("a batch has no `{other}`: the graph's inputs are a fixed list"),
+            };
+            self.session().write(at, &bytes)?;
+        }
+        Ok(self.session().run(entry)?)
+    }
+
+    /// Runs the update.
+    pub fn update(&mut self) -> Result<()> {
+        let entry = self.entry(EntryKind::Update, None);
+        Ok(self.session().run(entry)?)
+    }
+
+    fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> usize {
+        let found = self.program.entry(kind, variant);
+        found.unwrap_or_else(|| panic!("{} was not compiled for {variant:?}", kind.name()))
+    }
+
+    pub fn set_f32(&mut self, scalar: &str, value: f32) -> Result<()> {
+        let at = self.scalar(scalar);
+        Ok(self.session().write(&at, &value.to_le_bytes())?)
+    }
+
+    pub fn set_i32(&mut self, scalar: &str, value: i32) -> Result<()> {
+        let at = self.scalar(scalar);
+        Ok(self.session().write(&at, &value.to_le_bytes())?)
+    }
+
+    pub fn get_f32(&mut self, scalar: &str) -> Result<f32> {
+        let at = self.scalar(scalar);
+        let mut bytes = [0; 4];
+        self.session().read(&at, &mut bytes)?;
+        Ok(f32::from_le_bytes(bytes))
+    }
+
+    fn scalar(&self, name: &str) -> TensorRef {
+        self.program.scalar(name).unwrap_or_else(|| panic!("there is no scalar `{name}`")).clone()
+    }
+
+    /// A dense tensor in host memory.
+    pub fn tensor(&mut self, at: &TensorRef) -> Result<HostTensor> {
+        let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+        self.session().read(at, &mut tensor.bytes)?;
+        Ok(tensor)
+    }
+
+    /// A result of the entry that ran last, as f32.
+    pub fn output(&mut self, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
+        let entry = self.entry(kind, Some(variant));
+        let outputs = &self.program.entries[entry].outputs;
+        let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());
+        let at = at.unwrap_or_else(|| panic!("`{name}` was not asked for when the program was compiled"));
+        Ok(self.tensor(&at)?.cast(DType::F32))
+    }
+}
+
+/// Everything of a parameter that lives from step to step.
+pub fn kept(slot: &ParameterSlot) -> impl Iterator<Item = &TensorRef> {
+    let states = match &slot.state {
+        None => vec![],
+        Some(OptimizerState::Full { first, second }) => vec![first, second],
+        Some(OptimizerState::Blockwise { first, second, first_scale, second_scale }) => {
+            vec![first, second, first_scale, second_scale]
+        }
+    };
+    std::iter::once(&slot.weight).chain(states).chain(&slot.master)
+}
+
+/// Documents of a batch, padding counted as one.
+fn count_documents(batch: &Batch) -> usize {
+    let starts = |row: &[i32]| row.iter().enumerate().filter(|(t, start)| **start as usize == *t).count();
+    batch.document_start.chunks(batch.seq_len.max(1)).map(starts).sum()
+}
+
+/// Whether a program for `known` takes batches of `wanted`.
+fn fits(known: &Variant, wanted: &Variant) -> bool {
+    let documents = match (known.documents, wanted.documents) {
+        (Documents::Rows, Documents::Rows) => true,
+        (Documents::Packed { count, longest }, Documents::Packed { count: n, longest: l }) => n <= count && l <= longest,
+        _ => false,
+    };
+    (known.batch, known.seq_len) == (wanted.batch, wanted.seq_len) && documents
+}
+
+fn ints(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variant(batch: usize, documents: Documents) -> Variant {
+        Variant { batch, seq_len: 8, documents }
+    }
+
+    #[test]
+    fn a_larger_packed_variant_serves_smaller_batches() {
+        let packed = |count, longest| variant(2, Documents::Packed { count, longest });
+        assert!(fits(&packed(8, 8), &packed(4, 8)));
+        assert!(!fits(&packed(4, 8), &packed(8, 8)));
+        assert!(!fits(&packed(8, 8), &variant(2, Documents::Rows)));
+        assert!(!fits(&variant(1, Documents::Rows), &variant(2, Documents::Rows)));
+    }
+
+    #[test]
+    fn documents_are_counted_by_their_starts() {
+        let batch = Batch::from_labels(2, 4, vec![1; 8], &[1; 8], Some(vec![0, 1, 0, 1, 0, 0, 0, 1]), None).unwrap();
+        assert_eq!(count_documents(&batch), 5);
+    }
+}

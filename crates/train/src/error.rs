@@ -1,0 +1,79 @@
+//! Why a run ends before its end, and with which exit code.
+
+use compiler::CompileError;
+use data::DataError;
+use options::{Problem, render_problems};
+use program::BackendError;
+use thiserror::Error;
+
+use crate::config::EXIT_CONFIG;
+
+/// The errors of this crate.
+#[derive(Debug, Error)]
+pub enum TrainError {
+    /// The user's options are wrong: every problem at once.
+    #[error("{}", render_problems(.0))]
+    Config(Vec<Problem>),
+    /// The model folder, an adapter or an argument is wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// The plan needs more memory than there is.
+    #[error("{0}")]
+    Memory(String),
+    /// The data cannot be trained on.
+    #[error("{0}")]
+    Data(DataError),
+    /// The loss is no longer a number.
+    #[error("the loss of step {step} is {loss}: the run has diverged")]
+    Diverged { step: u64, loss: f64 },
+    /// A file, a library or the device failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+pub type Result<T> = std::result::Result<T, TrainError>;
+
+impl TrainError {
+    /// What the process ends with.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            TrainError::Failed(_) => 1,
+            TrainError::Config(_) | TrainError::Usage(_) => EXIT_CONFIG,
+            TrainError::Memory(_) => 3,
+            TrainError::Data(_) => 4,
+            TrainError::Diverged { .. } => 5,
+        }
+    }
+
+    /// A system call on a file that failed.
+    pub fn io(action: &str, path: &std::path::Path, error: std::io::Error) -> TrainError {
+        TrainError::Failed(format!("cannot {action} {}: {error}", path.display()))
+    }
+
+    /// A problem with the files of a model or adapter: wrong content is the user's, a failed call
+    /// the machine's.
+    pub fn model_file(error: DataError) -> TrainError {
+        match error {
+            DataError::Io { .. } => TrainError::Failed(error.to_string()),
+            DataError::Invalid { .. } => TrainError::Usage(error.to_string()),
+        }
+    }
+}
+
+impl From<BackendError> for TrainError {
+    fn from(error: BackendError) -> TrainError {
+        match error {
+            BackendError::OutOfMemory { .. } => TrainError::Memory(error.to_string()),
+            BackendError::Unavailable(_) | BackendError::Failed { .. } => TrainError::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<CompileError> for TrainError {
+    fn from(error: CompileError) -> TrainError {
+        match error {
+            CompileError::DoesNotFit { .. } => TrainError::Memory(error.to_string()),
+            CompileError::Model(_) | CompileError::Options(_) => TrainError::Usage(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The model that a run starts from: its folder, its Hugging Face configuration, and its graph as
+//! the Python DSL recorded it. Knows names of configuration fields, not of architectures.
+
+use std::path::{Path, PathBuf};
+
+use graph::Model;
+use serde_json::Value;
+use tensor::DType;
+
+use crate::error::{Result, TrainError};
+
+/// A model as data.
+#[derive(Clone, Debug)]
+pub struct ModelSource {
+    /// Local folder with `config.json` and, unless the weights are drawn, safetensors files.
+    pub folder: PathBuf,
+    /// The content of `config.json`.
+    pub config: Value,
+    pub model: Model,
+}
+
+impl ModelSource {
+    /// Reads `config.json` of a folder; `ir` is the model's graph as JSON.
+    pub fn open(folder: &Path, ir: &str) -> Result<ModelSource> {
+        let path = folder.join("config.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+        let config = serde_json::from_str(&text)
+            .map_err(|e| TrainError::Usage(format!("{}: this is no JSON: {e}", path.display())))?;
+        let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
+        Ok(ModelSource { folder: folder.to_owned(), config, model })
+    }
+
+    fn size(&self, name: &str) -> Option<usize> {
+        self.config.get(name).and_then(Value::as_u64).map(|n| n as usize)
+    }
+
+    /// Rows of the embedding table.
+    pub fn vocab_size(&self) -> Result<usize> {
+        self.size("vocab_size").ok_or_else(|| {
+            TrainError::Usage(format!("{}: there is no `vocab_size`", self.folder.join("config.json").display()))
+        })
+    }
+
+    /// Positions that the model was made for.
+    pub fn max_positions(&self) -> Option<usize> {
+        self.size("max_position_embeddings")
+    }
+
+    pub fn model_type(&self) -> &str {
+        self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The element type that the model was saved in, as its configuration says.
+    pub fn dtype(&self) -> Option<DType> {
+        let name = self.config.get("dtype").or_else(|| self.config.get("torch_dtype"));
+        name.and_then(Value::as_str).and_then(|name| name.parse().ok())
+    }
+}

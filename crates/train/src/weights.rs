@@ -1,0 +1,177 @@
+//! Parameters into their slots: from safetensors files by name, or drawn from the seed. Loops over
+//! the parameter table; no name means anything here.
+
+use data::safetensors::Weights;
+use program::{Initializer, ParameterSlot, Program, Session};
+use rayon::prelude::*;
+use tensor::philox::{Purpose, normal_pair, unit, words};
+use tensor::{DType, HostTensor};
+
+use crate::error::{Result, TrainError};
+
+/// Endings of names of tables that old checkpoints store and every engine computes itself.
+const COMPUTED: &[&str] = &["rotary_emb.inv_freq", "attn.masked_bias"];
+
+/// Which parameters a file speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Base,
+    Adapter,
+}
+
+impl Part {
+    fn holds(self, slot: &ParameterSlot) -> bool {
+        slot.adapter == (self == Part::Adapter)
+    }
+
+    /// The slots of this part.
+    pub fn of(self, program: &Program) -> impl Iterator<Item = &ParameterSlot> {
+        program.parameters.iter().filter(move |slot| self.holds(slot))
+    }
+}
+
+/// Reads every parameter of a part from files, converting to the type in which it is stored.
+///
+/// Errors name tensors that are missing, superfluous or of another shape, all at once. A
+/// superfluous tensor that equals a used one bit for bit is a tied copy and accepted.
+pub fn load(session: &mut dyn Session, program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
+    check_names(program, part, files, place)?;
+    for slot in part.of(program) {
+        let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+        if view.dtype == slot.weight.dtype {
+            session.write(&slot.weight, view.bytes)?;
+        } else {
+            session.write(&slot.weight, &view.to_host().cast(slot.weight.dtype).bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_names(program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
+    let mut problems = Vec::new();
+    for slot in part.of(program) {
+        if !files.contains(&slot.name) {
+            problems.push(format!("`{}` is missing", slot.name));
+            continue;
+        }
+        let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+        if view.shape != slot.weight.shape {
+            problems.push(format!("`{}` has shape {:?}, the model needs {:?}", slot.name, view.shape, slot.weight.shape));
+        } else if !view.dtype.is_float() {
+            problems.push(format!("`{}` holds {}, expected floating point", slot.name, view.dtype));
+        }
+    }
+    for name in files.names() {
+        let used = part.of(program).any(|slot| slot.name == name);
+        let computed = COMPUTED.iter().any(|ending| name.ends_with(ending));
+        if !used && !computed && !is_tied_copy(program, part, files, name)? {
+            problems.push(format!("`{name}` belongs to nothing in the model"));
+        }
+    }
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let more = problems.len().saturating_sub(20);
+    problems.truncate(20);
+    let rest = if more > 0 { format!("\n  … and {more} more") } else { String::new() };
+    let text = format!("{place}: the weights do not fit the model:\n  {}{rest}", problems.join("\n  "));
+    Err(TrainError::Usage(text))
+}
+
+fn is_tied_copy(program: &Program, part: Part, files: &Weights, name: &str) -> Result<bool> {
+    let extra = files.get(name).map_err(TrainError::model_file)?;
+    let mut used = part.of(program).filter(|slot| slot.weight.shape == extra.shape && files.contains(&slot.name));
+    Ok(used.any(|slot| files.get(&slot.name).is_ok_and(|view| view.bytes == extra.bytes)))
+}
+
+/// Gives every parameter of a part its first values: a function of the seed, the parameter's name
+/// and the element's index.
+pub fn draw(session: &mut dyn Session, program: &Program, part: Part, seed: u64) -> Result<()> {
+    for slot in part.of(program) {
+        let values = drawn(slot, seed);
+        let tensor = HostTensor::from_f32(slot.weight.shape.clone(), &values);
+        session.write(&slot.weight, &tensor.cast(slot.weight.dtype).bytes)?;
+    }
+    Ok(())
+}
+
+fn drawn(slot: &ParameterSlot, seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0f32; slot.weight.len()];
+    let stream = stream_of(&slot.name);
+    let four = |block: usize| words(seed, Purpose::Initialisation, stream, 0, block as u64);
+    values.par_chunks_mut(4).enumerate().for_each(|(block, values)| {
+        let drawn: [f32; 4] = match slot.init {
+            Initializer::Constant(value) => [value; 4],
+            Initializer::Uniform(bound) => four(block).map(|word| (2.0 * unit(word) - 1.0) * bound),
+            Initializer::Normal(deviation) => {
+                let [a, b, c, d] = four(block);
+                let ((w, x), (y, z)) = (normal_pair(a, b), normal_pair(c, d));
+                [w, x, y, z].map(|x| x * deviation)
+            }
+        };
+        values.copy_from_slice(&drawn[..values.len()]);
+    });
+    values
+}
+
+/// The random stream of a parameter: its name, hashed (FNV-1a), so that a model with one more layer
+/// draws the same values for the others.
+fn stream_of(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ byte as u32).wrapping_mul(0x0100_0193))
+}
+
+/// A parameter as it is stored.
+pub fn read(session: &mut dyn Session, slot: &ParameterSlot) -> Result<HostTensor> {
+    let mut tensor = HostTensor::zeros(slot.weight.dtype, slot.weight.shape.clone());
+    session.read(&slot.weight, &mut tensor.bytes)?;
+    Ok(tensor)
+}
+
+/// The gradient of a parameter, each element multiplied with `scale`.
+pub fn read_gradient(session: &mut dyn Session, slot: &ParameterSlot, scale: f32) -> Result<Option<HostTensor>> {
+    let Some(at) = &slot.gradient else { return Ok(None) };
+    assert_eq!(at.dtype, DType::F32, "gradients are kept in f32");
+    let mut bytes = vec![0; at.bytes()];
+    session.read(at, &mut bytes)?;
+    for element in bytes.chunks_exact_mut(4) {
+        let value = f32::from_le_bytes(element.try_into().expect("four bytes")) * scale;
+        element.copy_from_slice(&value.to_le_bytes());
+    }
+    Ok(Some(HostTensor::new(DType::F32, at.shape.clone(), bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use program::{ArenaId, TensorRef};
+
+    use super::*;
+
+    fn slot(name: &str, init: Initializer) -> ParameterSlot {
+        ParameterSlot {
+            name: name.into(),
+            weight: TensorRef::dense(ArenaId(0), 0, DType::F32, [50, 41]),
+            init,
+            adapter: false,
+            trainable: true,
+            decay: true,
+            gradient: None,
+            state: None,
+            master: None,
+        }
+    }
+
+    #[test]
+    fn drawn_values_have_their_distribution_and_depend_on_seed_and_name() {
+        let normal = drawn(&slot("a", Initializer::Normal(0.02)), 7);
+        let deviation = (normal.iter().map(|x| (*x as f64).powi(2)).sum::<f64>() / normal.len() as f64).sqrt();
+        assert!((deviation - 0.02).abs() < 0.001, "{deviation}");
+        assert_eq!(normal, drawn(&slot("a", Initializer::Normal(0.02)), 7));
+        assert_ne!(normal, drawn(&slot("a", Initializer::Normal(0.02)), 8));
+        assert_ne!(normal, drawn(&slot("b", Initializer::Normal(0.02)), 7));
+        let uniform = drawn(&slot("a", Initializer::Uniform(0.5)), 7);
+        let largest = uniform.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let mean = uniform.iter().sum::<f32>() / uniform.len() as f32;
+        assert!(largest <= 0.5 && largest > 0.49 && mean.abs() < 0.02, "{largest} {mean}");
+        assert!(drawn(&slot("a", Initializer::Constant(1.0)), 7).iter().all(|x| *x == 1.0));
+    }
+}

@@ -151,9 +151,14 @@ pub enum Instruction {
     AttentionForward(AttentionForward),
     AttentionBackward(AttentionBackward),
     /// Element by element, between layouts or types.
-    Copy { from: TensorRef, to: TensorRef },
+    Copy {
+        from: TensorRef,
+        to: TensorRef,
+    },
     /// Every byte zero.
-    Zero { at: TensorRef },
+    Zero {
+        at: TensorRef,
+    },
 }
 
 /// Operations and bytes of one instruction: inputs and outputs counted once.

@@ -4,6 +4,7 @@
 //! Invariant: nothing here knows gradients or the list of operations. Kernels are carried as text.
 
 mod backend;
+mod estimate;
 mod instruction;
 mod machine;
 mod memory;
@@ -12,9 +13,10 @@ mod program;
 mod text;
 
 pub use backend::{Backend, BackendError, Session};
+pub use estimate::{Estimate, estimate, kind_of, seconds};
 pub use instruction::{
-    Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch,
-    LowRank, Provenance, Step,
+    Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall,
+    KernelId, Launch, LowRank, Provenance, Step,
 };
 pub use machine::{Arch, Machine};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};

@@ -155,7 +155,7 @@ fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), tra
         d: d.clone(),
         transpose_a: transpose.0,
         transpose_b: transpose.1,
-        scale: if parts { 1.5 } else { 1.0 },
+        scale: if parts { 0.75 } else { 1.0 },
         bias: parts.then(|| bias.clone()),
         accumulate: parts,
         low_rank: if parts { vec![low_rank] } else { vec![] },
@@ -179,7 +179,6 @@ fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), tra
                 (0..k).map(|l| av[at(transpose.0, (m, k), i, l)] * bv[at(transpose.1, (k, n), l, j)]).sum();
             if parts {
                 sum *= 0.75;
-                sum *= 1.5;
                 sum += biasv[j] + dv[i * 3 * n + n + j];
                 if j >= n / 2 {
                     sum += 0.5 * (0..r).map(|l| tv[i * r + l] * lowv[(j - n / 2) * r + l]).sum::<f64>();

@@ -92,10 +92,10 @@ pub(super) fn plan_backward(p: &mut Preparation, instruction: &AttentionBackward
         ])
         .collect();
     let forward_plan = cudnn_plan(p, a, Pass::Forward, &forward)?;
-    if forward_plan.is_some() {
-        if let Some((sdpa, plan)) = cudnn_plan(p, a, Pass::Backward(gradients), &tensors)? {
-            return PlannedCudnn::new(p, a, sdpa, plan, &tensors, Some(&gradients)).map(PlannedAttention::Cudnn);
-        }
+    if forward_plan.is_some()
+        && let Some((sdpa, plan)) = cudnn_plan(p, a, Pass::Backward(gradients), &tensors)?
+    {
+        return PlannedCudnn::new(p, a, sdpa, plan, &tensors, Some(&gradients)).map(PlannedAttention::Cudnn);
     }
     let token_major = forward_plan.is_some_and(|(sdpa, _)| sdpa.ragged);
     plain_backward(p, instruction, token_major).map(PlannedAttention::Plain)
@@ -145,11 +145,11 @@ fn describe(a: &Attention) -> Sdpa {
 /// over all rows.
 fn suits_cudnn(memory: &Memory, a: &Attention, at: &TensorRef) -> bool {
     let [rows, length, _, head_dim] = at.shape[..] else { return false };
-    let aligned = memory.address(at) % 16 == 0 && at.strides[..3].iter().all(|stride| stride % 8 == 0);
+    let aligned = memory.address(at).is_multiple_of(16) && at.strides[..3].iter().all(|stride| stride % 8 == 0);
     let even = rows == 1 || a.documents == Documents::Rows || at.strides[0] == length * at.strides[1];
     at.dtype == DType::BF16
         && at.strides[3] == 1
-        && head_dim % 8 == 0
+        && head_dim.is_multiple_of(8)
         && head_dim <= 128
         && a.window.is_none_or(|window| window >= length)
         && aligned

@@ -217,9 +217,9 @@ impl Case {
         let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(a, b)| a * b).sum::<f64>();
         let [mut o, mut dq, mut dk, mut dv] =
             [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]];
-        for token in 0..self.rows * t {
+        for (token, start) in starts.iter().enumerate() {
             let (row, i) = (token / t, token % t);
-            let first = (starts[token] as usize).max((i + 1).saturating_sub(self.window.unwrap_or(t)));
+            let first = (*start as usize).max((i + 1).saturating_sub(self.window.unwrap_or(t)));
             for head in 0..self.heads {
                 let at = (token * self.heads + head) * d;
                 let key = |j: usize| ((row * t + j) * self.kv_heads + head / groups) * d;

@@ -7,6 +7,7 @@ configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the
 
 from __future__ import annotations
 
+import platform
 import sys
 import warnings
 from argparse import Namespace
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from . import _native, errors
 from .arguments import UsageError, parser, split_overrides
+from .machine import site_packages
 
 Overrides = list[tuple[str, str]]
 
@@ -78,7 +80,18 @@ def _show(options: Namespace, overrides: Overrides) -> int:
     raise errors.RunError(f"`show {options.what}` is not available yet")
 
 
+def _doctor(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    text, findings = _native.examine_machine(site_packages())
+    if options.json:
+        print(findings)
+    else:
+        print(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}")
+    return 0
+
+
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "schema": _schema,
+    "doctor": _doctor,
     "show": _show,
 }

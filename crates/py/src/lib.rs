@@ -4,6 +4,7 @@
 //! into the engine's types and back, and engine errors into exceptions.
 
 mod config;
+mod doctor;
 mod errors;
 mod operations;
 
@@ -16,6 +17,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::config::{Config, config_help, config_schema};
+    #[pymodule_export]
+    use crate::doctor::examine_machine;
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]

@@ -51,6 +51,41 @@ def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | No
 
     accumulate: add to the results instead of overwriting them"""
 
+def sum_squares(*inputs: Tensor | Parameter) -> Any:
+    """sum += Σ x². x f32 [n] → sum f32 [1]."""
+
+def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float]) -> Any:
+    """norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when max_norm is 0; applied = 1. A norm that is not finite gives scale = applied = 0. All f32 [1].
+
+    max_norm: clip the norm to this; 0 for not at all"""
+
+def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
+    """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n], first (m) f32 [n], second (v) f32 [n].
+
+    beta1: decay of the first moment
+    beta2: decay of the second moment
+    epsilon: added to the root of the second moment
+    weight_decay: decoupled: each step takes learning_rate·weight_decay
+    stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
+    seed: key of the random numbers
+    stream: keeps the random numbers of different tensors apart"""
+
+def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
+    """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. gradient f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1], map_signed, map_unsigned f32 [256] → weight [n], first, second u8 [n], first_scale, second_scale f32 [⌈n/256⌉].
+
+    beta1: decay of the first moment
+    beta2: decay of the second moment
+    epsilon: added to the root of the second moment
+    weight_decay: decoupled: each step takes learning_rate·weight_decay
+    stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
+    seed: key of the random numbers
+    stream: keeps the random numbers of different tensors apart"""
+
+def dynamic_map(*inputs: Tensor | Parameter, signed: bool | each[bool]) -> Any:
+    """The code book of `adamw_8bit`'s moments, ascending. → f32 [256].
+
+    signed: with negative values (first moment) or without (second)"""
+
 def rmsnorm(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
     """y = x·r·w, r = 1/√(mean(x²) + eps) over the last axis. x […, H], w [H] → y […, H], r f32 […].
 
@@ -66,6 +101,17 @@ def rmsnorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | each
     """Weight gradient of `rmsnorm`: dw = Σ rows dy·x·r, in f32. x, r, dy → dw f32 [H]. With `accumulate`, added to.
 
     accumulate: add to the result instead of overwriting it"""
+
+def add_rmsnorm(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
+    """`add`, then `rmsnorm` of the sum as it is stored. a, b […, H], w [H] → sum, y […, H], r f32 […].
+
+    eps: added to the mean of squares
+    offset: multiply with 1 + w instead of w"""
+
+def rmsnorm_backward_add(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None) -> Any:
+    """`rmsnorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w [H], r f32 […], dy, residual_gradient […, H] → like x.
+
+    offset: multiply with 1 + w instead of w"""
 
 def stack(*inputs: Tensor | Parameter) -> Any:
     """The inputs [nᵢ, …] under one another → [Σ nᵢ, …]. A view: the inputs lie inside the result."""
@@ -98,13 +144,14 @@ def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, s
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none"""
 
-def matmul(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
-    """y = op(a)·op(b), op(x) is x or its transpose; all axes but the last count as rows. a […, K]·b [K, N] → […, N]; with `transpose_a` a […, M]ᵀ·b […, N] → [M, N].
+def matmul(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, scale: float | each[float] | None = None) -> Any:
+    """y = scale·op(a)·op(b), op(x) is x or its transpose; all axes but the last count as rows. a […, K]·b [K, N] → […, N]; with `transpose_a` a […, M]ᵀ·b […, N] → [M, N].
 
     transpose_a: use the transpose of the first operand
     transpose_b: use the transpose of the second operand
     f32: the result is f32 whatever the operands are
-    accumulate: add to the result instead of overwriting it"""
+    accumulate: add to the result instead of overwriting it
+    scale: factor of the product, 1 if absent"""
 
 def sum_rows(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
     """s = Σ over rows of x, in f32. x […, N] → s f32 [N].

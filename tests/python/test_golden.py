@@ -1,0 +1,157 @@
+"""Llama and Qwen3 against transformers and peft: forward, gradients, packed rows, LoRA, curves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from golden import (
+    CURVE_LOSS,
+    CURVE_NORM,
+    DEVICE,
+    LOGITS,
+    LOSS,
+    Golden,
+    assert_close,
+    assert_gradients_close,
+    assert_weights_close,
+)
+from safetensors.numpy import load_file
+
+import surogate
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def golden(request, shared) -> Golden:
+    return Golden(shared / "golden" / request.param)
+
+
+def test_forward(golden):
+    model = surogate.load(golden.folder, device=DEVICE)
+    ids, positions = golden.inputs["input_ids"], golden.inputs["position_ids"]
+    logits, hidden = model.forward(ids, positions, hidden=True)
+    assert logits.dtype == np.float32
+    assert_close(logits, golden.reference["logits"], LOGITS, "logits")
+    assert_close(hidden[0], golden.reference["hidden.embed"], LOGITS, "hidden.embed")
+    layers = sum(name.startswith("hidden.layer.") for name in golden.reference)
+    assert len(hidden) == layers + 1
+    for i, state in enumerate(hidden[1:]):
+        assert_close(state, golden.reference[f"hidden.layer.{i}"], LOGITS, f"hidden.layer.{i}")
+    np.testing.assert_array_equal(model.forward(ids), logits)
+
+
+def test_loss_and_gradients(golden):
+    model = surogate.load(golden.folder, device=DEVICE)
+    loss, gradients = model.loss_and_gradients(golden.inputs["input_ids"], golden.inputs["labels"])
+    assert abs(loss - golden.reference["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, golden.reference)
+
+
+def test_loss_of_each_token(golden):
+    model = surogate.load(golden.folder, device=DEVICE)
+    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
+    loss, _ = model.loss_and_gradients(ids, labels, per_token=True)
+    np.testing.assert_allclose(loss, golden.reference["per_token_loss"], rtol=0, atol=LOSS)
+
+
+def test_packed_rows(golden):
+    model = surogate.load(golden.folder, device=DEVICE)
+    ids, labels, positions = (golden.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
+    assert_close(model.forward(ids, positions), golden.packed["logits"], LOGITS, "logits")
+    loss, gradients = model.loss_and_gradients(ids, labels, positions)
+    assert abs(loss - golden.packed["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, golden.packed)
+    each, _ = model.loss_and_gradients(ids, labels, positions, per_token=True)
+    np.testing.assert_allclose(each, golden.packed["per_token_loss"], rtol=0, atol=LOSS)
+
+
+def test_weighted_tokens(golden):
+    """Weights 0 and 1 are the same as leaving labels out; a common factor changes nothing."""
+    model = surogate.load(golden.folder, device=DEVICE)
+    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
+    kept = np.arange(labels.size).reshape(labels.shape) % 3 != 0
+    expected, gradients = model.loss_and_gradients(ids, np.where(kept, labels, -100))
+    loss, weighted = model.loss_and_gradients(ids, labels, weights=kept.astype(np.float32) * 0.25)
+    assert abs(loss - expected) <= 1e-6
+    for name, value in gradients.items():
+        assert_close(weighted[name], value, 1e-5, name)
+
+
+def test_lora(golden):
+    model = surogate.load(golden.folder, adapter=golden.folder / "lora", device=DEVICE)
+    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
+    logits = model.forward(ids)
+    assert_close(logits, golden.lora["logits"], LOGITS, "logits")
+    assert_close(logits, golden.lora["merged_logits"], LOGITS, "merged logits")
+    loss, gradients = model.loss_and_gradients(ids, labels)
+    assert abs(loss - golden.lora["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, golden.lora)
+
+
+def test_lora_on_packed_rows(golden):
+    model = surogate.load(golden.folder, adapter=golden.folder / "lora", device=DEVICE)
+    ids, labels, positions = (golden.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
+    assert_close(model.forward(ids, positions), golden.lora["packed.logits"], LOGITS, "logits")
+    loss, gradients = model.loss_and_gradients(ids, labels, positions)
+    assert abs(loss - golden.lora["packed.loss"][0]) <= LOSS
+    assert_gradients_close(gradients, golden.lora, prefix="packed.grad.")
+
+
+@pytest.mark.parametrize("spelling", ["config", "config_v4"])
+@pytest.mark.parametrize(
+    "variant", ["default", "linear", "llama3", "yarn", "yarn_no_truncate", "yarn_mscale", "yarn_attention_factor"]
+)
+def test_rotations(shared, tmp_path, variant, spelling):
+    folder = shared / "golden" / "llama_rope"
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    (tmp_path / "config.json").symlink_to(folder / f"{spelling}.{variant}.json")
+    reference = load_file(folder / "reference.safetensors")
+    model = surogate.load(tmp_path, device=DEVICE)
+    for length, name in ((24, "short"), (80, "long")):
+        logits = model.forward(reference["input_ids"][:, :length])
+        assert_close(logits, reference[f"{variant}.{name}.logits"], LOGITS, name)
+
+
+def curve_config(golden: Golden, output, lora: bool) -> dict:
+    """The recipe of the recorded curves; learning rates are given step by step."""
+    own = {"lora": False}
+    if lora:
+        own = {"lora": True, "adapter": str(golden.folder / "lora"), "lora_dropout": 0.0}
+    return {
+        "model": str(golden.folder),
+        "output_dir": str(output),
+        "device": DEVICE,
+        "torch_dtype": "float32",
+        "sequence_len": 24,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 20,
+        "optimizer": "adamw",
+        "learning_rate": 1e-3,
+        "weight_decay": 0.1,
+        "max_grad_norm": 1.0,
+        "sample_packing": False,
+        **own,
+    }
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_curve(golden, tmp_path, kind):
+    trainer = surogate.Trainer(curve_config(golden, tmp_path / "run", kind == "lora"))
+    for step, row in enumerate(golden.curve[kind]["steps"]):
+        batch = {name: golden.train_inputs[name][step] for name in ("input_ids", "labels")}
+        metrics = trainer.step(batch, learning_rate=row["lr"])
+        assert metrics["step"] == step
+        assert abs(metrics["loss"] - row["loss"]) <= CURVE_LOSS * row["loss"], (step, metrics, row)
+        assert abs(metrics["grad_norm"] - row["grad_norm"]) <= CURVE_NORM * row["grad_norm"], (step, metrics, row)
+    trainer.export(tmp_path / "result")
+    if kind == "lora":
+        ours = load_file(tmp_path / "result" / "adapter_model.safetensors")
+        theirs = load_file(golden.folder / "lora" / "final_adapter.safetensors")
+    elif (golden.folder / "final_model.safetensors").exists():
+        ours = load_file(tmp_path / "result" / "model.safetensors")
+        theirs = load_file(golden.folder / "final_model.safetensors")
+    else:
+        return
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        assert_weights_close(ours[name], value, name)

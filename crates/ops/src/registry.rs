@@ -9,6 +9,7 @@ use crate::view;
 use crate::matmul;
 use crate::embedding;
 use crate::rope;
+use crate::attention;
 use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
@@ -31,6 +32,8 @@ static OPS: &[&dyn Op] = &[
     &norm::RmsNorm,
     &norm::RmsNormBackward,
     &norm::RmsNormWeightGradient,
+    &norm::AddRmsNorm,
+    &norm::RmsNormBackwardAdd,
     &rows::Stack,
     &rows::Unstack,
     &view::Split,
@@ -44,6 +47,8 @@ static OPS: &[&dyn Op] = &[
     &embedding::EmbeddingBackward,
     &rope::RopeFrequencies,
     &rope::Rope,
+    &attention::Attention,
+    &attention::AttentionBackward,
 ];
 
 /// Every operation, in the order of the list.

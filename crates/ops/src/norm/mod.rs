@@ -2,4 +2,4 @@
 
 mod rmsnorm;
 
-pub use rmsnorm::{RmsNorm, RmsNormBackward, RmsNormWeightGradient};
+pub use rmsnorm::{AddRmsNorm, RmsNorm, RmsNormBackward, RmsNormBackwardAdd, RmsNormWeightGradient};

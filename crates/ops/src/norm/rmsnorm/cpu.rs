@@ -17,6 +17,25 @@ fn dot<T: Real>(a: impl Iterator<Item = T>) -> T {
     a.sum()
 }
 
+/// y of one row; gives r.
+pub fn forward_row<T: Real>(x: &[T], w: &[T], eps: T, offset: bool, y: &mut [T]) -> T {
+    let mean = dot(x.iter().map(|v| *v * *v)) / T::from_f64(x.len() as f64);
+    let r = T::from_f64(1.0) / (mean + eps).sqrt();
+    for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+        *y = *x * r * weight_at(*w, offset);
+    }
+    r
+}
+
+/// dx of one row.
+pub fn backward_row<T: Real>(x: &[T], w: &[T], r: T, dy: &[T], offset: bool, dx: &mut [T]) {
+    let gradient = |i: usize| dy[i] * weight_at(w[i], offset);
+    let mean = dot((0..x.len()).map(|i| gradient(i) * x[i])) / T::from_f64(x.len() as f64);
+    for i in 0..x.len() {
+        dx[i] = r * (gradient(i) - x[i] * r * r * mean);
+    }
+}
+
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
@@ -24,13 +43,7 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let columns = w.len();
     let [y, r] = call.outputs_mut();
     let rows = y.real().par_chunks_mut(columns).zip(r.real().par_iter_mut()).zip(x.par_chunks(columns));
-    rows.for_each(|((y, r), x)| {
-        let mean = dot(x.iter().map(|v| *v * *v)) / T::from_f64(columns as f64);
-        *r = T::from_f64(1.0) / (mean + eps).sqrt();
-        for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
-            *y = *x * *r * weight_at(*w, offset);
-        }
-    });
+    rows.for_each(|((y, r), x)| *r = forward_row(x, w, eps, offset, y));
 }
 
 pub fn backward<T: Real>(call: &mut Call<'_, T>) {
@@ -40,13 +53,7 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
     let columns = w.len();
     let [dx] = call.outputs_mut();
     let rows = dx.real().par_chunks_mut(columns).zip(x.par_chunks(columns)).zip(dy.par_chunks(columns)).zip(r);
-    rows.for_each(|(((dx, x), dy), r)| {
-        let gradient = |i: usize| dy[i] * weight_at(w[i], offset);
-        let mean = dot((0..columns).map(|i| gradient(i) * x[i])) / T::from_f64(columns as f64);
-        for i in 0..columns {
-            dx[i] = *r * (gradient(i) - x[i] * *r * *r * mean);
-        }
-    });
+    rows.for_each(|(((dx, x), dy), r)| backward_row(x, w, *r, dy, offset, dx));
 }
 
 pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {

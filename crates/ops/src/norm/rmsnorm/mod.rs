@@ -4,7 +4,9 @@
 //! With `offset`, the weight acts as (1 + w), as Gemma stores it.
 
 mod cpu;
+mod fuse;
 
+pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
 use tensor::Attrs;
@@ -116,10 +118,7 @@ impl Op for RmsNorm {
         let example = |shape: Vec<usize>, attrs: Attrs| {
             let weight = vec![*shape.last().expect("shapes here have axes")];
             Example::new(
-                vec![
-                    ExampleInput::Normal { shape, scale: 1.0 },
-                    ExampleInput::Normal { shape: weight, scale: 1.0 },
-                ],
+                vec![ExampleInput::Normal { shape, scale: 1.0 }, ExampleInput::Normal { shape: weight, scale: 1.0 }],
                 attrs,
             )
             .differentiate(&[0, 1])
@@ -262,9 +261,6 @@ impl Op for RmsNormWeightGradient {
             )
             .with_state(vec![ExampleInput::NormalF32 { shape: vec![columns], scale: 1.0 }])
         };
-        vec![
-            example(150, 64, Attrs::new()),
-            example(7, 300, Attrs::new().with("accumulate", true)),
-        ]
+        vec![example(150, 64, Attrs::new()), example(7, 300, Attrs::new().with("accumulate", true))]
     }
 }

@@ -146,25 +146,34 @@ pub struct Opened<T> {
     pub origin: Origin,
 }
 
-/// Opens by absolute path, or by bare name through the loader when no folder holds the file.
+/// Opens by absolute path, or by bare name through the loader. The driver belongs to the system, so
+/// there the loader is asked before the system's folders.
 fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
-    match search.locate(kind) {
+    let found = search.locate(kind);
+    let loader_first = kind == Kind::Driver && !matches!(found, Ok((Origin::Variable, _)));
+    if loader_first && let Some(opened) = ask_loader(search, kind) {
+        return Ok(opened);
+    }
+    match found {
         Ok((origin, path)) => {
             if kind == Kind::Nvrtc {
                 preload_nvrtc_builtins(&path)?;
             }
             Ok((load(&path)?, path, origin))
         }
-        Err(mut tried) => {
-            for file in kind.files().iter().filter(|_| search.ask_loader) {
-                if let Ok(library) = load(Path::new(file)) {
-                    return Ok((library, PathBuf::from(file), Origin::System));
-                }
-                tried.push(format!("{file} by the loader's search"));
+        Err(mut tried) => ask_loader(search, kind).ok_or_else(|| {
+            if search.ask_loader {
+                tried.extend(kind.files().iter().map(|file| format!("{file} by the loader's search")));
             }
-            Err(Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint() })
-        }
+            Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint() }
+        }),
     }
+}
+
+fn ask_loader(search: &Search, kind: Kind) -> Option<(Library, PathBuf, Origin)> {
+    let files = kind.files().iter().filter(|_| search.ask_loader);
+    let mut opened = files.filter_map(|file| Some((load(Path::new(file)).ok()?, PathBuf::from(file), Origin::System)));
+    opened.next()
 }
 
 /// NVRTC opens its builtins by bare name and has no run path: they must be in the process before.

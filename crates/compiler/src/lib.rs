@@ -6,9 +6,9 @@
 mod autodiff;
 mod call;
 mod lower;
-mod manager;
 pub mod memory;
 mod options;
+mod pass;
 mod passes;
 mod recipes;
 mod update;
@@ -19,7 +19,7 @@ use thiserror::Error;
 
 pub use autodiff::differentiate;
 pub use call::compile_call;
-pub use manager::{Observer, PassTrace, Passes};
+pub use pass::{Observer, PassTrace, Passes};
 pub use options::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
 pub use passes::expand::expand;
 

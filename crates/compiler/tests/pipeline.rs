@@ -108,9 +108,9 @@ fn rewrites_find_what_they_are_for() {
     assert_eq!(count("add"), 0, "{graph}");
 }
 
-fn load(options: &CompileOptions) -> (Graph, Box<dyn Session>) {
+fn load(options: &CompileOptions, machine: &Machine) -> (Graph, Box<dyn Session>) {
     let graph = train_graph(options, None);
-    let program = Arc::new(compile(&model(), options, &machine()).unwrap());
+    let program = Arc::new(compile(&model(), options, machine).unwrap());
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
     let given = contents::<f32>(&graph);
     for (parameter, slot) in graph.parameters.iter().zip(&program.parameters) {
@@ -141,7 +141,7 @@ fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
 fn the_program_computes_what_the_graph_says() {
     for adapter in [None, Some(adapter())] {
         let options = CompileOptions { adapter, ..options() };
-        let (graph, mut session) = load(&options);
+        let (graph, mut session) = load(&options, &machine());
         let program = session.program().clone();
         let (loss, gradients) = loss_and_gradients(&graph, &contents::<f32>(&graph));
         let first = program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap();
@@ -180,7 +180,7 @@ fn buffers_that_live_together_are_apart() {
 
 #[test]
 fn updates_follow_the_loss_down() {
-    let (_, mut session) = load(&options());
+    let (_, mut session) = load(&options(), &machine());
     let program = session.program().clone();
     let first = program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap();
     let update = program.entry(EntryKind::Update, None).unwrap();
@@ -213,4 +213,26 @@ fn mistakes_name_their_place() {
     let message = compile(&model(), &CompileOptions { adapter: Some(adapter), ..options() }, &machine());
     let message = message.unwrap_err().to_string();
     assert!(message.contains("`q_proj`") && message.contains("gate_proj"), "{message}");
+}
+
+/// A program for a GPU carries kernels and other choices; the CPU runs it all the same.
+#[test]
+fn a_program_for_an_h200_runs_on_the_cpu() {
+    let options = CompileOptions { adapter: Some(adapter()), ..options() };
+    let (_, mut here) = load(&options, &machine());
+    let (_, mut there) = load(&options, &Machine::h200());
+    assert!(!there.program().kernels.is_empty() && here.program().kernels.is_empty());
+    for session in [&mut here, &mut there] {
+        let first = session.program().entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap();
+        session.run(first).unwrap();
+    }
+    for (name, at) in here.program().clone().scalars.iter().filter(|(_, at)| at.dtype == tensor::DType::F32) {
+        assert_eq!(read(here.as_mut(), at), read(there.as_mut(), at), "{name}");
+    }
+    let slots = here.program().clone();
+    for slot in slots.parameters.iter().filter(|p| p.trainable) {
+        let other = there.program().parameter(&slot.name).unwrap().gradient.clone().unwrap();
+        let (a, b) = (read(here.as_mut(), slot.gradient.as_ref().unwrap()), read(there.as_mut(), &other));
+        assert_eq!(a, b, "{}", slot.name);
+    }
 }

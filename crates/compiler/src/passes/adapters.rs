@@ -22,10 +22,11 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
     let micro_step = (dropout > 0.0).then(|| graph.add_input("micro_step", Element::I32, vec![1]));
     let mut dropped: HashMap<ValueId, ValueId> = HashMap::new();
     let mut hits = vec![0usize; adapter.targets.len()];
+    let uses = graph.use_counts();
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result = Vec::with_capacity(nodes.len() * 2);
     for mut node in nodes {
-        if let Some(module) = target_module(graph, &node, &targets, &mut hits) {
+        if let Some(module) = target_module(graph, &node, &uses, &targets, &mut hits) {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
             let x = node.inputs[0];
@@ -82,12 +83,23 @@ fn matrix(
     parameter.value
 }
 
-/// The module name of a targeted linear.
-fn target_module(graph: &Graph, node: &Node, targets: &Targets, hits: &mut [usize]) -> Option<String> {
+/// The module name of a targeted linear. A weight with other uses is a tied embedding, not a linear
+/// module of the model.
+fn target_module(
+    graph: &Graph,
+    node: &Node,
+    uses: &[usize],
+    targets: &Targets,
+    hits: &mut [usize],
+) -> Option<String> {
     if node.op != "linear" {
         return None;
     }
-    let Origin::Parameter(id) = graph.value(*node.inputs.get(1)?).origin else { return None };
+    let weight = *node.inputs.get(1)?;
+    let Origin::Parameter(id) = graph.value(weight).origin else { return None };
+    if uses[weight.0 as usize] > 1 {
+        return None;
+    }
     let module = graph.parameter(id).name.strip_suffix(".weight")?.to_owned();
     targets.matches(&module, hits).then_some(module)
 }

@@ -1,4 +1,4 @@
-//! The pass manager: runs a pass, verifies what it left, and tells an observer. Dumping, timing by
+//! Runs a pass, verifies what it left, and tells an observer. Dumping, timing by
 //! the caller, stopping after a pass and bisection need nothing in the passes themselves.
 
 use graph::Graph;
@@ -21,7 +21,7 @@ pub type Observer<'a> = Box<dyn FnMut(PassTrace<'_>) + 'a>;
 /// means and always run.
 const OPTIONAL: &[&str] = &["merge_linears", "common_subexpressions", "dead_code", "fuse"];
 
-/// The manager. The default one only verifies.
+/// How passes are run. The default only verifies.
 #[derive(Default)]
 pub struct Passes<'a> {
     observer: Option<Observer<'a>>,

@@ -1,11 +1,12 @@
-//! The project's own chores: `cargo xtask generate [--check]`. One file for each; this one only picks it.
+//! The project's own chores: `cargo xtask generate [--check] | tidy`. One file for each; this one only picks it.
 
 mod generate;
+mod tidy;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask generate [--check]";
+const USAGE: &str = "usage: cargo xtask generate [--check] | tidy";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -14,6 +15,7 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["generate"] => generate::run(root, false),
         ["generate", "--check"] => generate::run(root, true),
+        ["tidy"] => tidy::run(root),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

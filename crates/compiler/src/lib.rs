@@ -19,8 +19,8 @@ use thiserror::Error;
 
 pub use autodiff::differentiate;
 pub use call::compile_call;
-pub use pass::{Observer, PassTrace, Passes};
 pub use options::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 
 /// Why a model does not become a program.

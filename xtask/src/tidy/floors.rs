@@ -1,0 +1,165 @@
+//! The floors: which crate may use which, checked over `cargo metadata`.
+//!
+//! A crate uses crates of lower floors only, and of those only the ones its row names. Knows the plan of the house and
+//! nothing of what stands in the crates.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::Finding;
+
+/// One crate's place in the house.
+struct Room {
+    name: &'static str,
+    floor: u8,
+    /// Crates it may use.
+    uses: &'static [&'static str],
+    /// Crates that its tests may use besides, upwards too.
+    tests_use: &'static [&'static str],
+}
+
+const fn room(
+    name: &'static str,
+    floor: u8,
+    uses: &'static [&'static str],
+    tests_use: &'static [&'static str],
+) -> Room {
+    Room { name, floor, uses, tests_use }
+}
+
+const PLAN: &[Room] = &[
+    room("tensor", 0, &[], &[]),
+    room("options", 0, &[], &[]),
+    room("graph", 1, &["tensor"], &[]),
+    room("program", 1, &["tensor"], &[]),
+    room("data", 1, &["tensor", "options"], &[]),
+    room("ops", 2, &["tensor", "graph", "program"], &[]),
+    room("compiler", 3, &["tensor", "graph", "program", "ops"], &["cpu"]),
+    room("cpu", 3, &["tensor", "program", "ops"], &["graph", "compiler"]),
+    // The device backend sees operations as text in a program; only its tests hold it against the references.
+    room("cuda", 3, &["tensor", "options", "program"], &["graph", "ops", "compiler", "cpu"]),
+    room("train", 4, &["tensor", "options", "graph", "program", "data", "compiler", "cpu", "cuda"], &["ops"]),
+    room("py", 5, &["tensor", "options", "graph", "program", "data", "ops", "compiler", "cpu", "cuda", "train"], &[]),
+    room("xtask", 6, &["tensor", "options", "graph", "program", "ops", "compiler", "cuda", "train"], &[]),
+];
+
+/// Crates from outside that only the named crates may use: what is heavy to build, or what opens a door to the machine.
+const DOORS: &[(&str, &[&str])] = &[
+    ("arrow", &["data"]),
+    ("parquet", &["data"]),
+    ("object_store", &["data"]),
+    ("tokenizers", &["data"]),
+    ("minijinja", &["data"]),
+    ("memmap2", &["data"]),
+    ("granit-parser", &["options"]),
+    ("libloading", &["cuda"]),
+    ("pyo3", &["py"]),
+    ("numpy", &["py"]),
+];
+
+/// What `cargo metadata --no-deps` says of the repository at `root`.
+///
+/// # Errors
+/// cargo cannot be run or fails.
+pub fn metadata(root: &Path) -> Result<Value, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let told = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root)
+        .output()
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    if !told.status.success() {
+        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&told.stderr).trim()));
+    }
+    serde_json::from_slice(&told.stdout).map_err(|error| format!("cargo metadata gave no JSON: {error}"))
+}
+
+fn texts<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+/// Holds every package against the plan.
+pub fn check(metadata: &Value) -> Vec<Finding> {
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut found = Vec::new();
+    for package in packages {
+        let name = texts(package, "name");
+        let Some(room) = PLAN.iter().find(|room| room.name == name) else {
+            found.push(Finding::hard(
+                name,
+                "this crate has no floor: give it a row in xtask/src/tidy/floors.rs and in ARCHITECTURE.md",
+            ));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            let (used, kind) = (texts(dependency, "name"), texts(dependency, "kind"));
+            found.extend(check_use(room, used, kind == "dev"));
+        }
+    }
+    found
+}
+
+fn check_use(room: &Room, used: &str, in_tests: bool) -> Option<Finding> {
+    if let Some((_, holders)) = DOORS.iter().find(|(door, _)| *door == used) {
+        let allowed = in_tests || holders.contains(&room.name);
+        return (!allowed).then(|| Finding::hard(room.name, format!("uses `{used}`, which only {holders:?} may use")));
+    }
+    let target = PLAN.iter().find(|other| other.name == used)?;
+    if room.uses.contains(&used) || (in_tests && room.tests_use.contains(&used)) {
+        return None;
+    }
+    Some(Finding::hard(
+        room.name,
+        format!("(floor {}) may not use `{used}` (floor {}); it may use {:?}", room.floor, target.floor, room.uses),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn package(name: &str, uses: &[(&str, Option<&str>)]) -> Value {
+        let dependencies: Vec<Value> = uses.iter().map(|(name, kind)| json!({"name": name, "kind": kind})).collect();
+        json!({"name": name, "dependencies": dependencies})
+    }
+
+    fn messages(packages: &[Value]) -> Vec<String> {
+        check(&json!({ "packages": packages })).iter().map(Finding::to_string).collect()
+    }
+
+    #[test]
+    fn no_row_of_the_plan_points_up_or_sideways() {
+        for room in PLAN {
+            for used in room.uses {
+                let target = PLAN.iter().find(|other| other.name == *used).unwrap_or_else(|| panic!("no room {used}"));
+                assert!(target.floor < room.floor, "{} uses {used}, which is not below it", room.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_use_upwards_sideways_or_of_a_room_not_named_is_found() {
+        assert!(messages(&[package("graph", &[("tensor", None), ("serde", None)])]).is_empty());
+        for (name, used) in [("tensor", "graph"), ("cuda", "cpu"), ("cuda", "ops"), ("compiler", "data")] {
+            let found = messages(&[package(name, &[(used, None)])]);
+            assert_eq!(found.len(), 1, "{name} -> {used}");
+            assert!(found[0].contains(&format!("may not use `{used}`")), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn tests_may_look_up_only_where_it_is_stated() {
+        assert!(messages(&[package("cuda", &[("ops", Some("dev"))])]).is_empty());
+        assert_eq!(messages(&[package("ops", &[("cpu", Some("dev"))])]).len(), 1);
+    }
+
+    #[test]
+    fn unknown_crates_and_guarded_doors_are_found() {
+        assert!(messages(&[package("attic", &[])])[0].contains("no floor"));
+        assert!(messages(&[package("train", &[("tokenizers", None)])])[0].contains("only [\"data\"]"));
+    }
+}

@@ -25,6 +25,7 @@ mod vector;
 mod matmul;
 mod embedding;
 mod rope;
+mod attention;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

@@ -1,0 +1,101 @@
+//! Launches of the attention kernels of this folder.
+
+use program::{Arg, TensorRef};
+use tensor::DType;
+
+use super::{Extents, MAX_HEAD_DIM, Reading};
+use crate::kernel::{KernelSpec, LowerCall, device_type};
+
+const SOURCE: &str = include_str!("attention.cu");
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../cuda/types.cuh")), ("reduce.cuh", include_str!("../cuda/reduce.cuh"))];
+
+/// Warps of one block.
+const WARPS: usize = 4;
+
+/// Queries or keys that one warp holds: as many as fit into 48 KiB of shared memory with a tile.
+fn per_warp(head_dim: usize) -> usize {
+    if head_dim <= 128 { 4 } else { 1 }
+}
+
+/// `X_T` and the strides `X_B`, `X_S`, `X_H` of a tensor [B, T, heads, D].
+fn strides(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
+    assert!(tensor.strides[3] == 1 || tensor.shape[3] == 1, "the columns of a head lie behind one another: {tensor}");
+    let axes = ["B", "S", "H"].into_iter().zip(&tensor.strides);
+    let mut defines: Vec<_> = axes.map(|(axis, stride)| (format!("{name}_{axis}"), stride.to_string())).collect();
+    defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
+    defines
+}
+
+/// A kernel whose blocks divide the tokens of `heads` heads among themselves.
+fn spec(
+    entry: &'static str,
+    part: &str,
+    call: &LowerCall<'_>,
+    heads: usize,
+    tensors: &[(&str, &TensorRef)],
+    args: Vec<Arg>,
+) -> KernelSpec {
+    let e = Extents::of(&call.inputs[0].shape, &call.inputs[1].shape);
+    assert!(e.head_dim <= MAX_HEAD_DIM, "attention kernels hold heads of up to {MAX_HEAD_DIM} columns, not {}", e.head_dim);
+    let reading = Reading::checked(call.attrs);
+    let per_warp = per_warp(e.head_dim);
+    let numbers = [
+        (part, 1),
+        ("TOKENS", e.tokens),
+        ("HEADS", e.heads),
+        ("KV_HEADS", e.kv_heads),
+        ("D", e.head_dim),
+        ("WINDOW", reading.window.unwrap_or(0).min(e.tokens)),
+        ("WARPS", WARPS),
+        ("PER_WARP", per_warp),
+    ];
+    let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+    defines.push(("SCALE".to_owned(), format!("{:e}f", reading.scale as f32)));
+    for (name, tensor) in tensors {
+        defines.extend(strides(name, tensor));
+    }
+    KernelSpec {
+        entry,
+        source: SOURCE.to_owned(),
+        headers: HEADERS.to_vec(),
+        defines,
+        grid: [e.tokens.div_ceil(WARPS * per_warp) as u32, heads as u32, e.batch as u32],
+        block: [WARPS as u32 * 32, 1, 1],
+        shared_bytes: 0,
+        args,
+    }
+}
+
+fn assert_dense(tensors: &[&TensorRef]) {
+    for tensor in tensors {
+        assert!(tensor.is_dense(), "row statistics and document starts lie without gaps: {tensor}");
+    }
+}
+
+pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
+    let [q, k, v, starts] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    assert_dense(&[starts, &call.outputs[1]]);
+    let tensors = [("Q", q), ("K", k), ("V", v), ("O", &call.outputs[0])];
+    let args = (0..4).map(Arg::Input).chain([Arg::Output(0), Arg::Output(1)]).collect();
+    vec![spec("attention_forward", "FORWARD", call, q.shape[2], &tensors, args)]
+}
+
+/// The row sums d_o·o, f32 [B, heads, T].
+pub fn backward_scratch(call: &LowerCall<'_>) -> usize {
+    call.inputs[4].len() * DType::F32.size()
+}
+
+pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
+    let [q, k, v, o, lse, d_o, starts] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [dq, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
+    assert_dense(&[starts, lse]);
+    let delta = Arg::Scratch(0);
+    let queries = [("Q", q), ("K", k), ("V", v), ("O", o), ("DO", d_o), ("DQ", dq)];
+    let args = (0..7).map(Arg::Input).chain([delta.clone(), Arg::Output(0)]).collect();
+    let first = spec("attention_backward_q", "BACKWARD_Q", call, q.shape[2], &queries, args);
+    let keys = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DK", dk), ("DV", dv)];
+    let inputs = [0, 1, 2, 4, 5, 6].map(Arg::Input);
+    let args = inputs.into_iter().chain([delta, Arg::Output(1), Arg::Output(2)]).collect();
+    vec![first, spec("attention_backward_kv", "BACKWARD_KV", call, k.shape[2], &keys, args)]
+}

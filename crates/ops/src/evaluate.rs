@@ -70,11 +70,24 @@ pub fn apply<T: Evaluate>(
     inputs: &[(&[usize], &Array<T>)],
     outputs: &mut [(Vec<usize>, Array<T>)],
 ) {
+    apply_stored(op, attrs, inputs, outputs, &vec![DType::F32; outputs.len()])
+}
+
+/// The same, with the types in which the floating-point results will be stored. Rounding to them is
+/// left to the caller, as a backend does it.
+pub fn apply_stored<T: Evaluate>(
+    op: &dyn Op,
+    attrs: &Attrs,
+    inputs: &[(&[usize], &Array<T>)],
+    outputs: &mut [(Vec<usize>, Array<T>)],
+    storage: &[DType],
+) {
     let inputs: Vec<Input<'_, T>> = inputs.iter().map(|(shape, a)| Input { shape, data: a.data() }).collect();
     let mut outputs: Vec<Output<'_, T>> = outputs
         .iter_mut()
-        .map(|(shape, array)| match array {
-            Array::Real(data) => Output::Real { shape, data, storage: DType::F32 },
+        .zip(storage)
+        .map(|((shape, array), storage)| match array {
+            Array::Real(data) => Output::Real { shape, data, storage: *storage },
             Array::Int(data) => Output::Int { shape, data },
             Array::Byte(data) => Output::Byte { shape, data },
         })

@@ -6,6 +6,7 @@
 mod append;
 mod call;
 pub mod evaluate;
+pub mod examples;
 mod gradient;
 mod kernel;
 mod op;

@@ -174,6 +174,17 @@ impl DocumentSet {
         DocumentSet { corpus, members }
     }
 
+    /// Splits off a share of the documents for validation, in 0..1, by the rule of [`crate::order::split`]. Returns
+    /// (training, validation).
+    pub fn split(&self, ratio: f64, seed: u64) -> (Self, Self) {
+        let (training, validation) = crate::order::split(self.len(), ratio, seed);
+        let part = |chosen: Vec<u32>| DocumentSet {
+            corpus: self.corpus.clone(),
+            members: chosen.into_iter().map(|i| self.members[i as usize]).collect(),
+        };
+        (part(training), part(validation))
+    }
+
     pub fn len(&self) -> usize {
         self.members.len()
     }

@@ -29,7 +29,7 @@ pub use dataset::{ConversationColumns, DatasetKind, DatasetSpec, InstructionColu
 pub use dialogue::{DialogueEncoder, DialogueOptions};
 pub use document::{Corpus, Document, DocumentSet, Truncation};
 pub use error::{DataError, RowError, RowReason};
-pub use loader::{Extent, Loader, LoaderSpec, Position, Rows, extent};
+pub use loader::{Extent, Layout, Loader, LoaderSpec, Position, extent};
 pub use prepare::{PrepareOptions, Prepared, prepare};
 pub use spans::Message;
 pub use summary::{DatasetSummary, Summary};

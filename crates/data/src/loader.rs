@@ -16,7 +16,7 @@ use crate::packing::best_fit;
 
 /// How documents become rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rows {
+pub enum Layout {
     /// Several documents a row, best-fit inside windows of documents.
     Packed,
     /// One document a row, each micro-batch padded to the smallest of these lengths that holds its longest row. The
@@ -31,7 +31,7 @@ pub struct LoaderSpec {
     pub batch_size: usize,
     /// Tokens of a row.
     pub seq_len: usize,
-    pub rows: Rows,
+    pub layout: Layout,
     /// `false` keeps the order of the data in every epoch.
     pub shuffle: bool,
     pub seed: u64,
@@ -82,9 +82,9 @@ impl Cursor {
         let begin = window as usize * WINDOW;
         let members = &self.documents.members;
         let chosen: Vec<u32> = order[begin..(begin + WINDOW).min(n)].iter().map(|&i| members[i as usize]).collect();
-        match self.spec.rows {
-            Rows::Padded(_) => chosen.into_iter().map(|document| vec![document]).collect(),
-            Rows::Packed => {
+        match self.spec.layout {
+            Layout::Padded(_) => chosen.into_iter().map(|document| vec![document]).collect(),
+            Layout::Packed => {
                 let lengths: Vec<usize> = chosen.iter().map(|&d| self.documents.corpus.length(d as usize)).collect();
                 let rows = best_fit(&lengths, self.spec.seq_len);
                 rows.into_iter().map(|row| row.into_iter().map(|i| chosen[i as usize]).collect()).collect()
@@ -131,9 +131,9 @@ impl Cursor {
         }
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum::<usize>();
         let longest = rows.iter().map(length_of).max().unwrap_or(0);
-        let seq_len = match &self.spec.rows {
-            Rows::Packed => self.spec.seq_len,
-            Rows::Padded(lengths) => {
+        let seq_len = match &self.spec.layout {
+            Layout::Packed => self.spec.seq_len,
+            Layout::Padded(lengths) => {
                 lengths.iter().copied().find(|&length| length >= longest).unwrap_or(self.spec.seq_len)
             }
         };
@@ -275,7 +275,7 @@ impl Cursor {
             let problem = format!("a document has {length} tokens, a row {}", spec.seq_len);
             return Err(DataError::invalid("datasets", problem).hint("prepare them with max_length = sequence_len"));
         }
-        if let Rows::Padded(lengths) = &spec.rows {
+        if let Layout::Padded(lengths) = &spec.layout {
             assert!(lengths.is_sorted() && lengths.last() == Some(&spec.seq_len), "buckets end at the row length");
         }
         Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None })

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns,
-    LoaderSpec, PrepareOptions, Prepared, RowReason, Rows, SystemPrompt, Tokenizer, Truncation, extent, prepare,
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns, Layout,
+    LoaderSpec, PrepareOptions, Prepared, RowReason, SystemPrompt, Tokenizer, Truncation, extent, prepare,
 };
 
 fn stories() -> PathBuf {
@@ -90,7 +90,7 @@ fn instructions_train_the_answer_and_the_end_token() {
     let spec = LoaderSpec {
         batch_size: 2,
         seq_len: 1024,
-        rows: Rows::Packed,
+        layout: Layout::Packed,
         shuffle: true,
         seed: 1,
         epochs: Some(1),

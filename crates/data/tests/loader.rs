@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use data::{Batch, Corpus, Document, DocumentSet, IGNORE, Loader, LoaderSpec, Position, Rows, extent};
+use data::{Batch, Corpus, Document, DocumentSet, IGNORE, Layout, Loader, LoaderSpec, Position, extent};
 
 const PAD: i32 = 0;
 
@@ -17,8 +17,8 @@ fn corpus(count: usize) -> DocumentSet {
     DocumentSet::all(Arc::new(corpus))
 }
 
-fn spec(rows: Rows, prefetch: usize) -> LoaderSpec {
-    LoaderSpec { batch_size: 3, seq_len: 32, rows, shuffle: true, seed: 11, epochs: Some(2), pad_id: PAD, prefetch }
+fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
+    LoaderSpec { batch_size: 3, seq_len: 32, layout, shuffle: true, seed: 11, epochs: Some(2), pad_id: PAD, prefetch }
 }
 
 fn batches(documents: &DocumentSet, spec: &LoaderSpec, from: Position) -> Vec<Batch> {
@@ -63,8 +63,8 @@ fn check(batch: &Batch, documents: &DocumentSet, seen: &mut BTreeMap<usize, usiz
 #[test]
 fn every_document_comes_once_an_epoch_whole() {
     let documents = corpus(100);
-    for rows in [Rows::Packed, Rows::Padded(vec![8, 16, 32]), Rows::Padded(vec![32])] {
-        let spec = spec(rows, 0);
+    for layout in [Layout::Packed, Layout::Padded(vec![8, 16, 32]), Layout::Padded(vec![32])] {
+        let spec = spec(layout, 0);
         let mut seen = BTreeMap::new();
         let all = batches(&documents, &spec, Position::default());
         all.iter().for_each(|batch| check(batch, &documents, &mut seen));
@@ -77,7 +77,7 @@ fn every_document_comes_once_an_epoch_whole() {
 #[test]
 fn padded_rows_take_the_smallest_bucket() {
     let documents = corpus(40);
-    let all = batches(&documents, &spec(Rows::Padded(vec![8, 16, 32]), 0), Position::default());
+    let all = batches(&documents, &spec(Layout::Padded(vec![8, 16, 32]), 0), Position::default());
     let mut lengths: Vec<usize> = all.iter().map(|batch| batch.seq_len).collect();
     lengths.sort_unstable();
     lengths.dedup();
@@ -93,9 +93,9 @@ fn padded_rows_take_the_smallest_bucket() {
 #[test]
 fn epochs_differ_and_repeat_exactly() {
     let documents = corpus(100);
-    let all = batches(&documents, &spec(Rows::Packed, 0), Position::default());
-    assert_eq!(all, batches(&documents, &spec(Rows::Packed, 2), Position::default()));
-    let other = LoaderSpec { seed: 12, ..spec(Rows::Packed, 0) };
+    let all = batches(&documents, &spec(Layout::Packed, 0), Position::default());
+    assert_eq!(all, batches(&documents, &spec(Layout::Packed, 2), Position::default()));
+    let other = LoaderSpec { seed: 12, ..spec(Layout::Packed, 0) };
     assert_ne!(all, batches(&documents, &other, Position::default()));
     let half = all.len() / 2;
     assert_ne!(all[0], all[half]);
@@ -105,7 +105,7 @@ fn epochs_differ_and_repeat_exactly() {
 fn a_stored_position_continues_exactly() {
     let documents = corpus(100);
     for prefetch in [0, 4] {
-        let spec = spec(Rows::Packed, prefetch);
+        let spec = spec(Layout::Packed, prefetch);
         let all = batches(&documents, &spec, Position::default());
         let mut loader = Loader::new(documents.clone(), spec.clone(), Position::default()).unwrap();
         for taken in 0..all.len() {
@@ -121,7 +121,7 @@ fn a_stored_position_continues_exactly() {
 #[test]
 fn without_shuffling_the_order_is_that_of_the_data() {
     let documents = corpus(50);
-    let spec = LoaderSpec { shuffle: false, ..spec(Rows::Padded(vec![32]), 0) };
+    let spec = LoaderSpec { shuffle: false, ..spec(Layout::Padded(vec![32]), 0) };
     let firsts: Vec<i32> = batches(&documents, &spec, Position::default())
         .iter()
         .flat_map(|batch| batch.input_ids.chunks(batch.seq_len).map(|row| row[0]).collect::<Vec<_>>())
@@ -134,7 +134,7 @@ fn without_shuffling_the_order_is_that_of_the_data() {
 #[test]
 fn the_extent_counts_what_the_loader_gives() {
     let documents = corpus(64);
-    let spec = spec(Rows::Packed, 0);
+    let spec = spec(Layout::Packed, 0);
     let extent = extent(&documents, &spec).unwrap();
     let mut rows = 0;
     for batch in batches(&documents, &spec, Position::default()) {
@@ -149,7 +149,7 @@ fn the_extent_counts_what_the_loader_gives() {
 fn own_positions_and_inner_borders_survive() {
     let mut corpus = Corpus::default();
     corpus.push(Document { positions: Some(vec![3, 4, 0, 1]), ..Document::all_trained(vec![5, 6, 7, 8]) });
-    let spec = LoaderSpec { batch_size: 1, seq_len: 6, ..spec(Rows::Packed, 0) };
+    let spec = LoaderSpec { batch_size: 1, seq_len: 6, ..spec(Layout::Packed, 0) };
     let batch = batches(&DocumentSet::all(Arc::new(corpus)), &spec, Position::default()).remove(0);
     assert_eq!(batch.position_ids, [3, 4, 0, 1, 0, 1]);
     assert_eq!(batch.document_start, [0, 0, 2, 2, 4, 4]);
@@ -157,18 +157,37 @@ fn own_positions_and_inner_borders_survive() {
 }
 
 #[test]
+fn batches_equal_those_made_from_labels() {
+    for layout in [Layout::Packed, Layout::Padded(vec![16, 32])] {
+        for batch in batches(&corpus(60), &spec(layout, 0), Position::default()) {
+            let size = batch.input_ids.len();
+            let mut labels = vec![IGNORE; size];
+            let mut weights = vec![1.0; size];
+            for t in (0..size).filter(|&t| batch.targets[t] != IGNORE) {
+                labels[t + 1] = batch.targets[t];
+                weights[t + 1] = batch.weights[t];
+            }
+            let (ids, positions) = (batch.input_ids.clone(), Some(batch.position_ids.clone()));
+            let again =
+                Batch::from_labels(batch.batch, batch.seq_len, ids, &labels, positions, Some(&weights)).unwrap();
+            assert_eq!(again, batch);
+        }
+    }
+}
+
+#[test]
 fn documents_must_fit_and_exist() {
     let documents = corpus(10);
-    let short = LoaderSpec { seq_len: 16, ..spec(Rows::Packed, 0) };
+    let short = LoaderSpec { seq_len: 16, ..spec(Layout::Packed, 0) };
     let error = Loader::new(documents, short, Position::default()).err().unwrap();
     assert!(error.to_string().contains("a document has"), "{error}");
     let empty = DocumentSet::all(Arc::new(Corpus::default()));
-    assert!(Loader::new(empty, spec(Rows::Packed, 0), Position::default()).is_err());
+    assert!(Loader::new(empty, spec(Layout::Packed, 0), Position::default()).is_err());
 }
 
 #[test]
 fn an_endless_loader_stops_when_it_is_dropped() {
-    let spec = LoaderSpec { epochs: None, ..spec(Rows::Packed, 3) };
+    let spec = LoaderSpec { epochs: None, ..spec(Layout::Packed, 3) };
     let mut loader = Loader::new(corpus(20), spec, Position::default()).unwrap();
     let taken = (0..50).map(|_| loader.next().unwrap()).count();
     assert_eq!(taken, 50);

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns,
-    LoaderSpec, PrepareOptions, Prepared, Rows, Tokenizer, Truncation, extent, prepare,
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns, Layout,
+    LoaderSpec, PrepareOptions, Prepared, Tokenizer, Truncation, extent, prepare,
 };
 use serde_json::Value;
 
@@ -158,7 +158,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
     let spec = LoaderSpec {
         batch_size: 2,
         seq_len: 2048,
-        rows: Rows::Packed,
+        layout: Layout::Packed,
         shuffle: true,
         seed: 1,
         epochs: Some(1),

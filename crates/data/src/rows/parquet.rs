@@ -4,6 +4,7 @@
 //! them.
 
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,11 +18,22 @@ use crate::error::{DataError, RowError, RowReason};
 
 pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
     let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
-    let reader = SerializedFileReader::new(file)
+    let reader = guarded(|| SerializedFileReader::new(file).map_err(|e| e.to_string()))
         .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
     let expected = reader.metadata().file_metadata().num_rows().max(0) as usize;
-    let rows = RowIter::from_file_into(Box::new(reader));
+    let rows = guarded(|| Ok(RowIter::from_file_into(Box::new(reader))))
+        .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
     Ok(Box::new(ParquetRows { rows, file: shared(path), read: 0, expected, ended: false }))
+}
+
+/// The library panics on some damaged files; for us a damaged file is the user's, not an invariant of ours. What panicked
+/// is not used again.
+fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("damaged: {}", text.unwrap_or_else(|| "the reader gave up".to_owned())))
+    })
 }
 
 struct ParquetRows {
@@ -39,7 +51,8 @@ impl Iterator for ParquetRows {
         if self.ended {
             return None;
         }
-        let fields = match self.rows.next() {
+        let next = guarded(|| self.rows.next().transpose().map_err(|e| e.to_string()));
+        let fields = match next.transpose() {
             Some(Ok(row)) => object(row).map_err(|detail| RowError::new(RowReason::WrongType, detail)),
             Some(Err(e)) => {
                 self.ended = true;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from surogate.arguments import UsageError, split_overrides
 from surogate.cli import main
 

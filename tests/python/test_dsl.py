@@ -7,9 +7,21 @@ import json
 from typing import Literal
 
 import pytest
-
-from surogate.dsl import Batch, Layers, ModelConfig, Module, Parameter, build, each, model, ops, output, region, repeat
-from surogate.dsl import stubs
+from surogate.dsl import (
+    Batch,
+    Layers,
+    ModelConfig,
+    Module,
+    Parameter,
+    build,
+    each,
+    model,
+    ops,
+    output,
+    region,
+    repeat,
+    stubs,
+)
 from surogate.errors import ModelConfigError, ModelError
 from surogate.layers import Embedding, Linear, RMSNorm
 
@@ -193,7 +205,9 @@ def test_the_batch_has_no_other_tensors():
 
 def test_config_problems_come_together():
     with pytest.raises(ModelConfigError) as error:
-        TinyConfig.from_dict("Tiny", {"num_hidden_layers": "two", "hidden_act": "gelu", "quantization_config": {"a": 1}})
+        TinyConfig.from_dict(
+            "Tiny", {"num_hidden_layers": "two", "hidden_act": "gelu", "quantization_config": {"a": 1}}
+        )
     assert [p.split(":")[0] for p in error.value.problems] == [
         "`hidden_size`",
         "`num_hidden_layers`",

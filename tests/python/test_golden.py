@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import surogate
 from golden import (
     CURVE_LOSS,
     CURVE_NORM,
@@ -16,8 +17,6 @@ from golden import (
     assert_weights_close,
 )
 from safetensors.numpy import load_file
-
-import surogate
 
 
 @pytest.fixture(params=["llama", "qwen3"])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_llama, tiny_qwen3, updating
-
 from surogate import models
 from surogate.errors import ModelConfigError
 
@@ -89,6 +88,8 @@ def test_head_size_follows_from_the_hidden_size_unless_given():
     assert shape(tiny_llama()) == [32, 32]
     assert shape(tiny_llama(head_dim=24)) == [96, 32]
     assert shape(tiny_qwen3(head_dim=None)) == [4 * 128, 32]
+    with pytest.raises(ModelConfigError, match="`head_dim`: is missing, and num_attention_heads does not divide"):
+        build(tiny_llama(hidden_size=34))
 
 
 @pytest.mark.parametrize(("given", "expected"), [(5, 5), (None, None), (96, None), (-1, 95), (-97, None)])
@@ -116,6 +117,8 @@ def test_initial_weights_follow_the_config():
         ("quantization_config", {"quant_method": "fp8"}),
         ("num_key_value_heads", 3),
         ("num_hidden_layers", 2.5),
+        ("vocab_size", 0),
+        ("head_dim", True),
         ("rms_norm_eps", "small"),
     ],
 )
@@ -162,7 +165,7 @@ def test_yarn_is_relative_to_the_length_of_the_model():
 
 
 def test_unknown_architectures_are_named_with_the_nearest():
-    with pytest.raises(ModelConfigError, match="Qwen3MoeForCausalLM is not available yet.*did you mean Qwen3ForCausalLM"):
+    with pytest.raises(ModelConfigError, match="Qwen3MoeForCausalLM is not available yet.*mean Qwen3ForCausalLM"):
         build({"architectures": ["Qwen3MoeForCausalLM"]})
     with pytest.raises(ModelConfigError, match="`architectures`: is missing"):
         build({})

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 from ..errors import ModelConfigError
 
 #: Fields that say nothing about arithmetic.
-BOOKKEEPING = frozenset("""
+BOOKKEEPING = frozenset(
+    """
     architectures auto_map bos_token_id eos_token_id sep_token_id decoder_start_token_id dtype torch_dtype model_type
     name_or_path transformers_version use_cache tokenizer_class task_specific_params problem_type id2label label2id
     num_labels finetuning_task prefix return_dict output_attentions output_hidden_states torchscript use_bfloat16
@@ -29,7 +30,8 @@ BOOKKEEPING = frozenset("""
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens tf_legacy_loss
     is_llama_config unsloth_fixed unsloth_version transformers.js_config base_model_tp_plan attn_implementation
     max_window_layers
-""".split())
+""".split()
+)
 
 #: Fields that change arithmetic in some architecture, with the value that means "not used".
 NEUTRAL: dict[str, Any] = {
@@ -94,7 +96,8 @@ class Reader:
 class ModelConfig:
     """Base of the config classes. Annotated attributes are fields; a value is the default.
 
-    Kinds: int, float, bool, str, each with `| None`; `Literal[...]` for the values that are
+    Kinds: `int` (a size, at least 1), `float`, `bool`, `str`; `int | None` and so on for those that
+    may be left out, an int then being any whole number; `Literal[...]` for the values that are
     supported; or a class with a `read(reader, field)` class method.
     """
 
@@ -127,7 +130,7 @@ def _read(reader: Reader, name: str, kind: Any, default: Any) -> Any:
             reader.problem(name, f"is missing, expected {_describe(kind)}")
             return None
         return default
-    if not _fits(value, kind):
+    if not _fits(value, kind) or kind is int and value < 1:
         reader.problem(name, f"{value!r} is not supported, expected {_describe(kind)}")
     return float(value) if kind is float and isinstance(value, int) else value
 
@@ -149,4 +152,6 @@ def _describe(kind: Any) -> str:
         return " or ".join(repr(value) for value in get_args(kind))
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_describe(part) for part in get_args(kind) if part is not type(None))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(kind, str(kind))
+    return {int: "a whole number above 0", float: "a number", bool: "true or false", str: "a string"}.get(
+        kind, str(kind)
+    )

@@ -32,22 +32,28 @@ def swiglu(*inputs: Tensor | Parameter) -> Any:
     """silu(gate)·up with silu(x) = x/(1 + e^−x). gate, up […] → like gate."""
 
 def swiglu_backward(*inputs: Tensor | Parameter) -> Any:
-    """Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). gate, up, dy […] → d_gate, d_up."""
+    """Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). gate, up,
+    dy […] → d_gate, d_up."""
 
 def elementwise(*inputs: Tensor | Parameter, expressions: list[str] | each[list[str]], dtypes: list[str] | each[list[str]]) -> Any:
     """One result for each expression over the operands in0, in1, …; made by fusing. operands […] → dtypes […].
 
-    expressions: one for each result: `mul(silu(in0), in1)`; functions: add, sub, mul, div, neg, exp, tanh, sigmoid, silu, round_bf16, round_f16, round_f32
+    expressions: one for each result: `mul(silu(in0), in1)`; functions: add, sub, mul, div, neg, exp, tanh,
+        sigmoid, silu, round_bf16, round_f16, round_f32
     dtypes: element type of each result"""
 
 def cross_entropy(*inputs: Tensor | Parameter) -> Any:
-    """lse = log Σ exp(logits), token_loss = lse − logits[target]; both 0 where the target is −100. logits […, V], targets i32 […] → token_loss f32 […], lse f32 […]."""
+    """lse = log Σ exp(logits), token_loss = lse − logits[target]; both 0 where the target is −100. logits […, V],
+    targets i32 […] → token_loss f32 […], lse f32 […]."""
 
 def cross_entropy_backward(*inputs: Tensor | Parameter) -> Any:
-    """Gradient of `cross_entropy`: d_logits = (exp(logits − lse) − [column = target])·d_token_loss, 0 where the target is −100. logits […, V], targets i32 […], lse f32 […], d_token_loss f32 […] → like logits. May be computed in place."""
+    """Gradient of `cross_entropy`: d_logits = (exp(logits − lse) − [column = target])·d_token_loss, 0 where the
+    target is −100. logits […, V], targets i32 […], lse f32 […], d_token_loss f32 […] → like logits. May be
+    computed in place."""
 
 def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
-    """loss_sum = Σ weights·token_loss, weight_sum = Σ weights. token_loss, weights f32 […] → loss_sum, weight_sum f32 [1]. With `accumulate`, added to. The gradient of the loss sum is 1: differentiation starts here.
+    """loss_sum = Σ weights·token_loss, weight_sum = Σ weights. token_loss, weights f32 […] → loss_sum, weight_sum
+    f32 [1]. With `accumulate`, added to. The gradient of the loss sum is 1: differentiation starts here.
 
     accumulate: add to the results instead of overwriting them"""
 
@@ -55,12 +61,16 @@ def sum_squares(*inputs: Tensor | Parameter) -> Any:
     """sum += Σ x². x f32 [n] → sum f32 [1]."""
 
 def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float]) -> Any:
-    """norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when max_norm is 0; applied = 1. A norm that is not finite gives scale = applied = 0. All f32 [1].
+    """norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when
+    max_norm is 0; applied = 1. A norm that is not finite gives scale = applied = 0. All f32 [1].
 
     max_norm: clip the norm to this; 0 for not at all"""
 
 def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
-    """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n], first (m) f32 [n], second (v) f32 [n].
+    """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w
+    − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate,
+    bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n],
+    first (m) f32 [n], second (v) f32 [n].
 
     beta1: decay of the first moment
     beta2: decay of the second moment
@@ -71,7 +81,12 @@ def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float 
     stream: keeps the random numbers of different tensors apart"""
 
 def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
-    """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. gradient f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1], map_signed, map_unsigned f32 [256] → weight [n], first, second u8 [n], first_scale, second_scale f32 [⌈n/256⌉].
+    """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m
+    ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m
+    and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. gradient
+    f32 [n], learning_rate, bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step
+    i32 [1], map_signed, map_unsigned f32 [256] → weight [n], first, second u8 [n], first_scale, second_scale f32
+    [⌈n/256⌉].
 
     beta1: decay of the first moment
     beta2: decay of the second moment
@@ -109,7 +124,8 @@ def add_rmsnorm(*inputs: Tensor | Parameter, eps: float | each[float], offset: b
     offset: multiply with 1 + w instead of w"""
 
 def rmsnorm_backward_add(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None) -> Any:
-    """`rmsnorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w [H], r f32 […], dy, residual_gradient […, H] → like x.
+    """`rmsnorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w [H],
+    r f32 […], dy, residual_gradient […, H] → like x.
 
     offset: multiply with 1 + w instead of w"""
 
@@ -138,14 +154,16 @@ def merge_heads(*inputs: Tensor | Parameter) -> Any:
     """x […, H, D] seen as rows → […, H·D]. A view."""
 
 def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
-    """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], bias [N] if `bias`, then for each adapter t […, r] and b [len, r] → y […, N].
+    """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], bias [N] if
+    `bias`, then for each adapter t […, r] and b [len, r] → y […, N].
 
     bias: the third input is a bias
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none"""
 
 def matmul(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, scale: float | each[float] | None = None) -> Any:
-    """y = scale·op(a)·op(b), op(x) is x or its transpose; all axes but the last count as rows. a […, K]·b [K, N] → […, N]; with `transpose_a` a […, M]ᵀ·b […, N] → [M, N].
+    """y = scale·op(a)·op(b), op(x) is x or its transpose; all axes but the last count as rows. a […, K]·b [K, N] →
+    […, N]; with `transpose_a` a […, M]ᵀ·b […, N] → [M, N].
 
     transpose_a: use the transpose of the first operand
     transpose_b: use the transpose of the second operand
@@ -159,19 +177,22 @@ def sum_rows(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None =
     accumulate: add to the result instead of overwriting it"""
 
 def embedding(*inputs: Tensor | Parameter, padding_idx: int | each[int] | None = None) -> Any:
-    """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused before the batch reaches the engine; on a GPU its row would be NaN.
+    """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused
+    before the batch reaches the engine; on a GPU its row would be NaN.
 
     padding_idx: the row of the table that gets no gradient, as `nn.Embedding(padding_idx)` has it"""
 
 def embedding_backward(*inputs: Tensor | Parameter, rows: int | each[int], padding_idx: int | each[int] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
-    """Table gradient of `embedding`: dw[id] = Σ of dy over the tokens with that id, in the order of the tokens. ids i32 […], dy […, H] → dw f32 [rows, H].
+    """Table gradient of `embedding`: dw[id] = Σ of dy over the tokens with that id, in the order of the tokens. ids
+    i32 […], dy […, H] → dw f32 [rows, H].
 
     rows: V, the rows of the table
     padding_idx: the row of the table that gets no gradient, as `nn.Embedding(padding_idx)` has it
     accumulate: add to the result instead of overwriting it"""
 
 def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None) -> Any:
-    """Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2], attention_scaling f32 [1], the factor of cos and sin.
+    """Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2],
+    attention_scaling f32 [1], the factor of cos and sin.
 
     head_dim: D, the columns that are rotated
     theta: base of the frequencies
@@ -188,6 +209,24 @@ def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], the
     mscale_all_dim: yarn: denominator of the computed factor"""
 
 def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None) -> Any:
-    """Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied.
+    """Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated
+    columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D],
+    positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied.
 
     inverse: rotate back, by −angle: the gradient"""
+
+def attention(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None) -> Any:
+    """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when document_start[i] ≤ j ≤ i,
+    and with a window j > i − window. q [B, T, heads, D], k and v [B, T, kv_heads, D] (heads share key heads in
+    groups), document_start i32 [B, T] → o [B, T, heads, D], lse f32 [B, heads, T], the log of the sum of the
+    exponentials of a row's scores; lse has no gradient.
+
+    scale: factor of the scores q·k
+    window: keys that a query sees, itself included; absent for all before it"""
+
+def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None) -> Any:
+    """Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − d_o·o)·scale over the visible
+    keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. q, k, v, o, lse, d_o, document_start → dq, dk, dv.
+
+    scale: factor of the scores q·k
+    window: keys that a query sees, itself included; absent for all before it"""

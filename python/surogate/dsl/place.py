@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PASSED_OVER = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("dsl", "layers"))
@@ -15,7 +16,7 @@ _PASSED_OVER = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("dsl
 
 def here() -> str | None:
     """`file:line` of the innermost frame that belongs to a model; None when there is none."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_PASSED_OVER) and os.sep + "contextlib.py" not in file:

@@ -56,11 +56,13 @@ def repeat(layers: Layers, carry: Tensor | tuple[Tensor, ...], *shared: Any) -> 
     _check_carry(inside, following, place)
     results = tuple(Tensor(trace.name(f"{layers.path}.output"), t.dtype, t.shape, trace.outer) for t in initial)
     rows = zip(initial, inside, following, results, strict=True)
-    trace.outer.items.append({
-        "repeat": layers.count,
-        "carry": [{"initial": a.name, "inside": b.name, "next": c.name, "result": d.name} for a, b, c, d in rows],
-        "block": {"parameters": block.parameters, "nodes": block.items, "outputs": block.outputs},
-    })
+    trace.outer.items.append(
+        {
+            "repeat": layers.count,
+            "carry": [{"initial": a.name, "inside": b.name, "next": c.name, "result": d.name} for a, b, c, d in rows],
+            "block": {"parameters": block.parameters, "nodes": block.items, "outputs": block.outputs},
+        }
+    )
     return results if isinstance(carry, tuple) else results[0]
 
 

@@ -36,9 +36,11 @@ def annotation(kind: str) -> str:
 
 def function(schema: dict[str, Any]) -> str:
     attributes = "".join(f", {a['name']}: {annotation(a['kind'])}" for a in schema["attributes"])
-    lines = [schema["doc"]]
+    lines = textwrap.wrap(schema["doc"], 110)
     if schema["attributes"]:
-        lines += [""] + [f"{a['name']}: {a['doc']}" for a in schema["attributes"]]
+        lines.append("")
+        for attribute in schema["attributes"]:
+            lines += textwrap.wrap(f"{attribute['name']}: {attribute['doc']}", 110, subsequent_indent="    ")
     doc = textwrap.indent("\n".join(lines), "    ").strip()
     return f'def {schema["name"]}(*inputs: Tensor | Parameter{attributes}) -> Any:\n    """{doc}"""\n'
 

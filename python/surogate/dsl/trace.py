@@ -7,9 +7,10 @@ any operation means: types come from the engine's shape rules.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 from .. import _native
 from ..errors import ModelError
@@ -129,7 +130,9 @@ class Trace:
             except ValueError as error:
                 raise ModelError(place, str(error)) from None
         if len(results) > 1:
-            raise ModelError(place, f"{op}: the iterations of a repeat give different types: {' and '.join(sorted(results))}")
+            raise ModelError(
+                place, f"{op}: the iterations of a repeat give different types: {' and '.join(sorted(results))}"
+            )
         return json.loads(results.pop())
 
     def _iterations(self, op: str, attributes: dict[str, Any], place: str | None) -> set[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..dsl import Module, Parameter, Tensor
-from ..dsl import ops
+from ..dsl import Module, Parameter, Tensor, ops
 
 
 class Embedding(Module):
@@ -14,8 +13,9 @@ class Embedding(Module):
 
     def __init__(self, vocabulary: int, size: int, padding: int | None = None) -> None:
         self.weight = Parameter(vocabulary, size)
-        inside = padding is not None and -vocabulary <= padding < vocabulary
-        self.padding = padding % vocabulary if inside else None
+        if padding is not None and not -vocabulary <= padding < vocabulary:
+            padding = None
+        self.padding = None if padding is None else padding % vocabulary
 
     def forward(self, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight, padding_idx=self.padding)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..dsl import Module, Parameter, Tensor
-from ..dsl import ops
+from ..dsl import Module, Parameter, Tensor, ops
 
 
 class Linear(Module):

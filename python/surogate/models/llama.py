@@ -15,8 +15,8 @@ class LlamaConfig(ModelConfig):
     intermediate_size: int = 11008
     num_hidden_layers: int = 32
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: int = 0  # one for each attention head
+    head_dim: int = 0  # hidden_size / num_attention_heads
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope: Rotation
@@ -25,11 +25,13 @@ class LlamaConfig(ModelConfig):
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
     hidden_act: Literal["silu"] = "silu"
-    attention_dropout: Literal[0.0] = 0.0
+    attention_dropout: Literal[0] = 0
     pretraining_tp: Literal[1] = 1
 
     def derive(self, reader: Reader) -> None:
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
+        if not self.head_dim and self.hidden_size % self.num_attention_heads:
+            reader.problem("head_dim", "is missing, and num_attention_heads does not divide hidden_size")
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
         self.rope = self.rope.with_original_length(self.max_position_embeddings)
         if self.num_attention_heads % self.num_key_value_heads:

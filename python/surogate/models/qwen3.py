@@ -24,7 +24,7 @@ class Qwen3Config(ModelConfig):
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
     hidden_act: Literal["silu"] = "silu"
-    attention_dropout: Literal[0.0] = 0.0
+    attention_dropout: Literal[0] = 0
     use_sliding_window: Literal[False] = False
 
     def derive(self, reader: Reader) -> None:

@@ -1,0 +1,102 @@
+"""Training step by step from Python: the same program, optimizer and schedule as the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from . import _native, hub, models
+from .arrays import floats, integers, optional
+from .errors import ConfigError
+from .machine import site_packages
+
+#: What a batch may hold.
+BATCH = ("input_ids", "labels", "position_ids", "weights")
+
+
+def load_config(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    task: str = "sft",
+    overrides: list[tuple[str, str]] | None = None,
+) -> _native.Config:
+    """A configuration from a path, from YAML text (a string of several lines) or from a dict.
+
+    Raises ConfigError with every problem at once.
+    """
+    overrides = overrides or []
+    if isinstance(config, Mapping):
+        return _native.Config.from_json(json.dumps(config, default=os.fspath), task, overrides)
+    if isinstance(config, str) and ("\n" in config or ": " in config):
+        return _native.Config.from_yaml(config, "<text>", task, overrides)
+    path = Path(config)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return _native.Config.from_yaml(text, str(path), task, overrides)
+
+
+def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:
+    """The folder of the configured model and its graph as IR."""
+    folder = hub.folder(config.model, weights=weights and config.needs_weights)
+    return folder, models.build(hub.model_config(folder))
+
+
+class Trainer:
+    """A run that is driven by its caller.
+
+    `config` is a path to a YAML file, YAML text, or a dict of the same options. Datasets are only
+    needed when a step is not given a batch.
+    """
+
+    def __init__(self, config: str | os.PathLike[str] | Mapping[str, Any], task: str = "sft") -> None:
+        loaded = load_config(config, task)
+        folder, ir = open_source(loaded)
+        self._native = _native.Trainer(loaded, folder, ir, site_packages())
+
+    def step(
+        self, batch: Mapping[str, npt.ArrayLike] | None = None, learning_rate: float | None = None
+    ) -> dict[str, float]:
+        """One optimizer step.
+
+        `batch` holds `input_ids` and `labels`, and optionally `position_ids` and `weights`, each
+        [accumulation, B, T]; a document starts where `position_ids` does not continue. Left out:
+        the next batch of the configured data. `learning_rate` replaces that of the schedule.
+
+        Gives `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
+        `learning_rate`, `tokens` and `tokens_per_second`.
+        """
+        return self._native.step(None if batch is None else _arrays(batch), learning_rate)
+
+    def evaluate(self) -> dict[str, float]:
+        """The loss over the configured validation data: `loss` and `tokens`."""
+        return self._native.evaluate()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint: weights or adapter in loadable form, optimizer, position in the data."""
+        self._native.save(Path(path))
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Writes the result: an adapter in PEFT's form, or a model in Hugging Face's. It is loaded
+        again and compared with the live model before this returns."""
+        self._native.export(Path(path))
+
+
+def _arrays(batch: Mapping[str, npt.ArrayLike]) -> tuple[Any, ...]:
+    unknown = [name for name in batch if name not in BATCH]
+    missing = [name for name in BATCH[:2] if name not in batch]
+    if unknown or missing:
+        wrong = [f"has `{name}`" for name in unknown] + [f"lacks `{name}`" for name in missing]
+        raise ValueError(f"batch: {', '.join(wrong)}; expected {', '.join(BATCH)}, the last two optional")
+    ids = integers("input_ids", batch["input_ids"], None, 3)
+    return (
+        ids,
+        integers("labels", batch["labels"], ids.shape, 3),
+        optional(integers, "position_ids", batch.get("position_ids"), ids.shape),
+        optional(floats, "weights", batch.get("weights"), ids.shape),
+    )

@@ -1,5 +1,5 @@
 // Table look-up y[t] = w[ids[t]] and the table's gradient dw[id] = sum of dy[t] over the tokens with that id.
-// ids i32 [TOKENS]; w [ROWS, COLUMNS]; y, dy [TOKENS, COLUMNS] with row strides; dw f32 [ROWS, COLUMNS].
+// ids i32 [TOKENS]; w [ROWS, COLUMNS]; y, dy [TOKENS, COLUMNS], row i at Y_AT(i), DY_AT(i); dw f32 [ROWS, COLUMNS].
 // Forward: one block per token. Gradient: `embedding_chains` links each token to the next one with the same
 // id (one thread per token, ids read tile by tile), then one block per first token walks its chain and adds
 // the rows in the order of the tokens: no atomics, the same bits on every run.
@@ -11,9 +11,9 @@ embedding(const int* __restrict__ ids, const W_T* __restrict__ w, Y_T* __restric
   const size_t token = blockIdx.x;
   const int id = ids[token];
   const bool known = id >= 0 && id < ROWS;
-  const W_T* row = w + (known ? (size_t)id * W_ROW : 0);
+  const W_T* row = w + (known ? W_AT(id) : 0);
   for (int i = threadIdx.x; i < COLUMNS; i += THREADS)
-    store(y + token * Y_ROW + i, known ? load(row + i) : __int_as_float(0x7fc00000));
+    store(y + Y_AT(token) + i, known ? load(row + i) : __int_as_float(0x7fc00000));
 }
 #endif
 
@@ -59,7 +59,7 @@ embedding_backward(const int* __restrict__ ids, const int* __restrict__ next, co
   dw += (size_t)id * COLUMNS;
   for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
     float sum = ACCUMULATE ? dw[i] : 0.0f;
-    for (int t = token; t >= 0; t = next[t]) sum += load(dy + (size_t)t * DY_ROW + i);
+    for (int t = token; t >= 0; t = next[t]) sum += load(dy + DY_AT(t) + i);
     dw[i] = sum;
   }
 }

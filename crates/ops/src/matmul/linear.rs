@@ -209,8 +209,7 @@ impl Op for Linear {
     }
 }
 
-/// dtᵢ = dyᵢ·(scale·bᵢ) and dbᵢ = dyᵢᵀ·(scale·tᵢ), with dyᵢ the adapter's columns of dy. The factor
-/// goes to the small operands, so that the big one is read as it is.
+/// dtᵢ = scale·dyᵢ·bᵢ and dbᵢ = scale·dyᵢᵀ·tᵢ, with dyᵢ the adapter's columns of dy.
 fn adapter_gradients(call: &mut GradientCall<'_>, reading: &Reading, gradients: &mut [Option<ValueId>]) {
     let wanted: Vec<Adapter> = reading.adapters().filter(|a| call.wanted[a.t] || call.wanted[a.b]).collect();
     if wanted.is_empty() {

@@ -164,10 +164,13 @@ impl Op for Matmul {
             let attrs = flags.iter().fold(Attrs::new(), |attrs, flag| attrs.with(flag, true));
             Example::new(vec![input(a), input(b)], attrs)
         };
+        let mut scaled = example(&[5, 40], &[40, 8], &[]).differentiate(&[0, 1]);
+        scaled.attrs = scaled.attrs.with("scale", 2.5);
         vec![
             example(&[2, 3, 16], &[16, 24], &[]).differentiate(&[0, 1]),
             example(&[5, 40], &[8, 40], &["transpose_b"]).differentiate(&[0, 1]),
             example(&[12, 16], &[12, 24], &["transpose_a"]).differentiate(&[0, 1]),
+            scaled,
             example(&[16, 8], &[24, 16], &["transpose_a", "transpose_b"]).differentiate(&[0, 1]),
             example(&[2, 6, 16], &[2, 6, 24], &["transpose_a", "f32"]),
             example(&[2, 6, 16], &[2, 6, 24], &["transpose_a", "f32", "accumulate"])

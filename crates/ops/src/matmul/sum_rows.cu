@@ -1,5 +1,5 @@
 // Column sums: out[c] = sum over rows of x[row][c], in f32.
-// x [ROWS, COLUMNS] with a row stride; partial f32 [parts, COLUMNS]; out f32 [COLUMNS].
+// x [ROWS, COLUMNS], row i at X_AT(i); partial f32 [parts, COLUMNS]; out f32 [COLUMNS].
 // One thread per column and part of ROWS_PER_BLOCK rows; the parts are added in order (deterministic).
 #include "types.cuh"
 
@@ -11,7 +11,7 @@ sum_rows_partial(const X_T* __restrict__ x, float* __restrict__ partial) {
   const int first = blockIdx.y * ROWS_PER_BLOCK;
   const int last = min(first + ROWS_PER_BLOCK, ROWS);
   float sum = 0.0f;
-  for (int row = first; row < last; row++) sum += load(x + (size_t)row * X_ROW + column);
+  for (int row = first; row < last; row++) sum += load(x + X_AT(row) + column);
   partial[(size_t)blockIdx.y * COLUMNS + column] = sum;
 }
 #endif

@@ -1,0 +1,205 @@
+//! A fused operation gives the bits of the operations that it replaces, in every storage type: the
+//! values between them are rounded as they would have been in memory.
+
+use std::collections::HashMap;
+
+use graph::{Element, Graph, Node, Phase, ValueId};
+use ops::elementwise::compose;
+use ops::evaluate::{Array, apply_stored};
+use ops::examples::{Instance, array_of, instantiate, tensor_of, type_of};
+use ops::{Append, Emit, Fusion, Op};
+use tensor::{Attrs, DType, HostTensor};
+
+/// The attributes among `attrs` that `op` takes.
+fn taken_by(op: &dyn Op, attrs: &Attrs) -> Attrs {
+    let known = |name: &String| op.attributes().iter().any(|a| a.name == name);
+    Attrs(attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect())
+}
+
+/// One operation on stored tensors: results rounded to the types that the shape rule gives.
+fn run(op: &'static dyn Op, attrs: &Attrs, inputs: Vec<HostTensor>, dtype: DType) -> Vec<HostTensor> {
+    let types: Vec<_> = inputs
+        .iter()
+        .map(|t| {
+            let element = if t.dtype == dtype { Element::Float } else { Element::Fixed(t.dtype) };
+            graph::ValueType::new(element, t.shape.iter().map(|n| (*n).into()).collect::<Vec<_>>())
+        })
+        .collect();
+    let results = ops::infer(op.name(), &types, attrs).expect("the pair is well typed");
+    let outputs = results.iter().map(|t| {
+        let shape: Vec<usize> = t.shape.iter().map(|d| d.fixed().expect("no symbols")).collect();
+        let stored = match t.dtype {
+            Element::Float => dtype,
+            Element::Fixed(fixed) => fixed,
+        };
+        HostTensor::zeros(stored, shape)
+    });
+    Instance { op, attrs: attrs.clone(), outputs: outputs.collect(), inputs }.expected()
+}
+
+/// `first`, then `second` on its result, as two operations.
+fn run_pair(rule: &Fusion, fused: &Instance, dtype: DType) -> Vec<HostTensor> {
+    let [first, second] = [rule.first, rule.second].map(|name| ops::find(name).expect("a rule names operations"));
+    let count = first.examples()[0].inputs.len();
+    let (head, rest) = fused.inputs.split_at(count);
+    let made = run(first, &taken_by(first, &fused.attrs), head.to_vec(), dtype);
+    let mut inputs = rest.to_vec();
+    inputs.insert(rule.operand, made[0].clone());
+    let results = run(second, &taken_by(second, &fused.attrs), inputs, dtype);
+    if rule.keeps_intermediate { made.into_iter().chain(results).collect() } else { results }
+}
+
+#[test]
+fn fused_pairs_keep_their_bits() {
+    let mut checked = 0;
+    for op in ops::all() {
+        for rule in op.fusions() {
+            for (dtype, example) in
+                [DType::F32, DType::BF16].iter().flat_map(|d| op.examples().into_iter().map(move |e| (*d, e)))
+            {
+                let instance = instantiate(&example, *op, dtype, 23);
+                let (found, wanted) = (instance.expected(), run_pair(&rule, &instance, dtype));
+                assert!(found == wanted, "{} of {} and {}, {dtype}", op.name(), rule.first, rule.second);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 12, "only {checked} pairs were compared");
+}
+
+type Stored = HashMap<ValueId, HostTensor>;
+
+fn dtype_of(graph: &Graph, id: ValueId) -> DType {
+    match graph.value(id).element {
+        Element::Fixed(dtype) => dtype,
+        Element::Float => panic!("these graphs have concrete types"),
+    }
+}
+
+/// Computes the nodes one by one, every result rounded to its type.
+fn evaluate_stored(graph: &Graph, given: &Stored) -> Stored {
+    let mut values = given.clone();
+    for node in &graph.nodes {
+        let arrays: Vec<Array<f32>> = node.inputs.iter().map(|id| array_of(&values[id])).collect();
+        let inputs: Vec<(&[usize], &Array<f32>)> =
+            node.inputs.iter().zip(&arrays).map(|(id, a)| (graph.value(*id).shape.as_slice(), a)).collect();
+        let storage: Vec<DType> = node.outputs.iter().map(|id| dtype_of(graph, *id)).collect();
+        let mut outputs: Vec<(Vec<usize>, Array<f32>)> = node
+            .outputs
+            .iter()
+            .map(|id| (graph.value(*id).shape.clone(), Array::Real(vec![0.0; graph.value(*id).shape.iter().product()])))
+            .collect();
+        let op = ops::find(&node.op).expect("registered");
+        apply_stored(op, &node.attrs, &inputs, &mut outputs, &storage);
+        for ((id, (shape, array)), dtype) in node.outputs.iter().zip(outputs).zip(storage) {
+            values.insert(*id, tensor_of(&array, dtype, &shape));
+        }
+    }
+    values
+}
+
+/// A chain of element-wise nodes; `build` gives the named results.
+fn chain(
+    dtype: DType,
+    operands: usize,
+    build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>,
+) -> (Graph, Stored) {
+    let mut graph = Graph::default();
+    let (op, mut given) = (ops::find("add").expect("registered"), Stored::new());
+    let example = op.examples().remove(1);
+    let shape: Vec<usize> = type_of(&example.inputs[0]).shape.iter().map(|d| d.fixed().expect("no symbols")).collect();
+    let inputs: Vec<ValueId> = (0..operands)
+        .map(|i| {
+            let id = graph.add_input(&format!("x{i}"), Element::Fixed(dtype), shape.clone());
+            given.insert(id, instantiate(&example, op, dtype, 40 + i as u64).inputs[0].clone());
+            id
+        })
+        .collect();
+    let mut append = Append::new(&mut graph, Phase::Forward);
+    let results = build(&mut append, &inputs);
+    let nodes = append.nodes;
+    graph.nodes = nodes;
+    graph.outputs = results.into_iter().map(|id| (id.0.to_string(), id)).collect();
+    (graph, given)
+}
+
+/// Composes every node into the next, keeping what is a named result.
+fn fuse_all(graph: &Graph) -> Graph {
+    let mut fused = graph.clone();
+    let named: Vec<ValueId> = graph.outputs.iter().map(|(_, id)| *id).collect();
+    let mut nodes = graph.nodes.iter().cloned();
+    let mut last: Node = nodes.next().expect("a chain has nodes");
+    for node in nodes {
+        let composed = compose(graph, &last, &node, &named).expect("the chain is element-wise");
+        last = Node {
+            op: "elementwise".into(),
+            inputs: composed.inputs,
+            outputs: composed.outputs,
+            attrs: composed.attrs,
+            ..node
+        };
+    }
+    fused.nodes = vec![last];
+    ops::verify(&fused).expect("a fused node passes its shape rule");
+    fused
+}
+
+fn assert_same_bits(dtype: DType, operands: usize, build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>) {
+    let (graph, given) = chain(dtype, operands, build);
+    let fused = fuse_all(&graph);
+    assert!(graph.nodes.len() > 1 && fused.nodes.len() == 1);
+    let (wanted, found) = (evaluate_stored(&graph, &given), evaluate_stored(&fused, &given));
+    for (name, id) in &graph.outputs {
+        assert!(wanted[id] == found[id], "{dtype}, result {name}: {}", fused.node_text(&fused.nodes[0]));
+    }
+}
+
+#[test]
+fn composed_elementwise_nodes_keep_their_bits() {
+    let none = Attrs::new;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        assert_same_bits(dtype, 3, |g, x| {
+            let product = g.emit("swiglu", &x[..2], none())[0];
+            let scaled = g.emit("scale", &[product], none().with("factor", 1.7))[0];
+            g.emit("add", &[x[2], scaled], none())
+        });
+        assert_same_bits(dtype, 3, |g, x| {
+            let both = g.emit("swiglu_backward", x, none());
+            let sum = g.emit("add", &both, none())[0];
+            let wide = g.emit("cast", &[sum], none().with("dtype", "f32"))[0];
+            vec![both[1], g.emit("mul", &[wide, wide], none())[0]]
+        });
+        assert_same_bits(dtype, 1, |g, x| {
+            let twos = g.emit("fill", x, none().with("value", 2.0))[0];
+            let narrow = g.emit("cast", &[twos], none().with("dtype", "bf16"))[0];
+            g.emit("mul", &[narrow, narrow], none())
+        });
+    }
+}
+
+#[test]
+fn only_what_is_read_stays_an_operand() {
+    let (graph, _) = chain(DType::BF16, 2, |g, x| {
+        let sum = g.emit("add", x, Attrs::new())[0];
+        g.emit("mul", &[sum, x[1]], Attrs::new())
+    });
+    let fused = fuse_all(&graph);
+    assert_eq!(fused.nodes[0].inputs, graph.inputs);
+    let expressions = fused.nodes[0].attrs.get("expressions").expect("present").to_string();
+    assert_eq!(expressions, r#"["mul(round_bf16(add(in0, in1)), in1)"]"#);
+}
+
+#[test]
+fn neighbours_that_do_not_fit_stay_apart() {
+    let (mut graph, _) = chain(DType::BF16, 2, |g, x| {
+        let sum = g.emit("add", x, Attrs::new())[0];
+        let other = g.emit("mul", x, Attrs::new())[0];
+        vec![g.emit("scale", &[sum], Attrs::new().with("factor", 2.0))[0], other]
+    });
+    let [sum, other, scaled] = &graph.nodes.clone()[..] else { panic!("three nodes") };
+    assert!(compose(&graph, sum, other, &[]).is_none(), "they do not read one another");
+    assert!(compose(&graph, sum, scaled, &[]).is_some());
+    let between = sum.outputs[0];
+    graph.value_mut(between).element = Element::Float;
+    assert!(compose(&graph, sum, scaled, &[]).is_none(), "the rounding between them is not decided");
+}

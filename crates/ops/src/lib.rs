@@ -14,6 +14,7 @@ mod real;
 mod registry;
 mod verify;
 
+mod dropout;
 pub mod elementwise;
 mod layout;
 mod loss;

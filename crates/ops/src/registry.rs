@@ -1,5 +1,6 @@
 //! The list of all operations: the one line that a new operation adds here.
 
+use crate::dropout;
 use crate::elementwise;
 use crate::loss;
 use crate::norm;
@@ -21,6 +22,7 @@ static OPS: &[&dyn Op] = &[
     &elementwise::SWIGLU,
     &elementwise::SWIGLU_BACKWARD,
     &elementwise::Elementwise,
+    &dropout::Dropout,
     &loss::CrossEntropy,
     &loss::CrossEntropyBackward,
     &loss::WeightedSum,

@@ -1,0 +1,38 @@
+"""What the pages and the examples show is what the engine takes: every YAML parses, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import REPOSITORY
+
+from surogate import _native
+
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+BLOCKS = [pytest.param(text, id=f"{page.name}-{i}") for page in PAGES for i, text in enumerate(BLOCK.findall(page.read_text()))]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs_parse_and_their_local_files_exist(path):
+    config = _native.Config.from_yaml(path.read_text(), path.name, "sft", [])
+    for local in re.findall(r"examples/\S+", config.resolved_yaml()):
+        assert (REPOSITORY / local.strip("\"'")).exists(), local
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_runs_on_pages_parse(text):
+    _native.Config.from_yaml(text, "page", "sft", [])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_pages_lead_to_files(page):
+    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not broken
+
+
+def test_there_are_examples_and_pages():
+    assert EXAMPLES and len(PAGES) > 5

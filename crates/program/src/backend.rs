@@ -21,8 +21,8 @@ pub enum BackendError {
     Failed { call: String, message: String, context: Option<String> },
 }
 
-/// Makes sessions.
-pub trait Backend {
+/// Makes sessions. May be used by several threads.
+pub trait Backend: Send + Sync {
     /// `cpu`, `cuda`.
     fn name(&self) -> &'static str;
 

@@ -1,0 +1,125 @@
+//! Every operation's examples on a backend against the reference: the proof that a device computes
+//! what the CPU computes. `surogate doctor --operations` runs it where the user trains.
+
+use std::sync::Arc;
+
+use ops::examples::{Instance, instantiate};
+use ops::{Class, Op};
+use program::{Backend, Machine};
+use tensor::{DType, HostTensor};
+
+use crate::error::Result;
+
+/// Relative error (‖found − expected‖ ÷ ‖expected‖) up to which f32 results agree: other orders of
+/// summation and the device's exponentials, nothing else.
+const F32_LIMIT: f64 = 2e-5;
+/// The same for results stored in bf16: one rounding apart.
+const BF16_LIMIT: f64 = 6e-3;
+/// Share of 8-bit codes that may differ: values on the border between two codes.
+const CODE_LIMIT: f64 = 1e-2;
+
+/// One result of one example in one precision.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub op: &'static str,
+    pub example: usize,
+    /// What stands for the activation type.
+    pub dtype: DType,
+    pub result: usize,
+    /// Relative error, or the share of differing codes.
+    pub error: f64,
+    pub limit: f64,
+}
+
+impl Row {
+    /// NaN never passes.
+    pub fn passed(&self) -> bool {
+        self.error <= self.limit
+    }
+}
+
+/// Runs every example in f32 and bf16 on `backend`.
+pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for op in ops::all().iter().filter(|op| !matches!(op.class(), Class::View | Class::Constant)) {
+        for (index, example) in op.examples().iter().enumerate() {
+            for dtype in [DType::F32, DType::BF16] {
+                let instance = instantiate(example, *op, dtype, seed);
+                let found = run(backend, machine, *op, &instance)?;
+                for (result, (found, expected)) in found.iter().zip(instance.expected()).enumerate() {
+                    let (error, limit) = difference(found, &expected);
+                    rows.push(Row { op: op.name(), example: index, dtype, result, error, limit });
+                }
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn run(backend: &dyn Backend, machine: &Machine, op: &'static dyn Op, instance: &Instance) -> Result<Vec<HostTensor>> {
+    let typed = |list: &[HostTensor]| list.iter().map(|t| (t.dtype, t.shape.clone())).collect::<Vec<_>>();
+    let program = Arc::new(compiler::compile_call(
+        op,
+        &instance.attrs,
+        &typed(&instance.inputs),
+        &typed(&instance.outputs),
+        machine,
+    ));
+    let mut session = backend.load(program.clone())?;
+    let entry = &program.entries[0];
+    for ((_, at), tensor) in entry.inputs.iter().zip(&instance.inputs) {
+        session.write(at, &tensor.bytes)?;
+    }
+    for ((_, at), tensor) in entry.outputs.iter().zip(&instance.outputs) {
+        session.write(at, &poisoned(op, instance, tensor).bytes)?;
+    }
+    session.run(0)?;
+    let mut results = Vec::new();
+    for (_, at) in &entry.outputs {
+        let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+        session.read(at, &mut tensor.bytes)?;
+        results.push(tensor);
+    }
+    Ok(results)
+}
+
+/// What an output holds beforehand: its state where the operation reads it, otherwise NaN, so that
+/// an element that is not written is found.
+fn poisoned(op: &dyn Op, instance: &Instance, state: &HostTensor) -> HostTensor {
+    let reads_state = op.class() == Class::Update || instance.attrs.flag("accumulate").unwrap_or(false);
+    if reads_state || !state.dtype.is_float() {
+        return state.clone();
+    }
+    HostTensor::from_f32(state.shape.clone(), &vec![f32::NAN; state.len()]).cast(state.dtype)
+}
+
+fn difference(found: &HostTensor, expected: &HostTensor) -> (f64, f64) {
+    let (a, b) = (found.to_f64(), expected.to_f64());
+    if !expected.dtype.is_float() {
+        let differing = a.iter().zip(&b).filter(|(a, b)| a != b).count();
+        return (differing as f64 / a.len().max(1) as f64, CODE_LIMIT);
+    }
+    // Where the reference itself gives infinity or NaN, the device must give the same.
+    let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    let deviation = |(a, b): (&f64, &f64)| if !b.is_finite() && same(*a, *b) { 0.0 } else { a - b };
+    let size = norm(&mut b.iter().copied().filter(|b| b.is_finite()));
+    let error = norm(&mut a.iter().zip(&b).map(deviation)) / size.max(1e-30);
+    let limit = if expected.dtype == DType::F32 { F32_LIMIT } else { BF16_LIMIT };
+    (error, limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_backend_agrees_with_the_references() {
+        let backend = cpu::CpuBackend::new(Some(2)).unwrap();
+        let rows = check(&backend, &Machine::cpu(1 << 30, 2), 1).unwrap();
+        assert!(rows.len() > 60, "{} rows", rows.len());
+        for row in &rows {
+            assert!(row.passed(), "{row:?}");
+        }
+    }
+}

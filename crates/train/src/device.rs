@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use cpu::CpuBackend;
+use cuda::{CudaBackend, Search};
 use options::Setting;
 use program::{Backend, Machine};
 
@@ -19,8 +20,9 @@ pub struct DeviceRequest {
     pub threads: Option<usize>,
     /// Folders of installed Python packages, in which CUDA libraries may lie.
     pub site_packages: Vec<PathBuf>,
-    /// Check every result for NaN and infinity after every instruction.
-    pub check_finite: bool,
+    /// Look at every result before the next instruction starts, so that an error names the one that
+    /// failed. Slow.
+    pub check_each: bool,
 }
 
 /// A backend that is ready, and what it runs on.
@@ -39,10 +41,7 @@ impl Device {
             Setting::Value(config::Device::Cuda) => cuda(request, "asked for").map_err(TrainError::Failed),
             Setting::Auto => match cuda(request, "a GPU can be used") {
                 Ok(device) => Ok(device),
-                Err(reason) => {
-                    let first_line = reason.lines().next().unwrap_or_default();
-                    cpu(request, &format!("no GPU can be used: {first_line}"))
-                }
+                Err(_) => cpu(request, "no GPU can be used; `surogate doctor` says why"),
             },
         }
     }
@@ -51,14 +50,24 @@ impl Device {
 fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = request.threads.unwrap_or(cores);
-    let backend = CpuBackend::new(Some(threads))?.check_finite(request.check_finite);
+    let backend = CpuBackend::new(Some(threads))?.check_finite(request.check_each);
     let machine = Machine::cpu(host_memory(), threads);
     Ok(Device { backend: Box::new(backend), machine, because: because.to_owned() })
 }
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
-    let _ = (request, because);
-    Err("the CUDA backend is not available yet".to_owned())
+    let search = Search::from_environment(request.site_packages.clone());
+    let report = cuda::Report::new(&search);
+    if !report.usable() {
+        return Err(format!("no GPU can be used here:\n{report}"));
+    }
+    let properties = report.devices.expect("a usable report lists devices").swap_remove(0);
+    let options = cuda::Options { check_each: request.check_each, ..cuda::Options::new(search) };
+    Ok(Device {
+        backend: Box::new(CudaBackend::new(options)),
+        machine: cuda::machine(&properties),
+        because: because.to_owned(),
+    })
 }
 
 /// Memory of this host, bytes; without a way to ask, no limit.

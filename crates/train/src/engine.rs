@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use compiler::CompileOptions;
 use data::Batch;
-use program::{Arch, Documents, EntryKind, OptimizerState, ParameterSlot, Program, Session, TensorRef, Variant};
+use program::{
+    Arch, Documents, EntryKind, Machine, OptimizerState, ParameterSlot, Program, Session, TensorRef, Variant,
+};
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
@@ -52,19 +54,9 @@ impl Engine {
         &mut **self.session.as_mut().expect("a session is replaced within one call")
     }
 
-    /// The shape of a batch as the compiler is asked for it. `one_per_row`: what follows the
-    /// document of a row is padding, which may see it.
+    /// The shape of a batch as the compiler is asked for it.
     pub fn variant_of(&self, batch: &Batch, one_per_row: bool) -> Variant {
-        let (rows, length) = (batch.batch, batch.seq_len);
-        let documents = if one_per_row || batch.document_start.iter().all(|start| *start == 0) {
-            Documents::Rows
-        } else if self.device.machine.arch == Arch::Cpu {
-            Documents::Packed { count: rows * length, longest: length }
-        } else {
-            let count = count_documents(batch).next_power_of_two().min(rows * length);
-            Documents::Packed { count, longest: length }
-        };
-        Variant { batch: rows, seq_len: length, documents }
+        variant_of(&self.device.machine, batch, one_per_row)
     }
 
     /// The compiled variant that takes batches of the wanted one; compiles it where there is none.
@@ -168,6 +160,21 @@ impl Engine {
     }
 }
 
+/// The shape of a batch as the compiler is asked for it on a machine. `one_per_row`: what follows
+/// the document of a row is padding, which may see it.
+pub fn variant_of(machine: &Machine, batch: &Batch, one_per_row: bool) -> Variant {
+    let (rows, length) = (batch.batch, batch.seq_len);
+    let documents = if one_per_row || batch.document_start.iter().all(|start| *start == 0) {
+        Documents::Rows
+    } else if machine.arch == Arch::Cpu {
+        Documents::Packed { count: rows * length, longest: length }
+    } else {
+        let count = count_documents(batch).next_power_of_two().min(rows * length);
+        Documents::Packed { count, longest: length }
+    };
+    Variant { batch: rows, seq_len: length, documents }
+}
+
 /// Everything of a parameter that lives from step to step.
 pub fn kept(slot: &ParameterSlot) -> impl Iterator<Item = &TensorRef> {
     let states = match &slot.state {
@@ -190,7 +197,9 @@ fn count_documents(batch: &Batch) -> usize {
 fn fits(known: &Variant, wanted: &Variant) -> bool {
     let documents = match (known.documents, wanted.documents) {
         (Documents::Rows, Documents::Rows) => true,
-        (Documents::Packed { count, longest }, Documents::Packed { count: n, longest: l }) => n <= count && l <= longest,
+        (Documents::Packed { count, longest }, Documents::Packed { count: n, longest: l }) => {
+            n <= count && l <= longest
+        }
         _ => false,
     };
     (known.batch, known.seq_len) == (wanted.batch, wanted.seq_len) && documents

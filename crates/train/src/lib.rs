@@ -5,13 +5,23 @@
 //! chooses between the backends.
 
 pub mod config;
+pub mod conformance;
 pub mod device;
 mod engine;
 pub mod error;
+mod feed;
+mod metrics;
+mod model;
+mod peft;
+mod plan;
 pub mod schedule;
 pub mod source;
+mod trainer;
 mod weights;
 
 pub use device::{Device, DeviceRequest};
 pub use error::{Result, TrainError};
+pub use metrics::{EvaluationMetrics, StepMetrics};
+pub use model::{Forward, LossAndGradients, Model};
 pub use source::ModelSource;
+pub use trainer::Trainer;

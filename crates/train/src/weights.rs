@@ -56,7 +56,8 @@ fn check_names(program: &Program, part: Part, files: &Weights, place: &str) -> R
         }
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
         if view.shape != slot.weight.shape {
-            problems.push(format!("`{}` has shape {:?}, the model needs {:?}", slot.name, view.shape, slot.weight.shape));
+            problems
+                .push(format!("`{}` has shape {:?}, the model needs {:?}", slot.name, view.shape, slot.weight.shape));
         } else if !view.dtype.is_float() {
             problems.push(format!("`{}` holds {}, expected floating point", slot.name, view.dtype));
         }

@@ -1,0 +1,191 @@
+//! From the options to batches: data sets, tokenizer, packing, the split for validation.
+//!
+//! Knows names of options; rows, templates and packing are the data crate's.
+
+use std::sync::Arc;
+
+use data::{
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent, InstructionColumns, Layout,
+    Loader, LoaderSpec, Position, PrepareOptions, Prepared, Summary, SystemPrompt, Tokenizer, Truncation,
+};
+use options::Setting;
+
+use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
+use crate::error::{Result, TrainError};
+use crate::source::ModelSource;
+
+/// Micro-batches that are made ahead of the loop.
+const PREFETCH: usize = 4;
+
+/// Threads that prepare data when the user leaves it open, at most.
+const MAX_WORKERS: usize = 8;
+
+/// Row lengths of unpacked batches: these parts of the longest, so that few shapes are compiled.
+const LENGTH_PARTS: [f64; 3] = [0.25, 0.5, 1.0];
+
+/// Unpacked rows have a multiple of so many tokens.
+const LENGTH_UNIT: usize = 16;
+
+/// The data of a run.
+pub struct Feed {
+    pub train: Loader,
+    pub train_extent: Extent,
+    validation: Option<(DocumentSet, LoaderSpec)>,
+    pub summary: Summary,
+    /// Every row is one document and padding behind it.
+    pub one_per_row: bool,
+}
+
+impl Feed {
+    /// Reads, encodes and packs everything. `sequence_len` is the length of packed rows.
+    pub fn new(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<Feed> {
+        let datasets = config.data.datasets.as_deref().unwrap_or_default();
+        let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
+        let needs_text = |of: &Dataset| of.r#type != DatasetType::Tokens;
+        let tokenizer = match datasets.iter().chain(validation).any(needs_text) {
+            true => Some(Arc::new(Tokenizer::from_folder(&source.folder).map_err(TrainError::Data)?)),
+            false => None,
+        };
+        let workers = workers(config);
+        let options = prepare_options(config, source, sequence_len, workers)?;
+        let prepare = |list: &[Dataset]| -> Result<Prepared> {
+            let specs = list.iter().map(|of| spec(config, of)).collect::<Result<Vec<_>>>()?;
+            data::prepare(&specs, tokenizer.as_ref(), &options).map_err(TrainError::Data)
+        };
+        let Prepared { corpus, mut summary } = prepare(datasets)?;
+        let (train, held_out) = if validation.is_empty() {
+            let (train, held_out) =
+                data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
+            let part = |members: Vec<u32>| DocumentSet { corpus: corpus.clone(), members: members.into() };
+            (part(train), part(held_out))
+        } else {
+            let other = prepare(validation)?;
+            summary.datasets.extend(other.summary.datasets);
+            (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
+        };
+        let layout = layout(config, &[&train, &held_out], sequence_len);
+        let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
+        let train_spec = LoaderSpec {
+            batch_size: config.training.per_device_train_batch_size as usize,
+            seq_len: row_length(&layout, sequence_len),
+            layout,
+            shuffle: config.data.shuffle,
+            seed: config.data.train_seed,
+            epochs: Some(u64::from(config.run.num_epochs)),
+            pad_id,
+            prefetch: if workers == 0 { 0 } else { PREFETCH },
+        };
+        let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
+        let one_per_row = matches!(train_spec.layout, Layout::Padded(_));
+        let validation_spec =
+            LoaderSpec { shuffle: false, seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
+        // A fixed number of steps goes on through the data for as long as it takes.
+        let epochs = config.training.fixed_steps().map_or(train_spec.epochs, |_| None);
+        let train_spec = LoaderSpec { epochs, ..train_spec };
+        let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
+        let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
+        Ok(Feed { train, train_extent, validation, summary, one_per_row })
+    }
+
+    /// Every batch of the validation data; `None` where there is none.
+    pub fn validation(&self) -> Result<Option<Loader>> {
+        let Some((documents, spec)) = &self.validation else { return Ok(None) };
+        let loader = Loader::new(documents.clone(), spec.clone(), Position::default());
+        loader.map(Some).map_err(TrainError::Data)
+    }
+
+    /// Optimizer steps of the run.
+    pub fn total_steps(&self, config: &Config) -> u64 {
+        let accumulation = config.training.gradient_accumulation_steps as usize;
+        config.training.fixed_steps().unwrap_or_else(|| self.train_extent.steps(accumulation))
+    }
+}
+
+fn workers(config: &Config) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_WORKERS);
+    config.data.dataloader_num_workers.value().map_or_else(cores, |n| *n as usize)
+}
+
+fn prepare_options(
+    config: &Config,
+    source: &ModelSource,
+    sequence_len: usize,
+    workers: usize,
+) -> Result<PrepareOptions> {
+    let template = &config.template;
+    let clock = match &template.clock {
+        Setting::Auto => None,
+        Setting::Value(clock) => Some(clock.0.clone()),
+    };
+    Ok(PrepareOptions {
+        max_length: template.max_length.map_or(sequence_len, |n| (n as usize).min(sequence_len)),
+        truncation: match template.truncation_strategy {
+            config::Truncation::Delete => Truncation::Delete,
+            config::Truncation::Right => Truncation::Right,
+            config::Truncation::Split => Truncation::Split,
+            config::Truncation::Left => panic!("`left` is refused when options are loaded"),
+        },
+        vocab_size: source.vocab_size()?,
+        workers,
+        dialogue: DialogueOptions { system: template.system.clone(), clock, ..DialogueOptions::default() },
+    })
+}
+
+/// A data set of the options as the data crate takes it.
+fn spec(config: &Config, of: &Dataset) -> Result<DatasetSpec> {
+    let kind = match of.r#type {
+        DatasetType::Tokens => DatasetKind::Tokens,
+        DatasetType::Text => DatasetKind::Text { field: of.text_field.clone() },
+        DatasetType::Instruction => DatasetKind::Instruction(InstructionColumns {
+            instruction: of.instruction_field.clone().expect("required when options are loaded"),
+            output: of.output_field.clone().expect("required when options are loaded"),
+            input: of.input_field.clone(),
+            system: match of.system_prompt_type {
+                None => SystemPrompt::None,
+                Some(SystemPromptType::Field) => {
+                    SystemPrompt::Field(of.system_prompt_field.clone().unwrap_or_default())
+                }
+                Some(SystemPromptType::Fixed) => SystemPrompt::Fixed(of.system_prompt.clone().unwrap_or_default()),
+            },
+            prompt_format: of.prompt_format.clone(),
+            prompt_format_no_input: of.prompt_format_no_input.clone(),
+        }),
+        DatasetType::Conversation => DatasetKind::Conversation(ConversationColumns {
+            messages: of.messages_field.clone(),
+            system: of.system_field.clone(),
+            tools: of.tools_field.clone(),
+            properties: of.message_property_mappings.clone().unwrap_or_default(),
+        }),
+        DatasetType::Auto => panic!("type `auto` is refused when options are loaded"),
+    };
+    let templated = match &kind {
+        DatasetKind::Conversation(_) => true,
+        DatasetKind::Instruction(columns) => columns.prompt_format.is_none(),
+        _ => false,
+    };
+    if templated && !config.template.use_chat_template {
+        let message = format!("`use_chat_template: false`, but {} is written with the chat template", of.path);
+        let hint = "remove `use_chat_template`, or give an instruction set a `prompt_format`".to_owned();
+        return Err(TrainError::Config(vec![config.mistake("use_chat_template", message, Some(hint))]));
+    }
+    Ok(DatasetSpec { path: of.path.clone().into(), kind, samples: of.samples.map(|n| n as usize) })
+}
+
+fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout {
+    if config.data.sample_packing {
+        return Layout::Packed;
+    }
+    let lengths = sets.iter().flat_map(|set| set.members.iter().map(|i| set.corpus.length(*i as usize)));
+    let longest = lengths.max().unwrap_or(1).next_multiple_of(LENGTH_UNIT).min(sequence_len);
+    let part = |share: f64| ((longest as f64 * share) as usize).next_multiple_of(LENGTH_UNIT).min(longest);
+    let mut lengths: Vec<usize> = LENGTH_PARTS.into_iter().map(part).collect();
+    lengths.dedup();
+    Layout::Padded(lengths)
+}
+
+fn row_length(layout: &Layout, sequence_len: usize) -> usize {
+    match layout {
+        Layout::Packed => sequence_len,
+        Layout::Padded(lengths) => *lengths.last().expect("there is a longest row"),
+    }
+}

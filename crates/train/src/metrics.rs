@@ -1,0 +1,111 @@
+//! What a step reports, as the console line and as one JSON object of the log.
+
+use serde_json::{Value, json};
+
+/// One optimizer step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepMetrics {
+    /// From 0.
+    pub step: u64,
+    /// Weighted mean of the token losses over all micro-batches, before the update.
+    pub loss: f64,
+    /// Norm of the averaged gradient, before clipping.
+    pub grad_norm: f64,
+    pub learning_rate: f64,
+    /// Tokens of documents in which something is trained.
+    pub tokens: u64,
+    pub seconds: f64,
+    /// False when the norm was not finite and the weights were left alone.
+    pub applied: bool,
+}
+
+/// One pass over the validation data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationMetrics {
+    /// Steps that were done before.
+    pub step: u64,
+    pub loss: f64,
+    pub tokens: u64,
+    pub seconds: f64,
+}
+
+impl StepMetrics {
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
+
+    /// `Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s`
+    pub fn line(&self, total: Option<u64>) -> String {
+        let total = total.map(|n| format!("/{n}")).unwrap_or_default();
+        let rate = scientific(self.learning_rate);
+        let speed = self.tokens_per_second();
+        let suppressed = if self.applied { "" } else { " | update suppressed: the gradient is not finite" };
+        format!(
+            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{suppressed}",
+            self.step, self.loss, self.grad_norm, self.seconds
+        )
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({
+            "event": "step",
+            "step": self.step,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "learning_rate": self.learning_rate,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second(),
+            "applied": self.applied,
+        })
+    }
+}
+
+impl EvaluationMetrics {
+    pub fn line(&self) -> String {
+        format!(
+            "Evaluation after {} steps | Loss: {:.4} | {} tokens | {:.2}s",
+            self.step, self.loss, self.tokens, self.seconds
+        )
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({
+            "event": "evaluation",
+            "step": self.step,
+            "loss": self.loss,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        })
+    }
+}
+
+/// Two digits after the point and at least two of the exponent: `1.00e-05`.
+fn scientific(x: f64) -> String {
+    let text = format!("{x:.2e}");
+    let (mantissa, exponent) = text.split_once('e').expect("the format has an exponent");
+    let exponent: i32 = exponent.parse().expect("the exponent is a whole number");
+    format!("{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_console_line_has_its_form() {
+        let metrics = StepMetrics {
+            step: 0,
+            loss: 2.34561,
+            grad_norm: 1.234,
+            learning_rate: 1e-5,
+            tokens: 523905,
+            seconds: 2.34,
+            applied: true,
+        };
+        let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";
+        assert_eq!(metrics.line(Some(1000)), line);
+        assert_eq!(scientific(0.0), "0.00e+00");
+        assert_eq!(scientific(0.00255), "2.55e-03");
+    }
+}

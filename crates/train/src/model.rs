@@ -1,0 +1,163 @@
+//! A model in evaluation mode: logits, hidden states, loss and gradients for batches of any shape.
+//! Nothing is updated and nothing is dropped.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use compiler::{CompileOptions, Training};
+use data::Batch;
+use data::safetensors::Weights;
+use program::{EntryKind, scalar};
+use tensor::{DType, HostTensor};
+
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::{Result, TrainError};
+use crate::peft;
+use crate::source::ModelSource;
+use crate::weights::{self, Part};
+
+/// The residual stream, in the order of the layers.
+const HIDDEN: &str = "hidden.*";
+const LOGITS: &str = "logits";
+const TOKEN_LOSS: &str = "token_loss";
+
+/// Weights on a device, with programs for the shapes that were asked for.
+pub struct Model {
+    device: Arc<Device>,
+    source: Arc<ModelSource>,
+    adapter: Option<std::path::PathBuf>,
+    options: CompileOptions,
+    engine: Option<Engine>,
+}
+
+/// What [`Model::forward`] gives.
+pub struct Forward {
+    /// f32 [B, T, V]
+    pub logits: HostTensor,
+    /// f32 [B, T, H] each: embedding output, then after each layer. Empty when not asked for.
+    pub hidden: Vec<HostTensor>,
+}
+
+/// What [`Model::loss_and_gradients`] gives.
+pub struct LossAndGradients {
+    /// Weighted mean over the trained tokens.
+    pub loss: f32,
+    /// f32 [B, T]: entry t is the loss of predicting token t + 1; 0 where nothing is trained.
+    pub token_loss: HostTensor,
+    /// By tensor name, f32, in the shape of the file.
+    pub gradients: Vec<(String, HostTensor)>,
+}
+
+impl Model {
+    /// A model that will be read from its folder, with an adapter folder in PEFT's form. Weights and
+    /// activations are stored as `dtype`, adapters too. Nothing is compiled before the first batch.
+    pub fn load(device: Arc<Device>, source: Arc<ModelSource>, adapter: Option<&Path>, dtype: DType) -> Result<Model> {
+        let adapter_options = adapter.map(|folder| peft::read_options(folder, dtype)).transpose()?;
+        let options = CompileOptions {
+            variants: Vec::new(),
+            weights: dtype,
+            compute: dtype,
+            training: None,
+            adapter: adapter_options,
+            evaluate: false,
+            forward: true,
+            outputs: vec![LOGITS.to_owned()],
+            seed: 0,
+        };
+        Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None })
+    }
+
+    /// Logits of a batch, and with `hidden` the residual stream.
+    pub fn forward(&mut self, batch: &Batch, hidden: bool) -> Result<Forward> {
+        let wanted: &[&str] = if hidden { &[LOGITS, HIDDEN] } else { &[LOGITS] };
+        let engine = self.engine_for(batch, wanted, false)?;
+        let variant = engine.prepare(engine.variant_of(batch, false))?;
+        engine.run(EntryKind::Forward, variant, batch)?;
+        let logits = engine.output(EntryKind::Forward, variant, LOGITS)?;
+        let mut states = Vec::new();
+        for name in if hidden { hidden_names(engine) } else { Vec::new() } {
+            states.push(engine.output(EntryKind::Forward, variant, &name)?);
+        }
+        Ok(Forward { logits, hidden: states })
+    }
+
+    /// The loss of a batch and its gradients: of the adapter where there is one, of every weight
+    /// otherwise.
+    pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
+        let engine = self.engine_for(batch, &[TOKEN_LOSS], true)?;
+        let variant = engine.prepare(engine.variant_of(batch, false))?;
+        engine.set_i32(scalar::MICRO_STEP, 0)?;
+        engine.run(EntryKind::FirstMicroStep, variant, batch)?;
+        let (sum, weight) = (engine.get_f32(scalar::LOSS_SUM)?, engine.get_f32(scalar::WEIGHT_SUM)?);
+        if weight == 0.0 {
+            return Err(TrainError::Usage(
+                "no token of the batch is trained: every label is -100 or has no token before it".into(),
+            ));
+        }
+        let token_loss = engine.output(EntryKind::FirstMicroStep, variant, TOKEN_LOSS)?;
+        let program = engine.program().clone();
+        let mut gradients = Vec::new();
+        for slot in &program.parameters {
+            if let Some(gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight)? {
+                gradients.push((slot.name.clone(), gradient));
+            }
+        }
+        Ok(LossAndGradients { loss: sum / weight, token_loss, gradients })
+    }
+
+    /// The tensors that [`Model::loss_and_gradients`] gives gradients for.
+    pub fn parameter_names(&mut self) -> Result<Vec<String>> {
+        let batch = Batch::from_labels(1, 2, vec![0; 2], &[0; 2], None, None).expect("a batch of two tokens");
+        let program = self.engine_for(&batch, &[], false)?.program().clone();
+        let trained = program.parameters.iter().filter(|slot| slot.adapter == self.adapter.is_some());
+        Ok(trained.map(|slot| slot.name.clone()).collect())
+    }
+
+    /// The engine, with the outputs and, where asked for, the backward pass compiled in.
+    fn engine_for(&mut self, batch: &Batch, outputs: &[&str], backward: bool) -> Result<&mut Engine> {
+        let mut options = self.options.clone();
+        for name in outputs {
+            if !options.outputs.iter().any(|known| known == name) {
+                options.outputs.push((*name).to_owned());
+            }
+        }
+        if backward && options.training.is_none() {
+            options.training = Some(Training { optimizer: None });
+        }
+        match &mut self.engine {
+            Some(engine) if options == self.options => return Ok(self.engine.as_mut().expect("just seen")),
+            Some(engine) => {
+                let replaced = CompileOptions { variants: engine.options().variants.clone(), ..options.clone() };
+                engine.replace(replaced)?;
+            }
+            None => self.engine = Some(self.start(&options, batch)?),
+        }
+        self.options = options;
+        Ok(self.engine.as_mut().expect("just made"))
+    }
+
+    fn start(&self, options: &CompileOptions, batch: &Batch) -> Result<Engine> {
+        let first = crate::engine::variant_of(&self.device.machine, batch, false);
+        let options = CompileOptions { variants: vec![first], ..options.clone() };
+        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options)?;
+        let program = engine.program().clone();
+        let folders = [(Part::Base, Some(&self.source.folder)), (Part::Adapter, self.adapter.as_ref())];
+        for (part, folder) in folders.into_iter().filter_map(|(part, folder)| Some((part, folder?))) {
+            let files = Weights::open(folder).map_err(TrainError::model_file)?;
+            weights::load(engine.session(), &program, part, &files, &folder.display().to_string())?;
+        }
+        Ok(engine)
+    }
+}
+
+/// Names of the residual stream's values in order: `hidden.embed`, `hidden.layer.0`, …
+fn hidden_names(engine: &Engine) -> Vec<String> {
+    let outputs = engine.program().entries.iter().find(|entry| entry.kind == EntryKind::Forward);
+    let names = outputs.into_iter().flat_map(|entry| &entry.outputs).map(|(name, _)| name.clone());
+    let layers = names.filter(|name| name == "hidden.embed" || name.starts_with("hidden.layer."));
+    let mut layers: Vec<String> = layers.collect();
+    layers
+        .sort_by_key(|name| name.rsplit('.').next().and_then(|index| index.parse::<usize>().ok()).map_or(0, |i| i + 1));
+    layers
+}

@@ -1,0 +1,173 @@
+//! From options and model to what the compiler is asked for. What the user left open is decided
+//! here, each with its reason.
+
+use std::collections::BTreeMap;
+
+use compiler::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+use data::safetensors::Weights;
+use options::Setting;
+use serde_json::json;
+use tensor::DType;
+
+use crate::config::{self, Config, Dtype, Init, Problem, Reason, Reasons};
+use crate::error::{Result, TrainError};
+use crate::source::ModelSource;
+
+/// Row lengths beyond this are worth a word when nobody asked for them.
+const LONG_ROWS: usize = 8192;
+
+/// Decisions of a run before anything is compiled.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Without variants: these follow from the data.
+    pub compile: CompileOptions,
+    /// Tokens of a row.
+    pub sequence_len: usize,
+    /// Choices for options that were left open.
+    pub reasons: Reasons,
+    /// What the user should know, a sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Decides. Every contradiction between options and model is in the error.
+    pub fn new(config: &Config, source: &ModelSource) -> Result<Plan> {
+        let mut problems = Vec::new();
+        let mut notes = Vec::new();
+        let mut reasons = BTreeMap::new();
+        check_family(config, source, &mut problems);
+        let sequence_len = sequence_len(config, source, &mut reasons, &mut notes, &mut problems);
+        if !problems.is_empty() {
+            return Err(TrainError::Config(problems));
+        }
+        let dtype = weight_dtype(config, source, &mut reasons, &mut notes)?;
+        let compile = CompileOptions {
+            variants: Vec::new(),
+            weights: dtype,
+            compute: dtype,
+            training: Some(Training { optimizer: Some(optimizer(config)) }),
+            adapter: config.lora.lora.then(|| adapter(config)),
+            evaluate: true,
+            forward: false,
+            outputs: Vec::new(),
+            seed: config.data.train_seed,
+        };
+        Ok(Plan { compile, sequence_len, reasons, notes })
+    }
+}
+
+fn reason(value: impl Into<serde_json::Value>, because: &str) -> Reason {
+    Reason { value: value.into(), because: because.to_owned() }
+}
+
+fn check_family(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) {
+    let Setting::Value(asked) = &config.model.model_type else { return };
+    let found = source.model_type();
+    // A family's name stands for its generations: `qwen` for `qwen3`.
+    if !found.starts_with(asked.to_ascii_lowercase().as_str()) {
+        let message = format!("`model_type: {asked}`, but the model's configuration says `{found}`");
+        problems.push(config.mistake("model_type", message, Some("remove `model_type`".into())));
+    }
+}
+
+fn sequence_len(
+    config: &Config,
+    source: &ModelSource,
+    reasons: &mut Reasons,
+    notes: &mut Vec<String>,
+    problems: &mut Vec<Problem>,
+) -> usize {
+    let allowed = source.max_positions();
+    let (length, path) = match (config.model.sequence_len, config.model.max_model_len) {
+        (Setting::Value(length), _) => (length as usize, "sequence_len"),
+        (Setting::Auto, Setting::Value(length)) => {
+            reasons.insert("sequence_len".into(), reason(length, "`max_model_len`"));
+            (length as usize, "max_model_len")
+        }
+        (Setting::Auto, Setting::Auto) => {
+            let length = allowed.unwrap_or(2048);
+            let because = if allowed.is_some() { "the model's positions" } else { "the model names no limit" };
+            reasons.insert("sequence_len".into(), reason(length, because));
+            if length > LONG_ROWS {
+                notes.push(format!(
+                    "`sequence_len` is not set: rows have the model's {length} tokens. Shorter rows take less memory \
+                     and time: set `sequence_len: 2048`, for example"
+                ));
+            }
+            (length, "sequence_len")
+        }
+    };
+    if let Some(allowed) = allowed.filter(|allowed| length > *allowed) {
+        let message = format!("`{path}: {length}` is longer than the model's {allowed} positions");
+        problems.push(config.mistake(path, message, Some(format!("set `{path}` to {allowed} or less"))));
+    }
+    length
+}
+
+/// The element type of the options.
+pub fn dtype_of(dtype: Dtype) -> DType {
+    match dtype {
+        Dtype::Float32 => DType::F32,
+        Dtype::BFloat16 => DType::BF16,
+        Dtype::Float16 => DType::F16,
+    }
+}
+
+fn weight_dtype(
+    config: &Config,
+    source: &ModelSource,
+    reasons: &mut Reasons,
+    notes: &mut Vec<String>,
+) -> Result<DType> {
+    if let Setting::Value(dtype) = config.model.torch_dtype {
+        return Ok(dtype_of(dtype));
+    }
+    let (found, because) = match source.dtype() {
+        Some(dtype) => (dtype, "the model's configuration"),
+        None if config.model.init == Init::Random => (DType::BF16, "the model's configuration names none"),
+        None => (stored_dtype(source)?, "the model's weights"),
+    };
+    let dtype = match found {
+        DType::F32 | DType::BF16 => found,
+        other => {
+            notes.push(format!("the model was saved in {other}; it is loaded and trained in bf16"));
+            DType::BF16
+        }
+    };
+    let word = if dtype == DType::F32 { Dtype::Float32 } else { Dtype::BFloat16 };
+    reasons.insert("torch_dtype".into(), reason(json!(word.to_string()), because));
+    Ok(dtype)
+}
+
+fn stored_dtype(source: &ModelSource) -> Result<DType> {
+    let weights = Weights::open(&source.folder).map_err(TrainError::model_file)?;
+    let first = weights.names().first().map(|name| weights.get(name).map(|view| view.dtype));
+    first.unwrap_or(Ok(DType::BF16)).map_err(TrainError::model_file)
+}
+
+fn optimizer(config: &Config) -> OptimizerOptions {
+    let of = &config.optimizer;
+    OptimizerOptions {
+        kind: match of.optimizer {
+            config::OptimizerKind::AdamW => OptimizerKind::AdamW,
+            config::OptimizerKind::AdamW8bit => OptimizerKind::AdamW8bit,
+            config::OptimizerKind::NorMuon => panic!("normuon is refused when options are loaded"),
+        },
+        beta1: of.adamw_beta1,
+        beta2: of.adamw_beta2,
+        epsilon: of.adamw_epsilon,
+        weight_decay: of.weight_decay,
+        max_grad_norm: of.max_grad_norm,
+    }
+}
+
+fn adapter(config: &Config) -> AdapterOptions {
+    let of = &config.lora;
+    AdapterOptions {
+        rank: of.lora_rank as usize,
+        alpha: f64::from(of.lora_alpha),
+        dropout: of.lora_dropout,
+        dtype: dtype_of(of.lora_dtype),
+        targets: of.lora_target_modules.clone(),
+    }
+}

@@ -1,0 +1,258 @@
+//! A run that is driven step by step: accumulation, update, evaluation. The same calls serve the
+//! loop of the command line and Python.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use compiler::CompileOptions;
+use data::safetensors::Weights;
+use data::{Batch, IGNORE, Position};
+use program::{EntryKind, Variant, scalar};
+
+use crate::config::{Config, Init};
+use crate::device::Device;
+use crate::engine::{Engine, variant_of};
+use crate::error::{Result, TrainError};
+use crate::feed::Feed;
+use crate::metrics::{EvaluationMetrics, StepMetrics};
+use crate::plan::Plan;
+use crate::schedule::LearningRate;
+use crate::source::ModelSource;
+use crate::weights::{self, Part};
+
+/// A model in training, with its data where there is any.
+pub struct Trainer {
+    pub config: Arc<Config>,
+    pub plan: Plan,
+    pub source: Arc<ModelSource>,
+    pub device: Arc<Device>,
+    pub(crate) feed: Option<Feed>,
+    engine: Option<Engine>,
+    schedule: Option<LearningRate>,
+    /// Optimizer steps that are done.
+    step: u64,
+    /// Micro-steps that are done, over all steps.
+    micro_step: u64,
+}
+
+impl Trainer {
+    /// Checks options against model and machine and reads the data, if data sets are configured.
+    /// Nothing is compiled before the first batch is known.
+    pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
+        let plan = Plan::new(&config, &source)?;
+        let feed = match config.data.datasets {
+            Some(_) => Some(Feed::new(&config, &source, plan.sequence_len)?),
+            None => None,
+        };
+        let total = feed.as_ref().map(|feed| feed.total_steps(&config)).or(config.training.fixed_steps());
+        if let Some(total) = total {
+            let problems = config.check_steps(total);
+            if !problems.is_empty() {
+                return Err(TrainError::Config(problems));
+            }
+        }
+        let schedule = total.map(|total| LearningRate::new(&config.optimizer, total));
+        Ok(Trainer { config, plan, source, device, feed, engine: None, schedule, step: 0, micro_step: 0 })
+    }
+
+    /// Steps of the run, where it is known.
+    pub fn total_steps(&self) -> Option<u64> {
+        self.schedule.map(|schedule| schedule.total)
+    }
+
+    /// Optimizer steps that are done.
+    pub fn steps_done(&self) -> u64 {
+        self.step
+    }
+
+    pub fn micro_steps_done(&self) -> u64 {
+        self.micro_step
+    }
+
+    /// The place in the training data; `None` without data.
+    pub fn position(&self) -> Option<Position> {
+        self.feed.as_ref().map(|feed| feed.train.position())
+    }
+
+    /// The next micro-batches of the data: fewer than a full step at the end, none after it.
+    fn next_batches(&mut self) -> Result<Vec<Batch>> {
+        let wanted = self.config.training.gradient_accumulation_steps as usize;
+        let Some(feed) = &mut self.feed else {
+            let problems = self.config.check_datasets();
+            return Err(TrainError::Config(problems));
+        };
+        Ok(feed.train.by_ref().take(wanted).collect())
+    }
+
+    /// One step on the next batches of the data; `None` at their end.
+    pub fn next_step(&mut self, learning_rate: Option<f64>) -> Result<Option<StepMetrics>> {
+        let batches = self.next_batches()?;
+        if batches.is_empty() {
+            return Ok(None);
+        }
+        let one_per_row = self.feed.as_ref().is_some_and(|feed| feed.one_per_row);
+        self.step_on(&batches, one_per_row, learning_rate).map(Some)
+    }
+
+    /// One step on batches of the caller's: all of one shape, one for each micro-step.
+    pub fn step(&mut self, batches: &[Batch], learning_rate: Option<f64>) -> Result<StepMetrics> {
+        self.step_on(batches, false, learning_rate)
+    }
+
+    fn step_on(&mut self, batches: &[Batch], one_per_row: bool, learning_rate: Option<f64>) -> Result<StepMetrics> {
+        let start = Instant::now();
+        let learning_rate = self.rate(learning_rate)?;
+        if batches.iter().all(|batch| batch.weight_sum() == 0.0) {
+            let text = "no token of the step is trained: every label is -100 or has no token before it";
+            return Err(TrainError::Usage(text.into()));
+        }
+        let (step, first_micro_step) = (self.step, self.micro_step);
+        self.check_ids(batches)?;
+        let engine = self.engine_for(&batches[0], one_per_row)?;
+        // All shapes first: compiling one moves the weights, but not the gradients.
+        let variants = batches
+            .iter()
+            .map(|batch| engine.prepare(engine.variant_of(batch, one_per_row)))
+            .collect::<Result<Vec<Variant>>>()?;
+        for (index, (batch, variant)) in batches.iter().zip(variants).enumerate() {
+            let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
+            engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
+            engine.run(kind, variant, batch)?;
+        }
+        write_update_scalars(engine, step, learning_rate)?;
+        engine.update()?;
+        let (sum, weight) = (engine.get_f32(scalar::LOSS_SUM)?, engine.get_f32(scalar::WEIGHT_SUM)?);
+        let grad_norm = f64::from(engine.get_f32(scalar::GRADIENT_NORM)?);
+        let applied = engine.get_f32(scalar::UPDATE_APPLIED)? != 0.0;
+        self.step += 1;
+        self.micro_step += batches.len() as u64;
+        Ok(StepMetrics {
+            step,
+            loss: f64::from(sum) / f64::from(weight),
+            grad_norm,
+            learning_rate,
+            tokens: batches.iter().map(tokens).sum(),
+            seconds: start.elapsed().as_secs_f64(),
+            applied,
+        })
+    }
+
+    fn rate(&self, given: Option<f64>) -> Result<f64> {
+        match (given, &self.schedule) {
+            (Some(rate), _) => Ok(rate),
+            (None, Some(schedule)) => Ok(schedule.at(self.step)),
+            (None, None) => Err(TrainError::Usage(
+                "the schedule needs the number of steps: set `max_steps`, or give each step its learning rate".into(),
+            )),
+        }
+    }
+
+    fn check_ids(&self, batches: &[Batch]) -> Result<()> {
+        let vocabulary = self.source.vocab_size()?;
+        let ids = batches.iter().flat_map(|batch| batch.input_ids.iter().chain(&batch.targets));
+        match ids.copied().find(|id| *id != IGNORE && (*id < 0 || *id as usize >= vocabulary)) {
+            Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The loss over all validation data; `None` where there is none.
+    pub fn evaluate(&mut self) -> Result<Option<EvaluationMetrics>> {
+        let start = Instant::now();
+        let loader = match &self.feed {
+            Some(feed) => feed.validation()?,
+            None => None,
+        };
+        let Some(loader) = loader else { return Ok(None) };
+        let one_per_row = self.feed.as_ref().is_some_and(|feed| feed.one_per_row);
+        let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
+        for batch in loader {
+            let engine = self.engine_for(&batch, one_per_row)?;
+            let variant = engine.prepare(engine.variant_of(&batch, one_per_row))?;
+            engine.set_f32(scalar::LOSS_SUM, 0.0)?;
+            engine.set_f32(scalar::WEIGHT_SUM, 0.0)?;
+            engine.run(EntryKind::Evaluate, variant, &batch)?;
+            sum += f64::from(engine.get_f32(scalar::LOSS_SUM)?);
+            weight += f64::from(engine.get_f32(scalar::WEIGHT_SUM)?);
+            tokens_seen += tokens(&batch);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Some(EvaluationMetrics { step: self.step, loss: sum / weight, tokens: tokens_seen, seconds }))
+    }
+
+    /// The compiled model; made for a batch's shape when there is none yet.
+    pub(crate) fn engine_for(&mut self, batch: &Batch, one_per_row: bool) -> Result<&mut Engine> {
+        if self.engine.is_none() {
+            let variant = variant_of(&self.device.machine, batch, one_per_row);
+            self.engine = Some(self.start(variant)?);
+        }
+        Ok(self.engine.as_mut().expect("just made"))
+    }
+
+    /// The compiled model, for reading parameters.
+    pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
+        let batch = Batch::from_labels(1, LENGTH, vec![0; LENGTH], &[0; LENGTH], None, None);
+        self.engine_for(&batch.expect("a small batch"), true)
+    }
+
+    fn start(&self, variant: Variant) -> Result<Engine> {
+        let options = CompileOptions { variants: vec![variant], ..self.plan.compile.clone() };
+        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options)?;
+        let program = engine.program().clone();
+        let seed = self.config.data.train_seed;
+        match self.config.model.init {
+            Init::Random => weights::draw(engine.session(), &program, Part::Base, seed)?,
+            Init::Pretrained => {
+                let folder = &self.source.folder;
+                let files = Weights::open(folder).map_err(TrainError::model_file)?;
+                weights::load(engine.session(), &program, Part::Base, &files, &folder.display().to_string())?;
+            }
+        }
+        weights::draw(engine.session(), &program, Part::Adapter, seed)?;
+        Ok(engine)
+    }
+}
+
+/// Row length of the program that is compiled when parameters are wanted before any batch.
+const LENGTH: usize = 16;
+
+/// Learning rate, bias corrections and step number of an update.
+fn write_update_scalars(engine: &mut Engine, step: u64, learning_rate: f64) -> Result<()> {
+    let training = engine.options().training.clone().and_then(|training| training.optimizer);
+    let optimizer = training.expect("a trainer has an optimizer");
+    let correction = |beta: f64| (1.0 - beta.powi(step as i32 + 1)) as f32;
+    engine.set_f32(scalar::LEARNING_RATE, learning_rate as f32)?;
+    engine.set_f32(scalar::BIAS_CORRECTION_1, correction(optimizer.beta1))?;
+    engine.set_f32(scalar::BIAS_CORRECTION_2, correction(optimizer.beta2))?;
+    engine.set_i32(scalar::STEP, step as i32)
+}
+
+/// Tokens of documents in which something is trained: padding does not count.
+fn tokens(batch: &Batch) -> u64 {
+    let rows = batch.document_start.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len));
+    let in_row = |(starts, targets): (&[i32], &[i32])| -> u64 {
+        let mut sum = 0;
+        let mut begin = 0;
+        for document in starts.chunk_by(|a, b| a == b) {
+            let end = begin + document.len();
+            if targets[begin..end].iter().any(|target| *target != IGNORE) {
+                sum += document.len() as u64;
+            }
+            begin = end;
+        }
+        sum
+    };
+    rows.map(in_row).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_does_not_count_as_tokens() {
+        let labels = [1, 1, 1, -100, -100, -100, -100, -100];
+        let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 0, 1, 2, 3, 4]), None).unwrap();
+        assert_eq!(tokens(&batch), 3);
+    }
+}

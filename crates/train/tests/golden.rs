@@ -1,0 +1,111 @@
+//! The recorded numbers of transformers, peft and torch against this engine on the CPU, through
+//! the same paths that Python uses. Skipped with a word where the recordings are absent.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use data::Batch;
+use data::safetensors::Weights;
+use tensor::{DType, HostTensor};
+use train::{Device, DeviceRequest, Model, ModelSource};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
+}
+
+/// The folder of a recorded model and its graph.
+fn golden(name: &str) -> Option<(PathBuf, String)> {
+    let folder = root().join("../shared/golden").join(name);
+    if !folder.is_dir() {
+        println!("skipped: there are no recordings of {name} beside the checkout");
+        return None;
+    }
+    let ir = std::fs::read_to_string(root().join(format!("crates/train/tests/ir/{name}.json"))).unwrap();
+    Some((folder, ir))
+}
+
+fn device(threads: usize) -> Arc<Device> {
+    let request = DeviceRequest {
+        device: options::Setting::Value(train::config::Device::Cpu),
+        threads: Some(threads),
+        ..DeviceRequest::default()
+    };
+    Arc::new(Device::open(&request).unwrap())
+}
+
+fn relative(found: &HostTensor, reference: &HostTensor) -> f64 {
+    assert_eq!(found.shape, reference.shape);
+    let (found, reference) = (found.to_f64(), reference.to_f64());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    let error = norm(&mut found.iter().zip(&reference).map(|(f, r)| f - r));
+    error / norm(&mut reference.iter().copied())
+}
+
+fn ints(files: &Weights, name: &str) -> Vec<i32> {
+    files.get(name).unwrap().to_host().to_f64().into_iter().map(|x| x as i32).collect()
+}
+
+fn batch(files: &Weights, prefix: &str) -> Batch {
+    let name = |part: &str| format!("{prefix}{part}");
+    let shape = files.get(&name("input_ids")).unwrap().shape.to_vec();
+    let labels = ints(files, &name("labels"));
+    let positions = ints(files, &name("position_ids"));
+    Batch::from_labels(shape[0], shape[1], ints(files, &name("input_ids")), &labels, Some(positions), None).unwrap()
+}
+
+fn open(path: &Path) -> Weights {
+    Weights::open(path).unwrap()
+}
+
+fn check_gradients(model: &mut Model, batch: &Batch, reference: &Weights, prefix: &str) {
+    let found = model.loss_and_gradients(batch).unwrap();
+    let loss = reference.get(&format!("{prefix}loss")).unwrap().to_host().to_f64()[0];
+    assert!((found.loss as f64 - loss).abs() < 2e-5, "{} {loss}", found.loss);
+    let wanted = format!("{prefix}grad.");
+    let names = reference.names().iter().filter(|name| name.starts_with(&wanted)).count();
+    assert_eq!(found.gradients.len(), names);
+    for (name, gradient) in &found.gradients {
+        let reference = reference.get(&format!("{wanted}{name}")).unwrap().to_host();
+        let error = relative(gradient, &reference);
+        assert!(error < 1e-4 || error.is_nan(), "{prefix}{name}: {error:e}");
+    }
+}
+
+fn check_model(name: &str) {
+    let Some((folder, ir)) = golden(name) else { return };
+    let source = Arc::new(ModelSource::open(&folder, &ir).unwrap());
+    let inputs = open(&folder.join("inputs.safetensors"));
+    let reference = open(&folder.join("reference.safetensors"));
+    let packed_reference = open(&folder.join("reference_packed.safetensors"));
+    let (plain, packed) = (batch(&inputs, ""), batch(&inputs, "packed."));
+
+    let mut model = Model::load(device(2), source.clone(), None, DType::F32).unwrap();
+    let forward = model.forward(&plain, true).unwrap();
+    assert!(relative(&forward.logits, &reference.get("logits").unwrap().to_host()) < 2e-5);
+    let layers = forward.hidden.len() - 1;
+    let names = std::iter::once("hidden.embed".to_owned()).chain((0..layers).map(|i| format!("hidden.layer.{i}")));
+    for (name, found) in names.zip(&forward.hidden) {
+        let error = relative(found, &reference.get(&name).unwrap().to_host());
+        assert!(error < 2e-5, "{name}: {error:e}");
+    }
+    check_gradients(&mut model, &plain, &reference, "");
+    check_gradients(&mut model, &packed, &packed_reference, "");
+
+    let lora = folder.join("lora");
+    let reference = open(&lora.join("reference.safetensors"));
+    let mut model = Model::load(device(2), source, Some(&lora), DType::F32).unwrap();
+    let logits = model.forward(&plain, false).unwrap().logits;
+    assert!(relative(&logits, &reference.get("logits").unwrap().to_host()) < 2e-5);
+    check_gradients(&mut model, &plain, &reference, "");
+    check_gradients(&mut model, &packed, &reference, "packed.");
+}
+
+#[test]
+fn llama_equals_transformers() {
+    check_model("llama");
+}
+
+#[test]
+fn qwen3_equals_transformers() {
+    check_model("qwen3");
+}

@@ -1,23 +1,26 @@
-//! CPU references of attention. Only visible keys are touched; a task is one head of one row, and
+//! CPU references of attention. Scores and weighted sums of a block of queries are small matrix
+//! products over the keys that any of them sees. A task is a block (forward) or a head (backward);
 //! what several tasks add to is summed in a fixed order.
 
-use std::ops::RangeInclusive;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::panels::{LANES, Left, Panels, add_product};
 use super::{Extents, Reading};
 use crate::call::{Call, Input};
 use crate::real::Real;
 use crate::vector::{add_scaled, dot};
 
-/// Queries of one task of the forward pass.
-const QUERIES: usize = 64;
+/// Queries of one block.
+const QUERIES: usize = 32;
 
 /// One head of a tensor [B, T, heads, D].
 #[derive(Clone, Copy)]
 struct Head<'a, T> {
     data: &'a [T],
     stride: usize,
+    tokens: usize,
     head_dim: usize,
 }
 
@@ -25,18 +28,70 @@ impl<'a, T: Real> Head<'a, T> {
     fn of(tensor: &Input<'a, T>, b: usize, head: usize) -> Self {
         let [_, tokens, heads, head_dim] = tensor.shape[..] else { unreachable!("the shape rule asks for four axes") };
         let start = b * tokens * heads * head_dim + head * head_dim;
-        Head { data: &tensor.real()[start..], stride: heads * head_dim, head_dim }
+        Head { data: &tensor.real()[start..], stride: heads * head_dim, tokens, head_dim }
     }
 
     fn at(&self, token: usize) -> &'a [T] {
         &self.data[token * self.stride..token * self.stride + self.head_dim]
     }
+
+    /// As the left operand of a product, from one token on.
+    fn from(&self, token: usize) -> Left<'a, T> {
+        Left { data: &self.data[token * self.stride..], row: self.stride, step: 1 }
+    }
+
+    /// [T, D]: for weighted sums of its rows.
+    fn panels(&self) -> Panels<T> {
+        Panels::pack(self.tokens, self.head_dim, |token, column| self.data[token * self.stride + column])
+    }
+
+    /// [D, T]: for products with each of its rows.
+    fn transposed(&self) -> Panels<T> {
+        Panels::pack(self.head_dim, self.tokens, |column, token| self.data[token * self.stride + column])
+    }
+}
+
+/// A block of queries and the keys that any of them sees, from a panel's edge on.
+struct Block {
+    queries: Range<usize>,
+    keys: Range<usize>,
+    panels: Range<usize>,
+    /// Columns of a score matrix: whole panels.
+    width: usize,
+}
+
+impl Block {
+    fn of(index: usize, tokens: usize, starts: &[i32], window: Option<usize>) -> Self {
+        let queries = index * QUERIES..((index + 1) * QUERIES).min(tokens);
+        let first = visible(queries.start, starts, window).start / LANES;
+        let panels = first..queries.end.div_ceil(LANES);
+        let width = panels.len() * LANES;
+        Block { keys: first * LANES..queries.end, queries, panels, width }
+    }
+
+    fn head_panels(head_dim: usize) -> Range<usize> {
+        0..head_dim.div_ceil(LANES)
+    }
+
+    /// The products of each query's row with each key's row.
+    fn scores<T: Real>(&self, rows: Head<'_, T>, keys: &Panels<T>) -> Vec<T> {
+        let mut scores = vec![T::default(); self.queries.len() * self.width];
+        let left = rows.from(self.queries.start);
+        add_product(&mut scores, self.width, left, keys, 0..rows.head_dim, self.panels.clone());
+        scores
+    }
+
+    /// The columns of a row of scores that query `i` sees.
+    fn columns(&self, i: usize, starts: &[i32], window: Option<usize>) -> Range<usize> {
+        let keys = visible(i, starts, window);
+        keys.start - self.keys.start..keys.end - self.keys.start
+    }
 }
 
 /// The keys that query `i` sees.
-fn visible(i: usize, document_start: i32, window: Option<usize>) -> RangeInclusive<usize> {
-    let first = document_start as usize;
-    first.max(window.map_or(0, |window| (i + 1).saturating_sub(window)))..=i
+fn visible(i: usize, starts: &[i32], window: Option<usize>) -> Range<usize> {
+    let first = starts[i] as usize;
+    first.max(window.map_or(0, |window| (i + 1).saturating_sub(window)))..i + 1
 }
 
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
@@ -44,28 +99,25 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let [q, k, v, starts] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
     let e = Extents::of(q.shape, k.shape);
     let starts = starts.int();
+    let key_head = |task: usize| (task / e.kv_heads, task % e.kv_heads);
+    let packed: Vec<(Panels<T>, Panels<T>)> = (0..e.batch * e.kv_heads)
+        .into_par_iter()
+        .map(key_head)
+        .map(|(b, h)| (Head::of(k, b, h).transposed(), Head::of(v, b, h).panels()))
+        .collect();
     let blocks = e.tokens.div_ceil(QUERIES);
     let results: Vec<(Vec<T>, Vec<T>)> = (0..e.batch * e.heads * blocks)
         .into_par_iter()
         .map(|task| {
-            let (head, block) = (task / blocks, task % blocks);
-            let (b, h) = (head / e.heads, head % e.heads);
-            let queries = block * QUERIES..((block + 1) * QUERIES).min(e.tokens);
-            let (q, k, v) = (Head::of(q, b, h), Head::of(k, b, h / e.group()), Head::of(v, b, h / e.group()));
-            let mut o = vec![T::default(); queries.len() * e.head_dim];
-            let mut scores = Vec::with_capacity(queries.end);
-            let rows = queries.zip(o.chunks_mut(e.head_dim));
-            let lse = rows
-                .map(|(i, o)| {
-                    let keys = visible(i, starts[b * e.tokens + i], reading.window);
-                    attend(q.at(i), k, v, keys, T::from_f64(reading.scale), &mut scores, o)
-                })
-                .collect();
-            (o, lse)
+            let (b, h) = (task / blocks / e.heads, task / blocks % e.heads);
+            let (k, v) = &packed[b * e.kv_heads + h / e.group()];
+            let starts = &starts[b * e.tokens..][..e.tokens];
+            attend(task % blocks, Head::of(q, b, h), k, v, starts, reading)
         })
         .collect();
     let [o, lse] = call.outputs_mut();
-    for (lse, (_, part)) in blocks_of(lse.real(), e.tokens).zip(&results) {
+    let lse = lse.real().chunks_mut(e.tokens).flat_map(|row| row.chunks_mut(QUERIES));
+    for (lse, (_, part)) in lse.zip(&results) {
         lse.copy_from_slice(part);
     }
     o.real().par_chunks_mut(e.heads * e.head_dim).enumerate().for_each(|(row, o)| {
@@ -77,32 +129,40 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     });
 }
 
-/// The pieces of [heads, tokens] that the tasks of the forward pass computed, in order.
-fn blocks_of<T>(rows: &mut [T], tokens: usize) -> impl Iterator<Item = &mut [T]> {
-    rows.chunks_mut(tokens).flat_map(|row| row.chunks_mut(QUERIES))
-}
-
-/// One query: writes its row of o and gives its lse.
+/// One block of queries: its rows of o and lse.
 fn attend<T: Real>(
-    q: &[T],
-    k: Head<'_, T>,
-    v: Head<'_, T>,
-    keys: RangeInclusive<usize>,
-    scale: T,
-    scores: &mut Vec<T>,
-    o: &mut [T],
-) -> T {
-    scores.clear();
-    scores.extend(keys.clone().map(|j| scale * dot(q, k.at(j))));
-    let largest = scores.iter().copied().fold(T::negative_infinity(), T::max);
-    let mut sum = T::default();
-    for (score, j) in scores.iter().zip(keys) {
-        let p = (*score - largest).exp();
-        sum += p;
-        add_scaled(o, p, v.at(j));
+    index: usize,
+    q: Head<'_, T>,
+    k: &Panels<T>,
+    v: &Panels<T>,
+    starts: &[i32],
+    reading: Reading,
+) -> (Vec<T>, Vec<T>) {
+    let block = Block::of(index, q.tokens, starts, reading.window);
+    let scale = T::from_f64(reading.scale);
+    let mut weights = block.scores(q, k);
+    let mut sums = Vec::with_capacity(block.queries.len());
+    let mut lse = Vec::with_capacity(block.queries.len());
+    for (i, row) in block.queries.clone().zip(weights.chunks_mut(block.width)) {
+        let seen = block.columns(i, starts, reading.window);
+        let largest = row[seen.clone()].iter().map(|s| scale * *s).fold(T::negative_infinity(), T::max);
+        row[..seen.start].fill(T::default());
+        row[seen.end..].fill(T::default());
+        let mut sum = T::default();
+        for weight in &mut row[seen] {
+            *weight = (scale * *weight - largest).exp();
+            sum += *weight;
+        }
+        sums.push(sum);
+        lse.push(largest + sum.ln());
     }
-    o.iter_mut().for_each(|o| *o = *o / sum);
-    largest + sum.ln()
+    let mut o = vec![T::default(); block.queries.len() * q.head_dim];
+    let left = Left { data: &weights, row: block.width, step: 1 };
+    add_product(&mut o, q.head_dim, left, v, block.keys, Block::head_panels(q.head_dim));
+    for (o, sum) in o.chunks_mut(q.head_dim).zip(sums) {
+        o.iter_mut().for_each(|o| *o = *o / sum);
+    }
+    (o, lse)
 }
 
 /// Gradients of one query head: dq, and its share of dk and dv, each [T, D].
@@ -145,21 +205,39 @@ fn head_gradients<T: Real>(inputs: &[Input<'_, T>], e: Extents, reading: Reading
     let [q, k, v, o, lse, d_o, starts] = inputs else { unreachable!("the shape rule asks for seven inputs") };
     let (k, v) = (Head::of(k, b, h / e.group()), Head::of(v, b, h / e.group()));
     let (q, o, d_o) = (Head::of(q, b, h), Head::of(o, b, h), Head::of(d_o, b, h));
+    let (k_transposed, v_transposed) = (k.transposed(), v.transposed());
+    let (k, q_panels, do_panels) = (k.panels(), q.panels(), d_o.panels());
     let lse = &lse.real()[(b * e.heads + h) * e.tokens..][..e.tokens];
     let starts = &starts.int()[b * e.tokens..][..e.tokens];
-    let (scale, n) = (T::from_f64(reading.scale), e.tokens * e.head_dim);
+    let (d, n) = (e.head_dim, e.tokens * e.head_dim);
     let mut result = HeadGradients { dq: vec![T::default(); n], dk: vec![T::default(); n], dv: vec![T::default(); n] };
-    for i in 0..e.tokens {
-        let (q, d_o) = (q.at(i), d_o.at(i));
-        let delta = dot(d_o, o.at(i));
-        let dq = &mut result.dq[i * e.head_dim..][..e.head_dim];
-        for j in visible(i, starts[i], reading.window) {
-            let p = (scale * dot(q, k.at(j)) - lse[i]).exp();
-            let ds = p * (dot(d_o, v.at(j)) - delta) * scale;
-            add_scaled(dq, ds, k.at(j));
-            add_scaled(&mut result.dk[j * e.head_dim..][..e.head_dim], ds, q);
-            add_scaled(&mut result.dv[j * e.head_dim..][..e.head_dim], p, d_o);
+    for index in 0..e.tokens.div_ceil(QUERIES) {
+        let block = Block::of(index, e.tokens, starts, reading.window);
+        let (mut p, mut ds) = (block.scores(q, &k_transposed), block.scores(d_o, &v_transposed));
+        let rows = p.chunks_mut(block.width).zip(ds.chunks_mut(block.width));
+        for (i, (p, ds)) in block.queries.clone().zip(rows) {
+            let seen = block.columns(i, starts, reading.window);
+            score_gradients(p, ds, seen, lse[i], dot(d_o.at(i), o.at(i)), T::from_f64(reading.scale));
         }
+        let (queries, keys, panels) = (block.queries, block.keys, Block::head_panels(d));
+        let by_query = Left { data: &ds, row: block.width, step: 1 };
+        let by_key = |data| Left { data, row: 1, step: block.width };
+        let (query_rows, key_rows) = (queries.start * d..queries.end * d, keys.start * d..keys.end * d);
+        add_product(&mut result.dq[query_rows], d, by_query, &k, keys, panels.clone());
+        add_product(&mut result.dk[key_rows.clone()], d, by_key(&ds), &q_panels, queries.clone(), panels.clone());
+        add_product(&mut result.dv[key_rows], d, by_key(&p), &do_panels, queries, panels);
     }
     result
+}
+
+/// One query: scores become weights p, their gradients (d_o·v) become ds; zero where nothing is seen.
+fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, delta: T, scale: T) {
+    for row in [&mut *p, &mut *ds] {
+        row[..seen.start].fill(T::default());
+        row[seen.end..].fill(T::default());
+    }
+    for (p, ds) in p[seen.clone()].iter_mut().zip(&mut ds[seen]) {
+        *p = (scale * *p - lse).exp();
+        *ds = *p * (*ds - delta) * scale;
+    }
 }

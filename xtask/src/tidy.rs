@@ -8,6 +8,7 @@ mod floors;
 mod functions;
 mod names;
 mod source;
+mod windows;
 
 use std::fmt;
 use std::path::Path;
@@ -84,6 +85,7 @@ pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
     for file in &files {
         found.extend(files::check(file));
         found.extend(functions::check(file));
+        found.extend(windows::check(file));
         if !test_modules.contains(&file.path) {
             found.extend(names::check(file));
         }

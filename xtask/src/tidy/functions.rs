@@ -36,7 +36,7 @@ pub fn check(file: &File) -> Vec<Finding> {
 }
 
 /// Ends of every occurrence of `word` that is a whole word.
-fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+pub fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let part_of_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     line.match_indices(word).filter_map(move |(at, _)| {
         let end = at + word.len();

@@ -1,12 +1,14 @@
-//! The project's own chores: `cargo xtask generate [--check] | tidy`. One file for each; this one only picks it.
+//! The project's own chores: `cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE…]`. One file for each;
+//! this one only picks it.
 
 mod generate;
+mod kernels;
 mod tidy;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask generate [--check] | tidy";
+const USAGE: &str = "usage: cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE…]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -15,6 +17,7 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["generate"] => generate::run(root, false),
         ["generate", "--check"] => generate::run(root, true),
+        ["kernels", architectures @ ..] => kernels::run(architectures),
         ["tidy"] => tidy::run(root),
         _ => {
             eprintln!("{USAGE}");

@@ -110,6 +110,18 @@ def test_rotations(shared, tmp_path, variant, spelling):
         assert_close(logits, reference[f"{variant}.{name}.logits"], LOGITS, name)
 
 
+def test_bfloat16_loses_no_more_than_transformers(golden):
+    """Weights and activations in bf16 against float32, by what transformers itself loses there."""
+    yardstick = golden.meta["bf16_vs_f32_in_transformers"]
+    model = surogate.load(golden.folder, device=DEVICE, dtype="bfloat16")
+    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
+    assert_close(model.forward(ids), golden.reference["logits"], 1.5 * yardstick["logits_rel_l2"], "logits")
+    loss, gradients = model.loss_and_gradients(ids, labels)
+    assert abs(loss - golden.reference["loss"][0]) <= 2 * yardstick["loss_abs"] + 0.01
+    for name, value in gradients.items():
+        assert_close(value, golden.reference[f"grad.{name}"], 2 * yardstick["grad_rel_l2"][name], name)
+
+
 def curve_config(golden: Golden, output, lora: bool) -> dict:
     """The recipe of the recorded curves; learning rates are given step by step."""
     own = {"lora": False}

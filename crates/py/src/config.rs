@@ -42,6 +42,12 @@ impl Config {
         &self.config.model.model
     }
 
+    /// False when the weights are drawn, so that a config.json is enough.
+    #[getter]
+    fn needs_weights(&self) -> bool {
+        self.config.model.init == config::Init::Pretrained
+    }
+
     /// `auto`, `cpu` or `cuda`.
     #[getter]
     fn device(&self) -> String {

@@ -5,6 +5,7 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use serde_json::Value;
+use train::TrainError;
 
 create_exception!(surogate.errors, SurogateError, PyException, "Base of every exception that is not a mistake of the engine.");
 create_exception!(surogate.errors, ConfigError, SurogateError, "The configuration or the arguments are wrong: every problem at once.");
@@ -20,5 +21,17 @@ pub fn config_error(py: Python<'_>, problems: &[Problem]) -> PyErr {
     match error.value(py).setattr("problems", Value::from(list).to_string()) {
         Ok(()) => error,
         Err(failed) => failed,
+    }
+}
+
+/// The exception for an engine error.
+pub fn train_error(py: Python<'_>, error: TrainError) -> PyErr {
+    match error {
+        TrainError::Config(problems) => config_error(py, &problems),
+        TrainError::Usage(message) => ConfigError::new_err(message),
+        TrainError::Memory(message) => MemoryPlanError::new_err(message),
+        TrainError::Data(error) => DataError::new_err(error.to_string()),
+        diverged @ TrainError::Diverged { .. } => DivergedError::new_err(diverged.to_string()),
+        TrainError::Failed(message) => RunError::new_err(message),
     }
 }

@@ -3,10 +3,13 @@
 //! Invariant: this crate converts, it never decides. It turns Python text, dicts and numpy arrays
 //! into the engine's types and back, and engine errors into exceptions.
 
+mod arrays;
 mod config;
 mod doctor;
 mod errors;
+mod model;
 mod operations;
+mod trainer;
 
 use pyo3::prelude::*;
 
@@ -22,7 +25,11 @@ mod _native {
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]
+    use crate::model::Model;
+    #[pymodule_export]
     use crate::operations::{infer, op_schemas};
+    #[pymodule_export]
+    use crate::trainer::Trainer;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

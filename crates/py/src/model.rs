@@ -1,0 +1,111 @@
+//! A model in evaluation mode, for `surogate.load`.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use numpy::PyArrayDyn;
+use options::Setting;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tensor::DType;
+use train::config::Device as DeviceKind;
+use train::{Device, DeviceRequest, ModelSource};
+
+use crate::arrays::{self, Floats, Integers};
+use crate::errors::train_error;
+
+type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
+
+/// Weights on a device.
+#[pyclass(frozen, module = "surogate._native")]
+pub struct Model {
+    model: Mutex<train::Model>,
+}
+
+fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
+    match name {
+        "auto" => Ok(Setting::Auto),
+        "cpu" => Ok(Setting::Value(DeviceKind::Cpu)),
+        "cuda" => Ok(Setting::Value(DeviceKind::Cuda)),
+        other => Err(PyValueError::new_err(format!("device: {other:?} is not known, expected cpu, cuda or auto"))),
+    }
+}
+
+fn element_type(name: &str) -> PyResult<DType> {
+    match name.parse() {
+        Ok(dtype @ (DType::F32 | DType::BF16)) => Ok(dtype),
+        _ => Err(PyValueError::new_err(format!("dtype: {name:?} is not supported, expected float32 or bfloat16"))),
+    }
+}
+
+impl Model {
+    /// Calls the engine without the interpreter's lock. A panic in an earlier call has left nothing
+    /// half done that a later one would read.
+    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send) -> PyResult<T> {
+        let result = py.detach(|| call(&mut self.model.lock().unwrap_or_else(PoisonError::into_inner)));
+        result.map_err(|error| train_error(py, error))
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Opens the device and the folders. `ir` is the model's graph as JSON, `adapter` a folder in
+    /// PEFT's form.
+    #[staticmethod]
+    fn load(
+        py: Python<'_>,
+        folder: PathBuf,
+        ir: &str,
+        adapter: Option<PathBuf>,
+        device: &str,
+        dtype: &str,
+        site_packages: Vec<PathBuf>,
+    ) -> PyResult<Self> {
+        let (dtype, device) = (element_type(dtype)?, device_setting(device)?);
+        let request = DeviceRequest { device, site_packages, ..DeviceRequest::default() };
+        let loaded = py.detach(|| {
+            let device = Arc::new(Device::open(&request)?);
+            let source = Arc::new(ModelSource::open(&folder, ir)?);
+            train::Model::load(device, source, adapter.as_deref(), dtype)
+        });
+        loaded.map(|model| Model { model: Mutex::new(model) }).map_err(|error| train_error(py, error))
+    }
+
+    /// Names of the tensors that gradients are given for.
+    fn parameter_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, train::Model::parameter_names)
+    }
+
+    /// (logits, hidden states); the list is empty when it is not asked for.
+    fn forward<'py>(
+        &self,
+        py: Python<'py>,
+        input_ids: Integers<'py>,
+        position_ids: Option<Integers<'py>>,
+        hidden: bool,
+    ) -> PyResult<(Array<'py>, Vec<Array<'py>>)> {
+        let batch = arrays::batches(&(input_ids.clone(), input_ids, position_ids, None))?.remove(0);
+        let result = self.with(py, |model| model.forward(&batch, hidden))?;
+        let states = result.hidden.iter().map(|state| arrays::to_numpy(py, state)).collect::<PyResult<_>>()?;
+        Ok((arrays::to_numpy(py, &result.logits)?, states))
+    }
+
+    /// (loss, loss of each token, gradients by name).
+    fn loss_and_gradients<'py>(
+        &self,
+        py: Python<'py>,
+        input_ids: Integers<'py>,
+        labels: Integers<'py>,
+        position_ids: Option<Integers<'py>>,
+        weights: Option<Floats<'py>>,
+    ) -> PyResult<(f32, Array<'py>, Bound<'py, PyDict>)> {
+        let batch = arrays::batches(&(input_ids, labels, position_ids, weights))?.remove(0);
+        let result = self.with(py, |model| model.loss_and_gradients(&batch))?;
+        let gradients = PyDict::new(py);
+        for (name, gradient) in &result.gradients {
+            gradients.set_item(name, arrays::to_numpy(py, gradient)?)?;
+        }
+        Ok((result.loss, arrays::to_numpy(py, &result.token_loss)?, gradients))
+    }
+}

@@ -1,0 +1,96 @@
+//! Training step by step, for `surogate.Trainer`.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use train::{Device, DeviceRequest, EvaluationMetrics, ModelSource, StepMetrics};
+
+use crate::arrays::{self, BatchArrays};
+use crate::config::Config;
+use crate::errors::train_error;
+
+/// A run that is driven by its caller.
+#[pyclass(frozen, module = "surogate._native")]
+pub struct Trainer {
+    trainer: Mutex<train::Trainer>,
+}
+
+/// Model, device and options of a run, ready to train. `ir` is the model's graph as JSON.
+pub fn open(config: &Config, folder: &std::path::Path, ir: &str, site_packages: Vec<PathBuf>) -> train::Result<train::Trainer> {
+    let config = Arc::new(config.config.clone());
+    let source = Arc::new(ModelSource::open(folder, ir)?);
+    let request = DeviceRequest { device: config.hardware.device, site_packages, ..DeviceRequest::default() };
+    let device = Arc::new(Device::open(&request)?);
+    train::Trainer::new(config, source, device)
+}
+
+impl Trainer {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut train::Trainer) -> train::Result<T> + Send,
+    ) -> PyResult<T> {
+        let result = py.detach(|| call(&mut self.trainer.lock().unwrap_or_else(PoisonError::into_inner)));
+        result.map_err(|error| train_error(py, error))
+    }
+}
+
+#[pymethods]
+impl Trainer {
+    #[new]
+    fn new(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str, site_packages: Vec<PathBuf>) -> PyResult<Self> {
+        let trainer = py.detach(|| open(config, &folder, ir, site_packages));
+        trainer.map(|trainer| Trainer { trainer: Mutex::new(trainer) }).map_err(|error| train_error(py, error))
+    }
+
+    /// One step, on the arrays or on the next batches of the data; None at their end.
+    fn step<'py>(
+        &self,
+        py: Python<'py>,
+        batch: Option<BatchArrays<'py>>,
+        learning_rate: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let batches = batch.as_ref().map(arrays::batches).transpose()?;
+        let metrics = self.with(py, |trainer| match &batches {
+            Some(batches) => trainer.step(batches, learning_rate).map(Some),
+            None => trainer.next_step(learning_rate),
+        })?;
+        metrics.map(|metrics| step_metrics(py, &metrics)).transpose()
+    }
+
+    /// The loss over the validation data; None where there is none.
+    fn evaluate<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let metrics = self.with(py, train::Trainer::evaluate)?;
+        metrics.map(|metrics| evaluation_metrics(py, &metrics)).transpose()
+    }
+
+    /// Steps of the run; None where the options do not say.
+    #[getter]
+    fn total_steps(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.with(py, |trainer| Ok(trainer.total_steps()))
+    }
+}
+
+fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("step", metrics.step)?;
+    dict.set_item("loss", metrics.loss)?;
+    dict.set_item("grad_norm", metrics.grad_norm)?;
+    dict.set_item("learning_rate", metrics.learning_rate)?;
+    dict.set_item("tokens", metrics.tokens)?;
+    dict.set_item("tokens_per_second", metrics.tokens_per_second())?;
+    dict.set_item("seconds", metrics.seconds)?;
+    dict.set_item("applied", metrics.applied)?;
+    Ok(dict)
+}
+
+fn evaluation_metrics<'py>(py: Python<'py>, metrics: &EvaluationMetrics) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("step", metrics.step)?;
+    dict.set_item("loss", metrics.loss)?;
+    dict.set_item("tokens", metrics.tokens)?;
+    dict.set_item("seconds", metrics.seconds)?;
+    Ok(dict)
+}

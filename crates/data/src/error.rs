@@ -1,6 +1,7 @@
 //! What can go wrong between a file and a batch.
 //!
-//! Two levels: [`DataError`] ends the work; [`RowError`] drops one row, which is counted by its reason. Knows no logging.
+//! Two levels: [`DataError`] ends the work; [`RowError`] drops one row, which is counted by its reason. Knows no
+//! logging.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

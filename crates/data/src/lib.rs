@@ -5,7 +5,8 @@
 //!                                  │ tokenizer, dialogue (template + spans)     │ order, packing
 //! ```
 //!
-//! Invariant: this crate knows no graph, no device and no run config; it is told what to do by small structs of its own.
+//! Invariant: this crate knows no graph, no device and no run config; it is told what to do by small structs of its
+//! own.
 
 pub mod batch;
 pub mod dataset;

@@ -210,8 +210,8 @@ fn locate(
 }
 
 /// Where a message that calls tools parts from a plain answer in its place, given everything before it: what a template
-/// writes around the calls is the assistant's own text. `None`: the template refuses a plain answer there, or writes what
-/// comes before differently when the conversation ends with it.
+/// writes around the calls is the assistant's own text. `None`: the template refuses a plain answer there, or writes
+/// what comes before differently when the conversation ends with it.
 fn plain_answer_start(
     base: &str,
     earlier: &[Map<String, Value>],
@@ -231,8 +231,8 @@ fn plain_answer_start(
     (start >= before?).then_some(start)
 }
 
-/// The bytes of `base` that depend on a field, given the renderings with either sentinel in its place. `None`: the field
-/// is not shown, or is a tool's name that is shown in other messages too.
+/// The bytes of `base` that depend on a field, given the renderings with either sentinel in its place. `None`: the
+/// field is not shown, or is a tool's name that is shown in other messages too.
 fn difference(
     base: &str,
     renderings: &[String],
@@ -279,8 +279,8 @@ fn common_suffix(a: &str, b: &str) -> usize {
     n
 }
 
-/// Where the assistant begins to speak: after the generation prompt. `before` is the end of the previous message, `None`
-/// where that is not known; between it and `start` stands only text of the template.
+/// Where the assistant begins to speak: after the generation prompt. `before` is the end of the previous message,
+/// `None` where that is not known; between it and `start` stands only text of the template.
 fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> usize {
     let header = &base[before.unwrap_or(0)..start];
     let offset = start - header.len();

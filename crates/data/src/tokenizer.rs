@@ -11,7 +11,8 @@ use tokenizers::PostProcessorWrapper;
 
 use crate::error::{DataError, RowError, RowReason};
 
-/// Token ids with the bytes of the text that each stands for. Tokens that the tokenizer adds itself have an empty range.
+/// Token ids with the bytes of the text that each stands for. Tokens that the tokenizer adds itself have an empty
+/// range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
     pub ids: Vec<u32>,

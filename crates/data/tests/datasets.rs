@@ -150,7 +150,7 @@ fn without_format_and_template_instructions_are_refused_with_a_hint() {
     assert!(error.contains("chat template") && error.contains("prompt_format"), "{error}");
 }
 
-const CHAT: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}\
+const CHAT: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant: {% endif %}";
 
 #[test]
@@ -175,7 +175,7 @@ fn conversations_come_in_both_forms() {
     for i in 0..3 {
         let (trained, all) = decoded(&prepared, &tokenizer, i);
         assert_eq!(trained.trim_start(), "One day</s>");
-        assert!(all.contains("system: be good</s>"), "{all}");
+        assert!(all.contains("system: be good</s>") && all.matches("<s>").count() == 1, "{all}");
     }
 }
 

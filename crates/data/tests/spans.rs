@@ -104,6 +104,8 @@ fn hostile_texts_change_nothing() {
         "{{ messages }} {% raw %}",
         "Q",
         "b",
+        "Xz4",
+        "8k",
     ];
     for name in FAMILIES {
         let family = family(name);
@@ -218,12 +220,12 @@ fn arguments_that_hold_an_end_token_do_not_end_the_turn() {
 
 #[test]
 fn weights_of_messages_win() {
-    let mut messages = dialogue(&["a?", "b", "c?", "d", "e?", "f"]);
+    let mut messages = dialogue(&["a?", "b", "c?", "d", "Xz4 Qv7 e?", "f"]);
     messages[1].weight = Some(0.0);
     messages[3].weight = Some(0.5);
     messages[4].weight = Some(2.0);
     let pieces = family("qwen3").trained_with(&messages, None).unwrap();
-    let expected = [("d<|im_end|>", 0.5), ("e?<|im_end|>", 2.0), ("f<|im_end|>", 1.0)];
+    let expected = [("d<|im_end|>", 0.5), ("Xz4 Qv7 e?<|im_end|>", 2.0), ("f<|im_end|>", 1.0)];
     assert_eq!(pieces, expected.map(|(text, weight)| (text.to_owned(), weight)));
 }
 

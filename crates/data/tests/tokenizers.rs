@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use data::template::{ChatTemplate, Conversation};
 use data::tokenizer::Tokenizer;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 fn folders(assets: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
@@ -78,4 +78,19 @@ fn check_rendering(tokenizer: &Tokenizer, row: &Value, source: &Path) {
     let rendered = template.render(Conversation { messages: &messages, tools }, prompt).unwrap();
     assert_eq!(rendered.text, row["rendered"].as_str().unwrap(), "{place}");
     assert_eq!(tokenizer.encoder().encode(&rendered.text, false).unwrap(), ids(&row["ids"]), "{place}");
+}
+
+#[test]
+fn offsets_keep_white_space_even_if_the_file_says_otherwise() {
+    let Some(assets) = shared::assets() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    let text = std::fs::read(assets.join("tokenizers/gpt2/tokenizer.json")).unwrap();
+    let mut file: Value = serde_json::from_slice(&text).unwrap();
+    let trimming = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    file["post_processor"] = json!({"type": "Sequence", "processors": [trimming]});
+    std::fs::write(scratch.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_folder(scratch.path()).unwrap();
+    let text = "assistant\n  one  two\n\n";
+    let encoded = tokenizer.encoder().encode_with_offsets(text, false).unwrap();
+    check_offsets(text, &encoded.offsets, "gpt2 with trimming");
 }

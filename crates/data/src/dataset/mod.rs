@@ -1,7 +1,7 @@
 //! Dataset types: what the columns of a row mean, one file each.
 //!
-//! Adding a type is one file here, one variant of [`DatasetKind`] and one line in [`encoder`]. Knows no file formats and
-//! no packing.
+//! Adding a type is one file here, one variant of [`DatasetKind`] and one line in [`encoder`]. Knows no file formats
+//! and no packing.
 
 mod columns;
 mod conversation;

@@ -26,8 +26,8 @@ pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
     Ok(Box::new(ParquetRows { rows, file: shared(path), read: 0, expected, ended: false }))
 }
 
-/// The library panics on some damaged files; for us a damaged file is the user's, not an invariant of ours. What panicked
-/// is not used again.
+/// The library panics on some damaged files; for us a damaged file is the user's, not an invariant of ours. What
+/// panicked is not used again.
 fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

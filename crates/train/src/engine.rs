@@ -188,7 +188,7 @@ pub fn kept(slot: &ParameterSlot) -> impl Iterator<Item = &TensorRef> {
 }
 
 /// Documents of a batch, padding counted as one.
-fn count_documents(batch: &Batch) -> usize {
+pub fn count_documents(batch: &Batch) -> usize {
     let starts = |row: &[i32]| row.iter().enumerate().filter(|(t, start)| **start as usize == *t).count();
     batch.document_start.chunks(batch.seq_len.max(1)).map(starts).sum()
 }

@@ -9,8 +9,10 @@ use data::{
     Loader, LoaderSpec, Position, PrepareOptions, Prepared, Summary, SystemPrompt, Tokenizer, Truncation,
 };
 use options::Setting;
+use program::{Arch, Documents, Machine, Variant};
 
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
+use crate::engine::count_documents;
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
@@ -19,6 +21,9 @@ const PREFETCH: usize = 4;
 
 /// Threads that prepare data when the user leaves it open, at most.
 const MAX_WORKERS: usize = 8;
+
+/// Batches that are looked at to learn how many documents one holds.
+const COUNTED_BATCHES: usize = 64;
 
 /// Row lengths of unpacked batches: these parts of the longest, so that few shapes are compiled.
 const LENGTH_PARTS: [f64; 3] = [0.25, 0.5, 1.0];
@@ -30,6 +35,8 @@ const LENGTH_UNIT: usize = 16;
 pub struct Feed {
     pub train: Loader,
     pub train_extent: Extent,
+    documents: DocumentSet,
+    spec: LoaderSpec,
     validation: Option<(DocumentSet, LoaderSpec)>,
     pub summary: Summary,
     /// Every row is one document and padding behind it.
@@ -82,9 +89,34 @@ impl Feed {
         // A fixed number of steps goes on through the data for as long as it takes.
         let epochs = config.training.fixed_steps().map_or(train_spec.epochs, |_| None);
         let train_spec = LoaderSpec { epochs, ..train_spec };
+        let documents = train.clone();
+        let spec = train_spec.clone();
         let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
-        Ok(Feed { train, train_extent, validation, summary, one_per_row })
+        Ok(Feed { train, train_extent, documents, spec, validation, summary, one_per_row })
+    }
+
+    /// The shapes of the batches, as far as they are known before the first. On a GPU the plan
+    /// depends on how many documents a batch holds: the first batches are counted, with room above.
+    pub fn variants(&self, machine: &Machine) -> Result<Vec<Variant>> {
+        let batch = self.spec.batch_size;
+        if let Layout::Padded(lengths) = &self.spec.layout {
+            let variant = |seq_len: &usize| Variant { batch, seq_len: *seq_len, documents: Documents::Rows };
+            return Ok(lengths.iter().map(variant).collect());
+        }
+        let seq_len = self.spec.seq_len;
+        let most = batch * seq_len;
+        let count = if machine.arch == Arch::Cpu { most } else { self.count_documents()?.min(most) };
+        Ok(vec![Variant { batch, seq_len, documents: Documents::Packed { count, longest: seq_len } }])
+    }
+
+    /// Documents of a packed batch, by the first batches of the data.
+    fn count_documents(&self) -> Result<usize> {
+        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
+        let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+        let batches = loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
+        let most = batches.map(|batch| count_documents(&batch)).max().unwrap_or(1);
+        Ok((most + most / 4).next_power_of_two())
     }
 
     /// Every batch of the validation data; `None` where there is none.

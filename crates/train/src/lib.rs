@@ -4,18 +4,23 @@
 //! Invariant: no single operation and no type of a device driver is known here; `device.rs` alone
 //! chooses between the backends.
 
+mod checkpoint;
 pub mod config;
 pub mod conformance;
 pub mod device;
 mod engine;
 pub mod error;
+mod export;
 mod feed;
+mod log;
 mod metrics;
 mod model;
 mod peft;
 mod plan;
+mod run;
 pub mod schedule;
 pub mod source;
+mod staged;
 mod trainer;
 mod weights;
 
@@ -23,5 +28,6 @@ pub use device::{Device, DeviceRequest};
 pub use error::{Result, TrainError};
 pub use metrics::{EvaluationMetrics, StepMetrics};
 pub use model::{Forward, LossAndGradients, Model};
+pub use run::{Observer, Outcome, run};
 pub use source::ModelSource;
 pub use trainer::Trainer;

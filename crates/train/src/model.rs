@@ -51,9 +51,10 @@ pub struct LossAndGradients {
 
 impl Model {
     /// A model that will be read from its folder, with an adapter folder in PEFT's form. Weights and
-    /// activations are stored as `dtype`, adapters too. Nothing is compiled before the first batch.
+    /// activations are stored as `dtype`, adapters in f32 as PEFT does. Nothing is compiled before
+    /// the first batch.
     pub fn load(device: Arc<Device>, source: Arc<ModelSource>, adapter: Option<&Path>, dtype: DType) -> Result<Model> {
-        let adapter_options = adapter.map(|folder| peft::read_options(folder, dtype)).transpose()?;
+        let adapter_options = adapter.map(|folder| peft::read_options(folder, DType::F32)).transpose()?;
         let options = CompileOptions {
             variants: Vec::new(),
             weights: dtype,

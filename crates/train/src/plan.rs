@@ -2,6 +2,7 @@
 //! here, each with its reason.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use compiler::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
 use data::safetensors::Weights;
@@ -11,6 +12,7 @@ use tensor::DType;
 
 use crate::config::{self, Config, Dtype, Init, Problem, Reason, Reasons};
 use crate::error::{Result, TrainError};
+use crate::peft;
 use crate::source::ModelSource;
 
 /// Row lengths beyond this are worth a word when nobody asked for them.
@@ -37,6 +39,7 @@ impl Plan {
         let mut reasons = BTreeMap::new();
         check_family(config, source, &mut problems);
         let sequence_len = sequence_len(config, source, &mut reasons, &mut notes, &mut problems);
+        let adapter = config.lora.lora.then(|| adapter(config, &mut problems)).transpose()?;
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
@@ -46,7 +49,7 @@ impl Plan {
             weights: dtype,
             compute: dtype,
             training: Some(Training { optimizer: Some(optimizer(config)) }),
-            adapter: config.lora.lora.then(|| adapter(config)),
+            adapter,
             evaluate: true,
             forward: false,
             outputs: Vec::new(),
@@ -161,13 +164,32 @@ fn optimizer(config: &Config) -> OptimizerOptions {
     }
 }
 
-fn adapter(config: &Config) -> AdapterOptions {
+/// The adapter of the options, or the one that they go on with: its rank, scale and targets hold.
+fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOptions> {
     let of = &config.lora;
-    AdapterOptions {
+    let asked = AdapterOptions {
         rank: of.lora_rank as usize,
         alpha: f64::from(of.lora_alpha),
         dropout: of.lora_dropout,
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
+    };
+    let Some(folder) = &of.adapter else { return Ok(asked) };
+    let found = peft::read_options(Path::new(folder), asked.dtype)?;
+    let sorted = |names: &[String]| {
+        let mut names = names.to_vec();
+        names.sort_unstable();
+        names.join(", ")
+    };
+    for (path, asked, found) in [
+        ("lora_rank", asked.rank.to_string(), found.rank.to_string()),
+        ("lora_alpha", asked.alpha.to_string(), found.alpha.to_string()),
+        ("lora_target_modules", sorted(&asked.targets), sorted(&found.targets)),
+    ] {
+        if config.is_written(path) && asked != found {
+            let message = format!("`{path}` is {asked}, but the adapter in {folder} has {found}");
+            problems.push(config.mistake(path, message, Some(format!("remove `{path}`"))));
+        }
     }
+    Ok(AdapterOptions { dropout: asked.dropout, ..found })
 }

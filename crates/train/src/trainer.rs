@@ -1,6 +1,7 @@
 //! A run that is driven step by step: accumulation, update, evaluation. The same calls serve the
 //! loop of the command line and Python.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -180,11 +181,15 @@ impl Trainer {
         Ok(Some(EvaluationMetrics { step: self.step, loss: sum / weight, tokens: tokens_seen, seconds }))
     }
 
-    /// The compiled model; made for a batch's shape when there is none yet.
+    /// The compiled model; made when there is none yet: for the shapes of the data, or without data
+    /// for this batch.
     pub(crate) fn engine_for(&mut self, batch: &Batch, one_per_row: bool) -> Result<&mut Engine> {
         if self.engine.is_none() {
-            let variant = variant_of(&self.device.machine, batch, one_per_row);
-            self.engine = Some(self.start(variant)?);
+            let variants = match &self.feed {
+                Some(feed) => feed.variants(&self.device.machine)?,
+                None => vec![variant_of(&self.device.machine, batch, one_per_row)],
+            };
+            self.engine = Some(self.start(variants)?);
         }
         Ok(self.engine.as_mut().expect("just made"))
     }
@@ -195,8 +200,8 @@ impl Trainer {
         self.engine_for(&batch.expect("a small batch"), true)
     }
 
-    fn start(&self, variant: Variant) -> Result<Engine> {
-        let options = CompileOptions { variants: vec![variant], ..self.plan.compile.clone() };
+    fn start(&self, variants: Vec<Variant>) -> Result<Engine> {
+        let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options)?;
         let program = engine.program().clone();
         let seed = self.config.data.train_seed;
@@ -208,7 +213,13 @@ impl Trainer {
                 weights::load(engine.session(), &program, Part::Base, &files, &folder.display().to_string())?;
             }
         }
-        weights::draw(engine.session(), &program, Part::Adapter, seed)?;
+        match &self.config.lora.adapter {
+            Some(folder) => {
+                let files = Weights::open(Path::new(folder)).map_err(TrainError::model_file)?;
+                weights::load(engine.session(), &program, Part::Adapter, &files, folder)?;
+            }
+            None => weights::draw(engine.session(), &program, Part::Adapter, seed)?,
+        }
         Ok(engine)
     }
 }

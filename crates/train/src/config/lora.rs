@@ -21,7 +21,7 @@ options! {
         /// Also write the model with the adapters added to its weights.
         merge_adapter: bool = false, pending, resumable;
         /// Folder of an adapter to go on with. Its rank, scale and targets hold.
-        adapter: Option<String> = null, pending;
+        adapter: Option<String> = null;
     }
 }
 

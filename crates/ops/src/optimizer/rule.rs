@@ -107,14 +107,14 @@ impl<T: Real> Rule<T> {
         }
     }
 
-    /// The weight of element `index` as it will be stored, when that is decided by a random number;
-    /// otherwise the backend rounds.
-    pub fn stored(&self, weight: T, index: usize) -> T {
-        match self.rounding {
-            None => weight,
-            Some(r) => {
-                let word = philox::word(r.seed, Purpose::StochasticRounding, r.stream, r.step, index as u64);
-                T::from_f32(bf16_to_f32(f32_to_bf16_stochastic(weight.to_f32(), word)))
+    /// Rounds new weights to what will be stored, when that is decided by random numbers; otherwise
+    /// the backend rounds. The first is element `start` of the tensor, a multiple of four.
+    pub fn round(&self, weights: &mut [T], start: usize) {
+        let Some(r) = self.rounding else { return };
+        for (i, four) in weights.chunks_mut(4).enumerate() {
+            let words = philox::words(r.seed, Purpose::StochasticRounding, r.stream, r.step, (start / 4 + i) as u64);
+            for (weight, word) in four.iter_mut().zip(words) {
+                *weight = T::from_f32(bf16_to_f32(f32_to_bf16_stochastic(weight.to_f32(), word)));
             }
         }
     }

@@ -44,13 +44,13 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let root = rule.correction2.sqrt();
     chunks.enumerate().for_each(|(chunk, ((weight, (first, second)), gradient))| {
         let elements = weight.iter_mut().zip(first.iter_mut().zip(second)).zip(gradient);
-        for (i, ((w, (m, v)), g)) in elements.enumerate() {
+        for ((w, (m, v)), g) in elements {
             let g = *g * rule.gradient_scale;
             *m += (g - *m) * rule.rest1;
             *v = rule.beta2 * *v + rule.rest2 * (g * g);
-            let next = *w * kept - size * (*m / (v.sqrt() / root + rule.epsilon));
-            *w = rule.stored(next, chunk * CHUNK + i);
+            *w = *w * kept - size * (*m / (v.sqrt() / root + rule.epsilon));
         }
+        rule.round(weight, chunk * CHUNK);
     });
 }
 

@@ -73,11 +73,11 @@ fn update_block<T: Real>(rule: &Rule<T>, maps: &[&[T]; 2], start: usize, block: 
     let least = root * rule.epsilon;
     let kept = T::from_f64(1.0) - rule.learning_rate * rule.weight_decay;
     for (i, w) in block.weight.iter_mut().enumerate() {
-        let next = (*w - size * (m[i] / (v[i].sqrt() + least))) * kept;
-        *w = rule.stored(next, start + i);
+        *w = (*w - size * (m[i] / (v[i].sqrt() + least))) * kept;
         block.first[i] = nearest_signed(maps[0], m[i], largest1) as u8;
         block.second[i] = nearest(maps[1], relative(v[i], largest2)) as u8;
     }
+    rule.round(block.weight, start);
     (*block.first_scale, *block.second_scale) = (largest1, largest2);
 }
 

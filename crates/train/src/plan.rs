@@ -191,5 +191,6 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
             problems.push(config.mistake(path, message, Some(format!("remove `{path}`"))));
         }
     }
-    Ok(AdapterOptions { dropout: asked.dropout, ..found })
+    let dropout = if config.is_written("lora_dropout") { asked.dropout } else { found.dropout };
+    Ok(AdapterOptions { dropout, ..found })
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use data::Batch;
 use data::safetensors::Weights;
 use tensor::{DType, HostTensor};
-use train::{Device, DeviceRequest, Model, ModelSource};
+use train::config::{Config, Task};
+use train::{Device, DeviceRequest, Model, ModelSource, Trainer};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
@@ -108,4 +109,66 @@ fn llama_equals_transformers() {
 #[test]
 fn qwen3_equals_transformers() {
     check_model("qwen3");
+}
+
+/// Two micro-batches of every recorded step.
+fn curve_batches(files: &Weights) -> Vec<Vec<Batch>> {
+    let shape = files.get("input_ids").unwrap().shape.to_vec();
+    let [steps, accumulation, rows, length] = shape[..] else { panic!("[steps, micro-batches, B, T]") };
+    let (ids, labels) = (ints(files, "input_ids"), ints(files, "labels"));
+    let size = rows * length;
+    let batch = |index: usize| {
+        let range = index * size..(index + 1) * size;
+        Batch::from_labels(rows, length, ids[range.clone()].to_vec(), &labels[range], None, None).unwrap()
+    };
+    (0..steps).map(|step| (0..accumulation).map(|micro| batch(step * accumulation + micro)).collect()).collect()
+}
+
+fn check_curve(name: &str, which: &str) {
+    let Some((folder, ir)) = golden(name) else { return };
+    let source = Arc::new(ModelSource::open(&folder, &ir).unwrap());
+    let mut options = serde_json::json!({
+        "model": folder, "torch_dtype": "float32", "optimizer": "adamw",
+        "weight_decay": 0.1, "max_grad_norm": 1.0, "lora": which == "lora",
+    });
+    if which == "lora" {
+        options["adapter"] = serde_json::json!(folder.join("lora"));
+    }
+    let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+    let mut trainer = Trainer::new(Arc::new(config), source, device(2)).unwrap();
+    let text = std::fs::read_to_string(folder.join("train_curve.json")).unwrap();
+    let curve: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (step, batches) in curve_batches(&open(&folder.join("train_inputs.safetensors"))).iter().enumerate() {
+        let recorded = |key: &str| curve[which]["steps"][step][key].as_f64().unwrap();
+        let (loss, norm) = (recorded("loss"), recorded("grad_norm"));
+        let metrics = trainer.step(batches, Some(recorded("lr"))).unwrap();
+        assert!((metrics.loss - loss).abs() <= 1e-4 * loss, "{name} {which} step {step}: {} {loss}", metrics.loss);
+        assert!((metrics.grad_norm - norm).abs() <= 1e-3 * norm, "{name} {which} step {step}: {}", metrics.grad_norm);
+    }
+    let out = tempfile::tempdir().unwrap();
+    trainer.export(&out.path().join("result")).unwrap();
+    let reference = match which {
+        "lora" => folder.join("lora/final_adapter.safetensors"),
+        _ => folder.join("final_model.safetensors"),
+    };
+    if reference.is_file() {
+        let (found, reference) = (open(&out.path().join("result")), open(&reference));
+        for name in reference.names() {
+            let pair = [&found, &reference].map(|files| files.get(name).unwrap().to_host().to_f64());
+            let far = pair[0].iter().zip(&pair[1]).filter(|(f, r)| (*f - *r).abs() > 5e-5).count();
+            assert!(far * 1000 <= pair[0].len(), "{which} {name}: {far} of {} entries differ", pair[0].len());
+        }
+    }
+}
+
+#[test]
+fn llama_trains_as_torch_does() {
+    check_curve("llama", "full");
+    check_curve("llama", "lora");
+}
+
+#[test]
+fn qwen3_trains_as_torch_does() {
+    check_curve("qwen3", "full");
+    check_curve("qwen3", "lora");
 }

@@ -109,3 +109,27 @@ fn pairs_are_counted_with_and_without_window() {
     let e = Extents { batch: 1, tokens: 4, heads: 1, kv_heads: 1, head_dim: 8 };
     assert_eq!((e.pairs(None), e.pairs(Some(2)), e.pairs(Some(9))), (10.0, 7.0, 10.0));
 }
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    let (shape, kv) = ([2, 70, 4, 12], [2, 70, 2, 12]);
+    let drawn = |n: usize, seed: usize| Array::Real((0..n).map(|i| ((i * 7919 + seed) % 1013) as f32 / 500.0 - 1.0).collect());
+    let (q, k, v, d_o) = (drawn(6720, 1), drawn(3360, 2), drawn(3360, 3), drawn(6720, 4));
+    let starts = Array::Int((0..140).map(|i| if i % 70 < 33 { 0 } else { 33 }).collect());
+    let attrs = Attrs::new().with("scale", 0.3);
+    let run = || {
+        let zeros = |n: usize| Array::Real(vec![0f32; n]);
+        let mut forward = [(shape.to_vec(), zeros(6720)), (vec![2, 4, 70], zeros(560))];
+        let inputs: [(&[usize], &Array<f32>); 4] = [(&shape, &q), (&kv, &k), (&kv, &v), (&[2, 70], &starts)];
+        apply(&Attention, &attrs, &inputs, &mut forward);
+        let [(_, o), (_, lse)] = &forward;
+        let mut backward = [(shape.to_vec(), zeros(6720)), (kv.to_vec(), zeros(3360)), (kv.to_vec(), zeros(3360))];
+        let [q, k, v, starts] = inputs;
+        let inputs = [q, k, v, (&shape, o), (&[2, 4, 70], lse), (&shape, &d_o), starts];
+        apply(&AttentionBackward, &attrs, &inputs, &mut backward);
+        (forward, backward)
+    };
+    let with = |threads: usize| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run);
+    let one = with(1);
+    assert!(one.1[2].1.real().iter().all(|x| x.is_finite()) && one == with(2) && one == with(3));
+}

@@ -1,9 +1,10 @@
 // Rotary embedding: (y1, y2) = (x1 c - x2 s, x2 c + x1 s), c and s of angle position * inv_freq, times scaling.
 // x, y [BATCH, TOKENS, HEADS, COLUMNS], strided in the first three axes; positions i32 [BATCH, TOKENS];
 // inv_freq f32 [PAIRS]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i; columns from 2 PAIRS on are copied.
-// One thread per token and pair: it takes sine and cosine once and walks over the heads. Each thread reads
-// its own two columns before it writes them, so x and y may be the same memory.
+// One thread per token and WIDTH neighbouring pairs: it takes sines and cosines once and walks over the heads.
+// Each thread reads its own columns before it writes them, so x and y may be the same memory.
 #include "types.cuh"
+#include "pack.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 rope(const X_T* x, const int* __restrict__ positions, const float* __restrict__ inv_freq,
@@ -11,26 +12,37 @@ rope(const X_T* x, const int* __restrict__ positions, const float* __restrict__ 
   const size_t index = (size_t)blockIdx.x * THREADS + threadIdx.x;
   if (index >= (size_t)BATCH * TOKENS * WORK) return;
   const size_t token = index / WORK;
-  const int i = (int)(index % WORK);
+  const int i = (int)(index % WORK) * WIDTH;
   const size_t b = token / TOKENS, t = token % TOKENS;
   x += b * X_B + t * X_S;
   y += b * Y_B + t * Y_S;
 #if 2 * PAIRS < COLUMNS
   if (i >= PAIRS) {
-    const int first = 2 * PAIRS + 2 * (i - PAIRS), last = min(first + 2, COLUMNS);
+    const int first = 2 * i, last = min(first + 2 * WIDTH, COLUMNS);
     for (int h = 0; h < HEADS; h++)
       for (int c = first; c < last; c++) store(y + (size_t)h * Y_H + c, load(x + (size_t)h * X_H + c));
     return;
   }
 #endif
-  float s, c;
-  sincosf((float)positions[token] * inv_freq[i], &s, &c);
-  s *= INVERSE ? -scaling[0] : scaling[0];
-  c *= scaling[0];
+  float s[WIDTH], c[WIDTH];
+#pragma unroll
+  for (int n = 0; n < WIDTH; n++) {
+    sincosf((float)positions[token] * inv_freq[i + n], &s[n], &c[n]);
+    s[n] *= INVERSE ? -scaling[0] : scaling[0];
+    c[n] *= scaling[0];
+  }
 #pragma unroll 4
   for (int h = 0; h < HEADS; h++) {
-    const float x1 = load(x + (size_t)h * X_H + i), x2 = load(x + (size_t)h * X_H + PAIRS + i);
-    store(y + (size_t)h * Y_H + i, x1 * c - x2 * s);
-    store(y + (size_t)h * Y_H + PAIRS + i, x2 * c + x1 * s);
+    const Pack<X_T, WIDTH> a = read_pack<WIDTH>(x + (size_t)h * X_H + i);
+    const Pack<X_T, WIDTH> b = read_pack<WIDTH>(x + (size_t)h * X_H + PAIRS + i);
+    Pack<Y_T, WIDTH> first, second;
+#pragma unroll
+    for (int n = 0; n < WIDTH; n++) {
+      const float x1 = to_float(a.at[n]), x2 = to_float(b.at[n]);
+      first.at[n] = from_float<Y_T>(x1 * c[n] - x2 * s[n]);
+      second.at[n] = from_float<Y_T>(x2 * c[n] + x1 * s[n]);
+    }
+    write_pack(y + (size_t)h * Y_H + i, first);
+    write_pack(y + (size_t)h * Y_H + PAIRS + i, second);
   }
 }

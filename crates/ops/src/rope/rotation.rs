@@ -8,14 +8,19 @@ use tensor::Attrs;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 
 const SOURCE: &str = include_str!("rope.cu");
-const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh"))];
 
-/// Threads of one block; one thread works on one pair of columns of one token, over all heads.
+/// Threads of one block; one thread works on a few neighbouring pairs of columns of one token, over
+/// all heads.
 const THREADS: usize = 256;
+/// Most pairs of one thread: more would leave too few threads to hide the latency of memory.
+const WIDEST: usize = 4;
 
 /// (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s) with c, s of angle position · inv_freq
 pub struct Rope;
@@ -79,8 +84,10 @@ impl Op for Rope {
         let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
         let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule asks for four axes") };
         let pairs = inv_freq.len();
-        // Columns that are not rotated are copied pair by pair too.
-        let work = pairs + (columns - 2 * pairs).div_ceil(2);
+        let fits = |width: &usize| pairs % width == 0;
+        let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
+        // Columns that are not rotated are copied, twice as many at a time.
+        let work = pairs / width + (columns - 2 * pairs).div_ceil(2 * width);
         let numbers = [
             ("BATCH", batch),
             ("TOKENS", tokens),
@@ -88,6 +95,7 @@ impl Op for Rope {
             ("COLUMNS", columns),
             ("PAIRS", pairs),
             ("WORK", work),
+            ("WIDTH", width),
             ("INVERSE", inverse as usize),
             ("THREADS", THREADS),
         ];

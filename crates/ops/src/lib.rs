@@ -14,20 +14,20 @@ mod real;
 mod registry;
 mod verify;
 
+mod attention;
 mod dropout;
 pub mod elementwise;
+mod embedding;
 mod layout;
 mod loss;
-pub mod optimizer;
-mod seed;
-mod norm;
-mod rows;
-mod view;
-mod vector;
 mod matmul;
-mod embedding;
+mod norm;
+pub mod optimizer;
 mod rope;
-mod attention;
+mod rows;
+mod seed;
+mod vector;
+mod view;
 
 pub use append::Append;
 pub use call::{Call, Data, Input, Output};

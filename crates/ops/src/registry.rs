@@ -1,17 +1,17 @@
 //! The list of all operations: the one line that a new operation adds here.
 
+use crate::attention;
 use crate::dropout;
 use crate::elementwise;
+use crate::embedding;
 use crate::loss;
+use crate::matmul;
 use crate::norm;
+use crate::op::Op;
 use crate::optimizer;
+use crate::rope;
 use crate::rows;
 use crate::view;
-use crate::matmul;
-use crate::embedding;
-use crate::rope;
-use crate::attention;
-use crate::op::Op;
 
 static OPS: &[&dyn Op] = &[
     &elementwise::ADD,

@@ -4,8 +4,8 @@ use graph::ValueType;
 use program::{Attention as Shared, AttentionBackward as Instruction, Cost, TensorRef};
 use tensor::Attrs;
 
-use super::{ATTRIBUTES, Extents, Reading, backward_library_bytes, check, cpu, example_calls, example_inputs, kernels};
 use super::takes_instruction;
+use super::{ATTRIBUTES, Extents, Reading, backward_library_bytes, check, cpu, example_calls, example_inputs, kernels};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};

@@ -201,7 +201,13 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
     sum(dv.real(), |r| &r.dv);
 }
 
-fn head_gradients<T: Real>(inputs: &[Input<'_, T>], e: Extents, reading: Reading, b: usize, h: usize) -> HeadGradients<T> {
+fn head_gradients<T: Real>(
+    inputs: &[Input<'_, T>],
+    e: Extents,
+    reading: Reading,
+    b: usize,
+    h: usize,
+) -> HeadGradients<T> {
     let [q, k, v, o, lse, d_o, starts] = inputs else { unreachable!("the shape rule asks for seven inputs") };
     let (k, v) = (Head::of(k, b, h / e.group()), Head::of(v, b, h / e.group()));
     let (q, o, d_o) = (Head::of(q, b, h), Head::of(o, b, h), Head::of(d_o, b, h));

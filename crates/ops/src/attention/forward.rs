@@ -41,15 +41,8 @@ impl Op for Attention {
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
-        let inputs = [
-            call.input(0),
-            call.input(1),
-            call.input(2),
-            call.output(0),
-            call.output(1),
-            call.dy(),
-            call.input(3),
-        ];
+        let inputs =
+            [call.input(0), call.input(1), call.input(2), call.output(0), call.output(1), call.dy(), call.input(3)];
         if !call.wanted[..3].contains(&true) {
             return Gradients::Inputs(vec![None; 4]);
         }

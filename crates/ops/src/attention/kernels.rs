@@ -37,7 +37,11 @@ fn spec(
     args: Vec<Arg>,
 ) -> KernelSpec {
     let e = Extents::of(&call.inputs[0].shape, &call.inputs[1].shape);
-    assert!(e.head_dim <= MAX_HEAD_DIM, "attention kernels hold heads of up to {MAX_HEAD_DIM} columns, not {}", e.head_dim);
+    assert!(
+        e.head_dim <= MAX_HEAD_DIM,
+        "attention kernels hold heads of up to {MAX_HEAD_DIM} columns, not {}",
+        e.head_dim
+    );
     let reading = Reading::checked(call.attrs);
     let per_warp = per_warp(e.head_dim);
     let numbers = [

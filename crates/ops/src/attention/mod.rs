@@ -23,7 +23,11 @@ pub use forward::Attention;
 
 const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "scale", kind: "float", doc: "factor of the scores q·k" },
-    Attribute { name: "window", kind: "int?", doc: "keys that a query sees, itself included; absent for all before it" },
+    Attribute {
+        name: "window",
+        kind: "int?",
+        doc: "keys that a query sees, itself included; absent for all before it",
+    },
 ];
 
 /// Largest head that the kernels here hold in registers.

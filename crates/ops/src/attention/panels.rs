@@ -92,7 +92,8 @@ mod tests {
         let a: Vec<f64> = (0..m * k).map(|i| i as f64 - 9.0).collect();
         let b = |p: usize, c: usize| (p * n + c) as f64 * 0.5;
         let panels = Panels::pack(k, n, b);
-        let expected = |i: usize, c: usize, first: usize| (first..k).map(|p| a[i * k + p - first] * b(p, c)).sum::<f64>();
+        let expected =
+            |i: usize, c: usize, first: usize| (first..k).map(|p| a[i * k + p - first] * b(p, c)).sum::<f64>();
         let mut c = vec![1.0; m * n];
         add_product(&mut c, n, Left { data: &a, row: k, step: 1 }, &panels, 0..k, 0..2);
         assert!((0..m * n).all(|i| c[i] == 1.0 + expected(i / n, i % n, 0)));

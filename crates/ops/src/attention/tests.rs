@@ -20,7 +20,8 @@ fn weights(starts: &[i32], window: Option<usize>) -> Vec<Vec<f64>> {
     if let Some(window) = window {
         attrs = attrs.with("window", window);
     }
-    let inputs: [(&[usize], &Array<f64>); 4] = [(&shape, &zeros), (&shape, &zeros), (&shape, &one_hot), (&[1, n], &starts)];
+    let inputs: [(&[usize], &Array<f64>); 4] =
+        [(&shape, &zeros), (&shape, &zeros), (&shape, &one_hot), (&[1, n], &starts)];
     let mut out = [(shape.to_vec(), Array::Real(vec![0.0; n * n])), (vec![1, 1, n], Array::Real(vec![0.0; n]))];
     apply(&Attention, &attrs, &inputs, &mut out);
     for (row, lse) in out[0].1.real().chunks(n).zip(out[1].1.real()) {
@@ -64,7 +65,9 @@ fn shapes_that_do_not_fit_are_refused() {
     let float = |d: &[usize]| ValueType::new(Element::Float, dims(d));
     let starts = ValueType::new(Element::I32, dims(&[2, 5]));
     let attrs = Attrs::new().with("scale", 1.0);
-    let infer = |kv: &[usize], attrs: &Attrs| Attention.infer(&[float(&[2, 5, 6, 8]), float(kv), float(kv), starts.clone()], attrs);
+    let infer = |kv: &[usize], attrs: &Attrs| {
+        Attention.infer(&[float(&[2, 5, 6, 8]), float(kv), float(kv), starts.clone()], attrs)
+    };
     assert_eq!(infer(&[2, 5, 2, 8], &attrs).unwrap()[1].to_string(), "f32[2, 6, 5]");
     assert!(infer(&[2, 5, 4, 8], &attrs).unwrap_err().contains("cannot share 4"));
     assert!(infer(&[2, 5, 2, 16], &attrs).unwrap_err().contains("head_dim of q"));
@@ -89,9 +92,8 @@ fn lowered(machine: &Machine, dtype: DType, head_dim: usize) -> (Lowered, Lowere
 
 #[test]
 fn the_library_takes_bf16_and_the_kernels_the_rest() {
-    let instruction = |pair: &(Lowered, Lowered)| {
-        matches!(pair, (Lowered::AttentionForward(_), Lowered::AttentionBackward(_)))
-    };
+    let instruction =
+        |pair: &(Lowered, Lowered)| matches!(pair, (Lowered::AttentionForward(_), Lowered::AttentionBackward(_)));
     let kernels = |pair: &(Lowered, Lowered)| match pair {
         (Lowered::Kernels(forward), Lowered::Kernels(backward)) => (forward.len(), backward.len()) == (1, 2),
         _ => false,
@@ -113,7 +115,8 @@ fn pairs_are_counted_with_and_without_window() {
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     let (shape, kv) = ([2, 70, 4, 12], [2, 70, 2, 12]);
-    let drawn = |n: usize, seed: usize| Array::Real((0..n).map(|i| ((i * 7919 + seed) % 1013) as f32 / 500.0 - 1.0).collect());
+    let drawn =
+        |n: usize, seed: usize| Array::Real((0..n).map(|i| ((i * 7919 + seed) % 1013) as f32 / 500.0 - 1.0).collect());
     let (q, k, v, d_o) = (drawn(6720, 1), drawn(3360, 2), drawn(3360, 3), drawn(6720, 4));
     let starts = Array::Int((0..140).map(|i| if i % 70 < 33 { 0 } else { 33 }).collect());
     let attrs = Attrs::new().with("scale", 0.3);

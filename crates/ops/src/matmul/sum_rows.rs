@@ -79,10 +79,8 @@ impl Op for SumRows {
         let mut input = defines_for("X", &call.inputs[0]);
         input.push(("ROWS".to_owned(), rows.to_string()));
         input.push(("ROWS_PER_BLOCK".to_owned(), ROWS_PER_BLOCK.to_string()));
-        let last = vec![
-            ("PARTS".to_owned(), parts.to_string()),
-            ("ACCUMULATE".to_owned(), (accumulate as u32).to_string()),
-        ];
+        let last =
+            vec![("PARTS".to_owned(), parts.to_string()), ("ACCUMULATE".to_owned(), (accumulate as u32).to_string())];
         Lowered::Kernels(vec![
             kernel("sum_rows_partial", input, parts, vec![Arg::Input(0), Arg::Scratch(0)]),
             kernel("sum_rows_total", last, 1, vec![Arg::Scratch(0), Arg::Output(0)]),

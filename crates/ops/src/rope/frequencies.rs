@@ -149,9 +149,8 @@ impl Yarn {
     /// Pairs below the first turn often enough within the original context to be kept as they are;
     /// pairs above the last are interpolated.
     fn correction_range(&self, head_dim: usize, theta: f64) -> (f64, f64) {
-        let pair = |rotations: f64| {
-            head_dim as f64 * (self.original / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln())
-        };
+        let pair =
+            |rotations: f64| head_dim as f64 * (self.original / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
         let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
         if self.truncate {
             (first, last) = (first.floor(), last.ceil());

@@ -179,7 +179,8 @@ mod tests {
     fn rope(x: &Array<f64>, inverse: bool) -> Array<f64> {
         let (positions, inv_freq) = (Array::Int(vec![0, 3]), Array::Real(vec![1.0, 0.25]));
         let one = Array::Real(vec![1.0]);
-        let inputs: [(&[usize], &Array<f64>); 4] = [(&[1, 2, 1, 6], x), (&[1, 2], &positions), (&[2], &inv_freq), (&[1], &one)];
+        let inputs: [(&[usize], &Array<f64>); 4] =
+            [(&[1, 2, 1, 6], x), (&[1, 2], &positions), (&[2], &inv_freq), (&[1], &one)];
         let mut out = [(vec![1, 2, 1, 6], Array::Real(vec![0.0; 12]))];
         apply(&Rope, &Attrs::new().with("inverse", inverse), &inputs, &mut out);
         let [(_, y)] = out;

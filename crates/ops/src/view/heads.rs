@@ -166,7 +166,10 @@ mod tests {
     fn heads_of_a_slice_keep_its_row_stride_and_come_back() {
         let slice = TensorRef { strides: vec![768, 96, 1], ..TensorRef::dense(ArenaId(0), 64, DType::F32, [2, 8, 32]) };
         let heads = SplitHeads.alias(std::slice::from_ref(&slice), &Attrs::new().with("head_dim", 8)).remove(0);
-        assert_eq!((heads.shape.as_slice(), heads.strides.as_slice()), ([2, 8, 4, 8].as_slice(), [768, 96, 8, 1].as_slice()));
+        assert_eq!(
+            (heads.shape.as_slice(), heads.strides.as_slice()),
+            ([2, 8, 4, 8].as_slice(), [768, 96, 8, 1].as_slice())
+        );
         assert_eq!(MergeHeads.alias(std::slice::from_ref(&heads), &Attrs::new()), [slice.clone()]);
         assert_eq!(MergeHeads.parts(&slice, &[heads.shape.clone()], &Attrs::new()), [heads.clone()]);
         let by_head = TensorRef { strides: vec![1024, 8, 256, 1], ..heads };

@@ -38,14 +38,14 @@ pub struct State {
 }
 
 impl Trainer {
-    /// Writes a checkpoint to a folder that then appears whole. `run` is the name of the run.
-    pub fn save(&mut self, folder: &Path, run: &str) -> Result<()> {
+    /// Writes a checkpoint to a folder that then appears whole.
+    pub fn save(&mut self, folder: &Path) -> Result<()> {
         let staged = Staged::new(folder, &[STATE])?;
         self.write_result(staged.path())?;
         self.write_optimizer(&staged.path().join(OPTIMIZER))?;
         let state = State {
             version: VERSION,
-            run: run.to_owned(),
+            run: self.name.clone(),
             step: self.steps_done(),
             micro_step: self.micro_steps_done(),
             seed: self.config.data.train_seed,
@@ -116,7 +116,8 @@ mod tests {
             let folder = place.path().join(name);
             std::fs::create_dir(&folder).unwrap();
             let options = serde_json::Value::Null;
-            let state = State { version: VERSION, run: run.into(), step, micro_step: 0, seed: 0, position: None, options };
+            let state =
+                State { version: VERSION, run: run.into(), step, micro_step: 0, seed: 0, position: None, options };
             std::fs::write(folder.join(STATE), serde_json::to_string(&state).unwrap()).unwrap();
         };
         for step in [5, 10, 100] {
@@ -125,10 +126,8 @@ mod tests {
         write("checkpoint-1", "other", 1);
         write("keep-this", "mine", 2);
         rotate(place.path(), "mine", 2).unwrap();
-        let mut names: Vec<String> = std::fs::read_dir(place.path())
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut names: Vec<String> =
+            std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-100", "keep-this"]);
     }

@@ -114,7 +114,8 @@ impl Feed {
     fn count_documents(&self) -> Result<usize> {
         let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
-        let batches = loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
+        let batches =
+            loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
         let most = batches.map(|batch| count_documents(&batch)).max().unwrap_or(1);
         Ok((most + most / 4).next_power_of_two())
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{CompileOptions, Training};
+use compiler::{AdapterOptions, CompileOptions, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use program::{EntryKind, scalar};
@@ -54,7 +54,8 @@ impl Model {
     /// activations are stored as `dtype`, adapters in f32 as PEFT does. Nothing is compiled before
     /// the first batch.
     pub fn load(device: Arc<Device>, source: Arc<ModelSource>, adapter: Option<&Path>, dtype: DType) -> Result<Model> {
-        let adapter_options = adapter.map(|folder| peft::read_options(folder, DType::F32)).transpose()?;
+        let read = |folder| peft::read_options(folder, DType::F32).map(|of| AdapterOptions { dropout: 0.0, ..of });
+        let adapter_options = adapter.map(read).transpose()?;
         let options = CompileOptions {
             variants: Vec::new(),
             weights: dtype,

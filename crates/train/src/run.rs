@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jiff::Zoned;
-use options::Setting;
 use serde_json::{Value, json};
 
 use crate::checkpoint;
@@ -14,7 +13,7 @@ use crate::error::{Result, TrainError};
 use crate::log::Log;
 use crate::source::ModelSource;
 use crate::staged::write_synced;
-use crate::trainer::Trainer;
+use crate::trainer::{Trainer, run_name};
 
 /// What stands in every folder that a run wrote to.
 const MANIFEST: &str = "manifest.json";
@@ -48,8 +47,10 @@ pub fn run(
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
-    let place = Place::new(&config, &source)?;
+    let name = run_name(&config, &source);
+    let place = Place::new(&config, &name)?;
     let mut trainer = Trainer::new(config, source, device)?;
+    trainer.name = name;
     let mut run = Run::start(place, &mut trainer, observer)?;
     let outcome = run.steps(&mut trainer, observer);
     let event = match &outcome {
@@ -61,9 +62,8 @@ pub fn run(
     outcome
 }
 
-/// Names and folders of a run.
+/// Folders of a run.
 struct Place {
-    name: String,
     output: PathBuf,
     checkpoints: PathBuf,
     log: PathBuf,
@@ -71,27 +71,21 @@ struct Place {
 
 impl Place {
     /// Decides them and checks that they are free and can be written to.
-    fn new(config: &Config, source: &ModelSource) -> Result<Place> {
-        let time = Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
-        let model = source.folder.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = match &config.run.run_name {
-            Setting::Value(name) => name.clone(),
-            Setting::Auto => format!("{}-{time}", model.unwrap_or_else(|| "run".into())),
-        };
+    fn new(config: &Config, name: &str) -> Result<Place> {
         let output = PathBuf::from(&config.run.output_dir);
-        let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
-        let file = format!("log-{}-{time}.json", name.replace(['/', '\\'], "-"));
-        let log = config.logging.log_file.value().map_or_else(|| output.join(file), PathBuf::from);
-        let place = Place { name, output, checkpoints, log };
-        if place.output.join(MANIFEST).exists() {
-            let message = format!("`{}` holds another run", place.output.display());
+        if output.join(MANIFEST).exists() {
+            let message = format!("`{}` holds another run", output.display());
             let hint = Some("choose another `output_dir`, or remove that folder".to_owned());
             return Err(TrainError::Config(vec![config.mistake("output_dir", message, hint)]));
         }
-        for folder in [&place.output, &place.checkpoints] {
+        let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
+        for folder in [&output, &checkpoints] {
             try_writing(folder)?;
         }
-        Ok(place)
+        let time = Zoned::now().strftime("%Y%m%d-%H%M%S");
+        let file = format!("log-{}-{time}.json", name.replace(['/', '\\'], "-"));
+        let log = config.logging.log_file.value().map_or_else(|| output.join(file), PathBuf::from);
+        Ok(Place { output, checkpoints, log })
     }
 }
 
@@ -119,7 +113,7 @@ impl Run {
         for note in &trainer.plan.notes {
             observer.line(&format!("Note: {note}"));
         }
-        observer.line(&format!("Run {} on {} ({})", place.name, trainer.device.machine.name, trainer.device.because));
+        observer.line(&format!("Run {} on {} ({})", trainer.name, trainer.device.machine.name, trainer.device.because));
         if let Some(feed) = &trainer.feed {
             for line in feed.summary.to_string().lines() {
                 observer.line(line);
@@ -189,9 +183,9 @@ impl Run {
         if self.saved == Some(step) {
             return Ok(folder);
         }
-        trainer.save(&folder, &self.place.name)?;
+        trainer.save(&folder)?;
         self.saved = Some(step);
-        checkpoint::rotate(&self.place.checkpoints, &self.place.name, trainer.config.run.save_total_limit)?;
+        checkpoint::rotate(&self.place.checkpoints, &trainer.name, trainer.config.run.save_total_limit)?;
         observer.line(&format!("Saved {}", folder.display()));
         self.log.write(&json!({"event": "checkpoint", "step": step, "path": folder}))?;
         Ok(folder)
@@ -208,11 +202,14 @@ fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
         let slots = program.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(|slot| slot.weight.len()).sum()
     };
-    let memory: Vec<Value> =
-        program.memory.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect();
+    let memory: Vec<Value> = program
+        .memory
+        .iter()
+        .map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note}))
+        .collect();
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
     Ok(json!({
-        "run": place.name,
+        "run": trainer.name,
         "surogate": env!("CARGO_PKG_VERSION"),
         "started": Zoned::now().to_string(),
         "task": task,
@@ -237,12 +234,17 @@ fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
             reasons.insert(name.to_owned(), Reason { value, because: because.to_owned() });
         }
     };
-    choose("run_name", config.run.run_name.is_auto(), json!(place.name), "the model and the time");
+    choose("run_name", config.run.run_name.is_auto(), json!(trainer.name), "the model and the time");
     choose("checkpoint_dir", config.run.checkpoint_dir.is_auto(), json!(place.checkpoints), "`output_dir`");
     choose("log_file", config.logging.log_file.is_auto(), json!(place.log), "in `output_dir`");
     let device = trainer.device.backend.name();
     choose("device", config.hardware.device.is_auto(), json!(device), &trainer.device.because);
-    choose("model_type", config.model.model_type.is_auto(), json!(trainer.source.model_type()), "the model's configuration");
+    choose(
+        "model_type",
+        config.model.model_type.is_auto(),
+        json!(trainer.source.model_type()),
+        "the model's configuration",
+    );
     if let Some(total) = trainer.total_steps() {
         let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
         choose("warmup_steps", config.optimizer.warmup_steps.is_auto(), json!(warmup), "`warmup_ratio` of all steps");

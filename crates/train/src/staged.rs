@@ -22,9 +22,9 @@ impl Staged {
             let text = format!("{} exists and is no earlier result: nothing is overwritten", target.display());
             return Err(TrainError::Usage(text));
         }
-        let name = target.file_name().ok_or_else(|| {
-            TrainError::Usage(format!("{} is no name for a folder", target.display()))
-        })?;
+        let name = target
+            .file_name()
+            .ok_or_else(|| TrainError::Usage(format!("{} is no name for a folder", target.display())))?;
         let parent = parent(target);
         fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
         let temporary = parent.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));

@@ -23,6 +23,8 @@ use crate::weights::{self, Part};
 
 /// A model in training, with its data where there is any.
 pub struct Trainer {
+    /// The run's name: what its checkpoints belong to.
+    pub name: String,
     pub config: Arc<Config>,
     pub plan: Plan,
     pub source: Arc<ModelSource>,
@@ -53,7 +55,8 @@ impl Trainer {
             }
         }
         let schedule = total.map(|total| LearningRate::new(&config.optimizer, total));
-        Ok(Trainer { config, plan, source, device, feed, engine: None, schedule, step: 0, micro_step: 0 })
+        let name = run_name(&config, &source);
+        Ok(Trainer { name, config, plan, source, device, feed, engine: None, schedule, step: 0, micro_step: 0 })
     }
 
     /// Steps of the run, where it is known.
@@ -222,6 +225,13 @@ impl Trainer {
         }
         Ok(engine)
     }
+}
+
+/// The name that the options give, or the model's with the time.
+pub fn run_name(config: &Config, source: &ModelSource) -> String {
+    let model = || source.folder.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    let named = || format!("{}-{}", model(), jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
+    config.run.run_name.clone().unwrap_or_else(named)
 }
 
 /// Row length of the program that is compiled when parameters are wanted before any batch.

@@ -1,0 +1,171 @@
+//! A whole run on the shipped example: a real pretrained model on real text.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use data::Batch;
+use serde_json::{Value, json};
+use tensor::DType;
+use train::config::{Config, Task};
+use train::{Device, DeviceRequest, Model, ModelSource, Observer, Outcome, TrainError};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
+}
+
+fn source() -> Arc<ModelSource> {
+    let ir = include_str!("ir/stories.json");
+    Arc::new(ModelSource::open(&root().join("examples/stories/model"), ir).unwrap())
+}
+
+fn device() -> Arc<Device> {
+    let cpu = options::Setting::Value(train::config::Device::Cpu);
+    Arc::new(Device::open(&DeviceRequest { device: cpu, ..DeviceRequest::default() }).unwrap())
+}
+
+/// The example's options, shorter, with some of them replaced.
+fn config(output: &Path, replaced: &Value) -> Arc<Config> {
+    let root = root();
+    let mut options = json!({
+        "run_name": "test", "output_dir": output, "model": root.join("examples/stories/model"),
+        "datasets": [{"path": root.join("examples/stories/data/shakespeare.txt"), "type": "text", "samples": 200}],
+        "validation_split_ratio": 0.1, "sequence_len": 64, "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2, "max_steps": 12, "eval_steps": 6, "save_steps": 5, "save_total_limit": 2,
+        "optimizer": "adamw", "learning_rate": 1e-2, "lora_rank": 8, "lora_alpha": 16,
+    });
+    for (key, value) in replaced.as_object().unwrap() {
+        options[key] = value.clone();
+    }
+    Arc::new(Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap())
+}
+
+#[derive(Default)]
+struct Lines {
+    lines: Vec<String>,
+    stop_after: Option<usize>,
+    steps: usize,
+}
+
+impl Observer for Lines {
+    fn line(&mut self, text: &str) {
+        self.lines.push(text.to_owned());
+    }
+
+    fn interrupted(&mut self) -> bool {
+        self.steps += 1;
+        self.stop_after == Some(self.steps)
+    }
+}
+
+fn events(output: &Path) -> Vec<Value> {
+    let logs = std::fs::read_dir(output).unwrap().map(|entry| entry.unwrap().path());
+    let log =
+        logs.into_iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("log-test-")).unwrap();
+    std::fs::read_to_string(log).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn losses(events: &[Value], kind: &str) -> Vec<f64> {
+    events.iter().filter(|e| e["event"] == kind).map(|e| e["loss"].as_f64().unwrap()).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn an_adapter_is_trained_saved_and_exported() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let mut observer = Lines::default();
+    let outcome = train::run(config(&output, &json!({})), source(), device(), &mut observer).unwrap();
+    let result = output.join("adapter");
+    assert_eq!(outcome, Outcome::Finished(result.clone()));
+
+    let events = events(&output);
+    let (steps, evaluations) = (losses(&events, "step"), losses(&events, "evaluation"));
+    assert_eq!((steps.len(), evaluations.len()), (12, 2));
+    assert!(evaluations[1] < evaluations[0] && steps[11] < steps[0] - 0.2, "{steps:?} {evaluations:?}");
+    assert!(observer.lines.iter().any(|line| line.starts_with("Step 0/12 | Loss: ")), "{:?}", observer.lines);
+    let checkpoints: Vec<String> = names(&output).into_iter().filter(|n| n.starts_with("checkpoint-")).collect();
+    assert_eq!(checkpoints, ["checkpoint-10", "checkpoint-12"]);
+    let expected = ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "state.json"];
+    assert_eq!(names(&output.join("checkpoint-12")), expected);
+    let resolved = std::fs::read_to_string(output.join("resolved.yaml")).unwrap();
+    assert!(resolved.contains("torch_dtype: float32  # auto: "), "{resolved}");
+
+    // The exported adapter is the trained one: at the last step it equals the last checkpoint.
+    let file = "adapter_model.safetensors";
+    let bytes = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
+    assert_eq!(bytes(&result), bytes(&output.join("checkpoint-12")));
+    let batch = Batch::from_labels(1, 8, (1..9).collect(), &[1; 8], None, None).unwrap();
+    let logits = |adapter: Option<&Path>| {
+        Model::load(device(), source(), adapter, DType::F32).unwrap().forward(&batch, false).unwrap().logits
+    };
+    assert_ne!(logits(Some(&result)), logits(None));
+
+    let again = train::run(config(&output, &json!({})), source(), device(), &mut observer).unwrap_err();
+    assert!(matches!(&again, TrainError::Config(_)) && again.exit_code() == 2, "{again}");
+}
+
+#[test]
+fn a_model_is_trained_whole_in_bf16_on_padded_rows() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let changed = json!({
+        "lora": false, "torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false,
+        "learning_rate": 1e-3, "validation_split_ratio": 0, "save_steps": 100,
+    });
+    let mut observer = Lines::default();
+    let outcome = train::run(config(&output, &changed), source(), device(), &mut observer).unwrap();
+    assert_eq!(outcome, Outcome::Finished(output.join("model")));
+    let steps = losses(&events(&output), "step");
+    assert!(steps[11] < steps[0], "{steps:?}");
+    let written: Value =
+        serde_json::from_str(&std::fs::read_to_string(output.join("model/config.json")).unwrap()).unwrap();
+    let dtype = written.get("torch_dtype").or(written.get("dtype"));
+    assert_eq!(dtype.unwrap(), "bfloat16");
+    assert!(output.join("model/tokenizer.json").is_file());
+}
+
+#[test]
+fn the_same_run_gives_the_same_bits() {
+    let bits = |threads: usize| {
+        let place = tempfile::tempdir().unwrap();
+        let cpu = options::Setting::Value(train::config::Device::Cpu);
+        let request = DeviceRequest { device: cpu, threads: Some(threads), ..DeviceRequest::default() };
+        let device = Arc::new(Device::open(&request).unwrap());
+        let changed = json!({"max_steps": 3, "lora_dropout": 0.1});
+        train::run(config(&place.path().join("out"), &changed), source(), device, &mut Lines::default()).unwrap();
+        std::fs::read(place.path().join("out/adapter/adapter_model.safetensors")).unwrap()
+    };
+    let one = bits(1);
+    assert_eq!(one, bits(1));
+    assert_eq!(one, bits(3));
+}
+
+#[test]
+fn an_interrupted_run_saves_first() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let mut observer = Lines { stop_after: Some(3), ..Lines::default() };
+    let outcome = train::run(config(&output, &json!({})), source(), device(), &mut observer).unwrap();
+    assert_eq!(outcome, Outcome::Interrupted(output.join("checkpoint-3")));
+    let state = std::fs::read_to_string(output.join("checkpoint-3/state.json")).unwrap();
+    let state: Value = serde_json::from_str(&state).unwrap();
+    assert_eq!((&state["step"], &state["micro_step"]), (&json!(3), &json!(6)));
+    assert!(!output.join("adapter").exists());
+}
+
+#[test]
+fn a_run_from_nothing_learns() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let changed = json!({"init": "random", "lora": false, "learning_rate": 3e-3, "save_steps": 100});
+    train::run(config(&output, &changed), source(), device(), &mut Lines::default()).unwrap();
+    let steps = losses(&events(&output), "step");
+    assert!((steps[0] - (512f64).ln()).abs() < 0.3, "an untrained model knows nothing: {}", steps[0]);
+    assert!(steps[11] < steps[0] - 0.5, "{steps:?}");
+}

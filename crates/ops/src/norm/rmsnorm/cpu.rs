@@ -13,13 +13,24 @@ fn weight_at<T: Real>(w: T, offset: bool) -> T {
     if offset { T::from_f64(1.0) + w } else { w }
 }
 
-fn dot<T: Real>(a: impl Iterator<Item = T>) -> T {
-    a.sum()
+/// Terms of one partial sum along a row: long rows keep the accuracy of short ones.
+const TERMS: usize = 64;
+
+fn sum_of<T: Real>(terms: impl Iterator<Item = T>) -> T {
+    let (mut total, mut partial) = (T::default(), T::default());
+    for (i, term) in terms.enumerate() {
+        partial += term;
+        if i % TERMS == TERMS - 1 {
+            total += partial;
+            partial = T::default();
+        }
+    }
+    total + partial
 }
 
 /// y of one row; gives r.
 pub fn forward_row<T: Real>(x: &[T], w: &[T], eps: T, offset: bool, y: &mut [T]) -> T {
-    let mean = dot(x.iter().map(|v| *v * *v)) / T::from_f64(x.len() as f64);
+    let mean = sum_of(x.iter().map(|v| *v * *v)) / T::from_f64(x.len() as f64);
     let r = T::from_f64(1.0) / (mean + eps).sqrt();
     for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
         *y = *x * r * weight_at(*w, offset);
@@ -30,7 +41,7 @@ pub fn forward_row<T: Real>(x: &[T], w: &[T], eps: T, offset: bool, y: &mut [T])
 /// dx of one row.
 pub fn backward_row<T: Real>(x: &[T], w: &[T], r: T, dy: &[T], offset: bool, dx: &mut [T]) {
     let gradient = |i: usize| dy[i] * weight_at(w[i], offset);
-    let mean = dot((0..x.len()).map(|i| gradient(i) * x[i])) / T::from_f64(x.len() as f64);
+    let mean = sum_of((0..x.len()).map(|i| gradient(i) * x[i])) / T::from_f64(x.len() as f64);
     for i in 0..x.len() {
         dx[i] = r * (gradient(i) - x[i] * r * r * mean);
     }

@@ -8,14 +8,17 @@ configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from . import _native, errors
 from .arguments import UsageError, parser, split_overrides
 from .machine import site_packages
+from .run import load_config, open_source
 
 Overrides = list[tuple[str, str]]
 
@@ -52,13 +55,19 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _load(path: str, task: str, overrides: Overrides) -> _native.Config:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.ConfigError(f"{path}: cannot be read: {error}") from None
-    return _native.Config.from_yaml(text, path, task, overrides)
+def _train(options: Namespace, overrides: Overrides) -> int:
+    config = load_config(Path(options.config), options.command, overrides)
+    folder, ir = open_source(config)
+    # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return _native.run(config, folder, ir, site_packages())
+
+
+def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
+    config = load_config(Path(options.config), options.task, overrides)
+    folder, ir = open_source(config, weights=False)
+    print(_native.preview(what, config, folder, ir, options.machine, site_packages()), end="")
+    return 0
 
 
 def _schema(_options: Namespace, overrides: Overrides) -> int:
@@ -73,11 +82,14 @@ def _refuse(overrides: Overrides) -> None:
 
 
 def _show(options: Namespace, overrides: Overrides) -> int:
-    config = _load(options.config, options.task, overrides)
-    if options.what == "config":
-        print(config.resolved_yaml(), end="")
-        return 0
-    raise errors.RunError(f"`show {options.what}` is not available yet")
+    if options.what != "config":
+        return _preview(options.what, options, overrides)
+    print(load_config(Path(options.config), options.task, overrides).resolved_yaml(), end="")
+    return 0
+
+
+def _plan(options: Namespace, overrides: Overrides) -> int:
+    return _preview("plan.json" if options.json else "plan", options, overrides)
 
 
 def _doctor(options: Namespace, overrides: Overrides) -> int:
@@ -91,7 +103,10 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
 
 
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
+    "sft": _train,
+    "pt": _train,
+    "show": _show,
+    "plan": _plan,
     "schema": _schema,
     "doctor": _doctor,
-    "show": _show,
 }

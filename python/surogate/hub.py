@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .errors import ModelConfigError, RunError
+from .errors import ConfigError, ModelConfigError, RunError
 
 #: What is fetched from a repository: weights in safetensors, configuration, tokenizer, templates.
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt"]
@@ -25,7 +25,7 @@ def folder(model: str, *, weights: bool = True) -> Path:
     if local.is_dir():
         return local
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise RunError(f"model: there is no folder `{model}`, and hub names have the form `owner/name`")
+        raise ConfigError(f"model: there is no folder `{model}`, and hub names have the form `owner/name`")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -42,9 +42,9 @@ def model_config(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunError(f"{file}: not found; a model folder holds a config.json") from None
+        raise ConfigError(f"{file}: not found; a model folder holds a config.json") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{file}: cannot be read: {error}") from error
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
     if not isinstance(fields, dict):
         raise ModelConfigError("model", [f"{file} holds {type(fields).__name__}, expected an object"])
     return fields

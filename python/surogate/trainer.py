@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,41 +9,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from . import _native, hub, models
+from . import _native
 from .arrays import floats, integers, optional
-from .errors import ConfigError
 from .machine import site_packages
+from .run import load_config, open_source
 
 #: What a batch may hold.
 BATCH = ("input_ids", "labels", "position_ids", "weights")
-
-
-def load_config(
-    config: str | os.PathLike[str] | Mapping[str, Any],
-    task: str = "sft",
-    overrides: list[tuple[str, str]] | None = None,
-) -> _native.Config:
-    """A configuration from a path, from YAML text (a string of several lines) or from a dict.
-
-    Raises ConfigError with every problem at once.
-    """
-    overrides = overrides or []
-    if isinstance(config, Mapping):
-        return _native.Config.from_json(json.dumps(config, default=os.fspath), task, overrides)
-    if isinstance(config, str) and ("\n" in config or ": " in config):
-        return _native.Config.from_yaml(config, "<text>", task, overrides)
-    path = Path(config)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return _native.Config.from_yaml(text, str(path), task, overrides)
-
-
-def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:
-    """The folder of the configured model and its graph as IR."""
-    folder = hub.folder(config.model, weights=weights and config.needs_weights)
-    return folder, models.build(hub.model_config(folder))
 
 
 class Trainer:
@@ -61,20 +32,27 @@ class Trainer:
 
     def step(
         self, batch: Mapping[str, npt.ArrayLike] | None = None, learning_rate: float | None = None
-    ) -> dict[str, float]:
-        """One optimizer step.
+    ) -> dict[str, Any] | None:
+        """One optimizer step; None when the configured data has come to its end.
 
         `batch` holds `input_ids` and `labels`, and optionally `position_ids` and `weights`, each
         [accumulation, B, T]; a document starts where `position_ids` does not continue. Left out:
         the next batch of the configured data. `learning_rate` replaces that of the schedule.
 
         Gives `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
-        `learning_rate`, `tokens` and `tokens_per_second`.
+        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, and `applied`: False when the norm
+        was not finite and the weights were left alone.
         """
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
-    def evaluate(self) -> dict[str, float]:
-        """The loss over the configured validation data: `loss` and `tokens`."""
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the run; None where neither options nor data say."""
+        return self._native.total_steps
+
+    def evaluate(self) -> dict[str, Any] | None:
+        """The loss over the configured validation data: `step`, `loss`, `tokens`, `seconds`; None
+        where there is no such data."""
         return self._native.evaluate()
 
     def save(self, path: str | os.PathLike[str]) -> None:

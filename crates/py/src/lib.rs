@@ -9,6 +9,7 @@ mod doctor;
 mod errors;
 mod model;
 mod operations;
+mod run;
 mod trainer;
 
 use pyo3::prelude::*;
@@ -28,6 +29,8 @@ mod _native {
     use crate::model::Model;
     #[pymodule_export]
     use crate::operations::{infer, op_schemas};
+    #[pymodule_export]
+    use crate::run::{preview, run};
     #[pymodule_export]
     use crate::trainer::Trainer;
 

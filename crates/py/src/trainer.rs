@@ -11,6 +11,7 @@ use crate::arrays::{self, BatchArrays};
 use crate::config::Config;
 use crate::errors::train_error;
 
+
 /// A run that is driven by its caller.
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Trainer {
@@ -64,6 +65,16 @@ impl Trainer {
     fn evaluate<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let metrics = self.with(py, train::Trainer::evaluate)?;
         metrics.map(|metrics| evaluation_metrics(py, &metrics)).transpose()
+    }
+
+    /// Writes a checkpoint.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |trainer| trainer.save(&path))
+    }
+
+    /// Writes the adapter or the model, loads it again and compares.
+    fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |trainer| trainer.export(&path))
     }
 
     /// Steps of the run; None where the options do not say.

@@ -42,6 +42,14 @@ def elementwise(*inputs: Tensor | Parameter, expressions: list[str] | each[list[
         sigmoid, silu, round_bf16, round_f16, round_f32
     dtypes: element type of each result"""
 
+def dropout(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int], stream: int | each[int]) -> Any:
+    """x/(1 − p) where kept, else 0; kept is decided by (seed, stream, micro_step, index of the element). Its own
+    gradient. x […], micro_step i32 [1] → like x.
+
+    p: probability of dropping an element, in [0, 1)
+    seed: key of the random numbers
+    stream: keeps the masks of different places apart"""
+
 def cross_entropy(*inputs: Tensor | Parameter) -> Any:
     """lse = log Σ exp(logits), token_loss = lse − logits[target]; both 0 where the target is −100. logits […, V],
     targets i32 […] → token_loss f32 […], lse f32 […]."""

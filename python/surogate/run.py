@@ -1,0 +1,40 @@
+"""The first two of the three calls: load a configuration, build the model that it names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import _native, hub, models
+from .errors import ConfigError
+
+
+def load_config(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    task: str = "sft",
+    overrides: list[tuple[str, str]] | None = None,
+) -> _native.Config:
+    """A configuration from a path, from YAML text (a string of several lines) or from a dict.
+
+    Raises ConfigError with every problem at once.
+    """
+    overrides = overrides or []
+    if isinstance(config, Mapping):
+        return _native.Config.from_json(json.dumps(config, default=os.fspath), task, overrides)
+    if isinstance(config, str) and ("\n" in config or ": " in config):
+        return _native.Config.from_yaml(config, "<text>", task, overrides)
+    path = Path(config)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return _native.Config.from_yaml(text, str(path), task, overrides)
+
+
+def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:
+    """The folder of the configured model and its graph as IR."""
+    folder = hub.folder(config.model, weights=weights and config.needs_weights)
+    return folder, models.build(hub.model_config(folder))

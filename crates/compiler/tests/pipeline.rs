@@ -216,6 +216,19 @@ fn mistakes_name_their_place() {
     assert!(message.contains("`q_proj`") && message.contains("gate_proj"), "{message}");
 }
 
+/// The entries of one program may compute different values, but share weights and adapters.
+#[test]
+fn dropout_is_computed_in_training_alone() {
+    let adapter = Some(compiler::AdapterOptions { dropout: 0.25, ..adapter() });
+    let options = CompileOptions { adapter, forward: true, ..options() };
+    let program = compile(&model(), &options, &machine()).unwrap();
+    for entry in &program.entries {
+        let dropped = entry.steps.iter().filter(|step| step.to_string().contains("dropout")).count();
+        let trains = matches!(entry.kind, EntryKind::FirstMicroStep | EntryKind::NextMicroStep);
+        assert_eq!(dropped > 0, trains, "{:?}: {dropped} steps with dropout", entry.kind);
+    }
+}
+
 /// A program for a GPU carries kernels and other choices; the CPU runs it all the same.
 #[test]
 fn a_program_for_an_h200_runs_on_the_cpu() {

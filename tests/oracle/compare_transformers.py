@@ -1,0 +1,355 @@
+"""Random small models through the engine and through transformers and peft, which are the truth.
+
+    python tests/oracle/compare_transformers.py [part ...] [--cases N] [--seed S]
+
+Parts: models (logits, hidden states, losses, every gradient), adapters (LoRA by name, pattern,
+all-linear), training (AdamW curves), exports (folders that transformers and peft read). Needs torch,
+transformers, peft and safetensors beside surogate; not a part of the tests that run on every change,
+which have stored numbers instead. Shapes and options are drawn from the seed, so that a failure can
+be repeated: each line names its case. Exit code 1 if anything was out of tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import surogate
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+#: Tolerances in float32: relative L2 of logits and hidden states, absolute of losses, relative L2 of gradients.
+LOGITS, LOSS, GRADIENT = 2e-5, 2e-5, 1e-4
+
+#: Gradients with a smaller norm are noise.
+NOTHING = 1e-6
+
+
+class Report:
+    """Counts comparisons and prints those that are out of tolerance."""
+
+    def __init__(self) -> None:
+        self.case, self.compared, self.failed = "", 0, 0
+        self.worst: dict[str, float] = {}
+
+    def check(self, what: str, found: float, allowed: float, kind: str | None = None) -> None:
+        self.compared += 1
+        kind = kind or what
+        self.worst[kind] = max(self.worst.get(kind, 0.0), found / allowed)
+        if not found <= allowed:
+            self.failed += 1
+            print(f"FAILED {self.case}: {what}: {found:.2e}, allowed {allowed:.0e}", flush=True)
+
+    def fail(self, message: str) -> None:
+        self.compared += 1
+        self.failed += 1
+        print(f"FAILED {self.case}: {message}", flush=True)
+
+
+def relative(found, expected) -> float:
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if found.shape != expected.shape:
+        return float("inf")
+    return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def draw_rope(rng: random.Random) -> dict:
+    theta = rng.choice([10000.0, 500000.0, 1000000.0, 1234.5])
+    kind = rng.choice(["default", "default", "linear", "llama3", "yarn"])
+    rope: dict = {"rope_type": kind, "rope_theta": theta}
+    if kind != "default":
+        rope["factor"] = rng.choice([2.0, 4.0, 8.0, 1.5])
+    if kind == "llama3":
+        rope |= {"low_freq_factor": rng.choice([1.0, 0.5]), "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = rng.choice([16, 64, 8192])
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = rng.choice([16, 64, 2048])
+        rope |= rng.choice([{}, {"beta_fast": 16.0, "beta_slow": 2.0}, {"attention_factor": 1.3}, {"truncate": False}])
+        rope |= rng.choice([{}, {"mscale": 0.7, "mscale_all_dim": 0.9}])
+    return rope
+
+
+def draw_config(rng: random.Random):
+    """A configuration of transformers with shapes that are not round."""
+    family = rng.choice(["llama", "qwen3"])
+    heads = rng.choice([1, 2, 3, 4, 6])
+    kv = rng.choice([n for n in range(1, heads + 1) if heads % n == 0])
+    head_dim = rng.choice([8, 12, 16, 20, 32, 64])
+    hidden = rng.choice([size for size in (24, 36, 50, 52, 64, 96) if size % heads == 0 or family == "qwen3"])
+    rope = draw_rope(rng)
+    fields = dict(
+        vocab_size=rng.choice([67, 101, 128, 333, 1000]),
+        hidden_size=hidden,
+        intermediate_size=rng.choice([17, 40, 90, 131, 200]),
+        num_hidden_layers=rng.choice([1, 2, 3]),
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        head_dim=head_dim,
+        rms_norm_eps=rng.choice([1e-5, 1e-6, 1e-8, 1e-3]),
+        rope_parameters=rope,
+        max_position_embeddings=rng.choice([128, 2048]),
+        tie_word_embeddings=rng.random() < 0.5,
+        attention_bias=rng.random() < 0.4,
+        pad_token_id=rng.choice([None, 0, 5]),
+        initializer_range=rng.choice([0.02, 0.08, 0.3]),
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    if family == "llama":
+        return LlamaConfig(**fields, mlp_bias=rng.random() < 0.4)
+    return Qwen3Config(**fields)
+
+
+def draw_model(rng: random.Random, folder: Path, dtype=torch.float32):
+    """A random model, saved; norms and biases are not the ones and zeros that they start as."""
+    torch.manual_seed(rng.randrange(1 << 30))
+    config = draw_config(rng)
+    config._attn_implementation = "eager"
+    model = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM}[config.model_type](config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model = model.to(dtype)
+    model.save_pretrained(folder)
+    if rng.random() < 0.5:
+        old_spelling(folder / "config.json")
+    return model
+
+
+def old_spelling(path: Path) -> None:
+    """The spelling of transformers 4: rope_theta, rope_scaling, torch_dtype."""
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    path.write_text(json.dumps(config))
+
+
+def draw_batch(rng: random.Random, vocabulary: int) -> dict:
+    """Rows of one of several kinds: ids, labels, and perhaps positions and weights."""
+    rows, length = rng.choice([(1, 2), (1, 7), (2, 7), (3, 65), (5, 33), (1, 1 + rng.randrange(1, 80))])
+    ids = np.array([[rng.randrange(vocabulary) for _ in range(length)] for _ in range(rows)])
+    labels = np.where(np.random.default_rng(rng.randrange(1 << 30)).random(ids.shape) < 0.3, -100, ids)
+    if rng.random() < 0.2:
+        labels[:] = -100
+        labels[rng.randrange(rows), rng.randrange(1, length)] = rng.randrange(vocabulary)
+    kind, positions = rng.choice(["none", "packed", "shifted"]), None
+    if kind == "packed":
+        positions = np.stack([draw_documents(rng, length) for _ in range(rows)])
+    elif kind == "shifted":
+        positions = np.stack([np.arange(length) + rng.randrange(40) for _ in range(rows)])
+    weights = None
+    if rng.random() < 0.4:
+        weights = np.array(
+            [[rng.choice([0.0, 0.25, 1.0, 3.0]) for _ in range(length)] for _ in range(rows)], np.float32
+        )
+    if trained(labels, positions, weights) == 0:
+        labels, weights = ids.copy(), None
+        positions = None
+    return {"input_ids": ids, "labels": labels, "position_ids": positions, "weights": weights}
+
+
+def draw_documents(rng: random.Random, length: int) -> np.ndarray:
+    """Positions of documents that fill a row; some have one token."""
+    positions: list[int] = []
+    while len(positions) < length:
+        size = min(rng.choice([1, 1, 2, 5, 9, 30]), length - len(positions))
+        positions += range(size)
+    return np.array(positions)
+
+
+def documents(positions: np.ndarray) -> np.ndarray:
+    """The number of the document that each position belongs to."""
+    starts = np.ones(positions.shape, bool)
+    starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
+    return np.cumsum(starts, axis=1)
+
+
+def target_weights(labels, positions, weights):
+    """Targets [B, T] shifted to where they are predicted, and their weights, 0 where none."""
+    rows, length = labels.shape
+    positions = np.tile(np.arange(length), (rows, 1)) if positions is None else positions
+    weights = np.ones(labels.shape, np.float32) if weights is None else weights
+    document = documents(positions)
+    targets, shifted = np.full(labels.shape, -100), np.zeros(labels.shape, np.float32)
+    inside = document[:, 1:] == document[:, :-1]
+    # A token of weight 0 is not trained.
+    targets[:, :-1] = np.where(inside & (weights[:, 1:] != 0), labels[:, 1:], -100)
+    shifted[:, :-1] = np.where(targets[:, :-1] != -100, weights[:, 1:], 0)
+    return targets, shifted
+
+
+def trained(labels, positions, weights) -> float:
+    return float(target_weights(labels, positions, weights)[1].sum())
+
+
+def reference(model, batch: dict, dtype=torch.float32):
+    """(logits, hidden states, token losses, sum of weighted losses, sum of weights) by transformers."""
+    ids = torch.tensor(batch["input_ids"])
+    rows, length = ids.shape
+    positions = batch["position_ids"]
+    positions = np.tile(np.arange(length), (rows, 1)) if positions is None else positions
+    document = torch.tensor(documents(positions))
+    visible = (document[:, :, None] == document[:, None, :]) & torch.tril(torch.ones(length, length, dtype=torch.bool))
+    mask = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
+    hidden: list = []
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hooks = [inner.model.embed_tokens.register_forward_hook(lambda _m, _i, out: hidden.append(out.detach()))]
+    for layer in inner.model.layers:
+        take = lambda _m, _i, out: hidden.append((out[0] if isinstance(out, tuple) else out).detach())  # noqa: E731
+        hooks.append(layer.register_forward_hook(take))
+    logits = model(input_ids=ids, position_ids=torch.tensor(positions), attention_mask=mask, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    targets, weights = target_weights(batch["labels"], batch["position_ids"], batch["weights"])
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float() if dtype != torch.float64 else logits.flatten(0, 1),
+        torch.tensor(targets).flatten(),
+        ignore_index=-100,
+        reduction="none",
+    ).reshape(rows, length)
+    weights = torch.tensor(weights)
+    return logits, hidden, losses, (losses * weights).sum(), weights.sum()
+
+
+def gradients(model) -> dict[str, np.ndarray]:
+    names = {id(p): n for n, p in model.named_parameters()}
+    return {names[id(p)]: p.grad.float().numpy().copy() for p in model.parameters() if p.grad is not None}
+
+
+def compare_model(report: Report, model, engine: surogate.Model, batch: dict, names=lambda name: name) -> None:
+    """Everything that `surogate.Model` gives for one batch."""
+    model.zero_grad(set_to_none=True)
+    logits, hidden, losses, total, weight = reference(model, batch)
+    loss = total / weight
+    loss.backward()
+    expected = {names(name): value for name, value in gradients(model).items()}
+    found, states = engine.forward(batch["input_ids"], batch["position_ids"], hidden=True)
+    report.check("logits", relative(found, logits.detach()), LOGITS)
+    if len(states) != len(hidden):
+        report.fail(f"{len(states)} hidden states, expected {len(hidden)}")
+    for index, (state, of) in enumerate(zip(states, hidden)):
+        report.check(f"hidden {index}", relative(state, of), LOGITS, "hidden")
+    arguments = (batch["input_ids"], batch["labels"], batch["position_ids"], batch["weights"])
+    largest = max(1.0, losses.max().item())
+    value, grads = engine.loss_and_gradients(*arguments)
+    each, _ = engine.loss_and_gradients(*arguments, per_token=True)
+    report.check("loss", abs(value - loss.item()), LOSS * largest)
+    report.check("token losses", float(np.abs(each - losses.detach().numpy()).max()), LOSS * largest)
+    if set(grads) != set(expected):
+        report.fail(f"gradients of other names: {sorted(set(grads) ^ set(expected))[:6]}")
+    for name in set(grads) & set(expected):
+        norm = np.linalg.norm(expected[name])
+        if norm >= NOTHING:
+            report.check(f"gradient of {name}", relative(grads[name], expected[name]), GRADIENT, "gradient")
+        else:
+            report.check(f"gradient of {name}, that is 0", float(np.linalg.norm(grads[name])), 1e-5, "zero gradient")
+
+
+def models(report: Report, rng: random.Random, folder: Path) -> None:
+    model = draw_model(rng, folder / "model")
+    c = model.config
+    report.case += (
+        f" {c.model_type} H{c.hidden_size} heads {c.num_attention_heads}/{c.num_key_value_heads}x{c.head_dim}"
+        f" V{c.vocab_size} {c.rope_parameters} pad {c.pad_token_id} init {c.initializer_range}"
+    )
+    engine = surogate.load(folder / "model")
+    for _ in range(2):
+        batch = draw_batch(rng, c.vocab_size)
+        compare_model(report, model, engine, batch)
+
+
+def draw_targets(rng: random.Random, model):
+    """(target_modules for peft, words for people)"""
+    return rng.choice(
+        [
+            "all-linear",
+            ["q_proj"],
+            ["down_proj"],
+            ["q_proj", "v_proj", "gate_proj"],
+            ["k_proj", "up_proj", "o_proj"],
+            r".*\.(q|o)_proj",
+            r"model\.layers\.0\.mlp\..*_proj",
+            r".*layers\.\d\.self_attn\.[kv]_proj",
+        ]
+    )
+
+
+def adapt(rng: random.Random, model):
+    """A peft model with random A and B."""
+    from peft import LoraConfig, get_peft_model
+
+    r = rng.choice([1, 2, 3, 4, 8, 16])
+    config = LoraConfig(
+        r=r,
+        lora_alpha=rng.choice([1, 4, 16, 2 * r]),
+        lora_dropout=rng.choice([0.0, 0.1]),
+        target_modules=draw_targets(rng, model),
+        task_type="CAUSAL_LM",
+    )
+    adapted = get_peft_model(model, config).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.3)
+    return adapted
+
+
+def adapter_name(name: str) -> str:
+    return name.replace(".default", "")
+
+
+def adapters(report: Report, rng: random.Random, folder: Path) -> None:
+    model = draw_model(rng, folder / "model")
+    adapted = adapt(rng, model)
+    adapted.save_pretrained(folder / "adapter")
+    of = adapted.peft_config["default"]
+    report.case += f" {model.config.model_type} r {of.r} alpha {of.lora_alpha} {of.target_modules}"
+    engine = surogate.load(folder / "model", adapter=folder / "adapter")
+    batch = draw_batch(rng, model.config.vocab_size)
+    compare_model(report, adapted, engine, batch, adapter_name)
+    merged = adapted.merge_and_unload()
+    logits = reference(merged, batch)[0].detach()
+    report.check("merged logits", relative(engine.forward(batch["input_ids"], batch["position_ids"]), logits), 4e-5)
+
+
+PARTS = {"models": models, "adapters": adapters}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    report = Report()
+    for part in options.parts or PARTS:
+        for case in range(options.seed, options.seed + options.cases):
+            report.case = f"{part} {case}"
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    PARTS[part](report, random.Random(f"{part} {case}"), Path(folder))
+                except Exception as error:
+                    report.fail(f"{type(error).__name__}: {error}")
+    worst = ", ".join(f"{kind} {share:.2f}" for kind, share in report.worst.items())
+    print(f"{report.compared} comparisons, {report.failed} failed; worst shares of the tolerances: {worst}")
+    return int(report.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,11 @@ EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-BLOCKS = [pytest.param(text, id=f"{page.name}-{i}") for page in PAGES for i, text in enumerate(BLOCK.findall(page.read_text()))]
+BLOCKS = [
+    pytest.param(text, id=f"{page.name}-{i}")
+    for page in PAGES
+    for i, text in enumerate(BLOCK.findall(page.read_text()))
+]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

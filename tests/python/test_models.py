@@ -37,17 +37,17 @@ def test_ir_is_as_stored(name, fields):
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_both_spellings_of_the_config_are_one_model(shared, model):
-    folder = shared / "golden" / model
+def test_both_spellings_of_the_config_are_one_model(golden_folder, model):
+    folder = golden_folder / model
     texts = [models.build(json.loads((folder / name).read_text())) for name in ("config.json", "config_v4.json")]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_parameters_are_those_of_the_file(shared, model):
+def test_parameters_are_those_of_the_file(golden_folder, model):
     from safetensors import safe_open
 
-    folder = shared / "golden" / model
+    folder = golden_folder / model
     fields = json.loads((folder / "config.json").read_text())
     ours = {}
     for name, row in parameters(build(fields)).items():

@@ -11,7 +11,10 @@ use program::{
 };
 use tensor::{Attrs, DType};
 
-use crate::memory::{ALIGNMENT_BYTES, Fixed, Interval, ParameterPlan, Placement, align, dtype_of, pack, place, plan_parameters};
+use crate::memory::{
+    ALIGNMENT_BYTES, Fixed, Interval, ParameterPlan, Placement, Shadow, align, dtype_of, pack, place, plan_parameters,
+    shadow_adapters,
+};
 use crate::{CompileError, CompileOptions, update};
 
 /// The arenas of every program, in order.
@@ -131,8 +134,14 @@ impl<'a> Lowering<'a> {
         let call = LowerCall { inputs: &inputs, outputs: &outputs, attrs, machine: self.machine, documents };
         let specs = match op.lower(&call) {
             Lowered::Gemm(gemm) => return (Instruction::Gemm(*gemm), cost),
-            Lowered::AttentionForward(attention) => return (Instruction::AttentionForward(*attention), cost),
-            Lowered::AttentionBackward(attention) => return (Instruction::AttentionBackward(*attention), cost),
+            Lowered::AttentionForward(mut attention) => {
+                attention.shared.scratch = scratch;
+                return (Instruction::AttentionForward(*attention), cost);
+            }
+            Lowered::AttentionBackward(mut attention) => {
+                attention.shared.scratch = scratch;
+                return (Instruction::AttentionBackward(*attention), cost);
+            }
             Lowered::Kernels(specs) => specs,
         };
         let mut calls = Vec::new();
@@ -312,23 +321,29 @@ fn entry(
     lowering: &mut Lowering<'_>,
 ) -> Entry {
     let fixed = fixed_places(graph, parameters, lowering);
-    let placement = place(graph, &fixed);
+    let mut placement = place(graph, &fixed);
+    let shadow = shadow_adapters(graph, &mut placement);
     let scratch = scratch_sizes(graph, &placement, lowering.machine, variant.documents);
-    let (offsets, scratch_offsets, bytes) = plan_buffers(graph, &placement, &scratch);
+    let (offsets, scratch_offsets, bytes) = plan_buffers(graph, &placement, shadow.as_ref(), &scratch);
     lowering.activation_bytes = lowering.activation_bytes.max(bytes);
     let resolve = |t: &TensorRef| placement.resolve(t, arena::ACTIVATIONS, &offsets);
     let at = |id: &ValueId| resolve(placement.get(*id).expect("every value was placed"));
     let accumulating = accumulating(graph, kind);
 
     let mut steps = Vec::new();
+    if let Some(shadow) = &shadow {
+        let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
+        let node = first.expect("a shadow replaces at least one node").1;
+        let origin = Provenance { layer: None, at: None, ..provenance(node) };
+        steps.push(copy(resolve(&shadow.from), resolve(&shadow.to), origin));
+    }
+    let replaced = |index: usize| shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
         for copied in placement.copies.get(&index).into_iter().flatten() {
-            let (from, to) = (resolve(&copied.from), resolve(&copied.to));
-            let cost = Cost { flops: 0.0, bytes: 2.0 * from.bytes() as f64 };
-            steps.push(Step { instruction: Instruction::Copy { from, to }, provenance: provenance(node), cost });
+            steps.push(copy(resolve(&copied.from), resolve(&copied.to), provenance(node)));
         }
         let op = ops::find(&node.op).expect("the verifier knows every operation");
-        if is_view(node) {
+        if is_view(node) || replaced(index) {
             continue;
         }
         let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
@@ -353,6 +368,11 @@ fn entry(
         inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id))).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
     }
+}
+
+fn copy(from: TensorRef, to: TensorRef, provenance: Provenance) -> Step {
+    let cost = Cost { flops: 0.0, bytes: (from.bytes() + to.bytes()) as f64 };
+    Step { instruction: Instruction::Copy { from, to }, provenance, cost }
 }
 
 fn provenance(node: &Node) -> Provenance {
@@ -382,6 +402,7 @@ fn scratch_sizes(graph: &Graph, placement: &Placement, machine: &Machine, docume
 fn plan_buffers(
     graph: &Graph,
     placement: &Placement,
+    shadow: Option<&Shadow>,
     scratch: &[usize],
 ) -> (Vec<usize>, Vec<Option<usize>>, usize) {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; placement.buffers.len()];
@@ -398,13 +419,19 @@ fn plan_buffers(
     for (_, id) in &graph.outputs {
         touch(*id, graph.nodes.len());
     }
+    if let Some(buffer) = shadow.and_then(|s| placement.buffer_of(&s.to)) {
+        // Filled before the first node.
+        lives[buffer].as_mut().expect("a shadow is read").0 = 0;
+    }
     let mut intervals: Vec<Interval> = placement
         .buffers
         .iter()
         .zip(&lives)
         .map(|(bytes, life)| {
-            let (first, last) = life.expect("a buffer exists because a node writes it");
-            Interval { bytes: *bytes, first, last }
+            // What a shadow replaces leaves its buffer without a use.
+            let bytes = if life.is_some() { *bytes } else { 0 };
+            let (first, last) = life.unwrap_or_default();
+            Interval { bytes, first, last }
         })
         .collect();
     let scratched: Vec<usize> = (0..scratch.len()).filter(|i| scratch[*i] > 0).collect();

@@ -44,6 +44,7 @@ static OPS: &[&dyn Op] = &[
     &view::MergeHeads,
     &matmul::Linear,
     &matmul::Matmul,
+    &matmul::MatmulSum,
     &matmul::SumRows,
     &embedding::Embedding,
     &embedding::EmbeddingBackward,

@@ -3,10 +3,12 @@
 mod intervals;
 mod parameters;
 mod place;
+mod shadow;
 
 pub(crate) use intervals::{Interval, pack};
 pub(crate) use parameters::{ParameterPlan, Run, plan_parameters};
 pub(crate) use place::{Fixed, Placement, dtype_of, place};
+pub(crate) use shadow::{Shadow, shadow_adapters};
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
 /// optimizer, and the granule of sharding.

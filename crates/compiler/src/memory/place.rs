@@ -79,13 +79,18 @@ impl Placement {
         }
     }
 
-    fn own_buffer(&mut self, dtype: DType, shape: &[usize]) -> TensorRef {
+    /// True for a value that fills a buffer of its own.
+    pub fn owns(&self, tensor: &TensorRef) -> bool {
+        self.buffer_of(tensor).is_some_and(|buffer| self.buffers[buffer] == tensor.bytes() && tensor.offset == 0)
+    }
+
+    pub fn own_buffer(&mut self, dtype: DType, shape: &[usize]) -> TensorRef {
         let tensor = TensorRef::dense(ArenaId(OWN + self.buffers.len() as u32), 0, dtype, shape);
         self.buffers.push(tensor.bytes());
         tensor
     }
 
-    fn set(&mut self, id: ValueId, tensor: TensorRef) {
+    pub fn set(&mut self, id: ValueId, tensor: TensorRef) {
         self.places[id.0 as usize] = Some(tensor);
     }
 

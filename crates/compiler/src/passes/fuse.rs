@@ -14,11 +14,35 @@ use crate::CompileError;
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let rules: Vec<(&'static str, Fusion)> =
         ops::all().iter().flat_map(|op| op.fusions().into_iter().map(|f| (op.name(), f))).collect();
+    sum_products(graph);
     for (fused, rule) in &rules {
         apply_rule(graph, fused, rule);
     }
     join_elementwise(graph);
     Ok(())
+}
+
+/// The sum of two plain products that nobody else reads is one product: an adapted linear gives its
+/// input one gradient from the base weight and one from the adapter.
+fn sum_products(graph: &mut Graph) {
+    let uses = graph.use_counts();
+    let producers = graph.producers();
+    let plain = |id: &ValueId| {
+        let index = producers[id.0 as usize]?;
+        let node = &graph.nodes[index];
+        let matrix = graph.value(node.inputs.get(1).copied()?).shape.len() == 2;
+        (node.op == "matmul" && node.attrs.is_empty() && matrix && uses[id.0 as usize] == 1).then_some(index)
+    };
+    let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == "add") {
+        let (Some(one), Some(other)) = (plain(&node.inputs[0]), plain(&node.inputs[1])) else { continue };
+        let inner = |n: usize| graph.value(graph.nodes[n].inputs[1]).shape[0];
+        let (base, low_rank) = if inner(one) >= inner(other) { (one, other) } else { (other, one) };
+        let inputs = [base, low_rank].iter().flat_map(|n| graph.nodes[*n].inputs.clone()).collect();
+        nodes[index] = Some(Node { op: "matmul_sum".to_owned(), inputs, ..node.clone() });
+        (nodes[one], nodes[other]) = (None, None);
+    }
+    graph.nodes = nodes.into_iter().flatten().collect();
 }
 
 /// More operands than this in one kernel are not worth the address arithmetic.

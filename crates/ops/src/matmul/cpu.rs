@@ -59,6 +59,21 @@ pub fn matmul<T: Real>(call: &mut Call<'_, T>) {
     });
 }
 
+/// y = a·b + t·c
+pub fn matmul_sum<T: Real>(call: &mut Call<'_, T>) {
+    let [a, b, t, c] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let n = b.columns();
+    let (k, r) = (a.columns(), t.columns());
+    let [y] = call.outputs_mut();
+    let rows = y.real().par_chunks_mut(n).zip(a.real().par_chunks(k)).zip(t.real().par_chunks(r));
+    rows.for_each(|((y, a), t)| {
+        y.fill(T::default());
+        for (factor, row) in a.iter().zip(b.real().chunks(n)).chain(t.iter().zip(c.real().chunks(n))) {
+            add_scaled(y, *factor, row);
+        }
+    });
+}
+
 pub fn sum_rows<T: Real>(call: &mut Call<'_, T>) {
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let (x, columns) = (call.inputs[0].real(), call.inputs[0].columns());

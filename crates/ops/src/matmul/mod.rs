@@ -4,8 +4,10 @@
 mod cpu;
 mod linear;
 mod product;
+mod sum;
 mod sum_rows;
 
 pub use linear::Linear;
 pub use product::Matmul;
+pub use sum::MatmulSum;
 pub use sum_rows::SumRows;

@@ -113,11 +113,15 @@ def draw_config(rng: random.Random):
     return Qwen3Config(**fields)
 
 
-def draw_model(rng: random.Random, folder: Path, dtype=torch.float32):
-    """A random model, saved; norms and biases are not the ones and zeros that they start as."""
+def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool = False):
+    """A random model, saved; norms and biases are not the ones and zeros that they start as.
+
+    A `calm` one has small weights: curves of others drift apart from rounding alone.
+    """
     torch.manual_seed(rng.randrange(1 << 30))
     config = draw_config(rng)
     config._attn_implementation = "eager"
+    config.initializer_range = 0.02 if calm else config.initializer_range
     model = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM}[config.model_type](config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -206,7 +210,7 @@ def reference(model, batch: dict, dtype=torch.float32):
     positions = np.tile(np.arange(length), (rows, 1)) if positions is None else positions
     document = torch.tensor(documents(positions))
     visible = (document[:, :, None] == document[:, None, :]) & torch.tril(torch.ones(length, length, dtype=torch.bool))
-    mask = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
+    mask = torch.where(visible, 0.0, -1e30).to(dtype)[:, None]
     hidden: list = []
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     hooks = [inner.model.embed_tokens.register_forward_hook(lambda _m, _i, out: hidden.append(out.detach()))]
@@ -290,7 +294,7 @@ def draw_targets(rng: random.Random, model):
     )
 
 
-def adapt(rng: random.Random, model):
+def adapt(rng: random.Random, model, deviation: float = 0.3):
     """A peft model with random A and B."""
     from peft import LoraConfig, get_peft_model
 
@@ -306,7 +310,7 @@ def adapt(rng: random.Random, model):
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
-                parameter.normal_(0, 0.3)
+                parameter.normal_(0, deviation)
     return adapted
 
 
@@ -328,7 +332,132 @@ def adapters(report: Report, rng: random.Random, folder: Path) -> None:
     report.check("merged logits", relative(engine.forward(batch["input_ids"], batch["position_ids"]), logits), 4e-5)
 
 
-PARTS = {"models": models, "adapters": adapters}
+def draw_steps(rng: random.Random, vocabulary: int, steps: int) -> list[dict]:
+    """A batch for each step: arrays [accumulation, B, T]; some packed, some weighted."""
+    accumulation, rows, length = rng.choice([(1, 2, 16), (2, 2, 13), (4, 1, 24), (3, 3, 9)])
+    packed, weighted = rng.random() < 0.4, rng.random() < 0.4
+    batches = []
+    for _ in range(steps):
+        shape = (accumulation, rows, length)
+        numbers = np.random.default_rng(rng.randrange(1 << 30))
+        ids = numbers.integers(0, vocabulary, shape)
+        batch = {"input_ids": ids, "labels": np.where(numbers.random(shape) < 0.3, -100, ids)}
+        if packed:
+            flat = [draw_documents(rng, length) for _ in range(accumulation * rows)]
+            batch["position_ids"] = np.stack(flat).reshape(shape)
+        if weighted:
+            batch["weights"] = numbers.choice([0.5, 1.0, 2.0], shape).astype(np.float32)
+        batches.append(batch)
+    return batches
+
+
+class Torch:
+    """Training as torch does it: AdamW, decay of matrices alone, clipping by the global norm."""
+
+    def __init__(self, model, decay: float, clip: float, betas: tuple[float, float], epsilon: float) -> None:
+        self.model, self.clip = model, clip
+        trained = [p for p in model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
+            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon)
+
+    def step(self, batch: dict, rate: float) -> tuple[float, float]:
+        """(loss before the update, norm before clipping)"""
+        self.optimizer.zero_grad()
+        micro = [{k: v[i] for k, v in batch.items()} for i in range(len(batch["input_ids"]))]
+        micro = [{"position_ids": None, "weights": None} | part for part in micro]
+        weight = sum(trained(m["labels"], m["position_ids"], m["weights"]) for m in micro)
+        loss = 0.0
+        for part in micro:
+            share = reference(self.model, part)[3] / weight
+            share.backward()
+            loss += share.item()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.clip or float("inf")).item()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return loss, norm
+
+
+def training(report: Report, rng: random.Random, folder: Path) -> None:
+    model = draw_model(rng, folder / "model", calm=True).requires_grad_(True)
+    decay, clip = rng.choice([0.0, 0.1, 0.5]), rng.choice([0.0, 0.5, 1.0, 1000.0])
+    betas, epsilon = rng.choice([(0.9, 0.999), (0.8, 0.95)]), rng.choice([1e-8, 1e-6])
+    options = {
+        "model": folder / "model", "torch_dtype": "float32", "optimizer": "adamw", "lora": False, "device": "cpu",
+        "weight_decay": decay, "max_grad_norm": clip, "adamw_beta1": betas[0], "adamw_beta2": betas[1],
+        "adamw_epsilon": epsilon,
+    }
+    names = lambda name: name  # noqa: E731
+    if rng.random() < 0.5:
+        model = adapt(rng, model, 0.05)
+        model.peft_config["default"].lora_dropout = 0.0
+        model.save_pretrained(folder / "adapter")
+        options |= {"lora": True, "adapter": folder / "adapter"}
+        names = adapter_name
+    report.case += f" {model.config.model_type} lora {options['lora']} decay {decay} clip {clip}"
+    trainer, torch_run = surogate.Trainer(options), Torch(model, decay, clip, betas, epsilon)
+    for step, batch in enumerate(draw_steps(rng, model.config.vocab_size, 20)):
+        rate = 1e-3 * min(1.0, step / 5)
+        loss, norm = torch_run.step(batch, rate)
+        metrics = trainer.step(batch, learning_rate=rate)
+        report.check(f"loss of step {step}", abs(metrics["loss"] - loss) / loss, 1e-4, "training loss")
+        report.check(f"norm of step {step}", abs(metrics["grad_norm"] - norm) / norm, 1e-3, "training norm")
+    trainer.export(folder / "result")
+    result = read_folder(folder / "result")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            far = np.abs(result[names(name)] - parameter.detach().numpy()) > 5e-5
+            report.check(f"trained {name}", far.mean(), 1e-3, "trained weights")
+
+
+def read_folder(folder: Path) -> dict[str, np.ndarray]:
+    from safetensors.torch import load_file
+
+    return {name: value.float().numpy() for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def exports(report: Report, rng: random.Random, folder: Path) -> None:
+    dtype = rng.choice([torch.float32, torch.bfloat16])
+    word = str(dtype).removeprefix("torch.")
+    base = draw_model(rng, folder / "model", dtype)
+    options = {"model": folder / "model", "device": "cpu", "learning_rate": 1e-2, "lora": rng.random() < 0.5}
+    options["optimizer"] = rng.choice(["adamw", "adamw_8bit"])
+    if options["lora"]:
+        options |= {"lora_rank": rng.choice([1, 3, 8]), "lora_target_modules": rng.choice([["all-linear"], ["q_proj", "down_proj"]])}
+        options["lora_dtype"] = rng.choice(["float32", "bfloat16"])
+    c = base.config
+    report.case += f" {word} tied {c.tie_word_embeddings} {c.model_type} " + str({k: options[k] for k in options if k != "model"})
+    trainer = surogate.Trainer(options)
+    for batch in draw_steps(rng, c.vocab_size, 3):
+        trainer.step(batch, learning_rate=1e-2)
+    trainer.export(folder / "result")
+    if options["lora"]:
+        from peft import PeftModel
+
+        fresh = AutoModelForCausalLM.from_pretrained(
+            folder / "model", attn_implementation="eager", dtype=torch.float32
+        )
+        model = PeftModel.from_pretrained(fresh, folder / "result").eval()
+        engine = surogate.load(folder / "model", adapter=folder / "result")
+    else:
+        loaded, notes = AutoModelForCausalLM.from_pretrained(
+            folder / "result", attn_implementation="eager", output_loading_info=True
+        )
+        if any(notes[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+            report.fail(f"transformers says {notes}")
+        if loaded.dtype != dtype:
+            report.fail(f"transformers loads {loaded.dtype}, expected {dtype}")
+        model, engine = loaded.float().eval(), surogate.load(folder / "result")
+    batch = draw_batch(rng, c.vocab_size)
+    logits = reference(model, batch)[0].detach()
+    report.check("logits of the export", relative(engine.forward(batch["input_ids"], batch["position_ids"]), logits), LOGITS)
+
+
+PARTS = {"models": models, "adapters": adapters, "training": training, "exports": exports}
 
 
 def main() -> int:

@@ -2,7 +2,8 @@
 //   o_i = sum_j p_ij v_j, p_ij = exp(s_ij - lse_i), s_ij = SCALE q_i.k_j over start_i <= j <= i (and j > i - WINDOW)
 //   ds_ij = p_ij (do_i.v_j - do_i.o_i) SCALE; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
 // q, o, do, dq [BATCH, TOKENS, HEADS, D], k, v, dk, dv [BATCH, TOKENS, KV_HEADS, D], strided in the first three
-// axes; lse, delta f32 [BATCH, HEADS, TOKENS]; starts i32 [BATCH, TOKENS], rising along a row.
+// axes; lse, delta f32 [BATCH, HEADS, TOKENS] (lse read with strides LSE_H, LSE_S: a library may have written it by
+// token); starts i32 [BATCH, TOKENS], rising along a row.
 // A block owns ROWS = WARPS * PER_WARP consecutive queries (dk, dv: keys) of one head and walks over the tiles of
 // 32 tokens of the other side that any of them sees. For scores a lane stands for one token of the tile; for the
 // weighted sums it stands for columns lane, lane + 32, ... Every sum has one owner and a fixed order: no atomics.
@@ -14,6 +15,7 @@
 #define ROWS (WARPS * PER_WARP)
 #define CHUNKS ((D + 31) / 32)
 #define PITCH (D + 1)
+#define LSE_AT(b, h, i) ((size_t)(b) * HEADS * TOKENS + (size_t)(h) * LSE_H + (size_t)(i) * LSE_S)
 #define INF __int_as_float(0x7f800000)
 
 // Rows [first, first + count) of one head to shared memory, zero beyond the last token.
@@ -119,7 +121,7 @@ attention_forward(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_
     const int i = first + own + r;
     if (i >= TOKENS) continue;
     put(o + (size_t)b * O_B + (size_t)i * O_S + (size_t)h * O_H, sum[r], 1.0f / total[r]);
-    if (lane == 0) lse[((size_t)b * HEADS + h) * TOKENS + i] = largest[r] + logf(total[r]);
+    if (lane == 0) lse[LSE_AT(b, h, i)] = largest[r] + logf(total[r]);
   }
 }
 #endif
@@ -148,7 +150,7 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
   for (int r = 0; r < PER_WARP; r++) {
     const int i = first + own + r;
     from[r] = first_key(starts, i);
-    row_lse[r] = i < TOKENS ? lse[line + i] : 0.0f;
+    row_lse[r] = i < TOKENS ? lse[LSE_AT(b, h, i)] : 0.0f;
     const O_T* out = o + (size_t)b * O_B + (size_t)min(i, TOKENS - 1) * O_S + (size_t)h * O_H;
     float part = 0.0f;
     for (int c = lane; c < D; c += 32) part = fmaf(do_rows[(own + r) * D + c], load(out + c), part);
@@ -200,7 +202,7 @@ attention_backward_kv(const Q_T* __restrict__ q, const K_T* __restrict__ k, cons
     const size_t line = ((size_t)b * HEADS + h) * TOKENS;
     for (int start = first & ~31; start < TOKENS && first_key(starts, start) <= last; start += 32) {
       const int i = start + lane, from = first_key(starts, i);
-      const float i_lse = i < TOKENS ? lse[line + i] : 0.0f, i_delta = i < TOKENS ? delta[line + i] : 0.0f;
+      const float i_lse = i < TOKENS ? lse[LSE_AT(b, h, i)] : 0.0f, i_delta = i < TOKENS ? delta[line + i] : 0.0f;
       float p[PER_WARP], ds[PER_WARP], dp[PER_WARP];
       __syncthreads();
       fetch<PITCH>(tile, do_head, DO_S, start, 32);

@@ -4,8 +4,8 @@ use graph::ValueType;
 use program::{Attention as Shared, AttentionBackward as Instruction, Cost, TensorRef};
 use tensor::Attrs;
 
-use super::takes_instruction;
-use super::{ATTRIBUTES, Extents, Reading, backward_library_bytes, check, cpu, example_calls, example_inputs, kernels};
+use super::library::{backward_bytes, takes_instruction};
+use super::{ATTRIBUTES, Extents, Reading, check, cpu, example_calls, example_inputs, kernels};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -56,7 +56,7 @@ impl Op for AttentionBackward {
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match call.machine.arch {
             program::Arch::Cpu => 0,
-            _ if takes_instruction(call) => backward_library_bytes(call),
+            _ if takes_instruction(call) => backward_bytes(call),
             _ => kernels::backward_scratch(call),
         }
     }

@@ -4,8 +4,8 @@ use graph::ValueType;
 use program::{Attention as Shared, AttentionForward, Cost, TensorRef};
 use tensor::Attrs;
 
+use super::library::{forward_bytes, takes_instruction};
 use super::{ATTRIBUTES, Extents, Reading, check, cpu, example_calls, example_inputs, kernels};
-use super::{forward_library_bytes, takes_instruction};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
@@ -59,7 +59,7 @@ impl Op for Attention {
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match call.machine.arch {
-            program::Arch::Cuda(_) if takes_instruction(call) => forward_library_bytes(call),
+            program::Arch::Cuda(_) if takes_instruction(call) => forward_bytes(call),
             _ => 0,
         }
     }

@@ -3,7 +3,7 @@
 use program::{Arg, TensorRef};
 use tensor::DType;
 
-use super::{Extents, MAX_HEAD_DIM, Reading};
+use super::{Extents, MAX_HEAD_DIM, Reading, library};
 use crate::kernel::{KernelSpec, LowerCall, device_type};
 
 const SOURCE: &str = include_str!("attention.cu");
@@ -44,6 +44,7 @@ fn spec(
     );
     let reading = Reading::checked(call.attrs);
     let per_warp = per_warp(e.head_dim);
+    let (lse_head, lse_token) = if library::lse_by_token(call) { (1, e.heads) } else { (e.tokens, 1) };
     let numbers = [
         (part, 1),
         ("TOKENS", e.tokens),
@@ -53,6 +54,8 @@ fn spec(
         ("WINDOW", reading.window.unwrap_or(0).min(e.tokens)),
         ("WARPS", WARPS),
         ("PER_WARP", per_warp),
+        ("LSE_H", lse_head),
+        ("LSE_S", lse_token),
     ];
     let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
     defines.push(("SCALE".to_owned(), format!("{:e}f", reading.scale as f32)));

@@ -1,21 +1,21 @@
 //! Causal softmax attention inside documents, and its gradients.
 //!
 //! On a GPU, bf16 calls become instructions that the backend realises with its library; what that
-//! does not take (f32, large heads) runs on the kernels here. The CPU always takes the instruction.
+//! does not take (f32, windows, large heads) runs on the kernels here: `library` decides. The CPU
+//! always takes the instruction.
 
 mod backward;
 mod cpu;
 mod forward;
 mod kernels;
+mod library;
 mod panels;
 #[cfg(test)]
 mod tests;
 
 use graph::{Dim, Element, ValueType};
-use program::{Arch, Documents};
-use tensor::{Attrs, DType};
+use tensor::Attrs;
 
-use crate::kernel::LowerCall;
 use crate::op::{Attribute, ExampleInput};
 
 pub use backward::AttentionBackward;
@@ -105,44 +105,6 @@ fn check(q: &ValueType, k: &ValueType, v: &ValueType, document_start: &ValueType
         return Err(format!("document_start must be i32 [{batch}, {tokens}]"));
     }
     Ok(ValueType::new(Element::F32, [batch.clone(), Dim::Fixed(*heads), tokens.clone()]))
-}
-
-/// True when the backend's attention instruction takes the call.
-fn takes_instruction(call: &LowerCall<'_>) -> bool {
-    let q = &call.inputs[0];
-    let head_dim = q.shape[3];
-    match call.machine.arch {
-        Arch::Cpu => true,
-        Arch::Cuda(_) => {
-            call.inputs[..3].iter().all(|t| t.dtype == DType::BF16) && head_dim % 8 == 0 && head_dim <= 128
-        }
-    }
-}
-
-/// Scratch of the library's forward pass: row offsets and lengths of packed documents.
-fn forward_library_bytes(call: &LowerCall<'_>) -> usize {
-    match call.documents {
-        Documents::Rows => LIBRARY_SLACK,
-        Documents::Packed { count, .. } => LIBRARY_SLACK + 64 * (count + 1),
-    }
-}
-
-/// Scratch that every library plan may use beyond the formula.
-const LIBRARY_SLACK: usize = 32 << 20;
-
-/// Scratch of the library's deterministic backward pass. It stores the bf16 gradient of the scores of
-/// every document slot and an f32 sum of dq; measured 2.4 GB for 8 × 32 heads × 2048 tokens.
-fn backward_library_bytes(call: &LowerCall<'_>) -> usize {
-    let e = Extents::of(&call.inputs[0].shape, &call.inputs[1].shape);
-    let (slots, longest) = match call.documents {
-        Documents::Rows => (e.batch, e.tokens),
-        Documents::Packed { count, longest } => (count, longest),
-    };
-    // The library works on whole tiles of 128 tokens.
-    let longest = longest.next_multiple_of(128);
-    let scores = slots * e.heads * longest * longest * 2;
-    let sums = slots.max(1) * e.heads * longest * (4 * e.head_dim.next_multiple_of(32) + 8);
-    scores + sums + forward_library_bytes(call)
 }
 
 /// The calls that forward and backward examples share: shapes (B, T, heads, kv_heads, D), documents of

@@ -74,36 +74,171 @@ fn shapes_that_do_not_fit_are_refused() {
     assert!(infer(&[2, 5, 2, 8], &attrs.with("window", 0)).unwrap_err().contains("1 or more"));
 }
 
-/// What a call of this element type and head size becomes on `machine`.
-fn lowered(machine: &Machine, dtype: DType, head_dim: usize) -> (Lowered, Lowered) {
-    let tensor = |shape: &[usize], dtype: DType| TensorRef::dense(ArenaId(0), 0, dtype, shape);
-    let (q, kv) = (tensor(&[2, 64, 4, head_dim], dtype), tensor(&[2, 64, 2, head_dim], dtype));
-    let (lse, starts) = (tensor(&[2, 4, 64], DType::F32), tensor(&[2, 64], DType::I32));
-    let attrs = Attrs::new().with("scale", 1.0);
-    let call = |op: &dyn Op, inputs: &[TensorRef], outputs: &[TensorRef]| {
-        let call = LowerCall { inputs, outputs, attrs: &attrs, machine, documents: Documents::Rows };
-        assert!(op.scratch(&call) > 0 || machine.name == "cpu" || op.name() == "attention");
-        op.lower(&call)
-    };
-    let forward = [q.clone(), kv.clone(), kv.clone(), starts.clone()];
-    let backward = [q.clone(), kv.clone(), kv.clone(), q.clone(), lse.clone(), q.clone(), starts];
-    (call(&Attention, &forward, &[q.clone(), lse]), call(&AttentionBackward, &backward, &[q.clone(), kv.clone(), kv]))
+/// A call of both passes that tests bend.
+#[derive(Clone)]
+struct Call {
+    machine: Machine,
+    documents: Documents,
+    attrs: Attrs,
+    /// q, k, v, document_start.
+    forward: [TensorRef; 4],
+    lse: TensorRef,
+    d_o: TensorRef,
+    gradients: [TensorRef; 3],
 }
+
+impl Call {
+    fn new(machine: &Machine, dtype: DType, [b, t, heads, kv_heads, d]: [usize; 5], documents: Documents) -> Self {
+        let tensor = |shape: &[usize], dtype: DType| TensorRef::dense(ArenaId(0), 0, dtype, shape);
+        let (q, kv) = (tensor(&[b, t, heads, d], dtype), tensor(&[b, t, kv_heads, d], dtype));
+        Call {
+            machine: machine.clone(),
+            documents,
+            attrs: Attrs::new().with("scale", 1.0),
+            forward: [q.clone(), kv.clone(), kv.clone(), tensor(&[b, t], DType::I32)],
+            lse: tensor(&[b, heads, t], DType::F32),
+            d_o: q.clone(),
+            gradients: [q, kv.clone(), kv],
+        }
+    }
+
+    /// `run` on the lowering calls of the forward and the backward pass.
+    fn both<T>(&self, run: impl Fn(&dyn Op, &LowerCall<'_>) -> T) -> (T, T) {
+        let [q, k, v, starts] = self.forward.clone();
+        let call = |op: &dyn Op, inputs: &[TensorRef], outputs: &[TensorRef]| {
+            let (attrs, machine, documents) = (&self.attrs, &self.machine, self.documents);
+            run(op, &LowerCall { inputs, outputs, attrs, machine, documents })
+        };
+        let backward = [q.clone(), k, v, q.clone(), self.lse.clone(), self.d_o.clone(), starts];
+        let forward = call(&Attention, &self.forward, &[q, self.lse.clone()]);
+        (forward, call(&AttentionBackward, &backward, &self.gradients))
+    }
+
+    /// Which passes become instructions.
+    fn instructions(&self) -> (bool, bool) {
+        self.both(|op, call| match op.lower(call) {
+            Lowered::AttentionForward(_) | Lowered::AttentionBackward(_) => true,
+            Lowered::Kernels(kernels) => {
+                assert_eq!(kernels.len(), if op.name() == "attention" { 1 } else { 2 });
+                false
+            }
+            Lowered::Gemm(_) => panic!("attention is no product"),
+        })
+    }
+}
+
+/// A call that the library takes.
+fn taken(documents: Documents) -> Call {
+    Call::new(&Machine::h200(), DType::BF16, [2, 64, 4, 2, 64], documents)
+}
+
+const PACKED: Documents = Documents::Packed { count: 6, longest: 40 };
 
 #[test]
 fn the_library_takes_bf16_and_the_kernels_the_rest() {
-    let instruction =
-        |pair: &(Lowered, Lowered)| matches!(pair, (Lowered::AttentionForward(_), Lowered::AttentionBackward(_)));
-    let kernels = |pair: &(Lowered, Lowered)| match pair {
-        (Lowered::Kernels(forward), Lowered::Kernels(backward)) => (forward.len(), backward.len()) == (1, 2),
-        _ => false,
+    let instructions = |machine: &Machine, dtype: DType, head_dim: usize| {
+        Call::new(machine, dtype, [2, 64, 4, 2, head_dim], Documents::Rows).instructions()
     };
     let (cpu, gpu) = (Machine::cpu(1 << 30, 2), Machine::h200());
-    assert!(instruction(&lowered(&cpu, DType::F32, 20)));
-    assert!(instruction(&lowered(&gpu, DType::BF16, 128)));
-    assert!(kernels(&lowered(&gpu, DType::F32, 128)));
-    assert!(kernels(&lowered(&gpu, DType::BF16, 256)));
-    assert!(kernels(&lowered(&gpu, DType::BF16, 20)));
+    assert_eq!(instructions(&cpu, DType::F32, 20), (true, true));
+    assert_eq!(instructions(&gpu, DType::BF16, 128), (true, true));
+    assert_eq!(instructions(&gpu, DType::F32, 128), (false, false));
+    assert_eq!(instructions(&gpu, DType::BF16, 256), (false, false));
+    assert_eq!(instructions(&gpu, DType::BF16, 20), (false, false));
+}
+
+#[test]
+fn only_a_window_that_hides_keys_needs_the_kernels() {
+    let window = |keys: usize| {
+        let call = taken(Documents::Rows);
+        Call { attrs: call.attrs.clone().with("window", keys), ..call }.instructions()
+    };
+    assert_eq!((window(63), window(64)), ((false, false), (true, true)));
+}
+
+#[test]
+fn packed_documents_take_the_library_where_its_bits_repeat() {
+    let ampere = Machine { arch: program::Arch::Cuda("sm_80".into()), ..Machine::h200() };
+    let on =
+        |machine: &Machine, documents: Documents| Call { machine: machine.clone(), ..taken(documents) }.instructions();
+    assert_eq!(on(&Machine::h200(), PACKED), (true, true));
+    assert_eq!(on(&ampere, PACKED), (false, false));
+    assert_eq!(on(&ampere, Documents::Rows), (true, true));
+}
+
+#[test]
+fn layouts_that_the_library_does_not_read_take_the_kernels() {
+    let with_v = |v: TensorRef, documents: Documents| {
+        let mut call = taken(documents);
+        call.forward[2] = v;
+        call.instructions()
+    };
+    let v = taken(Documents::Rows).forward[2].clone();
+    // A slice of a merged buffer of 512 columns is read where it lies; one of 516 is not.
+    let merged = |width: usize| TensorRef { offset: 768, strides: vec![64 * width, width, 64, 1], ..v.clone() };
+    assert_eq!((with_v(merged(512), PACKED), with_v(merged(516), PACKED)), ((true, true), (false, false)));
+    assert_eq!(with_v(TensorRef { offset: 8, ..v.clone() }, Documents::Rows), (false, false));
+    // Rows with gaps between them are rows, but not a packed line of tokens.
+    let gaps = TensorRef { strides: vec![65 * 128, 128, 64, 1], ..v.clone() };
+    assert_eq!((with_v(gaps.clone(), Documents::Rows), with_v(gaps, PACKED)), ((true, true), (false, false)));
+    // A stride of an axis with one element says nothing.
+    let mut single = Call::new(&Machine::h200(), DType::BF16, [1, 64, 4, 2, 64], PACKED);
+    single.forward[0].strides[0] = 1;
+    assert_eq!(single.instructions(), (true, true));
+}
+
+#[test]
+fn kernels_behind_a_library_forward_read_its_lse() {
+    let mut call = taken(PACKED);
+    call.d_o.offset = 8;
+    assert_eq!(call.instructions(), (true, false));
+    let lse_strides = |call: &Call| {
+        let (_, lowered) = call.both(|op, call| op.lower(call));
+        let Lowered::Kernels(kernels) = lowered else { panic!("d_o off its boundary takes the kernels") };
+        let define = |name: &str| kernels[0].defines.iter().find(|(n, _)| n == name).unwrap().1.clone();
+        (define("LSE_H"), define("LSE_S"))
+    };
+    assert_eq!(lse_strides(&call), ("1".into(), "4".into()));
+    call.documents = Documents::Rows;
+    assert_eq!(lse_strides(&call), ("64".into(), "1".into()));
+}
+
+/// (slots, longest, heads, kv_heads, D, packed) and what cuDNN 9.19 asks for on an H200, forward and
+/// deterministic backward. The backend's tests hold the library to this table.
+const PLANS: &[([usize; 5], bool, usize, usize)] = &[
+    ([2, 2048, 16, 8, 128], false, 256, 301_990_144),
+    ([8, 2048, 32, 8, 128], false, 256, 2_415_919_360),
+    ([1, 16384, 32, 8, 128], false, 256, 17_448_304_896),
+    ([64, 512, 16, 8, 128], true, 17_152, 536_896_512),
+    ([256, 2048, 32, 8, 128], true, 66_304, 68_719_576_064),
+    ([2, 2048, 16, 8, 64], false, 256, 285_212_928),
+    ([64, 512, 9, 3, 64], true, 17_152, 302_015_488),
+    ([2, 2000, 16, 8, 96], false, 256, 293_011_712),
+    ([2, 40, 4, 2, 8], false, 256, 141_568),
+    ([16, 130, 4, 4, 64], true, 17_152, 6_298_624),
+    ([4, 1025, 8, 2, 120], true, 17_152, 80_218_624),
+];
+
+#[test]
+fn scratch_is_a_close_upper_bound_of_the_librarys_workspace() {
+    for (shape, packed, forward, backward) in PLANS {
+        let [slots, longest, heads, kv_heads, head_dim] = *shape;
+        let documents = if *packed { Documents::Packed { count: slots, longest } } else { Documents::Rows };
+        // Packed: as many tokens as half of the slots could hold.
+        let [rows, tokens] = if *packed { [1, slots * longest / 2] } else { [slots, longest] };
+        let shape = [rows, tokens, heads, kv_heads, head_dim];
+        let call = Call::new(&Machine::h200(), DType::BF16, shape, documents);
+        let planned = call.both(|op, call| op.scratch(call));
+        // The backend adds row sums, packed also dk and dv of every query head.
+        let own = tokens * rows * heads * (4 + if *packed && heads > kv_heads { 4 * head_dim } else { 0 });
+        for (planned, needed) in [(planned.0, *forward), (planned.1, *backward + own)] {
+            let limit = needed + needed / 10 + (64 << 10);
+            assert!(
+                planned >= needed && planned < limit,
+                "{shape:?} {documents:?}: {planned} planned, {needed} needed"
+            );
+        }
+    }
 }
 
 #[test]

@@ -72,6 +72,7 @@ impl Model {
 
     /// Logits of a batch, and with `hidden` the residual stream.
     pub fn forward(&mut self, batch: &Batch, hidden: bool) -> Result<Forward> {
+        self.source.check_ids(std::slice::from_ref(batch))?;
         let wanted: &[&str] = if hidden { &[LOGITS, HIDDEN] } else { &[LOGITS] };
         let engine = self.engine_for(batch, wanted, false)?;
         let variant = engine.prepare(engine.variant_of(batch, false))?;
@@ -87,6 +88,7 @@ impl Model {
     /// The loss of a batch and its gradients: of the adapter where there is one, of every weight
     /// otherwise.
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
+        self.source.check_ids(std::slice::from_ref(batch))?;
         let engine = self.engine_for(batch, &[TOKEN_LOSS], true)?;
         let variant = engine.prepare(engine.variant_of(batch, false))?;
         engine.set_i32(scalar::MICRO_STEP, 0)?;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use data::{Batch, IGNORE};
 use graph::Model;
 use serde_json::Value;
 use tensor::DType;
@@ -39,6 +40,16 @@ impl ModelSource {
         self.size("vocab_size").ok_or_else(|| {
             TrainError::Usage(format!("{}: there is no `vocab_size`", self.folder.join("config.json").display()))
         })
+    }
+
+    /// Refuses tokens and targets that the embedding table has no row for.
+    pub fn check_ids(&self, batches: &[Batch]) -> Result<()> {
+        let vocabulary = self.vocab_size()?;
+        let ids = batches.iter().flat_map(|batch| batch.input_ids.iter().chain(&batch.targets));
+        match ids.copied().find(|id| *id != IGNORE && (*id < 0 || *id as usize >= vocabulary)) {
+            Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
+            None => Ok(()),
+        }
     }
 
     /// Positions that the model was made for.

@@ -111,7 +111,7 @@ impl Trainer {
             return Err(TrainError::Usage(text.into()));
         }
         let (step, first_micro_step) = (self.step, self.micro_step);
-        self.check_ids(batches)?;
+        self.source.check_ids(batches)?;
         let engine = self.engine_for(&batches[0], one_per_row)?;
         // All shapes first: compiling one moves the weights, but not the gradients.
         let variants = batches
@@ -143,20 +143,12 @@ impl Trainer {
 
     fn rate(&self, given: Option<f64>) -> Result<f64> {
         match (given, &self.schedule) {
-            (Some(rate), _) => Ok(rate),
+            (Some(rate), _) if rate.is_finite() && rate >= 0.0 => Ok(rate),
+            (Some(rate), _) => Err(TrainError::Usage(format!("learning_rate is {rate}, expected a number from 0"))),
             (None, Some(schedule)) => Ok(schedule.at(self.step)),
             (None, None) => Err(TrainError::Usage(
                 "the schedule needs the number of steps: set `max_steps`, or give each step its learning rate".into(),
             )),
-        }
-    }
-
-    fn check_ids(&self, batches: &[Batch]) -> Result<()> {
-        let vocabulary = self.source.vocab_size()?;
-        let ids = batches.iter().flat_map(|batch| batch.input_ids.iter().chain(&batch.targets));
-        match ids.copied().find(|id| *id != IGNORE && (*id < 0 || *id as usize >= vocabulary)) {
-            Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
-            None => Ok(()),
         }
     }
 

@@ -69,7 +69,8 @@ impl Report {
         Report { libraries: libraries.collect(), devices: devices(search).map_err(|error| error.to_string()) }
     }
 
-    /// Whether a program with f32 or bf16 arithmetic can run here. Without cuDNN attention is slow.
+    /// Whether programs can run here. Those with bf16 attention also need cuDNN: loading one without it
+    /// is refused.
     pub fn usable(&self) -> bool {
         let found = |kind| self.libraries.iter().any(|l| l.kind == kind && l.state.is_ok());
         let needed = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt];

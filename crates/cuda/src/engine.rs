@@ -25,31 +25,13 @@ pub struct Options {
     pub check_each: bool,
     /// Each entry point is captured at its second run and replayed from then on. Off with `check_each`.
     pub graphs: bool,
-    /// What bf16 attention runs on.
-    pub attention: AttentionPath,
 }
 
 impl Options {
     /// Device 0, the user's kernel cache, replay on.
     pub fn new(search: Search) -> Options {
-        Options {
-            search,
-            device: 0,
-            kernel_cache: KernelCache::default_folder(),
-            check_each: false,
-            graphs: true,
-            attention: AttentionPath::Auto,
-        }
+        Options { search, device: 0, kernel_cache: KernelCache::default_folder(), check_each: false, graphs: true }
     }
-}
-
-/// Which kernels attention runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionPath {
-    /// cuDNN for what it takes (bf16, no window, head sizes in steps of 8 up to 128); else the plain kernels.
-    Auto,
-    /// The plain kernels for everything.
-    Plain,
 }
 
 /// Bytes that one product's algorithm may use: what cuBLAS recommends for Hopper.
@@ -74,15 +56,15 @@ pub(crate) struct AttentionId(usize);
 pub(crate) struct Engine {
     /// Plans by what they were made for; instructions hold indices.
     products: Vec<(Product, ProductPlan)>,
-    attentions: Vec<(Sdpa, Pass, Option<SdpaPlan>)>,
+    attentions: Vec<(Sdpa, Pass, SdpaPlan)>,
     own: Vec<(OwnKernel, Arc<Module>)>,
-    cudnn: Option<(Arc<Cudnn>, Handle)>,
+    /// Or why it is not there: only programs with attention instructions need it.
+    cudnn: std::result::Result<(Arc<Cudnn>, Handle), Error>,
     cublaslt: Arc<CublasLt>,
     compiler: Compiler,
     cache: KernelCache,
     /// Decisions that a user should be able to see, each once.
     pub notes: Vec<String>,
-    pub attention_path: AttentionPath,
     pub stream: Stream,
     pub device: Arc<Device>,
 }
@@ -95,43 +77,35 @@ impl Engine {
         let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
         let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
         let stream = Stream::new(&device)?;
-        let mut notes = vec![];
         let cudnn = match open_cudnn(&options.search) {
             Ok(opened) => {
                 let cudnn = Cudnn::new(opened);
                 let handle = Handle::new(&cudnn, &stream)?;
-                Some((cudnn, handle))
+                Ok((cudnn, handle))
             }
-            Err(missing @ Error::LibraryMissing { .. }) => {
-                notes.push(format!("attention runs on the plain kernels: {missing}"));
-                None
-            }
+            Err(missing @ Error::LibraryMissing { .. }) => Err(missing),
             Err(broken) => return Err(broken),
         };
         let cache = KernelCache::new(options.kernel_cache.clone());
-        let (attention_path, products, attentions, own) = (options.attention, vec![], vec![], vec![]);
-        Ok(Engine {
-            device,
-            stream,
-            attention_path,
-            compiler,
-            cache,
-            cublaslt,
-            cudnn,
-            products,
-            attentions,
-            own,
-            notes,
-        })
+        let (products, attentions, own, notes) = (vec![], vec![], vec![], vec![]);
+        Ok(Engine { device, stream, compiler, cache, cublaslt, cudnn, products, attentions, own, notes })
     }
 
     pub fn architecture(&self) -> Architecture {
         self.device.properties.architecture
     }
 
+    /// Adds to the notes what is not there yet.
+    pub fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
     /// A handle to run cuDNN's plans with; only asked for where a plan was made.
     pub fn cudnn_handle(&self) -> &Handle {
-        &self.cudnn.as_ref().expect("a cuDNN plan was made with a handle").1
+        let Ok((_, handle)) = &self.cudnn else { panic!("a cuDNN plan was made with a handle") };
+        handle
     }
 
     /// Compiles, or takes from the disk cache, and loads.
@@ -188,31 +162,22 @@ impl Engine {
         &self.products[id.0].1
     }
 
-    /// cuDNN's plan, or `None` (with a note) where cuDNN is absent or takes the pass on no engine.
-    pub fn attention(&mut self, sdpa: Sdpa, pass: Pass) -> Result<Option<AttentionId>> {
-        let Some((cudnn, handle)) = &self.cudnn else { return Ok(None) };
+    /// cuDNN's plan for a pass, made at its first use. Fails where cuDNN is absent or no engine takes it.
+    pub fn attention(&mut self, sdpa: Sdpa, pass: Pass) -> Result<AttentionId> {
+        let (cudnn, handle) = self.cudnn.as_ref().map_err(Error::clone)?;
         if let Some(index) = self.attentions.iter().position(|(s, p, _)| *s == sdpa && *p == pass) {
-            return Ok(self.attentions[index].2.as_ref().map(|_| AttentionId(index)));
+            return Ok(AttentionId(index));
         }
         let target = Target::Device(handle);
-        let planned = match &pass {
-            Pass::Forward => sdpa.forward(cudnn, &target),
-            Pass::Backward(gradients) => sdpa.backward(gradients, cudnn, &target),
+        let plan = match &pass {
+            Pass::Forward => sdpa.forward(cudnn, &target)?,
+            Pass::Backward(gradients) => sdpa.backward(gradients, cudnn, &target)?,
         };
-        let plan = match planned {
-            Ok(plan) => Some(plan),
-            Err(refused @ (Error::Unsupported { .. } | Error::Call { .. })) => {
-                self.notes.push(format!("this attention runs on the plain kernels: {refused}"));
-                None
-            }
-            Err(other) => return Err(other),
-        };
-        let id = plan.as_ref().map(|_| AttentionId(self.attentions.len()));
         self.attentions.push((sdpa, pass, plan));
-        Ok(id)
+        Ok(AttentionId(self.attentions.len() - 1))
     }
 
     pub fn attention_plan(&self, id: AttentionId) -> &SdpaPlan {
-        self.attentions[id.0].2.as_ref().expect("an id is given for plans only")
+        &self.attentions[id.0].2
     }
 }

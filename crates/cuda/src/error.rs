@@ -9,8 +9,12 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// No file of that name was found in any of the places looked at.
-    #[error("{library} was not found; looked for {}\n  hint: {hint}", tried.join(", "))]
-    LibraryMissing { library: &'static str, tried: Vec<String>, hint: String },
+    #[error(
+        "{library} was not found; looked for {}\n  hint: {hint}{}",
+        tried.join(", "),
+        separated("\n  while ", context)
+    )]
+    LibraryMissing { library: &'static str, tried: Vec<String>, hint: String, context: String },
 
     /// The file is there but the loader refuses it.
     #[error("{} cannot be loaded: {reason}", path.display())]
@@ -49,8 +53,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Says during what the error happened; an outer context goes behind an inner one.
     pub fn during(mut self, doing: impl FnOnce() -> String) -> Error {
-        if let Error::Call { context, .. } | Error::OutOfMemory { context, .. } | Error::Unsupported { context, .. } =
-            &mut self
+        if let Error::Call { context, .. }
+        | Error::OutOfMemory { context, .. }
+        | Error::Unsupported { context, .. }
+        | Error::LibraryMissing { context, .. } = &mut self
         {
             let outer = doing();
             *context = if context.is_empty() { outer } else { format!("{context}, {outer}") };

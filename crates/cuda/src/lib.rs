@@ -20,7 +20,7 @@ mod session;
 pub mod sys;
 
 pub use backend::{CudaBackend, Report, devices};
-pub use engine::{AttentionPath, Options};
+pub use engine::Options;
 pub use error::{During, Error, Result};
 pub use library::Search;
 pub use machine::machine;

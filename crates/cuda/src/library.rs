@@ -58,10 +58,13 @@ impl Kind {
     }
 
     fn hint(self) -> String {
-        match self {
-            Kind::Driver => "install the NVIDIA driver (in a container: start it with the GPU runtime)".into(),
-            _ => format!("pip install 'surogate[cuda]', or name its folder in {PATH_VARIABLE}"),
-        }
+        let package = match self {
+            Kind::Driver => return "install the NVIDIA driver (in a container: start it with the GPU runtime)".into(),
+            Kind::Nvrtc => "nvidia-cuda-nvrtc",
+            Kind::CublasLt => "nvidia-cublas",
+            Kind::Cudnn => "nvidia-cudnn-cu13",
+        };
+        format!("pip install 'surogate[cuda]' (it brings {package}), or name its folder in {PATH_VARIABLE}")
     }
 }
 
@@ -165,7 +168,7 @@ fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
             if search.ask_loader {
                 tried.extend(kind.files().iter().map(|file| format!("{file} by the loader's search")));
             }
-            Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint() }
+            Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint(), context: String::new() }
         }),
     }
 }
@@ -268,7 +271,7 @@ mod tests {
         let error = open_cudnn(&search(&[], &[site.path()])).err().unwrap().to_string();
         assert!(error.starts_with("cuDNN was not found; looked for "), "{error}");
         assert!(error.contains("nvidia/cudnn/lib/libcudnn.so.9"), "{error}");
-        assert!(error.contains("surogate[cuda]"), "{error}");
+        assert!(error.contains("pip install 'surogate[cuda]' (it brings nvidia-cudnn-cu13)"), "{error}");
     }
 
     #[test]

@@ -76,3 +76,49 @@ fn an_h200_gets_plans_for_full_and_packed_rows() {
         }
     }
 }
+
+/// (slots, longest, heads, kv_heads, head_dim), packed, bytes of the forward and of the deterministic
+/// backward plan: what the attention operation's scratch is an upper bound of.
+const WORKSPACES: [([i64; 5], bool, usize, usize); 11] = [
+    ([2, 2048, 16, 8, 128], false, 256, 301_990_144),
+    ([8, 2048, 32, 8, 128], false, 256, 2_415_919_360),
+    ([1, 16384, 32, 8, 128], false, 256, 17_448_304_896),
+    ([64, 512, 16, 8, 128], true, 17_152, 536_896_512),
+    ([256, 2048, 32, 8, 128], true, 66_304, 68_719_576_064),
+    ([2, 2048, 16, 8, 64], false, 256, 285_212_928),
+    ([64, 512, 9, 3, 64], true, 17_152, 302_015_488),
+    ([2, 2000, 16, 8, 96], false, 256, 293_011_712),
+    ([2, 40, 4, 2, 8], false, 256, 141_568),
+    ([16, 130, 4, 4, 64], true, 17_152, 6_298_624),
+    ([4, 1025, 8, 2, 120], true, 17_152, 80_218_624),
+];
+
+#[test]
+fn plans_ask_for_no_more_workspace_than_operations_plan_for() {
+    let Some(cudnn) = cudnn() else { return };
+    let target = Target::Described(H200);
+    for ([slots, length, query_heads, kv_heads, head_dim], packed, forward, backward) in WORKSPACES {
+        let heads = (query_heads, kv_heads);
+        let case = Case { length, heads, head_dim, slots: packed.then_some(slots), merged: false };
+        let (sdpa, gradients) = attention(case);
+        let sdpa = Sdpa { batch: slots, ..sdpa };
+        let plans = [sdpa.forward(&cudnn, &target), sdpa.backward(&gradients, &cudnn, &target)];
+        let asked = plans.map(|plan| plan.unwrap_or_else(|e| panic!("{case:?}: {e}")).plan.workspace());
+        assert!(asked[0] <= forward && asked[1] <= backward, "{case:?}: {asked:?}, not {forward} and {backward}");
+    }
+}
+
+/// A single token, two, and one head: the smallest calls that an operation may hand over.
+#[test]
+fn the_smallest_attentions_have_plans() {
+    let Some(cudnn) = cudnn() else { return };
+    for length in [1, 2, 7] {
+        for slots in [None, Some(2)] {
+            let case = Case { length, heads: (1, 1), head_dim: 8, slots, merged: false };
+            let (sdpa, gradients) = attention(case);
+            sdpa.forward(&cudnn, &Target::Described(H200)).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+            let plan = sdpa.backward(&gradients, &cudnn, &Target::Described(H200));
+            plan.unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        }
+    }
+}

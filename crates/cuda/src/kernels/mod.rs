@@ -1,10 +1,9 @@
-//! The backend's own device code: layout changes, plain attention, document offsets. Operations'
-//! kernels come with the program; these realise instructions that carry no kernel.
+//! The backend's own device code: layout changes and document offsets. Operations' kernels come with
+//! the program; these realise instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
 
 const NUMBER: (&str, &str) = ("number.cuh", include_str!("number.cuh"));
-const ATTENTION: (&str, &str) = ("attention.cuh", include_str!("attention.cuh"));
 
 /// One of the backend's translation units with the definitions that it is compiled under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,38 +35,6 @@ pub fn strided(from: &'static str, to: &'static str) -> OwnKernel {
     OwnKernel::new("strided.cu", include_str!("strided.cu"), &[NUMBER], &defines)
 }
 
-/// Constants of the plain attention kernels.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionConstants {
-    /// `float` or `bf16`.
-    pub number: &'static str,
-    pub head_dim: usize,
-    pub groups: usize,
-    /// Keys that a query sees, itself included.
-    pub window: usize,
-}
-
-impl AttentionConstants {
-    fn defines(&self) -> [(&'static str, String); 4] {
-        [
-            ("NUMBER", self.number.to_owned()),
-            ("HEAD_DIM", self.head_dim.to_string()),
-            ("GROUPS", self.groups.to_string()),
-            ("WINDOW", self.window.to_string()),
-        ]
-    }
-}
-
-pub fn attention_forward(constants: &AttentionConstants) -> OwnKernel {
-    let text = include_str!("attention_forward.cu");
-    OwnKernel::new("attention_forward.cu", text, &[NUMBER, ATTENTION], &constants.defines())
-}
-
-pub fn attention_backward(constants: &AttentionConstants) -> OwnKernel {
-    let text = include_str!("attention_backward.cu");
-    OwnKernel::new("attention_backward.cu", text, &[NUMBER, ATTENTION], &constants.defines())
-}
-
 /// `rows` rows of `length` tokens, at most `slots` documents of at most `longest` tokens, offsets in
 /// `units` different units.
 pub fn documents(rows: usize, length: usize, slots: usize, longest: usize, units: usize) -> OwnKernel {
@@ -81,10 +48,6 @@ pub fn samples() -> Vec<OwnKernel> {
     let mut kernels = vec![documents(2, 64, 16, 40, 3)];
     for (from, to) in [("float", "bf16"), ("bf16", "float"), ("f16", "float"), ("bf16", "bf16"), ("int", "int")] {
         kernels.push(strided(from, to));
-    }
-    for (number, head_dim, groups) in [("float", 16, 2), ("float", 128, 4), ("bf16", 24, 1), ("bf16", 256, 8)] {
-        let constants = AttentionConstants { number, head_dim, groups, window: 1 << 20 };
-        kernels.extend([attention_forward(&constants), attention_backward(&constants)]);
     }
     kernels
 }

@@ -1,37 +1,30 @@
-//! Attention instructions: on cuDNN where it takes them, on the plain kernels elsewhere.
+//! Attention instructions as cuDNN plans, with everything that such a plan wants beside the operands.
 //!
-//! The choice depends on types, shapes and layouts alone, and on what cuDNN answers when it is
-//! asked for a plan; it is made here, once, and noted. The log-sum-exp is the backend's own affair:
-//! packed documents on cuDNN keep it as [tokens, heads], everything else as [B, heads, T].
+//! A program asks for the instruction only where cuDNN takes it; what cuDNN refuses after all is an
+//! error. The log-sum-exp of packed documents lies as [B, T, heads] between the two passes, that of
+//! full rows as [B, heads, T]. Which kernels run otherwise is not known here.
 #![allow(unsafe_code, reason = "runs plans on addresses that the program describes")]
 
-use super::launch::{Arguments, PreparedCall, pair};
+use super::launch::{Arguments, PreparedCall};
 use super::{Memory, Preparation};
 use crate::cudnn::Binding;
 use crate::cudnn::sdpa::{Gradients, Sdpa, Strides, id};
 use crate::driver::{Function, LaunchShape};
-use crate::engine::{AttentionId, AttentionPath, Engine, Pass};
+use crate::engine::{AttentionId, Engine, Pass};
 use crate::error::{Error, Result};
-use crate::kernels::{self, AttentionConstants};
+use crate::kernels;
 use program::{Attention, AttentionBackward, AttentionForward, Documents, TensorRef};
 use tensor::DType;
 
-/// Warps, and so queries or keys, of one block of the plain kernels.
-const WARPS: usize = 4;
 /// As in `documents.cu`.
 const UNITS: usize = 12;
 const ALIGNMENT: usize = 256;
 
-/// An attention pass with its plan and the layout of its workspace.
-pub(crate) enum PlannedAttention {
-    Cudnn(PlannedCudnn),
-    Plain(PlannedPlain),
-}
-
 /// An attention pass that can be queued.
-pub(crate) enum PreparedAttention {
-    Cudnn { plan: AttentionId, binding: Binding, documents: Option<PreparedCall> },
-    Plain(Vec<PreparedCall>),
+pub(crate) struct PreparedAttention {
+    plan: AttentionId,
+    binding: Binding,
+    documents: Option<PreparedCall>,
 }
 
 /// Extents of an attention, read off its tensors.
@@ -66,15 +59,11 @@ impl Extents {
 pub(super) fn plan_forward(p: &mut Preparation, instruction: &AttentionForward) -> Result<PlannedAttention> {
     let a = &instruction.shared;
     let tensors = [(id::Q, &a.q), (id::K, &a.k), (id::V, &a.v), (id::O, &a.o)];
-    match cudnn_plan(p, a, Pass::Forward, &tensors)? {
-        Some((sdpa, plan)) => PlannedCudnn::new(p, a, sdpa, plan, &tensors, None).map(PlannedAttention::Cudnn),
-        None => plain_forward(p, a).map(PlannedAttention::Plain),
-    }
+    PlannedAttention::new(p, a, Pass::Forward, &tensors)
 }
 
 pub(super) fn plan_backward(p: &mut Preparation, instruction: &AttentionBackward) -> Result<PlannedAttention> {
     let a = &instruction.shared;
-    let forward = [(id::Q, &a.q), (id::K, &a.k), (id::V, &a.v), (id::O, &a.o)];
     let gradients = Gradients {
         d_o: strides(&instruction.d_o),
         d_q: strides(&instruction.d_q),
@@ -82,42 +71,28 @@ pub(super) fn plan_backward(p: &mut Preparation, instruction: &AttentionBackward
         d_v: strides(&instruction.d_v),
         deterministic: instruction.deterministic,
     };
-    let tensors: Vec<_> = forward
-        .into_iter()
-        .chain([
-            (id::D_O, &instruction.d_o),
-            (id::D_Q, &instruction.d_q),
-            (id::D_K, &instruction.d_k),
-            (id::D_V, &instruction.d_v),
-        ])
-        .collect();
-    let forward_plan = cudnn_plan(p, a, Pass::Forward, &forward)?;
-    if forward_plan.is_some()
-        && let Some((sdpa, plan)) = cudnn_plan(p, a, Pass::Backward(gradients), &tensors)?
-    {
-        return PlannedCudnn::new(p, a, sdpa, plan, &tensors, Some(&gradients)).map(PlannedAttention::Cudnn);
-    }
-    let token_major = forward_plan.is_some_and(|(sdpa, _)| sdpa.ragged);
-    plain_backward(p, instruction, token_major).map(PlannedAttention::Plain)
+    let tensors = [
+        (id::Q, &a.q),
+        (id::K, &a.k),
+        (id::V, &a.v),
+        (id::O, &a.o),
+        (id::D_O, &instruction.d_o),
+        (id::D_Q, &instruction.d_q),
+        (id::D_K, &instruction.d_k),
+        (id::D_V, &instruction.d_v),
+    ];
+    PlannedAttention::new(p, a, Pass::Backward(gradients), &tensors)
 }
 
+/// The stride of an axis with one element is free; it becomes what a dense tensor has.
 fn strides(at: &TensorRef) -> Strides {
-    let [row, token, head, _] = at.strides[..] else { panic!("attention works on [B, T, heads, head_dim], not {at}") };
+    let ([rows, length, heads, head_dim], [row, token, head, _]) = (&at.shape[..], &at.strides[..]) else {
+        panic!("attention works on [B, T, heads, head_dim], not {at}")
+    };
+    let head = if *heads == 1 { *head_dim } else { *head };
+    let token = if *length == 1 { heads * head_dim } else { *token };
+    let row = if *rows == 1 { length * token } else { *row };
     Strides { row: row as i64, token: token as i64, head: head as i64 }
-}
-
-/// The plan of a pass, when cuDNN is to run it.
-fn cudnn_plan(
-    p: &mut Preparation,
-    a: &Attention,
-    pass: Pass,
-    tensors: &[(i64, &TensorRef)],
-) -> Result<Option<(Sdpa, AttentionId)>> {
-    if p.engine.attention_path == AttentionPath::Plain || !tensors.iter().all(|(_, at)| suits_cudnn(p.memory, a, at)) {
-        return Ok(None);
-    }
-    let sdpa = describe(a);
-    Ok(p.engine.attention(sdpa, pass)?.map(|plan| (sdpa, plan)))
 }
 
 fn describe(a: &Attention) -> Sdpa {
@@ -141,99 +116,152 @@ fn describe(a: &Attention) -> Sdpa {
     }
 }
 
-/// Type, head size, window, 16-byte alignment, and for packed rows tokens that are evenly spaced
-/// over all rows.
-fn suits_cudnn(memory: &Memory, a: &Attention, at: &TensorRef) -> bool {
-    let [rows, length, _, head_dim] = at.shape[..] else { return false };
-    let aligned = memory.address(at).is_multiple_of(16) && at.strides[..3].iter().all(|stride| stride % 8 == 0);
-    let even = rows == 1 || a.documents == Documents::Rows || at.strides[0] == length * at.strides[1];
-    at.dtype == DType::BF16
-        && at.strides[3] == 1
-        && head_dim.is_multiple_of(8)
-        && head_dim <= 128
-        && a.window.is_none_or(|window| window >= length)
-        && aligned
-        && even
+/// What cuDNN cannot read, it may read wrongly instead of refusing it: types, alignment, a window, and
+/// for packed rows tokens that are not evenly spaced over all rows.
+fn check(memory: &Memory, a: &Attention, tensors: &[(i64, &TensorRef)]) -> Result<()> {
+    let refused = |reason: String| Err(Error::Unsupported { what: "attention".into(), reason, context: String::new() });
+    let length = a.q.shape[1];
+    if let Some(window) = a.window.filter(|window| *window < length) {
+        return refused(format!("a window of {window} keys in rows of {length} needs the operation's own kernels"));
+    }
+    for (_, at) in tensors {
+        let s = strides(at);
+        let aligned = memory.address(at).is_multiple_of(16) && [s.row, s.token, s.head].iter().all(|s| s % 8 == 0);
+        let even = a.documents == Documents::Rows || s.row == length as i64 * s.token;
+        if at.dtype != DType::BF16 || at.strides[3] != 1 || !aligned || !even {
+            return refused(format!("cuDNN reads bf16 on 16-byte boundaries, packed rows evenly spaced; this is {at}"));
+        }
+    }
+    Ok(())
 }
 
-/// A layout of the workspace: pieces behind one another.
-#[derive(Default)]
+/// Where a piece of a pass's own memory lies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    /// In the instruction's scratch: an address.
+    Scratch(u64),
+    /// In the session's workspace: bytes from its start.
+    Workspace(usize),
+}
+
+impl Place {
+    fn address(self, workspace: u64) -> u64 {
+        match self {
+            Place::Scratch(address) => address,
+            Place::Workspace(offset) => workspace + offset as u64,
+        }
+    }
+}
+
+/// Hands out the scratch that the program planned, and workspace for what does not fit.
 struct Pieces {
-    bytes: usize,
+    scratch: u64,
+    left: usize,
+    workspace: usize,
 }
 
 impl Pieces {
-    fn take(&mut self, bytes: usize) -> usize {
-        let at = self.bytes;
-        self.bytes += bytes.next_multiple_of(ALIGNMENT);
+    /// Of `bytes` of scratch at `address`.
+    fn of(address: u64, bytes: usize) -> Pieces {
+        let start = address.next_multiple_of(ALIGNMENT as u64);
+        Pieces { scratch: start, left: bytes.saturating_sub((start - address) as usize), workspace: 0 }
+    }
+
+    fn take(&mut self, bytes: usize) -> Place {
+        let bytes = bytes.next_multiple_of(ALIGNMENT);
+        if bytes <= self.left {
+            let at = Place::Scratch(self.scratch);
+            self.scratch += bytes as u64;
+            self.left -= bytes;
+            return at;
+        }
+        let at = Place::Workspace(self.workspace);
+        self.workspace += bytes;
         at
     }
 }
 
-/// A cuDNN pass before its workspace is bound.
-pub(crate) struct PlannedCudnn {
+/// An attention pass before the workspace exists.
+pub(crate) struct PlannedAttention {
     plan: AttentionId,
     addresses: Vec<(i64, u64)>,
-    /// Ids whose memory lies in the workspace, by offset.
-    scratch: Vec<(i64, usize)>,
-    plan_scratch: usize,
+    /// Ids whose memory is the pass's own.
+    own: Vec<(i64, Place)>,
+    plan_workspace: Place,
     documents: Option<PlannedDocuments>,
-    bytes: usize,
+    workspace: usize,
 }
 
 /// The kernel that finds the documents, and where its results go.
 struct PlannedDocuments {
     function: Function,
     start: u64,
-    units: Vec<(i64, usize)>,
-    lengths: usize,
-    first: usize,
+    units: Vec<(i64, Place)>,
+    lengths: Place,
+    first: Place,
 }
 
-impl PlannedCudnn {
-    fn new(
-        p: &mut Preparation,
-        a: &Attention,
-        sdpa: Sdpa,
-        plan: AttentionId,
-        tensors: &[(i64, &TensorRef)],
-        gradients: Option<&Gradients>,
-    ) -> Result<PlannedCudnn> {
-        let e = Extents::of(a);
-        let mut pieces = Pieces::default();
-        let plan_scratch = pieces.take(p.engine.attention_plan(plan).plan.workspace());
+impl PlannedAttention {
+    fn new(p: &mut Preparation, a: &Attention, pass: Pass, tensors: &[(i64, &TensorRef)]) -> Result<Self> {
+        check(p.memory, a, tensors)?;
+        let sdpa = describe(a);
+        let plan = p.engine.attention(sdpa, pass)?;
+        let (scratch, scratch_bytes) = a.scratch.as_ref().map_or((0, 0), |at| (p.memory.address(at), at.bytes()));
+        let mut pieces = Pieces::of(scratch, scratch_bytes);
+        let plan_bytes = p.engine.attention_plan(plan).plan.workspace();
+        let plan_workspace = pieces.take(plan_bytes);
         let mut addresses: Vec<(i64, u64)> = tensors.iter().map(|(id, at)| (*id, p.memory.address(at))).collect();
         addresses.push((id::LSE, p.memory.address(&a.lse)));
-        let mut scratch = vec![];
-        if let Some(gradients) = gradients {
-            let queries = e.tokens() * e.heads;
-            scratch.push((id::DELTA, pieces.take(queries * 4)));
-            if !gradients.deterministic {
-                scratch.push((id::D_Q_SUM, pieces.take(queries * e.head_dim * 4)));
-            }
-            if sdpa.needs_head_gradients() {
-                let groups = e.heads / e.kv_heads;
-                for (id, layout) in [(id::D_K_HEADS, gradients.d_k), (id::D_V_HEADS, gradients.d_v)] {
-                    scratch.push((id, pieces.take(e.tokens() * layout.token as usize * groups * 2)));
-                }
-            }
+        let mut own = vec![];
+        if let Pass::Backward(gradients) = &pass {
+            own = gradient_pieces(&Extents::of(a), &sdpa, gradients, &mut pieces);
         }
         let documents = match a.documents {
             Documents::Rows => None,
             Documents::Packed { count, longest } => {
-                Some(plan_documents(p, a, plan, (count, longest), &mut pieces, &mut scratch)?)
+                Some(plan_documents(p, a, plan, (count, longest), &mut pieces, &mut own)?)
             }
         };
-        Ok(PlannedCudnn { plan, addresses, scratch, plan_scratch, documents, bytes: pieces.bytes })
+        let workspace = pieces.workspace;
+        if workspace > 0 {
+            p.engine.note(format!(
+                "attention over {} slots of {} tokens: the program plans {scratch_bytes} bytes of scratch, cuDNN's \
+                 plan wants {plan_bytes}; {workspace} bytes lie in the session's workspace",
+                sdpa.batch, sdpa.length
+            ));
+        }
+        Ok(PlannedAttention { plan, addresses, own, plan_workspace, documents, workspace })
     }
 
-    fn bind(self, engine: &Engine, workspace: u64) -> Result<PreparedAttention> {
-        let mut addresses = self.addresses;
-        addresses.extend(self.scratch.iter().map(|(id, at)| (*id, workspace + *at as u64)));
-        let binding = engine.attention_plan(self.plan).plan.bind(&addresses, workspace + self.plan_scratch as u64)?;
-        let documents = self.documents.map(|documents| documents.bind(workspace));
-        Ok(PreparedAttention::Cudnn { plan: self.plan, binding, documents })
+    /// Bytes beyond the instruction's scratch.
+    pub fn workspace(&self) -> usize {
+        self.workspace
     }
+
+    pub fn bind(self, engine: &Engine, workspace: u64) -> Result<PreparedAttention> {
+        let mut addresses = self.addresses;
+        addresses.extend(self.own.iter().map(|(id, at)| (*id, at.address(workspace))));
+        let plan = &engine.attention_plan(self.plan).plan;
+        let binding = plan.bind(&addresses, self.plan_workspace.address(workspace))?;
+        let documents = self.documents.map(|documents| documents.bind(workspace));
+        Ok(PreparedAttention { plan: self.plan, binding, documents })
+    }
+}
+
+/// Memory between the operations of a backward pass.
+fn gradient_pieces(e: &Extents, sdpa: &Sdpa, gradients: &Gradients, pieces: &mut Pieces) -> Vec<(i64, Place)> {
+    let queries = e.tokens() * e.heads;
+    let mut own = vec![(id::DELTA, pieces.take(queries * 4))];
+    if !gradients.deterministic {
+        own.push((id::D_Q_SUM, pieces.take(queries * e.head_dim * 4)));
+    }
+    if sdpa.needs_head_gradients() {
+        let groups = e.heads / e.kv_heads;
+        for (id, layout) in [(id::D_K_HEADS, gradients.d_k), (id::D_V_HEADS, gradients.d_v)] {
+            own.push((id, pieces.take(e.tokens() * layout.token as usize * groups * 2)));
+        }
+    }
+    own
 }
 
 fn plan_documents(
@@ -242,11 +270,11 @@ fn plan_documents(
     plan: AttentionId,
     (count, longest): (usize, usize),
     pieces: &mut Pieces,
-    scratch: &mut Vec<(i64, usize)>,
+    own: &mut Vec<(i64, Place)>,
 ) -> Result<PlannedDocuments> {
     let e = Extents::of(a);
     assert!(e.tokens() < 1 << 31, "token indices are 32 bits wide");
-    let mut units: Vec<(i64, usize)> = vec![];
+    let mut units: Vec<(i64, Place)> = vec![];
     for offsets in &p.engine.attention_plan(plan).offsets {
         let at = match units.iter().find(|(unit, _)| *unit == offsets.unit) {
             Some((_, at)) => *at,
@@ -256,11 +284,11 @@ fn plan_documents(
                 at
             }
         };
-        scratch.push((offsets.id, at));
+        own.push((offsets.id, at));
     }
     assert!(units.len() <= UNITS, "attention tensors have at most {UNITS} different token strides");
     let lengths = pieces.take(count * 4);
-    scratch.extend([(id::QUERY_LENGTHS, lengths), (id::KEY_LENGTHS, lengths)]);
+    own.extend([(id::QUERY_LENGTHS, lengths), (id::KEY_LENGTHS, lengths)]);
     let kernel = kernels::documents(e.rows, e.length, count, longest, units.len());
     let function = p.engine.own_function(kernel, "documents")?;
     let start = p.memory.address(&a.document_start);
@@ -271,167 +299,51 @@ impl PlannedDocuments {
     fn bind(self, workspace: u64) -> PreparedCall {
         let mut outputs = [0; 2 * UNITS + 2];
         for (i, (unit, at)) in self.units.iter().enumerate() {
-            outputs[i] = workspace + *at as u64;
+            outputs[i] = at.address(workspace);
             outputs[UNITS + i] = *unit as u64;
         }
-        outputs[2 * UNITS] = workspace + self.lengths as u64;
-        outputs[2 * UNITS + 1] = workspace + self.first as u64;
+        outputs[2 * UNITS] = self.lengths.address(workspace);
+        outputs[2 * UNITS + 1] = self.first.address(workspace);
         let arguments = Arguments::new().word(self.start).structure(&outputs);
         let shape = LaunchShape { grid: [1; 3], block: [1024, 1, 1], shared_bytes: 0 };
         PreparedCall::new(self.function, "documents", shape, arguments)
     }
 }
 
-/// A pass on the plain kernels before its workspace is bound.
-pub(crate) struct PlannedPlain {
-    /// Function, name, grid; arguments before and behind the address of delta.
-    calls: Vec<(Function, &'static str, [u32; 3], Vec<Argument>)>,
-    bytes: usize,
-}
-
-enum Argument {
-    Words(Vec<u64>),
-    Delta,
-}
-
-fn plain_constants(a: &Attention) -> Result<AttentionConstants> {
-    let e = Extents::of(a);
-    let refused = |reason: String| Error::Unsupported { what: "attention".into(), reason, context: String::new() };
-    let number = match a.q.dtype {
-        DType::F32 => "float",
-        DType::BF16 => "bf16",
-        other => return Err(refused(format!("q, k and v are f32 or bf16, not {other}"))),
-    };
-    if e.head_dim > 256 {
-        return Err(refused(format!("heads have at most 256 elements, not {}", e.head_dim)));
-    }
-    let window = a.window.unwrap_or(e.length);
-    Ok(AttentionConstants { number, head_dim: e.head_dim, groups: e.heads / e.kv_heads, window })
-}
-
-/// The `View` struct of `attention.cuh`.
-fn view(memory: &Memory, a: &Attention, at: &TensorRef) -> Argument {
-    assert_eq!(at.dtype, a.q.dtype, "the tensors of one attention have one type");
-    assert!(at.strides[3] == 1 || at.shape[3] == 1, "a head is dense in {at}");
-    let s = strides(at);
-    Argument::Words(vec![memory.address(at), s.row as u64, s.token as u64, s.head as u64])
-}
-
-/// The `Extents` struct of `attention.cuh`.
-fn extents(memory: &Memory, a: &Attention, token_major: bool) -> Argument {
-    let e = Extents::of(a);
-    let (head, token) = if token_major { (1, e.heads) } else { (e.length, 1) };
-    Argument::Words(vec![
-        pair(e.length as u32, e.heads as u32),
-        a.scale.to_bits() as u64,
-        memory.address(&a.document_start),
-        (e.length * e.heads) as u64,
-        head as u64,
-        token as u64,
-    ])
-}
-
-fn grid(e: &Extents, heads: usize) -> [u32; 3] {
-    [e.length.div_ceil(WARPS) as u32, heads as u32, e.rows as u32]
-}
-
-fn plain_forward(p: &mut Preparation, a: &Attention) -> Result<PlannedPlain> {
-    let e = Extents::of(a);
-    let m = p.memory;
-    let function = p.engine.own_function(kernels::attention_forward(&plain_constants(a)?), "attention_forward")?;
-    let arguments = vec![
-        view(m, a, &a.q),
-        view(m, a, &a.k),
-        view(m, a, &a.v),
-        view(m, a, &a.o),
-        Argument::Words(vec![m.address(&a.lse)]),
-        extents(m, a, false),
-    ];
-    Ok(PlannedPlain { calls: vec![(function, "attention_forward", grid(&e, e.heads), arguments)], bytes: 0 })
-}
-
-fn plain_backward(p: &mut Preparation, instruction: &AttentionBackward, token_major: bool) -> Result<PlannedPlain> {
-    let a = &instruction.shared;
-    let e = Extents::of(a);
-    let m = p.memory;
-    let kernel = kernels::attention_backward(&plain_constants(a)?);
-    let d_q = p.engine.own_function(kernel.clone(), "attention_d_q")?;
-    let d_kv = p.engine.own_function(kernel, "attention_d_kv")?;
-    let lse = || Argument::Words(vec![m.address(&a.lse)]);
-    let [q, k, v] = [&a.q, &a.k, &a.v].map(|at| move || view(m, a, at));
-    let d_o = || view(m, a, &instruction.d_o);
-    let query_arguments = vec![
-        q(),
-        k(),
-        v(),
-        view(m, a, &a.o),
-        d_o(),
-        view(m, a, &instruction.d_q),
-        lse(),
-        Argument::Delta,
-        extents(m, a, token_major),
-    ];
-    let key_arguments = vec![
-        q(),
-        k(),
-        v(),
-        d_o(),
-        view(m, a, &instruction.d_k),
-        view(m, a, &instruction.d_v),
-        lse(),
-        Argument::Delta,
-        extents(m, a, token_major),
-    ];
-    Ok(PlannedPlain {
-        calls: vec![
-            (d_q, "attention_d_q", grid(&e, e.heads), query_arguments),
-            (d_kv, "attention_d_kv", grid(&e, e.kv_heads), key_arguments),
-        ],
-        bytes: e.tokens() * e.heads * 4,
-    })
-}
-
-impl PlannedPlain {
-    fn bind(self, workspace: u64) -> PreparedAttention {
-        let calls = self.calls.into_iter().map(|(function, name, grid, arguments)| {
-            let arguments = arguments.into_iter().fold(Arguments::new(), |packed, argument| match argument {
-                Argument::Words(words) => packed.structure(&words),
-                Argument::Delta => packed.word(workspace),
-            });
-            let shape = LaunchShape { grid, block: [32 * WARPS as u32, 1, 1], shared_bytes: 0 };
-            PreparedCall::new(function, name, shape, arguments)
-        });
-        PreparedAttention::Plain(calls.collect())
-    }
-}
-
-impl PlannedAttention {
-    pub fn workspace(&self) -> usize {
-        match self {
-            PlannedAttention::Cudnn(cudnn) => cudnn.bytes,
-            PlannedAttention::Plain(plain) => plain.bytes,
-        }
-    }
-
-    pub fn bind(self, engine: &Engine, workspace: u64) -> Result<PreparedAttention> {
-        match self {
-            PlannedAttention::Cudnn(cudnn) => cudnn.bind(engine, workspace),
-            PlannedAttention::Plain(plain) => Ok(plain.bind(workspace)),
-        }
-    }
-}
-
 impl PreparedAttention {
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
-        match self {
-            PreparedAttention::Cudnn { plan, binding, documents } => {
-                if let Some(documents) = documents {
-                    documents.queue(&engine.stream)?;
-                }
-                // SAFETY: the binding is this plan's; its addresses lie in the session's memory.
-                unsafe { engine.attention_plan(*plan).plan.run(engine.cudnn_handle(), binding) }
-            }
-            PreparedAttention::Plain(calls) => calls.iter_mut().try_for_each(|call| call.queue(&engine.stream)),
+        if let Some(documents) = &mut self.documents {
+            documents.queue(&engine.stream)?;
         }
+        // SAFETY: the binding is this plan's; its addresses lie in the session's memory.
+        unsafe { engine.attention_plan(self.plan).plan.run(engine.cudnn_handle(), &self.binding) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use program::ArenaId;
+
+    #[test]
+    fn pieces_fill_the_scratch_before_the_workspace() {
+        let mut pieces = Pieces::of(0x1080, 0x480);
+        assert_eq!(pieces.take(0x300), Place::Scratch(0x1100));
+        assert_eq!(pieces.take(0x101), Place::Workspace(0));
+        assert_eq!(pieces.take(1), Place::Scratch(0x1400));
+        assert_eq!((pieces.left, pieces.workspace), (0, 0x200));
+        assert_eq!(Pieces::of(0, 0).take(4), Place::Workspace(0));
+    }
+
+    #[test]
+    fn axes_with_one_element_get_the_strides_of_a_dense_tensor() {
+        let at = |shape: [usize; 4], strides: [usize; 4]| TensorRef {
+            strides: strides.to_vec(),
+            ..TensorRef::dense(ArenaId(0), 0, DType::BF16, shape)
+        };
+        let dense = strides(&at([1, 6, 1, 16], [1, 96, 1, 1]));
+        assert_eq!(dense, Strides { row: 576, token: 96, head: 16 });
+        let one_token = strides(&at([2, 1, 4, 16], [192, 1, 16, 1]));
+        assert_eq!(one_token, Strides { row: 192, token: 64, head: 16 });
     }
 }

@@ -93,11 +93,6 @@ impl Arguments {
     }
 }
 
-/// Two 32-bit struct fields in one word, the first at the lower address.
-pub(super) fn pair(low: u32, high: u32) -> u64 {
-    low as u64 | (high as u64) << 32
-}
-
 /// A kernel call ready to be queued.
 pub(crate) struct PreparedCall {
     function: Function,
@@ -155,8 +150,10 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_driver_looks_for_them() {
-        let mut arguments =
-            Arguments::new().word(0x1234).structure(&[pair(7, 9), 0xffff_ffff_0000_0001]).word(1.5f32.to_bits() as u64);
+        let mut arguments = Arguments::new()
+            .word(0x1234)
+            .structure(&[9 << 32 | 7, 0xffff_ffff_0000_0001])
+            .word(1.5f32.to_bits() as u64);
         let pointers = arguments.pointers().to_vec();
         // SAFETY: the pointers lead to the arguments' own words.
         unsafe {

@@ -112,6 +112,8 @@ pub struct Case {
     pub deterministic: bool,
     /// v and dv lie in merged q|k|v buffers.
     pub merged: bool,
+    /// Bytes that both passes may use.
+    pub scratch: usize,
 }
 
 pub struct AttentionTensors {
@@ -193,7 +195,7 @@ impl Case {
             scale: self.scale(),
             window: self.window,
             documents: self.plan(),
-            scratch: None,
+            scratch: (self.scratch > 0).then(|| layout.place(DType::U8, &[self.scratch])),
         };
         let [d_q, d_k, d_v] = tensors.gradients.clone();
         let backward = AttentionBackward {

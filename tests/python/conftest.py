@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import surogate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = REPOSITORY.parent / "shared"
@@ -58,3 +60,28 @@ def tiny_qwen3(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer Qwen3 with tied embeddings."""
     own = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True}
     return tiny_llama(**{**own, **changes})
+
+
+@pytest.fixture
+def make_model(tmp_path):
+    """Writes a model folder of one's own with weights drawn by the engine; gives its path."""
+
+    def make(fields: dict, **options):
+        config = tmp_path / "drawn" / "config.json"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(json.dumps(fields))
+        trainer = surogate.Trainer(
+            {
+                "model": str(config.parent),
+                "init": "random",
+                "lora": False,
+                "torch_dtype": "float32",
+                "device": "cpu",
+                "output_dir": str(tmp_path / "unused"),
+                **options,
+            }
+        )
+        trainer.export(tmp_path / "model")
+        return tmp_path / "model"
+
+    return make

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from surogate.arguments import UsageError, split_overrides
@@ -29,6 +33,116 @@ def test_overrides_are_told_from_flags():
 def test_overrides_need_values(words):
     with pytest.raises(UsageError):
         split_overrides(words)
+
+
+@pytest.fixture
+def run_file(tmp_path, make_model):
+    """A short run on data of its own; gives the file and the folder that it writes to."""
+    from conftest import tiny_llama
+
+    data = tmp_path / "data.jsonl"
+    rows = [{"input_ids": [(7 * i + j) % 90 + 1 for j in range(12)]} for i in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"""
+model: {make_model(tiny_llama(initializer_range=0.3))}
+output_dir: {tmp_path / "output"}
+device: cpu
+torch_dtype: float32
+datasets: [{{path: {data}, type: tokens}}]
+sequence_len: 48
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 1
+max_steps: 12
+save_steps: 6
+learning_rate: 2e-2
+"""
+    )
+    return path, tmp_path / "output"
+
+
+def test_a_run_from_yaml_to_adapter(capfd, run_file):
+    path, folder = run_file
+    code, out, err = run(capfd, "sft", path)
+    assert (code, err) == (0, "")
+    lines = [line for line in out.splitlines() if line.startswith("Step ")]
+    assert re.fullmatch(
+        r"Step 0/12 \| Loss: \d\.\d{4} \| Norm: \d+\.\d\d \| LR: \d\.\d\de-\d\d \| \d+\.\d\ds \| \d+ tok/s", lines[0]
+    )
+    assert len(lines) == 12
+    (log,) = folder.glob("log-*.json")
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [event["loss"] for event in steps if event["event"] == "step"]
+    assert len(losses) == 12 and losses[-1] < losses[0]
+    expected = {"adapter", "checkpoint-6", "checkpoint-12", "manifest.json", "resolved.yaml", log.name}
+    assert {entry.name for entry in folder.iterdir()} == expected
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    code, _, err = run(capfd, "sft", path)
+    assert code == 2 and "holds another run" in err
+
+
+def test_pt_trains_the_weights_themselves(capfd, run_file):
+    path, folder = run_file
+    code, _, err = run(capfd, "pt", path, "--max-steps", "2")
+    assert (code, err) == (0, "")
+    assert (folder / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [("graph", "graph LlamaForCausalLM"), ("program", "entry update"), ("memory", "in all")]
+)
+def test_show_prints_each_stage(capsys, run_file, what, text):
+    code, out, _ = run(capsys, "show", what, run_file[0])
+    assert code == 0 and text in out
+    assert not run_file[1].exists()
+
+
+def test_plan_is_made_for_a_machine_that_is_not_here(capsys, run_file):
+    code, out, _ = run(capsys, "plan", run_file[0], "--machine", "h200", "--json")
+    plan = json.loads(out)
+    assert code == 0 and plan["machine"]["arch"] == "sm_90a"
+    assert plan["memory_bytes"] == sum(line["bytes"] for line in plan["memory"]) > 0
+    assert plan["estimate"]["step_seconds"] > 0
+    code, _, err = run(capsys, "plan", run_file[0], "--machine", "abacus")
+    assert code == 2 and "known are: h200" in err
+
+
+def test_what_does_not_fit_ends_with_3(capsys, run_file):
+    code, _, err = run(capsys, "plan", run_file[0], "--machine", "h200", "--per-device-train-batch-size", "100000000")
+    assert code == 3 and "the plan needs" in err
+
+
+def test_data_that_cannot_be_trained_on_ends_with_4(capfd, run_file, tmp_path):
+    rows = [{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}] * 4
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capfd, "sft", run_file[0])
+    assert code == 4 and "data.jsonl" in err
+
+
+def test_a_loss_that_is_no_number_ends_with_5(capfd, run_file):
+    code, _, err = run(capfd, "sft", run_file[0], "--learning-rate", "1e30", "--max-grad-norm", "0")
+    assert code == 5 and "diverged" in err, err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_saves_and_ends(run_file, number, code):
+    path, folder = run_file
+    words = [sys.executable, "-m", "surogate", "sft", str(path), "--max-steps", "1000000", "--save-steps", "1000000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("Step 3/"):
+                process.send_signal(number)
+                break
+        rest = process.stdout.read()
+    assert process.returncode == code
+    assert "saving a checkpoint" in rest
+    assert len(list(folder.glob("checkpoint-*/state.json"))) == 1
+
+
+def test_doctor_never_fails(capsys):
+    code, out, _ = run(capsys, "doctor", "--json")
+    assert code == 0 and json.loads(out)["device"] in ("cpu", "cuda")
 
 
 def test_schema_is_json(capsys):

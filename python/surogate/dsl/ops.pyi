@@ -179,6 +179,9 @@ def matmul(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = 
     accumulate: add to the result instead of overwriting it
     scale: factor of the product, 1 if absent"""
 
+def matmul_sum(*inputs: Tensor | Parameter) -> Any:
+    """y = a·b + t·c; all axes but the last count as rows. a […, K], b [K, N], t […, r], c [r, N] → […, N]."""
+
 def sum_rows(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
     """s = Σ over rows of x, in f32. x […, N] → s f32 [N].
 

@@ -4,6 +4,7 @@
 use crate::cublaslt::{CublasLt, Product, ProductPlan};
 use crate::cudnn::sdpa::{Gradients, Sdpa, SdpaPlan};
 use crate::cudnn::{Cudnn, Handle, Target};
+use crate::disk_cache::DiskCache;
 use crate::driver::{Architecture, Device, Driver, Function, Module, Stream};
 use crate::error::{During, Error, Result};
 use crate::kernel_cache::KernelCache;
@@ -13,14 +14,14 @@ use crate::nvrtc::{Compiler, KernelSource};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where libraries and the kernel cache are, and how instructions are run.
+/// Where libraries and caches are, and how instructions are run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub search: Search,
     /// Index of the GPU among those that are visible.
     pub device: usize,
-    /// `None`: kernels are compiled at every start.
-    pub kernel_cache: Option<PathBuf>,
+    /// Where compiled kernels, cuDNN's plans and chosen algorithms are kept; `None`: nowhere.
+    pub cache: Option<PathBuf>,
     /// Waits after every instruction, so that an error names the one that failed. Slow.
     pub check_each: bool,
     /// Each entry point is captured at its second run and replayed from then on. Off with `check_each`.
@@ -30,7 +31,7 @@ pub struct Options {
 impl Options {
     /// Device 0, the user's kernel cache, replay on.
     pub fn new(search: Search) -> Options {
-        Options { search, device: 0, kernel_cache: KernelCache::default_folder(), check_each: false, graphs: true }
+        Options { search, device: 0, cache: DiskCache::default_folder(), check_each: false, graphs: true }
     }
 }
 
@@ -62,7 +63,8 @@ pub(crate) struct Engine {
     cudnn: std::result::Result<(Arc<Cudnn>, Handle), Error>,
     cublaslt: Arc<CublasLt>,
     compiler: Compiler,
-    cache: KernelCache,
+    kernel_cache: KernelCache,
+    disk_cache: DiskCache,
     /// Decisions that a user should be able to see, each once.
     pub notes: Vec<String>,
     pub stream: Stream,
@@ -86,9 +88,22 @@ impl Engine {
             Err(missing @ Error::LibraryMissing { .. }) => Err(missing),
             Err(broken) => return Err(broken),
         };
-        let cache = KernelCache::new(options.kernel_cache.clone());
+        let disk_cache = DiskCache::new(options.cache.clone());
+        let kernel_cache = KernelCache::new(disk_cache.clone());
         let (products, attentions, own, notes) = (vec![], vec![], vec![], vec![]);
-        Ok(Engine { device, stream, compiler, cache, cublaslt, cudnn, products, attentions, own, notes })
+        Ok(Engine {
+            device,
+            stream,
+            compiler,
+            kernel_cache,
+            disk_cache,
+            cublaslt,
+            cudnn,
+            products,
+            attentions,
+            own,
+            notes,
+        })
     }
 
     pub fn architecture(&self) -> Architecture {
@@ -110,14 +125,14 @@ impl Engine {
 
     /// Compiles, or takes from the disk cache, and loads.
     pub fn module(&self, source: &KernelSource) -> Result<Arc<Module>> {
-        let fetched = self.cache.fetch(&self.compiler, source, &self.architecture().target())?;
+        let fetched = self.kernel_cache.fetch(&self.compiler, source, &self.architecture().target())?;
         self.load(source.name, &fetched.cubin)
     }
 
     /// As [`Engine::module`] for many sources: threads compile side by side, loading is in order.
     pub fn modules(&self, sources: &[KernelSource]) -> Result<Vec<Arc<Module>>> {
         let target = self.architecture().target();
-        let (compiler, cache) = (&self.compiler, &self.cache);
+        let (compiler, cache) = (&self.compiler, &self.kernel_cache);
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
         let fetch = |first: usize| {
             let mine = sources.iter().skip(first).step_by(threads);
@@ -170,8 +185,8 @@ impl Engine {
         }
         let target = Target::Device(handle);
         let plan = match &pass {
-            Pass::Forward => sdpa.forward(cudnn, &target)?,
-            Pass::Backward(gradients) => sdpa.backward(gradients, cudnn, &target)?,
+            Pass::Forward => sdpa.forward(cudnn, &target, &self.disk_cache)?,
+            Pass::Backward(gradients) => sdpa.backward(gradients, cudnn, &target, &self.disk_cache)?,
         };
         self.attentions.push((sdpa, pass, plan));
         Ok(AttentionId(self.attentions.len() - 1))

@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod cublaslt;
 pub mod cudnn;
+pub mod disk_cache;
 pub mod driver;
 mod engine;
 pub mod error;

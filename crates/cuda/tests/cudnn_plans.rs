@@ -5,6 +5,7 @@
 
 use cuda::cudnn::sdpa::{Gradients, Sdpa, Strides};
 use cuda::cudnn::{Cudnn, Target};
+use cuda::disk_cache::DiskCache;
 use cuda::library::{Search, open_cudnn, open_driver, open_nvrtc};
 use std::sync::Arc;
 
@@ -65,11 +66,12 @@ fn an_h200_gets_plans_for_full_and_packed_rows() {
         for (slots, merged) in [(None, false), (None, true), (Some(16), false), (Some(16), true)] {
             let case = Case { length, heads, head_dim, slots, merged };
             let (sdpa, gradients) = attention(case);
-            let forward = sdpa.forward(&cudnn, &target).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+            let forward =
+                sdpa.forward(&cudnn, &target, &DiskCache::default()).unwrap_or_else(|e| panic!("{case:?}: {e}"));
             assert_eq!(forward.offsets.is_empty(), slots.is_none());
             for deterministic in [true, false] {
                 let gradients = Gradients { deterministic, ..gradients };
-                let backward = sdpa.backward(&gradients, &cudnn, &target);
+                let backward = sdpa.backward(&gradients, &cudnn, &target, &DiskCache::default());
                 let plan = backward.unwrap_or_else(|e| panic!("{case:?} deterministic {deterministic}: {e}"));
                 println!("{case:?} deterministic {deterministic}: workspace {}", plan.plan.workspace());
             }
@@ -102,7 +104,10 @@ fn plans_ask_for_no_more_workspace_than_operations_plan_for() {
         let case = Case { length, heads, head_dim, slots: packed.then_some(slots), merged: false };
         let (sdpa, gradients) = attention(case);
         let sdpa = Sdpa { batch: slots, ..sdpa };
-        let plans = [sdpa.forward(&cudnn, &target), sdpa.backward(&gradients, &cudnn, &target)];
+        let plans = [
+            sdpa.forward(&cudnn, &target, &DiskCache::default()),
+            sdpa.backward(&gradients, &cudnn, &target, &DiskCache::default()),
+        ];
         let asked = plans.map(|plan| plan.unwrap_or_else(|e| panic!("{case:?}: {e}")).plan.workspace());
         assert!(asked[0] <= forward && asked[1] <= backward, "{case:?}: {asked:?}, not {forward} and {backward}");
     }
@@ -116,9 +121,33 @@ fn the_smallest_attentions_have_plans() {
         for slots in [None, Some(2)] {
             let case = Case { length, heads: (1, 1), head_dim: 8, slots, merged: false };
             let (sdpa, gradients) = attention(case);
-            sdpa.forward(&cudnn, &Target::Described(H200)).unwrap_or_else(|e| panic!("{case:?}: {e}"));
-            let plan = sdpa.backward(&gradients, &cudnn, &Target::Described(H200));
+            sdpa.forward(&cudnn, &Target::Described(H200), &DiskCache::default())
+                .unwrap_or_else(|e| panic!("{case:?}: {e}"));
+            let plan = sdpa.backward(&gradients, &cudnn, &Target::Described(H200), &DiskCache::default());
             plan.unwrap_or_else(|e| panic!("{case:?}: {e}"));
         }
     }
+}
+
+#[test]
+fn a_stored_plan_is_taken_for_the_same_attention_only() {
+    let Some(cudnn) = cudnn() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let plans = DiskCache::new(Some(folder.path().to_owned()));
+    let target = Target::Described(H200);
+    for slots in [None, Some(4)] {
+        let case = Case { length: 64, heads: (4, 2), head_dim: 64, slots, merged: false };
+        let (sdpa, gradients) = attention(case);
+        let plan = |gradients: &Gradients| sdpa.backward(gradients, &cudnn, &target, &plans).unwrap().plan;
+        let (built, stored) = (plan(&gradients), plan(&gradients));
+        assert_eq!((built.from_disk(), stored.from_disk()), (false, true), "{case:?}");
+        assert_eq!(built.workspace(), stored.workspace());
+        let other = Gradients { d_v: Strides { token: 1024, row: 65536, ..gradients.d_v }, ..gradients };
+        assert!(!plan(&other).from_disk(), "{case:?}");
+    }
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        std::fs::write(entry.unwrap().path(), b"damaged").unwrap();
+    }
+    let (sdpa, gradients) = attention(Case { length: 64, heads: (4, 2), head_dim: 64, slots: None, merged: false });
+    assert!(!sdpa.backward(&gradients, &cudnn, &target, &plans).unwrap().plan.from_disk());
 }

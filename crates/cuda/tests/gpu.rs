@@ -20,7 +20,7 @@ fn gpu() -> Option<(Options, String)> {
     let search = Search::from_environment(roots.unwrap_or_default());
     let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were asked for: {e}"));
     let device = found.first().expect("GPU tests were asked for, but no GPU is visible");
-    let options = Options { kernel_cache: None, check_each: true, ..Options::new(search) };
+    let options = Options { cache: None, check_each: true, ..Options::new(search) };
     Some((options, device.architecture.target()))
 }
 

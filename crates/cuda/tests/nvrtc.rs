@@ -2,6 +2,7 @@
 //! (a pip wheel, or a folder named in SUROGATE_CUDA_PATH) and says so where it is missing.
 
 use cuda::Error;
+use cuda::disk_cache::DiskCache;
 use cuda::kernel_cache::KernelCache;
 use cuda::library::{Search, open_nvrtc};
 use cuda::nvrtc::{Compiler, KernelSource};
@@ -65,7 +66,7 @@ fn a_refusal_names_kernel_file_and_line() {
 fn the_cache_compiles_once_and_mends_itself() {
     let Some(compiler) = compiler() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let cache = KernelCache::new(Some(folder.path().join("kernels")));
+    let cache = KernelCache::new(DiskCache::new(Some(folder.path().join("kernels"))));
     let options = ["-DSCALE=1.0f".to_owned()];
     let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &options };
     let first = cache.fetch(&compiler, &source, "sm_80").unwrap();

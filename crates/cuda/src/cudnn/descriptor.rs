@@ -87,6 +87,30 @@ impl Descriptor {
         Ok(value)
     }
 
+    /// A text attribute.
+    pub fn get_text(&self, attribute: u32) -> Result<Vec<u8>> {
+        let get = |room: usize, into: *mut c_void| {
+            let mut count = 0i64;
+            // SAFETY: as much room as promised; none is asked for the length.
+            let status = unsafe {
+                (self.cudnn.table.cudnnBackendGetAttribute)(
+                    self.raw,
+                    attribute,
+                    value_type::CHAR,
+                    room as i64,
+                    &mut count,
+                    into,
+                )
+            };
+            self.cudnn.check("cudnnBackendGetAttribute", status).during(|| format!("reading attribute {attribute}"))?;
+            Ok(count.max(0) as usize)
+        };
+        let mut text = vec![0u8; get(0, std::ptr::null_mut())?];
+        let count = get(text.len(), text.as_mut_ptr().cast())?;
+        text.truncate(count);
+        Ok(text)
+    }
+
     /// Fills descriptors that the caller made; returns how many there were to fill.
     pub fn get_descriptors(&self, attribute: u32, into: &[Descriptor]) -> Result<usize> {
         let mut raw: Vec<sys::Descriptor> = into.iter().map(|d| d.raw).collect();

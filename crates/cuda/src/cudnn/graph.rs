@@ -3,8 +3,10 @@
 
 use super::descriptor::Descriptor;
 use super::{Cudnn, Handle};
+use crate::disk_cache::{DiskCache, digest};
 use crate::error::{Error, Result};
 use crate::sys::cudnn::{self as sys, attribute as at, data_type, descriptor as kind, pointwise, value_type};
+use std::fmt::Write;
 use std::sync::Arc;
 
 /// What a plan is compiled for.
@@ -13,6 +15,16 @@ pub enum Target<'a> {
     Device(&'a Handle),
     /// A GPU that is not there, described as JSON: checks on a machine without one.
     Described(&'a str),
+}
+
+impl Target<'_> {
+    /// What tells this GPU from others.
+    fn device(&self) -> &str {
+        match self {
+            Target::Device(handle) => &handle.device,
+            Target::Described(json) => json,
+        }
+    }
 }
 
 /// A four-dimensional tensor of a graph, by index.
@@ -27,7 +39,7 @@ pub(super) fn dense([_, b, c, d]: Dims) -> Dims {
 }
 
 /// A tensor before it is described to cuDNN.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Tensor {
     pub data_type: u32,
     pub dims: Dims,
@@ -58,6 +70,8 @@ pub(super) struct Graph {
     /// By-value scalars: id and bits.
     scalars: Vec<(i64, Box<u32>)>,
     next_id: i64,
+    /// Every tensor and operation in words: what a stored plan is known by.
+    description: String,
 }
 
 impl Graph {
@@ -69,6 +83,7 @@ impl Graph {
             operations: vec![],
             scalars: vec![],
             next_id: FIRST_OWN_ID,
+            description: String::new(),
         }
     }
 
@@ -99,7 +114,12 @@ impl Graph {
         self.next_id
     }
 
+    fn describe(&mut self, line: std::fmt::Arguments) {
+        writeln!(self.description, "{line}").expect("a string takes every line");
+    }
+
     fn tensor(&mut self, id: i64, tensor: Tensor, inside: bool, by_value: bool) -> Result<Node> {
+        self.describe(format_args!("tensor {id} {tensor:?} inside {inside} by value {by_value}"));
         let mut d = Descriptor::new(&self.cudnn, kind::TENSOR)?
             .data_type(at::TENSOR_DATA_TYPE, tensor.data_type)?
             .int64(at::TENSOR_DIMENSIONS, &tensor.dims)?
@@ -126,6 +146,7 @@ impl Graph {
         t: Option<Node>,
         y: Node,
     ) -> Result<()> {
+        self.describe(format_args!("pointwise {mode} {precision}"));
         let p = self.pointwise_kind(mode, precision)?.finalise("a pointwise kind")?;
         self.pointwise_operation(&p, x, b, t, y)
     }
@@ -142,6 +163,7 @@ impl Graph {
     pub fn index(&mut self, like: Node, axis: i64) -> Result<Node> {
         let (dims, strides) = self.shapes[like.0];
         let y = self.inside(Tensor::new(data_type::INT32, dims, strides))?;
+        self.describe(format_args!("index along {axis}"));
         let p = self
             .pointwise_kind(pointwise::GEN_INDEX, data_type::INT32)?
             .int64(at::POINTWISE_AXIS, &[axis])?
@@ -180,6 +202,7 @@ impl Graph {
         t: Option<Node>,
         y: Node,
     ) -> Result<()> {
+        self.describe(format_args!("of {x:?} {b:?} {t:?} to {y:?}"));
         let mut o = Descriptor::new(&self.cudnn, kind::OPERATION_POINTWISE)?
             .descriptor(at::OPERATION_POINTWISE_PW_DESCRIPTOR, p)?
             .descriptor(at::OPERATION_POINTWISE_XDESC, &self.tensors[x.0])?;
@@ -195,6 +218,7 @@ impl Graph {
 
     /// Reduces x over the axes in which y has extent 1 (or, for heads, divides x's).
     pub fn reduce(&mut self, operator: u32, x: Node, y: Node) -> Result<()> {
+        self.describe(format_args!("reduce {operator} {x:?} to {y:?}"));
         let r = Descriptor::new(&self.cudnn, kind::REDUCTION)?
             .set(at::REDUCTION_OPERATOR, value_type::REDUCTION_OPERATOR, &[operator])?
             .data_type(at::REDUCTION_COMP_TYPE, data_type::FLOAT)?
@@ -210,6 +234,7 @@ impl Graph {
     /// c = a·b over the last two axes, f32 accumulation. `extents`: per batch entry the real m, n
     /// and k, where they are smaller than the tensors'.
     pub fn matmul(&mut self, a: Node, b: Node, c: Node, extents: [Option<Node>; 3]) -> Result<()> {
+        self.describe(format_args!("matmul {a:?} {b:?} to {c:?} of {extents:?}"));
         let m = Descriptor::new(&self.cudnn, kind::MATMUL)?
             .data_type(at::MATMUL_COMP_TYPE, data_type::FLOAT)?
             .finalise("a matmul kind")?;
@@ -232,6 +257,7 @@ impl Graph {
     /// The same elements seen with other extents and strides, inside the plan.
     pub fn reshape(&mut self, x: Node, tensor: Tensor) -> Result<Node> {
         let y = self.inside(tensor)?;
+        self.describe(format_args!("reshape {x:?} to {y:?}"));
         let o = Descriptor::new(&self.cudnn, kind::OPERATION_RESHAPE)?
             .descriptor(at::OPERATION_RESHAPE_XDESC, &self.tensors[x.0])?
             .descriptor(at::OPERATION_RESHAPE_YDESC, &self.tensors[y.0])?;
@@ -239,8 +265,9 @@ impl Graph {
         Ok(y)
     }
 
-    /// Compiles with the first engine of the heuristic that accepts the graph.
-    pub fn plan(self, target: &Target, what: &str) -> Result<Plan> {
+    /// The stored plan, or one compiled with the first engine of the heuristic that accepts the graph,
+    /// which is then stored. `what` is named when cuDNN refuses.
+    pub fn plan(self, target: &Target, plans: &DiskCache, what: &str) -> Result<Plan> {
         let described = match target {
             Target::Device(_) => None,
             Target::Described(json) => Some(
@@ -249,23 +276,43 @@ impl Graph {
                     .finalise("a device description")?,
             ),
         };
+        let (version, device) = (self.cudnn.version().to_le_bytes(), target.device());
+        let name = format!("{}.plan", digest(&[&version, device.as_bytes(), self.description.as_bytes()]));
+        let stored = plans.read(&name).and_then(|text| {
+            // What this library does not take is no plan: it is built again.
+            let plan = self.empty_plan(target, described.as_ref()).ok()?;
+            plan.set(at::EXECUTION_PLAN_JSON_REPRESENTATION, value_type::CHAR, &text).ok()?.finalise("a plan").ok()
+        });
+        let from_disk = stored.is_some();
+        let plan = match stored {
+            Some(plan) => plan,
+            None => self.compile(target, described.as_ref(), what)?,
+        };
+        // Some engines cannot be written down; their plans are built at every start.
+        if !from_disk && let Ok(text) = plan.get_text(at::EXECUTION_PLAN_JSON_REPRESENTATION) {
+            plans.write(&name, &text)?;
+        }
+        let workspace = plan.get_int64(at::EXECUTION_PLAN_WORKSPACE_SIZE)? as usize;
+        Ok(Plan { plan, workspace, from_disk, scalars: self.scalars, cudnn: self.cudnn })
+    }
+
+    fn empty_plan(&self, target: &Target, described: Option<&Descriptor>) -> Result<Descriptor> {
+        let plan = Descriptor::new(&self.cudnn, kind::EXECUTION_PLAN)?;
+        match (target, described) {
+            (Target::Device(handle), _) => plan.set(at::EXECUTION_PLAN_HANDLE, value_type::HANDLE, &[handle.raw]),
+            (_, Some(device)) => plan.descriptor(at::EXECUTION_PLAN_DEVICEPROP, device),
+            (_, None) => unreachable!("a described target has its description"),
+        }
+    }
+
+    fn compile(&self, target: &Target, described: Option<&Descriptor>, what: &str) -> Result<Descriptor> {
         let graph = self.operation_graph(target)?;
-        let configurations = self.configurations(&graph, described.as_ref())?;
+        let configurations = self.configurations(&graph, described)?;
         let mut refusal = None;
         for configuration in &configurations {
-            let mut plan = Descriptor::new(&self.cudnn, kind::EXECUTION_PLAN)?;
-            plan = match (target, &described) {
-                (Target::Device(handle), _) => {
-                    plan.set(at::EXECUTION_PLAN_HANDLE, value_type::HANDLE, &[handle.raw])?
-                }
-                (_, Some(device)) => plan.descriptor(at::EXECUTION_PLAN_DEVICEPROP, device)?,
-                (_, None) => unreachable!("a described target has its description"),
-            };
+            let plan = self.empty_plan(target, described)?;
             match plan.descriptor(at::EXECUTION_PLAN_ENGINE_CONFIG, configuration)?.finalise("a plan") {
-                Ok(plan) => {
-                    let workspace = plan.get_int64(at::EXECUTION_PLAN_WORKSPACE_SIZE)? as usize;
-                    return Ok(Plan { plan, workspace, scalars: self.scalars, cudnn: self.cudnn });
-                }
+                Ok(plan) => return Ok(plan),
                 Err(error) => refusal = Some(error),
             }
         }
@@ -311,10 +358,16 @@ pub struct Plan {
     cudnn: Arc<Cudnn>,
     plan: Descriptor,
     workspace: usize,
+    from_disk: bool,
     scalars: Vec<(i64, Box<u32>)>,
 }
 
 impl Plan {
+    /// Whether the plan was stored by an earlier start.
+    pub fn from_disk(&self) -> bool {
+        self.from_disk
+    }
+
     /// Bytes of workspace that a run needs.
     pub fn workspace(&self) -> usize {
         self.workspace

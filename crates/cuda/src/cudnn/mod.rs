@@ -51,6 +51,8 @@ impl Cudnn {
 pub struct Handle {
     cudnn: Arc<Cudnn>,
     raw: sys::Handle,
+    /// Name and architecture of the GPU.
+    device: String,
 }
 
 // SAFETY: used by one thread at a time.
@@ -62,7 +64,8 @@ impl Handle {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live local.
         cudnn.check("cudnnCreate", unsafe { (cudnn.table.cudnnCreate)(&mut raw) })?;
-        let handle = Handle { cudnn: cudnn.clone(), raw };
+        let device = stream.device.properties.to_string();
+        let handle = Handle { cudnn: cudnn.clone(), raw, device };
         // SAFETY: handle and stream are alive.
         cudnn.check("cudnnSetStream", unsafe { (cudnn.table.cudnnSetStream)(raw, stream.raw()) })?;
         Ok(handle)

@@ -7,6 +7,7 @@
 
 use super::Cudnn;
 use super::graph::{Dims, Graph, Node, Plan, Target, Tensor, dense};
+use crate::disk_cache::DiskCache;
 use crate::error::Result;
 use crate::sys::cudnn::{data_type, pointwise, reduction};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ impl Sdpa {
     }
 
     /// O = softmax(scale · Q·Kᵀ, causal) · V and the log-sum-exp.
-    pub fn forward(&self, cudnn: &Arc<Cudnn>, target: &Target) -> Result<SdpaPlan> {
+    pub fn forward(&self, cudnn: &Arc<Cudnn>, target: &Target, plans: &DiskCache) -> Result<SdpaPlan> {
         let mut b = Builder::new(cudnn, *self)?;
         let q = b.heads(id::Q, Side::Query, self.q)?;
         let kt = b.heads_transposed(id::K, self.k)?;
@@ -123,11 +124,17 @@ impl Sdpa {
         let p = b.graph.inside(Tensor::new(data_type::BFLOAT16, scores, dense(scores)))?;
         b.graph.pointwise_into(pointwise::DIV, data_type::FLOAT, e, Some(sum), None, p)?;
         b.graph.matmul(p, v, o, [b.query_lengths, None, b.key_lengths])?;
-        b.plan(target, "attention forward")
+        b.plan(target, plans, "attention forward")
     }
 
     /// dQ, dK, dV from dO, with the probabilities computed again from the log-sum-exp.
-    pub fn backward(&self, gradients: &Gradients, cudnn: &Arc<Cudnn>, target: &Target) -> Result<SdpaPlan> {
+    pub fn backward(
+        &self,
+        gradients: &Gradients,
+        cudnn: &Arc<Cudnn>,
+        target: &Target,
+        plans: &DiskCache,
+    ) -> Result<SdpaPlan> {
         let mut b = Builder::new(cudnn, *self)?;
         let q = b.heads(id::Q, Side::Query, self.q)?;
         let kt = b.heads_transposed(id::K, self.k)?;
@@ -146,7 +153,7 @@ impl Sdpa {
         let dst = b.transpose_scores(ds)?;
         b.sum_over_queries(dst, q, id::D_K, id::D_K_HEADS, gradients.d_k)?;
         b.query_gradients(ds, kt, d_q, gradients.deterministic)?;
-        b.plan(target, "attention backward")
+        b.plan(target, plans, "attention backward")
     }
 }
 
@@ -177,9 +184,10 @@ impl Builder {
         Ok(b)
     }
 
-    fn plan(self, target: &Target, what: &str) -> Result<SdpaPlan> {
+    fn plan(self, target: &Target, plans: &DiskCache, what: &str) -> Result<SdpaPlan> {
         let offsets = self.offsets.iter().map(|(_, offsets, _)| *offsets).collect();
-        Ok(SdpaPlan { plan: self.graph.plan(target, &format!("{what} {:?}", self.sdpa))?, offsets })
+        let plan = self.graph.plan(target, plans, &format!("{what} {:?}", self.sdpa))?;
+        Ok(SdpaPlan { plan, offsets })
     }
 
     /// The offset tensor for a unit; `None` when every row is full.

@@ -114,6 +114,13 @@ pub struct Properties {
     pub shared_memory_per_block: usize,
 }
 
+/// What tells one kind of GPU from another.
+impl fmt::Display for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, {} multiprocessors", self.name, self.architecture, self.multiprocessors)
+    }
+}
+
 /// One GPU with its primary context retained.
 pub struct Device {
     pub(crate) driver: Arc<Driver>,

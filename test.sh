@@ -40,7 +40,6 @@ export SUROGATE_SITE_PACKAGES
 stage "house" cargo xtask tidy
 stage "generated files" cargo xtask generate --check
 stage "kernels" cargo xtask kernels
-stage "kernels" cargo xtask kernels
 stage "rust tests" cargo test --release --workspace
 stage "wheel" install_wheel
 stage "python tests" "$python" -m pytest -q -rs

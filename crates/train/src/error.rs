@@ -23,9 +23,9 @@ pub enum TrainError {
     /// The data cannot be trained on.
     #[error("{0}")]
     Data(DataError),
-    /// The loss is no longer a number.
-    #[error("the loss of step {step} is {loss}: the run has diverged")]
-    Diverged { step: u64, loss: f64 },
+    /// The loss or the gradients are no longer numbers.
+    #[error("the run has diverged: {what}")]
+    Diverged { what: String },
     /// A file, a library or the device failed.
     #[error("{0}")]
     Failed(String),

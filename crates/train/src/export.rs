@@ -102,6 +102,10 @@ impl Trainer {
         let found = loaded.forward(&batch, false)?.logits.to_f32();
         drop(loaded);
         let live = self.live_logits(&batch)?.to_f32();
+        if !live.iter().all(|x| x.is_finite()) {
+            let what = "the trained model's logits are not finite: nothing is exported".to_owned();
+            return Err(TrainError::Diverged { what });
+        }
         let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let difference = norm(&mut found.iter().zip(&live).map(|(f, l)| f - l)) / norm(&mut live.iter().copied());
         let allowed = if dtype == DType::F32 { 1e-5 } else { 1e-2 };

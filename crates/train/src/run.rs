@@ -11,12 +11,16 @@ use crate::config::{Config, Reason, Reasons};
 use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::log::Log;
+use crate::metrics::StepMetrics;
 use crate::source::ModelSource;
 use crate::staged::write_synced;
 use crate::trainer::{Trainer, run_name};
 
 /// What stands in every folder that a run wrote to.
 const MANIFEST: &str = "manifest.json";
+
+/// Suppressed updates in a row after which a run is given up.
+const MAX_SUPPRESSED: u64 = 5;
 
 /// What a run tells while it goes on, and asks.
 pub trait Observer {
@@ -104,6 +108,8 @@ struct Run {
     /// Step count of the last checkpoint and the last evaluation.
     saved: Option<u64>,
     evaluated: Option<u64>,
+    /// Steps in a row whose update was suppressed.
+    suppressed: u64,
 }
 
 impl Run {
@@ -131,7 +137,7 @@ impl Run {
         let text = serde_json::to_string_pretty(&manifest).expect("a manifest is always representable as JSON");
         write_synced(&place.output.join(MANIFEST), (text + "\n").as_bytes())?;
         log.write(&json!({"event": "start", "manifest": manifest}))?;
-        Ok(Run { place, log, saved: None, evaluated: None })
+        Ok(Run { place, log, saved: None, evaluated: None, suppressed: 0 })
     }
 
     fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
@@ -141,9 +147,7 @@ impl Run {
             let Some(metrics) = trainer.next_step(None)? else { break };
             observer.line(&metrics.line(Some(total)));
             self.log.write(&metrics.to_json())?;
-            if !metrics.loss.is_finite() {
-                return Err(TrainError::Diverged { step: metrics.step, loss: metrics.loss });
-            }
+            self.check_convergence(&metrics)?;
             let done = trainer.steps_done();
             if observer.interrupted() {
                 observer.line("Stopping: saving a checkpoint");
@@ -163,6 +167,21 @@ impl Run {
         trainer.export(&result)?;
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
         Ok(Outcome::Finished(result))
+    }
+
+    /// A loss that is no number, or gradients that stay none: their updates are suppressed, so
+    /// nothing can change any more.
+    fn check_convergence(&mut self, metrics: &StepMetrics) -> Result<()> {
+        self.suppressed = if metrics.applied { 0 } else { self.suppressed + 1 };
+        if !metrics.loss.is_finite() {
+            let what = format!("the loss of step {} is {}", metrics.step, metrics.loss);
+            return Err(TrainError::Diverged { what });
+        }
+        if self.suppressed == MAX_SUPPRESSED {
+            let what = format!("the gradients of {MAX_SUPPRESSED} steps up to {} are not finite", metrics.step);
+            return Err(TrainError::Diverged { what });
+        }
+        Ok(())
     }
 
     fn evaluate(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {

@@ -169,3 +169,14 @@ fn a_run_from_nothing_learns() {
     assert!((steps[0] - (512f64).ln()).abs() < 0.3, "an untrained model knows nothing: {}", steps[0]);
     assert!(steps[11] < steps[0] - 0.5, "{steps:?}");
 }
+
+#[test]
+fn a_run_that_diverges_ends_with_its_own_exit_code() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let changed = json!({"learning_rate": 1e30, "max_grad_norm": 0, "lora": false});
+    let error = train::run(config(&output, &changed), source(), device(), &mut Lines::default()).unwrap_err();
+    assert!(matches!(error, TrainError::Diverged { .. }) && error.exit_code() == 5, "{error}");
+    let last = events(&output).pop().unwrap();
+    assert_eq!((&last["event"], &last["exit_code"]), (&json!("failed"), &json!(5)));
+}

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::library::{Kind, Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
 use crate::nvrtc::Compiler;
 use crate::session::CudaSession;
-use program::{Backend, BackendError, Program, Session};
+use program::{Backend, BackendError, Choices, Program, Session};
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,6 +34,16 @@ impl Backend for CudaBackend {
 
     fn load(&self, program: Arc<Program>) -> std::result::Result<Box<dyn Session>, BackendError> {
         Ok(Box::new(self.load_session(program)?))
+    }
+
+    fn load_with(
+        &self,
+        program: Arc<Program>,
+        choices: &Choices,
+    ) -> std::result::Result<Box<dyn Session>, BackendError> {
+        let mut options = self.options.clone();
+        options.algorithms.extend(choices.iter().map(|(name, choice)| (name.clone(), choice.clone())));
+        Ok(Box::new(CudaSession::new(program, &options)?))
     }
 }
 

@@ -88,6 +88,10 @@ impl CublasLt {
         Ok(Arc::new(library))
     }
 
+    pub(crate) fn table(&self) -> &CublasLtTable {
+        &self.table
+    }
+
     fn check(&self, call: &'static str, status: sys::Status) -> Result<()> {
         if status == sys::SUCCESS {
             return Ok(());
@@ -137,6 +141,34 @@ impl ProductPlan {
             .into_iter()
             .map(|choice| Ok(ProductPlan { choice, ..Self::describe(library, product)? }))
             .collect::<Result<Vec<_>>>()
+    }
+
+    /// With an algorithm that an earlier plan of the same product had; an error where the library does
+    /// not take it or it wants more workspace than the limit.
+    pub fn with_algorithm(library: &Arc<CublasLt>, product: Product, algorithm: Algorithm) -> Result<ProductPlan> {
+        check_types(&product)?;
+        let plan = Self::describe(library, product)?;
+        let mut choice = HeuristicResult::default();
+        // SAFETY: every descriptor is alive, the result is a live local.
+        let status = unsafe {
+            (library.table.cublasLtMatmulAlgoCheck)(
+                library.handle,
+                plan.descriptor.raw,
+                plan.left.raw,
+                plan.right.raw,
+                plan.out.raw,
+                plan.out.raw,
+                &algorithm,
+                &mut choice,
+            )
+        };
+        let context = || format!("checking an algorithm of {product}");
+        library.check("cublasLtMatmulAlgoCheck", status).during(context)?;
+        library.check("cublasLtMatmulAlgoCheck", choice.state).during(context)?;
+        if choice.workspace_size > library.workspace_limit {
+            return Err(unsupported(&product, &format!("its algorithm wants {} bytes", choice.workspace_size)));
+        }
+        Ok(ProductPlan { choice: HeuristicResult { algorithm, ..choice }, ..plan })
     }
 
     /// Bytes of workspace that [`ProductPlan::run`] needs.
@@ -238,6 +270,17 @@ impl ProductPlan {
             return Err(unsupported(&self.product, "cuBLASLt offers no algorithm for it"));
         }
         Ok(results)
+    }
+}
+
+impl Product {
+    /// Everything that decides which algorithms there are and how fast they are.
+    pub fn description(&self) -> String {
+        let Product { a, b, d, alignment, beta, .. } = self;
+        let [rows, batches] = [|o: &Operand| o.row_stride, |o: &Operand| o.batch_stride].map(|f| [f(a), f(b), f(d)]);
+        let batches = if self.batch == 1 { String::new() } else { format!(", batches {batches:?}") };
+        let bias = self.bias.map(|dtype| format!(", bias {dtype}")).unwrap_or_default();
+        format!("{self}, rows {rows:?}{batches}, aligned {alignment:?}, beta {beta}{bias}")
     }
 }
 
@@ -384,10 +427,12 @@ mod tests {
         assert_eq!([alignment(0), alignment(512), alignment(48), alignment(2), alignment(7)], [256, 256, 16, 2, 1]);
     }
 
-    #[test]
-    fn mixed_factors_are_refused_by_name() {
-        let operand = |dtype| Operand::new(dtype, 8, false);
-        let product = Product {
+    fn operand(dtype: DType) -> Operand {
+        Operand::new(dtype, 8, false)
+    }
+
+    fn product() -> Product {
+        Product {
             m: 4,
             n: 8,
             k: 8,
@@ -399,7 +444,34 @@ mod tests {
             beta: 0.0,
             bias: None,
             alignment: [256; 3],
-        };
+        }
+    }
+
+    #[test]
+    fn a_description_tells_apart_what_is_timed_apart() {
+        let base = product();
+        let others = [
+            Product { beta: 1.0, ..base },
+            Product { bias: Some(DType::BF16), ..base },
+            Product { alignment: [256, 16, 256], ..base },
+            Product { d: Operand { row_stride: 16, ..base.d }, ..base },
+            Product { a: Operand { transposed: true, ..base.a }, ..base },
+            Product { batch: 2, ..base },
+        ];
+        assert_eq!(
+            base.description(),
+            "product nn 4×8×8 bf16·f32→f32, rows [8, 8, 8], aligned [256, 256, 256], beta 0"
+        );
+        assert_eq!(Product { alpha: 2.0, ..base }.description(), base.description());
+        let mut all: Vec<String> = others.iter().chain([&base]).map(Product::description).collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), others.len() + 1);
+    }
+
+    #[test]
+    fn mixed_factors_are_refused_by_name() {
+        let product = product();
         let text = check_types(&product).unwrap_err().to_string();
         assert_eq!(text, "product nn 4×8×8 bf16·f32→f32: both factors must have one type");
         assert!(check_types(&Product { b: operand(DType::I32), a: operand(DType::I32), ..product }).is_err());

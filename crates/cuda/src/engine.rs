@@ -1,6 +1,7 @@
 //! One GPU with everything that instructions are prepared with: stream, compiler, libraries, and
 //! what was prepared before. It knows kernels and plans; it does not know instructions.
 
+use crate::algorithms::{Algorithms, Chooser, Operands};
 use crate::cublaslt::{CublasLt, Product, ProductPlan};
 use crate::cudnn::sdpa::{Gradients, Sdpa, SdpaPlan};
 use crate::cudnn::{Cudnn, Handle, Target};
@@ -22,6 +23,10 @@ pub struct Options {
     pub device: usize,
     /// Where compiled kernels, cuDNN's plans and chosen algorithms are kept; `None`: nowhere.
     pub cache: Option<PathBuf>,
+    /// Whether the algorithm of a product is chosen by the clock while loading.
+    pub time_products: bool,
+    /// Algorithms of an earlier session, which win over every other choice.
+    pub algorithms: Algorithms,
     /// Waits after every instruction, so that an error names the one that failed. Slow.
     pub check_each: bool,
     /// Each entry point is captured at its second run and replayed from then on. Off with `check_each`.
@@ -31,7 +36,15 @@ pub struct Options {
 impl Options {
     /// Device 0, the user's kernel cache, replay on.
     pub fn new(search: Search) -> Options {
-        Options { search, device: 0, cache: DiskCache::default_folder(), check_each: false, graphs: true }
+        Options {
+            search,
+            device: 0,
+            cache: DiskCache::default_folder(),
+            time_products: true,
+            algorithms: Algorithms::new(),
+            check_each: false,
+            graphs: true,
+        }
     }
 }
 
@@ -63,6 +76,7 @@ pub(crate) struct Engine {
     cudnn: std::result::Result<(Arc<Cudnn>, Handle), Error>,
     cublaslt: Arc<CublasLt>,
     compiler: Compiler,
+    pub chooser: Chooser,
     kernel_cache: KernelCache,
     disk_cache: DiskCache,
     /// Decisions that a user should be able to see, each once.
@@ -90,8 +104,10 @@ impl Engine {
         };
         let disk_cache = DiskCache::new(options.cache.clone());
         let kernel_cache = KernelCache::new(disk_cache.clone());
+        let chooser = Chooser::new(options.algorithms.clone(), disk_cache.clone(), options.time_products);
         let (products, attentions, own, notes) = (vec![], vec![], vec![], vec![]);
         Ok(Engine {
+            chooser,
             device,
             stream,
             compiler,
@@ -163,12 +179,12 @@ impl Engine {
         module.function(entry)
     }
 
-    /// The plan for a product, made at its first use.
-    pub fn product(&mut self, product: Product) -> Result<ProductId> {
+    /// The plan for a product, made at its first use, which may overwrite the arenas.
+    pub fn product(&mut self, product: Product, operands: Operands) -> Result<ProductId> {
         if let Some(index) = self.products.iter().position(|(p, _)| *p == product) {
             return Ok(ProductId(index));
         }
-        let plan = ProductPlan::new(&self.cublaslt, product)?;
+        let plan = self.chooser.plan(&self.cublaslt, &self.stream, product, operands)?;
         self.products.push((product, plan));
         Ok(ProductId(self.products.len() - 1))
     }

@@ -4,6 +4,7 @@
 //! gradients, adapters, precision recipes, run configs, nor the list of operations: kernels reach
 //! it as text inside a program.
 
+pub mod algorithms;
 pub mod backend;
 pub mod cublaslt;
 pub mod cudnn;
@@ -20,6 +21,7 @@ mod prepare;
 mod session;
 pub mod sys;
 
+pub use algorithms::Algorithms;
 pub use backend::{CudaBackend, Report, devices};
 pub use engine::Options;
 pub use error::{During, Error, Result};

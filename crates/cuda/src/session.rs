@@ -1,10 +1,11 @@
 //! A loaded program on one GPU: its memory, its prepared instructions, and running an entry point.
 
+use crate::algorithms::Algorithms;
 use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
 use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared};
-use program::{Arch, BackendError, Program, Session, Step, TensorRef};
+use program::{Arch, Arena, BackendError, Choices, Program, Session, Step, TensorRef};
 use std::sync::Arc;
 
 /// One entry point, ready to run.
@@ -53,6 +54,8 @@ impl CudaSession {
             }
             planned.push(steps);
         }
+        engine.chooser.finish();
+        initialise(&program, &engine, &memory)?;
         let most = planned.iter().flatten().map(Planned::workspace).max().unwrap_or(0);
         let workspace =
             DeviceBuffer::new(&engine.device, most).during(|| "allocating the workspace of libraries".into())?;
@@ -70,6 +73,11 @@ impl CudaSession {
     /// Decisions that were taken while loading and that a user may want to know.
     pub fn notes(&self) -> &[String] {
         &self.engine.notes
+    }
+
+    /// The algorithm of every product: given to [`Options::algorithms`], a later session has the same.
+    pub fn algorithms(&self) -> &Algorithms {
+        self.engine.chooser.chosen()
     }
 
     /// Bytes that libraries use beside the arenas, one instruction at a time.
@@ -153,6 +161,10 @@ impl Session for CudaSession {
         self.run_entry(entry).map_err(backend_error)
     }
 
+    fn choices(&self) -> Choices {
+        self.algorithms().clone()
+    }
+
     fn synchronize(&mut self) -> std::result::Result<(), BackendError> {
         let wait = || {
             self.engine.device.bind()?;
@@ -202,21 +214,26 @@ fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
     }
 }
 
-/// The arenas, zeroed, with the constants in them.
+/// The arenas; what is in them is undefined.
 fn allocate(program: &Program, engine: &Engine) -> Result<Memory> {
-    let mut arenas = vec![];
-    for arena in &program.arenas {
-        let context = || format!("allocating the arena of {}", arena.kind.name());
-        let buffer = DeviceBuffer::new(&engine.device, arena.bytes).during(context)?;
-        buffer.zero(&engine.stream).during(context)?;
-        arenas.push(buffer);
+    let allocate = |arena: &Arena| {
+        let buffer = DeviceBuffer::new(&engine.device, arena.bytes);
+        buffer.during(|| format!("allocating the arena of {}", arena.kind.name()))
+    };
+    Ok(Memory { arenas: program.arenas.iter().map(allocate).collect::<Result<_>>()? })
+}
+
+/// Zeros everywhere, then the constants: after planning, which uses the arenas for its measurements.
+fn initialise(program: &Program, engine: &Engine, memory: &Memory) -> Result<()> {
+    for (buffer, arena) in memory.arenas.iter().zip(&program.arenas) {
+        buffer.zero(&engine.stream).during(|| format!("zeroing the arena of {}", arena.kind.name()))?;
     }
     for constant in &program.constants {
         let at = &constant.at;
         assert!(at.is_dense() && at.bytes() == constant.value.bytes.len(), "a constant fills its place {at}");
-        arenas[at.arena.0 as usize].write(&engine.stream, at.offset, &constant.value.bytes)?;
+        memory.arenas[at.arena.0 as usize].write(&engine.stream, at.offset, &constant.value.bytes)?;
     }
-    Ok(Memory { arenas })
+    Ok(())
 }
 
 /// In the words of the backend contract.

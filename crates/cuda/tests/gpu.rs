@@ -20,7 +20,7 @@ fn gpu() -> Option<(Options, String)> {
     let search = Search::from_environment(roots.unwrap_or_default());
     let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were asked for: {e}"));
     let device = found.first().expect("GPU tests were asked for, but no GPU is visible");
-    let options = Options { cache: None, check_each: true, ..Options::new(search) };
+    let options = Options { cache: None, time_products: false, check_each: true, ..Options::new(search) };
     Some((options, device.architecture.target()))
 }
 
@@ -206,6 +206,81 @@ fn products_in_every_orientation_and_type() {
             }
         }
     }
+}
+
+/// A large product and a skinny one; the bits of both results.
+fn products(options: &Options, architecture: &str) -> (cuda::Algorithms, Vec<u8>) {
+    let mut layout = Layout::default();
+    let mut tensor = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
+    let [x, w, y, narrow, z] = [[512, 4096], [1024, 4096], [512, 1024], [16, 4096], [512, 16]].map(&mut tensor);
+    let gemm = |b: &TensorRef, d: &TensorRef| {
+        Instruction::Gemm(Gemm {
+            m: 512,
+            n: d.shape[1],
+            k: 4096,
+            a: x.clone(),
+            b: b.clone(),
+            d: d.clone(),
+            transpose_a: false,
+            transpose_b: true,
+            scale: 1.0,
+            bias: None,
+            accumulate: true,
+            low_rank: vec![],
+        })
+    };
+    let instructions = vec![gemm(&w, &y), gemm(&narrow, &z)];
+    let mut session = load(options, layout.program(architecture.into(), vec![], instructions));
+    assert!(read(&mut session, &y).bytes.iter().all(|b| *b == 0), "arenas are zero after loading");
+    let mut numbers = Numbers::new(6);
+    for at in [&x, &w, &narrow] {
+        write(&mut session, at, &numbers.tensor(at.dtype, &at.shape));
+    }
+    run(&mut session);
+    let bytes = [&y, &z].map(|at| read(&mut session, at).bytes).concat();
+    (session.algorithms().clone(), bytes)
+}
+
+#[test]
+fn timed_products_are_remembered_and_taken_from_a_record() {
+    let Some((options, architecture)) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let timed = Options { cache: Some(folder.path().to_owned()), time_products: true, ..options.clone() };
+    let start = std::time::Instant::now();
+    let (chosen, bits) = products(&timed, &architecture);
+    println!("timed in {:?}: {chosen:#?}", start.elapsed());
+    assert_eq!(chosen.len(), 2);
+    let start = std::time::Instant::now();
+    assert!(products(&timed, &architecture) == (chosen.clone(), bits.clone()), "from the disk");
+    println!("remembered in {:?}", start.elapsed());
+    // Another choice than the clock's or the cache's: the first suggestion, then its record.
+    let (first, first_bits) = products(&options, &architecture);
+    let recorded = Options { algorithms: first.clone(), ..timed.clone() };
+    assert!(products(&recorded, &architecture) == (first, first_bits), "from the record");
+    let record = Options { algorithms: chosen.clone(), ..options.clone() };
+    assert!(products(&record, &architecture) == (chosen.clone(), bits), "from the record without a cache");
+    let broken = chosen.keys().map(|name| (name.clone(), "0123".to_owned())).collect();
+    let broken = Options { algorithms: broken, ..options };
+    let outcome = std::panic::catch_unwind(|| products(&broken, &architecture));
+    let text = *outcome.expect_err("a record of nonsense was taken").downcast::<String>().unwrap();
+    assert!(text.contains("the run's record") && text.contains("instruction 0 of forward"), "{text}");
+}
+
+#[test]
+fn stored_attention_plans_give_the_same_bits() {
+    let Some((options, architecture)) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { cache: Some(folder.path().to_owned()), ..options };
+    for documents in [vec![], packed()] {
+        let case = Case { documents, ..base() };
+        let built = check_attention(&options, &architecture, &case);
+        assert!(built == check_attention(&options, &architecture, &case), "the same bits: {case:?}");
+    }
+    let plans = std::fs::read_dir(folder.path()).unwrap().filter(|entry| {
+        let path = entry.as_ref().unwrap().path();
+        path.extension().is_some_and(|kind| kind == "plan")
+    });
+    assert_eq!(plans.count(), 4, "forward and backward, full and packed");
 }
 
 /// Forward and backward against f64; returns the bytes of o, dq, dk, dv.

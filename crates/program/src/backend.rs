@@ -1,5 +1,6 @@
 //! The contract between a program and what runs it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -21,6 +22,9 @@ pub enum BackendError {
     Failed { call: String, message: String, context: Option<String> },
 }
 
+/// What a backend decided by timing, by name, as text to be kept beside a run. Empty where nothing is timed.
+pub type Choices = BTreeMap<String, String>;
+
 /// Makes sessions. May be used by several threads.
 pub trait Backend: Send + Sync {
     /// `cpu`, `cuda`.
@@ -28,6 +32,12 @@ pub trait Backend: Send + Sync {
 
     /// Allocates the arenas (zeroed), writes the constants, prepares every instruction.
     fn load(&self, program: Arc<Program>) -> Result<Box<dyn Session>, BackendError>;
+
+    /// As [`Backend::load`], with the choices of an earlier session instead of new ones. A backend that
+    /// times nothing has no use for them.
+    fn load_with(&self, program: Arc<Program>, _choices: &Choices) -> Result<Box<dyn Session>, BackendError> {
+        self.load(program)
+    }
 }
 
 /// A loaded program with its memory. Used by one thread at a time.
@@ -42,6 +52,11 @@ pub trait Session: Send {
 
     /// Runs one entry point by index. May return before the device has finished.
     fn run(&mut self, entry: usize) -> Result<(), BackendError>;
+
+    /// What was decided by timing while loading: given to [`Backend::load_with`], the same bits follow.
+    fn choices(&self) -> Choices {
+        Choices::new()
+    }
 
     /// Waits for everything that was started.
     fn synchronize(&mut self) -> Result<(), BackendError>;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
 use super::{Memory, Preparation};
+use crate::algorithms::Operands;
 use crate::cublaslt::{Operand, Product, alignment};
 use crate::engine::{Engine, ProductId};
 use crate::error::Result;
@@ -46,8 +47,10 @@ fn part(
     let memory: &Memory = p.memory;
     let d_address = memory.address(d) + (first_column * d.dtype.size()) as u64;
     let addresses = [memory.address(a), memory.address(b), d_address];
-    let plan = p.engine.product(Product { alignment: addresses.map(alignment), ..*product })?;
-    Ok(Part { plan, addresses, bias: bias.map(|at| memory.address(at)) })
+    let bias = bias.map(|at| memory.address(at));
+    let operands = Operands { addresses, bias, arenas: &memory.arenas };
+    let plan = p.engine.product(Product { alignment: addresses.map(alignment), ..*product }, operands)?;
+    Ok(Part { plan, addresses, bias })
 }
 
 fn main_product(gemm: &Gemm) -> Product {

@@ -81,6 +81,10 @@ function_table! {
         Handle, MatmulDescriptor, MatrixLayout, MatrixLayout, MatrixLayout, MatrixLayout, Preference, c_int,
         *mut HeuristicResult, *mut c_int,
     ) -> Status;
+    cublasLtMatmulAlgoCheck(
+        Handle, MatmulDescriptor, MatrixLayout, MatrixLayout, MatrixLayout, MatrixLayout, *const Algorithm,
+        *mut HeuristicResult,
+    ) -> Status;
     cublasLtMatmul(
         Handle, MatmulDescriptor, *const c_void, *const c_void, MatrixLayout, *const c_void, MatrixLayout,
         *const c_void, *const c_void, MatrixLayout, *mut c_void, MatrixLayout, *const Algorithm, *mut c_void, usize,

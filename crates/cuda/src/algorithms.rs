@@ -1,0 +1,217 @@
+//! Which algorithm multiplies: the one in the run's record, the one remembered on this machine, the
+//! fastest of a few by the clock, or the library's first suggestion.
+//!
+//! Knows products and where their operands lie; which product of the model one is, is not known here.
+#![allow(unsafe_code, reason = "runs products and copies on memory that holds nothing yet")]
+
+use crate::cublaslt::{self, CublasLt, Product, ProductPlan};
+use crate::disk_cache::{DiskCache, digest};
+use crate::driver::{DeviceBuffer, Event, Stream};
+use crate::error::{During, Error, Result};
+use crate::sys::cublaslt::Algorithm;
+use std::sync::Arc;
+
+/// Products in words, and the algorithm of each in hexadecimal digits: what a run records, so that its
+/// bits do not depend on a clock when it goes on.
+pub type Algorithms = program::Choices;
+
+/// Suggestions that are timed.
+const CANDIDATES: usize = 8;
+/// Runs of each; the first is not counted, it loads code.
+const ROUNDS: usize = 4;
+/// A suggestion must beat the library's favourite by this factor: below it the clock is noise.
+const WORTHWHILE: f32 = 0.98;
+
+/// Where a product's operands lie, and all memory around them. Nothing in it is needed yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<'a> {
+    pub addresses: [u64; 3],
+    pub bias: Option<u64>,
+    pub arenas: &'a [DeviceBuffer],
+}
+
+/// Finds the algorithm of each product once.
+pub(crate) struct Chooser {
+    given: Algorithms,
+    chosen: Algorithms,
+    cache: DiskCache,
+    time: bool,
+    /// Workspace of timed products; while it is there the arenas hold numbers to multiply.
+    workspace: Option<DeviceBuffer>,
+}
+
+impl Chooser {
+    /// `given` wins over the cache, the cache over the clock. Without `time` only `given` is asked.
+    pub fn new(given: Algorithms, cache: DiskCache, time: bool) -> Chooser {
+        Chooser { given, chosen: Algorithms::new(), cache, time, workspace: None }
+    }
+
+    /// The algorithms that were settled on so far.
+    pub fn chosen(&self) -> &Algorithms {
+        &self.chosen
+    }
+
+    /// A product with its algorithm. May overwrite everything in the arenas.
+    pub fn plan(&mut self, lt: &Arc<CublasLt>, stream: &Stream, product: Product, at: Operands) -> Result<ProductPlan> {
+        let name = product.description();
+        let plan = match self.chosen.get(&name).or_else(|| self.given.get(&name)) {
+            Some(digits) => recorded(lt, product, digits)?,
+            None if self.time => self.remembered_or_timed(lt, stream, product, &name, at)?,
+            None => ProductPlan::new(lt, product)?,
+        };
+        self.chosen.insert(name, digits(plan.algorithm()));
+        Ok(plan)
+    }
+
+    /// Frees what timing took.
+    pub fn finish(&mut self) {
+        self.workspace = None;
+    }
+
+    fn remembered_or_timed(
+        &mut self,
+        lt: &Arc<CublasLt>,
+        stream: &Stream,
+        product: Product,
+        name: &str,
+        at: Operands,
+    ) -> Result<ProductPlan> {
+        let (device, version) = (stream.device.properties.to_string(), cublaslt::version(lt.table()));
+        let entry = format!("{}.algorithm", digest(&[device.as_bytes(), version.as_bytes(), name.as_bytes()]));
+        let remembered = self.cache.read(&entry).and_then(|bytes| {
+            // What this library does not take is timed again.
+            ProductPlan::with_algorithm(lt, product, parse(std::str::from_utf8(&bytes).ok()?)?).ok()
+        });
+        if let Some(plan) = remembered {
+            return Ok(plan);
+        }
+        let mut plans = ProductPlan::candidates(lt, product, CANDIDATES)?;
+        let mut best = 0;
+        if plans.len() > 1 {
+            let times = self.time(lt, stream, &plans, at).during(|| format!("timing {product}"))?;
+            best = pick(&times);
+        }
+        let plan = plans.swap_remove(best);
+        self.cache.write(&entry, digits(plan.algorithm()).as_bytes())?;
+        Ok(plan)
+    }
+
+    /// The least milliseconds of each plan. The second-level cache is swept before every run, and the
+    /// plans take turns, so that none profits from its place.
+    fn time(&mut self, lt: &CublasLt, stream: &Stream, plans: &[ProductPlan], at: Operands) -> Result<Vec<f32>> {
+        if self.workspace.is_none() {
+            self.workspace = Some(DeviceBuffer::new(&stream.device, lt.workspace_limit)?);
+            at.arenas.iter().try_for_each(|arena| fill(stream, arena))?;
+        }
+        let workspace = self.workspace.as_ref().expect("allocated above").address();
+        let mut least = vec![f32::INFINITY; plans.len()];
+        for round in 0..ROUNDS {
+            let mut marks = vec![];
+            for plan in plans {
+                sweep(stream, at.arenas)?;
+                let (start, end) = (Event::new(&stream.device)?, Event::new(&stream.device)?);
+                start.record(stream)?;
+                // SAFETY: the operands lie in the arenas as the product describes them, the workspace
+                // is as large as any algorithm may ask, and the stream is waited for below.
+                unsafe { plan.run(stream, at.addresses, at.bias, workspace)? };
+                end.record(stream)?;
+                marks.push((start, end));
+            }
+            stream.synchronise()?;
+            for (least, (start, end)) in least.iter_mut().zip(&marks).filter(|_| round > 0) {
+                *least = least.min(end.since(start)?);
+            }
+        }
+        Ok(least)
+    }
+}
+
+/// The fastest, or the first where the fastest is hardly faster.
+fn pick(times: &[f32]) -> usize {
+    let best = (0..times.len()).min_by(|a, b| times[*a].total_cmp(&times[*b])).expect("at least one plan was timed");
+    if times[best] < WORTHWHILE * times[0] { best } else { 0 }
+}
+
+/// A plan with the algorithm of a run's record, which must hold here.
+fn recorded(lt: &Arc<CublasLt>, product: Product, digits: &str) -> Result<ProductPlan> {
+    let refused = |reason: String| Error::Unsupported {
+        what: product.to_string(),
+        reason: format!(
+            "the run's record names an algorithm that cuBLASLt {} does not take here ({reason}); go on with the \
+             library and the kind of GPU that the run began with",
+            cublaslt::version(lt.table())
+        ),
+        context: String::new(),
+    };
+    let algorithm = parse(digits).ok_or_else(|| refused(format!("`{digits}` is not 128 hexadecimal digits")))?;
+    ProductPlan::with_algorithm(lt, product, algorithm).map_err(|error| refused(error.to_string()))
+}
+
+fn digits(algorithm: Algorithm) -> String {
+    algorithm.data.iter().map(|word| format!("{word:016x}")).collect()
+}
+
+fn parse(digits: &str) -> Option<Algorithm> {
+    if digits.len() != 128 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let word = |i: usize| u64::from_str_radix(&digits[16 * i..16 * (i + 1)], 16).expect("hexadecimal digits");
+    Some(Algorithm { data: std::array::from_fn(word) })
+}
+
+/// Words of a pattern that arenas are filled with.
+const PATTERN: usize = 1 << 18;
+
+/// Fills a buffer with numbers between 2⁻⁷ and 2 of either sign, as f32 and as bf16: zeros would let
+/// the GPU clock higher than real work does.
+fn fill(stream: &Stream, buffer: &DeviceBuffer) -> Result<()> {
+    let mut state = 0x9e37_79b9_u32;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state & 0x83ff_83ff) | 0x3c00_3c00
+    };
+    let pattern: Vec<u8> = (0..PATTERN).flat_map(|_| word().to_le_bytes()).collect();
+    let mut filled = pattern.len().min(buffer.len());
+    buffer.write(stream, 0, &pattern[..filled])?;
+    while filled < buffer.len() {
+        let bytes = filled.min(buffer.len() - filled);
+        let target = buffer.slice(filled, bytes);
+        // SAFETY: both ranges lie in the buffer, the second behind the first.
+        unsafe { stream.copy(target, buffer.address(), bytes)? };
+        filled += bytes;
+    }
+    Ok(())
+}
+
+/// Reads and writes more of the largest arena than the second-level cache holds.
+fn sweep(stream: &Stream, arenas: &[DeviceBuffer]) -> Result<()> {
+    let Some(arena) = arenas.iter().max_by_key(|arena| arena.len()) else { return Ok(()) };
+    let bytes = stream.device.properties.l2_cache.min(arena.len() / 2);
+    let target = arena.slice(bytes, bytes);
+    // SAFETY: two halves of a range inside the arena.
+    unsafe { stream.copy(target, arena.address(), bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_favourite_stays_unless_another_is_clearly_faster() {
+        assert_eq!(pick(&[1.0, 0.99, 1.2]), 0);
+        assert_eq!(pick(&[1.0, 0.97, 0.9]), 2);
+        assert_eq!(pick(&[0.5]), 0);
+    }
+
+    #[test]
+    fn algorithms_survive_their_record() {
+        let algorithm = Algorithm { data: [1, u64::MAX, 0, 0x0123_4567_89ab_cdef, 5, 6, 7, 8] };
+        let text = digits(algorithm);
+        assert_eq!(parse(&text), Some(algorithm));
+        assert_eq!(parse(&text[1..]), None);
+        assert_eq!(parse(&text.replace('f', "é")), None);
+        assert_eq!(parse(&format!("+{}", &text[1..])), None);
+    }
+}

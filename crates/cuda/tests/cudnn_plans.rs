@@ -151,3 +151,14 @@ fn a_stored_plan_is_taken_for_the_same_attention_only() {
     let (sdpa, gradients) = attention(Case { length: 64, heads: (4, 2), head_dim: 64, slots: None, merged: false });
     assert!(!sdpa.backward(&gradients, &cudnn, &target, &plans).unwrap().plan.from_disk());
 }
+
+#[test]
+fn what_no_engine_takes_is_refused_in_the_librarys_words() {
+    let Some(cudnn) = cudnn() else { return };
+    let case = Case { length: 64, heads: (4, 2), head_dim: 512, slots: None, merged: false };
+    let (sdpa, gradients) = attention(case);
+    let refused = sdpa.backward(&gradients, &cudnn, &Target::Described(H200), &DiskCache::default()).err();
+    let text = refused.expect("heads of 512 have no backward pass").to_string();
+    println!("{text}");
+    assert!(text.starts_with("attention backward Sdpa") && text.contains("engine"), "{text}");
+}

@@ -229,6 +229,19 @@ fn dropout_is_computed_in_training_alone() {
     }
 }
 
+/// Patterns are Python's, which PEFT reads: they may look ahead.
+#[test]
+fn adapter_patterns_may_look_ahead() {
+    let adapted = |pattern: &str| -> Vec<String> {
+        let adapter = Some(compiler::AdapterOptions { targets: vec![pattern.into()], ..adapter() });
+        let program = compile(&model(), &CompileOptions { adapter, ..options() }, &machine()).unwrap();
+        program.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.name.clone()).collect()
+    };
+    let (all, some) = (adapted(r".*_proj"), adapted(r"^(?!.*gate).*_proj$"));
+    assert!(all.iter().any(|name| name.contains("gate_proj")) && !some.is_empty());
+    assert_eq!(some, all.into_iter().filter(|name| !name.contains("gate_proj")).collect::<Vec<_>>());
+}
+
 /// A program for a GPU carries kernels and other choices; the CPU runs it all the same.
 #[test]
 fn a_program_for_an_h200_runs_on_the_cpu() {

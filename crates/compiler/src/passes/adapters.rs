@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
+use fancy_regex::Regex;
 use graph::{Element, Graph, Init, Node, Origin, ParameterId, ValueId};
 use ops::{Append, Emit};
 use program::EntryKind;
-use regex::Regex;
 use tensor::Attrs;
 
 use crate::options::AdapterOptions;
@@ -26,7 +26,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result = Vec::with_capacity(nodes.len() * 2);
     for mut node in nodes {
-        if let Some(module) = target_module(graph, &node, &uses, &targets, &mut hits) {
+        if let Some(module) = target_module(graph, &node, &uses, &targets, &mut hits)? {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
             let x = node.inputs[0];
@@ -91,24 +91,24 @@ fn target_module(
     uses: &[usize],
     targets: &Targets,
     hits: &mut [usize],
-) -> Option<String> {
+) -> Result<Option<String>, CompileError> {
     if node.op != "linear" {
-        return None;
+        return Ok(None);
     }
-    let weight = *node.inputs.get(1)?;
-    let Origin::Parameter(id) = graph.value(weight).origin else { return None };
+    let Some(weight) = node.inputs.get(1) else { return Ok(None) };
+    let Origin::Parameter(id) = graph.value(*weight).origin else { return Ok(None) };
     if uses[weight.0 as usize] > 1 {
-        return None;
+        return Ok(None);
     }
-    let module = graph.parameter(id).name.strip_suffix(".weight")?.to_owned();
-    targets.matches(&module, hits).then_some(module)
+    let Some(module) = graph.parameter(id).name.strip_suffix(".weight") else { return Ok(None) };
+    Ok(targets.matches(module, hits)?.then(|| module.to_owned()))
 }
 
 enum Target {
     AllLinear,
     /// The last components of the module name.
     Suffix(String),
-    /// The whole module name.
+    /// The whole module name, in the syntax that PEFT's users know from Python: look-around too.
     Pattern(Regex),
 }
 
@@ -130,18 +130,20 @@ impl Targets {
     }
 
     /// Counts which targets hit, so that one that never does can be named.
-    fn matches(&self, module: &str, hits: &mut [usize]) -> bool {
+    fn matches(&self, module: &str, hits: &mut [usize]) -> Result<bool, CompileError> {
         let mut any = false;
         for (target, hits) in self.0.iter().zip(hits) {
             let hit = match target {
                 Target::AllLinear => module != HEAD,
                 Target::Suffix(name) => module == name || module.ends_with(&format!(".{name}")),
-                Target::Pattern(pattern) => pattern.is_match(module),
+                Target::Pattern(pattern) => pattern.is_match(module).map_err(|e| {
+                    CompileError::Options(format!("adapter target `{pattern}` gives no answer for `{module}`: {e}"))
+                })?,
             };
             *hits += hit as usize;
             any |= hit;
         }
-        any
+        Ok(any)
     }
 }
 

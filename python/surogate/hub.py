@@ -15,8 +15,9 @@ PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "t
 PATTERNS_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model", "merges.txt"]
 
 
-def folder(model: str, *, weights: bool = True) -> Path:
+def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     """The local folder of a model: the path itself if it is one, else a hub repository's snapshot.
+    `what` is the word for it in messages.
 
     Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_ENDPOINT,
     HF_HUB_OFFLINE.
@@ -25,7 +26,7 @@ def folder(model: str, *, weights: bool = True) -> Path:
     if local.is_dir():
         return local
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(f"model: there is no folder `{model}`, and hub names have the form `owner/name`")
+        raise ConfigError(f"{what}: there is no folder `{model}`, and hub names have the form `owner/name`")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -33,7 +34,7 @@ def folder(model: str, *, weights: bool = True) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise RunError(f"model: `{model}` is no local folder and cannot be fetched from the hub: {error}") from error
+        raise RunError(f"{what}: `{model}` is no local folder and cannot be fetched from the hub: {error}") from error
 
 
 def model_config(path: Path) -> dict[str, Any]:

@@ -116,5 +116,5 @@ def load(
     """
     folder = hub.folder(os.fspath(path))
     ir = models.build(hub.model_config(folder))
-    adapter_folder = None if adapter is None else hub.folder(os.fspath(adapter))
+    adapter_folder = None if adapter is None else hub.folder(os.fspath(adapter), what="adapter")
     return Model(_native.Model.load(folder, ir, adapter_folder, device, dtype, site_packages()))

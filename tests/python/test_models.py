@@ -88,6 +88,8 @@ def test_head_size_follows_from_the_hidden_size_unless_given():
     assert shape(tiny_llama()) == [32, 32]
     assert shape(tiny_llama(head_dim=24)) == [96, 32]
     assert shape(tiny_qwen3(head_dim=None)) == [4 * 128, 32]
+    everyone = {**tiny_qwen3(), "num_key_value_heads": None}
+    assert parameters(build(everyone))["model.layers.{i}.self_attn.k_proj.weight"]["shape"] == [64, 32]
     with pytest.raises(ModelConfigError, match="`head_dim`: is missing, and num_attention_heads does not divide"):
         build(tiny_llama(hidden_size=34))
 
@@ -162,6 +164,14 @@ def test_yarn_is_relative_to_the_length_of_the_model():
 
     assert attributes()["original_max_position_embeddings"] == 64
     assert attributes(original_max_position_embeddings=16)["original_max_position_embeddings"] == 16
+
+
+def test_an_original_length_outside_of_the_scaling_wins():
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for outside, expected in ((None, 64), (24, 24)):
+        ir = build(tiny_llama(rope_scaling=scaling, original_max_position_embeddings=outside))
+        attributes = next(n for n in nodes(ir) if n["op"] == "rope_frequencies")["attrs"]
+        assert attributes["original_max_position_embeddings"] == expected
 
 
 def test_unknown_architectures_are_named_with_the_nearest():

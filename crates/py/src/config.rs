@@ -24,7 +24,13 @@ impl Config {
     /// Loads YAML text. `source` names it in messages, `overrides` are (option, value as in YAML).
     /// Raises ConfigError with every problem.
     #[staticmethod]
-    fn from_yaml(py: Python<'_>, text: &str, source: &str, task_name: &str, overrides: Vec<(String, String)>) -> PyResult<Self> {
+    fn from_yaml(
+        py: Python<'_>,
+        text: &str,
+        source: &str,
+        task_name: &str,
+        overrides: Vec<(String, String)>,
+    ) -> PyResult<Self> {
         let loaded = config::Config::load(text, source, task(task_name)?, &overrides);
         loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
     }

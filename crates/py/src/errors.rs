@@ -7,11 +7,26 @@ use pyo3::prelude::*;
 use serde_json::Value;
 use train::TrainError;
 
-create_exception!(surogate.errors, SurogateError, PyException, "Base of every exception that is not a mistake of the engine.");
-create_exception!(surogate.errors, ConfigError, SurogateError, "The configuration or the arguments are wrong: every problem at once.");
+create_exception!(
+    surogate.errors,
+    SurogateError,
+    PyException,
+    "Base of every exception that is not a mistake of the engine."
+);
+create_exception!(
+    surogate.errors,
+    ConfigError,
+    SurogateError,
+    "The configuration or the arguments are wrong: every problem at once."
+);
 create_exception!(surogate.errors, MemoryPlanError, SurogateError, "The plan needs more memory than there is.");
 create_exception!(surogate.errors, DataError, SurogateError, "The data cannot be trained on.");
-create_exception!(surogate.errors, DivergedError, SurogateError, "The loss or the gradient norm is no longer a number.");
+create_exception!(
+    surogate.errors,
+    DivergedError,
+    SurogateError,
+    "The loss or the gradient norm is no longer a number."
+);
 create_exception!(surogate.errors, RunError, SurogateError, "A file, a library or the device failed.");
 
 /// One exception for all problems of a configuration; its `problems` attribute holds them as JSON text.

@@ -42,7 +42,11 @@ fn element_type(name: &str) -> PyResult<DType> {
 impl Model {
     /// Calls the engine without the interpreter's lock. A panic in an earlier call has left nothing
     /// half done that a later one would read.
-    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send) -> PyResult<T> {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send,
+    ) -> PyResult<T> {
         let result = py.detach(|| call(&mut self.model.lock().unwrap_or_else(PoisonError::into_inner)));
         result.map_err(|error| train_error(py, error))
     }

@@ -11,7 +11,6 @@ use crate::arrays::{self, BatchArrays};
 use crate::config::Config;
 use crate::errors::train_error;
 
-
 /// A run that is driven by its caller.
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Trainer {
@@ -19,7 +18,12 @@ pub struct Trainer {
 }
 
 /// Model, device and options of a run, ready to train. `ir` is the model's graph as JSON.
-pub fn open(config: &Config, folder: &std::path::Path, ir: &str, site_packages: Vec<PathBuf>) -> train::Result<train::Trainer> {
+pub fn open(
+    config: &Config,
+    folder: &std::path::Path,
+    ir: &str,
+    site_packages: Vec<PathBuf>,
+) -> train::Result<train::Trainer> {
     let config = Arc::new(config.config.clone());
     let source = Arc::new(ModelSource::open(folder, ir)?);
     let request = DeviceRequest { device: config.hardware.device, site_packages, ..DeviceRequest::default() };
@@ -75,6 +79,11 @@ impl Trainer {
     /// Writes the adapter or the model, loads it again and compares.
     fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |trainer| trainer.export(&path))
+    }
+
+    /// Where the time of a micro-step goes, a row for each instruction, as JSON.
+    fn time_breakdown(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |trainer| Ok(trainer.time_breakdown()?.to_string()))
     }
 
     /// Steps of the run; None where the options do not say.

@@ -30,7 +30,13 @@ SETTINGS: dict[str, dict[str, type]] = {
     },
 }
 
-REQUIRED = {"linear": ["factor"], "llama3": list(SETTINGS["llama3"]), "yarn": ["factor"]}
+REQUIRED = {
+    "linear": ["factor"],
+    "llama3": ["factor", "low_freq_factor", "high_freq_factor"],
+    "yarn": ["factor"],
+}
+
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -66,13 +72,16 @@ class Rotation:
             reader.problem("rope_theta", f"{theta!r} is not supported, expected a number")
             theta = None
         settings = _settings(reader, name, kind, values)
+        outside = reader.take(ORIGINAL_LENGTH)  # wins, as in transformers
+        if outside is not None and ORIGINAL_LENGTH in SETTINGS.get(kind, {}):
+            settings[ORIGINAL_LENGTH] = outside
         return cls(10000.0 if theta is None else float(theta), kind, settings)
 
     def with_original_length(self, max_position_embeddings: int) -> Self:
-        """Yarn is relative to the model's own length where the config names no other."""
-        if self.type != "yarn" or "original_max_position_embeddings" in self.settings:
+        """Some types are relative to the model's own length where the config names no other."""
+        if ORIGINAL_LENGTH not in SETTINGS.get(self.type, {}) or ORIGINAL_LENGTH in self.settings:
             return self
-        settings = {**self.settings, "original_max_position_embeddings": max_position_embeddings}
+        settings = {**self.settings, ORIGINAL_LENGTH: max_position_embeddings}
         return type(self)(self.theta, self.type, settings)
 
 
@@ -87,7 +96,7 @@ def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> d
         return {}
     known, settings = SETTINGS[kind], {}
     for key, value in values.items():
-        if value is None or key.startswith("mscale") and value == 0:  # 0 means unset, as in transformers
+        if value is None or value == 0 and key.startswith(("mscale", "beta")):  # 0 means unset, as in transformers
             continue
         if key not in known:
             if kind != "default":

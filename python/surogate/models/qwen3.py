@@ -28,6 +28,8 @@ class Qwen3Config(ModelConfig):
     use_sliding_window: Literal[False] = False
 
     def derive(self, reader: Reader) -> None:
+        if "num_key_value_heads" in reader.fields and reader.fields["num_key_value_heads"] is None:
+            self.num_key_value_heads = self.num_attention_heads
         self.rope = self.rope.with_original_length(self.max_position_embeddings)
         reader.take("sliding_window")  # has no effect without use_sliding_window
         for kind in reader.take("layer_types") or []:

@@ -134,7 +134,8 @@ impl Feed {
     }
 }
 
-fn workers(config: &Config) -> usize {
+/// Threads that prepare data; 0: the loop itself.
+pub fn workers(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_WORKERS);
     config.data.dataloader_num_workers.value().map_or_else(cores, |n| *n as usize)
 }

@@ -18,6 +18,7 @@ mod model;
 mod peft;
 mod plan;
 pub mod preview;
+mod record;
 mod run;
 pub mod schedule;
 pub mod source;

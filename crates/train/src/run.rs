@@ -1,23 +1,20 @@
 //! A whole run: folders, the loop, evaluation, checkpoints, the result.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use jiff::Zoned;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::checkpoint;
-use crate::config::{Config, Reason, Reasons};
+use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::log::Log;
 use crate::metrics::StepMetrics;
+use crate::record::{MANIFEST, Place, manifest, reasons};
 use crate::source::ModelSource;
 use crate::staged::write_synced;
 use crate::trainer::{Trainer, run_name};
-
-/// What stands in every folder that a run wrote to.
-const MANIFEST: &str = "manifest.json";
 
 /// Suppressed updates in a row after which a run is given up.
 const MAX_SUPPRESSED: u64 = 5;
@@ -64,41 +61,6 @@ pub fn run(
     };
     run.log.write(&event)?;
     outcome
-}
-
-/// Folders of a run.
-struct Place {
-    output: PathBuf,
-    checkpoints: PathBuf,
-    log: PathBuf,
-}
-
-impl Place {
-    /// Decides them and checks that they are free and can be written to.
-    fn new(config: &Config, name: &str) -> Result<Place> {
-        let output = PathBuf::from(&config.run.output_dir);
-        if output.join(MANIFEST).exists() {
-            let message = format!("`{}` holds another run", output.display());
-            let hint = Some("choose another `output_dir`, or remove that folder".to_owned());
-            return Err(TrainError::Config(vec![config.mistake("output_dir", message, hint)]));
-        }
-        let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
-        for folder in [&output, &checkpoints] {
-            try_writing(folder)?;
-        }
-        let time = Zoned::now().strftime("%Y%m%d-%H%M%S");
-        let file = format!("log-{}-{time}.json", name.replace(['/', '\\'], "-"));
-        let log = config.logging.log_file.value().map_or_else(|| output.join(file), PathBuf::from);
-        Ok(Place { output, checkpoints, log })
-    }
-}
-
-/// A trial before the first step: a full or read-only disk is told now.
-fn try_writing(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
-    let trial = folder.join(format!(".trial-{}", std::process::id()));
-    write_synced(&trial, &[0; 4096])?;
-    std::fs::remove_file(&trial).map_err(|e| TrainError::io("remove", &trial, e))
 }
 
 /// A run in progress.
@@ -209,65 +171,4 @@ impl Run {
         self.log.write(&json!({"event": "checkpoint", "step": step, "path": folder}))?;
         Ok(folder)
     }
-}
-
-fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
-    let total_steps = trainer.total_steps();
-    let machine = trainer.device.machine.clone();
-    let (model, folder) = (trainer.config.model.model.clone(), trainer.source.folder.clone());
-    let task = trainer.config.task.name();
-    let program = trainer.engine()?.program().clone();
-    let count = |trained: bool| -> usize {
-        let slots = program.parameters.iter().filter(|slot| !trained || slot.trainable);
-        slots.map(|slot| slot.weight.len()).sum()
-    };
-    let memory: Vec<Value> = program
-        .memory
-        .iter()
-        .map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note}))
-        .collect();
-    let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
-    Ok(json!({
-        "run": trainer.name,
-        "surogate": env!("CARGO_PKG_VERSION"),
-        "started": Zoned::now().to_string(),
-        "task": task,
-        "model": model,
-        "folder": folder,
-        "architecture": program.name,
-        "machine": {"name": machine.name, "arch": machine.arch.to_string(), "memory": machine.memory, "units": machine.units},
-        "parameters": {"total": count(false), "trained": count(true)},
-        "steps": total_steps,
-        "memory": memory,
-        "memory_bytes": bytes,
-        "log": place.log,
-    }))
-}
-
-/// What was chosen for options that were left open.
-fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
-    let config = &trainer.config;
-    let mut reasons = trainer.plan.reasons.clone();
-    let mut choose = |name: &str, open: bool, value: Value, because: &str| {
-        if open {
-            reasons.insert(name.to_owned(), Reason { value, because: because.to_owned() });
-        }
-    };
-    choose("run_name", config.run.run_name.is_auto(), json!(trainer.name), "the model and the time");
-    choose("checkpoint_dir", config.run.checkpoint_dir.is_auto(), json!(place.checkpoints), "`output_dir`");
-    choose("log_file", config.logging.log_file.is_auto(), json!(place.log), "in `output_dir`");
-    let device = trainer.device.backend.name();
-    choose("device", config.hardware.device.is_auto(), json!(device), &trainer.device.because);
-    choose(
-        "model_type",
-        config.model.model_type.is_auto(),
-        json!(trainer.source.model_type()),
-        "the model's configuration",
-    );
-    if let Some(total) = trainer.total_steps() {
-        let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
-        choose("warmup_steps", config.optimizer.warmup_steps.is_auto(), json!(warmup), "`warmup_ratio` of all steps");
-        choose("cooldown_steps", config.optimizer.cooldown_steps.is_auto(), json!(cooldown), "the schedule");
-    }
-    reasons
 }

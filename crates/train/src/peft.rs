@@ -11,28 +11,46 @@ use tensor::DType;
 use crate::error::{Result, TrainError};
 
 /// What PEFT puts in front of every module's name.
-const PREFIX: &str = "base_model.model.";
+pub const PREFIX: &str = "base_model.model.";
 
-/// Keys that are only understood when they are off: (key, the value that is off beside null).
-const REFUSED: &[(&str, &str)] = &[
-    ("use_rslora", "false"),
-    ("use_dora", "false"),
-    ("use_qalora", "false"),
-    ("use_bdlora", "false"),
-    ("lora_bias", "false"),
-    ("fan_in_fan_out", "false"),
-    ("bias", "\"none\""),
-    ("modules_to_save", "[]"),
-    ("rank_pattern", "{}"),
-    ("alpha_pattern", "{}"),
-    ("exclude_modules", "[]"),
-    ("layers_to_transform", "[]"),
-    ("layers_pattern", "[]"),
-    ("layer_replication", "[]"),
-    ("trainable_token_indices", "[]"),
-    ("target_parameters", "[]"),
-    ("alora_invocation_tokens", "[]"),
+/// Keys that are read, that say where an adapter comes from, or that only steer how its training began.
+const UNDERSTOOD: &[&str] = &[
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "eva_config",
+    "inference_mode",
+    "init_lora_weights",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
 ];
+
+/// First values of an adapter that leave the base weights alone. The others subtract from them what the
+/// adapter starts with, and do so again when PEFT loads it.
+const PLAIN_STARTS: &[&str] = &["true", "false", "null", "\"gaussian\"", "\"orthogonal\"", "\"eva\""];
+
+/// True for the values by which PEFT says that a variant is not in use.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text == "none",
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
 
 /// Reads the options of an adapter folder. Dropout is that of training; evaluation leaves it out.
 pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
@@ -43,9 +61,9 @@ pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
     if config["peft_type"] != "LORA" {
         return Err(wrong(format!("`peft_type` is {}, only \"LORA\" is supported", config["peft_type"])));
     }
-    for (key, off) in REFUSED {
-        let value = &config[*key];
-        if !value.is_null() && value.to_string() != *off {
+    for (key, value) in config.as_object().into_iter().flatten() {
+        let start = key == "init_lora_weights" && !PLAIN_STARTS.contains(&value.to_string().as_str());
+        if start || (!UNDERSTOOD.contains(&key.as_str()) && !is_off(value)) {
             return Err(wrong(format!("`{key}: {value}` is not supported")));
         }
     }
@@ -133,6 +151,10 @@ mod tests {
             (r#", "use_dora": true}"#, "use_dora"),
             (r#", "modules_to_save": ["lm_head"]}"#, "modules_to_save"),
             (r#", "rank_pattern": {"q_proj": 8}}"#, "rank_pattern"),
+            (r#", "bias": "all"}"#, "bias"),
+            (r#", "init_lora_weights": "pissa"}"#, "init_lora_weights"),
+            (r#", "arrow_config": {"top_k": 3}}"#, "arrow_config"),
+            (r#", "of_a_later_peft": 1}"#, "of_a_later_peft"),
         ] {
             let message = read(&format!("{base}{more}")).unwrap_err();
             assert!(message.contains(word) && message.contains("not supported"), "{message}");

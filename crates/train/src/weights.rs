@@ -32,10 +32,12 @@ impl Part {
 
 /// Reads every parameter of a part from files, converting to the type in which it is stored.
 ///
-/// Errors name tensors that are missing, superfluous or of another shape, all at once. A
-/// superfluous tensor that equals a used one bit for bit is a tied copy and accepted.
+/// Errors name tensors that are missing, superfluous or of another shape, all at once. Two kinds of
+/// superfluous tensors are accepted: in a model, one that equals a used one bit for bit, as tied weights
+/// are written; beside an adapter, a copy of a base weight that the session holds, as PEFT writes it
+/// for an adapted head.
 pub fn load(session: &mut dyn Session, program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
-    check_names(program, part, files, place)?;
+    check_names(session, program, part, files, place)?;
     for slot in part.of(program) {
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
         if view.dtype == slot.weight.dtype {
@@ -47,7 +49,7 @@ pub fn load(session: &mut dyn Session, program: &Program, part: Part, files: &We
     Ok(())
 }
 
-fn check_names(program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
+fn check_names(session: &mut dyn Session, program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
     let mut problems = Vec::new();
     for slot in part.of(program) {
         if !files.contains(&slot.name) {
@@ -65,7 +67,14 @@ fn check_names(program: &Program, part: Part, files: &Weights, place: &str) -> R
     for name in files.names() {
         let used = part.of(program).any(|slot| slot.name == name);
         let computed = COMPUTED.iter().any(|ending| name.ends_with(ending));
-        if !used && !computed && !is_tied_copy(program, part, files, name)? {
+        if used || computed {
+            continue;
+        }
+        let copy = match part {
+            Part::Base => is_tied_copy(program, files, name)?,
+            Part::Adapter => is_base_copy(session, program, files, name)?,
+        };
+        if !copy {
             problems.push(format!("`{name}` belongs to nothing in the model"));
         }
     }
@@ -79,10 +88,17 @@ fn check_names(program: &Program, part: Part, files: &Weights, place: &str) -> R
     Err(TrainError::Usage(text))
 }
 
-fn is_tied_copy(program: &Program, part: Part, files: &Weights, name: &str) -> Result<bool> {
+fn is_tied_copy(program: &Program, files: &Weights, name: &str) -> Result<bool> {
     let extra = files.get(name).map_err(TrainError::model_file)?;
-    let mut used = part.of(program).filter(|slot| slot.weight.shape == extra.shape && files.contains(&slot.name));
+    let mut used = Part::Base.of(program).filter(|slot| slot.weight.shape == extra.shape && files.contains(&slot.name));
     Ok(used.any(|slot| files.get(&slot.name).is_ok_and(|view| view.bytes == extra.bytes)))
+}
+
+fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, name: &str) -> Result<bool> {
+    let base = name.strip_prefix(crate::peft::PREFIX).map(|name| name.replace(".base_layer.", "."));
+    let Some(slot) = Part::Base.of(program).find(|slot| Some(&slot.name) == base.as_ref()) else { return Ok(false) };
+    let copy = files.get(name).map_err(TrainError::model_file)?.to_host();
+    Ok(copy.shape == slot.weight.shape && copy.cast(slot.weight.dtype).bytes == read(session, slot)?.bytes)
 }
 
 /// Gives every parameter of a part its first values: a function of the seed, the parameter's name

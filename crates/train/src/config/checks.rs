@@ -100,6 +100,11 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
         let hint = Some("set `lora: true`, or remove `adapter`".to_string());
         reader.report("adapter", "`adapter` names an adapter to go on with, but `lora` is false", hint);
     }
+    if of.lora && of.adapter.is_none() && of.lora_target_modules.is_empty() && !reader.is_faulty("lora_target_modules")
+    {
+        let hint = Some("`[all-linear]` takes every linear but the head".to_string());
+        reader.report("lora_target_modules", "`lora_target_modules: []` would train nothing", hint);
+    }
     if of.merge_adapter && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "merge_adapter", "lora", "true");
     }

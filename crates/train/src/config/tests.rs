@@ -373,6 +373,10 @@ fn contradictions() {
     );
     assert_eq!(mistakes("max_steps: 0\n"), ["max_steps: `max_steps: 0` would train nothing"]);
     assert_eq!(
+        mistakes("lora_target_modules: []\n"),
+        ["lora_target_modules: `lora_target_modules: []` would train nothing"]
+    );
+    assert_eq!(
         mistakes("datasets:\n- {path: a, type: text, messages_field: m}\n"),
         [
             "datasets[0].messages_field: `datasets[0].messages_field` belongs to type `conversation`, but the type is `text`"

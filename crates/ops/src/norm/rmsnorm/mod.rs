@@ -91,7 +91,10 @@ impl Op for RmsNorm {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x, weight] = inputs else { return Err("takes x and the weight".into()) };
         check_weight(x, weight)?;
-        attrs.float("eps").map_err(|e| e.0)?;
+        let eps = attrs.float("eps").map_err(|e| e.0)?;
+        if !(eps >= 0.0 && eps.is_finite()) {
+            return Err(format!("`eps` is {eps}, expected a number from 0"));
+        }
         attrs.flag("offset").map_err(|e| e.0)?;
         Ok(vec![x.clone(), ValueType::new(Element::F32, row_shape(x))])
     }

@@ -1,6 +1,7 @@
 //! A loaded program: its memory, every instruction made ready, and the loop over them.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use program::{BackendError, Instruction, Program, Provenance, Session, Step, TensorRef};
 use rayon::ThreadPool;
@@ -85,6 +86,7 @@ fn run_entry(
     memory: &mut Memory,
     buffers: &mut [Buffer],
     check_finite: bool,
+    mut done: impl FnMut(),
 ) -> Result<(), BackendError> {
     for (step, instruction) in steps.iter().zip(prepared) {
         match instruction {
@@ -93,6 +95,7 @@ fn run_entry(
             Prepared::Copy(copy) => copy.run(memory, buffers),
             Prepared::Zero(at) => copy::zero(memory, at),
         }
+        done();
         if let Some(message) = check_finite.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
             let context = Some(place(&step.provenance));
             return Err(BackendError::Failed { call: "the check for finite values".into(), message, context });
@@ -121,7 +124,22 @@ impl Session for CpuSession {
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
         let CpuSession { program, pool, memory, entries, buffers, check_finite } = self;
         let steps = &program.entries[entry].steps;
-        pool.install(|| run_entry(steps, &entries[entry], memory, buffers, *check_finite))
+        pool.install(|| run_entry(steps, &entries[entry], memory, buffers, *check_finite, || {}))
+    }
+
+    fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
+        let CpuSession { program, pool, memory, entries, buffers, .. } = self;
+        let steps = &program.entries[entry].steps;
+        pool.install(|| {
+            let mut seconds = Vec::with_capacity(steps.len());
+            let mut last = Instant::now();
+            let done = || {
+                seconds.push(last.elapsed().as_secs_f64());
+                last = Instant::now();
+            };
+            run_entry(steps, &entries[entry], memory, buffers, false, done)?;
+            Ok(seconds)
+        })
     }
 
     fn synchronize(&mut self) -> Result<(), BackendError> {

@@ -27,4 +27,4 @@ pub use engine::Options;
 pub use error::{During, Error, Result};
 pub use library::Search;
 pub use machine::machine;
-pub use session::{CudaSession, StepTime};
+pub use session::CudaSession;

@@ -15,14 +15,6 @@ struct PreparedEntry {
     graph: Option<Graph>,
 }
 
-/// Device time of one instruction.
-#[derive(Clone, Debug)]
-pub struct StepTime {
-    /// Index into the entry's steps.
-    pub step: usize,
-    pub milliseconds: f32,
-}
-
 /// A program loaded onto a GPU. The fields are dropped in order: what uses memory goes first.
 pub struct CudaSession {
     program: Arc<Program>,
@@ -87,11 +79,7 @@ impl CudaSession {
 
     /// Runs an entry point with a time stamp around every instruction. Gaps between launches count
     /// for the instruction behind them.
-    pub fn profile(&mut self, entry: usize) -> std::result::Result<Vec<StepTime>, BackendError> {
-        self.profile_steps(entry).map_err(backend_error)
-    }
-
-    fn profile_steps(&mut self, entry: usize) -> Result<Vec<StepTime>> {
+    fn profile_steps(&mut self, entry: usize) -> Result<Vec<f64>> {
         let CudaSession { entries, engine, .. } = self;
         engine.device.bind()?;
         let steps = &mut entries[entry].steps;
@@ -104,8 +92,7 @@ impl CudaSession {
             marks.push(mark);
         }
         engine.stream.synchronise()?;
-        let time = |(step, pair): (usize, &[Event])| Ok(StepTime { step, milliseconds: pair[1].since(&pair[0])? });
-        marks.windows(2).enumerate().map(time).collect()
+        marks.windows(2).map(|pair| Ok(f64::from(pair[1].since(&pair[0])?) / 1e3)).collect()
     }
 
     fn run_entry(&mut self, index: usize) -> Result<()> {
@@ -137,6 +124,10 @@ impl CudaSession {
 impl Session for CudaSession {
     fn program(&self) -> &Arc<Program> {
         &self.program
+    }
+
+    fn profile(&mut self, entry: usize) -> std::result::Result<Vec<f64>, BackendError> {
+        self.profile_steps(entry).map_err(backend_error)
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {

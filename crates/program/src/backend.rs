@@ -53,6 +53,10 @@ pub trait Session: Send {
     /// Runs one entry point by index. May return before the device has finished.
     fn run(&mut self, entry: usize) -> Result<(), BackendError>;
 
+    /// Runs one entry point with the clock around every instruction: seconds, one for each step. Gaps
+    /// between instructions count for the one behind them.
+    fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError>;
+
     /// What was decided by timing while loading: given to [`Backend::load_with`], the same bits follow.
     fn choices(&self) -> Choices {
         Choices::new()

@@ -23,6 +23,7 @@ mod run;
 pub mod schedule;
 pub mod source;
 mod staged;
+mod time;
 mod trainer;
 mod weights;
 

@@ -19,6 +19,7 @@ use crate::metrics::{EvaluationMetrics, StepMetrics};
 use crate::plan::Plan;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
+use crate::time::time_breakdown;
 use crate::weights::{self, Part};
 
 /// A model in training, with its data where there is any.
@@ -139,6 +140,13 @@ impl Trainer {
             seconds: start.elapsed().as_secs_f64(),
             applied,
         })
+    }
+
+    /// Where the time of a micro-step goes, for the shape that ran last: see [`time_breakdown`].
+    pub fn time_breakdown(&mut self) -> Result<serde_json::Value> {
+        let engine = self.engine()?;
+        let variant = *engine.options().variants.last().expect("an engine has at least one shape");
+        time_breakdown(engine, variant)
     }
 
     fn rate(&self, given: Option<f64>) -> Result<f64> {

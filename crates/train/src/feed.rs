@@ -17,7 +17,7 @@ use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
 /// Micro-batches that are made ahead of the loop.
-const PREFETCH: usize = 4;
+pub const PREFETCH: usize = 4;
 
 /// Threads that prepare data when the user leaves it open, at most.
 const MAX_WORKERS: usize = 8;

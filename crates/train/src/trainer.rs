@@ -44,6 +44,7 @@ impl Trainer {
     /// Nothing is compiled before the first batch is known.
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
         let plan = Plan::new(&config, &source)?;
+        check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
         let feed = match config.data.datasets {
             Some(_) => Some(Feed::new(&config, &source, plan.sequence_len)?),
             None => None,
@@ -227,6 +228,23 @@ impl Trainer {
     }
 }
 
+/// Bytes of a token in a batch: ids, positions, targets, weights, starts of documents.
+const BYTES_PER_TOKEN: usize = 5 * size_of::<i32>();
+
+/// Refuses micro-batches that do not fit by themselves, before the loader makes any. What does fit is
+/// judged by the memory plan.
+fn check_batch_size(config: &Config, sequence_len: usize, memory: usize) -> Result<()> {
+    let rows = config.training.per_device_train_batch_size as usize;
+    let bytes = rows.saturating_mul(sequence_len).saturating_mul(BYTES_PER_TOKEN * (1 + crate::feed::PREFETCH));
+    if bytes <= memory {
+        return Ok(());
+    }
+    Err(TrainError::Memory(format!(
+        "`per_device_train_batch_size: {rows}` with rows of {sequence_len} tokens: the batches alone need {bytes} bytes, \
+         {memory} are available; take fewer rows, and more `gradient_accumulation_steps` instead"
+    )))
+}
+
 /// The name that the options give, or the model's with the time.
 pub fn run_name(config: &Config, source: &ModelSource) -> String {
     let model = || source.folder.file_name().map_or("run".into(), |name| name.to_string_lossy());
@@ -269,6 +287,17 @@ fn tokens(batch: &Batch) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_that_cannot_fit_are_refused_before_they_are_made() {
+        let config = |rows: u64| {
+            let options = serde_json::json!({"model": "m", "per_device_train_batch_size": rows});
+            Config::load_json(&options.to_string(), crate::config::Task::Sft, &[]).unwrap()
+        };
+        assert!(check_batch_size(&config(1000), 1000, 1 << 30).is_ok());
+        let error = check_batch_size(&config(u32::MAX.into()), 1000, 1 << 30).unwrap_err();
+        assert!(error.exit_code() == 3 && error.to_string().contains("gradient_accumulation_steps"), "{error}");
+    }
 
     #[test]
     fn padding_does_not_count_as_tokens() {

@@ -5,27 +5,36 @@
 
 mod cpu;
 mod fuse;
+mod weight;
 
 pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
+pub use weight::RmsNormWeightGradient;
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
 use tensor::Attrs;
 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
+use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 
 const SOURCE: &str = include_str!("rmsnorm.cu");
-const HEADERS: &[(&str, &str)] =
-    &[("types.cuh", include_str!("../../cuda/types.cuh")), ("reduce.cuh", include_str!("../../cuda/reduce.cuh"))];
+const HEADERS: &[(&str, &str)] = &[
+    ("rows.cuh", include_str!("../../cuda/rows.cuh")),
+    ("types.cuh", include_str!("../../cuda/types.cuh")),
+    ("pack.cuh", include_str!("../../cuda/pack.cuh")),
+    ("reduce.cuh", include_str!("../../cuda/reduce.cuh")),
+];
 
 const ATTRIBUTES: &[Attribute] = &[
     Attribute { name: "eps", kind: "float", doc: "added to the mean of squares" },
     Attribute { name: "offset", kind: "bool?", doc: "multiply with 1 + w instead of w" },
 ];
 
-/// Threads of one block; one block works on one row.
+/// Threads of one block.
 const THREADS: u32 = 256;
+/// Up to this many packs a row belongs to one warp; longer rows take a whole block.
+const PACKS_OF_A_WARP: usize = 256;
 
 fn check_weight(x: &ValueType, weight: &ValueType) -> Result<(), String> {
     if weight.shape.len() != 1 || weight.last() != x.last() || x.last().is_none() {
@@ -39,16 +48,18 @@ fn row_shape(x: &ValueType) -> Vec<graph::Dim> {
     x.shape[..x.shape.len() - 1].to_vec()
 }
 
+/// A kernel over rows. All of `tensors` have the columns of the first input.
 fn spec(entry: &'static str, call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)], rows: usize) -> KernelSpec {
     let columns = *call.inputs[0].shape.last().expect("the shape rule asks for an axis");
     let eps = call.attrs.float("eps").unwrap_or(0.0);
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
-    let mut defines = vec![
-        ("COLUMNS".to_owned(), columns.to_string()),
-        ("EPS".to_owned(), format!("{eps:e}f")),
-        ("OFFSET".to_owned(), (offset as u32).to_string()),
-        ("THREADS".to_owned(), THREADS.to_string()),
-    ];
+    let width = row_width(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>());
+    let lanes = if columns / width <= PACKS_OF_A_WARP { 32 } else { THREADS as usize };
+    let numbers =
+        [("COLUMNS", columns), ("ROWS", rows), ("WIDTH", width), ("LANES", lanes), ("THREADS", THREADS as usize)];
+    let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+    defines.push(("EPS".to_owned(), format!("{eps:e}f")));
+    defines.push(("OFFSET".to_owned(), (offset as u32).to_string()));
     for (name, tensor) in tensors {
         defines.extend(defines_for(name, tensor));
     }
@@ -57,7 +68,7 @@ fn spec(entry: &'static str, call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)
         source: SOURCE.to_owned(),
         headers: HEADERS.to_vec(),
         defines,
-        grid: [rows as u32, 1, 1],
+        grid: [rows.div_ceil(THREADS as usize / lanes) as u32, 1, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: Vec::new(),
@@ -190,80 +201,5 @@ impl Op for RmsNormBackward {
             )
         };
         vec![example(6, 64, false), example(3, 40, true), example(2, 2048, false)]
-    }
-}
-
-/// dw = Σ over rows of dy·x·r
-pub struct RmsNormWeightGradient;
-
-/// Rows that one block sums before the partial sums are added in order.
-const ROWS_PER_BLOCK: usize = 64;
-
-impl Op for RmsNormWeightGradient {
-    fn name(&self) -> &'static str {
-        "rmsnorm_weight_gradient"
-    }
-
-    fn class(&self) -> Class {
-        Class::Reduction
-    }
-
-    fn doc(&self) -> &'static str {
-        "Weight gradient of `rmsnorm`: dw = Σ rows dy·x·r, in f32. x, r, dy → dw f32 [H]. With `accumulate`, added to."
-    }
-
-    fn attributes(&self) -> &'static [Attribute] {
-        &[Attribute { name: "accumulate", kind: "bool?", doc: "add to the result instead of overwriting it" }]
-    }
-
-    fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [x, r, dy] = inputs else { return Err("takes x, r and dy".into()) };
-        if dy.shape != x.shape || r.shape != row_shape(x) {
-            return Err("dy must be shaped like x, r like its rows".into());
-        }
-        Ok(vec![ValueType::new(Element::F32, [x.shape[x.shape.len() - 1].clone()])])
-    }
-
-    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
-    }
-
-    fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        rows_of(&call.inputs[0]).div_ceil(ROWS_PER_BLOCK) * call.outputs[0].len() * 4
-    }
-
-    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, _, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
-        let (rows, columns) = (rows_of(x), call.outputs[0].len());
-        let blocks = rows.div_ceil(ROWS_PER_BLOCK);
-        let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-        let mut partial = spec("rmsnorm_weight_partial", call, &[("X", x), ("DY", dy)], rows);
-        partial.defines.push(("ROWS".to_owned(), rows.to_string()));
-        partial.defines.push(("ROWS_PER_BLOCK".to_owned(), ROWS_PER_BLOCK.to_string()));
-        partial.grid = [columns.div_ceil(THREADS as usize) as u32, blocks as u32, 1];
-        partial.args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Scratch(0)];
-        let mut sum = spec("sum_partials", call, &[], columns);
-        sum.defines.push(("PARTS".to_owned(), blocks.to_string()));
-        sum.defines.push(("ACCUMULATE".to_owned(), (accumulate as u32).to_string()));
-        sum.grid = [columns.div_ceil(THREADS as usize) as u32, 1, 1];
-        sum.args = vec![Arg::Scratch(0), Arg::Output(0)];
-        Lowered::Kernels(vec![partial, sum])
-    }
-
-    crate::reference!(cpu::weight_gradient);
-
-    fn examples(&self) -> Vec<Example> {
-        let example = |rows: usize, columns: usize, attrs: Attrs| {
-            Example::new(
-                vec![
-                    ExampleInput::Normal { shape: vec![rows, columns], scale: 1.0 },
-                    ExampleInput::UniformF32 { shape: vec![rows], low: 0.5, high: 1.5 },
-                    ExampleInput::Normal { shape: vec![rows, columns], scale: 1.0 },
-                ],
-                attrs,
-            )
-            .with_state(vec![ExampleInput::NormalF32 { shape: vec![columns], scale: 1.0 }])
-        };
-        vec![example(150, 64, Attrs::new()), example(7, 300, Attrs::new().with("accumulate", true))]
     }
 }

@@ -1,0 +1,23 @@
+// Rows of COLUMNS elements, each read once in packs of WIDTH by LANES threads and kept in registers.
+// Needs COLUMNS, WIDTH (divides COLUMNS), LANES (32, or THREADS for one row per block), THREADS.
+#pragma once
+#include "types.cuh"
+#include "pack.cuh"
+#include "reduce.cuh"
+
+#define PACKS (COLUMNS / WIDTH)
+#define ITEMS ((PACKS + LANES - 1) / LANES)
+#define ROW ((size_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES)
+#define LANE (threadIdx.x % LANES)
+
+// The packs of a thread: `n` numbers them, `p` is the place in the row.
+#define FOR_PACKS(n, p) _Pragma("unroll") for (int n = 0; n < ITEMS; n++) if (const int p = LANE + n * LANES; p < PACKS)
+
+// Sum over a row in a fixed order; reaches every thread of the row.
+__device__ __forceinline__ float row_sum(float x) {
+#if LANES == 32
+  return warp_sum(x);
+#else
+  return block_sum<THREADS>(x);
+#endif
+}

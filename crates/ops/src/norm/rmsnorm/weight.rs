@@ -1,0 +1,146 @@
+//! The weight gradient of RMS normalisation: sums over all rows, in parts that are added in order.
+
+use graph::{Element, ValueType};
+use program::{Arg, TensorRef};
+use tensor::Attrs;
+
+use super::{cpu, row_shape, rows_of};
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
+use crate::layout::row_width;
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+
+const SOURCE: &str = include_str!("weight.cu");
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pack.cuh", include_str!("../../cuda/pack.cuh"))];
+
+/// Threads of one block.
+const THREADS: usize = 256;
+/// Rows that one thread sums at least.
+const LEAST_ROWS: usize = 8;
+/// Blocks that fill a GPU: two for each multiprocessor of the largest.
+const BLOCKS: usize = 264;
+
+/// How rows and columns are dealt to blocks and threads.
+struct Deal {
+    width: usize,
+    /// Threads side by side, each with `width` columns.
+    across: usize,
+    /// Threads below one another, each with every `down`-th row.
+    down: usize,
+    /// Blocks side by side and below one another.
+    grid: (usize, usize),
+    rows_per_part: usize,
+}
+
+impl Deal {
+    fn new(x: &TensorRef, dy: &TensorRef, columns: usize) -> Deal {
+        let rows = rows_of(x);
+        let width = row_width(&[x, dy]);
+        let across = (columns / width).next_power_of_two().min(32);
+        let down = THREADS / across;
+        let beside = (columns / width).div_ceil(across);
+        let parts = rows.div_ceil(down * LEAST_ROWS).clamp(1, BLOCKS.div_ceil(beside));
+        let rows_per_part = rows.div_ceil(parts);
+        Deal { width, across, down, grid: (beside, rows.div_ceil(rows_per_part)), rows_per_part }
+    }
+}
+
+/// dw = Σ over rows of dy·x·r
+pub struct RmsNormWeightGradient;
+
+impl Op for RmsNormWeightGradient {
+    fn name(&self) -> &'static str {
+        "rmsnorm_weight_gradient"
+    }
+
+    fn class(&self) -> Class {
+        Class::Reduction
+    }
+
+    fn doc(&self) -> &'static str {
+        "Weight gradient of `rmsnorm`: dw = Σ rows dy·x·r, in f32. x, r, dy → dw f32 [H]. With `accumulate`, added to."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[Attribute { name: "accumulate", kind: "bool?", doc: "add to the result instead of overwriting it" }]
+    }
+
+    fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [x, r, dy] = inputs else { return Err("takes x, r and dy".into()) };
+        if dy.shape != x.shape || r.shape != row_shape(x) {
+            return Err("dy must be shaped like x, r like its rows".into());
+        }
+        Ok(vec![ValueType::new(Element::F32, [x.shape[x.shape.len() - 1].clone()])])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("second derivatives are not taken")
+    }
+
+    fn scratch(&self, call: &LowerCall<'_>) -> usize {
+        let columns = call.outputs[0].len();
+        Deal::new(&call.inputs[0], &call.inputs[2], columns).grid.1 * columns * 4
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let [x, _, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+        let columns = call.outputs[0].len();
+        let deal = Deal::new(x, dy, columns);
+        let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+        let kernel = |entry, numbers: &[(&str, usize)]| KernelSpec {
+            entry,
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines: numbers.iter().map(|(name, n)| ((*name).to_owned(), n.to_string())).collect(),
+            grid: [1; 3],
+            block: [THREADS as u32, 1, 1],
+            shared_bytes: 0,
+            args: Vec::new(),
+        };
+        let mut partial = kernel(
+            "rmsnorm_weight_partial",
+            &[
+                ("COLUMNS", columns),
+                ("ROWS", rows_of(x)),
+                ("WIDTH", deal.width),
+                ("ACROSS", deal.across),
+                ("DOWN", deal.down),
+                ("ROWS_PER_PART", deal.rows_per_part),
+            ],
+        );
+        partial.defines.extend(defines_for("X", x));
+        partial.defines.extend(defines_for("DY", dy));
+        partial.grid = [deal.grid.0 as u32, deal.grid.1 as u32, 1];
+        partial.args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Scratch(0)];
+        let mut sum = kernel(
+            "sum_partials",
+            &[("COLUMNS", columns), ("PARTS", deal.grid.1), ("ACCUMULATE", accumulate as usize)],
+        );
+        sum.grid = [columns.div_ceil(32) as u32, 1, 1];
+        sum.args = vec![Arg::Scratch(0), Arg::Output(0)];
+        Lowered::Kernels(vec![partial, sum])
+    }
+
+    crate::reference!(cpu::weight_gradient);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |rows: usize, columns: usize, attrs: Attrs| {
+            Example::new(
+                vec![
+                    ExampleInput::Normal { shape: vec![rows, columns], scale: 1.0 },
+                    ExampleInput::UniformF32 { shape: vec![rows], low: 0.5, high: 1.5 },
+                    ExampleInput::Normal { shape: vec![rows, columns], scale: 1.0 },
+                ],
+                attrs,
+            )
+            .with_state(vec![ExampleInput::NormalF32 { shape: vec![columns], scale: 1.0 }])
+        };
+        vec![
+            example(150, 64, Attrs::new()),
+            example(7, 300, Attrs::new().with("accumulate", true)),
+            example(5000, 24, Attrs::new()),
+            example(40, 33, Attrs::new()),
+        ]
+    }
+}

@@ -246,20 +246,20 @@ class Expected:
 
 def compare_model(report: Report, model, engine: surogate.Model, batch: dict, names=lambda name: name) -> None:
     """Everything that `surogate.Model` gives for one batch. Where float32 itself loses more than the
-    tolerance, which a second run of the truth in float64 tells, three times as much is allowed."""
+    tolerance, which a second run of the truth in float64 tells, four times as much is allowed."""
     expected = Expected(model, batch, names)
     exact = Expected(copy.deepcopy(model).double(), batch, names, torch.float64)
     found, states = engine.forward(batch["input_ids"], batch["position_ids"], hidden=True)
-    noise = 3 * relative(expected.logits, exact.logits)
+    noise = 4 * relative(expected.logits, exact.logits)
     report.check("logits", relative(found, expected.logits), max(LOGITS, noise))
     if len(states) != len(expected.hidden):
         report.fail(f"{len(states)} hidden states, expected {len(expected.hidden)}")
     for index, (state, of, precise) in enumerate(zip(states, expected.hidden, exact.hidden)):
-        report.check(f"hidden {index}", relative(state, of), max(LOGITS, 3 * relative(of, precise)), "hidden")
+        report.check(f"hidden {index}", relative(state, of), max(LOGITS, 4 * relative(of, precise)), "hidden")
     arguments = (batch["input_ids"], batch["labels"], batch["position_ids"], batch["weights"])
     value, grads = engine.loss_and_gradients(*arguments)
     each, _ = engine.loss_and_gradients(*arguments, per_token=True)
-    noise = 3 * float((expected.losses - exact.losses).abs().max())
+    noise = 4 * float((expected.losses - exact.losses).abs().max())
     report.check("loss", abs(value - expected.loss), max(LOSS, noise))
     report.check("token losses", float(np.abs(each - expected.losses.numpy()).max()), max(LOSS, noise))
     if set(grads) != set(expected.gradients):
@@ -267,10 +267,10 @@ def compare_model(report: Report, model, engine: surogate.Model, batch: dict, na
     for name in set(grads) & set(expected.gradients):
         of, precise = expected.gradients[name], exact.gradients[name]
         if precise.norm() >= NOTHING:
-            noise = 3 * relative(of, precise)
+            noise = 4 * relative(of, precise)
             report.check(f"gradient of {name}", relative(grads[name], of), max(GRADIENT, noise), "gradient")
         else:
-            report.check(f"gradient of {name}, that is 0", float(np.linalg.norm(grads[name])), 1e-5, "zero gradient")
+            report.check(f"gradient of {name}, that is 0", float(np.linalg.norm(grads[name])), 1e-4, "zero gradient")
 
 
 def models(report: Report, rng: random.Random, folder: Path) -> None:
@@ -425,7 +425,8 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
 def read_folder(folder: Path) -> dict[str, np.ndarray]:
     from safetensors.torch import load_file
 
-    return {name: value.float().numpy() for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+    files = [load_file(file) for file in folder.glob("*.safetensors")]
+    return {name: value.float().numpy() for file in files for name, value in file.items()}
 
 
 def exports(report: Report, rng: random.Random, folder: Path) -> None:
@@ -435,10 +436,12 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     options = {"model": folder / "model", "device": "cpu", "learning_rate": 1e-2, "lora": rng.random() < 0.5}
     options["optimizer"] = rng.choice(["adamw", "adamw_8bit"])
     if options["lora"]:
-        options |= {"lora_rank": rng.choice([1, 3, 8]), "lora_target_modules": rng.choice([["all-linear"], ["q_proj", "down_proj"]])}
+        options["lora_rank"] = rng.choice([1, 3, 8])
+        options["lora_target_modules"] = rng.choice([["all-linear"], ["q_proj", "down_proj"]])
         options["lora_dtype"] = rng.choice(["float32", "bfloat16"])
     c = base.config
-    report.case += f" {word} tied {c.tie_word_embeddings} {c.model_type} " + str({k: options[k] for k in options if k != "model"})
+    chosen = {key: value for key, value in options.items() if key != "model"}
+    report.case += f" {word} tied {c.tie_word_embeddings} {c.model_type} {chosen}"
     trainer = surogate.Trainer(options)
     for batch in draw_steps(rng, c.vocab_size, 3):
         trainer.step(batch, learning_rate=1e-2)
@@ -462,7 +465,8 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
         model, engine = loaded.float().eval(), surogate.load(folder / "result")
     batch = draw_batch(rng, c.vocab_size)
     logits = reference(model, batch)[0].detach()
-    report.check("logits of the export", relative(engine.forward(batch["input_ids"], batch["position_ids"]), logits), LOGITS)
+    found = engine.forward(batch["input_ids"], batch["position_ids"])
+    report.check("logits of the export", relative(found, logits), LOGITS)
 
 
 PARTS = {"models": models, "adapters": adapters, "training": training, "exports": exports}

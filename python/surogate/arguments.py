@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
     doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.add_argument("--operations", action="store_true", help="compare every operation with its CPU reference")
     return root
 
 

@@ -99,6 +99,10 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
         print(findings)
     else:
         print(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}")
+    if options.operations:
+        verdict, differing = _native.check_operations(site_packages())
+        print(verdict, file=sys.stderr if options.json else sys.stdout)
+        return 1 if differing else 0
     return 0
 
 

@@ -22,7 +22,7 @@ mod _native {
     #[pymodule_export]
     use crate::config::{Config, config_help, config_schema};
     #[pymodule_export]
-    use crate::doctor::examine_machine;
+    use crate::doctor::{check_operations, examine_machine};
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]

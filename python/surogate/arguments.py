@@ -14,7 +14,17 @@ from collections.abc import Sequence
 from . import _native
 
 #: Flags of the commands themselves, with the number of words that follow.
-FLAGS = {"--help": 0, "-h": 0, "--json": 0, "--machine": 1, "--task": 1, "--set": 1, "--version": 0, "--dump": 1}
+FLAGS = {
+    "--help": 0,
+    "-h": 0,
+    "--json": 0,
+    "--operations": 0,
+    "--machine": 1,
+    "--task": 1,
+    "--set": 1,
+    "--version": 0,
+    "--dump": 1,
+}
 
 
 class UsageError(Exception):

@@ -140,6 +140,12 @@ def test_a_signal_saves_and_ends(run_file, number, code):
     assert len(list(folder.glob("checkpoint-*/state.json"))) == 1
 
 
+def test_doctor_holds_operations_against_their_references(capsys):
+    code, out, _ = run(capsys, "doctor", "--operations")
+    counts = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
+    assert code == 0 and counts and int(counts[1]) > 200, out
+
+
 def test_doctor_never_fails(capsys):
     code, out, _ = run(capsys, "doctor", "--json")
     assert code == 0 and json.loads(out)["device"] in ("cpu", "cuda")

@@ -7,6 +7,7 @@ use tensor::{Attrs, DType, HostTensor};
 
 use crate::evaluate::{Array, Evaluate, apply_stored};
 use crate::op::{Example, ExampleInput, Op};
+use crate::registry::find;
 use crate::verify::infer;
 
 /// One call with its operands' contents.
@@ -25,24 +26,52 @@ pub fn instantiate(example: &Example, op: &'static dyn Op, dtype: DType, seed: u
     let contents = |list: &[ExampleInput], first: usize| -> Vec<HostTensor> {
         list.iter().enumerate().map(|(i, input)| draw(input, dtype, seed, (first + i) as u32)).collect()
     };
-    let inputs = contents(&example.inputs, 0);
+    let mut inputs = contents(&example.inputs, 0);
+    for (i, input) in example.inputs.iter().enumerate() {
+        if let ExampleInput::Computed { op, inputs: places, result, .. } = input {
+            inputs[i] = computed(op, places, *result, example, &inputs, dtype);
+        }
+    }
     let state = contents(&example.state, inputs.len());
     let types: Vec<ValueType> = example.inputs.iter().map(type_of).collect();
-    let results = infer(op.name(), &types, &example.attrs)
-        .unwrap_or_else(|message| panic!("an example does not pass its own shape rule: {message}"));
-    assert!(state.is_empty() || state.len() == results.len(), "{}: an example gives all of its state", op.name());
-    let outputs: Vec<HostTensor> = results
-        .iter()
-        .enumerate()
-        .map(|(i, t)| {
-            let shape: Vec<usize> = t.shape.iter().map(|d| d.fixed().expect("examples have no symbols")).collect();
-            let stored = concrete(t.dtype, dtype);
-            let present = state.get(i).cloned().unwrap_or_else(|| HostTensor::zeros(stored, shape.clone()));
-            assert_eq!((present.dtype, &present.shape), (stored, &shape), "{}: state of result {i}", op.name());
-            present
-        })
-        .collect();
+    let mut outputs = results_of(op, &types, &example.attrs, dtype);
+    assert!(state.is_empty() || state.len() == outputs.len(), "{}: an example gives all of its state", op.name());
+    for (i, (output, present)) in outputs.iter_mut().zip(state).enumerate() {
+        assert_eq!(
+            (present.dtype, &present.shape),
+            (output.dtype, &output.shape),
+            "{}: state of result {i}",
+            op.name()
+        );
+        *output = present;
+    }
     Instance { op, attrs: example.attrs.clone(), inputs, outputs }
+}
+
+/// Zeros of the types and shapes that the operation gives.
+fn results_of(op: &dyn Op, inputs: &[ValueType], attrs: &Attrs, dtype: DType) -> Vec<HostTensor> {
+    let results = infer(op.name(), inputs, attrs)
+        .unwrap_or_else(|message| panic!("an example does not pass its own shape rule: {message}"));
+    let fixed = |d: &Dim| d.fixed().expect("examples have no symbols");
+    let zeros =
+        |t: &ValueType| HostTensor::zeros(concrete(t.dtype, dtype), t.shape.iter().map(fixed).collect::<Vec<_>>());
+    results.iter().map(zeros).collect()
+}
+
+/// One result of another operation for some of an example's inputs.
+fn computed(
+    op: &str,
+    places: &[usize],
+    result: usize,
+    example: &Example,
+    drawn: &[HostTensor],
+    dtype: DType,
+) -> HostTensor {
+    let op = find(op).unwrap_or_else(|| panic!("an example is computed by `{op}`, which is not registered"));
+    let types: Vec<ValueType> = places.iter().map(|at| type_of(&example.inputs[*at])).collect();
+    let outputs = results_of(op, &types, &example.attrs, dtype);
+    let inputs = places.iter().map(|at| drawn[*at].clone()).collect();
+    Instance { op, attrs: example.attrs.clone(), inputs, outputs }.expected().swap_remove(result)
 }
 
 fn concrete(element: Element, dtype: DType) -> DType {
@@ -61,6 +90,7 @@ pub fn type_of(input: &ExampleInput) -> ValueType {
         | ExampleInput::F32 { shape, .. } => (Element::F32, shape),
         ExampleInput::Ints { shape, .. } => (Element::I32, shape),
         ExampleInput::Bytes { shape, .. } => (Element::Fixed(DType::U8), shape),
+        ExampleInput::Computed { element, shape, .. } => (*element, shape),
     };
     ValueType::new(element, shape.iter().map(|n| Dim::Fixed(*n)).collect::<Vec<_>>())
 }
@@ -83,6 +113,7 @@ fn draw(input: &ExampleInput, dtype: DType, seed: u64, stream: u32) -> HostTenso
         ExampleInput::Ints { shape, values } => HostTensor::from_i32(shape.clone(), values),
         ExampleInput::F32 { shape, values } => HostTensor::from_f32(shape.clone(), values),
         ExampleInput::Bytes { shape, values } => HostTensor::new(DType::U8, shape.clone(), values.clone()),
+        ExampleInput::Computed { element, shape, .. } => HostTensor::zeros(concrete(*element, dtype), shape.clone()),
     }
 }
 

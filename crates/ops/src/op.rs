@@ -1,6 +1,6 @@
 //! What an operation declares. What is left out does not compile.
 
-use graph::ValueType;
+use graph::{Element, ValueType};
 use program::{Cost, TensorRef};
 use tensor::Attrs;
 
@@ -149,6 +149,9 @@ pub enum ExampleInput {
     F32 { shape: Vec<usize>, values: Vec<f32> },
     /// Given bytes.
     Bytes { shape: Vec<usize>, values: Vec<u8> },
+    /// What the reference of `op` gives as its result number `result` for the example's inputs at the
+    /// places `inputs`, none of them computed, and the example's attributes.
+    Computed { op: &'static str, inputs: Vec<usize>, result: usize, element: Element, shape: Vec<usize> },
 }
 
 /// One call of an operation with its attributes.

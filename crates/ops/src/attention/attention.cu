@@ -1,6 +1,6 @@
 // Causal attention inside documents, f32 arithmetic, any element type, D up to 256:
 //   o_i = sum_j p_ij v_j, p_ij = exp(s_ij - lse_i), s_ij = SCALE q_i.k_j over start_i <= j <= i (and j > i - WINDOW)
-//   ds_ij = p_ij (do_i.v_j - do_i.o_i) SCALE; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
+//   ds_ij = p_ij (do_i.v_j - delta_i) SCALE, delta_i = sum_j p_ij do_i.v_j; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
 // q, o, do, dq [BATCH, TOKENS, HEADS, D], k, v, dk, dv [BATCH, TOKENS, KV_HEADS, D], strided in the first three
 // axes; lse, delta f32 [BATCH, HEADS, TOKENS] (lse read with strides LSE_H, LSE_S: a library may have written it by
 // token); starts i32 [BATCH, TOKENS], rising along a row.
@@ -127,11 +127,12 @@ attention_forward(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_
 #endif
 
 #if defined(BACKWARD_Q)
-// dq, and delta = do.o for the kernel below.
+// dq, and delta for the kernel below. Delta is do.o by another way, which in f32 loses less: it is rounded as the
+// do.v that it is subtracted from. It costs a walk over the keys before the walk that sums dq.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_T* __restrict__ v,
-                     const O_T* __restrict__ o, const float* __restrict__ lse, const DO_T* __restrict__ d_o,
-                     const int* __restrict__ starts, float* __restrict__ delta, DQ_T* __restrict__ dq) {
+                     const float* __restrict__ lse, const DO_T* __restrict__ d_o, const int* __restrict__ starts,
+                     float* __restrict__ delta, DQ_T* __restrict__ dq) {
   __shared__ float q_rows[ROWS * D];
   __shared__ float do_rows[ROWS * D];
   __shared__ float tile[32 * PITCH];
@@ -145,20 +146,16 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
   fetch<D>(do_rows, d_o + (size_t)b * DO_B + (size_t)h * DO_H, DO_S, first, ROWS);
   __syncthreads();
   int from[PER_WARP];
-  float row_lse[PER_WARP], row_delta[PER_WARP], sum[PER_WARP][CHUNKS] = {};
+  float row_lse[PER_WARP], row_delta[PER_WARP] = {}, sum[PER_WARP][CHUNKS] = {};
 #pragma unroll
   for (int r = 0; r < PER_WARP; r++) {
     const int i = first + own + r;
     from[r] = first_key(starts, i);
     row_lse[r] = i < TOKENS ? lse[LSE_AT(b, h, i)] : 0.0f;
-    const O_T* out = o + (size_t)b * O_B + (size_t)min(i, TOKENS - 1) * O_S + (size_t)h * O_H;
-    float part = 0.0f;
-    for (int c = lane; c < D; c += 32) part = fmaf(do_rows[(own + r) * D + c], load(out + c), part);
-    row_delta[r] = warp_sum(part);
-    if (i < TOKENS && lane == 0) delta[line + i] = row_delta[r];
   }
-  for (int start = first_key(starts, first) & ~31; start <= last; start += 32) {
-    float ds[PER_WARP], dp[PER_WARP];
+  float p[PER_WARP], dp[PER_WARP];
+  // p and do.v of the tile's keys; leaves k in the tile.
+  const auto weights = [&](int start) {
     __syncthreads();
     fetch<PITCH>(tile, v, V_S, start, 32);
     __syncthreads();
@@ -166,13 +163,30 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
     __syncthreads();
     fetch<PITCH>(tile, k, K_S, start, 32);
     __syncthreads();
-    dots(q_rows + own * D, tile, ds);
+    dots(q_rows + own * D, tile, p);
 #pragma unroll
     for (int r = 0; r < PER_WARP; r++) {
       const bool visible = start + lane >= from[r] && start + lane <= first + own + r;
-      ds[r] = visible ? expf(ds[r] * SCALE - row_lse[r]) * (dp[r] - row_delta[r]) * SCALE : 0.0f;
+      p[r] = visible ? expf(p[r] * SCALE - row_lse[r]) : 0.0f;
     }
-    add_weighted(sum, ds, tile);
+  };
+  const int begin = first_key(starts, first) & ~31;
+  for (int start = begin; start <= last; start += 32) {
+    weights(start);
+#pragma unroll
+    for (int r = 0; r < PER_WARP; r++) row_delta[r] = fmaf(p[r], dp[r], row_delta[r]);
+  }
+#pragma unroll
+  for (int r = 0; r < PER_WARP; r++) {
+    const int i = first + own + r;
+    row_delta[r] = warp_sum(row_delta[r]);
+    if (i < TOKENS && lane == 0) delta[line + i] = row_delta[r];
+  }
+  for (int start = begin; start <= last; start += 32) {
+    weights(start);
+#pragma unroll
+    for (int r = 0; r < PER_WARP; r++) p[r] *= (dp[r] - row_delta[r]) * SCALE;
+    add_weighted(sum, p, tile);
   }
 #pragma unroll
   for (int r = 0; r < PER_WARP; r++) {

@@ -1,6 +1,6 @@
 //! The gradients of attention.
 
-use graph::ValueType;
+use graph::{Element, ValueType};
 use program::{Attention as Shared, AttentionBackward as Instruction, Cost, TensorRef};
 use tensor::Attrs;
 
@@ -23,8 +23,9 @@ impl Op for AttentionBackward {
     }
 
     fn doc(&self) -> &'static str {
-        "Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − d_o·o)·scale over the visible \
-         keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. q, k, v, o, lse, d_o, document_start → dq, dk, dv."
+        "Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − Σ p·(d_o·v))·scale over the \
+         visible keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The inner sum is also d_o·o, and a backend may take it \
+         so: o and lse are those that `attention` gives. q, k, v, o, lse, d_o, document_start → dq, dk, dv."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -94,15 +95,23 @@ impl Op for AttentionBackward {
 
     crate::reference!(cpu::backward);
 
-    /// `lse` of these calls is drawn, not computed: the formula holds for any.
+    /// `o` and `lse` are those of the forward pass: only then do d_o·o and Σ p·(d_o·v) agree.
     fn examples(&self) -> Vec<Example> {
         let example = |(shape, starts, attrs): ([usize; 5], Vec<i32>, Attrs)| {
             let [batch, tokens, heads, _, head_dim] = shape;
             let mut inputs = example_inputs(shape, &starts);
             let document_start = inputs.pop().expect("four inputs");
             let like_q = || ExampleInput::Normal { shape: vec![batch, tokens, heads, head_dim], scale: 1.0 };
-            let lse = ExampleInput::UniformF32 { shape: vec![batch, heads, tokens], low: 2.0, high: 4.0 };
-            inputs.extend([like_q(), lse, like_q(), document_start]);
+            let forward = |result: usize, element: Element, shape: &[usize]| ExampleInput::Computed {
+                op: "attention",
+                inputs: vec![0, 1, 2, 6],
+                result,
+                element,
+                shape: shape.to_vec(),
+            };
+            let o = forward(0, Element::Float, &[batch, tokens, heads, head_dim]);
+            let lse = forward(1, Element::F32, &[batch, heads, tokens]);
+            inputs.extend([o, lse, like_q(), document_start]);
             Example::new(inputs, attrs)
         };
         example_calls().into_iter().map(example).collect()

@@ -10,7 +10,7 @@ use super::panels::{LANES, Left, Panels, add_product};
 use super::{Extents, Reading};
 use crate::call::{Call, Input};
 use crate::real::Real;
-use crate::vector::{add_scaled, dot};
+use crate::vector::add_scaled;
 
 /// Queries of one block.
 const QUERIES: usize = 32;
@@ -29,10 +29,6 @@ impl<'a, T: Real> Head<'a, T> {
         let [_, tokens, heads, head_dim] = tensor.shape[..] else { unreachable!("the shape rule asks for four axes") };
         let start = b * tokens * heads * head_dim + head * head_dim;
         Head { data: &tensor.real()[start..], stride: heads * head_dim, tokens, head_dim }
-    }
-
-    fn at(&self, token: usize) -> &'a [T] {
-        &self.data[token * self.stride..token * self.stride + self.head_dim]
     }
 
     /// As the left operand of a product, from one token on.
@@ -208,9 +204,9 @@ fn head_gradients<T: Real>(
     b: usize,
     h: usize,
 ) -> HeadGradients<T> {
-    let [q, k, v, o, lse, d_o, starts] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, lse, d_o, starts] = inputs else { unreachable!("the shape rule asks for seven inputs") };
     let (k, v) = (Head::of(k, b, h / e.group()), Head::of(v, b, h / e.group()));
-    let (q, o, d_o) = (Head::of(q, b, h), Head::of(o, b, h), Head::of(d_o, b, h));
+    let (q, d_o) = (Head::of(q, b, h), Head::of(d_o, b, h));
     let (k_transposed, v_transposed) = (k.transposed(), v.transposed());
     let (k, q_panels, do_panels) = (k.panels(), q.panels(), d_o.panels());
     let lse = &lse.real()[(b * e.heads + h) * e.tokens..][..e.tokens];
@@ -223,7 +219,7 @@ fn head_gradients<T: Real>(
         let rows = p.chunks_mut(block.width).zip(ds.chunks_mut(block.width));
         for (i, (p, ds)) in block.queries.clone().zip(rows) {
             let seen = block.columns(i, starts, reading.window);
-            score_gradients(p, ds, seen, lse[i], dot(d_o.at(i), o.at(i)), T::from_f64(reading.scale));
+            score_gradients(p, ds, seen, lse[i], T::from_f64(reading.scale));
         }
         let (queries, keys, panels) = (block.queries, block.keys, Block::head_panels(d));
         let by_query = Left { data: &ds, row: block.width, step: 1 };
@@ -237,13 +233,19 @@ fn head_gradients<T: Real>(
 }
 
 /// One query: scores become weights p, their gradients (d_o·v) become ds; zero where nothing is seen.
-fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, delta: T, scale: T) {
+/// The mean gradient is the sum of p·(d_o·v), not d_o·o: what is subtracted has then been rounded as
+/// what it is subtracted from, and little is lost where the two are close.
+fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, scale: T) {
     for row in [&mut *p, &mut *ds] {
         row[..seen.start].fill(T::default());
         row[seen.end..].fill(T::default());
     }
-    for (p, ds) in p[seen.clone()].iter_mut().zip(&mut ds[seen]) {
+    let mut mean = T::default();
+    for (p, ds) in p[seen.clone()].iter_mut().zip(&ds[seen.clone()]) {
         *p = (scale * *p - lse).exp();
-        *ds = *p * (*ds - delta) * scale;
+        mean += *p * *ds;
+    }
+    for (p, ds) in p[seen.clone()].iter().zip(&mut ds[seen]) {
+        *ds = *p * (*ds - mean) * scale;
     }
 }

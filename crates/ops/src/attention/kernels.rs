@@ -88,21 +88,21 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     vec![spec("attention_forward", "FORWARD", call, q.shape[2], &tensors, args)]
 }
 
-/// The row sums d_o·o, f32 [B, heads, T].
+/// The row sums of p·(d_o·v), f32 [B, heads, T].
 pub fn backward_scratch(call: &LowerCall<'_>) -> usize {
     call.inputs[4].len() * DType::F32.size()
 }
 
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    let [q, k, v, o, lse, d_o, starts] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, lse, d_o, starts] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
     let [dq, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
     assert_dense(&[starts, lse]);
     let delta = Arg::Scratch(0);
-    let queries = [("Q", q), ("K", k), ("V", v), ("O", o), ("DO", d_o), ("DQ", dq)];
-    let args = (0..7).map(Arg::Input).chain([delta.clone(), Arg::Output(0)]).collect();
+    let inputs = [0, 1, 2, 4, 5, 6].map(Arg::Input);
+    let queries = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DQ", dq)];
+    let args = inputs.clone().into_iter().chain([delta.clone(), Arg::Output(0)]).collect();
     let first = spec("attention_backward_q", "BACKWARD_Q", call, q.shape[2], &queries, args);
     let keys = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DK", dk), ("DV", dv)];
-    let inputs = [0, 1, 2, 4, 5, 6].map(Arg::Input);
     let args = inputs.into_iter().chain([delta, Arg::Output(1), Arg::Output(2)]).collect();
     vec![first, spec("attention_backward_kv", "BACKWARD_KV", call, k.shape[2], &keys, args)]
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,9 @@ def make_model(tmp_path):
     """Writes a model folder of one's own with weights drawn by the engine; gives its path."""
 
     def make(fields: dict, **options):
-        config = tmp_path / "drawn" / "config.json"
-        config.parent.mkdir(exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=tmp_path))
+        config = place / "drawn" / "config.json"
+        config.parent.mkdir()
         config.write_text(json.dumps(fields))
         trainer = surogate.Trainer(
             {
@@ -81,7 +83,7 @@ def make_model(tmp_path):
                 **options,
             }
         )
-        trainer.export(tmp_path / "model")
-        return tmp_path / "model"
+        trainer.export(place / "model")
+        return place / "model"
 
     return make

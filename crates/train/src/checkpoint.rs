@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use data::safetensors::{NamedTensor, write};
-use program::OptimizerState;
+use program::{Choices, OptimizerState};
 use serde::{Deserialize, Serialize};
 use tensor::HostTensor;
 
 use crate::error::{Result, TrainError};
-use crate::staged::Staged;
+use crate::staged::Written;
 use crate::trainer::Trainer;
 
 /// The file that makes a folder a checkpoint.
@@ -27,6 +27,9 @@ pub struct State {
     pub run: String,
     /// Optimizer steps that are done.
     pub step: u64,
+    /// Updates that were applied: those of steps with a norm that is not finite were suppressed. The
+    /// optimizer's bias corrections follow it.
+    pub updates: u64,
     /// Micro-steps that are done: part of every dropout counter.
     pub micro_step: u64,
     /// Key of all random numbers.
@@ -35,26 +38,31 @@ pub struct State {
     pub position: Option<data::Position>,
     /// The options, as in `resolved.yaml`.
     pub options: serde_json::Value,
+    /// What the backend chose by timing.
+    pub choices: Choices,
 }
 
 impl Trainer {
-    /// Writes a checkpoint to a folder that then appears whole.
+    /// Writes a checkpoint to a folder that then appears whole. A folder that this trainer wrote is
+    /// replaced; anything else that is there already is an error.
     pub fn save(&mut self, folder: &Path) -> Result<()> {
-        let staged = Staged::new(folder, &[STATE])?;
+        let staged = self.written.stage(folder)?;
         self.write_result(staged.path())?;
         self.write_optimizer(&staged.path().join(OPTIMIZER))?;
         let state = State {
             version: VERSION,
             run: self.name.clone(),
             step: self.steps_done(),
+            updates: self.updates_applied(),
             micro_step: self.micro_steps_done(),
             seed: self.config.data.train_seed,
             position: self.position(),
             options: self.config.to_json(),
+            choices: self.choices()?,
         };
         let text = serde_json::to_string_pretty(&state).expect("a state is always representable as JSON");
         staged.write(STATE, &(text + "\n"))?;
-        staged.commit()
+        staged.commit(&mut self.written)
     }
 
     fn write_optimizer(&mut self, path: &Path) -> Result<()> {
@@ -86,17 +94,17 @@ pub fn folder_of(place: &Path, step: u64) -> PathBuf {
     place.join(format!("checkpoint-{step}"))
 }
 
-/// Removes the oldest checkpoints of one run beyond `keep`. Folders of other runs are left alone.
-pub fn rotate(place: &Path, run: &str, keep: u64) -> Result<()> {
-    let mut own: Vec<(u64, PathBuf)> = Vec::new();
-    let entries = std::fs::read_dir(place).map_err(|e| TrainError::io("read", place, e))?;
-    for entry in entries.flatten() {
-        let state = std::fs::read_to_string(entry.path().join(STATE)).ok();
-        let state = state.and_then(|text| serde_json::from_str::<State>(&text).ok());
-        if let Some(state) = state.filter(|state| state.run == run && entry.path() == folder_of(place, state.step)) {
-            own.push((state.step, entry.path()));
-        }
-    }
+/// The step of which a folder's name says that it is the checkpoint.
+pub fn step_of(folder: &Path) -> Option<u64> {
+    folder.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+}
+
+/// Removes the oldest checkpoints in `place` beyond `keep`, of those that this run wrote and nobody
+/// has changed since. Everything else is left alone.
+pub fn rotate(place: &Path, written: &Written, keep: u64) -> Result<()> {
+    let place = place.canonicalize().map_err(|e| TrainError::io("read", place, e))?;
+    let inside = written.paths().into_iter().filter(|path| path.parent() == Some(&place));
+    let mut own: Vec<(u64, PathBuf)> = inside.filter_map(|path| Some((step_of(&path)?, path))).collect();
     own.sort_unstable();
     let surplus = own.len().saturating_sub(keep as usize);
     for (_, path) in own.into_iter().take(surplus) {
@@ -112,23 +120,21 @@ mod tests {
     #[test]
     fn only_the_oldest_checkpoints_of_the_run_are_removed() {
         let place = tempfile::tempdir().unwrap();
-        let write = |name: &str, run: &str, step: u64| {
-            let folder = place.path().join(name);
-            std::fs::create_dir(&folder).unwrap();
-            let options = serde_json::Value::Null;
-            let state =
-                State { version: VERSION, run: run.into(), step, micro_step: 0, seed: 0, position: None, options };
-            std::fs::write(folder.join(STATE), serde_json::to_string(&state).unwrap()).unwrap();
+        let write = |written: &mut Written, name: &str| {
+            let staged = written.stage(&place.path().join(name)).unwrap();
+            staged.write(STATE, "{}").unwrap();
+            staged.commit(written).unwrap();
         };
-        for step in [5, 10, 100] {
-            write(&format!("checkpoint-{step}"), "mine", step);
+        let (mut mine, mut others) = (Written::default(), Written::default());
+        for name in ["checkpoint-5", "checkpoint-7", "checkpoint-10", "checkpoint-100", "keep-this"] {
+            write(&mut mine, name);
         }
-        write("checkpoint-1", "other", 1);
-        write("keep-this", "mine", 2);
-        rotate(place.path(), "mine", 2).unwrap();
+        write(&mut others, "checkpoint-1");
+        std::fs::write(place.path().join("checkpoint-7/notes.txt"), "by hand").unwrap();
+        rotate(place.path(), &mine, 2).unwrap();
         let mut names: Vec<String> =
             std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-100", "keep-this"]);
+        assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-100", "checkpoint-7", "keep-this"]);
     }
 }

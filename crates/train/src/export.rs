@@ -16,7 +16,7 @@ use crate::error::{Result, TrainError};
 use crate::model::Model;
 use crate::peft;
 use crate::source::ModelSource;
-use crate::staged::{Staged, write_synced};
+use crate::staged::write_synced;
 use crate::trainer::Trainer;
 use crate::weights::{self, Part};
 
@@ -33,9 +33,6 @@ const HANDED_ON: &[&str] = &[
     "chat_template.jinja",
 ];
 
-/// Files by which an earlier result is known.
-const MARKS: &[&str] = &["adapter_config.json", "config.json"];
-
 /// Largest file of a model.
 const SHARD_BYTES: usize = 5_000_000_000;
 
@@ -45,18 +42,14 @@ const CHECKED_TOKENS: usize = 32;
 impl Trainer {
     /// Writes the adapter, or without one the model, to a folder that then appears whole.
     ///
-    /// Errors: a folder that holds something else, a full disk, and a result that does not give the
-    /// live model's logits when it is loaded again.
+    /// A folder that this trainer wrote is replaced in one step. Errors: anything else that is there
+    /// already, a full disk, and a result that does not give the live model's logits when it is loaded
+    /// again.
     pub fn export(&mut self, folder: &Path) -> Result<()> {
-        let same = |a: &Path, b: &Path| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
-        if same(folder, &self.source.folder) {
-            let text = format!("{} is the folder of the base model: nothing is overwritten", folder.display());
-            return Err(TrainError::Usage(text));
-        }
-        let staged = Staged::new(folder, MARKS)?;
+        let staged = self.written.stage(folder)?;
         self.write_result(staged.path())?;
         self.check_result(staged.path())?;
-        staged.commit()
+        staged.commit(&mut self.written)
     }
 
     /// Writes adapter or model into an existing folder.

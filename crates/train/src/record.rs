@@ -7,14 +7,18 @@ use jiff::Zoned;
 use serde_json::{Value, json};
 use tensor::DType;
 
+use crate::checkpoint;
 use crate::config::{Config, Reason, Reasons};
 use crate::error::{Result, TrainError};
 use crate::feed;
-use crate::staged::write_synced;
+use crate::staged::{occupant, write_synced};
 use crate::trainer::Trainer;
 
 /// What stands in every folder that a run wrote to.
 pub const MANIFEST: &str = "manifest.json";
+
+/// The options with every value, beside it.
+pub const RESOLVED: &str = "resolved.yaml";
 
 /// Folders and files of a run.
 pub struct Place {
@@ -41,6 +45,26 @@ impl Place {
         let log = config.logging.log_file.value().map_or_else(|| output.join(file), PathBuf::from);
         Ok(Place { output, checkpoints, log })
     }
+
+    /// Checks before the first step that nothing stands where the run will write: options, checkpoints
+    /// and `result`.
+    pub fn check_free(&self, config: &Config, result: &Path) -> Result<()> {
+        let entries = std::fs::read_dir(&self.checkpoints).map_err(|e| TrainError::io("read", &self.checkpoints, e))?;
+        let mut checkpoints: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        checkpoints.retain(|path| checkpoint::step_of(path).is_some());
+        checkpoints.sort_unstable();
+        let option = if config.run.checkpoint_dir.value().is_some() { "checkpoint_dir" } else { "output_dir" };
+        let own = [("output_dir", self.output.join(RESOLVED)), ("output_dir", result.to_owned())];
+        let mut problems = Vec::new();
+        for (option, path) in own.into_iter().chain(checkpoints.into_iter().map(|path| (option, path))) {
+            if let Some(found) = occupant(&path)? {
+                let message = format!("`{}` is {found} that this run did not write, expected nothing", path.display());
+                let hint = format!("choose another `{option}`, or move away what is there");
+                problems.push(config.mistake(option, message, Some(hint)));
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(TrainError::Config(problems)) }
+    }
 }
 
 /// A trial before the first step: a full or read-only disk is told now.
@@ -51,13 +75,15 @@ fn try_writing(folder: &Path) -> Result<()> {
     std::fs::remove_file(&trial).map_err(|e| TrainError::io("remove", &trial, e))
 }
 
-/// The run as one JSON object. Compiles the program if that has not been done.
+/// The run as one JSON object: `choices` are what the backend chose by timing, `written` the folders that
+/// the run wrote and that are still as they were. Compiles the program if that has not been done.
 pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     let total_steps = trainer.total_steps();
     let machine = trainer.device.machine.clone();
     let (model, folder) = (trainer.config.model.model.clone(), trainer.source.folder.clone());
     let task = trainer.config.task.name();
     let program = trainer.engine()?.program().clone();
+    let choices = trainer.choices()?;
     let count = |trained: bool| -> usize {
         let slots = program.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(|slot| slot.weight.len()).sum()
@@ -82,6 +108,8 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
         "memory": memory,
         "memory_bytes": bytes,
         "log": place.log,
+        "choices": choices,
+        "written": trainer.written.paths(),
     }))
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::checkpoint;
 use crate::config::Config;
@@ -11,9 +11,9 @@ use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::log::Log;
 use crate::metrics::StepMetrics;
-use crate::record::{MANIFEST, Place, manifest, reasons};
+use crate::record::{MANIFEST, Place, RESOLVED, manifest, reasons};
 use crate::source::ModelSource;
-use crate::staged::write_synced;
+use crate::staged::{replace_file, write_synced};
 use crate::trainer::{Trainer, run_name};
 
 /// Suppressed updates in a row after which a run is given up.
@@ -52,6 +52,7 @@ pub fn run(
     let place = Place::new(&config, &name)?;
     let mut trainer = Trainer::new(config, source, device)?;
     trainer.name = name;
+    place.check_free(&trainer.config, &result_folder(&place, &trainer))?;
     let mut run = Run::start(place, &mut trainer, observer)?;
     let outcome = run.steps(&mut trainer, observer);
     let event = match &outcome {
@@ -63,10 +64,21 @@ pub fn run(
     outcome
 }
 
+/// Where the result will lie.
+fn result_folder(place: &Place, trainer: &Trainer) -> PathBuf {
+    place.output.join(if trainer.plan.compile.adapter.is_some() { "adapter" } else { "model" })
+}
+
+fn write_manifest(place: &Place, manifest: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(manifest).expect("a manifest is always representable as JSON");
+    replace_file(&place.output.join(MANIFEST), (text + "\n").as_bytes())
+}
+
 /// A run in progress.
 struct Run {
     place: Place,
     log: Log,
+    manifest: Value,
     /// Step count of the last checkpoint and the last evaluation.
     saved: Option<u64>,
     evaluated: Option<u64>,
@@ -95,11 +107,18 @@ impl Run {
             total["total"], total["trained"], manifest["steps"]
         ));
         let resolved = trainer.config.resolved_yaml(&reasons(&place, trainer));
-        write_synced(&place.output.join("resolved.yaml"), resolved.as_bytes())?;
-        let text = serde_json::to_string_pretty(&manifest).expect("a manifest is always representable as JSON");
-        write_synced(&place.output.join(MANIFEST), (text + "\n").as_bytes())?;
+        write_synced(&place.output.join(RESOLVED), resolved.as_bytes())?;
+        write_manifest(&place, &manifest)?;
         log.write(&json!({"event": "start", "manifest": manifest}))?;
-        Ok(Run { place, log, saved: None, evaluated: None, suppressed: 0 })
+        Ok(Run { place, log, manifest, saved: None, evaluated: None, suppressed: 0 })
+    }
+
+    /// Brings up to date what the manifest says about folders and choices: a batch of a new shape brings
+    /// new ones.
+    fn record(&mut self, trainer: &mut Trainer) -> Result<()> {
+        self.manifest["choices"] = json!(trainer.choices()?);
+        self.manifest["written"] = json!(trainer.written.paths());
+        write_manifest(&self.place, &self.manifest)
     }
 
     fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
@@ -124,9 +143,9 @@ impl Run {
         }
         self.evaluate(trainer, observer)?;
         self.save(trainer, observer)?;
-        let name = if trainer.plan.compile.adapter.is_some() { "adapter" } else { "model" };
-        let result = self.place.output.join(name);
+        let result = result_folder(&self.place, trainer);
         trainer.export(&result)?;
+        self.record(trainer)?;
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
         Ok(Outcome::Finished(result))
     }
@@ -166,7 +185,8 @@ impl Run {
         }
         trainer.save(&folder)?;
         self.saved = Some(step);
-        checkpoint::rotate(&self.place.checkpoints, &trainer.name, trainer.config.run.save_total_limit)?;
+        checkpoint::rotate(&self.place.checkpoints, &trainer.written, trainer.config.run.save_total_limit)?;
+        self.record(trainer)?;
         observer.line(&format!("Saved {}", folder.display()));
         self.log.write(&json!({"event": "checkpoint", "step": step, "path": folder}))?;
         Ok(folder)

@@ -8,7 +8,7 @@ use std::time::Instant;
 use compiler::CompileOptions;
 use data::safetensors::Weights;
 use data::{Batch, IGNORE, Position};
-use program::{EntryKind, Variant, scalar};
+use program::{Choices, EntryKind, Variant, scalar};
 
 use crate::config::{Config, Init};
 use crate::device::Device;
@@ -19,6 +19,7 @@ use crate::metrics::{EvaluationMetrics, StepMetrics};
 use crate::plan::Plan;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
+use crate::staged::Written;
 use crate::time::time_breakdown;
 use crate::weights::{self, Part};
 
@@ -33,8 +34,12 @@ pub struct Trainer {
     pub(crate) feed: Option<Feed>,
     engine: Option<Engine>,
     schedule: Option<LearningRate>,
+    /// Folders that may be replaced, because this trainer wrote them.
+    pub(crate) written: Written,
     /// Optimizer steps that are done.
     step: u64,
+    /// Updates that were applied: the others were suppressed.
+    updates: u64,
     /// Micro-steps that are done, over all steps.
     micro_step: u64,
 }
@@ -58,7 +63,10 @@ impl Trainer {
         }
         let schedule = total.map(|total| LearningRate::new(&config.optimizer, total));
         let name = run_name(&config, &source);
-        Ok(Trainer { name, config, plan, source, device, feed, engine: None, schedule, step: 0, micro_step: 0 })
+        let written = Written::default();
+        let (step, updates, micro_step) = (0, 0, 0);
+        let engine = None;
+        Ok(Trainer { name, config, plan, source, device, feed, engine, schedule, written, step, updates, micro_step })
     }
 
     /// Steps of the run, where it is known.
@@ -69,6 +77,11 @@ impl Trainer {
     /// Optimizer steps that are done.
     pub fn steps_done(&self) -> u64 {
         self.step
+    }
+
+    /// Steps whose update was applied; the update of a norm that is not finite is suppressed.
+    pub fn updates_applied(&self) -> u64 {
+        self.updates
     }
 
     pub fn micro_steps_done(&self) -> u64 {
@@ -112,7 +125,7 @@ impl Trainer {
             let text = "no token of the step is trained: every label is -100 or has no token before it";
             return Err(TrainError::Usage(text.into()));
         }
-        let (step, first_micro_step) = (self.step, self.micro_step);
+        let (step, updates, first_micro_step) = (self.step, self.updates, self.micro_step);
         self.source.check_ids(batches)?;
         let engine = self.engine_for(&batches[0], one_per_row)?;
         // All shapes first: compiling one moves the weights, but not the gradients.
@@ -125,12 +138,13 @@ impl Trainer {
             engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
             engine.run(kind, variant, batch)?;
         }
-        write_update_scalars(engine, step, learning_rate)?;
+        write_update_scalars(engine, step, updates, learning_rate)?;
         engine.update()?;
         let (sum, weight) = (engine.get_f32(scalar::LOSS_SUM)?, engine.get_f32(scalar::WEIGHT_SUM)?);
         let grad_norm = f64::from(engine.get_f32(scalar::GRADIENT_NORM)?);
         let applied = engine.get_f32(scalar::UPDATE_APPLIED)? != 0.0;
         self.step += 1;
+        self.updates += u64::from(applied);
         self.micro_step += batches.len() as u64;
         Ok(StepMetrics {
             step,
@@ -198,6 +212,11 @@ impl Trainer {
         Ok(self.engine.as_mut().expect("just made"))
     }
 
+    /// What the backend chose by timing for the compiled model.
+    pub(crate) fn choices(&mut self) -> Result<Choices> {
+        Ok(self.engine()?.session().choices())
+    }
+
     /// The compiled model, for reading parameters.
     pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
         let batch = Batch::from_labels(1, LENGTH, vec![0; LENGTH], &[0; LENGTH], None, None);
@@ -255,11 +274,11 @@ pub fn run_name(config: &Config, source: &ModelSource) -> String {
 /// Row length of the program that is compiled when parameters are wanted before any batch.
 const LENGTH: usize = 16;
 
-/// Learning rate, bias corrections and step number of an update.
-fn write_update_scalars(engine: &mut Engine, step: u64, learning_rate: f64) -> Result<()> {
+/// Learning rate, bias corrections and step number of an update, of which `updates` were applied before.
+fn write_update_scalars(engine: &mut Engine, step: u64, updates: u64, learning_rate: f64) -> Result<()> {
     let training = engine.options().training.clone().and_then(|training| training.optimizer);
     let optimizer = training.expect("a trainer has an optimizer");
-    let correction = |beta: f64| (1.0 - beta.powi(step as i32 + 1)) as f32;
+    let correction = |beta: f64| (1.0 - beta.powi(updates as i32 + 1)) as f32;
     engine.set_f32(scalar::LEARNING_RATE, learning_rate as f32)?;
     engine.set_f32(scalar::BIAS_CORRECTION_1, correction(optimizer.beta1))?;
     engine.set_f32(scalar::BIAS_CORRECTION_2, correction(optimizer.beta2))?;

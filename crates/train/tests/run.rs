@@ -7,7 +7,7 @@ use data::Batch;
 use serde_json::{Value, json};
 use tensor::DType;
 use train::config::{Config, Task};
-use train::{Device, DeviceRequest, Model, ModelSource, Observer, Outcome, TrainError};
+use train::{Device, DeviceRequest, Model, ModelSource, Observer, Outcome, TrainError, Trainer};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
@@ -96,6 +96,12 @@ fn an_adapter_is_trained_saved_and_exported() {
     let resolved = std::fs::read_to_string(output.join("resolved.yaml")).unwrap();
     assert!(resolved.contains("torch_dtype: float32  # auto: "), "{resolved}");
 
+    let manifest: Value =
+        serde_json::from_str(&std::fs::read_to_string(output.join("manifest.json")).unwrap()).unwrap();
+    let absolute = output.canonicalize().unwrap();
+    let written = ["checkpoint-10", "checkpoint-12", "adapter"].map(|name| absolute.join(name));
+    assert_eq!((&manifest["written"], &manifest["choices"]), (&json!(written), &json!({})), "the CPU times nothing");
+
     // The exported adapter is the trained one: at the last step it equals the last checkpoint.
     let file = "adapter_model.safetensors";
     let bytes = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
@@ -155,7 +161,8 @@ fn an_interrupted_run_saves_first() {
     assert_eq!(outcome, Outcome::Interrupted(output.join("checkpoint-3")));
     let state = std::fs::read_to_string(output.join("checkpoint-3/state.json")).unwrap();
     let state: Value = serde_json::from_str(&state).unwrap();
-    assert_eq!((&state["step"], &state["micro_step"]), (&json!(3), &json!(6)));
+    assert_eq!((&state["step"], &state["updates"], &state["micro_step"]), (&json!(3), &json!(3), &json!(6)));
+    assert_eq!(state["choices"], json!({}));
     assert!(!output.join("adapter").exists());
 }
 
@@ -179,4 +186,74 @@ fn a_run_that_diverges_ends_with_its_own_exit_code() {
     assert!(matches!(error, TrainError::Diverged { .. }) && error.exit_code() == 5, "{error}");
     let last = events(&output).pop().unwrap();
     assert_eq!((&last["event"], &last["exit_code"]), (&json!("failed"), &json!(5)));
+}
+
+#[test]
+fn a_run_does_not_start_where_something_else_lies() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let files =
+        ["adapter/adapter_config.json", "checkpoint-7/state.json", "resolved.yaml"].map(|name| output.join(name));
+    for file in &files {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "theirs").unwrap();
+    }
+    let mut observer = Lines::default();
+    let error = train::run(config(&output, &json!({})), source(), device(), &mut observer).unwrap_err();
+    let TrainError::Config(problems) = &error else { panic!("{error}") };
+    assert_eq!((problems.len(), observer.steps), (3, 0), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("adapter` is an adapter (`adapter_config.json`) that this run did not write"), "{text}");
+    assert!(files.iter().all(|file| std::fs::read_to_string(file).unwrap() == "theirs"));
+}
+
+#[test]
+fn only_what_a_trainer_wrote_is_written_again() {
+    let place = tempfile::tempdir().unwrap();
+    let trainer = || Trainer::new(config(&place.path().join("out"), &json!({})), source(), device()).unwrap();
+    let (mut first, mut second) = (trainer(), trainer());
+    let (result, checkpoint) = (place.path().join("result"), place.path().join("checkpoint"));
+    let read = |folder: &Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    first.export(&result).unwrap();
+    first.save(&checkpoint).unwrap();
+    let before = [read(&result), read(&checkpoint)];
+    second.next_step(None).unwrap().unwrap();
+    for error in [second.export(&result), second.save(&checkpoint)].map(Result::unwrap_err) {
+        assert!(error.exit_code() == 2 && error.to_string().contains("nothing is overwritten"), "{error}");
+    }
+    assert_eq!([read(&result), read(&checkpoint)], before);
+
+    first.next_step(Some(1e-2)).unwrap().unwrap();
+    first.export(&result).unwrap();
+    first.save(&checkpoint).unwrap();
+    assert!(read(&result) != before[0] && read(&result) == read(&checkpoint));
+    assert_eq!(names(place.path()), ["checkpoint", "result"], "nothing is left over");
+}
+
+#[test]
+fn a_suppressed_update_leaves_no_trace() {
+    let place = tempfile::tempdir().unwrap();
+    let trained = |infinite_first: bool| {
+        let name = if infinite_first { "suppressed" } else { "plain" };
+        let mut trainer =
+            Trainer::new(config(&place.path().join("out"), &json!({"lora_dropout": 0})), source(), device()).unwrap();
+        let batch = |weight: f32| {
+            vec![
+                Batch::from_labels(1, 8, (1..9).collect(), &[1, 2, 3, 4, 5, 6, 7, 8], None, Some(&[weight; 8]))
+                    .unwrap(),
+            ]
+        };
+        if infinite_first {
+            assert!(!trainer.step(&batch(f32::MAX), Some(1e-2)).unwrap().applied);
+        }
+        for _ in 0..2 {
+            assert!(trainer.step(&batch(1.0), Some(1e-2)).unwrap().applied);
+        }
+        let folder = place.path().join(name);
+        trainer.save(&folder).unwrap();
+        let state: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("state.json")).unwrap()).unwrap();
+        assert_eq!((&state["step"], &state["updates"]), (&json!(2 + u64::from(infinite_first)), &json!(2)));
+        ["adapter_model.safetensors", "optimizer.safetensors"].map(|file| std::fs::read(folder.join(file)).unwrap())
+    };
+    assert!(trained(true) == trained(false), "moments and bias corrections know nothing of the suppressed step");
 }

@@ -23,6 +23,9 @@ pub use options::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOption
 pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 
+/// Bytes of one GiB.
+const GIB: f64 = (1u64 << 30) as f64;
+
 /// Why a model does not become a program.
 #[derive(Debug, Error)]
 pub enum CompileError {
@@ -33,7 +36,12 @@ pub enum CompileError {
     #[error("{0}")]
     Options(String),
     /// The plan needs more memory than there is.
-    #[error("the plan needs {needed} bytes, {available} are available")]
+    #[error(
+        "the plan needs {:.2} GiB ({needed} bytes), the machine has {:.2} GiB; fewer or shorter rows in a micro-batch, or LoRA, \
+         lower it",
+        *.needed as f64 / GIB,
+        *.available as f64 / GIB
+    )]
     DoesNotFit { needed: usize, available: usize },
 }
 

@@ -80,8 +80,10 @@ impl Engine {
         let program = compile(&self.source, &options, &self.device)?;
         let before: Vec<TensorRef> = self.program.parameters.iter().flat_map(kept).cloned().collect();
         let contents = before.iter().map(|at| self.tensor(at)).collect::<Result<Vec<_>>>()?;
+        // What was timed stays as it was chosen: the run's bits do not depend on when a shape came up.
+        let choices = self.session().choices();
         self.session = None;
-        let mut session = self.device.backend.load(program.clone())?;
+        let mut session = self.device.backend.load_with(program.clone(), &choices)?;
         let after: Vec<&TensorRef> = program.parameters.iter().flat_map(kept).collect();
         assert_eq!(before.len(), after.len(), "recompiling does not change what is kept between steps");
         for (at, content) in after.into_iter().zip(&contents) {

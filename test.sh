@@ -37,6 +37,7 @@ stage "environment" make_environment
 SUROGATE_SITE_PACKAGES=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 export SUROGATE_SITE_PACKAGES
 
+stage "format" cargo fmt --all -- --check
 stage "house" cargo xtask tidy
 stage "generated files" cargo xtask generate --check
 stage "kernels" cargo xtask kernels

@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use graph::{Graph, Node, Parameter, ParameterId, Phase, ValueId};
 use ops::{Class, LowerCall, Lowered};
 use program::{
-    Arena, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
-    Launch, Machine, MemoryLine, Program, Provenance, Step, TensorRef, Variant, scalar,
+    Arena, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId, Launch,
+    Machine, MemoryLine, Program, Provenance, Step, TensorRef, Variant, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -353,9 +353,8 @@ fn entry(
             assert!(supported, "`{}` computes a gradient or a sum but cannot accumulate", node.op);
             attrs = attrs.with("accumulate", true);
         }
-        let scratch = scratch_offsets[index].map(|offset| {
-            TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [scratch[index]])
-        });
+        let scratch = scratch_offsets[index]
+            .map(|offset| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [scratch[index]]));
         let inputs = node.inputs.iter().map(at).collect();
         let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
         steps.push(Step { instruction, provenance: provenance(node), cost });

@@ -2,9 +2,7 @@
 //! arenas; nothing here knows a parameter's name.
 
 use ops::Op;
-use program::{
-    Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar,
-};
+use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar};
 use tensor::{Attrs, DType, HostTensor};
 
 use crate::lower::{Lowering, arena, scalar_ref};

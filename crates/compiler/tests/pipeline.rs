@@ -65,7 +65,12 @@ fn check_finite_differences(options: &CompileOptions) {
             if parameter.name == "embed.weight" && index < support::HIDDEN {
                 continue;
             }
-            assert!(error < 1e-6, "{}[{index}]: {} by rule, {difference} by differences", parameter.name, gradient[index]);
+            assert!(
+                error < 1e-6,
+                "{}[{index}]: {} by rule, {difference} by differences",
+                parameter.name,
+                gradient[index]
+            );
         }
     }
 }
@@ -155,7 +160,8 @@ fn the_program_computes_what_the_graph_says() {
                 let found = read(session.as_mut(), slot.gradient.as_ref().unwrap());
                 let expected = &gradients[&slot.name];
                 let norm = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
-                let error = found.iter().zip(expected).map(|(f, e)| (*f as f64 - times * e).powi(2)).sum::<f64>().sqrt();
+                let error =
+                    found.iter().zip(expected).map(|(f, e)| (*f as f64 - times * e).powi(2)).sum::<f64>().sqrt();
                 assert!(error <= 1e-5 * times * norm, "{}: relative error {}", slot.name, error / norm);
             }
         }
@@ -171,7 +177,8 @@ fn buffers_that_live_together_are_apart() {
             for (index, write) in writes.iter().enumerate() {
                 let others = reads.iter().chain(&writes[index + 1..]);
                 for other in others.filter(|o| o.arena == write.arena) {
-                    let apart = write.offset + write.span() <= other.offset || other.offset + other.span() <= write.offset;
+                    let apart =
+                        write.offset + write.span() <= other.offset || other.offset + other.span() <= write.offset;
                     assert!(apart || !write.is_dense() || !other.is_dense(), "{step}");
                 }
             }

@@ -47,7 +47,8 @@ fn micro_step(program: &Program) -> &Entry {
 /// A lost fusion or merge shows as one more launch.
 #[test]
 fn launches_of_a_qwen3_layer() {
-    let count = |lora: bool, compute: DType, phase: &str| layer(micro_step(&compiled("qwen3", lora, compute)), 1, phase).len();
+    let count =
+        |lora: bool, compute: DType, phase: &str| layer(micro_step(&compiled("qwen3", lora, compute)), 1, phase).len();
     let counts = [
         count(false, DType::BF16, "forward"),
         count(false, DType::BF16, "backward"),
@@ -81,6 +82,11 @@ fn programs_are_as_stored() {
         }
         let stored = std::fs::read_to_string(&path).unwrap_or_default();
         let line = stored.lines().zip(text.lines()).position(|(a, b)| a != b);
-        assert!(stored == text, "{} differs at line {:?}; SUROGATE_UPDATE=1 stores the new text", path.display(), line.map(|l| l + 1));
+        assert!(
+            stored == text,
+            "{} differs at line {:?}; SUROGATE_UPDATE=1 stores the new text",
+            path.display(),
+            line.map(|l| l + 1)
+        );
     }
 }

@@ -43,9 +43,13 @@ pub struct Input {
 #[serde(rename_all = "snake_case")]
 pub enum Init {
     /// Normal with the config's `initializer_range`.
-    Normal { std: f64 },
+    Normal {
+        std: f64,
+    },
     /// Uniform in [−bound, bound).
-    Uniform { bound: f64 },
+    Uniform {
+        bound: f64,
+    },
     Ones,
     Zeros,
 }

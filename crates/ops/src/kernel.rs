@@ -53,10 +53,7 @@ pub fn device_type(dtype: DType) -> &'static str {
 /// `X_AT(row)`, the element offset of a row when all other axes are folded. The last axis is dense.
 pub fn defines_for(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
     assert!(tensor.strides.last().is_none_or(|s| *s == 1), "{name} has gaps inside its rows: {tensor}");
-    vec![
-        (format!("{name}_T"), device_type(tensor.dtype).to_owned()),
-        (format!("{name}_AT(row)"), row_offset(tensor)),
-    ]
+    vec![(format!("{name}_T"), device_type(tensor.dtype).to_owned()), (format!("{name}_AT(row)"), row_offset(tensor))]
 }
 
 /// The offset of a row as a C expression of `row`.

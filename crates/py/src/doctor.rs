@@ -30,7 +30,8 @@ pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>) -> PyResult
         let device = train::Device::open(&request)?;
         let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1)?;
         let failed: Vec<_> = rows.iter().filter(|row| !row.passed()).collect();
-        let mut text = format!("operations on {}: {} results, {} differ", device.machine.name, rows.len(), failed.len());
+        let mut text =
+            format!("operations on {}: {} results, {} differ", device.machine.name, rows.len(), failed.len());
         for row in &failed {
             let (op, example, dtype, result) = (row.op, row.example, row.dtype, row.result);
             let numbers = format!("{:.1e}, at most {:.1e} is right", row.error, row.limit);

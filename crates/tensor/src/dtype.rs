@@ -17,8 +17,7 @@ pub enum DType {
 }
 
 impl DType {
-    pub const ALL: [DType; 7] =
-        [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8];
+    pub const ALL: [DType; 7] = [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8];
 
     /// Bytes of one element.
     pub const fn size(self) -> usize {

@@ -64,7 +64,8 @@ mod tests {
         for a in 0..intervals.len() {
             assert!(offsets[a] + intervals[a].bytes <= size && offsets[a] % ALIGNMENT_BYTES == 0);
             for b in 0..a {
-                let apart = offsets[a] + intervals[a].bytes <= offsets[b] || offsets[b] + intervals[b].bytes <= offsets[a];
+                let apart =
+                    offsets[a] + intervals[a].bytes <= offsets[b] || offsets[b] + intervals[b].bytes <= offsets[a];
                 assert!(apart || !intervals[a].meets(&intervals[b]), "{a} and {b} overlap");
             }
         }

@@ -197,15 +197,18 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
         }
     }
     let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
-    runs.push((treatment, Run { weight: flat(&slot.weight), gradient: flat(gradient), state: None, decay: slot.decay }));
+    runs.push((
+        treatment,
+        Run { weight: flat(&slot.weight), gradient: flat(gradient), state: None, decay: slot.decay },
+    ));
 }
 
 /// The part of its run's state that belongs to one parameter.
 fn state_of(slot: &ParameterSlot, runs: &[Run]) -> Option<OptimizerState> {
     let gradient = slot.gradient.as_ref()?;
-    let run = runs.iter().find(|r| {
-        gradient.offset >= r.gradient.offset && gradient.offset < r.gradient.offset + r.gradient.bytes()
-    })?;
+    let run = runs
+        .iter()
+        .find(|r| gradient.offset >= r.gradient.offset && gradient.offset < r.gradient.offset + r.gradient.bytes())?;
     let start = (gradient.offset - run.gradient.offset) / DType::F32.size();
     let part = |whole: &TensorRef, start: usize, shape: &[usize]| {
         TensorRef::dense(whole.arena, whole.offset + start * whole.dtype.size(), whole.dtype, shape)

@@ -45,7 +45,8 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
                     }
                 },
             };
-            let (rows, columns) = (append.graph.value(node.inputs[1]).shape[0], append.graph.value(node.inputs[1]).shape[1]);
+            let (rows, columns) =
+                (append.graph.value(node.inputs[1]).shape[0], append.graph.value(node.inputs[1]).shape[1]);
             let a = matrix(append.graph, &module, "lora_A", [adapter.rank, columns], adapter, options);
             let b = matrix(append.graph, &module, "lora_B", [rows, adapter.rank], adapter, options);
             let t = append.emit("linear", &[source, a], Attrs::new())[0];
@@ -149,8 +150,7 @@ impl Targets {
 
 fn unmatched(graph: &Graph, target: &str) -> String {
     let weights = graph.parameters.iter().filter(|p| !p.adapter && p.shape.len() == 2);
-    let mut names: Vec<&str> =
-        weights.filter_map(|p| p.name.strip_suffix(".weight")?.rsplit('.').next()).collect();
+    let mut names: Vec<&str> = weights.filter_map(|p| p.name.strip_suffix(".weight")?.rsplit('.').next()).collect();
     names.sort_unstable();
     names.dedup();
     format!("adapter target `{target}` matches no linear of the model; its modules are: {}", names.join(", "))

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use graph::{
-    Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterSpec, Phase, Repeat, ValueId, ValueType,
+    Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterSpec, Phase, Repeat, ValueId,
+    ValueType,
 };
 use program::Variant;
 use tensor::{Attrs, Shape};
@@ -44,7 +45,8 @@ struct Expansion<'a> {
 impl Expansion<'_> {
     fn bind(&self, value: &ValueType, name: &str) -> Result<Shape, CompileError> {
         let bound = |d: &graph::Dim| {
-            d.bind(&self.bindings).ok_or_else(|| CompileError::Model(format!("`{name}` has the unknown dimension `{d}`")))
+            d.bind(&self.bindings)
+                .ok_or_else(|| CompileError::Model(format!("`{name}` has the unknown dimension `{d}`")))
         };
         value.shape.iter().map(bound).collect()
     }
@@ -151,9 +153,10 @@ fn attributes(attrs: &Attrs, layer: Option<usize>) -> Result<Attrs, String> {
     let mut result = Attrs::new();
     for (name, value) in &attrs.0 {
         let chosen = match (value.get("each").and_then(|v| v.as_array()), layer) {
-            (Some(each), Some(layer)) => each.get(layer).cloned().ok_or_else(|| {
-                format!("attribute `{name}` has {} values, iteration {layer} has none", each.len())
-            })?,
+            (Some(each), Some(layer)) => each
+                .get(layer)
+                .cloned()
+                .ok_or_else(|| format!("attribute `{name}` has {} values, iteration {layer} has none", each.len()))?,
             _ => value.clone(),
         };
         result.0.insert(name.clone(), chosen);

@@ -82,8 +82,7 @@ fn elementwise_candidate(
     let first_index = second.inputs.iter().filter_map(|id| producer.get(id)).copied().max()?;
     let first = nodes[first_index].as_ref().filter(|n| n.phase == second.phase)?;
     let read_here = |id: &ValueId| second.inputs.iter().filter(|i| *i == id).count();
-    let keep: Vec<ValueId> =
-        first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
+    let keep: Vec<ValueId> = first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
     let mut between = nodes[first_index + 1..index].iter().flatten();
     if between.any(|n| n.inputs.iter().any(|id| first.outputs.contains(id))) {
         return None;

@@ -54,9 +54,9 @@ fn cast_operands(graph: &mut Graph, compute: DType) {
                 if append.graph.value(*input).element == Element::Fixed(compute) {
                     continue;
                 }
-                *input = *casts.entry(*input).or_insert_with(|| {
-                    append.emit("cast", &[*input], Attrs::new().with("dtype", compute.name()))[0]
-                });
+                *input = *casts
+                    .entry(*input)
+                    .or_insert_with(|| append.emit("cast", &[*input], Attrs::new().with("dtype", compute.name()))[0]);
             }
             result.append(&mut append.nodes);
         }

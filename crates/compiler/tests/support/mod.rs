@@ -76,10 +76,14 @@ pub fn contents<T: Real>(graph: &Graph) -> HashMap<ValueId, Array<T>> {
 fn input<T: Real>(name: &str, len: usize) -> Array<T> {
     match name {
         "input_ids" => Array::Int((0..len).map(|i| (i * 7 % VOCABULARY) as i32).collect()),
-        "targets" => Array::Int((0..len).map(|i| if i % 5 == 4 { -100 } else { (i * 11 % VOCABULARY) as i32 }).collect()),
+        "targets" => {
+            Array::Int((0..len).map(|i| if i % 5 == 4 { -100 } else { (i * 11 % VOCABULARY) as i32 }).collect())
+        }
         "position_ids" => Array::Int((0..len).map(|i| (i % VARIANT.seq_len) as i32).collect()),
         "document_start" | "micro_step" => Array::Int(vec![0; len]),
-        "weights" => Array::Real((0..len).map(|i| T::from_f64(if i % 5 == 4 { 0.0 } else { 0.5 + (i % 3) as f64 })).collect()),
+        "weights" => {
+            Array::Real((0..len).map(|i| T::from_f64(if i % 5 == 4 { 0.0 } else { 0.5 + (i % 3) as f64 })).collect())
+        }
         other => panic!("no contents for the input `{other}`"),
     }
 }

@@ -52,7 +52,9 @@ impl Op for Stack {
 
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [first, rest @ ..] = inputs else { return Err("takes at least one input".into()) };
-        if first.shape.is_empty() || rest.iter().any(|t| t.shape.get(1..) != first.shape.get(1..) || t.dtype != first.dtype) {
+        if first.shape.is_empty()
+            || rest.iter().any(|t| t.shape.get(1..) != first.shape.get(1..) || t.dtype != first.dtype)
+        {
             return Err("the inputs must agree in all axes but the first".into());
         }
         let rows = inputs.iter().map(first_axis).sum::<Result<usize, _>>()?;

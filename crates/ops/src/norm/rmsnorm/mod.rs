@@ -8,10 +8,10 @@ mod fuse;
 mod weight;
 
 pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
-pub use weight::RmsNormWeightGradient;
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
 use tensor::Attrs;
+pub use weight::RmsNormWeightGradient;
 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};

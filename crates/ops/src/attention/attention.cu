@@ -1,6 +1,6 @@
 // Causal attention inside documents, f32 arithmetic, any element type, D up to 256:
 //   o_i = sum_j p_ij v_j, p_ij = exp(s_ij - lse_i), s_ij = SCALE q_i.k_j over start_i <= j <= i (and j > i - WINDOW)
-//   ds_ij = p_ij (do_i.v_j - delta_i) SCALE, delta_i = sum_j p_ij do_i.v_j; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
+//   ds_ij = p_ij (do_i.v_j - delta_i) SCALE, delta_i = sum_j p_ij do_i.v_j / sum_j p_ij; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
 // q, o, do, dq [BATCH, TOKENS, HEADS, D], k, v, dk, dv [BATCH, TOKENS, KV_HEADS, D], strided in the first three
 // axes; lse, delta f32 [BATCH, HEADS, TOKENS] (lse read with strides LSE_H, LSE_S: a library may have written it by
 // token); starts i32 [BATCH, TOKENS], rising along a row.
@@ -127,8 +127,9 @@ attention_forward(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_
 #endif
 
 #if defined(BACKWARD_Q)
-// dq, and delta for the kernel below. Delta is do.o by another way, which in f32 loses less: it is rounded as the
-// do.v that it is subtracted from. It costs a walk over the keys before the walk that sums dq.
+// dq, and delta for the kernel below. Delta is do.o by another way, which in f32 loses less: lse is rounded, so that
+// the p do not sum to 1, and only their own mean makes the ds of a row sum to 0. It costs a walk over the keys before
+// the walk that sums dq.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_T* __restrict__ v,
                      const float* __restrict__ lse, const DO_T* __restrict__ d_o, const int* __restrict__ starts,
@@ -146,7 +147,7 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
   fetch<D>(do_rows, d_o + (size_t)b * DO_B + (size_t)h * DO_H, DO_S, first, ROWS);
   __syncthreads();
   int from[PER_WARP];
-  float row_lse[PER_WARP], row_delta[PER_WARP] = {}, sum[PER_WARP][CHUNKS] = {};
+  float row_lse[PER_WARP], row_delta[PER_WARP] = {}, total[PER_WARP] = {}, sum[PER_WARP][CHUNKS] = {};
 #pragma unroll
   for (int r = 0; r < PER_WARP; r++) {
     const int i = first + own + r;
@@ -174,12 +175,15 @@ attention_backward_q(const Q_T* __restrict__ q, const K_T* __restrict__ k, const
   for (int start = begin; start <= last; start += 32) {
     weights(start);
 #pragma unroll
-    for (int r = 0; r < PER_WARP; r++) row_delta[r] = fmaf(p[r], dp[r], row_delta[r]);
+    for (int r = 0; r < PER_WARP; r++) {
+      row_delta[r] = fmaf(p[r], dp[r], row_delta[r]);
+      total[r] += p[r];
+    }
   }
 #pragma unroll
   for (int r = 0; r < PER_WARP; r++) {
     const int i = first + own + r;
-    row_delta[r] = warp_sum(row_delta[r]);
+    row_delta[r] = warp_sum(row_delta[r]) / warp_sum(total[r]);
     if (i < TOKENS && lane == 0) delta[line + i] = row_delta[r];
   }
   for (int start = begin; start <= last; start += 32) {

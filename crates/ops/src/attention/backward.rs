@@ -23,9 +23,10 @@ impl Op for AttentionBackward {
     }
 
     fn doc(&self) -> &'static str {
-        "Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − Σ p·(d_o·v))·scale over the \
-         visible keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The inner sum is also d_o·o, and a backend may take it \
-         so: o and lse are those that `attention` gives. q, k, v, o, lse, d_o, document_start → dq, dk, dv."
+        "Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − mean)·scale over the visible \
+         keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under p; a backend may take d_o·o \
+         for it, which is the same when o and lse are those that `attention` gives. q, k, v, o, lse, d_o, \
+         document_start → dq, dk, dv."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -95,7 +96,7 @@ impl Op for AttentionBackward {
 
     crate::reference!(cpu::backward);
 
-    /// `o` and `lse` are those of the forward pass: only then do d_o·o and Σ p·(d_o·v) agree.
+    /// `o` and `lse` are those of the forward pass: only then is d_o·o the mean of d_o·v.
     fn examples(&self) -> Vec<Example> {
         let example = |(shape, starts, attrs): ([usize; 5], Vec<i32>, Attrs)| {
             let [batch, tokens, heads, _, head_dim] = shape;

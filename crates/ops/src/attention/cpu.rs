@@ -233,18 +233,20 @@ fn head_gradients<T: Real>(
 }
 
 /// One query: scores become weights p, their gradients (d_o·v) become ds; zero where nothing is seen.
-/// The mean gradient is the sum of p·(d_o·v), not d_o·o: what is subtracted has then been rounded as
-/// what it is subtracted from, and little is lost where the two are close.
+/// The mean gradient is taken of the weights p as they are here, not as d_o·o: lse is rounded, so that
+/// they do not sum to 1, and any other mean would leave a part of it in every ds.
 fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, scale: T) {
     for row in [&mut *p, &mut *ds] {
         row[..seen.start].fill(T::default());
         row[seen.end..].fill(T::default());
     }
-    let mut mean = T::default();
+    let (mut mean, mut sum) = (T::default(), T::default());
     for (p, ds) in p[seen.clone()].iter_mut().zip(&ds[seen.clone()]) {
         *p = (scale * *p - lse).exp();
         mean += *p * *ds;
+        sum += *p;
     }
+    mean = mean / sum;
     for (p, ds) in p[seen.clone()].iter().zip(&mut ds[seen]) {
         *ds = *p * (*ds - mean) * scale;
     }

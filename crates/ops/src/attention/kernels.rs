@@ -88,7 +88,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     vec![spec("attention_forward", "FORWARD", call, q.shape[2], &tensors, args)]
 }
 
-/// The row sums of p·(d_o·v), f32 [B, heads, T].
+/// The means of d_o·v under a row's weights, f32 [B, heads, T].
 pub fn backward_scratch(call: &LowerCall<'_>) -> usize {
     call.inputs[4].len() * DType::F32.size()
 }

@@ -236,8 +236,10 @@ def attention(*inputs: Tensor | Parameter, scale: float | each[float], window: i
     window: keys that a query sees, itself included; absent for all before it"""
 
 def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None) -> Any:
-    """Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − d_o·o)·scale over the visible
-    keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. q, k, v, o, lse, d_o, document_start → dq, dk, dv.
+    """Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − mean)·scale over the visible keys,
+    dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under p; a backend may take d_o·o for it,
+    which is the same when o and lse are those that `attention` gives. q, k, v, o, lse, d_o, document_start → dq,
+    dk, dv.
 
     scale: factor of the scores q·k
     window: keys that a query sees, itself included; absent for all before it"""

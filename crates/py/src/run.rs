@@ -50,7 +50,7 @@ impl Observer for Console {
 }
 
 fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
-    DeviceRequest { device: config.config.hardware.device, site_packages, ..DeviceRequest::default() }
+    DeviceRequest::of(&config.config, site_packages)
 }
 
 /// Trains from the first step to the result; gives the process's exit code: 0, or 128 + the signal

@@ -26,7 +26,7 @@ pub fn open(
 ) -> train::Result<train::Trainer> {
     let config = Arc::new(config.config.clone());
     let source = Arc::new(ModelSource::open(folder, ir)?);
-    let request = DeviceRequest { device: config.hardware.device, site_packages, ..DeviceRequest::default() };
+    let request = DeviceRequest::of(&config, site_packages);
     let device = Arc::new(Device::open(&request)?);
     train::Trainer::new(config, source, device)
 }

@@ -23,6 +23,23 @@ pub struct DeviceRequest {
     /// Look at every result before the next instruction starts, so that an error names the one that
     /// failed. Slow.
     pub check_each: bool,
+    /// Launch instruction by instruction instead of replaying CUDA graphs. The bits are the same.
+    pub eager: bool,
+    /// Take all GPUs that are visible: refused where there are several.
+    pub every_gpu: bool,
+}
+
+impl DeviceRequest {
+    /// What a run's options ask for.
+    pub fn of(config: &config::Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
+        DeviceRequest {
+            device: config.hardware.device,
+            site_packages,
+            eager: !config.hardware.use_cuda_graphs,
+            every_gpu: config.hardware.gpus == 0,
+            ..DeviceRequest::default()
+        }
+    }
 }
 
 /// A backend that is ready, and what it runs on.
@@ -31,19 +48,29 @@ pub struct Device {
     pub machine: Machine,
     /// Why this one, when the choice was left open.
     pub because: String,
+    /// GPUs that are visible; 0 on the CPU.
+    pub gpus: usize,
 }
 
 impl Device {
     /// Opens the device. A GPU that is asked for and not usable is an error that says what is missing.
     pub fn open(request: &DeviceRequest) -> Result<Device> {
-        match request.device {
-            Setting::Value(config::Device::Cpu) => cpu(request, "asked for"),
-            Setting::Value(config::Device::Cuda) => cuda(request, "asked for").map_err(TrainError::Failed),
+        let device = match request.device {
+            Setting::Value(config::Device::Cpu) => cpu(request, "asked for")?,
+            Setting::Value(config::Device::Cuda) => cuda(request, "asked for").map_err(TrainError::Failed)?,
             Setting::Auto => match cuda(request, "a GPU can be used") {
-                Ok(device) => Ok(device),
-                Err(_) => cpu(request, "no GPU can be used; `surogate doctor` says why"),
+                Ok(device) => device,
+                Err(_) => cpu(request, "no GPU can be used; `surogate doctor` says why")?,
             },
+        };
+        if request.every_gpu && device.gpus > 1 {
+            let text = format!(
+                "`gpus: 0` takes all {} visible GPUs, and training on several is not available yet; set `gpus: 1`",
+                device.gpus
+            );
+            return Err(TrainError::Usage(text));
         }
+        Ok(device)
     }
 }
 
@@ -52,7 +79,7 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let threads = request.threads.unwrap_or(cores);
     let backend = CpuBackend::new(Some(threads))?.check_finite(request.check_each);
     let machine = Machine::cpu(host_memory(), threads);
-    Ok(Device { backend: Box::new(backend), machine, because: because.to_owned() })
+    Ok(Device { backend: Box::new(backend), machine, because: because.to_owned(), gpus: 0 })
 }
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
@@ -61,12 +88,16 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     if !report.usable() {
         return Err(format!("no GPU can be used here:\n{report}"));
     }
-    let properties = report.devices.expect("a usable report lists devices").swap_remove(0);
-    let options = cuda::Options { check_each: request.check_each, ..cuda::Options::new(search) };
+    let mut devices = report.devices.expect("a usable report lists devices");
+    let gpus = devices.len();
+    let properties = devices.swap_remove(0);
+    let (check_each, graphs) = (request.check_each, !request.eager);
+    let options = cuda::Options { check_each, graphs, ..cuda::Options::new(search) };
     Ok(Device {
         backend: Box::new(CudaBackend::new(options)),
         machine: cuda::machine(&properties),
         because: because.to_owned(),
+        gpus,
     })
 }
 

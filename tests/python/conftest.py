@@ -17,7 +17,7 @@ TRIMMED = REPOSITORY / "tests" / "golden"
 
 @pytest.fixture
 def golden_folder() -> Path:
-    """The reference numbers of Llama and Qwen3: the full set where it is there, else the trimmed one."""
+    """The reference numbers: the full set where it is there, else the trimmed one."""
     return SHARED / "golden" if SHARED.is_dir() else TRIMMED
 
 
@@ -87,3 +87,14 @@ def make_model(tmp_path):
         return place / "model"
 
     return make
+
+
+def tiny_qwen2(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Qwen2."""
+    return tiny_llama(**{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **changes})
+
+
+def tiny_mistral(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Mistral with a window of 5."""
+    own = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
+    return tiny_llama(**{**own, **changes})

@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import tiny_llama, tiny_qwen3, updating
+from conftest import tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, updating
+from golden import FAMILIES
 from surogate import models
+from surogate.dsl.model import ARCHITECTURES
 from surogate.errors import ModelConfigError
 
 
@@ -26,7 +28,9 @@ def build(fields: dict) -> dict:
     return json.loads(models.build(fields))
 
 
-@pytest.mark.parametrize(("name", "fields"), [("llama", tiny_llama()), ("qwen3", tiny_qwen3())])
+@pytest.mark.parametrize(
+    ("name", "fields"), [("llama", tiny_llama()), ("qwen3", tiny_qwen3()), ("mistral", tiny_mistral())]
+)
 def test_ir_is_as_stored(name, fields):
     # Line numbers move with every edit of the model's file and are left out.
     text = re.sub(r'("at": "[^"]*):\d+"', r'\1"', models.build(fields)) + "\n"
@@ -36,18 +40,21 @@ def test_ir_is_as_stored(name, fields):
     assert text == path.read_text(encoding="utf-8"), "if the change is meant: SUROGATE_UPDATE=1 pytest"
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_both_spellings_of_the_config_are_one_model(golden_folder, model):
-    folder = golden_folder / model
+@pytest.fixture(params=FAMILIES)
+def folder(request, golden_folder) -> Path:
+    if not (golden_folder / request.param).is_dir():
+        pytest.skip(f"no {request.param} in the trimmed set")
+    return golden_folder / request.param
+
+
+def test_both_spellings_of_the_config_are_one_model(folder):
     texts = [models.build(json.loads((folder / name).read_text())) for name in ("config.json", "config_v4.json")]
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_parameters_are_those_of_the_file(golden_folder, model):
+def test_parameters_are_those_of_the_file(folder):
     from safetensors import safe_open
 
-    folder = golden_folder / model
     fields = json.loads((folder / "config.json").read_text())
     ours = {}
     for name, row in parameters(build(fields)).items():
@@ -61,9 +68,9 @@ def test_published_configs_are_read(shared):
     read = []
     for file in sorted((shared / "assets" / "configs").glob("*/config.json")):
         fields = json.loads(file.read_text())
-        if fields["architectures"][0] in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+        if fields["architectures"][0] in ARCHITECTURES:
             read.append((file.parent.name, build(fields)["architecture"]))
-    assert len(read) >= 9, read
+    assert len(read) >= 13, read
 
 
 def test_tied_embeddings_have_no_head_of_their_own():
@@ -109,7 +116,7 @@ def test_initial_weights_follow_the_config():
     assert marked == {"o_proj", "down_proj"}
 
 
-@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2, tiny_qwen3, tiny_mistral])
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -132,18 +139,55 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
 def test_fields_of_one_architecture_that_cannot_be_honoured():
     with pytest.raises(ModelConfigError, match="`pretraining_tp`: 2 is not supported, expected 1"):
         build(tiny_llama(pretraining_tp=2))
-    with pytest.raises(ModelConfigError, match="`use_sliding_window`: True"):
-        build(tiny_qwen3(use_sliding_window=True, sliding_window=16))
-    with pytest.raises(ModelConfigError, match="`layer_types`: 'sliding_attention'"):
-        build(tiny_qwen3(layer_types=["full_attention", "sliding_attention"]))
-    build(tiny_qwen3(sliding_window=16, layer_types=["full_attention"] * 2))
+
+
+def windows(fields: dict) -> object:
+    """The `window` attribute of the attention: a number, a list with one for each layer, or None."""
+    attention = next(n for n in nodes(build(fields)) if n["op"] == "attention")
+    window = attention["attrs"].get("window")
+    return window["each"] if isinstance(window, dict) else window
+
+
+@pytest.mark.parametrize("make", [tiny_qwen2, tiny_qwen3])
+def test_layers_of_qwen_slide_as_the_config_says(make):
+    used = {"use_sliding_window": True, "sliding_window": 16}
+    assert windows(make(sliding_window=16)) is None
+    assert windows(make(sliding_window=16, layer_types=["full_attention"] * 2)) is None
+    assert windows(make(**used)) is None, "max_window_layers is 28"
+    assert windows(make(**used, max_window_layers=1)) == [None, 16]
+    assert windows(make(**used, max_window_layers=0)) == 16
+    assert windows(make(**used, layer_types=["sliding_attention", "full_attention"])) == [16, None]
+    assert windows({**make(**used, max_window_layers=0), "sliding_window": None}) is None
+    with pytest.raises(ModelConfigError, match="`layer_types`: 'sliding_attention' needs `use_sliding_window: true`"):
+        build(make(layer_types=["sliding_attention"] * 2))
+    with pytest.raises(ModelConfigError, match="`layer_types`: 'chunked_attention' is not supported"):
+        build(make(layer_types=["chunked_attention"] * 2))
+    with pytest.raises(ModelConfigError, match="`sliding_window`: 0 is not supported"):
+        build(make(use_sliding_window=True, sliding_window=0))
+
+
+def test_the_window_of_mistral():
+    assert windows(tiny_mistral()) == 5
+    assert windows({**tiny_mistral(), "sliding_window": None}) is None
+    assert windows(tiny_mistral(sliding_window=None)) == 4096, "the default of a missing field"
+    with pytest.raises(ModelConfigError, match="`sliding_window`: True"):
+        build(tiny_mistral(sliding_window=True))
+
+
+def test_qwen2_has_biases_on_queries_keys_and_values():
+    names = parameters(build(tiny_qwen2()))
+    assert {n.rsplit(".", 2)[-2] for n in names if n.endswith(".bias")} == {"q_proj", "k_proj", "v_proj"}
 
 
 @pytest.mark.parametrize(
     ("scaling", "problem"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' is not available yet"),
-        ({"type": "longrope", "short_factor": [1.0]}, "'longrope' is not available yet"),
+        ({"type": "longrope", "short_factor": [1.0]}, "`rope_scaling.long_factor`: is missing"),
+        (
+            {"type": "longrope", "short_factor": [1.0], "long_factor": 2},
+            "`rope_scaling.long_factor`: 2 is not supported",
+        ),
+        ({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 4}, "`rope_scaling.short_factor`: has 1"),
         ({"rope_type": "linear"}, "`rope_scaling.factor`: is missing"),
         ({"rope_type": "llama3", "factor": 8.0}, "`rope_scaling.low_freq_factor`: is missing"),
         ({"rope_type": "linear", "factor": "2"}, "`rope_scaling.factor`: '2' is not supported"),

@@ -49,6 +49,7 @@ static OPS: &[&dyn Op] = &[
     &embedding::Embedding,
     &embedding::EmbeddingBackward,
     &rope::RopeFrequencies,
+    &rope::RopeFrequenciesOfBatch,
     &rope::Rope,
     &attention::Attention,
     &attention::AttentionBackward,

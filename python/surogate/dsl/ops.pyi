@@ -219,6 +219,21 @@ def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], the
     mscale: yarn: numerator of the computed factor
     mscale_all_dim: yarn: denominator of the computed factor"""
 
+def rope_frequencies_of_batch(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str], factor: float | each[float], original_max_position_embeddings: int | each[int], attention_factor: float | each[float] | None = None, short_factor: list[float] | each[list[float]] | None = None, long_factor: list[float] | each[list[float]] | None = None) -> Any:
+    """Rotary frequencies as transformers changes them by the length n of the batch, its largest position + 1. Up to
+    the original length N, `dynamic` has θ^(−2i/D), beyond it the base θ·(factor·n/N − factor + 1)^(D/(D−2));
+    `longrope` has θ^(−2i/D)/dᵢ with dᵢ of short_factor or of long_factor. positions i32 [B, T] → inv_freq f32
+    [D/2], attention_scaling f32 [1], the factor of cos and sin.
+
+    head_dim: D, the columns that are rotated
+    theta: base of the frequencies
+    scaling_type: dynamic or longrope
+    factor: how much longer the context becomes
+    original_max_position_embeddings: N, the length from which on the frequencies change
+    attention_factor: longrope: the factor of cos and sin, instead of the computed one
+    short_factor: longrope: divisors of the frequencies up to N
+    long_factor: longrope: divisors of the frequencies beyond N"""
+
 def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None) -> Any:
     """Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated
     columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D],

@@ -58,5 +58,10 @@ class each(Generic[T]):
     attribute out of that iteration.
     """
 
-    def __init__(self, values: Sequence[T]) -> None:
+    def __init__(self, values: Sequence[T | None]) -> None:
         self.values = list(values)
+
+    @classmethod
+    def of(cls, values: Sequence[T | None]) -> each[T] | T | None:
+        """`values` as an attribute: the one value where it is the same everywhere."""
+        return values[0] if all(value == values[0] for value in values) else cls(values)

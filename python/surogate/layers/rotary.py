@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from ..dsl import Module, Reader, Tensor, ops
 
-#: Settings of each type beside `factor`; all are handed to the engine under their own names.
+#: Settings of each type; all are handed to the engine under their own names.
 SETTINGS: dict[str, dict[str, type]] = {
     "default": {},
     "linear": {"factor": float},
+    "dynamic": {"factor": float},
     "llama3": {
         "factor": float,
         "low_freq_factor": float,
@@ -28,13 +29,25 @@ SETTINGS: dict[str, dict[str, type]] = {
         "mscale_all_dim": float,
         "truncate": bool,
     },
+    "longrope": {
+        "factor": float,
+        "original_max_position_embeddings": int,
+        "attention_factor": float,
+        "short_factor": list,
+        "long_factor": list,
+    },
 }
 
 REQUIRED = {
     "linear": ["factor"],
+    "dynamic": ["factor"],
     "llama3": ["factor", "low_freq_factor", "high_freq_factor"],
     "yarn": ["factor"],
+    "longrope": ["short_factor", "long_factor"],
 }
+
+#: Types whose frequencies follow from the largest position of the batch.
+OF_BATCH = ("dynamic", "longrope")
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 
@@ -46,7 +59,7 @@ class Rotation:
     Read from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (4).
     """
 
-    theta: float = 10000.0
+    theta: float | None = None
     type: str = "default"
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -75,18 +88,43 @@ class Rotation:
         outside = reader.take(ORIGINAL_LENGTH)  # wins, as in transformers
         if outside is not None and ORIGINAL_LENGTH in SETTINGS.get(kind, {}):
             settings[ORIGINAL_LENGTH] = outside
-        return cls(10000.0 if theta is None else float(theta), kind, settings)
+        return cls(None if theta is None else float(theta), kind, settings)
 
-    def with_original_length(self, max_position_embeddings: int) -> Self:
-        """Some types are relative to the model's own length where the config names no other."""
-        if ORIGINAL_LENGTH not in SETTINGS.get(self.type, {}) or ORIGINAL_LENGTH in self.settings:
-            return self
-        settings = {**self.settings, ORIGINAL_LENGTH: max_position_embeddings}
-        return type(self)(self.theta, self.type, settings)
+    def complete(self, reader: Reader, head_dim: int, max_position_embeddings: int, theta: float = 10000.0) -> Self:
+        """With what follows from the rest of the config. `theta` is the architecture's own base.
+
+        Most types are relative to the model's own length where the config names no other, `dynamic`
+        always.
+        """
+        settings = dict(self.settings)
+        if self.type == "dynamic":
+            settings[ORIGINAL_LENGTH] = max_position_embeddings
+        elif ORIGINAL_LENGTH in SETTINGS.get(self.type, {}):
+            settings.setdefault(ORIGINAL_LENGTH, max_position_embeddings)
+        if self.type == "longrope":
+            settings.setdefault("factor", max_position_embeddings / settings[ORIGINAL_LENGTH])
+            for key in ("short_factor", "long_factor"):
+                if len(settings.get(key, [])) != head_dim // 2:
+                    found = len(settings.get(key, []))
+                    reader.problem(
+                        f"rope_scaling.{key}", f"has {found} numbers, expected head_dim / 2 = {head_dim // 2}"
+                    )
+        return type(self)(theta if self.theta is None else self.theta, self.type, settings)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list of numbers"}
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if kind is list:
+        return isinstance(value, list) and all(_is_number(v) for v in value)
+    if kind is int:
+        return _is_number(value) and value == int(value)
+    return isinstance(value, bool) if kind is bool else _is_number(value)
 
 
 def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -101,10 +139,10 @@ def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> d
         if key not in known:
             if kind != "default":
                 reader.problem(f"{name}.{key}", f"is not a setting of rope type {kind!r}")
-        elif not (isinstance(value, bool) if known[key] is bool else _is_number(value)):
-            reader.problem(f"{name}.{key}", f"{value!r} is not supported, expected a {known[key].__name__}")
+        elif not _fits(value, known[key]):
+            reader.problem(f"{name}.{key}", f"{value!r} is not supported, expected {EXPECTED[known[key]]}")
         else:
-            settings[key] = known[key](value)
+            settings[key] = [float(v) for v in value] if known[key] is list else known[key](value)
     for key in REQUIRED.get(kind, []):
         if key not in settings:
             reader.problem(f"{name}.{key}", f"is missing, rope type {kind!r} needs it")
@@ -118,8 +156,12 @@ class RotaryEmbedding(Module):
         self.head_dim = head_dim
         self.rope = rope
 
-    def forward(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
-        frequencies, scaling = ops.rope_frequencies(
+    def forward(self, positions: Tensor) -> Callable[..., Tensor]:
+        settings = dict(
             head_dim=self.head_dim, theta=self.rope.theta, scaling_type=self.rope.type, **self.rope.settings
         )
-        return lambda x: ops.rope(x, positions, frequencies, scaling)
+        if self.rope.type in OF_BATCH:
+            frequencies, scaling = ops.rope_frequencies_of_batch(positions, **settings)
+        else:
+            frequencies, scaling = ops.rope_frequencies(**settings)
+        return lambda x, **attributes: ops.rope(x, positions, frequencies, scaling, **attributes)

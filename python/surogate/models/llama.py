@@ -5,18 +5,25 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..dsl import Batch, Layers, ModelConfig, Module, Reader, Tensor, model, ops, output, region, repeat
-from ..layers import Embedding, Linear, RMSNorm, RotaryEmbedding, Rotation, SwiGLU, language_model_loss
+from ..dsl import Batch, Module, Reader, Tensor, model, ops, region
+from ..layers import (
+    Decoder,
+    DecoderLayer,
+    Embedding,
+    HeadsConfig,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    Rotation,
+    SwiGLU,
+    language_model_loss,
+)
 
 
-class LlamaConfig(ModelConfig):
+class LlamaConfig(HeadsConfig):
     vocab_size: int = 32000
-    hidden_size: int = 4096
     intermediate_size: int = 11008
     num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 0  # one for each attention head
-    head_dim: int = 0  # hidden_size / num_attention_heads
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope: Rotation
@@ -29,22 +36,16 @@ class LlamaConfig(ModelConfig):
     pretraining_tp: Literal[1] = 1
 
     def derive(self, reader: Reader) -> None:
-        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
-        if not self.head_dim and self.hidden_size % self.num_attention_heads:
-            reader.problem("head_dim", "is missing, and num_attention_heads does not divide hidden_size")
-        self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
-        self.rope = self.rope.with_original_length(self.max_position_embeddings)
-        if self.num_attention_heads % self.num_key_value_heads:
-            reader.problem("num_key_value_heads", f"{self.num_key_value_heads} does not divide num_attention_heads")
+        super().derive(reader)
+        self.rope = self.rope.complete(reader, self.head_dim, self.max_position_embeddings)
 
 
 class Attention(Module):
     def __init__(self, c: LlamaConfig) -> None:
-        queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj = Linear(c.hidden_size, queries, bias=c.attention_bias)
-        self.k_proj = Linear(c.hidden_size, keys, bias=c.attention_bias)
-        self.v_proj = Linear(c.hidden_size, keys, bias=c.attention_bias)
-        self.o_proj = Linear(queries, c.hidden_size, bias=c.attention_bias, residual_projection=True)
+        self.q_proj = Linear(c.hidden_size, c.queries, bias=c.attention_bias)
+        self.k_proj = Linear(c.hidden_size, c.keys, bias=c.attention_bias)
+        self.v_proj = Linear(c.hidden_size, c.keys, bias=c.attention_bias)
+        self.o_proj = Linear(c.queries, c.hidden_size, bias=c.attention_bias, residual_projection=True)
         self.head_dim = c.head_dim
         self.scale = c.head_dim**-0.5
 
@@ -60,44 +61,19 @@ class Attention(Module):
         return self.o_proj(ops.merge_heads(o))
 
 
-class DecoderLayer(Module):
-    def __init__(self, c: LlamaConfig) -> None:
-        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
-
-    def forward(self, x: Tensor, rotate, batch: Batch) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotate, batch)
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        output("hidden.layer.{i}", x)
-        return x
-
-
-class Decoder(Module):
-    def __init__(self, c: LlamaConfig) -> None:
-        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, c.pad_token_id)
-        self.rotary_emb = RotaryEmbedding(c.head_dim, c.rope)
-        self.layers = Layers(c.num_hidden_layers, DecoderLayer(c))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-
-    def forward(self, batch: Batch) -> Tensor:
-        x = self.embed_tokens(batch.input_ids)
-        output("hidden.embed", x)
-        x = repeat(self.layers, x, self.rotary_emb(batch.position_ids), batch)
-        x = self.norm(x)
-        output("hidden.final_norm", x)
-        return x
-
-
 @model("LlamaForCausalLM", config=LlamaConfig)
 class Llama(Module):
     def __init__(self, c: LlamaConfig) -> None:
-        self.model = Decoder(c)
+        mlp = SwiGLU(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.model = Decoder(
+            Embedding(c.vocab_size, c.hidden_size, c.pad_token_id),
+            RotaryEmbedding(c.head_dim, c.rope),
+            c.num_hidden_layers,
+            DecoderLayer(c.hidden_size, c.rms_norm_eps, Attention(c), mlp),
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+        )
         tied = self.model.embed_tokens.weight if c.tie_word_embeddings else None
         self.lm_head = Linear(c.hidden_size, c.vocab_size, tied=tied)
 
     def forward(self, batch: Batch) -> None:
-        x = self.model(batch)
-        logits = self.lm_head(x)
-        language_model_loss(logits, batch)
+        language_model_loss(self.lm_head(self.model(batch)), batch)

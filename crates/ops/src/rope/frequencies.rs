@@ -2,7 +2,7 @@
 //! tensors, f64 where it uses Python floats.
 //!
 //! Types: `default`, `linear`, `yarn` (Peng et al. 2023), `llama3`. `dynamic` and `longrope` depend on
-//! the positions of the batch and are refused here.
+//! the positions of the batch: `of_batch`.
 
 use std::f64::consts::PI;
 
@@ -42,21 +42,32 @@ struct Table {
 }
 
 /// An attribute that must be a positive number.
-fn positive(attrs: &Attrs, name: &str) -> Result<f64, String> {
+pub(super) fn positive(attrs: &Attrs, name: &str) -> Result<f64, String> {
     let value = attrs.float(name).map_err(|e| e.0)?;
     if value > 0.0 && value.is_finite() { Ok(value) } else { Err(format!("`{name}` is {value}, expected above 0")) }
 }
 
-fn optional(attrs: &Attrs, name: &str) -> Result<Option<f64>, String> {
+pub(super) fn optional(attrs: &Attrs, name: &str) -> Result<Option<f64>, String> {
     attrs.get(name).map(|_| positive(attrs, name)).transpose()
+}
+
+/// The attribute `head_dim`.
+pub(super) fn columns(attrs: &Attrs) -> Result<usize, String> {
+    let head_dim = attrs.size("head_dim").map_err(|e| e.0)?;
+    if head_dim == 0 || head_dim % 2 != 0 {
+        return Err(format!("`head_dim` is {head_dim}, expected an even number above 0"));
+    }
+    Ok(head_dim)
+}
+
+/// θ^(2i/D) for every pair, rounded to f32 as a tensor of transformers is.
+pub(super) fn powers(theta: f32, head_dim: usize) -> impl Iterator<Item = f32> {
+    (0..head_dim / 2).map(move |i| (theta as f64).powf(((2 * i) as f32 / head_dim as f32) as f64) as f32)
 }
 
 impl Table {
     fn of(attrs: &Attrs) -> Result<Self, String> {
-        let head_dim = attrs.size("head_dim").map_err(|e| e.0)?;
-        if head_dim == 0 || head_dim % 2 != 0 {
-            return Err(format!("`head_dim` is {head_dim}, expected an even number above 0"));
-        }
+        let head_dim = columns(attrs)?;
         let theta = positive(attrs, "theta")?;
         let factor = || positive(attrs, "factor");
         let original = || positive(attrs, "original_max_position_embeddings");
@@ -73,7 +84,9 @@ impl Table {
             }
             "yarn" => Scaling::Yarn(Yarn::of(attrs, factor()?, original()?)?),
             "dynamic" | "longrope" => {
-                return Err(format!("scaling_type `{kind}` depends on the batch's positions and is not available yet"));
+                return Err(format!(
+                    "scaling_type `{kind}` depends on the positions: take `rope_frequencies_of_batch`"
+                ));
             }
             other => {
                 return Err(format!("scaling_type `{other}` is not known; known are default, linear, llama3, yarn"));
@@ -82,10 +95,8 @@ impl Table {
         Ok(Table { head_dim, theta, scaling })
     }
 
-    /// θ^(2i/D), rounded to f32 as a tensor of transformers is.
-    fn powers(&self) -> impl Iterator<Item = f32> + '_ {
-        let exponent = |i: usize| (2 * i) as f32 / self.head_dim as f32;
-        (0..self.head_dim / 2).map(move |i| (self.theta as f32 as f64).powf(exponent(i) as f64) as f32)
+    fn powers(&self) -> impl Iterator<Item = f32> {
+        powers(self.theta as f32, self.head_dim)
     }
 
     fn inverse_frequencies(&self) -> Vec<f32> {

@@ -6,12 +6,21 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tensor::Attrs;
 
-use super::{Rope, RopeFrequencies};
+use super::{Rope, RopeFrequencies, RopeFrequenciesOfBatch};
 use crate::evaluate::{Array, apply};
 use crate::op::Op;
 
-const VARIANTS: &[&str] =
-    &["default", "linear", "yarn", "yarn_no_truncate", "yarn_mscale", "yarn_attention_factor", "llama3"];
+const VARIANTS: &[&str] = &[
+    "default",
+    "linear",
+    "yarn",
+    "yarn_no_truncate",
+    "yarn_mscale",
+    "yarn_attention_factor",
+    "llama3",
+    "dynamic",
+    "longrope",
+];
 
 fn fixtures() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2)?;
@@ -44,13 +53,23 @@ fn attributes(config: &Map<String, Value>) -> Attrs {
         };
         attrs = attrs.with(name, value.clone());
     }
+    if attrs.get("scaling_type").is_some_and(|kind| kind == "dynamic") {
+        attrs = attrs.with("original_max_position_embeddings", config["max_position_embeddings"].clone());
+    }
     attrs
 }
 
-fn table(attrs: &Attrs) -> (Array<f32>, Array<f32>) {
-    let pairs = RopeFrequencies.infer(&[], attrs).unwrap()[0].last().unwrap();
+/// inv_freq and attention_scaling for the positions 0 to `tokens`.
+fn table(attrs: &Attrs, tokens: usize) -> (Array<f32>, Array<f32>) {
+    let pairs = attrs.size("head_dim").unwrap() / 2;
+    let positions = Array::Int((0..tokens as i32).collect());
+    let of_batch = attrs.get("scaling_type").is_some_and(|kind| kind == "dynamic" || kind == "longrope");
+    let (op, inputs): (&dyn Op, &[(&[usize], &Array<f32>)]) = match of_batch {
+        true => (&RopeFrequenciesOfBatch, &[(&[1, tokens], &positions)]),
+        false => (&RopeFrequencies, &[]),
+    };
     let mut out = [(vec![pairs], Array::Real(vec![0f32; pairs])), (vec![1], Array::Real(vec![0f32]))];
-    apply(&RopeFrequencies, attrs, &[], &mut out);
+    apply(op, attrs, inputs, &mut out);
     let [(_, inv_freq), (_, scaling)] = out;
     (inv_freq, scaling)
 }
@@ -82,8 +101,8 @@ fn tables_equal_those_of_transformers() {
     let file = std::fs::read(folder.join("reference.safetensors")).unwrap();
     for variant in VARIANTS {
         let config = json(&std::fs::read(folder.join(format!("config.{variant}.json"))).unwrap());
-        let (inv_freq, scaling) = table(&attributes(&config));
         for (length, tokens) in [("short", 24), ("long", 80)] {
+            let (inv_freq, scaling) = table(&attributes(&config), tokens);
             let wanted = |name: &str| recorded(&file, &format!("{variant}.{length}.{name}"));
             let expected = wanted("inv_freq");
             assert_eq!(inv_freq.real().len(), expected.len());

@@ -1,0 +1,49 @@
+"""The stack that most decoders share: pre-norm layers between an embedding and a last norm.
+
+It does not know what attention computes: each architecture brings its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..dsl import Batch, Layers, Module, Tensor, output, repeat
+from .embedding import Embedding
+from .norm import RMSNorm
+
+
+class DecoderLayer(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). Marks `hidden.layer.{i}`."""
+
+    def __init__(self, hidden_size: int, eps: float, attention: Module, mlp: Module) -> None:
+        self.input_layernorm = RMSNorm(hidden_size, eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, *shared: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), *shared)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        output("hidden.layer.{i}", x)
+        return x
+
+
+class Decoder(Module):
+    """Embedding, `count` layers, norm. The layers' attention gets (x, rotate, batch).
+
+    Marks `hidden.embed` and `hidden.final_norm`.
+    """
+
+    def __init__(self, embedding: Embedding, rotary: Module, count: int, layer: DecoderLayer, norm: RMSNorm) -> None:
+        self.embed_tokens = embedding
+        self.rotary_emb = rotary
+        self.layers = Layers(count, layer)
+        self.norm = norm
+
+    def forward(self, batch: Batch) -> Tensor:
+        x = self.embed_tokens(batch.input_ids)
+        output("hidden.embed", x)
+        x = repeat(self.layers, x, self.rotary_emb(batch.position_ids), batch)
+        x = self.norm(x)
+        output("hidden.final_norm", x)
+        return x

@@ -26,6 +26,9 @@ FLAGS = {
     "--dump": 1,
 }
 
+#: Flags of single commands, which are options of the run elsewhere.
+COMMAND_FLAGS = {"merge": {"--model": 1, "--output": 1}}
+
 
 class UsageError(Exception):
     """The command line cannot be read."""
@@ -35,12 +38,13 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str
     """Separates `--key value`, `--key=value` and `--set key=value` from what argparse reads."""
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
+    flags = FLAGS | COMMAND_FLAGS.get(arguments[0] if arguments else "", {})
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
-        if not word.startswith("--") or name in FLAGS and name != "--set":
+        if not word.startswith("--") or name in flags and name != "--set":
             rest.append(word)
-            if FLAGS.get(name) and not equals:
+            if flags.get(name) and not equals:
                 rest.append(_next(words, name))
         elif name == "--set":
             key, equals, value = (value if equals else _next(words, name)).partition("=")
@@ -76,6 +80,10 @@ def parser() -> argparse.ArgumentParser:
     for command in (show, plan):
         command.add_argument("--machine", help="plan for this machine instead of the present one, such as h200")
         command.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
+    merge = _command(commands, "merge", "add an adapter to the weights of its model", reads_run=False)
+    merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
+    merge.add_argument("--model", help="folder or name of the model; left out: the one that the adapter names")
+    merge.add_argument("--output", help="folder to write; left out: `merged` beside the adapter")
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
     doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

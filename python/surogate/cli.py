@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import _native, errors
+from . import _native, errors, merge
 from .arguments import UsageError, parser, split_overrides
 from .machine import site_packages
 from .run import load_config, open_source
@@ -106,11 +106,17 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
     return 0
 
 
+def _merge(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    return merge.run(options)
+
+
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "sft": _train,
     "pt": _train,
     "show": _show,
     "plan": _plan,
+    "merge": _merge,
     "schema": _schema,
     "doctor": _doctor,
 }

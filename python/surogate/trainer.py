@@ -64,6 +64,11 @@ class Trainer:
         again and compared with the live model before this returns."""
         self._native.export(Path(path))
 
+    def export_merged(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model with the adapter added to its weights (in float32, rounded once), loaded
+        again and compared like :meth:`export`. Without an adapter this is :meth:`export`."""
+        self._native.export_merged(Path(path))
+
 
 def _arrays(batch: Mapping[str, npt.ArrayLike]) -> tuple[Any, ...]:
     unknown = [name for name in batch if name not in BATCH]

@@ -89,6 +89,20 @@ def test_pt_trains_the_weights_themselves(capfd, run_file):
     assert (folder / "model" / "model.safetensors").is_file()
 
 
+def test_an_adapter_is_merged_in_the_run_and_afterwards(capfd, run_file):
+    path, folder = run_file
+    code, out, err = run(capfd, "sft", path, "--max-steps", "3", "--merge-adapter", "true")
+    assert (code, err) == (0, "") and f"Merged: {folder / 'merged'}" in out
+    code, out, _ = run(capfd, "merge", folder / "adapter", "--output", folder / "again")
+    assert code == 0 and "14 of 21 tensors adapted" in out, out
+    name = "model.safetensors"
+    assert (folder / "again" / name).read_bytes() == (folder / "merged" / name).read_bytes()
+    code, _, err = run(capfd, "merge", folder / "adapter")
+    assert code == 2 and "nothing is overwritten" in err
+    code, _, err = run(capfd, "merge", folder / "adapter", "--lora-rank", "3")
+    assert code == 2 and "--lora_rank is not a flag of this command" in err
+
+
 @pytest.mark.parametrize(
     ("what", "text"), [("graph", "graph LlamaForCausalLM"), ("program", "entry update"), ("memory", "in all")]
 )

@@ -3,6 +3,7 @@
 //! The whole order stands in [`compile`]; one file per pass. After `fuse`, nothing shares or
 //! reorders computations any more: the memory decisions that follow rest on the node order.
 
+mod adapter;
 mod autodiff;
 mod call;
 mod lower;
@@ -17,9 +18,10 @@ use graph::{Graph, Model};
 use program::{EntryKind, Machine, Program, Variant};
 use thiserror::Error;
 
+pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
 pub use autodiff::differentiate;
 pub use call::compile_call;
-pub use options::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+pub use options::{CompileOptions, OptimizerKind, OptimizerOptions, Training};
 pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 

@@ -3,6 +3,8 @@
 use program::{EntryKind, Variant};
 use tensor::DType;
 
+use crate::adapter::AdapterOptions;
+
 /// Everything that decides a program besides the model and the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileOptions {
@@ -32,25 +34,6 @@ pub struct CompileOptions {
 pub struct Training {
     /// `None`: gradients are computed and kept, nothing is updated.
     pub optimizer: Option<OptimizerOptions>,
-}
-
-/// LoRA (Hu et al. 2021), as PEFT builds it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AdapterOptions {
-    pub rank: usize,
-    pub alpha: f64,
-    pub dropout: f64,
-    pub dtype: DType,
-    /// Module names (last component, or a dotted suffix), `all-linear`, or regular expressions
-    /// over the whole module name.
-    pub targets: Vec<String>,
-}
-
-impl AdapterOptions {
-    /// What the product B·A is multiplied with.
-    pub fn scale(&self) -> f64 {
-        self.alpha / self.rank as f64
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ mod arrays;
 mod config;
 mod doctor;
 mod errors;
+mod merge;
 mod model;
 mod operations;
 mod run;
@@ -25,6 +26,8 @@ mod _native {
     use crate::doctor::{check_operations, examine_machine};
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
+    #[pymodule_export]
+    use crate::merge::{adapter_base, merge};
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]

@@ -81,6 +81,11 @@ impl Trainer {
         self.with(py, |trainer| trainer.export(&path))
     }
 
+    /// Writes the model with the adapter added to its weights, loads it again and compares.
+    fn export_merged(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |trainer| trainer.export_merged(&path))
+    }
+
     /// Where the time of a micro-step goes, a row for each instruction, as JSON.
     fn time_breakdown(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |trainer| Ok(trainer.time_breakdown()?.to_string()))

@@ -1,6 +1,7 @@
 //! A dense tensor in host memory, as bytes with a type and a shape.
 
-use crate::dtype::{self, DType};
+use crate::convert::{convert, read_f64};
+use crate::dtype::DType;
 use crate::shape::Shape;
 
 /// Row-major, little-endian, without padding. The value that crosses the engine's border:
@@ -45,7 +46,8 @@ impl HostTensor {
 
     /// Every element as f32; 64-bit values are rounded.
     pub fn to_f32(&self) -> Vec<f32> {
-        self.bytes.chunks_exact(self.dtype.size()).map(|b| read_f64(self.dtype, b) as f32).collect()
+        let bytes = self.cast(DType::F32).bytes;
+        bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
     }
 
     /// Every element as f64; exact but for large i64.
@@ -55,38 +57,9 @@ impl HostTensor {
 
     /// Converts element by element, rounding to nearest even; the same type is a plain copy.
     pub fn cast(&self, dtype: DType) -> HostTensor {
-        if dtype == self.dtype {
-            return self.clone();
-        }
-        let mut bytes = Vec::with_capacity(self.len() * dtype.size());
-        for element in self.bytes.chunks_exact(self.dtype.size()) {
-            write_f64(dtype, read_f64(self.dtype, element), &mut bytes);
-        }
+        let mut bytes = vec![0; self.len() * dtype.size()];
+        convert(self.dtype, &self.bytes, dtype, &mut bytes);
         HostTensor { dtype, shape: self.shape.clone(), bytes }
-    }
-}
-
-fn read_f64(dtype: DType, b: &[u8]) -> f64 {
-    match dtype {
-        DType::F64 => f64::from_le_bytes(b.try_into().unwrap()),
-        DType::F32 => f32::from_le_bytes(b.try_into().unwrap()) as f64,
-        DType::BF16 => dtype::bf16_to_f32(u16::from_le_bytes(b.try_into().unwrap())) as f64,
-        DType::F16 => dtype::f16_to_f32(u16::from_le_bytes(b.try_into().unwrap())) as f64,
-        DType::I64 => i64::from_le_bytes(b.try_into().unwrap()) as f64,
-        DType::I32 => i32::from_le_bytes(b.try_into().unwrap()) as f64,
-        DType::U8 => b[0] as f64,
-    }
-}
-
-fn write_f64(dtype: DType, x: f64, out: &mut Vec<u8>) {
-    match dtype {
-        DType::F64 => out.extend(x.to_le_bytes()),
-        DType::F32 => out.extend((x as f32).to_le_bytes()),
-        DType::BF16 => out.extend(dtype::f32_to_bf16(x as f32).to_le_bytes()),
-        DType::F16 => out.extend(dtype::f32_to_f16(x as f32).to_le_bytes()),
-        DType::I64 => out.extend((x as i64).to_le_bytes()),
-        DType::I32 => out.extend((x as i32).to_le_bytes()),
-        DType::U8 => out.push(x as u8),
     }
 }
 

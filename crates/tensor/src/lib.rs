@@ -3,12 +3,14 @@
 //! Invariant: this crate knows no operation, no device and no file format.
 
 mod attrs;
+mod convert;
 mod dtype;
 mod host;
 pub mod philox;
 mod shape;
 
 pub use attrs::{AttrError, Attrs};
+pub use convert::convert;
 pub use dtype::{DType, UnknownDType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_stochastic, f32_to_f16};
 pub use host::HostTensor;
 pub use shape::{Shape, contiguous_strides};

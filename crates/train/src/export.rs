@@ -1,40 +1,27 @@
 //! The result of a run in the form that everybody reads: an adapter as PEFT writes it, or a model
 //! as transformers does. It is loaded again and compared with the live model before it counts.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::CompileOptions;
+use compiler::{AdapterRules, CompileOptions};
 use data::Batch;
-use data::safetensors::{NamedTensor, write, write_folder};
-use program::{Documents, EntryKind, Variant};
-use serde_json::{Value, json};
+use data::safetensors::{NamedTensor, TensorInfo, write};
+use program::{Documents, EntryKind, ParameterSlot, Variant};
 use tensor::{DType, HostTensor};
 
+use crate::config::Init;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
+use crate::merge::merged;
 use crate::model::Model;
+use crate::model_folder::{pretty, write_files, write_weights};
 use crate::peft;
 use crate::source::ModelSource;
 use crate::staged::write_synced;
 use crate::trainer::Trainer;
 use crate::weights::{self, Part};
-
-/// Files of a model folder that are handed on as they are.
-const HANDED_ON: &[&str] = &[
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-];
-
-/// Largest file of a model.
-const SHARD_BYTES: usize = 5_000_000_000;
 
 /// Tokens of the row on which a result is compared with the live model.
 const CHECKED_TOKENS: usize = 32;
@@ -48,48 +35,72 @@ impl Trainer {
     pub fn export(&mut self, folder: &Path) -> Result<()> {
         let staged = self.written.stage(folder)?;
         self.write_result(staged.path())?;
-        self.check_result(staged.path())?;
+        let is_model = self.plan.compile.adapter.is_none();
+        self.check_result(staged.path(), is_model)?;
+        staged.commit(&mut self.written)
+    }
+
+    /// Writes the model with the adapter added to its weights, in f32 and rounded once to their type; otherwise as
+    /// [`Trainer::export`]. Without an adapter the two are the same.
+    pub fn export_merged(&mut self, folder: &Path) -> Result<()> {
+        let staged = self.written.stage(folder)?;
+        self.write_model(staged.path())?;
+        self.check_result(staged.path(), true)?;
         staged.commit(&mut self.written)
     }
 
     /// Writes adapter or model into an existing folder.
     pub(crate) fn write_result(&mut self, folder: &Path) -> Result<()> {
-        let adapter = self.plan.compile.adapter.clone();
+        let Some(adapter) = self.plan.compile.adapter.clone() else { return self.write_model(folder) };
         let base = self.config.model.model.clone();
-        let source = self.source.clone();
         let engine = self.engine()?;
         let program = engine.program().clone();
-        let part = if adapter.is_some() { Part::Adapter } else { Part::Base };
         let mut tensors: Vec<(String, HostTensor)> = Vec::new();
-        for slot in part.of(&program) {
+        for slot in Part::Adapter.of(&program) {
             tensors.push((slot.name.clone(), weights::read(engine.session(), slot)?));
         }
         let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
-        match adapter {
-            Some(adapter) => {
-                write(&folder.join("adapter_model.safetensors"), &named, &Default::default()).map_err(failed)?;
-                let config = peft::config(&adapter, &program, &base);
-                write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
-            }
-            None => {
-                write_folder(folder, &named, SHARD_BYTES).map_err(failed)?;
-                let config = with_dtype(&source.config, self.plan.compile.weights);
-                write_synced(&folder.join("config.json"), pretty(&config).as_bytes())?;
-                hand_on(&source.folder, folder)
-            }
-        }
+        let failed = |e: data::DataError| TrainError::Failed(e.to_string());
+        write(&folder.join("adapter_model.safetensors"), &named, &Default::default()).map_err(failed)?;
+        let config = peft::config(&adapter, &program, &base);
+        write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
+    }
+
+    /// Writes the weights, adapters added, one after the other, and what else belongs to a model.
+    fn write_model(&mut self, folder: &Path) -> Result<()> {
+        let rules = self.plan.compile.adapter.as_ref().map(AdapterRules::new).transpose()?;
+        let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
+        let engine = self.engine()?;
+        let program = engine.program().clone();
+        let slots: HashMap<&str, &ParameterSlot> = Part::Base.of(&program).map(|s| (s.name.as_str(), s)).collect();
+        let info = |slot: &ParameterSlot| TensorInfo {
+            name: slot.name.clone(),
+            dtype: slot.weight.dtype,
+            shape: slot.weight.shape.clone(),
+        };
+        let transposed = peft::is_transposed(&program);
+        write_weights(folder, Part::Base.of(&program).map(info).collect(), |tensor| {
+            let weight = weights::read(engine.session(), slots[tensor.name.as_str()])?;
+            let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &tensor.name)) else {
+                return Ok(weight.bytes);
+            };
+            let scale = rules.scale(tensor.name.trim_end_matches(".weight"))?;
+            let (a, b) = (weights::read(engine.session(), a)?, weights::read(engine.session(), b)?);
+            Ok(merged(&weight, &a, &b, scale, transposed).bytes)
+        })?;
+        write_files(&source.config, dtype, &source.folder, folder)
     }
 
     /// Loads what was written the way any user would, and compares logits with the live weights in
     /// the same program.
-    fn check_result(&mut self, folder: &Path) -> Result<()> {
+    fn check_result(&mut self, folder: &Path, is_model: bool) -> Result<()> {
         let batch = check_batch(self.source.vocab_size()?);
         let dtype = self.plan.compile.weights;
-        let (source, adapter) = match self.plan.compile.adapter {
-            Some(_) if self.config.model.init == crate::config::Init::Pretrained => (self.source.clone(), Some(folder)),
+        let (source, adapter) = match is_model {
+            true => (Arc::new(ModelSource { folder: folder.to_owned(), ..(*self.source).clone() }), None),
+            false if self.config.model.init == Init::Pretrained => (self.source.clone(), Some(folder)),
             // The base of this adapter exists only in this run: there is nothing to load it onto.
-            Some(_) => return Ok(()),
-            None => (Arc::new(ModelSource { folder: folder.to_owned(), ..(*self.source).clone() }), None),
+            false => return Ok(()),
         };
         let mut loaded = Model::load(self.device.clone(), source, adapter, dtype)?;
         let found = loaded.forward(&batch, false)?.logits.to_f32();
@@ -133,36 +144,6 @@ impl Trainer {
         copy.run(EntryKind::Forward, variant, batch)?;
         copy.output(EntryKind::Forward, variant, "logits")
     }
-}
-
-fn failed(error: data::DataError) -> TrainError {
-    TrainError::Failed(error.to_string())
-}
-
-fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).expect("a value is always representable as JSON") + "\n"
-}
-
-/// The model's configuration with the element type of the weights, in the spelling that it uses.
-fn with_dtype(config: &Value, dtype: DType) -> Value {
-    let mut config = config.clone();
-    let name = match dtype {
-        DType::BF16 => "bfloat16",
-        _ => "float32",
-    };
-    let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
-    config[key] = json!(name);
-    config
-}
-
-fn hand_on(from: &Path, to: &Path) -> Result<()> {
-    for name in HANDED_ON {
-        let source = from.join(name);
-        if source.is_file() {
-            std::fs::copy(&source, to.join(name)).map_err(|e| TrainError::io("copy", &source, e))?;
-        }
-    }
-    Ok(())
 }
 
 /// A row of tokens spread over the vocabulary.

@@ -1,11 +1,11 @@
 //! LoRA adapters in PEFT's form: `adapter_config.json` read and written. Variants that the engine
 //! does not compute are refused by name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use compiler::AdapterOptions;
-use program::Program;
-use serde_json::{Value, json};
+use compiler::{AdapterExceptions, AdapterOptions};
+use program::{ParameterSlot, Program};
+use serde_json::{Map, Value, json};
 use tensor::DType;
 
 use crate::error::{Result, TrainError};
@@ -15,12 +15,17 @@ pub const PREFIX: &str = "base_model.model.";
 
 /// Keys that are read, that say where an adapter comes from, or that only steer how its training began.
 const UNDERSTOOD: &[&str] = &[
+    "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
     "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
     "inference_mode",
     "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
     "loftq_config",
     "lora_alpha",
     "lora_dropout",
@@ -31,10 +36,12 @@ const UNDERSTOOD: &[&str] = &[
     "peft_version",
     "qalora_group_size",
     "r",
+    "rank_pattern",
     "revision",
     "runtime_config",
     "target_modules",
     "task_type",
+    "use_rslora",
 ];
 
 /// First values of an adapter that leave the base weights alone. The others subtract from them what the
@@ -54,10 +61,8 @@ fn is_off(value: &Value) -> bool {
 
 /// Reads the options of an adapter folder. Dropout is that of training; evaluation leaves it out.
 pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
-    let path = folder.join("adapter_config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let (path, config) = read_config(folder)?;
     let wrong = |what: String| TrainError::Usage(format!("{}: {what}", path.display()));
-    let config: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("this is no JSON: {e}")))?;
     if config["peft_type"] != "LORA" {
         return Err(wrong(format!("`peft_type` is {}, only \"LORA\" is supported", config["peft_type"])));
     }
@@ -69,45 +74,126 @@ pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
     }
     let rank = config["r"].as_u64().filter(|r| *r > 0).ok_or_else(|| wrong("there is no rank `r`".into()))?;
     let alpha = config["lora_alpha"].as_f64().ok_or_else(|| wrong("there is no `lora_alpha`".into()))?;
-    let targets = match &config["target_modules"] {
-        Value::String(all) if all == "all-linear" => vec![all.clone()],
-        // A single text is a pattern for the whole name, even if it looks like a name.
-        Value::String(pattern) => vec![format!("(?:{pattern})")],
-        Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-        other => return Err(wrong(format!("`target_modules` is {other}, expected names or a pattern"))),
-    };
+    let targets = names(&config, "target_modules").map_err(&wrong)?;
+    if targets.is_empty() {
+        return Err(wrong("there are no `target_modules`".into()));
+    }
     let dropout = config["lora_dropout"].as_f64().unwrap_or(0.0);
-    Ok(AdapterOptions { rank: rank as usize, alpha, dropout, dtype, targets })
+    let rank_stabilised = config["use_rslora"] == true;
+    let exceptions = exceptions(&config).map_err(&wrong)?;
+    Ok(AdapterOptions { rank: rank as usize, alpha, rank_stabilised, dropout, dtype, targets, exceptions })
+}
+
+/// Where an adapter's base model came from, as its configuration says.
+pub fn base_of(folder: &Path) -> Result<Option<String>> {
+    let (_, config) = read_config(folder)?;
+    Ok(config["base_model_name_or_path"].as_str().map(str::to_owned))
+}
+
+/// Whether an adapter's configuration says that the adapted weights are kept as [in, out].
+pub fn says_transposed(folder: &Path) -> Result<bool> {
+    let (_, config) = read_config(folder)?;
+    Ok(config["fan_in_fan_out"] == true)
+}
+
+/// `adapter_config.json` of a folder, and its path.
+fn read_config(folder: &Path) -> Result<(PathBuf, Value)> {
+    let path = folder.join("adapter_config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let config = serde_json::from_str(&text)
+        .map_err(|e| TrainError::Usage(format!("{}: this is no JSON: {e}", path.display())))?;
+    Ok((path, config))
+}
+
+/// A list of modules. A single text is a pattern for the whole name, even if it looks like a name.
+fn names(config: &Value, key: &str) -> std::result::Result<Vec<String>, String> {
+    match &config[key] {
+        Value::Null => Ok(Vec::new()),
+        Value::String(all) if all == "all-linear" => Ok(vec![all.clone()]),
+        Value::String(pattern) => Ok(vec![format!("(?:{pattern})")]),
+        Value::Array(names) => Ok(names.iter().filter_map(Value::as_str).map(str::to_owned).collect()),
+        other => Err(format!("`{key}` is {other}, expected names or a pattern")),
+    }
+}
+
+fn exceptions(config: &Value) -> std::result::Result<AdapterExceptions, String> {
+    let pattern = |key: &str| {
+        let entries = config[key].as_object().into_iter().flatten();
+        let number = |(pattern, value): (&String, &Value)| match value.as_f64().filter(|x| *x > 0.0) {
+            Some(number) => Ok((pattern.clone(), number)),
+            None => Err(format!("`{key}` has {value} for `{pattern}`, expected a number above 0")),
+        };
+        entries.map(number).collect::<std::result::Result<Vec<_>, _>>()
+    };
+    let layers = match &config["layers_to_transform"] {
+        Value::Number(only) => Some(vec![only.as_u64().unwrap_or(u64::MAX) as usize]),
+        Value::Array(layers) if !layers.is_empty() => {
+            Some(layers.iter().filter_map(Value::as_u64).map(|n| n as usize).collect())
+        }
+        _ => None,
+    };
+    let layers_pattern = match &config["layers_pattern"] {
+        Value::String(name) if !name.is_empty() => vec![name.clone()],
+        Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        _ => Vec::new(),
+    };
+    Ok(AdapterExceptions {
+        rank_pattern: pattern("rank_pattern")?.into_iter().map(|(name, rank)| (name, rank as usize)).collect(),
+        alpha_pattern: pattern("alpha_pattern")?,
+        excluded: names(config, "exclude_modules")?,
+        layers,
+        layers_pattern,
+    })
 }
 
 /// The `adapter_config.json` of a trained adapter, as PEFT 0.21 reads it. `base` is where the base
 /// model came from.
 pub fn config(adapter: &AdapterOptions, program: &Program, base: &str) -> Value {
     // PEFT knows whole numbers as such.
-    let alpha = if adapter.alpha.fract() == 0.0 { json!(adapter.alpha as u64) } else { json!(adapter.alpha) };
+    let number = |x: f64| if x.fract() == 0.0 { json!(x as u64) } else { json!(x) };
+    let of = &adapter.exceptions;
+    let alphas: Map<String, Value> = of.alpha_pattern.iter().map(|(name, x)| (name.clone(), number(*x))).collect();
+    let ranks: Map<String, Value> = of.rank_pattern.iter().map(|(name, rank)| (name.clone(), json!(rank))).collect();
     json!({
-        "alpha_pattern": {},
+        "alpha_pattern": alphas,
         "auto_mapping": null,
         "base_model_name_or_path": base,
         "bias": "none",
-        "fan_in_fan_out": false,
+        "fan_in_fan_out": is_transposed(program),
         "inference_mode": true,
         "init_lora_weights": true,
         "layers_pattern": null,
         "layers_to_transform": null,
-        "lora_alpha": alpha,
+        "lora_alpha": number(adapter.alpha),
         "lora_bias": false,
         "lora_dropout": adapter.dropout,
         "modules_to_save": null,
         "peft_type": "LORA",
         "r": adapter.rank,
-        "rank_pattern": {},
+        "rank_pattern": ranks,
         "revision": null,
         "target_modules": target_modules(program),
         "task_type": "CAUSAL_LM",
         "use_dora": false,
-        "use_rslora": false,
+        "use_rslora": adapter.rank_stabilised,
     })
+}
+
+/// The adapter matrices A and B of a base weight, by its name.
+pub fn matrices_of<'a>(program: &'a Program, weight: &str) -> Option<(&'a ParameterSlot, &'a ParameterSlot)> {
+    let module = weight.strip_suffix(".weight")?;
+    let find = |which: &str| {
+        let name = format!("{PREFIX}{module}.{which}.weight");
+        program.parameters.iter().find(|slot| slot.adapter && slot.name == name)
+    };
+    Some((find("lora_A")?, find("lora_B")?))
+}
+
+/// Whether the adapted weights are kept as [in, out]: one that is not square tells.
+pub fn is_transposed(program: &Program) -> bool {
+    let base = program.parameters.iter().filter(|slot| !slot.adapter);
+    let mut shapes = base.filter_map(|slot| Some((slot.weight.shape.as_slice(), matrices_of(program, &slot.name)?)));
+    shapes.any(|(shape, (a, b))| shape == [a.weight.shape[1], b.weight.shape[0]] && shape[0] != shape[1])
 }
 
 /// Names that select exactly the adapted modules: last components where that is enough, whole names
@@ -145,12 +231,18 @@ mod tests {
     fn options_are_read_and_variants_refused_by_name() {
         let base = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none""#;
         let options = read(&format!("{base}}}")).unwrap();
-        assert_eq!((options.rank, options.scale(), options.targets), (4, 2.0, vec!["q_proj".to_owned()]));
+        assert_eq!((options.rank, options.alpha, options.targets), (4, 8.0, vec!["q_proj".to_owned()]));
+        let more = r#", "use_rslora": true, "rank_pattern": {"v_proj": 2}, "layers_to_transform": 1, "exclude_modules": "a.*"}"#;
+        let options = read(&format!("{base}{more}")).unwrap();
+        assert_eq!((options.rank_stabilised, options.exceptions.layers), (true, Some(vec![1])));
+        assert_eq!(options.exceptions.rank_pattern, [("v_proj".to_owned(), 2)]);
+        assert_eq!(options.exceptions.excluded, ["(?:a.*)"]);
         for (more, word) in [
-            (r#", "use_rslora": true}"#, "use_rslora"),
             (r#", "use_dora": true}"#, "use_dora"),
             (r#", "modules_to_save": ["lm_head"]}"#, "modules_to_save"),
-            (r#", "rank_pattern": {"q_proj": 8}}"#, "rank_pattern"),
+            (r#", "lora_bias": true}"#, "lora_bias"),
+            (r#", "trainable_token_indices": [1]}"#, "trainable_token_indices"),
+            (r#", "layer_replication": [[0, 1]]}"#, "layer_replication"),
             (r#", "bias": "all"}"#, "bias"),
             (r#", "init_lora_weights": "pissa"}"#, "init_lora_weights"),
             (r#", "arrow_config": {"top_k": 3}}"#, "arrow_config"),
@@ -159,6 +251,8 @@ mod tests {
             let message = read(&format!("{base}{more}")).unwrap_err();
             assert!(message.contains(word) && message.contains("not supported"), "{message}");
         }
+        let zero = read(&format!(r#"{base}, "rank_pattern": {{"q_proj": 0}}}}"#)).unwrap_err();
+        assert!(zero.contains("`rank_pattern` has 0 for `q_proj`"), "{zero}");
         assert!(read(r#"{"peft_type": "IA3"}"#).unwrap_err().contains("IA3"));
     }
 }

@@ -170,9 +170,11 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
     let asked = AdapterOptions {
         rank: of.lora_rank as usize,
         alpha: f64::from(of.lora_alpha),
+        rank_stabilised: false,
         dropout: of.lora_dropout,
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
+        exceptions: Default::default(),
     };
     let Some(folder) = &of.adapter else { return Ok(asked) };
     let found = peft::read_options(Path::new(folder), asked.dtype)?;

@@ -16,6 +16,9 @@ use crate::source::ModelSource;
 use crate::staged::{replace_file, write_synced};
 use crate::trainer::{Trainer, run_name};
 
+/// Folder of the model with the adapter added, where that is asked for.
+const MERGED: &str = "merged";
+
 /// Suppressed updates in a row after which a run is given up.
 const MAX_SUPPRESSED: u64 = 5;
 
@@ -53,6 +56,9 @@ pub fn run(
     let mut trainer = Trainer::new(config, source, device)?;
     trainer.name = name;
     place.check_free(&trainer.config, &result_folder(&place, &trainer))?;
+    if trainer.config.lora.merge_adapter {
+        place.check_free(&trainer.config, &place.output.join(MERGED))?;
+    }
     let mut run = Run::start(place, &mut trainer, observer)?;
     let outcome = run.steps(&mut trainer, observer);
     let event = match &outcome {
@@ -145,6 +151,11 @@ impl Run {
         self.save(trainer, observer)?;
         let result = result_folder(&self.place, trainer);
         trainer.export(&result)?;
+        if trainer.config.lora.merge_adapter {
+            let merged = self.place.output.join(MERGED);
+            trainer.export_merged(&merged)?;
+            observer.line(&format!("Merged: {} (loaded again and compared with the live model)", merged.display()));
+        }
         self.record(trainer)?;
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
         Ok(Outcome::Finished(result))

@@ -20,13 +20,17 @@ pub struct ModelSource {
     pub model: Model,
 }
 
+/// `config.json` of a model's folder.
+pub fn read_config(folder: &Path) -> Result<Value> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    serde_json::from_str(&text).map_err(|e| TrainError::Usage(format!("{}: this is no JSON: {e}", path.display())))
+}
+
 impl ModelSource {
     /// Reads `config.json` of a folder; `ir` is the model's graph as JSON.
     pub fn open(folder: &Path, ir: &str) -> Result<ModelSource> {
-        let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
-        let config = serde_json::from_str(&text)
-            .map_err(|e| TrainError::Usage(format!("{}: this is no JSON: {e}", path.display())))?;
+        let config = read_config(folder)?;
         let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
         Ok(ModelSource { folder: folder.to_owned(), config, model })
     }

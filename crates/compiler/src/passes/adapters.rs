@@ -3,21 +3,17 @@
 
 use std::collections::HashMap;
 
-use fancy_regex::Regex;
 use graph::{Element, Graph, Init, Node, Origin, ParameterId, ValueId};
 use ops::{Append, Emit};
 use program::EntryKind;
 use tensor::Attrs;
 
-use crate::options::AdapterOptions;
+use crate::adapter::{AdapterOptions, AdapterRules};
 use crate::{CompileError, CompileOptions};
-
-/// The module that PEFT's `all-linear` leaves out.
-const HEAD: &str = "lm_head";
 
 pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
     let Some(adapter) = &options.adapter else { return Ok(()) };
-    let targets = Targets::new(adapter)?;
+    let rules = AdapterRules::new(adapter)?;
     let dropout = if kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
     let micro_step = (dropout > 0.0).then(|| graph.add_input("micro_step", Element::I32, vec![1]));
     let mut dropped: HashMap<ValueId, ValueId> = HashMap::new();
@@ -26,7 +22,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result = Vec::with_capacity(nodes.len() * 2);
     for mut node in nodes {
-        if let Some(module) = target_module(graph, &node, &uses, &targets, &mut hits)? {
+        if let Some(module) = target_module(graph, &node, &uses, &rules, &mut hits)? {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
             let x = node.inputs[0];
@@ -47,12 +43,13 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
             };
             let (rows, columns) =
                 (append.graph.value(node.inputs[1]).shape[0], append.graph.value(node.inputs[1]).shape[1]);
-            let a = matrix(append.graph, &module, "lora_A", [adapter.rank, columns], adapter, options);
-            let b = matrix(append.graph, &module, "lora_B", [rows, adapter.rank], adapter, options);
+            let rank = rules.rank(&module)?;
+            let a = matrix(append.graph, &module, "lora_A", [rank, columns], adapter, options);
+            let b = matrix(append.graph, &module, "lora_B", [rows, rank], adapter, options);
             let t = append.emit("linear", &[source, a], Attrs::new())[0];
             result.append(&mut append.nodes);
             node.inputs.extend([t, b]);
-            node.attrs = node.attrs.with("scale", adapter.scale()).with("columns", vec![0, rows]);
+            node.attrs = node.attrs.with("scale", rules.scale(&module)?).with("columns", vec![0, rows]);
         }
         result.push(node);
     }
@@ -90,7 +87,7 @@ fn target_module(
     graph: &Graph,
     node: &Node,
     uses: &[usize],
-    targets: &Targets,
+    rules: &AdapterRules,
     hits: &mut [usize],
 ) -> Result<Option<String>, CompileError> {
     if node.op != "linear" {
@@ -102,50 +99,7 @@ fn target_module(
         return Ok(None);
     }
     let Some(module) = graph.parameter(id).name.strip_suffix(".weight") else { return Ok(None) };
-    Ok(targets.matches(module, hits)?.then(|| module.to_owned()))
-}
-
-enum Target {
-    AllLinear,
-    /// The last components of the module name.
-    Suffix(String),
-    /// The whole module name, in the syntax that PEFT's users know from Python: look-around too.
-    Pattern(Regex),
-}
-
-struct Targets(Vec<Target>);
-
-impl Targets {
-    fn new(adapter: &AdapterOptions) -> Result<Self, CompileError> {
-        let target = |text: &String| {
-            let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.' || c == '-');
-            Ok(match text.as_str() {
-                "all-linear" => Target::AllLinear,
-                name if plain => Target::Suffix(name.to_owned()),
-                pattern => Target::Pattern(Regex::new(&format!("^(?:{pattern})$")).map_err(|e| {
-                    CompileError::Options(format!("adapter target `{pattern}` is no regular expression: {e}"))
-                })?),
-            })
-        };
-        Ok(Targets(adapter.targets.iter().map(target).collect::<Result<_, _>>()?))
-    }
-
-    /// Counts which targets hit, so that one that never does can be named.
-    fn matches(&self, module: &str, hits: &mut [usize]) -> Result<bool, CompileError> {
-        let mut any = false;
-        for (target, hits) in self.0.iter().zip(hits) {
-            let hit = match target {
-                Target::AllLinear => module != HEAD,
-                Target::Suffix(name) => module == name || module.ends_with(&format!(".{name}")),
-                Target::Pattern(pattern) => pattern.is_match(module).map_err(|e| {
-                    CompileError::Options(format!("adapter target `{pattern}` gives no answer for `{module}`: {e}"))
-                })?,
-            };
-            *hits += hit as usize;
-            any |= hit;
-        }
-        Ok(any)
-    }
+    Ok(rules.matches(module, hits)?.then(|| module.to_owned()))
 }
 
 fn unmatched(graph: &Graph, target: &str) -> String {

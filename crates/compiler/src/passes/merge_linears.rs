@@ -65,9 +65,13 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
             storage: parameter.storage,
             trainable: parameter.trainable,
             adapter: parameter.adapter,
+            scale: node.attrs.optional_float("scale").ok().flatten(),
         };
-        match by_input.iter_mut().find(|(k, _)| *k == key) {
-            Some((_, members)) => members.push(index),
+        match by_input.iter_mut().find(|(k, _)| k.merges_with(&key)) {
+            Some((known, members)) => {
+                known.scale = known.scale.or(key.scale);
+                members.push(index);
+            }
             None => by_input.push((key, vec![index])),
         }
     }
@@ -86,13 +90,22 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
     groups
 }
 
-#[derive(PartialEq)]
+/// What members of a group have in common.
 struct Key {
     input: ValueId,
     layer: Option<u32>,
     storage: tensor::DType,
     trainable: bool,
     adapter: bool,
+    /// Factor of the adapters that ride on the linears: a product has one. None where nothing rides.
+    scale: Option<f64>,
+}
+
+impl Key {
+    fn merges_with(&self, other: &Key) -> bool {
+        let same = |k: &Key| (k.input, k.layer, k.storage, k.trainable, k.adapter);
+        same(self) == same(other) && (self.scale.is_none() || other.scale.is_none() || self.scale == other.scale)
+    }
 }
 
 fn mergeable(graph: &Graph, members: &[usize], available: &[usize]) -> bool {

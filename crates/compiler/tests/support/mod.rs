@@ -46,7 +46,15 @@ pub fn options() -> CompileOptions {
 }
 
 pub fn adapter() -> AdapterOptions {
-    AdapterOptions { rank: 8, alpha: 16.0, dropout: 0.0, dtype: DType::F32, targets: vec!["all-linear".into()] }
+    AdapterOptions {
+        rank: 8,
+        alpha: 16.0,
+        rank_stabilised: false,
+        dropout: 0.0,
+        dtype: DType::F32,
+        targets: vec!["all-linear".into()],
+        exceptions: Default::default(),
+    }
 }
 
 /// Deterministic contents for every input and parameter, by name.

@@ -6,7 +6,7 @@ mod read;
 mod write;
 
 pub use read::{SafeTensors, TensorView, Weights};
-pub use write::{NamedTensor, write, write_folder};
+pub use write::{FolderWriter, NamedTensor, TensorInfo, write, write_folder};
 
 use tensor::DType;
 

@@ -1,10 +1,12 @@
 //! Writing: the same tensors give the same bytes, and a file appears under its name only when it is complete.
+//!
+//! [`FolderWriter`] takes the tensors one after the other, so that no more than one has to be in memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 use tensor::{DType, HostTensor};
@@ -31,46 +33,212 @@ impl<'a> NamedTensor<'a> {
             bytes: Cow::Borrowed(&tensor.bytes),
         }
     }
+
+    fn info(&self) -> TensorInfo {
+        TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.clone() }
+    }
+}
+
+/// What the header says of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
 }
 
 /// Writes one file: wide elements first, then by name, so that every tensor is aligned. The file is written under a
 /// temporary name in the same folder, synced, then renamed. Metadata `{"format": "pt"}` is added, as the readers of
 /// the field demand it. Panics if a tensor's bytes do not fit its shape.
 pub fn write(path: &Path, tensors: &[NamedTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(), DataError> {
-    let mut order: Vec<&NamedTensor> = tensors.iter().collect();
-    order.sort_by(|a, b| b.dtype.size().cmp(&a.dtype.size()).then_with(|| a.name.cmp(&b.name)));
-    let header = header(&order, metadata);
-
-    let io = |action, e| DataError::io(action, path, e);
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().expect("a file to write has a name").to_string_lossy();
-    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
-    let written = (|| {
-        let mut out = BufWriter::new(File::create(&temporary)?);
-        out.write_all(&(header.len() as u64).to_le_bytes())?;
-        out.write_all(&header)?;
-        for tensor in &order {
-            out.write_all(&tensor.bytes)?;
-        }
-        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-        fs::rename(&temporary, path)?;
-        File::open(folder)?.sync_all()
-    })();
-    written.map_err(|e| {
-        let _ = fs::remove_file(&temporary);
-        io("write", e)
-    })
+    let mut infos: Vec<TensorInfo> = tensors.iter().map(NamedTensor::info).collect();
+    sort(&mut infos);
+    let by_name: BTreeMap<&str, &NamedTensor> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    let mut file = ShardWriter::create(path, &infos, metadata)?;
+    for info in &infos {
+        file.put(info, &by_name[info.name.as_str()].bytes)?;
+    }
+    file.finish()
 }
 
-fn header(order: &[&NamedTensor<'_>], metadata: &BTreeMap<String, String>) -> Vec<u8> {
+/// Writes a model folder's weights: `model.safetensors` if they fit `max_shard_bytes`, otherwise numbered shards and
+/// `model.safetensors.index.json`. Tensors keep their given order across shards.
+pub fn write_folder(folder: &Path, tensors: &[NamedTensor<'_>], max_shard_bytes: usize) -> Result<(), DataError> {
+    let infos = tensors.iter().map(NamedTensor::info).collect();
+    let by_name: BTreeMap<&str, &NamedTensor> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    let mut writer = FolderWriter::new(folder, infos, max_shard_bytes);
+    while let Some(info) = writer.upcoming() {
+        writer.put(&by_name[info.name.as_str()].bytes)?;
+    }
+    writer.finish()
+}
+
+fn sort(infos: &mut [TensorInfo]) {
+    infos.sort_by(|a, b| b.dtype.size().cmp(&a.dtype.size()).then_with(|| a.name.cmp(&b.name)));
+}
+
+/// A model folder's weights in the making, laid out as [`write_folder`] does: ask for the next tensor, put its bytes.
+///
+/// ```text
+/// while let Some(info) = writer.upcoming() { writer.put(&bytes_of(&info))? }
+/// writer.finish()?
+/// ```
+#[derive(Debug)]
+pub struct FolderWriter {
+    folder: PathBuf,
+    /// Name of each file and what it holds.
+    shards: Vec<(String, Vec<TensorInfo>)>,
+    /// The next tensor: shard, place in it.
+    at: (usize, usize),
+    open: Option<ShardWriter>,
+}
+
+impl FolderWriter {
+    /// Divides the tensors, in their order, among as many files as are needed.
+    pub fn new(folder: &Path, infos: Vec<TensorInfo>, max_shard_bytes: usize) -> FolderWriter {
+        let mut shards: Vec<Vec<TensorInfo>> = vec![Vec::new()];
+        let mut size = 0;
+        for info in infos {
+            let shard = shards.last_mut().expect("there is a first shard");
+            if !shard.is_empty() && size + info.bytes() > max_shard_bytes {
+                size = info.bytes();
+                shards.push(vec![info]);
+            } else {
+                size += info.bytes();
+                shard.push(info);
+            }
+        }
+        let count = shards.len();
+        let name = |number: usize| match count {
+            1 => "model.safetensors".to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+        };
+        for shard in &mut shards {
+            sort(shard);
+        }
+        let shards = shards.into_iter().enumerate().map(|(number, infos)| (name(number), infos)).collect();
+        FolderWriter { folder: folder.to_owned(), shards, at: (0, 0), open: None }
+    }
+
+    /// The tensor whose bytes are put next; none when all are there.
+    pub fn upcoming(&self) -> Option<TensorInfo> {
+        let (shard, place) = self.at;
+        self.shards.get(shard)?.1.get(place).cloned()
+    }
+
+    /// Writes the bytes of the next tensor: row-major, little-endian.
+    ///
+    /// # Panics
+    /// If their number does not fit the tensor, or if there is no next one.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        let (shard, place) = self.at;
+        let (name, infos) = &self.shards[shard];
+        if self.open.is_none() {
+            self.open = Some(ShardWriter::create(&self.folder.join(name), infos, &BTreeMap::new())?);
+        }
+        self.open.as_mut().expect("just opened").put(&infos[place], bytes)?;
+        self.at.1 += 1;
+        if self.at.1 == infos.len() {
+            self.at = (shard + 1, 0);
+            return self.open.take().expect("it was written to").finish();
+        }
+        Ok(())
+    }
+
+    /// Completes the folder: the index, where there is more than one file.
+    ///
+    /// # Panics
+    /// If tensors are missing.
+    pub fn finish(mut self) -> Result<(), DataError> {
+        assert!(self.upcoming().is_none(), "every tensor is put before a folder is finished");
+        if let [(name, infos)] = self.shards.as_slice() {
+            // A folder without tensors still has its file.
+            return match infos.is_empty() {
+                true => ShardWriter::create(&self.folder.join(name), infos, &BTreeMap::new())?.finish(),
+                false => Ok(()),
+            };
+        }
+        let mut weight_map = BTreeMap::new();
+        let mut total = 0;
+        for (name, infos) in std::mem::take(&mut self.shards) {
+            total += infos.iter().map(TensorInfo::bytes).sum::<usize>();
+            weight_map.extend(infos.into_iter().map(|info| (info.name, name.clone())));
+        }
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+        let path = self.folder.join("model.safetensors.index.json");
+        let text = serde_json::to_string_pretty(&index).expect("an index is plain JSON");
+        fs::write(&path, text + "\n").map_err(|e| DataError::io("write", &path, e))
+    }
+}
+
+/// One file in the making. Dropped before [`ShardWriter::finish`], it leaves nothing behind.
+#[derive(Debug)]
+struct ShardWriter {
+    path: PathBuf,
+    temporary: PathBuf,
+    out: Option<BufWriter<File>>,
+}
+
+impl ShardWriter {
+    /// Starts a file with tensors in this order.
+    fn create(path: &Path, order: &[TensorInfo], metadata: &BTreeMap<String, String>) -> Result<Self, DataError> {
+        let header = header(order, metadata);
+        let name = path.file_name().expect("a file to write has a name").to_string_lossy();
+        let temporary = folder_of(path).join(format!(".{name}.{}.tmp", std::process::id()));
+        let mut writer = ShardWriter { path: path.to_owned(), temporary, out: None };
+        let start = || -> io::Result<BufWriter<File>> {
+            let mut out = BufWriter::new(File::create(&writer.temporary)?);
+            out.write_all(&(header.len() as u64).to_le_bytes())?;
+            out.write_all(&header)?;
+            Ok(out)
+        };
+        writer.out = Some(start().map_err(|e| DataError::io("write", path, e))?);
+        Ok(writer)
+    }
+
+    fn put(&mut self, info: &TensorInfo, bytes: &[u8]) -> Result<(), DataError> {
+        assert_eq!(bytes.len(), info.bytes(), "bytes of `{}` must fit its shape {:?}", info.name, info.shape);
+        let out = self.out.as_mut().expect("a file is written to before it is finished");
+        out.write_all(bytes).map_err(|e| DataError::io("write", &self.path, e))
+    }
+
+    fn finish(mut self) -> Result<(), DataError> {
+        let out = self.out.take().expect("a file is finished once");
+        let complete = || -> io::Result<()> {
+            out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+            fs::rename(&self.temporary, &self.path)?;
+            File::open(folder_of(&self.path))?.sync_all()
+        };
+        complete().map_err(|e| DataError::io("write", &self.path, e))
+    }
+}
+
+impl Drop for ShardWriter {
+    fn drop(&mut self) {
+        // After the rename there is nothing under this name.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn header(order: &[TensorInfo], metadata: &BTreeMap<String, String>) -> Vec<u8> {
     let mut entries = Map::new();
     let mut notes = metadata.clone();
     notes.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
     entries.insert("__metadata__".to_owned(), json!(notes));
     let mut offset = 0;
     for tensor in order {
-        let size = tensor.shape.iter().product::<usize>() * tensor.dtype.size();
-        assert_eq!(tensor.bytes.len(), size, "bytes of `{}` must fit its shape {:?}", tensor.name, tensor.shape);
+        let size = tensor.bytes();
         let entry = json!({
             "dtype": header_name(tensor.dtype),
             "shape": tensor.shape,
@@ -83,34 +251,4 @@ fn header(order: &[&NamedTensor<'_>], metadata: &BTreeMap<String, String>) -> Ve
     let mut bytes = serde_json::to_vec(&Value::Object(entries)).expect("a header is plain JSON");
     bytes.resize(bytes.len().next_multiple_of(8), b' ');
     bytes
-}
-
-/// Writes a model folder's weights: `model.safetensors` if they fit `max_shard_bytes`, otherwise numbered shards and
-/// `model.safetensors.index.json`. Tensors keep their given order across shards.
-pub fn write_folder(folder: &Path, tensors: &[NamedTensor<'_>], max_shard_bytes: usize) -> Result<(), DataError> {
-    let mut shards: Vec<&[NamedTensor]> = Vec::new();
-    let (mut begin, mut size) = (0, 0);
-    for (i, tensor) in tensors.iter().enumerate() {
-        if i > begin && size + tensor.bytes.len() > max_shard_bytes {
-            shards.push(&tensors[begin..i]);
-            (begin, size) = (i, 0);
-        }
-        size += tensor.bytes.len();
-    }
-    shards.push(&tensors[begin..]);
-    let notes = BTreeMap::new();
-    if let [only] = shards.as_slice() {
-        return write(&folder.join("model.safetensors"), only, &notes);
-    }
-    let mut weight_map = BTreeMap::new();
-    for (number, shard) in shards.iter().enumerate() {
-        let name = format!("model-{:05}-of-{:05}.safetensors", number + 1, shards.len());
-        write(&folder.join(&name), shard, &notes)?;
-        weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone())));
-    }
-    let total: usize = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
-    let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-    let path = folder.join("model.safetensors.index.json");
-    let text = serde_json::to_string_pretty(&index).expect("an index is plain JSON");
-    fs::write(&path, text + "\n").map_err(|e| DataError::io("write", &path, e))
 }

@@ -18,8 +18,8 @@ options! {
         lora_dtype: Dtype = "float32", pending_words = &["float16"];
         /// Linears that get an adapter: names, patterns, or `all-linear` for every one but the head.
         lora_target_modules: Vec<String> = ["all-linear"];
-        /// Also write the model with the adapters added to its weights.
-        merge_adapter: bool = false, pending, resumable;
+        /// Also write the model with the adapters added to its weights, to `merged` in `output_dir`.
+        merge_adapter: bool = false, resumable;
         /// Folder of an adapter to go on with. Its rank, scale and targets hold.
         adapter: Option<String> = null;
     }

@@ -1,0 +1,180 @@
+//! Adapters added to the weights that they belong to: W + scale·B·A in f32, rounded once to the type of W.
+//!
+//! [`merge`] goes from folder to folder, tensor by tensor, and compiles nothing. Knows names of tensors; no model.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use compiler::AdapterRules;
+use data::safetensors::{TensorInfo, Weights};
+use rayon::prelude::*;
+use tensor::{DType, HostTensor};
+
+use crate::error::{Result, TrainError};
+use crate::model_folder::{write_files, write_weights};
+use crate::peft;
+use crate::source::read_config;
+use crate::staged::Written;
+
+/// A weight with its adapter added, in the weight's type. A is [r, in], B is [out, r]; the weight is [out, in], or
+/// [in, out] if `transposed`.
+///
+/// # Panics
+/// If the shapes do not belong together.
+pub fn merged(weight: &HostTensor, a: &HostTensor, b: &HostTensor, scale: f64, transposed: bool) -> HostTensor {
+    let (rank, inputs, outputs) = (a.shape[0], a.shape[1], b.shape[0]);
+    let shape = if transposed { [inputs, outputs] } else { [outputs, inputs] };
+    assert_eq!((weight.shape.as_slice(), b.shape[1]), (shape.as_slice(), rank), "an adapter has its weight's sizes");
+    let (left, right) = match transposed {
+        false => (b.to_f32(), a.to_f32()),
+        true => (transpose(&a.to_f32(), rank), transpose(&b.to_f32(), outputs)),
+    };
+    let columns = shape[1];
+    let mut sum = weight.to_f32();
+    sum.par_chunks_mut(columns).zip(left.par_chunks(rank)).for_each(|(row, factors)| {
+        let mut delta = vec![0.0f32; columns];
+        for (factor, values) in factors.iter().zip(right.chunks(columns)) {
+            delta.iter_mut().zip(values).for_each(|(delta, value)| *delta += factor * value);
+        }
+        row.iter_mut().zip(&delta).for_each(|(x, delta)| *x += scale as f32 * delta);
+    });
+    HostTensor::from_f32(shape, &sum).cast(weight.dtype)
+}
+
+/// [rows, columns] → [columns, rows].
+fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
+    let columns = values.len() / rows;
+    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
+}
+
+/// What [`merge`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Merged {
+    /// Weights that an adapter was added to.
+    pub adapted: usize,
+    /// Tensors in all.
+    pub tensors: usize,
+    /// Bytes of the weights that were written.
+    pub bytes: usize,
+}
+
+/// Writes a model with an adapter in PEFT's form added to its weights. Every weight keeps its type. One tensor is in
+/// memory at a time. The folder appears whole.
+///
+/// Errors: an adapter of a variant that is not computed, one whose matrices do not fit the model's weights, and
+/// anything that stands at `output` already.
+pub fn merge(model: &Path, adapter: &Path, output: &Path) -> Result<Merged> {
+    let options = peft::read_options(adapter, DType::F32)?;
+    let rules = AdapterRules::new(&options)?;
+    let config = read_config(model)?;
+    let base = Weights::open(model).map_err(TrainError::model_file)?;
+    let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
+    let transposed = peft::says_transposed(adapter)?;
+    let targets = targets(&base, &adapters, transposed).map_err(|problems| {
+        let place = adapter.display();
+        TrainError::Usage(format!("{place}: the adapter does not fit the model:\n  {}", problems.join("\n  ")))
+    })?;
+    let info = |name: &&str| {
+        let view = base.get(name).map_err(TrainError::model_file)?;
+        Ok(TensorInfo { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
+    };
+    let tensors = base.names().iter().map(info).collect::<Result<Vec<_>>>()?;
+    let floats = tensors.iter().filter(|t| t.dtype.is_float());
+    let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
+    let done =
+        Merged { adapted: targets.len(), tensors: tensors.len(), bytes: tensors.iter().map(TensorInfo::bytes).sum() };
+    let mut written = Written::default();
+    let staged = written.stage(output)?;
+    write_weights(staged.path(), tensors, |tensor| {
+        let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
+        let Some(module) = targets.get(&tensor.name) else { return Ok(weight.bytes.to_vec()) };
+        let matrix = |which: &str| {
+            let name = format!("{}{module}.{which}.weight", peft::PREFIX);
+            adapters.get(&name).map(|view| view.to_host()).map_err(TrainError::model_file)
+        };
+        let (a, b) = (matrix("lora_A")?, matrix("lora_B")?);
+        Ok(merged(&weight.to_host(), &a, &b, rules.scale(module)?, transposed).bytes)
+    })?;
+    write_files(&config, dtype, model, staged.path())?;
+    staged.commit(&mut written)?;
+    Ok(done)
+}
+
+/// Name of each adapted weight and the module by which the adapter calls it; or what does not fit.
+fn targets(
+    base: &Weights,
+    adapters: &Weights,
+    transposed: bool,
+) -> std::result::Result<BTreeMap<String, String>, Vec<String>> {
+    let mut problems = Vec::new();
+    let mut found = BTreeMap::new();
+    for name in adapters.names() {
+        let module = name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
+        let Some(module) = module else {
+            // PEFT writes the whole head beside an adapted one: its values are the model's own.
+            let known = name.ends_with(".lora_B.weight") || name.contains(".base_layer.");
+            if !known {
+                problems.push(format!("`{name}` is no matrix of a LoRA adapter on a linear layer"));
+            }
+            continue;
+        };
+        match check(base, adapters, module, transposed) {
+            Ok(weight) => drop(found.insert(weight, module.to_owned())),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if found.is_empty() && problems.is_empty() {
+        problems.push("it has no matrices".to_owned());
+    }
+    if problems.is_empty() { Ok(found) } else { Err(problems) }
+}
+
+/// The weight of an adapted module. Old files of some models leave out the first component of their names.
+fn check(base: &Weights, adapters: &Weights, module: &str, transposed: bool) -> std::result::Result<String, String> {
+    let whole = format!("{module}.weight");
+    let short = whole.split_once('.').map(|(_, rest)| rest.to_owned());
+    let name = [Some(whole.clone()), short].into_iter().flatten().find(|name| base.contains(name));
+    let name = name.ok_or_else(|| format!("the model has no `{whole}`, which the adapter is for"))?;
+    let shape = |which: &str| {
+        let name = format!("{}{module}.{which}.weight", peft::PREFIX);
+        adapters.get(&name).map(|view| view.shape.to_vec()).map_err(|e| e.to_string())
+    };
+    let (a, b) = (shape("lora_A")?, shape("lora_B")?);
+    let weight = base.get(&name).map_err(|e| e.to_string())?;
+    let fits = match (a.as_slice(), b.as_slice(), weight.shape) {
+        ([rank, inputs], [outputs, other], [rows, columns]) => {
+            let sizes = if transposed { (columns, rows) } else { (rows, columns) };
+            rank == other && (outputs, inputs) == sizes
+        }
+        _ => false,
+    };
+    if !fits {
+        return Err(format!("`{name}` is {:?}; A {a:?} and B {b:?} do not fit it", weight.shape));
+    }
+    if !weight.dtype.is_float() {
+        return Err(format!("`{name}` holds {}: an adapter cannot be added to it", weight.dtype));
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_product_is_added_in_f32_and_rounded_once() {
+        let weight = HostTensor::from_f32([2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let a = HostTensor::from_f32([2, 3], &[1.0, 0.0, -1.0, 0.5, 2.0, 0.25]);
+        let b = HostTensor::from_f32([2, 2], &[2.0, 1.0, -1.0, 4.0]);
+        let expected = [1.0 + 1.25, 2.0 + 1.0, 3.0 - 0.875, 4.0 + 0.5, 5.0 + 4.0, 6.0 + 1.0];
+        assert_eq!(merged(&weight, &a, &b, 0.5, false).to_f32(), expected);
+        let flipped = HostTensor::from_f32([3, 2], &transpose(&weight.to_f32(), 2));
+        assert_eq!(transpose(&merged(&flipped, &a, &b, 0.5, true).to_f32(), 3), expected);
+
+        // 1 + 2⁻⁸ + 2⁻⁸ is a bf16 number; rounded after each term it would stay 1.
+        let small = 2f32.powi(-8);
+        let one = HostTensor::from_f32([1, 1], &[1.0]).cast(DType::BF16);
+        let (a, b) = (HostTensor::from_f32([2, 1], &[small; 2]), HostTensor::from_f32([1, 2], &[1.0; 2]));
+        assert_eq!(merged(&one, &a, &b, 1.0, false).to_f32(), [1.0 + 2.0 * small]);
+    }
+}

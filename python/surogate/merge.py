@@ -1,0 +1,24 @@
+"""`surogate merge`: a model with an adapter added to its weights, from folder to folder.
+
+Knows where adapter, model and result lie; the arithmetic is the engine's.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from . import _native, hub
+from .arguments import UsageError
+
+
+def run(options: Namespace) -> int:
+    """Merges and says what was done."""
+    adapter = hub.folder(options.adapter, what="adapter")
+    model = options.model or _native.adapter_base(adapter)
+    if not model:
+        raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
+    output = Path(options.output) if options.output else adapter.parent / "merged"
+    adapted, tensors, size = _native.merge(hub.folder(model), adapter, output)
+    print(f"{output}: {adapted} of {tensors} tensors adapted, {size / 1e9:.2f} GB")
+    return 0

@@ -28,7 +28,9 @@ pub fn open(
     let source = Arc::new(ModelSource::open(folder, ir)?);
     let request = DeviceRequest::of(&config, site_packages);
     let device = Arc::new(Device::open(&request)?);
-    train::Trainer::new(config, source, device)
+    let mut trainer = train::Trainer::new(config, source, device)?;
+    trainer.resume_as_configured()?;
+    Ok(trainer)
 }
 
 impl Trainer {

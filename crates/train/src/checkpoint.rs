@@ -1,88 +1,247 @@
 //! Checkpoints: weights or adapter in loadable form, optimizer states, and the place in the run.
-//! A checkpoint appears whole or not at all.
+//! A checkpoint appears whole or not at all, and says of each of its files what it must contain.
+//!
+//! Knows one checkpoint; which of several a run goes on from is decided in `resume.rs`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use data::safetensors::{NamedTensor, write};
-use program::{Choices, OptimizerState};
+use data::safetensors::{NamedTensor, Weights, write};
+use program::{Choices, Documents, OptimizerState, ParameterSlot, TensorRef, Variant};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tensor::HostTensor;
 
+use crate::digest;
+use crate::engine::Engine;
 use crate::error::{Result, TrainError};
-use crate::staged::Written;
-use crate::trainer::Trainer;
+use crate::staged::{Staged, remove};
+use crate::trainer::{Progress, Trainer};
+use crate::written::Written;
 
 /// The file that makes a folder a checkpoint.
-const STATE: &str = "state.json";
+pub const STATE: &str = digest::LIST;
 const OPTIMIZER: &str = "optimizer.safetensors";
 
 /// Version of the layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// Stands for the digest while the digest is computed.
+const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Where a run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub version: u32,
-    /// The run that wrote it.
+    /// Of this file, with zeros in place of this value.
+    digest: String,
+    /// The run that wrote it, and its name.
+    pub run_id: String,
     pub run: String,
-    /// Optimizer steps that are done.
-    pub step: u64,
-    /// Updates that were applied: those of steps with a norm that is not finite were suppressed. The
-    /// optimizer's bias corrections follow it.
-    pub updates: u64,
-    /// Micro-steps that are done: part of every dropout counter.
-    pub micro_step: u64,
+    /// Version of the program that wrote it.
+    pub surogate: String,
+    pub task: String,
+    /// What is done.
+    #[serde(flatten)]
+    pub progress: Progress,
     /// Key of all random numbers.
     pub seed: u64,
     /// The next row of the training data.
     pub position: Option<data::Position>,
-    /// The options, as in `resolved.yaml`.
-    pub options: serde_json::Value,
+    /// The options as they were given, and with what was chosen for those that were left open.
+    pub options: Value,
+    pub resolved: Value,
+    pub model: ModelDigest,
+    /// The documents that are trained on.
+    pub data: Option<DataDigest>,
+    /// Batch shapes that were compiled.
+    pub shapes: Vec<ShapeRecord>,
     /// What the backend chose by timing.
     pub choices: Choices,
+    /// Every other file of the folder.
+    pub files: BTreeMap<String, FileRecord>,
+}
+
+/// What identifies the model that a run started from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelDigest {
+    /// Of `config.json`.
+    pub config: String,
+    /// Of the weights' files; none when the weights were drawn.
+    pub weights: Option<String>,
+}
+
+/// What identifies the documents of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataDigest {
+    pub documents: usize,
+    pub digest: String,
+}
+
+/// What a file of a checkpoint must be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    pub bytes: u64,
+    pub digest: String,
+}
+
+/// A batch shape; `documents` and `longest` only for packed rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShapeRecord {
+    batch: usize,
+    seq_len: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    documents: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    longest: Option<usize>,
+}
+
+impl From<&Variant> for ShapeRecord {
+    fn from(of: &Variant) -> ShapeRecord {
+        let (documents, longest) = match of.documents {
+            Documents::Rows => (None, None),
+            Documents::Packed { count, longest } => (Some(count), Some(longest)),
+        };
+        ShapeRecord { batch: of.batch, seq_len: of.seq_len, documents, longest }
+    }
+}
+
+impl From<&ShapeRecord> for Variant {
+    fn from(of: &ShapeRecord) -> Variant {
+        let documents = match (of.documents, of.longest) {
+            (Some(count), Some(longest)) => Documents::Packed { count, longest },
+            _ => Documents::Rows,
+        };
+        Variant { batch: of.batch, seq_len: of.seq_len, documents }
+    }
+}
+
+/// A checkpoint whose files are what they were when it was written.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    pub folder: PathBuf,
+    pub state: State,
+}
+
+impl Checkpoint {
+    /// Opens a folder and checks every file. The error says what is wrong, without the folder's name.
+    pub fn open(folder: &Path) -> std::result::Result<Checkpoint, String> {
+        let text = std::fs::read_to_string(folder.join(STATE)).map_err(|e| format!("`{STATE}` cannot be read: {e}"))?;
+        let value: Value = serde_json::from_str(&text).map_err(|e| format!("`{STATE}` is no JSON: {e}"))?;
+        if value["version"] != VERSION {
+            return Err(format!("its layout is of version {}, this program reads version {VERSION}", value["version"]));
+        }
+        let state: State = serde_json::from_value(value).map_err(|e| format!("`{STATE}` is incomplete: {e}"))?;
+        if digest::of_bytes(text.replacen(&state.digest, NO_DIGEST, 1).as_bytes()) != state.digest {
+            return Err(format!("`{STATE}` was changed after it was written"));
+        }
+        let found = digest::of_files(folder, |name| state.files.contains_key(name)).map_err(|e| e.to_string())?;
+        for (name, of) in &state.files {
+            match found.iter().find(|(known, _, _)| known == name) {
+                None => return Err(format!("`{name}` is missing")),
+                Some((_, bytes, _)) if *bytes != of.bytes => {
+                    return Err(format!("`{name}` has {bytes} bytes, expected {}", of.bytes));
+                }
+                Some((_, _, digest)) if *digest != of.digest => {
+                    return Err(format!("`{name}` has other content than when it was written"));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(Checkpoint { folder: folder.to_owned(), state })
+    }
+
+    pub fn step(&self) -> u64 {
+        self.state.progress.step
+    }
+
+    /// Writes the optimizer's states into a session.
+    pub fn load_optimizer(&self, engine: &mut Engine) -> Result<()> {
+        let path = self.folder.join(OPTIMIZER);
+        let files = Weights::open(&path).map_err(TrainError::model_file)?;
+        let program = engine.program().clone();
+        let mut wanted: Vec<(String, &TensorRef)> = program.parameters.iter().flat_map(optimizer_tensors).collect();
+        for name in files.names() {
+            if !wanted.iter().any(|(known, _)| known == name) {
+                return Err(TrainError::Usage(format!("{}: `{name}` belongs to nothing in the run", path.display())));
+            }
+        }
+        for (name, at) in wanted.drain(..) {
+            let view = files.get(&name).map_err(TrainError::model_file)?;
+            if (view.dtype, view.shape) != (at.dtype, at.shape.as_slice()) {
+                return Err(TrainError::Usage(format!(
+                    "{}: `{name}` is {}{:?}, the run needs {}{:?}",
+                    path.display(),
+                    view.dtype,
+                    view.shape,
+                    at.dtype,
+                    at.shape
+                )));
+            }
+            engine.session().write(at, view.bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the optimizer keeps for a parameter, by the names in the file.
+fn optimizer_tensors(slot: &ParameterSlot) -> Vec<(String, &TensorRef)> {
+    let parts = match &slot.state {
+        None => vec![],
+        Some(OptimizerState::Full { first, second }) => vec![("first", first), ("second", second)],
+        Some(OptimizerState::Blockwise { first, second, first_scale, second_scale }) => {
+            vec![("first", first), ("second", second), ("first_scale", first_scale), ("second_scale", second_scale)]
+        }
+    };
+    let parts = parts.into_iter().chain(slot.master.as_ref().map(|at| ("master", at)));
+    parts.map(|(part, at)| (format!("{}.{part}", slot.name), at)).collect()
 }
 
 impl Trainer {
     /// Writes a checkpoint to a folder that then appears whole. A folder that this trainer wrote is
     /// replaced; anything else that is there already is an error.
     pub fn save(&mut self, folder: &Path) -> Result<()> {
-        let staged = self.written.stage(folder)?;
+        let staged = self.stage_checkpoint(folder)?;
+        staged.commit(&mut self.written)
+    }
+
+    /// Writes a checkpoint that appears when it is committed.
+    pub(crate) fn stage_checkpoint(&mut self, folder: &Path) -> Result<Staged> {
+        let staged = Staged::begin(&self.written, folder)?;
         self.write_result(staged.path())?;
         self.write_optimizer(&staged.path().join(OPTIMIZER))?;
+        let files = digest::of_files(staged.path(), |_| true).map_err(|e| TrainError::io("read", staged.path(), e))?;
+        let files = files.into_iter().map(|(name, bytes, digest)| (name, FileRecord { bytes, digest })).collect();
         let state = State {
             version: VERSION,
+            digest: NO_DIGEST.to_owned(),
+            run_id: self.written.owner.clone(),
             run: self.name.clone(),
-            step: self.steps_done(),
-            updates: self.updates_applied(),
-            micro_step: self.micro_steps_done(),
+            surogate: env!("CARGO_PKG_VERSION").to_owned(),
+            task: self.config.task.name().to_owned(),
+            progress: self.progress.clone(),
             seed: self.config.data.train_seed,
             position: self.position(),
             options: self.config.to_json(),
+            resolved: self.config.resolved_json(&self.reasons()),
+            model: self.model_digest()?.clone(),
+            data: self.data_digest(),
+            shapes: self.engine()?.options().variants.iter().map(ShapeRecord::from).collect(),
             choices: self.choices()?,
+            files,
         };
-        let text = serde_json::to_string_pretty(&state).expect("a state is always representable as JSON");
-        staged.write(STATE, &(text + "\n"))?;
-        staged.commit(&mut self.written)
+        let text = serde_json::to_string_pretty(&state).expect("a state is always representable as JSON") + "\n";
+        let digest = digest::of_bytes(text.as_bytes());
+        staged.write(STATE, &text.replacen(NO_DIGEST, &digest, 1))?;
+        Ok(staged)
     }
 
     fn write_optimizer(&mut self, path: &Path) -> Result<()> {
         let engine = self.engine()?;
         let program = engine.program().clone();
         let mut tensors: Vec<(String, HostTensor)> = Vec::new();
-        for slot in &program.parameters {
-            let parts = match &slot.state {
-                None => vec![],
-                Some(OptimizerState::Full { first, second }) => vec![("first", first), ("second", second)],
-                Some(OptimizerState::Blockwise { first, second, first_scale, second_scale }) => vec![
-                    ("first", first),
-                    ("second", second),
-                    ("first_scale", first_scale),
-                    ("second_scale", second_scale),
-                ],
-            };
-            for (part, at) in parts.into_iter().chain(slot.master.as_ref().map(|at| ("master", at))) {
-                tensors.push((format!("{}.{part}", slot.name), engine.tensor(at)?));
-            }
+        for (name, at) in program.parameters.iter().flat_map(optimizer_tensors) {
+            tensors.push((name, engine.tensor(at)?));
         }
         let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
         write(path, &named, &Default::default()).map_err(|e| TrainError::Failed(e.to_string()))
@@ -99,18 +258,14 @@ pub fn step_of(folder: &Path) -> Option<u64> {
     folder.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
 }
 
-/// Removes the oldest checkpoints in `place` beyond `keep`, of those that this run wrote and nobody
-/// has changed since. Everything else is left alone.
+/// Removes the checkpoints in `place` that were written first, beyond `keep`, of those that this run wrote and
+/// nobody has changed since. Everything else is left alone.
 pub fn rotate(place: &Path, written: &Written, keep: u64) -> Result<()> {
     let place = place.canonicalize().map_err(|e| TrainError::io("read", place, e))?;
-    let inside = written.paths().into_iter().filter(|path| path.parent() == Some(&place));
-    let mut own: Vec<(u64, PathBuf)> = inside.filter_map(|path| Some((step_of(&path)?, path))).collect();
-    own.sort_unstable();
+    let mut own = written.paths();
+    own.retain(|path| path.parent() == Some(&place) && step_of(path).is_some());
     let surplus = own.len().saturating_sub(keep as usize);
-    for (_, path) in own.into_iter().take(surplus) {
-        std::fs::remove_dir_all(&path).map_err(|e| TrainError::io("remove", &path, e))?;
-    }
-    Ok(())
+    own.into_iter().take(surplus).try_for_each(|path| remove(written, &path))
 }
 
 #[cfg(test)]
@@ -121,12 +276,12 @@ mod tests {
     fn only_the_oldest_checkpoints_of_the_run_are_removed() {
         let place = tempfile::tempdir().unwrap();
         let write = |written: &mut Written, name: &str| {
-            let staged = written.stage(&place.path().join(name)).unwrap();
+            let staged = Staged::begin(written, &place.path().join(name)).unwrap();
             staged.write(STATE, "{}").unwrap();
             staged.commit(written).unwrap();
         };
-        let (mut mine, mut others) = (Written::default(), Written::default());
-        for name in ["checkpoint-5", "checkpoint-7", "checkpoint-10", "checkpoint-100", "keep-this"] {
+        let (mut mine, mut others) = (Written::by("mine"), Written::by("others"));
+        for name in ["checkpoint-100", "checkpoint-5", "checkpoint-7", "checkpoint-10", "keep-this"] {
             write(&mut mine, name);
         }
         write(&mut others, "checkpoint-1");
@@ -135,6 +290,16 @@ mod tests {
         let mut names: Vec<String> =
             std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-100", "checkpoint-7", "keep-this"]);
+        // The run went back to an earlier step: what it wrote last is what it needs.
+        assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-5", "checkpoint-7", "keep-this"]);
+    }
+
+    #[test]
+    fn shapes_are_read_as_they_were_written() {
+        for documents in [Documents::Rows, Documents::Packed { count: 8, longest: 64 }] {
+            let variant = Variant { batch: 2, seq_len: 64, documents };
+            let text = serde_json::to_string(&ShapeRecord::from(&variant)).unwrap();
+            assert_eq!(Variant::from(&serde_json::from_str::<ShapeRecord>(&text).unwrap()), variant);
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use compiler::CompileOptions;
 use data::Batch;
 use program::{
-    Arch, Documents, EntryKind, Machine, OptimizerState, ParameterSlot, Program, Session, TensorRef, Variant,
+    Arch, Choices, Documents, EntryKind, Machine, OptimizerState, ParameterSlot, Program, Session, TensorRef, Variant,
 };
 use tensor::{DType, HostTensor};
 
@@ -35,10 +35,16 @@ fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> R
 }
 
 impl Engine {
-    /// Compiles and loads. The parameters are zero until they are written.
-    pub fn new(device: Arc<Device>, source: Arc<ModelSource>, options: CompileOptions) -> Result<Engine> {
+    /// Compiles and loads, with what an earlier session chose by timing. The parameters are zero until they
+    /// are written.
+    pub fn new(
+        device: Arc<Device>,
+        source: Arc<ModelSource>,
+        options: CompileOptions,
+        choices: &Choices,
+    ) -> Result<Engine> {
         let program = compile(&source, &options, &device)?;
-        let session = device.backend.load(program.clone())?;
+        let session = device.backend.load_with(program.clone(), choices)?;
         Ok(Engine { device, source, options, program, session: Some(session) })
     }
 

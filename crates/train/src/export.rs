@@ -8,7 +8,7 @@ use std::sync::Arc;
 use compiler::{AdapterRules, CompileOptions};
 use data::Batch;
 use data::safetensors::{NamedTensor, TensorInfo, write};
-use program::{Documents, EntryKind, ParameterSlot, Variant};
+use program::{Choices, Documents, EntryKind, ParameterSlot, Variant};
 use tensor::{DType, HostTensor};
 
 use crate::config::Init;
@@ -19,7 +19,7 @@ use crate::model::Model;
 use crate::model_folder::{pretty, write_files, write_weights};
 use crate::peft;
 use crate::source::ModelSource;
-use crate::staged::write_synced;
+use crate::staged::{Staged, write_synced};
 use crate::trainer::Trainer;
 use crate::weights::{self, Part};
 
@@ -33,20 +33,32 @@ impl Trainer {
     /// already, a full disk, and a result that does not give the live model's logits when it is loaded
     /// again.
     pub fn export(&mut self, folder: &Path) -> Result<()> {
-        let staged = self.written.stage(folder)?;
+        let staged = self.stage_export(folder)?;
+        staged.commit(&mut self.written)
+    }
+
+    /// Writes and checks a result that appears when it is committed.
+    pub(crate) fn stage_export(&mut self, folder: &Path) -> Result<Staged> {
+        let staged = Staged::begin(&self.written, folder)?;
         self.write_result(staged.path())?;
         let is_model = self.plan.compile.adapter.is_none();
         self.check_result(staged.path(), is_model)?;
-        staged.commit(&mut self.written)
+        Ok(staged)
     }
 
     /// Writes the model with the adapter added to its weights, in f32 and rounded once to their type; otherwise as
     /// [`Trainer::export`]. Without an adapter the two are the same.
     pub fn export_merged(&mut self, folder: &Path) -> Result<()> {
-        let staged = self.written.stage(folder)?;
+        let staged = self.stage_merged(folder)?;
+        staged.commit(&mut self.written)
+    }
+
+    /// As [`Trainer::stage_export`], with the adapter added to the model.
+    pub(crate) fn stage_merged(&mut self, folder: &Path) -> Result<Staged> {
+        let staged = Staged::begin(&self.written, folder)?;
         self.write_model(staged.path())?;
         self.check_result(staged.path(), true)?;
-        staged.commit(&mut self.written)
+        Ok(staged)
     }
 
     /// Writes adapter or model into an existing folder.
@@ -133,7 +145,7 @@ impl Trainer {
             outputs: vec!["logits".to_owned()],
             ..self.plan.compile.clone()
         };
-        let mut copy = Engine::new(self.device.clone(), self.source.clone(), options)?;
+        let mut copy = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let engine = self.engine()?;
         let (from, to) = (engine.program().clone(), copy.program().clone());
         for slot in &from.parameters {

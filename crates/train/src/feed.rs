@@ -11,7 +11,9 @@ use data::{
 use options::Setting;
 use program::{Arch, Documents, Machine, Variant};
 
+use crate::checkpoint::DataDigest;
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
+use crate::digest;
 use crate::engine::count_documents;
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
@@ -118,6 +120,17 @@ impl Feed {
             loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
         let most = batches.map(|batch| count_documents(&batch)).max().unwrap_or(1);
         Ok((most + most / 4).next_power_of_two())
+    }
+
+    /// The next batch begins at a place in the training data.
+    pub fn seek(&mut self, position: Position) -> Result<()> {
+        self.train = Loader::new(self.documents.clone(), self.spec.clone(), position).map_err(TrainError::Data)?;
+        Ok(())
+    }
+
+    /// What identifies the training data.
+    pub fn digest(&self) -> DataDigest {
+        DataDigest { documents: self.documents.len(), digest: digest::of_documents(&self.documents) }
     }
 
     /// Every batch of the validation data; `None` where there is none.

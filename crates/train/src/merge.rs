@@ -14,7 +14,8 @@ use crate::error::{Result, TrainError};
 use crate::model_folder::{write_files, write_weights};
 use crate::peft;
 use crate::source::read_config;
-use crate::staged::Written;
+use crate::staged::Staged;
+use crate::written::Written;
 
 /// A weight with its adapter added, in the weight's type. A is [r, in], B is [out, r]; the weight is [out, in], or
 /// [in, out] if `transposed`.
@@ -83,8 +84,8 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path) -> Result<Merged> {
     let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
     let done =
         Merged { adapted: targets.len(), tensors: tensors.len(), bytes: tensors.iter().map(TensorInfo::bytes).sum() };
-    let mut written = Written::default();
-    let staged = written.stage(output)?;
+    let mut written = Written::by("merge");
+    let staged = Staged::begin(&written, output)?;
     write_weights(staged.path(), tensors, |tensor| {
         let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
         let Some(module) = targets.get(&tensor.name) else { return Ok(weight.bytes.to_vec()) };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use compiler::{AdapterOptions, CompileOptions, Training};
 use data::Batch;
 use data::safetensors::Weights;
-use program::{EntryKind, scalar};
+use program::{Choices, EntryKind, scalar};
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
@@ -144,7 +144,7 @@ impl Model {
     fn start(&self, options: &CompileOptions, batch: &Batch) -> Result<Engine> {
         let first = crate::engine::variant_of(&self.device.machine, batch, false);
         let options = CompileOptions { variants: vec![first], ..options.clone() };
-        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options)?;
+        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let program = engine.program().clone();
         let folders = [(Part::Base, Some(&self.source.folder)), (Part::Adapter, self.adapter.as_ref())];
         for (part, folder) in folders.into_iter().filter_map(|(part, folder)| Some((part, folder?))) {

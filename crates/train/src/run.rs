@@ -1,6 +1,6 @@
 //! A whole run: folders, the loop, evaluation, checkpoints, the result.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -11,10 +11,12 @@ use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::log::Log;
 use crate::metrics::StepMetrics;
-use crate::record::{MANIFEST, Place, RESOLVED, manifest, reasons};
+use crate::place::Place;
+use crate::record::{MANIFEST, RESOLVED, manifest, reasons};
+use crate::resume::{self, Start};
 use crate::source::ModelSource;
-use crate::staged::{replace_file, write_synced};
-use crate::trainer::{Trainer, run_name};
+use crate::staged::{Staged, replace_file};
+use crate::trainer::Trainer;
 
 /// Folder of the model with the adapter added, where that is asked for.
 const MERGED: &str = "merged";
@@ -51,13 +53,13 @@ pub fn run(
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
-    let name = run_name(&config, &source);
-    let place = Place::new(&config, &name)?;
+    let place = Place::open(&config, &source)?;
+    let mut start = Start::find(&config, &place)?;
     let mut trainer = Trainer::new(config, source, device)?;
-    trainer.name = name;
-    place.check_free(&trainer.config, &result_folder(&place, &trainer))?;
-    if trainer.config.lora.merge_adapter {
-        place.check_free(&trainer.config, &place.output.join(MERGED))?;
+    trainer.name = place.name.clone();
+    prepare(&place, &mut start, &mut trainer)?;
+    for note in place.notes.iter().chain(&start.notes) {
+        observer.line(&format!("Note: {note}"));
     }
     let mut run = Run::start(place, &mut trainer, observer)?;
     let outcome = run.steps(&mut trainer, observer);
@@ -70,14 +72,36 @@ pub fn run(
     outcome
 }
 
+/// Takes up what an earlier process left, and checks that nothing of others stands in the way.
+fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer) -> Result<()> {
+    if let Some(run_id) = &start.run_id {
+        trainer.written.owner = run_id.clone();
+        trainer.written.take_back(&start.written)?;
+        trainer.written.clear_unfinished(&place.output)?;
+        trainer.written.clear_unfinished(&place.checkpoints)?;
+    }
+    let from = start.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
+    let mut results = vec![result_folder(place, trainer)];
+    if trainer.config.lora.merge_adapter {
+        results.push(place.output.join(MERGED));
+    }
+    place.check_free(&trainer.config, &trainer.written, &results, from)?;
+    if let Some(checkpoint) = &start.checkpoint {
+        start.notes.extend(resume::check(trainer, checkpoint)?);
+        trainer.restore(checkpoint)?;
+        start.notes.push(format!("going on after {from} steps, from {}", checkpoint.folder.display()));
+    }
+    Ok(())
+}
+
 /// Where the result will lie.
 fn result_folder(place: &Place, trainer: &Trainer) -> PathBuf {
     place.output.join(if trainer.plan.compile.adapter.is_some() { "adapter" } else { "model" })
 }
 
-fn write_manifest(place: &Place, manifest: &Value) -> Result<()> {
+fn write_manifest(place: &Place, run_id: &str, manifest: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(manifest).expect("a manifest is always representable as JSON");
-    replace_file(&place.output.join(MANIFEST), (text + "\n").as_bytes())
+    replace_file(&place.output.join(MANIFEST), run_id, (text + "\n").as_bytes())
 }
 
 /// A run in progress.
@@ -85,11 +109,8 @@ struct Run {
     place: Place,
     log: Log,
     manifest: Value,
-    /// Step count of the last checkpoint and the last evaluation.
+    /// Step count of the last checkpoint.
     saved: Option<u64>,
-    evaluated: Option<u64>,
-    /// Steps in a row whose update was suppressed.
-    suppressed: u64,
 }
 
 impl Run {
@@ -113,28 +134,39 @@ impl Run {
             total["total"], total["trained"], manifest["steps"]
         ));
         let resolved = trainer.config.resolved_yaml(&reasons(&place, trainer));
-        write_synced(&place.output.join(RESOLVED), resolved.as_bytes())?;
-        write_manifest(&place, &manifest)?;
-        log.write(&json!({"event": "start", "manifest": manifest}))?;
-        Ok(Run { place, log, manifest, saved: None, evaluated: None, suppressed: 0 })
+        let run_id = trainer.written.owner.clone();
+        // The manifest first: it makes the folder the run's own.
+        write_manifest(&place, &run_id, &manifest)?;
+        replace_file(&place.output.join(RESOLVED), &run_id, resolved.as_bytes())?;
+        let step = trainer.steps_done();
+        let event = if step == 0 { "start" } else { "resume" };
+        log.write(&json!({"event": event, "step": step, "manifest": manifest}))?;
+        let saved = (step > 0).then_some(step);
+        Ok(Run { place, log, manifest, saved })
     }
 
-    /// Brings up to date what the manifest says about folders and choices: a batch of a new shape brings
-    /// new ones.
-    fn record(&mut self, trainer: &mut Trainer) -> Result<()> {
+    /// Brings up to date what the manifest says about choices (a batch of a new shape brings new ones) and
+    /// about folders, with one that is about to appear.
+    fn record(&mut self, trainer: &mut Trainer, staged: Option<&Staged>) -> Result<()> {
+        let mut written = trainer.written.records();
+        written.extend(staged.map(Staged::record).transpose()?);
         self.manifest["choices"] = json!(trainer.choices()?);
-        self.manifest["written"] = json!(trainer.written.paths());
-        write_manifest(&self.place, &self.manifest)
+        self.manifest["written"] = json!(written);
+        write_manifest(&self.place, &trainer.written.owner, &self.manifest)
     }
 
     fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let total = trainer.total_steps().expect("a run with data knows its length");
         let (save_steps, eval_steps) = (trainer.config.run.save_steps, trainer.config.training.eval_steps);
+        if trainer.steps_done() > 0 && trainer.steps_done() % eval_steps == 0 {
+            // The process ended between a checkpoint and its evaluation.
+            self.evaluate(trainer, observer)?;
+        }
         while trainer.steps_done() < total {
             let Some(metrics) = trainer.next_step(None)? else { break };
             observer.line(&metrics.line(Some(total)));
             self.log.write(&metrics.to_json())?;
-            self.check_convergence(&metrics)?;
+            check_convergence(&metrics, trainer.progress.suppressed)?;
             let done = trainer.steps_done();
             if observer.interrupted() {
                 observer.line("Stopping: saving a checkpoint");
@@ -150,37 +182,28 @@ impl Run {
         self.evaluate(trainer, observer)?;
         self.save(trainer, observer)?;
         let result = result_folder(&self.place, trainer);
-        trainer.export(&result)?;
+        self.publish(trainer, &result, false)?;
         if trainer.config.lora.merge_adapter {
             let merged = self.place.output.join(MERGED);
-            trainer.export_merged(&merged)?;
+            self.publish(trainer, &merged, true)?;
             observer.line(&format!("Merged: {} (loaded again and compared with the live model)", merged.display()));
         }
-        self.record(trainer)?;
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
         Ok(Outcome::Finished(result))
     }
 
-    /// A loss that is no number, or gradients that stay none: their updates are suppressed, so
-    /// nothing can change any more.
-    fn check_convergence(&mut self, metrics: &StepMetrics) -> Result<()> {
-        self.suppressed = if metrics.applied { 0 } else { self.suppressed + 1 };
-        if !metrics.loss.is_finite() {
-            let what = format!("the loss of step {} is {}", metrics.step, metrics.loss);
-            return Err(TrainError::Diverged { what });
-        }
-        if self.suppressed == MAX_SUPPRESSED {
-            let what = format!("the gradients of {MAX_SUPPRESSED} steps up to {} are not finite", metrics.step);
-            return Err(TrainError::Diverged { what });
-        }
-        Ok(())
+    /// Writes a result: a process that is killed meanwhile knows it as its own afterwards.
+    fn publish(&mut self, trainer: &mut Trainer, folder: &Path, merged: bool) -> Result<()> {
+        let staged = if merged { trainer.stage_merged(folder)? } else { trainer.stage_export(folder)? };
+        self.record(trainer, Some(&staged))?;
+        staged.commit(&mut trainer.written)?;
+        self.record(trainer, None)
     }
 
     fn evaluate(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
-        if self.evaluated == Some(trainer.steps_done()) {
+        if trainer.progress.evaluated == Some(trainer.steps_done()) {
             return Ok(());
         }
-        self.evaluated = Some(trainer.steps_done());
         if let Some(metrics) = trainer.evaluate()? {
             observer.line(&metrics.line());
             self.log.write(&metrics.to_json())?;
@@ -194,12 +217,29 @@ impl Run {
         if self.saved == Some(step) {
             return Ok(folder);
         }
-        trainer.save(&folder)?;
+        self.place.check_present()?;
+        let staged = trainer.stage_checkpoint(&folder)?;
+        self.record(trainer, Some(&staged))?;
+        staged.commit(&mut trainer.written)?;
         self.saved = Some(step);
         checkpoint::rotate(&self.place.checkpoints, &trainer.written, trainer.config.run.save_total_limit)?;
-        self.record(trainer)?;
+        self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));
         self.log.write(&json!({"event": "checkpoint", "step": step, "path": folder}))?;
         Ok(folder)
     }
+}
+
+/// A loss that is no number, or gradients that stay none: their updates are suppressed, so nothing can change
+/// any more.
+fn check_convergence(metrics: &StepMetrics, suppressed: u64) -> Result<()> {
+    if !metrics.loss.is_finite() {
+        let what = format!("the loss of step {} is {}", metrics.step, metrics.loss);
+        return Err(TrainError::Diverged { what });
+    }
+    if suppressed == MAX_SUPPRESSED {
+        let what = format!("the gradients of {MAX_SUPPRESSED} steps up to {} are not finite", metrics.step);
+        return Err(TrainError::Diverged { what });
+    }
+    Ok(())
 }

@@ -8,6 +8,8 @@ use graph::Model;
 use serde_json::Value;
 use tensor::DType;
 
+use crate::checkpoint::ModelDigest;
+use crate::digest;
 use crate::error::{Result, TrainError};
 
 /// A model as data.
@@ -33,6 +35,19 @@ impl ModelSource {
         let config = read_config(folder)?;
         let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
         Ok(ModelSource { folder: folder.to_owned(), config, model })
+    }
+
+    /// What identifies the model's files; `weights`: those of the weights, too.
+    pub fn digest(&self, weights: bool) -> Result<ModelDigest> {
+        let failed = |e| TrainError::io("read", &self.folder, e);
+        let config = digest::of_file(&self.folder.join("config.json")).map_err(failed)?;
+        let of_weights = || -> std::io::Result<String> {
+            let files = digest::of_files(&self.folder, |name| name.ends_with(".safetensors"))?;
+            let text: String = files.iter().map(|(name, bytes, digest)| format!("{name} {bytes} {digest}\n")).collect();
+            Ok(digest::of_bytes(text.as_bytes()))
+        };
+        let weights = weights.then(of_weights).transpose().map_err(failed)?;
+        Ok(ModelDigest { config, weights })
     }
 
     fn size(&self, name: &str) -> Option<usize> {

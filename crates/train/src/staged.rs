@@ -1,144 +1,44 @@
-//! Folders that appear whole or not at all: written beside their place, synced, then renamed. What
-//! somebody else put there is never replaced.
+//! Folders that appear whole or not at all: written beside their place, synced, then renamed, and removed
+//! the same way. Small files that are replaced in one step.
 //!
-//! Knows folders and who wrote them; not what a result or a checkpoint consists of.
+//! Knows paths and [`Written`]; not what a result or a checkpoint consists of.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::cell::OnceCell;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
+use crate::digest;
 use crate::error::{Result, TrainError};
-
-/// Files by which a folder's kind is told.
-const KINDS: &[(&str, &str)] = &[
-    ("manifest.json", "a run"),
-    ("state.json", "a checkpoint"),
-    ("adapter_config.json", "an adapter"),
-    ("config.json", "a model"),
-];
-
-/// Names that are listed of what stands in the way.
-const LISTED: usize = 3;
-
-/// The folders that one trainer wrote, as they were when they appeared. Only these may be replaced or
-/// removed; one that was changed since is no longer the trainer's.
-#[derive(Debug, Default)]
-pub struct Written(Vec<Folder>);
-
-#[derive(Debug, PartialEq)]
-struct Folder {
-    path: PathBuf,
-    /// File system and inode: another folder that took the name is another folder.
-    identity: (u64, u64),
-    names: BTreeSet<OsString>,
-}
-
-impl Folder {
-    fn read(path: &Path) -> io::Result<Folder> {
-        let data = fs::symlink_metadata(path)?;
-        Ok(Folder { path: path.canonicalize()?, identity: (data.dev(), data.ino()), names: names(path)? })
-    }
-}
-
-impl Written {
-    /// Starts a folder that will be `target`; parents are made. What is there already is an error,
-    /// unless it is empty or was written by this trainer.
-    pub fn stage(&self, target: &Path) -> Result<Staged> {
-        let name = target
-            .file_name()
-            .ok_or_else(|| TrainError::Usage(format!("{} is no name for a folder", target.display())))?;
-        self.check(target)?;
-        let parent = parent(target);
-        fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
-        let mut attempt = 0;
-        loop {
-            let beside = format!(".{}.{}.{attempt}.tmp", name.to_string_lossy(), std::process::id());
-            let temporary = parent.join(beside);
-            match fs::create_dir(&temporary) {
-                Ok(()) => return Ok(Staged { target: target.to_owned(), temporary, committed: false }),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => attempt += 1,
-                Err(error) => return Err(TrainError::io("create", &temporary, error)),
-            }
-        }
-    }
-
-    /// Whether a folder is there that has to be replaced; an error if it is not this trainer's.
-    fn check(&self, target: &Path) -> Result<bool> {
-        match occupant(target)? {
-            None => Ok(false),
-            Some(_) if self.holds(target) => Ok(true),
-            Some(found) => Err(TrainError::Usage(format!(
-                "{} is {found}, expected nothing, an empty folder, or a folder as this trainer wrote it: nothing is \
-                 overwritten\n  hint: choose another path, or move away what is there",
-                target.display()
-            ))),
-        }
-    }
-
-    /// Whether a folder is there as this trainer wrote it.
-    fn holds(&self, path: &Path) -> bool {
-        Folder::read(path).is_ok_and(|found| self.0.contains(&found))
-    }
-
-    /// The folders that are still there as they were written, oldest first.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        self.0.iter().filter(|folder| self.holds(&folder.path)).map(|folder| folder.path.clone()).collect()
-    }
-
-    fn add(&mut self, path: &Path) -> Result<()> {
-        let folder = Folder::read(path).map_err(|e| TrainError::io("read", path, e))?;
-        self.0.retain(|known| known.path != folder.path);
-        self.0.push(folder);
-        Ok(())
-    }
-}
-
-/// What stands at a path, in words; nothing and an empty folder are none.
-pub fn occupant(path: &Path) -> Result<Option<String>> {
-    let failed = |e| TrainError::io("read", path, e);
-    let data = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        data => data.map_err(failed)?,
-    };
-    if data.is_symlink() {
-        return Ok(Some("a link".to_owned()));
-    }
-    if !data.is_dir() {
-        return Ok(Some("a file".to_owned()));
-    }
-    let names = names(path).map_err(failed)?;
-    if names.is_empty() {
-        return Ok(None);
-    }
-    let kind = KINDS.iter().find(|(mark, _)| names.contains(&OsString::from(mark)));
-    let kind = kind.map_or("a folder that is not empty", |(_, kind)| kind);
-    let listed: Vec<String> = names.iter().take(LISTED).map(|name| format!("`{}`", name.to_string_lossy())).collect();
-    let more = match names.len().saturating_sub(LISTED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Ok(Some(format!("{kind} ({}{more})", listed.join(", "))))
-}
-
-fn names(folder: &Path) -> io::Result<BTreeSet<OsString>> {
-    fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect()
-}
+use crate::written::{Record, Written};
 
 /// A folder in the making. Dropped without [`Staged::commit`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct Staged {
     target: PathBuf,
     temporary: PathBuf,
+    digest: OnceCell<String>,
     committed: bool,
 }
 
 impl Staged {
+    /// Starts a folder that will be `target`; parents are made. What is there already is an error,
+    /// unless it is empty or was written by the same run.
+    pub fn begin(written: &Written, target: &Path) -> Result<Staged> {
+        let name = target
+            .file_name()
+            .ok_or_else(|| TrainError::Usage(format!("{} is no name for a folder", target.display())))?;
+        written.check(target)?;
+        let parent = parent(target);
+        fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
+        let temporary = free_name(&parent, name, written, |path| fs::create_dir(path))?;
+        Ok(Staged { target: target.to_owned(), temporary, digest: OnceCell::new(), committed: false })
+    }
+
     /// Where to write.
     pub fn path(&self) -> &Path {
         &self.temporary
@@ -149,21 +49,64 @@ impl Staged {
         write_synced(&self.temporary.join(name), text.as_bytes())
     }
 
-    /// Gives the folder its name. An earlier folder of the same trainer is exchanged for it and
-    /// removed; an error if something else has come there meanwhile.
+    /// What a manifest will say of the folder, which is complete from now on. To be kept before [`Staged::commit`]: a process that is killed
+    /// between the two finds the folder as its own afterwards.
+    pub fn record(&self) -> Result<Record> {
+        let folder = parent(&self.target);
+        let place = folder.canonicalize().map_err(|e| TrainError::io("read", &folder, e))?;
+        let digest = match self.digest.get() {
+            Some(digest) => digest.clone(),
+            None => digest::of_folder(&self.temporary).map_err(|e| TrainError::io("read", &self.temporary, e))?,
+        };
+        let _ = self.digest.set(digest.clone());
+        Ok(Record { path: place.join(self.target.file_name().expect("a target has a name")), digest })
+    }
+
+    /// Gives the folder its name. An earlier folder of the same run is exchanged for it and removed; an
+    /// error if something else has come there meanwhile.
     pub fn commit(mut self, written: &mut Written) -> Result<()> {
         sync(&self.temporary)?;
+        let record = self.record()?;
         let replaces = written.check(&self.target)?;
         if replaces { exchange(&self.temporary, &self.target) } else { fs::rename(&self.temporary, &self.target) }
             .map_err(|e| TrainError::io("write", &self.target, e))?;
         self.committed = true;
         sync(&parent(&self.target))?;
-        written.add(&self.target)?;
+        written.add(&self.target, record.digest)?;
         if replaces {
             fs::remove_dir_all(&self.temporary).map_err(|e| TrainError::io("remove", &self.temporary, e))?;
         }
         Ok(())
     }
+}
+
+/// A free name beside `name`, taken by `take`: hidden, with the run in it, so that a later process of the run
+/// knows what it left behind.
+fn free_name(
+    parent: &Path,
+    name: &OsStr,
+    written: &Written,
+    take: impl Fn(&Path) -> io::Result<()>,
+) -> Result<PathBuf> {
+    let mut attempt = 0;
+    loop {
+        let beside = format!(".{}.{}.{}.{attempt}.tmp", name.to_string_lossy(), written.owner, std::process::id());
+        let path = parent.join(beside);
+        match take(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
+                attempt += 1;
+            }
+            Err(error) => return Err(TrainError::io("create", &path, error)),
+        }
+    }
+}
+
+/// Removes a folder of the run: it vanishes whole under its name, also when the process is killed meanwhile.
+pub fn remove(written: &Written, path: &Path) -> Result<()> {
+    let name = path.file_name().expect("a written folder has a name");
+    let aside = free_name(&parent(path), name, written, |aside| fs::rename(path, aside))?;
+    fs::remove_dir_all(&aside).map_err(|e| TrainError::io("remove", &aside, e))
 }
 
 impl Drop for Staged {
@@ -216,18 +159,23 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Gives a small file new content in one step: a reader finds the old or the new, never a part.
-pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+///
+/// `owner` is the run, part of the name under which the file is written first.
+pub fn replace_file(path: &Path, owner: &str, bytes: &[u8]) -> Result<()> {
+    let name = path.file_name().expect("a file to replace has a name").to_string_lossy();
+    let temporary = parent(path).join(format!(".{name}.{owner}.tmp"));
     write_synced(&temporary, bytes)?;
-    fs::rename(&temporary, path).map_err(|e| TrainError::io("write", path, e))
+    fs::rename(&temporary, path).map_err(|e| TrainError::io("write", path, e))?;
+    sync(&parent(path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::written::names;
 
     fn write(written: &mut Written, target: &Path, text: &str) -> Result<()> {
-        let staged = written.stage(target)?;
+        let staged = Staged::begin(written, target)?;
         staged.write("config.json", text)?;
         staged.commit(written)
     }
@@ -241,12 +189,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let target = place.path().join("a/result");
         let mut written = Written::default();
-        let staged = written.stage(&target).unwrap();
+        let staged = Staged::begin(&written, &target).unwrap();
         staged.write("config.json", "1").unwrap();
         assert!(!target.exists());
         staged.commit(&mut written).unwrap();
         assert_eq!(read(&target), "1");
-        drop(written.stage(&target).unwrap());
+        drop(Staged::begin(&written, &target).unwrap());
         write(&mut written, &target, "2").unwrap();
         assert_eq!(read(&target), "2");
         assert_eq!(names(target.parent().unwrap()).unwrap().len(), 1, "nothing is left over");
@@ -291,7 +239,7 @@ mod tests {
         assert_eq!((read(&target), read(&place.path().join("kept"))), ("theirs".into(), "mine".into()));
 
         let late = place.path().join("late");
-        let staged = mine.stage(&late).unwrap();
+        let staged = Staged::begin(&mine, &late).unwrap();
         write(&mut theirs, &late, "theirs").unwrap();
         assert!(staged.commit(&mut mine).is_err());
         assert_eq!(read(&late), "theirs");
@@ -310,5 +258,54 @@ mod tests {
         fs::remove_dir_all(&new).unwrap();
         assert!(exchange_by_renames(&new, &old).is_err());
         assert_eq!(read(&old), "new.tmp", "the old folder is back in its place");
+    }
+
+    #[test]
+    fn a_later_process_takes_back_what_is_unchanged() {
+        let place = tempfile::tempdir().unwrap();
+        let (kept, changed, gone) =
+            (place.path().join("kept"), place.path().join("changed"), place.path().join("gone"));
+        let mut first = Written::by("run");
+        for target in [&kept, &changed, &gone] {
+            write(&mut first, target, "mine").unwrap();
+        }
+        let staged = Staged::begin(&first, &place.path().join("late")).unwrap();
+        staged.write("config.json", "mine").unwrap();
+        let mut records = first.records();
+        records.push(staged.record().unwrap());
+        std::mem::forget(staged);
+        std::mem::forget(Staged::begin(&Written::by("other"), &place.path().join("late")).unwrap());
+        fs::write(changed.join("config.json"), "else").unwrap();
+        remove(&first, &gone).unwrap();
+
+        let mut second = Written::by("run");
+        second.take_back(&records).unwrap();
+        second.clear_unfinished(place.path()).unwrap();
+        assert_eq!(second.paths(), [kept.canonicalize().unwrap()]);
+        let left: Vec<String> =
+            names(place.path()).unwrap().into_iter().map(|name| name.into_string().unwrap()).collect();
+        assert!(left.len() == 3 && left[0].starts_with(".late.other.") && left[1..] == ["changed", "kept"], "{left:?}");
+        write(&mut second, &kept, "again").unwrap();
+        assert!(write(&mut second, &changed, "again").is_err(), "somebody has changed it");
+    }
+
+    #[test]
+    fn a_folder_that_appeared_after_its_record_is_the_runs_own() {
+        let place = tempfile::tempdir().unwrap();
+        let target = place.path().join("model");
+        let mut first = Written::by("run");
+        write(&mut first, &target, "1").unwrap();
+        let staged = Staged::begin(&first, &target).unwrap();
+        staged.write("config.json", "2").unwrap();
+        let records = [first.records(), vec![staged.record().unwrap()]].concat();
+        let resumed = |records: &[Record]| {
+            let mut written = Written::by("run");
+            written.take_back(records).unwrap();
+            written.paths().len()
+        };
+        assert_eq!(resumed(&records), 1, "killed before the folder appeared");
+        staged.commit(&mut first).unwrap();
+        assert_eq!(resumed(&records), 1, "killed after it");
+        assert_eq!(resumed(&records[..1]), 0, "without the record it would be somebody else's");
     }
 }

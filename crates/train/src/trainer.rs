@@ -8,8 +8,10 @@ use std::time::Instant;
 use compiler::CompileOptions;
 use data::safetensors::Weights;
 use data::{Batch, IGNORE, Position};
-use program::{Choices, EntryKind, Variant, scalar};
+use program::{Choices, EntryKind, Program, Variant, scalar};
+use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest};
 use crate::config::{Config, Init};
 use crate::device::Device;
 use crate::engine::{Engine, variant_of};
@@ -19,9 +21,25 @@ use crate::metrics::{EvaluationMetrics, StepMetrics};
 use crate::plan::Plan;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
-use crate::staged::Written;
 use crate::time::time_breakdown;
 use crate::weights::{self, Part};
+use crate::written::Written;
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Optimizer steps that are done.
+    pub step: u64,
+    /// Updates that were applied: those of steps with a norm that is not finite were suppressed. The
+    /// optimizer's bias corrections follow it.
+    pub updates: u64,
+    /// Micro-steps that are done, over all steps: part of every dropout counter.
+    pub micro_step: u64,
+    /// Steps in a row, up to the last, whose update was suppressed.
+    pub suppressed: u64,
+    /// Steps that were done at the last evaluation.
+    pub evaluated: Option<u64>,
+}
 
 /// A model in training, with its data where there is any.
 pub struct Trainer {
@@ -34,14 +52,11 @@ pub struct Trainer {
     pub(crate) feed: Option<Feed>,
     engine: Option<Engine>,
     schedule: Option<LearningRate>,
-    /// Folders that may be replaced, because this trainer wrote them.
+    /// Folders that may be replaced, because this run wrote them.
     pub(crate) written: Written,
-    /// Optimizer steps that are done.
-    step: u64,
-    /// Updates that were applied: the others were suppressed.
-    updates: u64,
-    /// Micro-steps that are done, over all steps.
-    micro_step: u64,
+    pub(crate) progress: Progress,
+    model_digest: Option<ModelDigest>,
+    data_digest: Option<DataDigest>,
 }
 
 impl Trainer {
@@ -63,10 +78,57 @@ impl Trainer {
         }
         let schedule = total.map(|total| LearningRate::new(&config.optimizer, total));
         let name = run_name(&config, &source);
-        let written = Written::default();
-        let (step, updates, micro_step) = (0, 0, 0);
-        let engine = None;
-        Ok(Trainer { name, config, plan, source, device, feed, engine, schedule, written, step, updates, micro_step })
+        let written = Written::by(&new_run_id(&name));
+        let data_digest = feed.as_ref().map(Feed::digest);
+        Ok(Trainer {
+            name,
+            config,
+            plan,
+            source,
+            device,
+            feed,
+            engine: None,
+            schedule,
+            written,
+            progress: Progress::default(),
+            model_digest: None,
+            data_digest,
+        })
+    }
+
+    /// Goes on where a checkpoint was written, as if nothing had been in between. Called before the first step.
+    /// What the options must have in common with it is checked before, by [`crate::resume::check`].
+    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let state = &checkpoint.state;
+        if let (Some(feed), Some(position)) = (&mut self.feed, state.position) {
+            feed.seek(position)?;
+        }
+        let rows = self.config.training.per_device_train_batch_size as usize;
+        let mut variants: Vec<Variant> = state.shapes.iter().map(Variant::from).collect();
+        if variants.iter().any(|variant| variant.batch != rows) {
+            variants = match &self.feed {
+                Some(feed) => feed.variants(&self.device.machine)?,
+                None => variants,
+            };
+        }
+        let mut engine = self.start(variants, Some(checkpoint))?;
+        checkpoint.load_optimizer(&mut engine)?;
+        self.engine = Some(engine);
+        self.progress = state.progress.clone();
+        Ok(())
+    }
+
+    /// What identifies the model's files. Reads them once.
+    pub(crate) fn model_digest(&mut self) -> Result<&ModelDigest> {
+        if self.model_digest.is_none() {
+            self.model_digest = Some(self.source.digest(self.config.model.init == Init::Pretrained)?);
+        }
+        Ok(self.model_digest.as_ref().expect("just made"))
+    }
+
+    /// What identifies the documents that are trained on.
+    pub(crate) fn data_digest(&self) -> Option<DataDigest> {
+        self.data_digest.clone()
     }
 
     /// Steps of the run, where it is known.
@@ -76,16 +138,7 @@ impl Trainer {
 
     /// Optimizer steps that are done.
     pub fn steps_done(&self) -> u64 {
-        self.step
-    }
-
-    /// Steps whose update was applied; the update of a norm that is not finite is suppressed.
-    pub fn updates_applied(&self) -> u64 {
-        self.updates
-    }
-
-    pub fn micro_steps_done(&self) -> u64 {
-        self.micro_step
+        self.progress.step
     }
 
     /// The place in the training data; `None` without data.
@@ -125,7 +178,7 @@ impl Trainer {
             let text = "no token of the step is trained: every label is -100 or has no token before it";
             return Err(TrainError::Usage(text.into()));
         }
-        let (step, updates, first_micro_step) = (self.step, self.updates, self.micro_step);
+        let Progress { step, updates, micro_step: first_micro_step, .. } = self.progress;
         self.source.check_ids(batches)?;
         let engine = self.engine_for(&batches[0], one_per_row)?;
         // All shapes first: compiling one moves the weights, but not the gradients.
@@ -143,9 +196,10 @@ impl Trainer {
         let (sum, weight) = (engine.get_f32(scalar::LOSS_SUM)?, engine.get_f32(scalar::WEIGHT_SUM)?);
         let grad_norm = f64::from(engine.get_f32(scalar::GRADIENT_NORM)?);
         let applied = engine.get_f32(scalar::UPDATE_APPLIED)? != 0.0;
-        self.step += 1;
-        self.updates += u64::from(applied);
-        self.micro_step += batches.len() as u64;
+        self.progress.step += 1;
+        self.progress.updates += u64::from(applied);
+        self.progress.micro_step += batches.len() as u64;
+        self.progress.suppressed = if applied { 0 } else { self.progress.suppressed + 1 };
         Ok(StepMetrics {
             step,
             loss: f64::from(sum) / f64::from(weight),
@@ -168,7 +222,7 @@ impl Trainer {
         match (given, &self.schedule) {
             (Some(rate), _) if rate.is_finite() && rate >= 0.0 => Ok(rate),
             (Some(rate), _) => Err(TrainError::Usage(format!("learning_rate is {rate}, expected a number from 0"))),
-            (None, Some(schedule)) => Ok(schedule.at(self.step)),
+            (None, Some(schedule)) => Ok(schedule.at(self.progress.step)),
             (None, None) => Err(TrainError::Usage(
                 "the schedule needs the number of steps: set `max_steps`, or give each step its learning rate".into(),
             )),
@@ -196,7 +250,9 @@ impl Trainer {
             tokens_seen += tokens(&batch);
         }
         let seconds = start.elapsed().as_secs_f64();
-        Ok(Some(EvaluationMetrics { step: self.step, loss: sum / weight, tokens: tokens_seen, seconds }))
+        let step = self.progress.step;
+        self.progress.evaluated = Some(step);
+        Ok(Some(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
     }
 
     /// The compiled model; made when there is none yet: for the shapes of the data, or without data
@@ -207,7 +263,7 @@ impl Trainer {
                 Some(feed) => feed.variants(&self.device.machine)?,
                 None => vec![variant_of(&self.device.machine, batch, one_per_row)],
             };
-            self.engine = Some(self.start(variants)?);
+            self.engine = Some(self.start(variants, None)?);
         }
         Ok(self.engine.as_mut().expect("just made"))
     }
@@ -223,28 +279,42 @@ impl Trainer {
         self.engine_for(&batch.expect("a small batch"), true)
     }
 
-    fn start(&self, variants: Vec<Variant>) -> Result<Engine> {
+    /// Compiles and loads, with the weights of the options, or those of a checkpoint.
+    fn start(&self, variants: Vec<Variant>, from: Option<&Checkpoint>) -> Result<Engine> {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
-        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options)?;
+        let none = Choices::new();
+        let choices = from.map_or(&none, |checkpoint| &checkpoint.state.choices);
+        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)?;
         let program = engine.program().clone();
         let seed = self.config.data.train_seed;
-        match self.config.model.init {
-            Init::Random => weights::draw(engine.session(), &program, Part::Base, seed)?,
-            Init::Pretrained => {
-                let folder = &self.source.folder;
-                let files = Weights::open(folder).map_err(TrainError::model_file)?;
-                weights::load(engine.session(), &program, Part::Base, &files, &folder.display().to_string())?;
-            }
+        let adapted = self.plan.compile.adapter.is_some();
+        // A checkpoint holds what is trained: the base weights under an adapter are those of the options.
+        let base = from.filter(|_| !adapted).map(|checkpoint| checkpoint.folder.as_path());
+        let adapter =
+            from.map(|checkpoint| checkpoint.folder.as_path()).or(self.config.lora.adapter.as_deref().map(Path::new));
+        match (base, self.config.model.init) {
+            (Some(folder), _) => load(&mut engine, &program, Part::Base, folder)?,
+            (None, Init::Pretrained) => load(&mut engine, &program, Part::Base, &self.source.folder)?,
+            (None, Init::Random) => weights::draw(engine.session(), &program, Part::Base, seed)?,
         }
-        match &self.config.lora.adapter {
-            Some(folder) => {
-                let files = Weights::open(Path::new(folder)).map_err(TrainError::model_file)?;
-                weights::load(engine.session(), &program, Part::Adapter, &files, folder)?;
-            }
+        match adapter.filter(|_| adapted) {
+            Some(folder) => load(&mut engine, &program, Part::Adapter, folder)?,
             None => weights::draw(engine.session(), &program, Part::Adapter, seed)?,
         }
         Ok(engine)
     }
+}
+
+/// Reads the weights of a folder.
+fn load(engine: &mut Engine, program: &Program, part: Part, folder: &Path) -> Result<()> {
+    let files = Weights::open(folder).map_err(TrainError::model_file)?;
+    weights::load(engine.session(), program, part, &files, &folder.display().to_string())
+}
+
+/// An id that no other run has: the name, the time and the process, hashed.
+fn new_run_id(name: &str) -> String {
+    let now = jiff::Timestamp::now().as_nanosecond();
+    crate::digest::of_bytes(format!("{name} {now} {}", std::process::id()).as_bytes())[..16].to_owned()
 }
 
 /// Bytes of a token in a batch: ids, positions, targets, weights, starts of documents.

@@ -24,6 +24,15 @@ impl Config {
         names.zip(self.values().into_iter().flatten()).collect::<Map<_, _>>().into()
     }
 
+    /// As [`Config::to_json`], with the choices for what is left open.
+    pub fn resolved_json(&self, reasons: &Reasons) -> Value {
+        let mut values = self.to_json();
+        for (name, reason) in reasons {
+            values[name.as_str()] = reason.value.clone();
+        }
+        values
+    }
+
     /// Every option as YAML, by sections, with a remark where the value was given by the user or chosen by a stage.
     ///
     /// # Panics

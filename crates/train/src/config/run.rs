@@ -13,12 +13,13 @@ options! {
         /// Passes over the training data. `max_steps` wins if it is set.
         num_epochs: u32 = 3, min = 1, resumable;
         /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
-        output_dir: String = "output";
+        output_dir: String = "output", resumable;
         /// Folder for checkpoints. `auto` is `output_dir`.
-        checkpoint_dir: Setting<String> = auto;
-        /// Go on from the newest checkpoint (`true`) or from the one at a path. Without a checkpoint there, warn and
-        /// start fresh.
-        resume_from_checkpoint: Resume = false, pending, resumable;
+        checkpoint_dir: Setting<String> = auto, resumable;
+        /// Go on from the checkpoint that the run in `output_dir` wrote last (`true`; without one the run starts at step
+        /// 0, and that is said), or from the one at a path. Options without ↻ must be as they were; batch size ×
+        /// accumulation may be split anew.
+        resume_from_checkpoint: Resume = false, resumable;
         /// Steps from one checkpoint to the next.
         save_steps: u64 = 50, min = 1, resumable;
         /// Checkpoints to keep. Older ones of this run are deleted.

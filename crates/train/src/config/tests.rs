@@ -316,7 +316,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("report_to: [wandb]", "`report_to: [\"wandb\"]` is not available yet"),
         ("memory_limit: 22GiB", "`memory_limit: 22GiB` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
-        ("resume_from_checkpoint: true", "`resume_from_checkpoint: true` is not available yet"),
         ("recompute_swiglu: true", "`recompute_swiglu: true` is not available yet"),
     ] {
         assert_eq!(told_messages(&format!("model: m\n{line}\n")), [message]);

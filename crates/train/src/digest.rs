@@ -1,0 +1,114 @@
+//! Digests by which a later process knows files again: BLAKE3 in hexadecimal digits.
+//!
+//! Knows bytes and names; not what a file means, with one exception: a folder that holds a list of its own
+//! files' digests is known by that list.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+
+use data::DocumentSet;
+use rayon::prelude::*;
+
+/// A file that names the digests of those beside it.
+pub const LIST: &str = "state.json";
+
+/// Bytes that are read at once.
+const BLOCK: usize = 1 << 20;
+
+/// Of bytes in memory.
+pub fn of_bytes(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+/// Of a file's content.
+pub fn of_file(path: &Path) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut reader = BufReader::with_capacity(BLOCK, File::open(path)?);
+    let mut block = vec![0; BLOCK];
+    loop {
+        match reader.read(&mut block)? {
+            0 => return Ok(hasher.finalize().to_hex().to_string()),
+            n => hasher.update(&block[..n]),
+        };
+    }
+}
+
+/// Of the regular files of a folder that `wanted` lets through: (name, bytes, digest), by name.
+pub fn of_files(folder: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<(String, u64, String)>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if fs::metadata(entry.path())?.is_file() && wanted(&name) {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    let digest = |name: String| {
+        let path = folder.join(&name);
+        Ok((name, fs::metadata(&path)?.len(), of_file(&path)?))
+    };
+    names.into_par_iter().map(digest).collect()
+}
+
+/// Of a folder as a whole: names and sizes of everything in it, and contents. Where a [`LIST`] is, its
+/// content stands for all.
+pub fn of_folder(folder: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_unstable_by_key(|entry| entry.file_name());
+    for entry in &entries {
+        let data = fs::symlink_metadata(entry.path())?;
+        let bytes = if data.is_file() { data.len() } else { 0 };
+        text += &format!("{:?} {:?} {bytes}\n", entry.file_name(), data.file_type());
+    }
+    let listed = entries.iter().any(|entry| entry.file_name() == LIST);
+    for (name, _, digest) in of_files(folder, |name| !listed || name == LIST)? {
+        text += &format!("{name} {digest}\n");
+    }
+    Ok(of_bytes(text.as_bytes()))
+}
+
+/// Of documents as the run trains on them: tokens, labels, weights and positions, in their order.
+pub fn of_documents(documents: &DocumentSet) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut bytes = Vec::new();
+    for &member in documents.members.iter() {
+        let of = documents.corpus.document(member as usize);
+        bytes.clear();
+        bytes.extend((of.ids.len() as u64).to_le_bytes());
+        bytes.extend(of.ids.iter().chain(of.labels).flat_map(|n| n.to_le_bytes()));
+        bytes.extend(of.weights.iter().flat_map(|x| x.to_le_bytes()));
+        bytes.extend(of.positions.into_iter().flatten().flat_map(|n| n.to_le_bytes()));
+        hasher.update(&bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_known_by_names_sizes_and_contents() {
+        let place = tempfile::tempdir().unwrap();
+        let digest = || of_folder(place.path()).unwrap();
+        fs::write(place.path().join("a"), "1").unwrap();
+        let first = digest();
+        assert_eq!(first, digest());
+        fs::write(place.path().join("a"), "2").unwrap();
+        assert_ne!(first, digest());
+        fs::write(place.path().join("a"), "1").unwrap();
+        assert_eq!(first, digest());
+        fs::write(place.path().join("b"), "").unwrap();
+        assert_ne!(first, digest());
+
+        fs::write(place.path().join(LIST), "digests").unwrap();
+        let listed = digest();
+        fs::write(place.path().join("a"), "2").unwrap();
+        assert_eq!(listed, digest(), "the list stands for the contents");
+        fs::write(place.path().join(LIST), "others").unwrap();
+        assert_ne!(listed, digest());
+    }
+}

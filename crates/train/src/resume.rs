@@ -1,0 +1,289 @@
+//! Going on with a run: which checkpoint, and whether the options still mean the same run.
+//!
+//! Knows checkpoints and options; how a trainer takes a state up is its own matter.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, State, step_of};
+use crate::config::{Config, Problem, Resume, rows};
+use crate::error::{Result, TrainError};
+use crate::place::Place;
+use crate::trainer::Trainer;
+use crate::written::Record;
+
+/// Options that may change as long as their product is the same: rows of a step.
+const SPLIT: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+
+/// Where a run begins.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// None: at step 0.
+    pub checkpoint: Option<Checkpoint>,
+    /// The run that is gone on with.
+    pub run_id: Option<String>,
+    /// Folders that it wrote, oldest first.
+    pub written: Vec<Record>,
+    /// What the user should know, a sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Start {
+    /// Finds the checkpoint that the options ask for.
+    ///
+    /// `true` takes the checkpoint that the run wrote last. Damaged ones are set aside under another name, and
+    /// that is said; if all are damaged, that is an error. A checkpoint that is asked for by its path must be
+    /// whole.
+    pub fn find(config: &Config, place: &Place) -> Result<Start> {
+        match &config.run.resume_from_checkpoint {
+            Resume::No => Ok(Start::default()),
+            Resume::Newest => newest(config, place),
+            Resume::From(folder) => named(config, place, Path::new(folder)),
+        }
+    }
+}
+
+fn newest(config: &Config, place: &Place) -> Result<Start> {
+    let mut start = Start::default();
+    let mut candidates: Vec<PathBuf> = match &place.earlier {
+        Some(earlier) => {
+            start.run_id = Some(earlier.run_id.clone());
+            start.written = earlier.written.clone();
+            let paths = earlier.written.iter().map(|record| record.path.clone());
+            paths.filter(|path| step_of(path).is_some() && path.exists()).collect()
+        }
+        None => adopt(config, place, &mut start)?,
+    };
+    // One path may be listed twice: before and after it was replaced.
+    candidates.reverse();
+    let mut seen = Vec::new();
+    candidates.retain(|path| !seen.contains(path) && (seen.push(path.clone()), true).1);
+    let mut damaged: Vec<(PathBuf, String)> = Vec::new();
+    for folder in candidates {
+        match Checkpoint::open(&folder) {
+            Ok(found) => {
+                for (folder, why) in &damaged {
+                    start.notes.push(set_aside(folder, why)?);
+                }
+                start.checkpoint = Some(found);
+                return Ok(start);
+            }
+            Err(why) => damaged.push((folder, why)),
+        }
+    }
+    if damaged.is_empty() {
+        let place = place.checkpoints.display();
+        start.notes.push(format!("there is no checkpoint of this run in `{place}`: it starts at step 0"));
+        return Ok(start);
+    }
+    let list: String = damaged.iter().map(|(folder, why)| format!("\n  {}: {why}", folder.display())).collect();
+    Err(TrainError::Failed(format!("every checkpoint of this run is damaged:{list}")))
+}
+
+/// Without a manifest: the checkpoints that are there, if they are of one run.
+fn adopt(config: &Config, place: &Place, start: &mut Start) -> Result<Vec<PathBuf>> {
+    let mut found: Vec<(u64, PathBuf, String)> = Vec::new();
+    for (step, path) in place.checkpoint_folders()? {
+        let text = fs::read_to_string(path.join(crate::checkpoint::STATE)).unwrap_or_default();
+        let state: Value = serde_json::from_str(&text).unwrap_or_default();
+        found.extend(state["run_id"].as_str().map(|id| (step, path, id.to_owned())));
+    }
+    let Some((_, _, run_id)) = found.first() else { return Ok(Vec::new()) };
+    if found.iter().any(|(_, _, id)| id != run_id) {
+        let message = format!("`{}` holds checkpoints of several runs", place.checkpoints.display());
+        let hint = Some("name the checkpoint: `resume_from_checkpoint: PATH`".to_owned());
+        return Err(TrainError::Config(vec![config.mistake("resume_from_checkpoint", message, hint)]));
+    }
+    start.run_id = Some(run_id.clone());
+    for (_, path, _) in &found {
+        let failed = |e| TrainError::io("read", path, e);
+        let digest = crate::digest::of_folder(path).map_err(failed)?;
+        start.written.push(Record { path: path.canonicalize().map_err(failed)?, digest });
+    }
+    Ok(found.into_iter().map(|(_, path, _)| path).collect())
+}
+
+/// A damaged checkpoint keeps its content and loses its name, which the run may need again.
+fn set_aside(folder: &Path, why: &str) -> Result<String> {
+    let name = folder.file_name().expect("a checkpoint has a name").to_string_lossy();
+    let free = |n: &u32| !folder.with_file_name(format!("damaged-{name}-{n}")).exists();
+    let number = (1..).find(free).expect("there is a free number");
+    let aside = folder.with_file_name(format!("damaged-{name}-{number}"));
+    fs::rename(folder, &aside).map_err(|e| TrainError::io("rename", folder, e))?;
+    Ok(format!("{} is damaged ({why}): it is now {} and an earlier one is taken", folder.display(), aside.display()))
+}
+
+fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
+    let mistake = |message: String, hint: Option<String>| {
+        Err(TrainError::Config(vec![config.mistake("resume_from_checkpoint", message, hint)]))
+    };
+    let checkpoint = match Checkpoint::open(folder) {
+        Ok(checkpoint) => checkpoint,
+        Err(why) => {
+            let hint = "name a folder such as `output/checkpoint-50`; `true` takes the newest that is whole";
+            return mistake(format!("`{}` is no whole checkpoint: {why}", folder.display()), Some(hint.to_owned()));
+        }
+    };
+    let mut start = Start::default();
+    match &place.earlier {
+        Some(earlier) if earlier.run_id != checkpoint.state.run_id => {
+            let message = format!("`{}` holds another run than `{}`", place.output.display(), folder.display());
+            let hint = Some("choose an empty `output_dir`, or a checkpoint of that run".to_owned());
+            return Err(TrainError::Config(vec![config.mistake("output_dir", message, hint)]));
+        }
+        Some(earlier) => {
+            start.run_id = Some(earlier.run_id.clone());
+            start.written = earlier.written.clone();
+        }
+        // Another folder: a run of its own that begins at this checkpoint.
+        None => {
+            let text = format!("this run begins at {} of the run {}", folder.display(), checkpoint.state.run);
+            start.notes.push(text);
+        }
+    }
+    start.checkpoint = Some(checkpoint);
+    Ok(start)
+}
+
+/// Whether the trainer's run is the one of the checkpoint: every option that may not change, model and data.
+/// Gives what did change, a sentence each.
+pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<String>> {
+    let resolved = trainer.config.resolved_json(&trainer.reasons());
+    let (mut problems, mut notes) = compare(&trainer.config, &resolved, &checkpoint.state);
+    let state = &checkpoint.state;
+    let hint = Some("a run goes on only with what it began with".to_owned());
+    let digest = trainer.model_digest()?.clone();
+    // Under an adapter the base weights are those of the model's folder; a run that trains them has its own.
+    let weights = trainer.plan.compile.adapter.is_some() && digest.weights != state.model.weights;
+    if digest.config != state.model.config || weights {
+        let what = if weights { "weights" } else { "`config.json`" };
+        let message = format!("the model's {what} are not those of the checkpoint");
+        problems.push(trainer.config.mistake("model", message, hint.clone()));
+    }
+    if let (Some(then), Some(now)) = (&state.data, trainer.data_digest())
+        && *then != now
+    {
+        let message = format!(
+            "the documents are not those of the checkpoint ({} then, {} now; contents are compared, too)",
+            then.documents, now.documents
+        );
+        problems.push(trainer.config.mistake("datasets", message, hint));
+    }
+    if !problems.is_empty() {
+        return Err(TrainError::Config(problems));
+    }
+    if state.surogate != env!("CARGO_PKG_VERSION") {
+        notes.push(format!(
+            "the checkpoint was written by surogate {}, this is {}",
+            state.surogate,
+            env!("CARGO_PKG_VERSION")
+        ));
+    }
+    Ok(notes)
+}
+
+impl Trainer {
+    /// Goes on at a checkpoint, before the first step. Gives what differs from it where it may, a sentence each.
+    ///
+    /// Errors: a damaged checkpoint, and one of another run: other options, model or data.
+    pub fn resume(&mut self, folder: &Path) -> Result<Vec<String>> {
+        let damaged = |why| TrainError::Usage(format!("{} is no whole checkpoint: {why}", folder.display()));
+        let checkpoint = Checkpoint::open(folder).map_err(damaged)?;
+        let notes = check(self, &checkpoint)?;
+        self.restore(&checkpoint)?;
+        Ok(notes)
+    }
+
+    /// As [`Trainer::resume`], where the options name a checkpoint.
+    pub fn resume_as_configured(&mut self) -> Result<Vec<String>> {
+        match self.config.run.resume_from_checkpoint.clone() {
+            Resume::No => Ok(Vec::new()),
+            Resume::From(folder) => self.resume(Path::new(&folder)),
+            Resume::Newest => {
+                let message = "a trainer that is driven by its caller has no folder in which to look for checkpoints";
+                let hint = Some("name one: `resume_from_checkpoint: PATH`".to_owned());
+                Err(TrainError::Config(vec![self.config.mistake("resume_from_checkpoint", message, hint)]))
+            }
+        }
+    }
+}
+
+/// The options against those of a checkpoint: problems, and what differs where it may.
+fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, Vec<String>) {
+    let (mut problems, mut notes) = (Vec::new(), Vec::new());
+    let now = Options::new(config.to_json(), resolved.clone());
+    let then = Options::new(state.options.clone(), state.resolved.clone()).with_defaults();
+    if state.task != config.task.name() {
+        let message =
+            format!("the checkpoint is of `surogate {}`, this is `surogate {}`", state.task, config.task.name());
+        problems.push(config.mistake("resume_from_checkpoint", message, None));
+    }
+    for row in rows().filter(|row| row.name != "resume_from_checkpoint") {
+        let (given, before) = (now.spelled(row.name), then.spelled(row.name));
+        if now.same(&then, row.name) || SPLIT.contains(&row.name) {
+            continue;
+        }
+        if row.changes_on_resume {
+            notes.push(format!("`{}` is {given}, it was {before}", row.name));
+        } else {
+            let message = format!("`{}` is {given}, but the checkpoint was written with {before}", row.name);
+            let hint = Some("set it back: a resumed run may only change what docs/config.md marks with ↻".to_owned());
+            problems.push(config.mistake(row.name, message, hint));
+        }
+    }
+    let rows_of = |of: &Options| SPLIT.map(|name| of.given[name].as_u64().unwrap_or(1));
+    let ([rows_now, steps_now], [rows_then, steps_then]) = (rows_of(&now), rows_of(&then));
+    if rows_now * steps_now != rows_then * steps_then {
+        let message = format!(
+            "a step has {rows_now} × {steps_now} = {} rows, but the checkpoint was written with {rows_then} × {steps_then} = {}",
+            rows_now * steps_now,
+            rows_then * steps_then
+        );
+        let hint =
+            "`per_device_train_batch_size` × `gradient_accumulation_steps` must stay the same; the split may change";
+        problems.push(config.mistake(SPLIT[0], message, Some(hint.to_owned())));
+    } else if rows_now != rows_then {
+        notes.push(format!("a step has {rows_now} × {steps_now} rows, it had {rows_then} × {steps_then}: the sums are rounded in another order"));
+    }
+    (problems, notes)
+}
+
+/// Options as given, and with what was chosen for those left open.
+struct Options {
+    given: Value,
+    resolved: Value,
+}
+
+impl Options {
+    /// Both pass through text, so that numbers are read the same way as those of a checkpoint.
+    fn new(given: Value, resolved: Value) -> Options {
+        let read = |value: Value| serde_json::from_str(&value.to_string()).expect("JSON is read as it was written");
+        Options { given: read(given), resolved: read(resolved) }
+    }
+
+    /// What an earlier version of the program did not know yet had its default.
+    fn with_defaults(mut self) -> Options {
+        for row in rows() {
+            for values in [&mut self.given, &mut self.resolved] {
+                if values.get(row.name).is_none() {
+                    values[row.name] = row.default_json();
+                }
+            }
+        }
+        self
+    }
+
+    /// The same text, or the same choice.
+    fn same(&self, other: &Options, name: &str) -> bool {
+        self.given[name] == other.given[name] || self.resolved[name] == other.resolved[name]
+    }
+
+    fn spelled(&self, name: &str) -> String {
+        match (&self.given[name], &self.resolved[name]) {
+            (given, resolved) if given == "auto" && resolved != "auto" => format!("`auto` ({resolved})"),
+            (given, _) => format!("`{}`", given.as_str().map_or_else(|| given.to_string(), str::to_owned)),
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Going on with a run that was ended: the same bits as without the end, and nothing that others wrote is touched.
+
+mod stories;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use stories::{Lines, config, device, events, names, source};
+use train::{Outcome, Result};
+
+fn merged(options: &Value, more: Value) -> Value {
+    let mut options = options.clone();
+    for (key, value) in more.as_object().unwrap() {
+        options[key] = value.clone();
+    }
+    options
+}
+
+/// A run with the options; asked to stop after so many steps of this process.
+fn run(output: &Path, options: &Value, stop_after: Option<usize>) -> (Result<Outcome>, Vec<String>) {
+    let mut observer = Lines { stop_after, ..Lines::default() };
+    let outcome = train::run(config(output, options), source(), device(), &mut observer);
+    (outcome, observer.lines)
+}
+
+fn resumed(output: &Path, options: &Value, stop_after: Option<usize>) -> (Result<Outcome>, Vec<String>) {
+    run(output, &merged(options, json!({"resume_from_checkpoint": true})), stop_after)
+}
+
+/// Everything numeric that a run leaves behind: every file of weights and states, and what was logged last for
+/// each step.
+fn trace(output: &Path, last: u64) -> (Vec<(PathBuf, Vec<u8>)>, Vec<Value>) {
+    let folders = [output.join(format!("checkpoint-{last}")), output.join("adapter"), output.join("model")];
+    let mut files = Vec::new();
+    for folder in folders.iter().filter(|folder| folder.is_dir()) {
+        for name in names(folder).into_iter().filter(|name| name.ends_with(".safetensors")) {
+            let path = folder.join(name);
+            files.push((path.strip_prefix(output).unwrap().to_owned(), fs::read(&path).unwrap()));
+        }
+    }
+    assert!(files.len() >= 3, "weights twice and states: {files:?}");
+    let mut logged: Vec<Value> = Vec::new();
+    for mut event in events(output) {
+        let kind = event["event"].clone();
+        if kind != "step" && kind != "evaluation" {
+            continue;
+        }
+        for of_time in ["seconds", "tokens_per_second"] {
+            event.as_object_mut().unwrap().remove(of_time);
+        }
+        logged.retain(|known| known["event"] != kind || known["step"] != event["step"]);
+        logged.push(event);
+    }
+    logged.sort_by_key(|event| (event["event"].to_string(), event["step"].as_u64()));
+    (files, logged)
+}
+
+/// Runs once straight through and once with an end after each of `ends` steps; both leave the same.
+fn assert_resumes(options: &Value, ends: &[usize]) {
+    let place = tempfile::tempdir().unwrap();
+    let (straight, broken) = (place.path().join("straight"), place.path().join("broken"));
+    run(&straight, options, None).0.unwrap();
+    let (outcome, _) = run(&broken, options, Some(ends[0]));
+    assert!(matches!(outcome.unwrap(), Outcome::Interrupted(_)));
+    for end in &ends[1..] {
+        assert!(matches!(resumed(&broken, options, Some(*end)).0.unwrap(), Outcome::Interrupted(_)));
+    }
+    let (outcome, lines) = resumed(&broken, options, None);
+    assert!(matches!(outcome.unwrap(), Outcome::Finished(_)));
+    assert!(lines.iter().any(|line| line.contains("going on after")), "{lines:?}");
+    let last = options["max_steps"].as_u64().unwrap();
+    let ((files, logged), (files_again, logged_again)) = (trace(&straight, last), trace(&broken, last));
+    assert_eq!(logged, logged_again, "{options}");
+    let differing: Vec<&PathBuf> =
+        files.iter().zip(&files_again).filter(|(a, b)| a != b).map(|((path, _), _)| path).collect();
+    assert!(differing.is_empty() && files.len() == files_again.len(), "{options}: {differing:?}");
+}
+
+#[test]
+fn an_adapter_goes_on_with_the_same_bits() {
+    // 20 documents: several epochs pass, and the run ends inside of one.
+    let datasets = json!([{"path": config(Path::new("x"), &json!({})).data.datasets.as_ref().unwrap()[0].path.clone(),
+        "type": "text", "samples": 20}]);
+    for changed in [
+        json!({"lora_dropout": 0.1}),
+        json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
+        json!({"torch_dtype": "bfloat16", "lora_dtype": "bfloat16"}),
+    ] {
+        let options = merged(
+            &json!({"datasets": datasets, "max_steps": 7, "eval_steps": 2, "save_steps": 2, "warmup_steps": 3}),
+            changed,
+        );
+        assert_resumes(&options, &[3, 1]);
+    }
+}
+
+#[test]
+fn a_model_goes_on_with_the_same_bits() {
+    for changed in [
+        json!({"optimizer": "adamw", "init": "random"}),
+        json!({"torch_dtype": "bfloat16", "optimizer": "adamw"}),
+        json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
+    ] {
+        let options = merged(&json!({"lora": false, "learning_rate": 1e-3, "max_steps": 5, "eval_steps": 2}), changed);
+        assert_resumes(&options, &[2]);
+    }
+}
+
+#[test]
+fn rows_of_a_step_may_be_split_anew() {
+    let place = tempfile::tempdir().unwrap();
+    let options = json!({"lora": false, "learning_rate": 1e-3, "max_steps": 6, "save_steps": 3});
+    let losses = |output: &Path| stories::losses(&events(output), "step");
+    let straight = place.path().join("straight");
+    run(&straight, &options, None).0.unwrap();
+    for (rows, steps) in [(8, 1), (1, 8)] {
+        let output = place.path().join(format!("{rows}x{steps}"));
+        run(&output, &options, Some(3)).0.unwrap();
+        let split = json!({"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps});
+        let (outcome, lines) = resumed(&output, &merged(&options, split), None);
+        outcome.unwrap();
+        assert!(lines.iter().any(|line| line.contains("it had 4 × 2")), "{lines:?}");
+        for (step, (found, expected)) in losses(&output).iter().zip(losses(&straight)).enumerate() {
+            assert!((found / expected - 1.0).abs() <= 1e-5, "{rows} × {steps}, step {step}: {found} {expected}");
+        }
+    }
+    let output = place.path().join("more");
+    run(&output, &options, Some(3)).0.unwrap();
+    let (outcome, _) = resumed(&output, &merged(&options, json!({"gradient_accumulation_steps": 3})), None);
+    let text = outcome.unwrap_err().to_string();
+    assert!(text.contains("4 × 3 = 12 rows") && text.contains("4 × 2 = 8"), "{text}");
+}
+
+#[test]
+fn only_marked_options_may_change() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let options = json!({"max_steps": 4});
+    run(&output, &options, Some(2)).0.unwrap();
+    let before = fs::read(output.join("manifest.json")).unwrap();
+    let changed = json!({"learning_rate": 2e-2, "lora_rank": 4, "save_steps": 3, "max_steps": 5});
+    let error = resumed(&output, &merged(&options, changed), None).0.unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.exit_code(), 2);
+    assert!(text.contains("`learning_rate` is `0.02`, but the checkpoint was written with `0.01`"), "{text}");
+    assert!(text.contains("`lora_rank` is `4`, but the checkpoint was written with `8`"), "{text}");
+    assert!(!text.contains("save_steps") && !text.contains("max_steps"), "{text}");
+    assert_eq!(fs::read(output.join("manifest.json")).unwrap(), before);
+
+    let datasets = json!([{"path": "examples/other.txt", "type": "text"}]);
+    let error = resumed(&output, &merged(&options, json!({"datasets": datasets})), None).0.unwrap_err().to_string();
+    assert!(error.contains("`datasets` is") || error.contains("other.txt"), "{error}");
+
+    let (outcome, lines) = resumed(&output, &merged(&options, json!({"save_steps": 3, "max_steps": 5})), None);
+    outcome.unwrap();
+    assert!(lines.iter().any(|line| line.contains("`max_steps` is `5`, it was `4`")), "{lines:?}");
+    assert!(output.join("checkpoint-5").is_dir());
+}
+
+#[test]
+fn data_that_changed_under_its_name_are_noticed() {
+    let place = tempfile::tempdir().unwrap();
+    let (output, data) = (place.path().join("out"), place.path().join("data.txt"));
+    let text = "A tale of two cities. It was the best of times, it was the worst of times. ".repeat(200);
+    fs::write(&data, &text).unwrap();
+    let options = json!({"datasets": [{"path": data, "type": "text"}], "max_steps": 4, "validation_split_ratio": 0});
+    run(&output, &options, Some(2)).0.unwrap();
+    fs::write(&data, text.replacen("cities", "cities!", 1)).unwrap();
+    let error = resumed(&output, &options, None).0.unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("the documents are not those"), "{error}");
+}
+
+#[test]
+fn without_a_checkpoint_a_run_starts_at_step_0_and_says_so() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let options = json!({"max_steps": 2});
+    let (outcome, lines) = resumed(&output, &options, None);
+    outcome.unwrap();
+    assert!(lines.iter().any(|line| line.contains("there is no checkpoint of this run")), "{lines:?}");
+    // A run that has come to its end has nothing to do but to give its result again.
+    let result = |output: &Path| fs::read(output.join("adapter/adapter_model.safetensors")).unwrap();
+    let before = result(&output);
+    let (outcome, lines) = resumed(&output, &options, None);
+    assert_eq!(outcome.unwrap(), Outcome::Finished(output.join("adapter")));
+    assert!(!lines.iter().any(|line| line.starts_with("Step ")) && result(&output) == before);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_set_aside_and_named() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let options = json!({"max_steps": 6, "save_steps": 2});
+    run(&output, &options, Some(5)).0.unwrap();
+    let damage = |step: u64, file: &str, at: usize| {
+        let path = output.join(format!("checkpoint-{step}/{file}"));
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[at] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let optimizer = output.join("checkpoint-5/optimizer.safetensors");
+    let bytes = fs::read(&optimizer).unwrap();
+    fs::write(&optimizer, &bytes[..bytes.len() / 2]).unwrap();
+    let (outcome, lines) = resumed(&output, &options, Some(1));
+    outcome.unwrap();
+    assert!(
+        lines.iter().any(|line| line.contains("checkpoint-5 is damaged (`optimizer.safetensors` has")),
+        "{lines:?}"
+    );
+    assert!(lines.iter().any(|line| line.contains("going on after 4 steps")), "{lines:?}");
+    let kept = output.join("damaged-checkpoint-5-1/optimizer.safetensors");
+    assert_eq!(fs::read(kept).unwrap().len(), bytes.len() / 2, "nothing is thrown away");
+
+    // What was asked for by its path is not replaced by something else.
+    damage(5, "adapter_model.safetensors", 200);
+    let asked = merged(&options, json!({"resume_from_checkpoint": output.join("checkpoint-5")}));
+    let error = run(&output, &asked, None).0.unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("other content than when it was written"), "{error}");
+
+    for step in [2, 4] {
+        let state = fs::read_to_string(output.join(format!("checkpoint-{step}/state.json"))).unwrap_or_default();
+        if !state.is_empty() {
+            let changed = state.replacen("\"micro_step\": ", "\"micro_step\": 1", 1);
+            fs::write(output.join(format!("checkpoint-{step}/state.json")), changed).unwrap();
+        }
+    }
+    let error = resumed(&output, &options, None).0.unwrap_err();
+    assert!(error.exit_code() == 1 && error.to_string().contains("every checkpoint of this run is damaged"), "{error}");
+    assert!(output.join("checkpoint-5").is_dir(), "nothing is set aside without something to go on from");
+}
+
+#[test]
+fn a_run_may_begin_at_a_checkpoint_of_another() {
+    let place = tempfile::tempdir().unwrap();
+    let (first, second) = (place.path().join("first"), place.path().join("second"));
+    let options = json!({"max_steps": 6, "save_steps": 2});
+    run(&first, &options, None).0.unwrap();
+    let before = names(&first);
+    let asked = merged(&options, json!({"resume_from_checkpoint": first.join("checkpoint-4")}));
+    run(&second, &asked, None).0.unwrap();
+    let result = |output: &Path| fs::read(output.join("adapter/adapter_model.safetensors")).unwrap();
+    assert_eq!(result(&first), result(&second));
+    assert_eq!(names(&first), before);
+    assert!(!second.join("checkpoint-2").exists() && second.join("checkpoint-6").is_dir());
+    let error = run(&second, &merged(&asked, json!({"run_name": "test"})), None).0.unwrap_err();
+    assert!(error.to_string().contains("holds another run than"), "{error}");
+}
+
+#[test]
+fn a_run_goes_back_to_an_earlier_checkpoint_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let options = json!({"max_steps": 6, "save_steps": 2, "save_total_limit": 3});
+    run(&output, &options, None).0.unwrap();
+    let before = trace(&output, 6);
+    let asked = merged(&options, json!({"resume_from_checkpoint": output.join("checkpoint-2")}));
+    run(&output, &asked, Some(1)).0.unwrap();
+    assert!(output.join("checkpoint-3").is_dir(), "what was written last is kept, whatever its number");
+    let (outcome, lines) = resumed(&output, &options, None);
+    outcome.unwrap();
+    assert!(lines.iter().any(|line| line.contains("going on after 3 steps")), "{lines:?}");
+    assert_eq!(trace(&output, 6), before);
+}
+
+#[test]
+fn a_folder_that_was_moved_is_still_the_runs() {
+    let place = tempfile::tempdir().unwrap();
+    let (output, moved) = (place.path().join("out"), place.path().join("moved"));
+    let options = json!({"max_steps": 6, "save_steps": 2, "save_total_limit": 2});
+    run(&output, &options, Some(4)).0.unwrap();
+    fs::rename(&output, &moved).unwrap();
+    fs::write(moved.join("checkpoint-2/note.txt"), "by hand").unwrap();
+    resumed(&moved, &options, None).0.unwrap();
+    let checkpoints: Vec<String> = names(&moved).into_iter().filter(|name| name.starts_with("checkpoint")).collect();
+    assert_eq!(
+        checkpoints,
+        ["checkpoint-2", "checkpoint-4", "checkpoint-6"],
+        "a changed one is not the run's any more"
+    );
+    assert_eq!(names(&moved).iter().filter(|name| name.starts_with("log-")).count(), 1);
+    assert!(!output.exists());
+}
+
+#[test]
+fn two_processes_do_not_write_one_run() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    fs::create_dir(&output).unwrap();
+    let held = fs::File::open(&output).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let error = run(&output, &json!({}), None).0.unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("another process is running in"), "{error}");
+    drop(held);
+    run(&output, &json!({"max_steps": 1}), None).0.unwrap();
+}
+
+#[test]
+fn a_folder_of_checkpoints_that_vanishes_ends_the_run_and_keeps_what_was_saved() {
+    let place = tempfile::tempdir().unwrap();
+    let (output, checkpoints, away) =
+        (place.path().join("out"), place.path().join("checkpoints"), place.path().join("away"));
+    struct Unmounted<'a>(&'a Path, &'a Path, usize);
+    impl train::Observer for Unmounted<'_> {
+        fn line(&mut self, _: &str) {}
+        fn interrupted(&mut self) -> bool {
+            self.2 += 1;
+            if self.2 == 3 {
+                fs::rename(self.0, self.1).unwrap();
+                fs::create_dir(self.0).unwrap();
+            }
+            false
+        }
+    }
+    let options = json!({"max_steps": 6, "save_steps": 2, "checkpoint_dir": checkpoints});
+    let mut observer = Unmounted(&checkpoints, &away, 0);
+    let error = train::run(config(&output, &options), source(), device(), &mut observer).unwrap_err();
+    assert!(error.exit_code() == 1 && error.to_string().contains("is something unmounted?"), "{error}");
+    assert_eq!((names(&checkpoints).len(), names(&away)), (0, vec!["checkpoint-2".to_owned()]));
+    fs::remove_dir(&checkpoints).unwrap();
+    fs::rename(&away, &checkpoints).unwrap();
+    let (outcome, lines) = resumed(&output, &options, None);
+    outcome.unwrap();
+    assert!(lines.iter().any(|line| line.contains("going on after 2 steps")), "{lines:?}");
+}

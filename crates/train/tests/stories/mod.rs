@@ -1,0 +1,76 @@
+//! The shipped example, a real pretrained model on real text, as a short run for tests.
+#![allow(dead_code, reason = "every test takes what it needs")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use train::config::{Config, Task};
+use train::{Device, DeviceRequest, ModelSource, Observer};
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
+}
+
+pub fn source() -> Arc<ModelSource> {
+    let ir = include_str!("../ir/stories.json");
+    Arc::new(ModelSource::open(&root().join("examples/stories/model"), ir).unwrap())
+}
+
+pub fn device() -> Arc<Device> {
+    let cpu = options::Setting::Value(train::config::Device::Cpu);
+    Arc::new(Device::open(&DeviceRequest { device: cpu, ..DeviceRequest::default() }).unwrap())
+}
+
+/// The example's options, shorter, with some of them replaced.
+pub fn config(output: &Path, replaced: &Value) -> Arc<Config> {
+    let root = root();
+    let mut options = json!({
+        "run_name": "test", "output_dir": output, "model": root.join("examples/stories/model"),
+        "datasets": [{"path": root.join("examples/stories/data/shakespeare.txt"), "type": "text", "samples": 200}],
+        "validation_split_ratio": 0.1, "sequence_len": 64, "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2, "max_steps": 12, "eval_steps": 6, "save_steps": 5, "save_total_limit": 2,
+        "optimizer": "adamw", "learning_rate": 1e-2, "lora_rank": 8, "lora_alpha": 16,
+    });
+    for (key, value) in replaced.as_object().unwrap() {
+        options[key] = value.clone();
+    }
+    Arc::new(Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap())
+}
+
+/// What a run tells; asks it to stop after so many questions.
+#[derive(Default)]
+pub struct Lines {
+    pub lines: Vec<String>,
+    pub stop_after: Option<usize>,
+    pub steps: usize,
+}
+
+impl Observer for Lines {
+    fn line(&mut self, text: &str) {
+        self.lines.push(text.to_owned());
+    }
+
+    fn interrupted(&mut self) -> bool {
+        self.steps += 1;
+        self.stop_after == Some(self.steps)
+    }
+}
+
+pub fn events(output: &Path) -> Vec<Value> {
+    let logs = std::fs::read_dir(output).unwrap().map(|entry| entry.unwrap().path());
+    let log =
+        logs.into_iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("log-test-")).unwrap();
+    std::fs::read_to_string(log).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+pub fn losses(events: &[Value], kind: &str) -> Vec<f64> {
+    events.iter().filter(|e| e["event"] == kind).map(|e| e["loss"].as_f64().unwrap()).collect()
+}
+
+pub fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}

@@ -62,6 +62,9 @@ pub fn compile_call(
             outputs: named_outputs,
         }],
         memory: Vec::new(),
+        activations: Vec::new(),
+        phases: Vec::new(),
+        plan: Vec::new(),
         seed: 0,
     }
 }

@@ -11,6 +11,7 @@ pub mod memory;
 mod options;
 mod pass;
 mod passes;
+mod plan;
 mod recipes;
 mod update;
 
@@ -21,7 +22,7 @@ use thiserror::Error;
 pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
 pub use autodiff::differentiate;
 pub use call::compile_call;
-pub use options::{CompileOptions, OptimizerKind, OptimizerOptions, Training};
+pub use options::{CompileOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training};
 pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 
@@ -39,12 +40,17 @@ pub enum CompileError {
     Options(String),
     /// The plan needs more memory than there is.
     #[error(
-        "the plan needs {:.2} GiB ({needed} bytes), the machine has {:.2} GiB; fewer or shorter rows in a micro-batch, or LoRA, \
-         lower it",
+        "the smallest plan needs {:.2} GiB ({needed} bytes), {} {:.2} GiB",
         *.needed as f64 / GIB,
+        if *.limited { "`memory_limit` allows" } else { "the machine has" },
         *.available as f64 / GIB
     )]
-    DoesNotFit { needed: usize, available: usize },
+    DoesNotFit {
+        needed: usize,
+        available: usize,
+        /// The limit is the user's, not the machine's.
+        limited: bool,
+    },
 }
 
 /// Compiles every entry that the options ask for over one arena plan.
@@ -66,7 +72,9 @@ pub fn compile_observed(
             graphs.push((kind, *variant, entry_graph(model, options, machine, kind, *variant, passes)?));
         }
     }
-    lower::program(&model.architecture, graphs, options, machine)
+    // What is kept, computed again, or done in parts. Nothing may share computations after it.
+    let plan = plan::decide(&mut graphs, options, machine)?;
+    lower::program(&model.architecture, graphs, plan, options, machine)
 }
 
 /// The graph of one entry, ready to be lowered.

@@ -3,17 +3,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use graph::{Graph, Node, Parameter, ParameterId, Phase, ValueId};
+use graph::{Graph, Node, Parameter, ParameterId, ValueId};
 use ops::{Class, LowerCall, Lowered};
 use program::{
     Arena, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId, Launch,
-    Machine, MemoryLine, Program, Provenance, Step, TensorRef, Variant, scalar,
+    Machine, MemoryLine, PlanLine, Program, Provenance, Step, TensorRef, Variant, scalar,
 };
 use tensor::{Attrs, DType};
 
 use crate::memory::{
-    ALIGNMENT_BYTES, Fixed, Interval, ParameterPlan, Placement, Shadow, align, dtype_of, pack, place, plan_parameters,
-    shadow_adapters,
+    ALIGNMENT_BYTES, Buffers, Fixed, ParameterPlan, Usage, align, dtype_of, place, plan_parameters, shadow_adapters,
 };
 use crate::{CompileError, CompileOptions, update};
 
@@ -49,6 +48,9 @@ const SCALARS: &[(&str, DType)] = &[
 /// Bytes from scalar to scalar.
 const SCALAR_STRIDE: usize = 16;
 
+/// Bytes of their arena.
+pub(crate) const SCALAR_BYTES: usize = SCALARS.len() * SCALAR_STRIDE;
+
 pub(crate) fn scalar_ref(name: &str) -> TensorRef {
     let index = SCALARS.iter().position(|(n, _)| *n == name).expect("the scalars are a fixed list");
     TensorRef::dense(arena::SCALARS, index * SCALAR_STRIDE, SCALARS[index].1, [1])
@@ -61,8 +63,12 @@ pub(crate) struct Lowering<'a> {
     kernel_ids: HashMap<Kernel, KernelId>,
     pub constants: Vec<Constant>,
     constants_end: usize,
-    batch_bytes: usize,
+    pub batch_bytes: usize,
     activation_bytes: usize,
+    /// What the activation arena holds at its fullest.
+    activations: Vec<MemoryLine>,
+    phases: Vec<MemoryLine>,
+    plan: Vec<PlanLine>,
 }
 
 impl<'a> Lowering<'a> {
@@ -75,6 +81,27 @@ impl<'a> Lowering<'a> {
             constants_end: 0,
             batch_bytes: 0,
             activation_bytes: 0,
+            activations: Vec::new(),
+            phases: Vec::new(),
+            plan: Vec::new(),
+        }
+    }
+
+    /// Bytes of the constants so far.
+    pub fn constant_bytes(&self) -> usize {
+        self.constants_end
+    }
+
+    /// Takes an entry's use of the activation arena into the plan.
+    fn uses(&mut self, usage: Usage, bytes: usize) {
+        if bytes >= self.activation_bytes {
+            (self.activation_bytes, self.activations) = (bytes, usage.fullest);
+        }
+        for line in usage.phases {
+            match self.phases.iter_mut().find(|known| known.class == line.class) {
+                Some(known) => known.bytes = known.bytes.max(line.bytes),
+                None => self.phases.push(line),
+            }
         }
     }
 
@@ -116,7 +143,11 @@ impl<'a> Lowering<'a> {
         }
         let call = LowerCall { inputs, outputs, attrs, machine: self.machine, documents: Documents::Rows };
         let bytes = op.scratch(&call);
-        self.activation_bytes = self.activation_bytes.max(align(bytes, ALIGNMENT_BYTES));
+        let line = |class: &str| MemoryLine { class: class.into(), bytes, note: String::new() };
+        let usage = Usage { fullest: vec![line("workspace")], phases: vec![line("update")] };
+        if bytes > 0 {
+            self.uses(usage, align(bytes, ALIGNMENT_BYTES));
+        }
         (bytes > 0).then(|| TensorRef::dense(arena::ACTIVATIONS, 0, DType::U8, [bytes]))
     }
 
@@ -169,12 +200,14 @@ impl<'a> Lowering<'a> {
 pub(crate) fn program(
     name: &str,
     graphs: Vec<(EntryKind, Variant, Graph)>,
+    plan: Vec<PlanLine>,
     options: &CompileOptions,
     machine: &Machine,
 ) -> Result<Program, CompileError> {
     let table = &graphs.first().expect("at least one entry is asked for").2;
     let parameters = plan_parameters(table, options);
     let mut lowering = Lowering::new(machine);
+    lowering.plan = plan;
     let mut entries = Vec::new();
     for (kind, variant, graph) in &graphs {
         assert!(same_table(graph, table), "all entries share one parameter table");
@@ -191,8 +224,9 @@ pub(crate) fn program(
     }
     let program = assemble(name, entries, parameters, lowering, options);
     let needed: usize = program.memory.iter().map(|line| line.bytes).sum();
-    if needed > machine.memory {
-        return Err(CompileError::DoesNotFit { needed, available: machine.memory });
+    let available = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
+    if needed > available {
+        return Err(CompileError::DoesNotFit { needed, available, limited: available < machine.memory });
     }
     Ok(program)
 }
@@ -218,7 +252,7 @@ fn assemble(
         (ArenaKind::Gradients, parameters.gradients_bytes, "f32 gradients of what is trained"),
         (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states"),
         (ArenaKind::Batch, lowering.batch_bytes, "batch tensors"),
-        (ArenaKind::Scalars, SCALARS.len() * SCALAR_STRIDE, "step scalars"),
+        (ArenaKind::Scalars, SCALAR_BYTES, "step scalars"),
         (ArenaKind::Constants, lowering.constants_end, "tables computed while compiling"),
         (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
     ];
@@ -243,12 +277,15 @@ fn assemble(
         kernels: lowering.kernels,
         entries,
         memory,
+        activations: lowering.activations,
+        phases: lowering.phases,
+        plan: lowering.plan,
         seed: options.seed,
     }
 }
 
 /// Places that are known before the walk over the graph.
-fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: &mut Lowering<'_>) -> Fixed {
+pub(crate) fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: &mut Lowering<'_>) -> Fixed {
     let mut fixed = Fixed::new();
     let mut batch_end = 0;
     for id in &graph.inputs {
@@ -323,10 +360,9 @@ fn entry(
     let fixed = fixed_places(graph, parameters, lowering);
     let mut placement = place(graph, &fixed);
     let shadow = shadow_adapters(graph, &mut placement);
-    let scratch = scratch_sizes(graph, &placement, lowering.machine, variant.documents);
-    let (offsets, scratch_offsets, bytes) = plan_buffers(graph, &placement, shadow.as_ref(), &scratch);
-    lowering.activation_bytes = lowering.activation_bytes.max(bytes);
-    let resolve = |t: &TensorRef| placement.resolve(t, arena::ACTIVATIONS, &offsets);
+    let buffers = Buffers::plan(graph, &placement, shadow.as_ref(), lowering.machine, variant.documents);
+    lowering.uses(buffers.usage(graph, kind), buffers.bytes);
+    let resolve = |t: &TensorRef| placement.resolve(t, arena::ACTIVATIONS, &buffers.offsets);
     let at = |id: &ValueId| resolve(placement.get(*id).expect("every value was placed"));
     let accumulating = accumulating(graph, kind);
 
@@ -353,8 +389,8 @@ fn entry(
             assert!(supported, "`{}` computes a gradient or a sum but cannot accumulate", node.op);
             attrs = attrs.with("accumulate", true);
         }
-        let scratch = scratch_offsets[index]
-            .map(|offset| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [scratch[index]]));
+        let scratch = buffers.scratch[index]
+            .map(|(offset, bytes)| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [bytes]));
         let inputs = node.inputs.iter().map(at).collect();
         let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
         steps.push(Step { instruction, provenance: provenance(node), cost });
@@ -375,71 +411,5 @@ fn copy(from: TensorRef, to: TensorRef, provenance: Provenance) -> Step {
 }
 
 fn provenance(node: &Node) -> Provenance {
-    Provenance {
-        op: node.op.clone(),
-        phase: if node.phase == Phase::Forward { "forward" } else { "backward" },
-        layer: node.layer,
-        at: node.at.clone(),
-    }
-}
-
-fn scratch_sizes(graph: &Graph, placement: &Placement, machine: &Machine, documents: Documents) -> Vec<usize> {
-    let at = |id: &ValueId| placement.get(*id).expect("every value was placed").clone();
-    let size = |node: &Node| {
-        let op = ops::find(&node.op).expect("the verifier knows every operation");
-        if op.class() == Class::View || machine.arch == program::Arch::Cpu {
-            return 0;
-        }
-        let inputs: Vec<TensorRef> = node.inputs.iter().map(at).collect();
-        let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
-        op.scratch(&LowerCall { inputs: &inputs, outputs: &outputs, attrs: &node.attrs, machine, documents })
-    };
-    graph.nodes.iter().map(size).collect()
-}
-
-/// Offsets of all buffers and of each node's scratch memory, and the size of the arena.
-fn plan_buffers(
-    graph: &Graph,
-    placement: &Placement,
-    shadow: Option<&Shadow>,
-    scratch: &[usize],
-) -> (Vec<usize>, Vec<Option<usize>>, usize) {
-    let mut lives: Vec<Option<(usize, usize)>> = vec![None; placement.buffers.len()];
-    let mut touch = |id: ValueId, index: usize| {
-        let tensor = placement.get(id).expect("every value was placed");
-        if let Some(buffer) = placement.buffer_of(tensor) {
-            let life = lives[buffer].get_or_insert((index, index));
-            *life = (life.0.min(index), life.1.max(index));
-        }
-    };
-    for (index, node) in graph.nodes.iter().enumerate() {
-        node.inputs.iter().chain(&node.outputs).for_each(|id| touch(*id, index));
-    }
-    for (_, id) in &graph.outputs {
-        touch(*id, graph.nodes.len());
-    }
-    if let Some(buffer) = shadow.and_then(|s| placement.buffer_of(&s.to)) {
-        // Filled before the first node.
-        lives[buffer].as_mut().expect("a shadow is read").0 = 0;
-    }
-    let mut intervals: Vec<Interval> = placement
-        .buffers
-        .iter()
-        .zip(&lives)
-        .map(|(bytes, life)| {
-            // What a shadow replaces leaves its buffer without a use.
-            let bytes = if life.is_some() { *bytes } else { 0 };
-            let (first, last) = life.unwrap_or_default();
-            Interval { bytes, first, last }
-        })
-        .collect();
-    let scratched: Vec<usize> = (0..scratch.len()).filter(|i| scratch[*i] > 0).collect();
-    intervals.extend(scratched.iter().map(|i| Interval { bytes: scratch[*i], first: *i, last: *i }));
-    let (mut offsets, bytes) = pack(&intervals);
-    let scratch_offsets = offsets.split_off(placement.buffers.len());
-    let mut by_node = vec![None; scratch.len()];
-    for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
-        by_node[node] = Some(offset);
-    }
-    (offsets, by_node, bytes)
+    Provenance { op: node.op.clone(), phase: node.phase.name(), layer: node.layer, at: node.at.clone() }
 }

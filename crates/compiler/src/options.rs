@@ -27,6 +27,40 @@ pub struct CompileOptions {
     pub outputs: Vec<String>,
     /// Key of all random numbers.
     pub seed: u64,
+    /// What may be decided about memory.
+    pub plan: PlanOptions,
+}
+
+/// What the plan may decide, and what is decided already. `None` leaves it to the plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PlanOptions {
+    pub recompute: RecomputeOptions,
+    /// Parts of the output head and its loss, at most one for each token.
+    pub head_chunks: Option<usize>,
+    /// Parts of the attention's backward pass, at most one for each row and key head.
+    pub attention_chunks: Option<usize>,
+    /// Most bytes of the whole plan, where that is less than the machine has.
+    pub memory_limit: Option<usize>,
+}
+
+/// Parts of a layer that the backward pass computes again (`Some(true)`) or finds kept
+/// (`Some(false)`). A whole includes its parts; contradictions are the caller's to refuse.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RecomputeOptions {
+    /// Element-wise work of the feed-forward part.
+    pub swiglu: Option<bool>,
+    /// Norms between the parts.
+    pub rmsnorm: Option<bool>,
+    /// The whole feed-forward part.
+    pub ffn: Option<bool>,
+    /// Everything before the attention itself: projections, norms of heads, rotation.
+    pub qkv: Option<bool>,
+    /// The whole attention part.
+    pub att: Option<bool>,
+    /// The whole layer, from the residual stream that enters it.
+    pub block: Option<bool>,
+    /// With adapters, the norms' outputs: what the adapters read.
+    pub lora: Option<bool>,
 }
 
 /// What is trained and how.

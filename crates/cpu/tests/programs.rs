@@ -34,6 +34,9 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
             outputs: vec![],
         }],
         memory: vec![],
+        activations: vec![],
+        phases: vec![],
+        plan: vec![],
         seed: 0,
     }
 }

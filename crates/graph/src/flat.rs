@@ -35,11 +35,23 @@ pub struct Value {
     pub origin: Origin,
 }
 
-/// Which half of the step a node belongs to.
+/// Which part of the step a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     Forward,
+    /// A forward node done again for the backward pass, which then needs nothing kept for it.
+    Recompute,
     Backward,
+}
+
+impl Phase {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Recompute => "recompute",
+            Phase::Backward => "backward",
+        }
+    }
 }
 
 /// One operation on values.
@@ -90,6 +102,8 @@ pub struct Graph {
     /// Contributions to parameter gradients, in the order in which they are computed. A parameter
     /// that is used twice has two rows; they are summed in this order.
     pub gradients: Vec<(ParameterId, ValueId)>,
+    /// Values that enter an iteration of a repeat from the one before it: the residual stream.
+    pub carried: Vec<ValueId>,
 }
 
 impl Graph {

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::flat::{Graph, Node, Phase, ValueId};
+use crate::flat::{Graph, Node, ValueId};
 
 impl Graph {
     /// One line of the text form.
@@ -80,8 +80,7 @@ impl fmt::Display for Graph {
 
 fn write_run(f: &mut fmt::Formatter<'_>, graph: &Graph, run: &[Node]) -> fmt::Result {
     if let Some(layer) = run[0].layer {
-        let phase = if run[0].phase == Phase::Forward { "forward" } else { "backward" };
-        writeln!(f, "  layer {layer}, {phase}:")?;
+        writeln!(f, "  layer {layer}, {}:", run[0].phase.name())?;
     }
     let indent = if run[0].layer.is_some() { "    " } else { "  " };
     for node in run {

@@ -128,6 +128,8 @@ macro_rules! reference {
 pub struct Fusion {
     pub first: &'static str,
     pub second: &'static str,
+    /// How many inputs `first` takes.
+    pub first_inputs: usize,
     /// Which input of `second` is the first output of `first`.
     pub operand: usize,
     /// Fuse even if other operations read the intermediate value (the fused operation writes it).

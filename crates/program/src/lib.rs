@@ -21,4 +21,4 @@ pub use instruction::{
 pub use machine::{Arch, Machine};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};
 pub use parameter::{Initializer, OptimizerState, ParameterSlot};
-pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};
+pub use program::{Constant, Entry, EntryKind, PlanLine, Program, Variant, scalar};

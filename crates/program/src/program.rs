@@ -89,6 +89,25 @@ pub struct Constant {
     pub value: HostTensor,
 }
 
+/// What the plan did with a part of the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanLine {
+    /// The entry and the shape of its batches that the decision is for.
+    pub kind: EntryKind,
+    pub variant: Variant,
+    /// Part of the model.
+    pub part: String,
+    /// Layers, as `0–27`; empty for what stands outside of them.
+    pub layers: String,
+    /// `kept`, `computed again`, or the number of parts.
+    pub decision: String,
+    /// Bytes that are kept for the backward pass or, computed again, need not be.
+    pub bytes: usize,
+    /// What computing again costs, seconds at the machine's ceilings.
+    pub seconds: f64,
+    pub reason: String,
+}
+
 /// A compiled step for one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
@@ -103,6 +122,12 @@ pub struct Program {
     pub entries: Vec<Entry>,
     /// The memory plan, line by line; the sum is what the run will use.
     pub memory: Vec<MemoryLine>,
+    /// What the activation arena holds at its fullest; the sum is the arena.
+    pub activations: Vec<MemoryLine>,
+    /// Most bytes of the activation arena in use, by phase.
+    pub phases: Vec<MemoryLine>,
+    /// What was decided about memory, and why.
+    pub plan: Vec<PlanLine>,
     /// Key of the run's random numbers.
     pub seed: u64,
 }

@@ -96,7 +96,7 @@ pub fn preview(
         if what == "graph" {
             return Ok(train::preview::graph(&config.config, &source, &machine)?.to_string());
         }
-        let preview = Preview::new(&config.config, &source, &machine)?;
+        let preview = Preview::advised(&config.config, &source, &machine)?;
         Ok(match what {
             "program" => preview.program.to_string(),
             "memory" => preview.memory_text(),

@@ -4,6 +4,7 @@
 //! Invariant: no single operation and no type of a device driver is known here; `device.rs` alone
 //! chooses between the backends.
 
+mod advice;
 mod checkpoint;
 pub mod config;
 pub mod conformance;

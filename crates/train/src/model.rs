@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, Training};
+use compiler::{AdapterOptions, CompileOptions, PlanOptions, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use program::{Choices, EntryKind, scalar};
@@ -66,6 +66,7 @@ impl Model {
             forward: true,
             outputs: vec![LOGITS.to_owned()],
             seed: 0,
+            plan: PlanOptions::default(),
         };
         Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None })
     }

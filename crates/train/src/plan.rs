@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compiler::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+use compiler::{
+    AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training,
+};
 use data::safetensors::Weights;
 use options::Setting;
 use serde_json::json;
@@ -54,8 +56,38 @@ impl Plan {
             forward: false,
             outputs: Vec::new(),
             seed: config.data.train_seed,
+            plan: memory_options(config),
         };
         Ok(Plan { compile, sequence_len, reasons, notes })
+    }
+}
+
+/// What the options say about memory; what they leave open the compiler decides.
+fn memory_options(config: &Config) -> PlanOptions {
+    let asked = |setting: Setting<bool>| match setting {
+        Setting::Value(on) => Some(on),
+        Setting::Auto => None,
+    };
+    let parts = |setting: Setting<u32>| match setting {
+        Setting::Value(parts) => Some(parts as usize),
+        Setting::Auto => None,
+    };
+    let of = &config.recompute;
+    // What the adapters read can be computed again only from inside the layer.
+    let needs_block = config.lora.lora && asked(of.recompute_lora) == Some(true);
+    PlanOptions {
+        recompute: RecomputeOptions {
+            swiglu: asked(of.recompute_swiglu),
+            rmsnorm: asked(of.recompute_rmsnorm),
+            ffn: asked(of.recompute_ffn),
+            qkv: asked(of.recompute_qkv),
+            att: asked(of.recompute_att),
+            block: asked(of.recompute_block).or(needs_block.then_some(true)),
+            lora: asked(of.recompute_lora),
+        },
+        head_chunks: parts(config.memory.lmhead_chunks),
+        attention_chunks: parts(config.memory.attn_bwd_chunks),
+        memory_limit: config.offload.memory_limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
     }
 }
 

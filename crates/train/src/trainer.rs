@@ -11,6 +11,7 @@ use data::{Batch, IGNORE, Position};
 use program::{Choices, EntryKind, Program, Variant, scalar};
 use serde::{Deserialize, Serialize};
 
+use crate::advice::with_advice;
 use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest};
 use crate::config::{Config, Init};
 use crate::device::Device;
@@ -284,7 +285,8 @@ impl Trainer {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let none = Choices::new();
         let choices = from.map_or(&none, |checkpoint| &checkpoint.state.choices);
-        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)?;
+        let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine);
+        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices).map_err(advise)?;
         let program = engine.program().clone();
         let seed = self.config.data.train_seed;
         let adapted = self.plan.compile.adapter.is_some();

@@ -1,14 +1,15 @@
 //! The exact memory plan: where every parameter, every value and every scratch buffer lies.
 
+mod buffers;
 mod intervals;
 mod parameters;
 mod place;
 mod shadow;
 
-pub(crate) use intervals::{Interval, pack};
+pub(crate) use buffers::{Buffers, Usage};
 pub(crate) use parameters::{ParameterPlan, Run, plan_parameters};
-pub(crate) use place::{Fixed, Placement, dtype_of, place};
-pub(crate) use shadow::{Shadow, shadow_adapters};
+pub(crate) use place::{Fixed, dtype_of, place};
+pub(crate) use shadow::shadow_adapters;
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
 /// optimizer, and the granule of sharding.

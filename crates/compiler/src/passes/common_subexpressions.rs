@@ -29,6 +29,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     for (_, id) in graph.gradients.iter_mut() {
         *id = *replacement.get(id).unwrap_or(id);
     }
+    replace(&mut graph.carried, &replacement);
     Ok(())
 }
 

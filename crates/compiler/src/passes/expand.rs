@@ -108,6 +108,7 @@ impl Expansion<'_> {
             for (Carry { inside, .. }, value) in repeat.carry.iter().zip(&state) {
                 scope.insert(inside.clone(), *value);
             }
+            self.graph.carried.extend(&state);
             self.parameters(&repeat.block.parameters, Some(layer), &mut scope)?;
             for node in &repeat.block.nodes {
                 self.node(node, Some(layer), &mut scope)?;

@@ -42,6 +42,7 @@ pub fn options() -> CompileOptions {
         forward: false,
         outputs: vec!["token_loss".into()],
         seed: 7,
+        plan: Default::default(),
     }
 }
 

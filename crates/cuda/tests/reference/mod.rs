@@ -65,6 +65,9 @@ impl Layout {
             kernels,
             entries: vec![entry],
             memory: vec![],
+            activations: vec![],
+            phases: vec![],
+            plan: vec![],
             seed: 0,
         })
     }

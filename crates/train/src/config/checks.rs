@@ -53,11 +53,23 @@ fn check_recompute(config: &Config, reader: &mut Reader) {
         ("recompute_att", of.recompute_att, "recompute_block", of.recompute_block),
         ("recompute_rmsnorm", of.recompute_rmsnorm, "recompute_block", of.recompute_block),
     ];
-    for (part, part_value, whole, whole_value) in parts {
+    // Over a whole that is left open a part is told against the layer.
+    let inner = [
+        ("recompute_swiglu", of.recompute_swiglu, of.recompute_ffn),
+        ("recompute_qkv", of.recompute_qkv, of.recompute_att),
+    ];
+    let open = inner.into_iter().filter(|(_, _, whole)| whole.is_auto());
+    let over_open = open.map(|(part, value, _)| (part, value, "recompute_block", of.recompute_block));
+    for (part, part_value, whole, whole_value) in parts.into_iter().chain(over_open) {
         if (part_value, whole_value) == (Setting::Value(false), Setting::Value(true)) {
             let message = format!("`{part}: false` contradicts `{whole}: true`, which includes it");
             reader.report(part, message, Some(format!("remove one of `{part}` and `{whole}`")));
         }
+    }
+    let memory_limit = config.offload.memory_limit.map(|limit| limit.0);
+    if memory_limit == Some(0) && !reader.is_faulty("memory_limit") {
+        let hint = Some("leave it out to use all memory".to_string());
+        reader.report("memory_limit", "`memory_limit: 0` leaves no room for anything", hint);
     }
     if (of.recompute_lora, of.recompute_block) == (Setting::Value(true), Setting::Value(false)) {
         report_need(reader, "recompute_lora", "recompute_block", "true");

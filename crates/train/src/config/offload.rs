@@ -22,7 +22,7 @@ options! {
         use_zero_copy: bool = false, pending, resumable;
         /// Permission to use write-combined host memory, which the GPU reads faster and the CPU slower.
         use_write_combined: bool = false, resumable;
-        /// Most device memory that the plan may use, such as `22GiB`.
-        memory_limit: Option<options::ByteSize> = null, pending, resumable;
+        /// Most memory that the plan may use, such as `22GiB`: of the GPU, or of the host where the run is on the CPU.
+        memory_limit: Option<options::ByteSize> = null, resumable;
     }
 }

@@ -102,7 +102,7 @@ impl Op for AddRmsNorm {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion { first: "add", second: "rmsnorm", operand: 0, keeps_intermediate: true }]
+        vec![Fusion { first: "add", first_inputs: 2, second: "rmsnorm", operand: 0, keeps_intermediate: true }]
     }
 }
 
@@ -178,7 +178,13 @@ impl Op for RmsNormBackwardAdd {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        let onto = |operand| Fusion { first: "rmsnorm_backward", second: "add", operand, keeps_intermediate: false };
+        let onto = |operand| Fusion {
+            first: "rmsnorm_backward",
+            first_inputs: 4,
+            second: "add",
+            operand,
+            keeps_intermediate: false,
+        };
         vec![onto(0), onto(1)]
     }
 }

@@ -1,0 +1,158 @@
+//! The activation arena of one entry: how long every buffer lives, where it lies, and what the
+//! arena holds when it is fullest.
+
+use graph::{Graph, Phase, ValueId};
+use ops::{Class, LowerCall};
+use program::{Documents, EntryKind, Machine, MemoryLine, TensorRef};
+
+use super::intervals::{Interval, pack};
+use super::place::Placement;
+use super::shadow::Shadow;
+
+/// What a buffer is there for: the lines of the plan below `activations`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Kept,
+    Passing,
+    Adapters,
+    Workspace,
+}
+
+impl Purpose {
+    const ALL: [Purpose; 4] = [Purpose::Kept, Purpose::Passing, Purpose::Adapters, Purpose::Workspace];
+
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Purpose::Kept => ("kept", "what the forward pass keeps for the backward pass"),
+            Purpose::Passing => ("passing", "values between neighbouring operations"),
+            Purpose::Adapters => ("adapters", "LoRA matrices in the type of the products"),
+            Purpose::Workspace => ("workspace", "scratch memory of single operations"),
+        }
+    }
+}
+
+/// The arena of one entry.
+pub(crate) struct Buffers {
+    /// By buffer of the placement.
+    pub offsets: Vec<usize>,
+    /// By node: offset and bytes of its scratch memory.
+    pub scratch: Vec<Option<(usize, usize)>>,
+    /// Bytes of the arena.
+    pub bytes: usize,
+    intervals: Vec<(Interval, Purpose)>,
+}
+
+/// How an entry uses the activation arena.
+pub(crate) struct Usage {
+    /// What lies in it at its fullest; the sum is its size.
+    pub fullest: Vec<MemoryLine>,
+    /// Most bytes in use in each phase.
+    pub phases: Vec<MemoryLine>,
+}
+
+impl Buffers {
+    pub fn plan(
+        graph: &Graph,
+        placement: &Placement,
+        shadow: Option<&Shadow>,
+        machine: &Machine,
+        documents: Documents,
+    ) -> Buffers {
+        let mut intervals = lives(graph, placement, shadow);
+        let sizes = scratch_sizes(graph, placement, machine, documents);
+        let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
+        let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
+        intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
+        let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
+        let (mut offsets, bytes) = pack(&plain);
+        let scratch_offsets = offsets.split_off(placement.buffers.len());
+        let mut scratch = vec![None; sizes.len()];
+        for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
+            scratch[node] = Some((offset, sizes[node]));
+        }
+        Buffers { offsets, scratch, bytes, intervals }
+    }
+
+    /// What lies in the arena when, for the lines of the plan.
+    pub fn usage(&self, graph: &Graph, kind: EntryKind) -> Usage {
+        let nodes = graph.nodes.len();
+        let mut live = vec![[0usize; Purpose::ALL.len()]; nodes + 1];
+        for (interval, purpose) in &self.intervals {
+            let moments = live.iter_mut().take(interval.last + 1).skip(interval.first);
+            moments.for_each(|moment| moment[*purpose as usize] += interval.bytes);
+        }
+        let total = |moment: &[usize; Purpose::ALL.len()]| moment.iter().sum::<usize>();
+        let fullest = live.iter().max_by_key(|moment| total(moment)).expect("there is at least one moment");
+        let line = |class: &str, bytes: usize, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
+        let mut lines: Vec<MemoryLine> = Purpose::ALL
+            .iter()
+            .map(|purpose| line(purpose.words().0, fullest[*purpose as usize], purpose.words().1))
+            .filter(|line| line.bytes > 0)
+            .collect();
+        lines.push(line("gaps", self.bytes - total(fullest), "alignment, and holes that no buffer fits"));
+        let trains = kind == EntryKind::FirstMicroStep || kind == EntryKind::NextMicroStep;
+        let mut phases: Vec<MemoryLine> = Vec::new();
+        for (node, moment) in graph.nodes.iter().zip(&live) {
+            let name = match node.phase {
+                _ if !trains => kind.name(),
+                Phase::Forward => Phase::Forward.name(),
+                Phase::Recompute | Phase::Backward => Phase::Backward.name(),
+            };
+            match phases.iter_mut().find(|known| known.class == name) {
+                Some(known) => known.bytes = known.bytes.max(total(moment)),
+                None => phases.push(line(name, total(moment), "")),
+            }
+        }
+        Usage { fullest: lines, phases }
+    }
+}
+
+/// Life and purpose of every buffer of the placement.
+fn lives(graph: &Graph, placement: &Placement, shadow: Option<&Shadow>) -> Vec<(Interval, Purpose)> {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; placement.buffers.len()];
+    let mut touch = |id: ValueId, index: usize| {
+        let tensor = placement.get(id).expect("every value was placed");
+        if let Some(buffer) = placement.buffer_of(tensor) {
+            let life = lives[buffer].get_or_insert((index, index));
+            *life = (life.0.min(index), life.1.max(index));
+        }
+    };
+    for (index, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().chain(&node.outputs).for_each(|id| touch(*id, index));
+    }
+    for (_, id) in &graph.outputs {
+        touch(*id, graph.nodes.len());
+    }
+    let shadow = shadow.and_then(|shadow| placement.buffer_of(&shadow.to));
+    if let Some(buffer) = shadow {
+        // Filled before the first node.
+        lives[buffer].as_mut().expect("a shadow is read").0 = 0;
+    }
+    let forward = |index: usize| graph.nodes.get(index).is_none_or(|node| node.phase == Phase::Forward);
+    let of_buffer = |(index, (bytes, life)): (usize, (&usize, &Option<(usize, usize)>))| {
+        // What a shadow replaces leaves its buffer without a use.
+        let bytes = if life.is_some() { *bytes } else { 0 };
+        let (first, last) = life.unwrap_or_default();
+        let purpose = match () {
+            () if shadow == Some(index) => Purpose::Adapters,
+            () if forward(first) && !forward(last) => Purpose::Kept,
+            () => Purpose::Passing,
+        };
+        (Interval { bytes, first, last }, purpose)
+    };
+    placement.buffers.iter().zip(&lives).enumerate().map(of_buffer).collect()
+}
+
+fn scratch_sizes(graph: &Graph, placement: &Placement, machine: &Machine, documents: Documents) -> Vec<usize> {
+    let at = |id: &ValueId| placement.get(*id).expect("every value was placed").clone();
+    let size = |node: &graph::Node| {
+        let op = ops::find(&node.op).expect("the verifier knows every operation");
+        if op.class() == Class::View || machine.arch == program::Arch::Cpu {
+            return 0;
+        }
+        let inputs: Vec<TensorRef> = node.inputs.iter().map(at).collect();
+        let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
+        op.scratch(&LowerCall { inputs: &inputs, outputs: &outputs, attrs: &node.attrs, machine, documents })
+    };
+    graph.nodes.iter().map(size).collect()
+}

@@ -1,0 +1,165 @@
+//! What of a layer can be computed again, in steps from cheap to dear. Regions come from the model
+//! (`attention`, `mlp`), the rest from the operations' classes; no operation is known by name.
+
+use graph::{Graph, Node, Phase};
+use ops::Class;
+
+use crate::options::RecomputeOptions;
+
+/// A part of a layer. In the order in which the plan reaches for them: bytes freed for the time that
+/// they cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// Norms of the residual stream.
+    Norms,
+    /// Element-wise work of the feed-forward part.
+    Activation,
+    /// Norms of heads and rotation.
+    Rotation,
+    /// Products of the feed-forward part.
+    FeedForward,
+    /// Projections to queries, keys and values.
+    Projections,
+    /// The attention itself and what follows it inside its region.
+    Attention,
+    /// Everything else of the layer: sums of the residual stream.
+    Residual,
+}
+
+impl Part {
+    pub const ALL: [Part; 7] = [
+        Part::Norms,
+        Part::Activation,
+        Part::Rotation,
+        Part::FeedForward,
+        Part::Projections,
+        Part::Attention,
+        Part::Residual,
+    ];
+
+    /// For the plan's table.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Part::Norms => "norms",
+            Part::Activation => "feed-forward activation",
+            Part::Rotation => "head norms and rotation",
+            Part::FeedForward => "feed-forward products",
+            Part::Projections => "query, key and value projections",
+            Part::Attention => "attention",
+            Part::Residual => "residual stream inside the layer",
+        }
+    }
+}
+
+/// The parts of one layer that are computed again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts(u8);
+
+impl Parts {
+    pub fn with(self, part: Part) -> Parts {
+        Parts(self.0 | 1 << part as u8)
+    }
+
+    pub fn without(self, part: Part) -> Parts {
+        Parts(self.0 & !(1 << part as u8))
+    }
+
+    pub fn and(self, others: Parts) -> Parts {
+        Parts(self.0 | others.0)
+    }
+
+    pub fn has(self, part: Part) -> bool {
+        self.0 & 1 << part as u8 != 0
+    }
+
+    /// What the options ask for, and what is left to the plan.
+    pub fn asked(of: &RecomputeOptions, adapters: bool) -> (Parts, Parts) {
+        let on = |option: Option<bool>, parts: &[Part], sum: Parts| match option {
+            Some(true) => parts.iter().fold(sum, |sum, part| sum.with(*part)),
+            _ => sum,
+        };
+        let mut asked = Parts::default();
+        asked = on(of.block, &Part::ALL, asked);
+        asked = on(of.ffn, &[Part::Activation, Part::FeedForward], asked);
+        asked = on(of.att, &[Part::Rotation, Part::Projections, Part::Attention], asked);
+        asked = on(of.qkv, &[Part::Rotation, Part::Projections], asked);
+        asked = on(of.swiglu, &[Part::Activation], asked);
+        asked = on(of.rmsnorm, &[Part::Norms], asked);
+        let keep_norms = of.rmsnorm == Some(false) || adapters && of.lora == Some(false);
+        // A whole that is kept leaves its parts open; a part that is kept closes the wholes around it.
+        let closed = |part: Part| match part {
+            Part::Norms => keep_norms,
+            Part::Activation => of.swiglu == Some(false),
+            Part::Rotation => of.qkv == Some(false),
+            Part::FeedForward => of.ffn == Some(false) || of.swiglu == Some(false),
+            Part::Projections => of.qkv == Some(false),
+            Part::Attention => of.att == Some(false) || of.qkv == Some(false),
+            Part::Residual => {
+                [of.block, of.att, of.ffn, of.qkv, of.swiglu, of.rmsnorm].contains(&Some(false)) || keep_norms
+            }
+        };
+        if keep_norms {
+            asked = asked.without(Part::Norms);
+        }
+        let open = Part::ALL.into_iter().filter(|part| !asked.has(*part) && !closed(*part));
+        (asked, open.fold(Parts::default(), Parts::with))
+    }
+}
+
+/// For every node of the forward pass inside a layer the part that it belongs to. Work that does
+/// not depend on the batch has none.
+pub fn classify(graph: &Graph) -> Vec<Option<Part>> {
+    let tokens = batch_shape(graph);
+    let class = |node: &Node| ops::find(&node.op).expect("the verifier knows every operation").class();
+    let region = |node: &Node| node.region.as_deref().map_or("", |r| r.split('.').next().unwrap_or(r)).to_owned();
+    let mut attended: Option<u32> = None;
+    let mut parts = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let of_batch = graph.value(node.outputs[0]).shape.starts_with(&tokens);
+        let forward = node.phase == Phase::Forward && class(node) != Class::View;
+        let Some(layer) = node.layer.filter(|_| of_batch && forward) else {
+            parts.push(None);
+            continue;
+        };
+        let product = class(node) == Class::Matmul;
+        if class(node) == Class::Attention {
+            attended = Some(layer);
+        }
+        parts.push(Some(match region(node).as_str() {
+            "attention" if attended == Some(layer) => Part::Attention,
+            "attention" if product => Part::Projections,
+            "attention" => Part::Rotation,
+            "mlp" if product => Part::FeedForward,
+            "mlp" => Part::Activation,
+            _ if class(node) == Class::Reduction => Part::Norms,
+            _ => Part::Residual,
+        }));
+    }
+    parts
+}
+
+/// [B, T] of the graph's batch.
+pub fn batch_shape(graph: &Graph) -> Vec<usize> {
+    let ids = graph.input("input_ids").or_else(|| graph.inputs.first().copied());
+    ids.map(|id| graph.value(id).shape.clone()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_includes_its_parts_and_a_kept_part_closes_the_whole() {
+        let all = RecomputeOptions { block: Some(true), ..Default::default() };
+        let (asked, open) = Parts::asked(&all, false);
+        assert!(Part::ALL.into_iter().all(|p| asked.has(p)) && open == Parts::default());
+        let kept = RecomputeOptions { swiglu: Some(false), qkv: Some(true), ..Default::default() };
+        let (asked, open) = Parts::asked(&kept, false);
+        assert!(asked.has(Part::Projections) && asked.has(Part::Rotation) && !asked.has(Part::Attention));
+        assert!(open.has(Part::Norms) && open.has(Part::Attention));
+        assert!(!open.has(Part::Activation) && !open.has(Part::FeedForward) && !open.has(Part::Residual));
+        let inputs = RecomputeOptions { block: Some(true), lora: Some(false), ..Default::default() };
+        assert!(!Parts::asked(&inputs, true).0.has(Part::Norms));
+        assert!(Parts::asked(&inputs, false).0.has(Part::Norms));
+    }
+}

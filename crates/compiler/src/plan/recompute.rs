@@ -1,0 +1,136 @@
+//! Computes parts of the forward pass again in the backward pass instead of keeping them. A clone
+//! copies the fused node with its attributes, so its bits are those of the first computation.
+
+use std::collections::{HashMap, HashSet};
+
+use graph::{Graph, Node, Phase, ValueId};
+use ops::{Class, Fusion, Op};
+use tensor::Attrs;
+
+use super::parts::{Part, Parts, classify};
+
+/// Rewrites the backward pass: what a chosen part of a layer computed is computed again, each node
+/// just before it is first needed. `layers[l]` are the parts of layer `l`.
+pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
+    let chosen: Vec<bool> = classify(graph)
+        .iter()
+        .zip(&graph.nodes)
+        .map(|(part, node)| match (part, node.layer) {
+            (Some(part), Some(layer)) => layers.get(layer as usize).is_some_and(|parts| parts.has(*part)),
+            _ => false,
+        })
+        .collect();
+    if !chosen.contains(&true) {
+        return;
+    }
+    let kept = kept_sums(graph, layers);
+    let forward = std::mem::take(&mut graph.nodes);
+    let mut producers = vec![None; graph.values.len()];
+    for (index, node) in forward.iter().enumerate().filter(|(_, node)| node.phase == Phase::Forward) {
+        node.outputs.iter().for_each(|id| producers[id.0 as usize] = Some(index));
+    }
+    let mut clones =
+        Clones { graph, nodes: &forward, chosen: &chosen, producers, kept, made: HashMap::new(), result: Vec::new() };
+    for node in &forward {
+        let mut node = node.clone();
+        if node.phase == Phase::Backward {
+            node.inputs.iter_mut().for_each(|id| *id = clones.again(*id));
+        }
+        clones.result.push(node);
+    }
+    graph.nodes = clones.result;
+}
+
+/// Sums of the residual stream that stay where they are: those that enter a layer, and those inside
+/// a layer whose residual stream is not computed again.
+fn kept_sums(graph: &Graph, layers: &[Parts]) -> HashSet<ValueId> {
+    let mut kept: HashSet<ValueId> = graph.carried.iter().copied().collect();
+    for node in &graph.nodes {
+        let residual = node.layer.and_then(|layer| layers.get(layer as usize)).is_some_and(|p| p.has(Part::Residual));
+        if !residual && pair(node).is_some() {
+            kept.insert(node.outputs[0]);
+        }
+    }
+    kept
+}
+
+fn operation(node: &Node) -> &'static dyn Op {
+    ops::find(&node.op).expect("the verifier knows every operation")
+}
+
+/// For a fused pair that writes its intermediate value: how it was fused.
+pub(super) fn pair(node: &Node) -> Option<Fusion> {
+    operation(node).fusions().into_iter().find(|rule| rule.keeps_intermediate)
+}
+
+struct Clones<'a> {
+    graph: &'a mut Graph,
+    nodes: &'a [Node],
+    chosen: &'a [bool],
+    /// Forward nodes by the values that they compute.
+    producers: Vec<Option<usize>>,
+    kept: HashSet<ValueId>,
+    /// What stands for a value in the backward pass.
+    made: HashMap<ValueId, ValueId>,
+    result: Vec<Node>,
+}
+
+impl Clones<'_> {
+    /// The value to read in the backward pass; computes it again if it is not kept.
+    fn again(&mut self, id: ValueId) -> ValueId {
+        if let Some(known) = self.made.get(&id) {
+            return *known;
+        }
+        let producer = self.producers.get(id.0 as usize).copied().flatten().filter(|_| !self.kept.contains(&id));
+        let Some(index) = producer else { return id };
+        let node = &self.nodes[index];
+        if operation(node).class() == Class::View {
+            let inputs: Vec<ValueId> = node.inputs.iter().map(|input| self.again(*input)).collect();
+            if inputs == node.inputs {
+                return id;
+            }
+            self.emit(node.clone(), inputs, 0);
+        } else if self.chosen[index] {
+            self.compute(node);
+        } else {
+            return id;
+        }
+        self.made[&id]
+    }
+
+    fn compute(&mut self, node: &Node) {
+        match pair(node).filter(|_| self.kept.contains(&node.outputs[0])) {
+            // The sum is there: only what was fused behind it is done again.
+            Some(rule) => {
+                let second = ops::find(rule.second).expect("rules name operations");
+                let known = |name: &str| second.attributes().iter().any(|attribute| attribute.name == name);
+                let mut attrs = Attrs::new();
+                attrs
+                    .0
+                    .extend(node.attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())));
+                let mut inputs = node.inputs[rule.first_inputs..].to_vec();
+                inputs.insert(rule.operand, node.outputs[0]);
+                let inputs = inputs.into_iter().map(|id| self.again(id)).collect();
+                self.emit(Node { op: rule.second.to_owned(), attrs, ..node.clone() }, inputs, 1);
+            }
+            None => {
+                let inputs = node.inputs.iter().map(|id| self.again(*id)).collect();
+                self.emit(node.clone(), inputs, 0);
+            }
+        }
+    }
+
+    /// Adds the clone; its results stand for those of `node` from number `skip` on.
+    fn emit(&mut self, mut node: Node, inputs: Vec<ValueId>, skip: usize) {
+        let outputs = node.outputs.split_off(skip);
+        node.outputs = outputs.iter().map(|id| self.fresh(*id)).collect();
+        self.made.extend(outputs.iter().copied().zip(node.outputs.iter().copied()));
+        (node.inputs, node.phase) = (inputs, Phase::Recompute);
+        self.result.push(node);
+    }
+
+    fn fresh(&mut self, id: ValueId) -> ValueId {
+        let value = self.graph.value(id).clone();
+        self.graph.add_value(&value.name, value.element, value.shape, value.origin)
+    }
+}

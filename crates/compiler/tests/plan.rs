@@ -1,0 +1,243 @@
+//! Decisions about memory: they change how much there is, never a bit of a result.
+
+mod support;
+
+use std::sync::Arc;
+
+use compiler::{AdapterOptions, CompileError, CompileOptions, PlanOptions, RecomputeOptions, compile};
+use ops::evaluate::Array;
+use program::{Arch, Backend, EntryKind, Machine, Program, Session, TensorRef};
+use support::{VARIANT, adapter, contents, options};
+use tensor::{DType, HostTensor};
+
+fn model(name: &str) -> graph::Model {
+    let text = match name {
+        "llama" => include_str!("fixtures/llama.json"),
+        "qwen3" => include_str!("fixtures/qwen3.json"),
+        _ => include_str!("fixtures/gated.json"),
+    };
+    graph::from_json(text).unwrap()
+}
+
+fn cpu(memory: usize) -> Machine {
+    Machine::cpu(memory, 2)
+}
+
+/// Everything kept, whatever it costs.
+fn keep() -> PlanOptions {
+    let no = Some(false);
+    let recompute = RecomputeOptions { swiglu: no, rmsnorm: no, ffn: no, qkv: no, att: no, block: no, lora: no };
+    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None }
+}
+
+fn only(set: impl Fn(&mut RecomputeOptions)) -> PlanOptions {
+    let mut recompute =
+        RecomputeOptions { rmsnorm: Some(false), swiglu: Some(false), qkv: Some(false), ..Default::default() };
+    set(&mut recompute);
+    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None }
+}
+
+/// Loss and all gradients after two micro-steps, as bits.
+fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
+    let program = Arc::new(program);
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    for slot in &program.parameters {
+        let values = normal(&slot.name, slot.weight.len());
+        write(session.as_mut(), &slot.weight, &values);
+    }
+    for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
+        let entry = program.entry(kind, Some(VARIANT)).unwrap();
+        for (name, at) in &program.entries[entry].inputs {
+            write(session.as_mut(), at, &given(name, at.len()));
+        }
+        session.run(entry).unwrap();
+    }
+    let read = |session: &mut dyn Session, at: &TensorRef| {
+        let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+        session.read(at, &mut tensor.bytes).unwrap();
+        tensor.bytes
+    };
+    let mut results = vec![("loss".to_owned(), read(session.as_mut(), program.scalar("loss_sum").unwrap()))];
+    for slot in program.parameters.iter().filter(|slot| slot.trainable) {
+        results.push((slot.name.clone(), read(session.as_mut(), slot.gradient.as_ref().unwrap())));
+    }
+    results
+}
+
+fn normal(name: &str, len: usize) -> Array<f32> {
+    let mut graph = graph::Graph::default();
+    let id = graph.add_parameter(name, vec![len], graph::Init::Ones, DType::F32);
+    let value = graph.parameter(id).value;
+    contents::<f32>(&graph).remove(&value).unwrap()
+}
+
+fn given(name: &str, len: usize) -> Array<f32> {
+    let mut graph = graph::Graph::default();
+    let id = graph.add_input(name, graph::Element::F32, vec![len]);
+    contents::<f32>(&graph).remove(&id).unwrap()
+}
+
+fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
+    let tensor = match array {
+        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
+        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
+        Array::Byte(_) => unreachable!("no byte inputs here"),
+    };
+    session.write(at, &tensor.bytes).unwrap();
+}
+
+fn cases() -> Vec<(&'static str, CompileOptions)> {
+    let dropout = AdapterOptions { dropout: 0.25, ..adapter() };
+    let mut cases = Vec::new();
+    for name in ["llama", "qwen3"] {
+        for adapter in [None, Some(adapter()), Some(dropout.clone())] {
+            for compute in [DType::F32, DType::BF16] {
+                let options = options();
+                let outputs = Vec::new();
+                cases.push((
+                    name,
+                    CompileOptions { adapter: adapter.clone(), compute, weights: compute, outputs, ..options },
+                ));
+            }
+        }
+    }
+    cases
+}
+
+fn with(options: &CompileOptions, plan: PlanOptions) -> CompileOptions {
+    CompileOptions { plan, ..options.clone() }
+}
+
+fn steps(program: &Program) -> usize {
+    program.entries[0].steps.len()
+}
+
+fn activations(program: &Program) -> usize {
+    program.arenas.iter().find(|arena| arena.kind == program::ArenaKind::Activations).unwrap().bytes
+}
+
+#[test]
+fn computing_again_changes_no_bit() {
+    let yes = Some(true);
+    let choices: Vec<(&str, PlanOptions)> = vec![
+        ("swiglu", only(|o| o.swiglu = yes)),
+        ("rmsnorm", only(|o| o.rmsnorm = yes)),
+        ("ffn", only(|o| (o.ffn, o.swiglu) = (yes, None))),
+        ("qkv", only(|o| o.qkv = yes)),
+        ("att", only(|o| (o.att, o.qkv) = (yes, None))),
+        ("block", only(|o| *o = RecomputeOptions { block: yes, ..Default::default() })),
+        (
+            "block without the adapters' inputs",
+            only(|o| *o = RecomputeOptions { block: yes, lora: Some(false), ..Default::default() }),
+        ),
+    ];
+    for (name, options) in cases() {
+        let kept = compile(&model(name), &with(&options, keep()), &cpu(1 << 30)).unwrap();
+        let (kept_steps, kept_bytes) = (steps(&kept), activations(&kept));
+        let expected = bits(kept);
+        for (choice, plan) in &choices {
+            let program = compile(&model(name), &with(&options, plan.clone()), &cpu(1 << 30)).unwrap();
+            let again = program.entries[0].steps.iter().filter(|s| s.provenance.phase == "recompute").count();
+            assert!(
+                again > 0 && steps(&program) == kept_steps + again,
+                "{name}, {choice}: {again} of {}",
+                steps(&program)
+            );
+            assert!(activations(&program) < kept_bytes, "{name}, {choice}: {} of {kept_bytes}", activations(&program));
+            assert!(!program.plan.is_empty());
+            assert!(bits(program) == expected, "{name}, {choice}, {:?}: other bits", options.compute);
+        }
+    }
+}
+
+/// With the head frozen each part does what the whole does; the gradient of a trained head is summed
+/// in another order.
+#[test]
+fn parts_of_the_head_give_what_the_whole_gives() {
+    for (name, options) in cases().into_iter().filter(|(_, o)| o.compute == DType::F32) {
+        let whole = bits(compile(&model(name), &with(&options, keep()), &cpu(1 << 30)).unwrap());
+        for parts in [2, 3, 4] {
+            let plan = PlanOptions { head_chunks: Some(parts), ..keep() };
+            let program = compile(&model(name), &with(&options, plan), &cpu(1 << 30)).unwrap();
+            let losses = program.entries[0].steps.iter().filter(|s| s.provenance.op == "cross_entropy").count();
+            assert!(losses >= parts, "{losses} parts for {parts}");
+            for ((name, found), (_, expected)) in bits(program).iter().zip(&whole) {
+                let close = options.adapter.is_none() && close(found, expected);
+                assert!(found == expected || close, "{name} differs in {parts} parts");
+            }
+        }
+    }
+}
+
+fn close(a: &[u8], b: &[u8]) -> bool {
+    let floats = |bytes: &[u8]| -> Vec<f64> {
+        bytes.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap()) as f64).collect()
+    };
+    let (a, b) = (floats(a), floats(b));
+    let norm = b.iter().map(|x| x * x).sum::<f64>().sqrt();
+    a.iter().zip(&b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() <= 1e-6 * norm
+}
+
+#[test]
+fn parts_of_the_attention_give_what_the_whole_gives() {
+    for (name, options) in cases() {
+        let whole = bits(compile(&model(name), &with(&options, keep()), &cpu(1 << 30)).unwrap());
+        for parts in [2, 4, 64] {
+            let plan = PlanOptions { attention_chunks: Some(parts), ..keep() };
+            let program = compile(&model(name), &with(&options, plan), &cpu(1 << 30)).unwrap();
+            let count = program.entries[0].steps.iter().filter(|s| s.provenance.op == "attention_backward").count();
+            assert!(count > 2, "{count}");
+            assert!(bits(program) == whole, "{name}: other bits in {parts} parts");
+        }
+    }
+}
+
+/// Under ever less memory the plan shrinks, with the same bits, until it says that it does not fit.
+#[test]
+fn less_memory_gives_smaller_plans_with_the_same_bits() {
+    for (name, options) in cases().into_iter().filter(|(_, o)| o.compute == DType::F32 && o.adapter.is_some()) {
+        let limited = |limit: usize| {
+            let plan = PlanOptions { memory_limit: Some(limit), ..Default::default() };
+            compile(&model(name), &with(&options, plan), &cpu(1 << 30))
+        };
+        let kept = compile(&model(name), &with(&options, keep()), &cpu(1 << 30)).unwrap();
+        let total = |program: &Program| program.memory.iter().map(|line| line.bytes).sum::<usize>();
+        let largest = total(&kept);
+        let Err(CompileError::DoesNotFit { needed: smallest, limited: true, .. }) = limited(1) else {
+            panic!("one byte is not enough")
+        };
+        assert!(smallest < largest);
+        let expected = bits(kept);
+        let mut sizes = Vec::new();
+        for fifth in (0..5).rev() {
+            let limit = smallest + (largest - smallest) * fifth / 5;
+            let program = limited(limit).unwrap();
+            assert!(total(&program) <= limit);
+            sizes.push(total(&program));
+            assert!(bits(program) == expected, "{name}: other bits under {limit} bytes");
+        }
+        assert!(sizes.windows(2).all(|pair| pair[1] <= pair[0]), "{sizes:?}");
+        sizes.dedup();
+        assert!(sizes.len() >= 4, "{sizes:?}");
+        assert!(limited(smallest - 1).is_err() && limited(smallest).is_ok());
+    }
+}
+
+/// The lines below the arena account for all of it, and phases stay inside it.
+#[test]
+fn the_plan_accounts_for_every_byte() {
+    for machine in [cpu(1 << 30), Machine::h200()] {
+        for (name, options) in cases() {
+            let program = compile(&model(name), &options, &machine).unwrap();
+            let arena = activations(&program);
+            assert_eq!(program.activations.iter().map(|line| line.bytes).sum::<usize>(), arena);
+            let phases: Vec<&str> = program.phases.iter().map(|line| line.class.as_str()).collect();
+            let expected: &[&str] = match machine.arch {
+                Arch::Cpu => &["forward", "backward", "evaluate"],
+                _ => &["forward", "backward", "evaluate", "update"],
+            };
+            assert_eq!(phases, expected);
+            assert!(program.phases.iter().all(|line| line.bytes > 0 && line.bytes <= arena));
+        }
+    }
+}

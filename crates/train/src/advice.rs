@@ -1,0 +1,153 @@
+//! What would make a run fit that does not: changes of options, tried by planning again with each,
+//! cheap ones first. Nothing is changed in the run itself.
+
+use options::Setting;
+use program::Machine;
+
+use crate::config::{Config, Dtype, OptimizerKind};
+use crate::error::TrainError;
+use crate::preview::Preview;
+use crate::source::ModelSource;
+
+/// Rows are not cut below this many tokens.
+const SHORTEST_ROWS: usize = 128;
+
+/// The most changes that are told.
+const MOST: usize = 4;
+
+/// A memory error with the changes that would make the run fit; any other error as it is.
+pub fn with_advice(error: TrainError, config: &Config, source: &ModelSource, machine: &Machine) -> TrainError {
+    let TrainError::Memory(message) = error else { return error };
+    let changes = changes(config, source, machine);
+    TrainError::Memory(match changes.as_slice() {
+        [] => format!("{message}; no change of options makes it fit here: a smaller model or a larger machine does"),
+        [all] if all.contains(" and ") => format!("{message}; together these make it fit: {all}"),
+        single => format!("{message}; any of these makes it fit: {}", single.join("; or ")),
+    })
+}
+
+/// Single changes that suffice; where none does, the shortest list of them that does, as one text.
+fn changes(config: &Config, source: &ModelSource, machine: &Machine) -> Vec<String> {
+    let fits = |config: &Config| Preview::new(config, source, machine).is_ok();
+    let mut enough = Vec::new();
+    for change in CHANGES {
+        let mut changed = config.clone();
+        while let Some(text) = change(&mut changed, source) {
+            if fits(&changed) {
+                enough.push(text);
+                break;
+            }
+        }
+        if enough.len() == MOST {
+            break;
+        }
+    }
+    if !enough.is_empty() {
+        return enough;
+    }
+    let (mut changed, mut told) = (config.clone(), Vec::new());
+    for change in CHANGES {
+        let mut last = None;
+        while let Some(text) = change(&mut changed, source) {
+            last = Some(text);
+            if fits(&changed) {
+                break;
+            }
+        }
+        told.extend(last);
+        if fits(&changed) {
+            return vec![told.join(" and ")];
+        }
+    }
+    Vec::new()
+}
+
+/// Takes one step of a change and says how far it has come; `None` when there is nothing more to take.
+type Change = fn(&mut Config, &ModelSource) -> Option<String>;
+
+/// Those that keep the numbers of training come first.
+const CHANGES: &[Change] =
+    &[planned, smaller_batch, raised_limit, smaller_states, half_precision, shorter_rows, adapters];
+
+/// Parts that are kept by order are left to the plan.
+fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
+    let of = &mut config.recompute;
+    let mut freed = Vec::new();
+    for (name, setting) in [
+        ("recompute_swiglu", &mut of.recompute_swiglu),
+        ("recompute_rmsnorm", &mut of.recompute_rmsnorm),
+        ("recompute_ffn", &mut of.recompute_ffn),
+        ("recompute_qkv", &mut of.recompute_qkv),
+        ("recompute_att", &mut of.recompute_att),
+        ("recompute_block", &mut of.recompute_block),
+        ("recompute_lora", &mut of.recompute_lora),
+    ] {
+        if *setting == Setting::Value(false) {
+            *setting = Setting::Auto;
+            freed.push(format!("`{name}`"));
+        }
+    }
+    for (name, setting) in
+        [("lmhead_chunks", &mut config.memory.lmhead_chunks), ("attn_bwd_chunks", &mut config.memory.attn_bwd_chunks)]
+    {
+        if !setting.is_auto() {
+            *setting = Setting::Auto;
+            freed.push(format!("`{name}`"));
+        }
+    }
+    (!freed.is_empty()).then(|| format!("leave {} to the plan", freed.join(", ")))
+}
+
+/// Half the rows in a micro-batch, twice the micro-batches: the same step.
+fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
+    let of = &mut config.training;
+    let even = of.per_device_train_batch_size > 1 && of.per_device_train_batch_size.is_multiple_of(2);
+    even.then(|| {
+        of.per_device_train_batch_size /= 2;
+        of.gradient_accumulation_steps *= 2;
+        format!(
+            "`per_device_train_batch_size: {}` with `gradient_accumulation_steps: {}`",
+            of.per_device_train_batch_size, of.gradient_accumulation_steps
+        )
+    })
+}
+
+fn raised_limit(config: &mut Config, _: &ModelSource) -> Option<String> {
+    config.offload.memory_limit.take().map(|limit| format!("a `memory_limit` above {limit}, or none"))
+}
+
+fn smaller_states(config: &mut Config, _: &ModelSource) -> Option<String> {
+    (config.optimizer.optimizer == OptimizerKind::AdamW).then(|| {
+        config.optimizer.optimizer = OptimizerKind::AdamW8bit;
+        "`optimizer: adamw_8bit`".to_owned()
+    })
+}
+
+fn half_precision(config: &mut Config, source: &ModelSource) -> Option<String> {
+    let wide = match config.model.torch_dtype {
+        Setting::Value(dtype) => dtype == Dtype::Float32,
+        Setting::Auto => source.dtype() == Some(tensor::DType::F32),
+    };
+    wide.then(|| {
+        config.model.torch_dtype = Setting::Value(Dtype::BFloat16);
+        "`torch_dtype: bfloat16`".to_owned()
+    })
+}
+
+fn shorter_rows(config: &mut Config, source: &ModelSource) -> Option<String> {
+    let length = match (config.model.sequence_len, config.model.max_model_len) {
+        (Setting::Value(length), _) | (Setting::Auto, Setting::Value(length)) => length as usize,
+        (Setting::Auto, Setting::Auto) => source.max_positions().unwrap_or(2048),
+    };
+    (length / 2 >= SHORTEST_ROWS).then(|| {
+        config.model.sequence_len = Setting::Value((length / 2) as u32);
+        format!("`sequence_len: {}`", length / 2)
+    })
+}
+
+fn adapters(config: &mut Config, _: &ModelSource) -> Option<String> {
+    (!config.lora.lora).then(|| {
+        config.lora.lora = true;
+        "`lora: true`".to_owned()
+    })
+}

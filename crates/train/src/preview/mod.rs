@@ -1,0 +1,108 @@
+//! What a run would be, without running it: its graph, its program, its memory and its time, for
+//! any machine. Reads no data and no weights.
+
+mod text;
+
+use graph::Graph;
+use program::{Arch, Documents, EntryKind, Machine, Program, Variant};
+
+use crate::advice::with_advice;
+use crate::config::Config;
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::source::ModelSource;
+
+/// Documents of a packed row that a preview reckons with; the data decides in the run.
+const DOCUMENTS_PER_ROW: usize = 16;
+
+/// The run's program and what follows from it.
+pub struct Preview {
+    pub program: Program,
+    /// What the user should know, a sentence each.
+    pub notes: Vec<String>,
+    batch: usize,
+    sequence_len: usize,
+    accumulation: usize,
+}
+
+/// Time at the machine's measured ceilings: what no run can beat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// One micro-step, forward and backward.
+    pub micro_step_seconds: f64,
+    pub update_seconds: f64,
+    /// All micro-steps of an optimizer step, and the update.
+    pub step_seconds: f64,
+    pub tokens_per_second: f64,
+    /// Floating-point operations of an optimizer step, those done again included.
+    pub step_flops: f64,
+    /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
+    pub step_bytes: f64,
+}
+
+fn variant(config: &Config, plan: &Plan, machine: &Machine) -> Variant {
+    let (batch, seq_len) = (config.training.per_device_train_batch_size as usize, plan.sequence_len);
+    let tokens = batch * seq_len;
+    let documents = match (config.data.sample_packing, &machine.arch) {
+        (false, _) => Documents::Rows,
+        (true, Arch::Cpu) => Documents::Packed { count: tokens, longest: seq_len },
+        (true, _) => Documents::Packed { count: (batch * DOCUMENTS_PER_ROW).min(tokens), longest: seq_len },
+    };
+    Variant { batch, seq_len, documents }
+}
+
+/// The model as a flat graph, in the shape of the run's batches.
+pub fn graph(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Graph> {
+    let plan = Plan::new(config, source)?;
+    Ok(compiler::expand(&source.model, &plan.compile, variant(config, &plan, machine))?)
+}
+
+impl Preview {
+    /// [`Preview::new`], whose refusal for lack of memory says what would fit.
+    pub fn advised(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Preview> {
+        Preview::new(config, source, machine).map_err(|error| with_advice(error, config, source, machine))
+    }
+
+    /// Compiles for a machine, which need not be this one.
+    pub fn new(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Preview> {
+        let plan = Plan::new(config, source)?;
+        let mut options = plan.compile.clone();
+        let variant = variant(config, &plan, machine);
+        options.variants = vec![variant];
+        let program = compiler::compile(&source.model, &options, machine)?;
+        Ok(Preview {
+            program,
+            notes: plan.notes,
+            batch: variant.batch,
+            sequence_len: variant.seq_len,
+            accumulation: config.training.gradient_accumulation_steps as usize,
+        })
+    }
+
+    /// Bytes of everything that the plan holds.
+    pub fn memory_bytes(&self) -> usize {
+        self.program.memory.iter().map(|line| line.bytes).sum()
+    }
+
+    /// Every instruction at the higher of its two bounds: operations at the machine's matrix rate,
+    /// bytes at its bandwidth.
+    pub fn estimate(&self) -> Estimate {
+        let machine = &self.program.machine;
+        let of = |kind: EntryKind| {
+            let entry = self.program.entries.iter().find(|entry| entry.kind == kind);
+            entry.map(|entry| program::estimate(entry, machine)).unwrap_or_default()
+        };
+        let [first, next, update] = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Update].map(of);
+        let more = (self.accumulation - 1) as f64;
+        let step_seconds = first.seconds + next.seconds * more + update.seconds;
+        let tokens = (self.batch * self.sequence_len * self.accumulation) as f64;
+        Estimate {
+            micro_step_seconds: first.seconds,
+            update_seconds: update.seconds,
+            step_seconds,
+            tokens_per_second: tokens / step_seconds,
+            step_flops: first.flops + next.flops * more + update.flops,
+            step_bytes: first.bytes + next.bytes * more + update.bytes,
+        }
+    }
+}

@@ -104,8 +104,8 @@ def compare(a: argparse.Namespace, work: str) -> dict[str, str]:
     task, precision = work.split("-")
     processor = statistics.median(b[1] / a[1] for a, b in zip(ours, peer, strict=True))
     values = [
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", commit(), cpu_name(), a.threads, a.folder.resolve().name, task,
-        precision, a.batch, a.sequence, f"{rate[0]:.1f}", f"{rate[1]:.1f}", f"{statistics.median(ratios):.3f}",
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", commit(), cpu_name(), a.threads, a.folder.resolve().name,
+        task, precision, a.batch, a.sequence, f"{rate[0]:.1f}", f"{rate[1]:.1f}", f"{statistics.median(ratios):.3f}",
         f"{low:.3f}", f"{high:.3f}", f"{processor:.3f}", a.steps, "; ".join(side.what for side in sides),
     ]  # fmt: skip
     return dict(zip(COLUMNS, map(str, values), strict=True))

@@ -6,6 +6,7 @@ use program::{Attention, AttentionBackward, AttentionForward, Launch, TensorRef}
 use tensor::Attrs;
 
 use crate::arena::{Memory, overlap};
+use crate::scratch::Scratch;
 use crate::storage::{Buffer, Kind, input_in_place, is_native, output_in_place};
 
 /// A tensor of the call.
@@ -63,17 +64,16 @@ impl Prepared {
     }
 
     /// Makes room for the copies: one buffer for each operand, in order.
-    pub fn reserve(&self, buffers: &mut Vec<Buffer>) {
+    pub fn reserve(&self, scratch: &mut Scratch) {
         let operands = self.inputs.iter().chain(&self.outputs);
-        if buffers.len() < self.inputs.len() + self.outputs.len() {
-            buffers.resize_with(self.inputs.len() + self.outputs.len(), Buffer::default);
-        }
-        for (operand, buffer) in operands.zip(buffers).filter(|(operand, _)| !operand.in_place) {
-            buffer.reserve(&operand.at);
+        scratch.reserve_buffers(self.inputs.len() + self.outputs.len());
+        for (index, operand) in operands.enumerate().filter(|(_, operand)| !operand.in_place) {
+            scratch.reserve(index, &operand.at);
         }
     }
 
-    pub fn run(&self, memory: &mut Memory, buffers: &mut [Buffer]) {
+    pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
+        let buffers = scratch.buffers.as_mut_slice();
         let operands = self.inputs.iter().chain(&self.outputs);
         for (operand, buffer) in operands.zip(&mut *buffers).filter(|(operand, _)| !operand.in_place) {
             buffer.load(memory, &operand.at);

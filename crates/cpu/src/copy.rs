@@ -5,7 +5,8 @@ use tensor::DType;
 
 use crate::arena::{Memory, Plain, overlap};
 use crate::layout::{Runs, gather, scatter};
-use crate::storage::{Buffer, Kind, round};
+use crate::scratch::Scratch;
+use crate::storage::{Kind, round};
 
 /// A copy that is ready to run.
 pub struct Prepared {
@@ -29,16 +30,13 @@ impl Prepared {
     }
 
     /// Makes room where the elements change their type or place.
-    pub fn reserve(&self, buffers: &mut Vec<Buffer>) {
+    pub fn reserve(&self, scratch: &mut Scratch) {
         if !self.plain && self.from.dtype != self.to.dtype {
-            if buffers.is_empty() {
-                buffers.push(Buffer::default());
-            }
-            buffers[0].reserve(&self.from);
+            scratch.reserve(0, &self.from);
         }
     }
 
-    pub fn run(&self, memory: &mut Memory, buffers: &mut [Buffer]) {
+    pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
         if self.plain {
             let (reads, mut writes) = memory.lend(&[&self.from], &[&self.to]);
             writes.pop().expect("one result").slice::<u8>().copy_from_slice(reads[0].slice());
@@ -50,8 +48,8 @@ impl Prepared {
                 DType::F64 | DType::I64 => self.relayout::<u64>(memory),
             }
         } else {
-            buffers[0].load(memory, &self.from);
-            round(memory, &self.to, buffers[0].real(self.from.len()));
+            scratch.buffers[0].load(memory, &self.from);
+            round(memory, &self.to, scratch.buffers[0].real(self.from.len()));
         }
     }
 

@@ -13,6 +13,7 @@ mod copy;
 mod finite;
 mod layout;
 mod matmul;
+mod scratch;
 mod session;
 mod simd;
 mod storage;

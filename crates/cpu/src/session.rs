@@ -7,7 +7,7 @@ use program::{BackendError, Instruction, Program, Provenance, Session, Step, Ten
 use rayon::ThreadPool;
 
 use crate::arena::Memory;
-use crate::storage::Buffer;
+use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul};
 
 /// An instruction whose every decision is taken.
@@ -25,8 +25,7 @@ pub struct CpuSession {
     memory: Memory,
     /// One list of instructions for each entry.
     entries: Vec<Vec<Prepared>>,
-    /// Dense copies of the operands of one instruction; the largest need of all.
-    buffers: Vec<Buffer>,
+    scratch: Scratch,
     check_finite: bool,
 }
 
@@ -37,17 +36,17 @@ impl CpuSession {
             assert!(constant.at.is_dense(), "a constant is dense: {}", constant.at);
             memory.write::<u8>(&constant.at).copy_from_slice(&constant.value.bytes);
         }
-        let mut buffers = Vec::new();
+        let mut scratch = Scratch::default();
         let mut entries = Vec::with_capacity(program.entries.len());
         for entry in &program.entries {
-            let steps = entry.steps.iter().map(|step| prepare(step, &memory, &mut buffers));
+            let steps = entry.steps.iter().map(|step| prepare(step, &memory, &mut scratch));
             entries.push(steps.collect::<Result<Vec<_>, _>>()?);
         }
-        Ok(CpuSession { program, pool, memory, entries, buffers, check_finite })
+        Ok(CpuSession { program, pool, memory, entries, scratch, check_finite })
     }
 }
 
-fn prepare(step: &Step, memory: &Memory, buffers: &mut Vec<Buffer>) -> Result<Prepared, BackendError> {
+fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepared, BackendError> {
     for at in step.instruction.reads().into_iter().chain(step.instruction.writes()) {
         memory.check(at);
     }
@@ -65,9 +64,9 @@ fn prepare(step: &Step, memory: &Memory, buffers: &mut Vec<Buffer>) -> Result<Pr
         context: Some(place(&step.provenance)),
     })?;
     match &prepared {
-        Prepared::Call(call) => call.reserve(buffers),
-        Prepared::Gemm(gemm) => gemm.reserve(buffers),
-        Prepared::Copy(copy) => copy.reserve(buffers),
+        Prepared::Call(call) => call.reserve(scratch),
+        Prepared::Gemm(gemm) => gemm.reserve(scratch),
+        Prepared::Copy(copy) => copy.reserve(scratch),
         Prepared::Zero(_) => {}
     }
     Ok(prepared)
@@ -84,15 +83,15 @@ fn run_entry(
     steps: &[Step],
     prepared: &[Prepared],
     memory: &mut Memory,
-    buffers: &mut [Buffer],
+    scratch: &mut Scratch,
     check_finite: bool,
     mut done: impl FnMut(),
 ) -> Result<(), BackendError> {
     for (step, instruction) in steps.iter().zip(prepared) {
         match instruction {
-            Prepared::Call(call) => call.run(memory, buffers),
-            Prepared::Gemm(gemm) => gemm.run(memory, buffers),
-            Prepared::Copy(copy) => copy.run(memory, buffers),
+            Prepared::Call(call) => call.run(memory, scratch),
+            Prepared::Gemm(gemm) => gemm.run(memory, scratch),
+            Prepared::Copy(copy) => copy.run(memory, scratch),
             Prepared::Zero(at) => copy::zero(memory, at),
         }
         done();
@@ -122,13 +121,13 @@ impl Session for CpuSession {
     }
 
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
-        let CpuSession { program, pool, memory, entries, buffers, check_finite } = self;
+        let CpuSession { program, pool, memory, entries, scratch, check_finite } = self;
         let steps = &program.entries[entry].steps;
-        pool.install(|| run_entry(steps, &entries[entry], memory, buffers, *check_finite, || {}))
+        pool.install(|| run_entry(steps, &entries[entry], memory, scratch, *check_finite, || {}))
     }
 
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
-        let CpuSession { program, pool, memory, entries, buffers, .. } = self;
+        let CpuSession { program, pool, memory, entries, scratch, .. } = self;
         let steps = &program.entries[entry].steps;
         pool.install(|| {
             let mut seconds = Vec::with_capacity(steps.len());
@@ -137,7 +136,7 @@ impl Session for CpuSession {
                 seconds.push(last.elapsed().as_secs_f64());
                 last = Instant::now();
             };
-            run_entry(steps, &entries[entry], memory, buffers, false, done)?;
+            run_entry(steps, &entries[entry], memory, scratch, false, done)?;
             Ok(seconds)
         })
     }

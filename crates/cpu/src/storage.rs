@@ -5,8 +5,9 @@ use ops::{Data, Input, Output};
 use program::TensorRef;
 use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-use crate::arena::{Memory, Span, SpanMut};
+use crate::arena::{Memory, Plain, Span, SpanMut};
 use crate::layout::{Runs, gather, scatter};
+use crate::simd::{Vectorised, vectorised};
 
 /// Which number type of the references a storage type belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,62 @@ pub fn round(memory: &mut Memory, at: &TensorRef, values: &[f32]) {
         DType::BF16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_bf16),
         DType::F16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_f16),
         other => panic!("f32 is not rounded to {other}: refused when the program is loaded"),
+    }
+}
+
+/// An element type in which rows of a result are stored.
+pub trait Stored: Plain {
+    /// Exact.
+    fn widen(stored: &[Self], wide: &mut [f32]);
+
+    /// To nearest, ties to even.
+    fn round(wide: &[f32], stored: &mut [Self]);
+}
+
+impl Stored for f32 {
+    fn widen(stored: &[f32], wide: &mut [f32]) {
+        wide.copy_from_slice(stored);
+    }
+
+    fn round(wide: &[f32], stored: &mut [f32]) {
+        stored.copy_from_slice(wide);
+    }
+}
+
+/// bf16 by its bits.
+impl Stored for u16 {
+    fn widen(stored: &[u16], wide: &mut [f32]) {
+        vectorised(Widen(stored, wide));
+    }
+
+    fn round(wide: &[f32], stored: &mut [u16]) {
+        vectorised(Round(wide, stored));
+    }
+}
+
+struct Widen<'a>(&'a [u16], &'a mut [f32]);
+
+impl Vectorised for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (to, from) in self.1.iter_mut().zip(self.0) {
+            *to = bf16_to_f32(*from);
+        }
+    }
+}
+
+struct Round<'a>(&'a [f32], &'a mut [u16]);
+
+impl Vectorised for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (to, from) in self.1.iter_mut().zip(self.0) {
+            *to = f32_to_bf16(*from);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use program::{
 };
 use tensor::{Attrs, DType, HostTensor, bf16_to_f32, f32_to_bf16};
 
-const ARENA: usize = 1 << 20;
+const ARENA: usize = 1 << 21;
 
 fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program {
     let steps = instructions.into_iter().map(|instruction| Step {
@@ -221,6 +221,42 @@ fn products_add_bias_adapters_and_present_contents() {
             let tolerance = if d_dtype == DType::BF16 { 1.0 / 256.0 } else { 2e-6 };
             for (x, y) in result.iter().zip(expected(&parts, dtype, m, n, k)) {
                 assert!((*x as f64 - y).abs() <= tolerance * y.abs() + 2e-5, "{m}×{n}×{k} {dtype}: {x} {y}");
+            }
+        }
+    }
+}
+
+#[test]
+fn long_sums_and_every_transposition() {
+    let (m, n, k) = (21, 50, 5003);
+    let (ak, ka, kb, bk) = ([m, k], [k, m], [k, n], [n, k]);
+    for (dtype, d_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            let a = at(0, dtype, if ta { &ka } else { &ak });
+            let b = at(450_560, dtype, if tb { &bk } else { &kb });
+            let d = at(1_500_160, d_dtype, &[m, n]);
+            let product =
+                Gemm { transpose_a: ta, transpose_b: tb, scale: 0.5, accumulate: true, ..gemm(m, n, k, &a, &b, &d) };
+            let run = |threads: usize| {
+                let mut session = load(vec![Instruction::Gemm(product.clone())], threads);
+                put(&mut *session, &a, &values(m * k, 1));
+                put(&mut *session, &b, &values(k * n, 2));
+                put(&mut *session, &d, &values(m * n, 3));
+                session.run(0).unwrap();
+                (get(&mut *session, &a), get(&mut *session, &b), get(&mut *session, &d))
+            };
+            let (x, y, result) = run(2);
+            assert_eq!(result, run(1).2);
+            let old = if d_dtype == DType::BF16 { rounded(&values(m * n, 3)) } else { values(m * n, 3) };
+            for i in 0..m {
+                for j in 0..n {
+                    let x = |p: usize| x[if ta { p * m + i } else { i * k + p }] as f64;
+                    let y = |p: usize| y[if tb { j * k + p } else { p * n + j }] as f64;
+                    let sum = old[i * n + j] as f64 + 0.5 * (0..k).map(|p| x(p) * y(p)).sum::<f64>();
+                    let tolerance = if d_dtype == DType::BF16 { 1.0 / 256.0 } else { 2e-6 };
+                    let difference = (result[i * n + j] as f64 - sum).abs();
+                    assert!(difference <= tolerance * sum.abs() + 1e-4, "{dtype} {ta} {tb} {i} {j}: {sum}");
+                }
             }
         }
     }

@@ -1,26 +1,23 @@
-//! Matrices in memory and their product: the door to the vectorised kernel of the `gemm` crate.
-//! One call runs on one thread; dividing work is the caller's business, so that bits cannot depend
-//! on the number of threads.
-#![allow(unsafe_code, reason = "disjoint tiles of one matrix, and the foreign kernel's raw pointers")]
+//! Matrices in memory: to read with any strides, to write in rows that do not overlap. Know nothing of
+//! products.
+#![allow(unsafe_code, reason = "disjoint tiles of one matrix")]
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use gemm_common::Parallelism;
-
 /// A matrix to read, any strides.
 #[derive(Clone, Copy)]
-pub struct Matrix<'a> {
-    data: &'a [f32],
-    rows: usize,
-    columns: usize,
-    row_stride: usize,
-    column_stride: usize,
+pub struct Matrix<'a, T = f32> {
+    data: &'a [T],
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row_stride: usize,
+    pub(super) column_stride: usize,
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, T: Copy> Matrix<'a, T> {
     /// Row-major with `row_stride` elements from row to row. Panics when `data` is too short.
-    pub fn new(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+    pub fn new(data: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         let matrix = Matrix { data, rows, columns, row_stride, column_stride: 1 };
         assert!(matrix.extent() <= data.len(), "a {rows}×{columns} matrix does not fit into {} elements", data.len());
         matrix
@@ -47,18 +44,23 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Number of rows.
+    pub fn height(&self) -> usize {
+        self.rows
+    }
+
     /// Number of columns.
     pub fn width(&self) -> usize {
         self.columns
     }
 
     /// The elements behind one another from the first: a vector when there is one row.
-    pub fn values(&self) -> &'a [f32] {
+    pub fn values(&self) -> &'a [T] {
         self.data
     }
 
     /// A part of the matrix. Panics when it is not inside.
-    pub fn block(&self, rows: Range<usize>, columns: Range<usize>) -> Matrix<'a> {
+    pub fn block(&self, rows: Range<usize>, columns: Range<usize>) -> Matrix<'a, T> {
         assert!(rows.end <= self.rows && columns.end <= self.columns, "a block leaves its matrix");
         let (height, width) = (rows.len(), columns.len());
         let start = (rows.start * self.row_stride + columns.start * self.column_stride).min(self.data.len());
@@ -69,10 +71,10 @@ impl<'a> Matrix<'a> {
 /// A matrix to write, row-major, whose rows do not overlap. It owns its rows' elements but not the
 /// gaps between them, so tiles of one matrix can be written by different threads.
 pub struct MatrixMut<'a, T> {
-    start: *mut T,
+    pub(super) start: *mut T,
     rows: usize,
     columns: usize,
-    row_stride: usize,
+    pub(super) row_stride: usize,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
@@ -129,88 +131,9 @@ impl<'a, T> MatrixMut<'a, T> {
     }
 }
 
-/// D = scale·A·B, or D += scale·A·B with `accumulate`. Panics when the extents do not match.
-pub fn product(d: &mut MatrixMut<'_, f32>, accumulate: bool, a: Matrix<'_>, b: Matrix<'_>, scale: f32) {
-    assert!(
-        d.rows == a.rows && d.columns == b.columns && a.columns == b.rows,
-        "a product of {}×{} and {}×{} is not {}×{}",
-        a.rows,
-        a.columns,
-        b.rows,
-        b.columns,
-        d.rows,
-        d.columns
-    );
-    // The kernel wants a column-major result: it computes Dᵀ = Bᵀ·Aᵀ.
-    // SAFETY: extents were checked against the slices when the matrices were made; D shares no
-    // element with A or B, as it is borrowed mutably.
-    unsafe {
-        gemm_f32::gemm::f32::get_gemm_fn()(
-            d.columns,
-            d.rows,
-            a.columns,
-            d.start,
-            d.row_stride as isize,
-            1,
-            accumulate,
-            b.data.as_ptr(),
-            b.row_stride as isize,
-            b.column_stride as isize,
-            a.data.as_ptr(),
-            a.row_stride as isize,
-            a.column_stride as isize,
-            1.0,
-            scale,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn naive(a: &[f32], b: &[f32], m: usize, n: usize, k: usize, at: bool, bt: bool) -> Vec<f32> {
-        let mut d = vec![0.0; m * n];
-        for i in 0..m {
-            for j in 0..n {
-                let x = |p: usize| if at { a[p * m + i] } else { a[i * k + p] };
-                let y = |p: usize| if bt { b[j * k + p] } else { b[p * n + j] };
-                d[i * n + j] = (0..k).map(|p| x(p) as f64 * y(p) as f64).sum::<f64>() as f32;
-            }
-        }
-        d
-    }
-
-    fn values(n: usize, seed: u32) -> Vec<f32> {
-        (0..n as u32)
-            .map(|i| ((i.wrapping_mul(2654435761).wrapping_add(seed) >> 8) % 2001) as f32 / 1000.0 - 1.0)
-            .collect()
-    }
-
-    #[test]
-    fn products_match_in_every_layout_and_size() {
-        for (m, n, k) in [(1, 1, 1), (1, 70, 33), (70, 1, 33), (5, 7, 0), (33, 65, 130), (64, 48, 1), (130, 17, 2)] {
-            for (at, bt) in [(false, false), (false, true), (true, false), (true, true)] {
-                let (a, b) = (values(m * k, 1), values(k * n, 2));
-                let mut d = vec![9.0; m * n];
-                let a_matrix = if at { Matrix::new(&a, k, m, m) } else { Matrix::new(&a, m, k, k) }.transposed_if(at);
-                let b_matrix = if bt { Matrix::new(&b, n, k, k) } else { Matrix::new(&b, k, n, n) }.transposed_if(bt);
-                product(&mut MatrixMut::new(&mut d, m, n, n), false, a_matrix, b_matrix, 1.0);
-                let expected = naive(&a, &b, m, n, k, at, bt);
-                for (x, y) in d.iter().zip(&expected) {
-                    assert!((x - y).abs() < 1e-4, "{m} {n} {k} {at} {bt}: {x} {y}");
-                }
-                product(&mut MatrixMut::new(&mut d, m, n, n), true, a_matrix, b_matrix, -0.5);
-                for (x, y) in d.iter().zip(&expected) {
-                    assert!((x - 0.5 * y).abs() < 1e-4, "{m} {n} {k} {at} {bt} accumulated");
-                }
-            }
-        }
-    }
 
     #[test]
     fn tiles_leave_gaps_alone() {

@@ -1,4 +1,4 @@
-//! The Gemm instruction: D is divided into strips along its longer side by its shape alone, each
+//! Products by strips: D is divided into strips along its longer side by its shape alone, each
 //! strip is computed by one thread. Operands in 16 bits are widened to f32: the one that is divided
 //! strip by strip, the other once. Addends are added in f32 before the single rounding.
 
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::arena::{Memory, Plain, Span, SpanMut, overlap};
+use crate::scratch::Scratch;
 use crate::simd::{Matrix, MatrixMut, product};
-use crate::storage::Buffer;
 
 /// Rows or columns of one strip.
 const STRIP: usize = 128;
@@ -88,18 +88,17 @@ impl Prepared {
     }
 
     /// Makes room for the copies: one buffer for each operand, in order.
-    pub fn reserve(&self, buffers: &mut Vec<Buffer>) {
-        if buffers.len() < self.operands.len() {
-            buffers.resize_with(self.operands.len(), Buffer::default);
-        }
-        for (operand, buffer) in self.operands.iter().zip(buffers) {
+    pub fn reserve(&self, scratch: &mut Scratch) {
+        scratch.reserve_buffers(self.operands.len());
+        for (index, operand) in self.operands.iter().enumerate() {
             if operand.access == Access::Copied {
-                buffer.reserve(&operand.at);
+                scratch.reserve(index, &operand.at);
             }
         }
     }
 
-    pub fn run(&self, memory: &mut Memory, buffers: &mut [Buffer]) {
+    pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
+        let buffers = scratch.buffers.as_mut_slice();
         for (operand, buffer) in self.operands.iter().zip(&mut *buffers) {
             if operand.access == Access::Copied {
                 buffer.load(memory, &operand.at);

@@ -1,0 +1,45 @@
+//! Memory that instructions share while they run. It grows while a program is loaded, to the largest need
+//! of all instructions, and never while it runs. Knows no instruction.
+
+use program::TensorRef;
+
+use crate::storage::Buffer;
+
+#[derive(Default)]
+pub struct Scratch {
+    /// Dense copies of the operands of one instruction.
+    pub buffers: Vec<Buffer>,
+    /// Packed operands of a product.
+    pub packed: Vec<u32>,
+    /// Sums of a product that wait for their rounding.
+    pub partial: Vec<f32>,
+}
+
+impl Scratch {
+    /// One buffer for each operand, of no size yet.
+    pub fn reserve_buffers(&mut self, count: usize) {
+        if self.buffers.len() < count {
+            self.buffers.resize_with(count, Buffer::default);
+        }
+    }
+
+    /// Makes room for the dense copy of the operand with this index.
+    pub fn reserve(&mut self, index: usize, at: &TensorRef) {
+        self.reserve_buffers(index + 1);
+        self.buffers[index].reserve(at);
+    }
+
+    pub fn reserve_packed(&mut self, units: usize) {
+        grow(&mut self.packed, units);
+    }
+
+    pub fn reserve_partial(&mut self, elements: usize) {
+        grow(&mut self.partial, elements);
+    }
+}
+
+fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+}

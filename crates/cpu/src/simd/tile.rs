@@ -1,0 +1,133 @@
+//! The inner kernel of a product: one tile of the result in registers, operands from packed panels. Knows
+//! neither the matrices nor how the work is divided.
+//!
+//! A tile of f32 is a chain of fused multiply-adds for each element, in the order of the units. A tile of
+//! bf16 adds the two products of a pair to the f32 sum by `vdpbf16ps`: products are exact, how the pair is
+//! rounded is the processor's, and denormal operands and results count as zero. A machine without that
+//! instruction takes another path and differs in the last bits.
+#![allow(unsafe_code, reason = "vector instructions, called where they were found")]
+
+use super::level::Level;
+use super::panels::Unit;
+
+/// Rows of a tile.
+pub const HEIGHT: usize = 8;
+/// Most columns of a tile: three vectors.
+pub const WIDTH: usize = 48;
+/// Units of one chain of additions: longer sums are made of several, which keeps the accuracy of short ones.
+const CHAIN: usize = 512;
+/// Elements of one vector.
+const LANES: usize = 16;
+
+/// A tile of the result, rows of [`WIDTH`] elements.
+#[repr(align(64))]
+pub struct Tile(pub [f32; HEIGHT * WIDTH]);
+
+impl Default for Tile {
+    fn default() -> Self {
+        Tile([0.0; HEIGHT * WIDTH])
+    }
+}
+
+/// Proof that this processor multiplies tiles of T.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles<T> {
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Unit> Tiles<T> {
+    /// `None` where the instructions are missing.
+    pub fn here() -> Option<Self> {
+        let needed = if T::DEPTH == 2 { Level::Avx512Bf16 } else { Level::Avx512 };
+        (Level::here() >= needed).then_some(Tiles { element: std::marker::PhantomData })
+    }
+
+    /// Width of a panel that holds this many columns: whole vectors.
+    pub fn panel_width(columns: usize) -> usize {
+        columns.min(WIDTH).next_multiple_of(LANES)
+    }
+
+    /// c += scale·a·b with a a panel of [`HEIGHT`] lines and b one of `width` lines, a multiple of 16 of at
+    /// most [`WIDTH`], of as many units. Panics when they do not fit.
+    pub fn multiply(self, a: &[u32], b: &[u32], width: usize, scale: f32, c: &mut Tile) {
+        assert!(a.len() * width == b.len() * HEIGHT, "panels of different lengths");
+        for (a, b) in a.chunks(CHAIN * HEIGHT).zip(b.chunks(CHAIN * width)) {
+            self.chain(a, b, width, scale, c);
+        }
+    }
+
+    fn chain(self, a: &[u32], b: &[u32], width: usize, scale: f32, c: &mut Tile) {
+        let units = a.len() / HEIGHT;
+        assert!(a.len() == units * HEIGHT && b.len() == units * width, "a panel holds whole units");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `self` proves the instructions; the panels were checked to have `units` units of
+        // HEIGHT and of `width` lines, and the tile has room for three vectors in each row.
+        unsafe {
+            let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.0.as_mut_ptr());
+            match (T::DEPTH, width / LANES) {
+                (1, 1) => x86::single::<1>(units, a, b, scale, c),
+                (1, 2) => x86::single::<2>(units, a, b, scale, c),
+                (1, 3) => x86::single::<3>(units, a, b, scale, c),
+                (_, 1) => x86::paired::<1>(units, a, b, scale, c),
+                (_, 2) => x86::paired::<2>(units, a, b, scale, c),
+                (_, 3) => x86::paired::<3>(units, a, b, scale, c),
+                _ => panic!("a panel is one to three vectors wide, not {width} lines"),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("nothing proves instructions of another architecture: {scale} {}", c.0[0]);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{HEIGHT, LANES, WIDTH};
+
+    macro_rules! kernel {
+        ($name:ident, $features:literal, $line:ident => $broadcast:expr, $lines:ident => $load:expr, $step:expr) => {
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name<const VECTORS: usize>(
+                units: usize,
+                a: *const u32,
+                b: *const u32,
+                scale: f32,
+                c: *mut f32,
+            ) {
+                let mut sums = [[_mm512_setzero_ps(); VECTORS]; HEIGHT];
+                // SAFETY: the caller's promise: `units` units of HEIGHT and of VECTORS vectors.
+                unsafe {
+                    for p in 0..units {
+                        let row = b.add(p * VECTORS * LANES);
+                        let right: [_; VECTORS] = std::array::from_fn(|j| {
+                            let $lines = row.add(j * LANES);
+                            $load
+                        });
+                        for (i, sums) in sums.iter_mut().enumerate() {
+                            let $line = a.add(p * HEIGHT + i);
+                            let left = $broadcast;
+                            for (sum, right) in sums.iter_mut().zip(right) {
+                                *sum = $step(*sum, left, right);
+                            }
+                        }
+                    }
+                    let scale = _mm512_set1_ps(scale);
+                    for (i, sums) in sums.iter().enumerate() {
+                        for (j, sum) in sums.iter().enumerate() {
+                            let to = c.add(i * WIDTH + j * LANES);
+                            _mm512_storeu_ps(to, _mm512_fmadd_ps(scale, *sum, _mm512_loadu_ps(to)));
+                        }
+                    }
+                }
+            }
+        };
+    }
+
+    kernel!(single, "avx512f,avx512bw,avx512dq,avx512vl", x => _mm512_set1_ps(x.cast::<f32>().read()),
+        x => _mm512_loadu_ps(x.cast()), |sum, left, right| _mm512_fmadd_ps(left, right, sum));
+    kernel!(paired, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16",
+        x => std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(x.cast::<i32>().read())),
+        x => std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(x.cast())),
+        |sum, left, right| _mm512_dpbf16_ps(sum, left, right));
+}

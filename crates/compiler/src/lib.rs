@@ -26,8 +26,13 @@ pub use options::{CompileOptions, OptimizerKind, OptimizerOptions, PlanOptions, 
 pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 
-/// Bytes of one GiB.
-const GIB: f64 = (1u64 << 30) as f64;
+/// Bytes for people.
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..0x4000_0000 => format!("{:.2} MiB", bytes as f64 / (1u64 << 20) as f64),
+        _ => format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64),
+    }
+}
 
 /// Why a model does not become a program.
 #[derive(Debug, Error)]
@@ -40,10 +45,10 @@ pub enum CompileError {
     Options(String),
     /// The plan needs more memory than there is.
     #[error(
-        "the smallest plan needs {:.2} GiB ({needed} bytes), {} {:.2} GiB",
-        *.needed as f64 / GIB,
+        "the smallest plan needs {} ({needed} bytes), {} {}",
+        size(*.needed),
         if *.limited { "`memory_limit` allows" } else { "the machine has" },
-        *.available as f64 / GIB
+        size(*.available)
     )]
     DoesNotFit {
         needed: usize,

@@ -113,7 +113,7 @@ fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
 }
 
 fn raised_limit(config: &mut Config, _: &ModelSource) -> Option<String> {
-    config.offload.memory_limit.take().map(|limit| format!("a `memory_limit` above {limit}, or none"))
+    config.offload.memory_limit.take().map(|limit| format!("a `memory_limit` of that much instead of {limit}, or none"))
 }
 
 fn smaller_states(config: &mut Config, _: &ModelSource) -> Option<String> {

@@ -129,11 +129,11 @@ impl Preview {
 }
 
 fn decision_text(of: &PlanLine) -> String {
-    let layers = if of.layers.is_empty() { String::new() } else { format!(", layers {}", of.layers) };
-    let cost = match of.decision.as_str() {
-        "kept" => String::new(),
-        _ => format!(" in {:.3} ms", of.seconds * 1e3),
+    let layers = match of.layers.as_str() {
+        "" => String::new(),
+        one if one.parse::<usize>().is_ok() => format!(", layer {one}"),
+        several => format!(", layers {several}"),
     };
-    let cost = if of.seconds > 0.0 { cost } else { String::new() };
+    let cost = if of.seconds > 0.0 { format!(" in {:.3} ms", of.seconds * 1e3) } else { String::new() };
     format!("{}  {}{cost}: {}{layers} ({})\n", mib(of.bytes), of.decision, of.part, of.reason)
 }

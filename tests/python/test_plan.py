@@ -1,0 +1,125 @@
+"""The plan: what it says of a run, and that no decision about memory changes a number."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import surogate
+from surogate.cli import main
+
+STEPS = 3
+
+
+@pytest.fixture
+def options(tmp_path, make_model) -> dict[str, object]:
+    """A run of a few packed steps with dropout, on data of its own."""
+    from conftest import tiny_qwen3
+
+    data = tmp_path / "data.jsonl"
+    rows = [{"input_ids": [(7 * i + j) % 90 + 1 for j in range(5 + i % 9)]} for i in range(60)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "model": str(make_model(tiny_qwen3(initializer_range=0.3, num_hidden_layers=3))),
+        "device": "cpu",
+        "torch_dtype": "float32",
+        "datasets": [{"path": str(data), "type": "tokens"}],
+        "validation_split_ratio": 0.0,
+        "sequence_len": 48,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+    }
+
+
+def losses(options: dict[str, object], **changes: object) -> list[float]:
+    trainer = surogate.Trainer({**options, **changes})
+    return [trainer.step()[name] for _ in range(STEPS) for name in ("loss", "grad_norm")]
+
+
+def plan(options: dict[str, object], tmp_path, capsys, **changes: object) -> tuple[int, dict, str]:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**options, **changes}))
+    code = main(["plan", str(path), "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if out else {}, err
+
+
+KEPT = {
+    "recompute_rmsnorm": False,
+    "recompute_swiglu": False,
+    "recompute_qkv": False,
+    "lmhead_chunks": 1,
+    "attn_bwd_chunks": 1,
+}
+
+CHOICES = [
+    {"recompute_swiglu": True},
+    {"recompute_rmsnorm": True},
+    {"recompute_ffn": True, "recompute_swiglu": "auto"},
+    {"recompute_qkv": True},
+    {"recompute_att": True, "recompute_qkv": "auto"},
+    {"recompute_block": True, "recompute_rmsnorm": "auto", "recompute_swiglu": "auto", "recompute_qkv": "auto"},
+    {"recompute_lora": True, "recompute_rmsnorm": "auto", "recompute_swiglu": "auto", "recompute_qkv": "auto"},
+    {"attn_bwd_chunks": 4},
+    {"lmhead_chunks": 3},
+]
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_each_option_changes_the_plan_and_no_number(options, tmp_path, capsys, lora):
+    options = {**options, **KEPT, "lora": lora}
+    expected = losses(options)
+    _, kept, _ = plan(options, tmp_path, capsys)
+    for choice in CHOICES:
+        if not lora and "recompute_lora" in choice:
+            continue
+        found = losses(options, **choice)
+        if lora or "lmhead_chunks" not in choice:
+            assert found == expected, choice
+        else:
+            assert found == pytest.approx(expected, rel=1e-5), choice
+        _, changed, _ = plan(options, tmp_path, capsys, **choice)
+        assert changed["decisions"] != kept["decisions"], choice
+        assert changed["memory_bytes"] < kept["memory_bytes"] or "attn_bwd_chunks" in choice, choice
+
+
+def test_less_memory_gives_a_smaller_plan_and_the_same_numbers(options, tmp_path, capsys):
+    expected = losses(options)
+    _, full, _ = plan(options, tmp_path, capsys, **KEPT)
+    code, _, err = plan(options, tmp_path, capsys, memory_limit=1)
+    assert code == 3 and "gradient_accumulation_steps" not in err
+    smallest = int(err.split("(")[1].split(" bytes")[0])
+    sizes = []
+    for part in (4, 3, 2, 1, 0):
+        limit = smallest + (full["memory_bytes"] - smallest) * part // 5
+        code, found, _ = plan(options, tmp_path, capsys, memory_limit=limit)
+        assert code == 0 and found["memory_bytes"] <= limit
+        sizes.append(found["memory_bytes"])
+        assert losses(options, memory_limit=limit) == expected
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) >= 4, sizes
+
+
+def test_what_does_not_fit_is_told_what_would(options, tmp_path, capsys):
+    code, _, err = plan(options, tmp_path, capsys, memory_limit=1)
+    smallest = int(err.split("(")[1].split(" bytes")[0])
+    limit = smallest - 1
+    code, _, err = plan(options, tmp_path, capsys, memory_limit=limit)
+    assert code == 3
+    assert "`per_device_train_batch_size: 2` with `gradient_accumulation_steps: 4`" in err, err
+    changed = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    assert plan(options, tmp_path, capsys, memory_limit=limit, **changed)[0] == 0
+    with pytest.raises(surogate.MemoryPlanError, match="per_device_train_batch_size: 2"):
+        losses(options, memory_limit=limit)
+
+
+def test_the_plan_accounts_for_every_byte(options, tmp_path, capsys):
+    for lora in (True, False):
+        _, found, _ = plan(options, tmp_path, capsys, lora=lora)
+        classes = {line["class"]: line["bytes"] for line in found["memory"]}
+        assert sum(classes.values()) == found["memory_bytes"]
+        assert sum(line["bytes"] for line in found["activations"]) == classes["activations"]
+        assert {line["class"] for line in found["activations_by_phase"]} >= {"forward", "backward", "evaluate"}
+        assert found["estimate"]["step_flops"] > 0 and found["estimate"]["step_bytes"] > 0
+        assert all(line["reason"] for line in found["decisions"])

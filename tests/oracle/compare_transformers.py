@@ -302,6 +302,20 @@ def draw_targets(rng: random.Random, model):
     )
 
 
+def draw_variant(rng: random.Random) -> dict:
+    """Options of PEFT that change ranks, scales and targets from module to module; often none."""
+    if rng.random() < 0.4:
+        return {}
+    options: dict = {"use_rslora": rng.random() < 0.5}
+    if rng.random() < 0.5:
+        options["rank_pattern"] = rng.choice([{"q_proj": 5}, {r".*\.0\..*": 2, "v_proj": 7}, {"mlp.down_proj": 6}])
+    if rng.random() < 0.5:
+        options["alpha_pattern"] = rng.choice([{"q_proj": 3}, {r".*self_attn\..*": 9}, {"^model.layers.0.*": 5}])
+    if rng.random() < 0.3:
+        options["exclude_modules"] = rng.choice([["v_proj"], ["mlp.up_proj", "k_proj"], r".*\.[ko]_proj"])
+    return options
+
+
 def adapt(rng: random.Random, model, deviation: float = 0.3):
     """A peft model with random A and B."""
     from peft import LoraConfig, get_peft_model
@@ -313,6 +327,7 @@ def adapt(rng: random.Random, model, deviation: float = 0.3):
         lora_dropout=rng.choice([0.0, 0.1]),
         target_modules=draw_targets(rng, model),
         task_type="CAUSAL_LM",
+        **draw_variant(rng),
     )
     adapted = get_peft_model(model, config).eval()
     with torch.no_grad():

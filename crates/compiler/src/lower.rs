@@ -250,7 +250,7 @@ fn assemble(
         (ArenaKind::Weights, parameters.weights_bytes, "base weights"),
         (ArenaKind::Adapters, parameters.adapters_bytes, "LoRA matrices"),
         (ArenaKind::Gradients, parameters.gradients_bytes, "f32 gradients of what is trained"),
-        (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states"),
+        (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states, f32 copies of weights"),
         (ArenaKind::Batch, lowering.batch_bytes, "batch tensors"),
         (ArenaKind::Scalars, SCALAR_BYTES, "step scalars"),
         (ArenaKind::Constants, lowering.constants_end, "tables computed while compiling"),

@@ -87,6 +87,9 @@ pub struct OptimizerOptions {
     pub weight_decay: f64,
     /// 0: no clipping.
     pub max_grad_norm: f64,
+    /// Keep an f32 copy of every trained weight that is stored in fewer bits. The copy is updated, the weight is
+    /// the copy rounded to nearest.
+    pub master: bool,
 }
 
 impl CompileOptions {

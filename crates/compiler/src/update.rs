@@ -49,12 +49,13 @@ fn update_run(
     seed: u64,
     stream: usize,
 ) {
+    let updated = run.master.as_ref().unwrap_or(&run.weight);
     let attrs = Attrs::new()
         .with("beta1", optimizer.beta1)
         .with("beta2", optimizer.beta2)
         .with("epsilon", optimizer.epsilon)
         .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
-        .with("stochastic_rounding", run.weight.dtype == DType::BF16)
+        .with("stochastic_rounding", updated.dtype == DType::BF16)
         .with("seed", seed)
         .with("stream", stream as u64);
     let scalars = [
@@ -67,7 +68,7 @@ fn update_run(
     ];
     let mut inputs = vec![run.gradient.clone()];
     inputs.extend(scalars.map(scalar_ref));
-    let mut outputs = vec![run.weight.clone()];
+    let mut outputs = vec![updated.clone()];
     match run.state.as_ref().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => {
             outputs.extend([first.clone(), second.clone()]);
@@ -81,6 +82,10 @@ fn update_run(
             outputs.extend(scales);
             push(steps, lowering, "adamw_8bit", attrs, inputs, outputs);
         }
+    }
+    if let Some(master) = &run.master {
+        let attrs = Attrs::new().with("dtype", run.weight.dtype.name());
+        push(steps, lowering, "cast", attrs, vec![master.clone()], vec![run.weight.clone()]);
     }
 }
 

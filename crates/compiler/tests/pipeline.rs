@@ -11,7 +11,7 @@ use graph::{Graph, ValueId};
 use ops::evaluate::{Array, Evaluate, evaluate};
 use program::{Backend, EntryKind, Machine, Session, TensorRef};
 use support::{VARIANT, adapter, contents, model, options};
-use tensor::HostTensor;
+use tensor::{DType, HostTensor};
 
 fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
     let mut passes = limit.map_or_else(Passes::default, Passes::limited);
@@ -268,5 +268,36 @@ fn a_program_for_an_h200_runs_on_the_cpu() {
         let other = there.program().parameter(&slot.name).unwrap().gradient.clone().unwrap();
         let (a, b) = (read(here.as_mut(), slot.gradient.as_ref().unwrap()), read(there.as_mut(), &other));
         assert_eq!(a, b, "{}", slot.name);
+    }
+}
+
+#[test]
+fn an_f32_copy_is_updated_and_the_weight_is_its_rounding() {
+    let program = |master: bool, lora: bool| {
+        let mut options = CompileOptions { weights: DType::BF16, compute: DType::BF16, ..options() };
+        options.adapter = lora.then(|| compiler::AdapterOptions { dtype: DType::BF16, ..adapter() });
+        options.training.as_mut().unwrap().optimizer.as_mut().unwrap().master = master;
+        compile(&model(), &options, &Machine::cpu(1 << 34, 2)).unwrap()
+    };
+    let (without, with) = (program(false, false), program(true, false));
+    let elements: usize = with.parameters.iter().map(|slot| slot.weight.len().next_multiple_of(256)).sum();
+    let bytes = |p: &program::Program| p.arenas.iter().map(|arena| arena.bytes).sum::<usize>();
+    assert_eq!(bytes(&with) - bytes(&without), 4 * elements);
+    let ops = |p: &program::Program| -> Vec<(String, DType)> {
+        let update = &p.entries[p.entry(EntryKind::Update, None).unwrap()];
+        let launches = update.steps.iter().filter_map(|step| match &step.instruction {
+            program::Instruction::Launch(launch) => Some((launch.op.clone(), launch.outputs[0].dtype)),
+            _ => None,
+        });
+        launches.filter(|(op, _)| op.starts_with("adamw") || op == "cast").collect()
+    };
+    assert!(ops(&without).iter().all(|(op, dtype)| op != "cast" && *dtype == DType::BF16));
+    for pair in ops(&with).chunks(2) {
+        assert!(pair[0].0.starts_with("adamw") && pair[0].1 == DType::F32, "{pair:?}");
+        assert_eq!(pair[1], ("cast".to_owned(), DType::BF16));
+    }
+    for slot in &program(true, true).parameters {
+        let master = slot.master.as_ref().map(|at| (at.dtype, at.shape.clone()));
+        assert_eq!(master, slot.adapter.then(|| (DType::F32, slot.weight.shape.clone())), "{}", slot.name);
     }
 }

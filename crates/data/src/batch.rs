@@ -30,8 +30,8 @@ impl Batch {
     /// `input_ids`, `labels`, `position_ids`, `weights`: [B, T]. A document starts at the beginning of each row and
     /// where `position_ids` does not continue (position ≠ previous + 1); without `position_ids` each row is one
     /// document. `weights[t]` belongs to `labels[t]` and moves with it; without weights each label counts 1. A label
-    /// of weight 0 is not trained. Errors: a length that is not B·T, a negative id or position, a weight that is not
-    /// finite.
+    /// of weight 0 is not trained. Errors: a length that is not B·T, a negative id or position, a weight that is negative
+    /// or not finite.
     pub fn from_labels(
         batch: usize,
         seq_len: usize,
@@ -48,6 +48,7 @@ impl Batch {
         if let Some(weights) = weights {
             check_length("weights", weights.len(), batch, seq_len)?;
             check_each("weights", weights, |w| w.is_finite(), "is not finite")?;
+            check_each("weights", weights, |w| *w >= 0.0, "is negative: a weight says how much a token counts")?;
         }
         check_each("input_ids", &input_ids, |&id| id >= 0, "is negative")?;
         check_each("position_ids", &positions, |&p| p >= 0, "is negative")?;
@@ -128,6 +129,12 @@ fn check_each<T: std::fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn negative_weights_are_refused() {
+        let error = Batch::from_labels(1, 2, vec![1, 2], &[1, 2], None, Some(&[1.0, -0.5])).unwrap_err().to_string();
+        assert!(error.contains("weights[1]") && error.contains("-0.5 is negative"), "{error}");
+    }
 
     #[test]
     fn labels_are_shifted_inside_documents() {

@@ -157,6 +157,19 @@ pub fn from_json(text: &str) -> Result<Model, ModelError> {
 }
 
 impl Model {
+    /// Lets the weights that write into the residual stream begin at zero; gives how many there are, a layer's once.
+    pub fn zero_residual_projections(&mut self) -> usize {
+        let blocks = self.body.iter_mut().filter_map(|item| match item {
+            Item::Repeat(repeat) => Some(&mut repeat.block.parameters),
+            Item::Node(_) => None,
+        });
+        let specs = std::iter::once(&mut self.parameters).chain(blocks).flatten();
+        let marked: Vec<&mut ParameterSpec> = specs.filter(|spec| spec.residual_projection).collect();
+        let count = marked.len();
+        marked.into_iter().for_each(|spec| spec.init = Init::Zeros);
+        count
+    }
+
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a model is always representable as JSON")
     }

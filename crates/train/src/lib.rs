@@ -14,6 +14,7 @@ mod engine;
 pub mod error;
 mod export;
 mod feed;
+mod formats;
 mod log;
 mod merge;
 mod metrics;

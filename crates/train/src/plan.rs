@@ -7,13 +7,11 @@ use std::path::Path;
 use compiler::{
     AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training,
 };
-use data::safetensors::Weights;
 use options::Setting;
-use serde_json::json;
-use tensor::DType;
 
-use crate::config::{self, Config, Dtype, Init, Problem, Reason, Reasons};
+use crate::config::{self, Config, Problem, Reason, Reasons};
 use crate::error::{Result, TrainError};
+use crate::formats::{self, dtype_of};
 use crate::peft;
 use crate::source::ModelSource;
 
@@ -45,12 +43,19 @@ impl Plan {
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
-        let dtype = weight_dtype(config, source, &mut reasons, &mut notes)?;
+        let dtype = formats::weights(config, source, &mut reasons, &mut notes)?;
+        let trained = adapter.as_ref().map_or(dtype, |adapter| adapter.dtype);
+        let master = formats::keeps_master(config, trained, &mut reasons, &mut problems);
+        formats::check_gradients(config, dtype, &mut problems);
+        formats::check_determinism(config, &mut problems);
+        if !problems.is_empty() {
+            return Err(TrainError::Config(problems));
+        }
         let compile = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
             compute: dtype,
-            training: Some(Training { optimizer: Some(optimizer(config)) }),
+            training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,
             evaluate: true,
             forward: false,
@@ -91,7 +96,7 @@ fn memory_options(config: &Config) -> PlanOptions {
     }
 }
 
-fn reason(value: impl Into<serde_json::Value>, because: &str) -> Reason {
+pub(crate) fn reason(value: impl Into<serde_json::Value>, because: &str) -> Reason {
     Reason { value: value.into(), because: because.to_owned() }
 }
 
@@ -139,47 +144,6 @@ fn sequence_len(
     length
 }
 
-/// The element type of the options.
-pub fn dtype_of(dtype: Dtype) -> DType {
-    match dtype {
-        Dtype::Float32 => DType::F32,
-        Dtype::BFloat16 => DType::BF16,
-        Dtype::Float16 => DType::F16,
-    }
-}
-
-fn weight_dtype(
-    config: &Config,
-    source: &ModelSource,
-    reasons: &mut Reasons,
-    notes: &mut Vec<String>,
-) -> Result<DType> {
-    if let Setting::Value(dtype) = config.model.torch_dtype {
-        return Ok(dtype_of(dtype));
-    }
-    let (found, because) = match source.dtype() {
-        Some(dtype) => (dtype, "the model's configuration"),
-        None if config.model.init == Init::Random => (DType::BF16, "the model's configuration names none"),
-        None => (stored_dtype(source)?, "the model's weights"),
-    };
-    let dtype = match found {
-        DType::F32 | DType::BF16 => found,
-        other => {
-            notes.push(format!("the model was saved in {other}; it is loaded and trained in bf16"));
-            DType::BF16
-        }
-    };
-    let word = if dtype == DType::F32 { Dtype::Float32 } else { Dtype::BFloat16 };
-    reasons.insert("torch_dtype".into(), reason(json!(word.to_string()), because));
-    Ok(dtype)
-}
-
-fn stored_dtype(source: &ModelSource) -> Result<DType> {
-    let weights = Weights::open(&source.folder).map_err(TrainError::model_file)?;
-    let first = weights.names().first().map(|name| weights.get(name).map(|view| view.dtype));
-    first.unwrap_or(Ok(DType::BF16)).map_err(TrainError::model_file)
-}
-
 fn optimizer(config: &Config) -> OptimizerOptions {
     let of = &config.optimizer;
     OptimizerOptions {
@@ -193,6 +157,7 @@ fn optimizer(config: &Config) -> OptimizerOptions {
         epsilon: of.adamw_epsilon,
         weight_decay: of.weight_decay,
         max_grad_norm: of.max_grad_norm,
+        master: false,
     }
 }
 

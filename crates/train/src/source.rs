@@ -50,6 +50,18 @@ impl ModelSource {
         Ok(ModelDigest { config, weights })
     }
 
+    /// The same model, whose weights that write into the residual stream are drawn as zeros. An error where the
+    /// architecture marks none.
+    pub fn with_projections_at_zero(&self) -> Result<ModelSource> {
+        let mut source = self.clone();
+        if source.model.zero_residual_projections() == 0 {
+            let name = &self.model.architecture;
+            let text = format!("`init_projections_to_zero: true`, but {name} marks no weight as such a projection");
+            return Err(TrainError::Usage(text));
+        }
+        Ok(source)
+    }
+
     fn size(&self, name: &str) -> Option<usize> {
         self.config.get(name).and_then(Value::as_u64).map(|n| n as usize)
     }

@@ -65,6 +65,10 @@ impl Trainer {
     /// Nothing is compiled before the first batch is known.
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
         let plan = Plan::new(&config, &source)?;
+        let source = match config.model.init_projections_to_zero {
+            true => Arc::new(source.with_projections_at_zero()?),
+            false => source,
+        };
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
         let feed = match config.data.datasets {
             Some(_) => Some(Feed::new(&config, &source, plan.sequence_len)?),

@@ -30,7 +30,8 @@ impl Part {
     }
 }
 
-/// Reads every parameter of a part from files, converting to the type in which it is stored.
+/// Reads every parameter of a part from files, converting to the type in which it is stored; and its f32 copy, where
+/// the optimizer keeps one.
 ///
 /// Errors name tensors that are missing, superfluous or of another shape, all at once. Two kinds of
 /// superfluous tensors are accepted: in a model, one that equals a used one bit for bit, as tied weights
@@ -40,7 +41,9 @@ pub fn load(session: &mut dyn Session, program: &Program, part: Part, files: &We
     check_names(session, program, part, files, place)?;
     for slot in part.of(program) {
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
-        write_as_stored(session, &slot.weight, &view)?;
+        for at in std::iter::once(&slot.weight).chain(&slot.master) {
+            write_as_stored(session, at, &view)?;
+        }
     }
     Ok(())
 }
@@ -128,7 +131,9 @@ pub fn draw(session: &mut dyn Session, program: &Program, part: Part, seed: u64)
     for slot in part.of(program) {
         let values = drawn(slot, seed);
         let tensor = HostTensor::from_f32(slot.weight.shape.clone(), &values);
-        session.write(&slot.weight, &tensor.cast(slot.weight.dtype).bytes)?;
+        for at in std::iter::once(&slot.weight).chain(&slot.master) {
+            session.write(at, &tensor.cast(at.dtype).bytes)?;
+        }
     }
     Ok(())
 }

@@ -21,6 +21,8 @@ pub(crate) struct Run {
     pub weight: TensorRef,
     pub gradient: TensorRef,
     pub state: Option<OptimizerState>,
+    /// The f32 copy that the optimizer updates in the weights' place.
+    pub master: Option<TensorRef>,
     pub decay: bool,
 }
 
@@ -98,16 +100,22 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
         slots[index] = Some(slot);
     }
     let mut slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
-    let has_optimizer = options.training.as_ref().is_some_and(|t| t.optimizer.is_some());
+    let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     let mut runs_with_state = Vec::new();
     for (treatment, mut run) in runs {
-        if has_optimizer {
+        if let Some(optimizer) = optimizer {
             run.state = Some(cursor.state(run.gradient.len(), treatment.full_state));
+            if optimizer.master && run.weight.dtype != DType::F32 {
+                let elements = run.weight.len();
+                run.master = Some(take(&mut cursor.optimizer, arena::OPTIMIZER, DType::F32, elements, &[elements]));
+            }
         }
         runs_with_state.push(run);
     }
     for slot in &mut slots {
-        slot.state = state_of(slot, &runs_with_state);
+        let Some((run, start)) = run_of(slot, &runs_with_state) else { continue };
+        slot.state = run.state.as_ref().map(|state| state_of(slot, state, start));
+        slot.master = run.master.as_ref().map(|whole| part_of(whole, start, &slot.weight.shape));
     }
     ParameterPlan {
         slots,
@@ -199,34 +207,39 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
     let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
     runs.push((
         treatment,
-        Run { weight: flat(&slot.weight), gradient: flat(gradient), state: None, decay: slot.decay },
+        Run { weight: flat(&slot.weight), gradient: flat(gradient), state: None, master: None, decay: slot.decay },
     ));
 }
 
-/// The part of its run's state that belongs to one parameter.
-fn state_of(slot: &ParameterSlot, runs: &[Run]) -> Option<OptimizerState> {
+/// The run that a parameter lies in, and the number of elements before it.
+fn run_of<'a>(slot: &ParameterSlot, runs: &'a [Run]) -> Option<(&'a Run, usize)> {
     let gradient = slot.gradient.as_ref()?;
     let run = runs
         .iter()
         .find(|r| gradient.offset >= r.gradient.offset && gradient.offset < r.gradient.offset + r.gradient.bytes())?;
-    let start = (gradient.offset - run.gradient.offset) / DType::F32.size();
-    let part = |whole: &TensorRef, start: usize, shape: &[usize]| {
-        TensorRef::dense(whole.arena, whole.offset + start * whole.dtype.size(), whole.dtype, shape)
-    };
+    Some((run, (gradient.offset - run.gradient.offset) / DType::F32.size()))
+}
+
+fn part_of(whole: &TensorRef, start: usize, shape: &[usize]) -> TensorRef {
+    TensorRef::dense(whole.arena, whole.offset + start * whole.dtype.size(), whole.dtype, shape)
+}
+
+/// The part of its run's state that belongs to one parameter, which begins at element `start`.
+fn state_of(slot: &ParameterSlot, state: &OptimizerState, start: usize) -> OptimizerState {
     let shape = &slot.weight.shape;
-    Some(match run.state.as_ref()? {
+    match state {
         OptimizerState::Full { first, second } => {
-            OptimizerState::Full { first: part(first, start, shape), second: part(second, start, shape) }
+            OptimizerState::Full { first: part_of(first, start, shape), second: part_of(second, start, shape) }
         }
         OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
             let blocks = [slot.weight.len().div_ceil(ALIGNMENT_ELEMENTS)];
             let first_block = start / ALIGNMENT_ELEMENTS;
             OptimizerState::Blockwise {
-                first: part(first, start, shape),
-                second: part(second, start, shape),
-                first_scale: part(first_scale, first_block, &blocks),
-                second_scale: part(second_scale, first_block, &blocks),
+                first: part_of(first, start, shape),
+                second: part_of(second, start, shape),
+                first_scale: part_of(first_scale, first_block, &blocks),
+                second_scale: part_of(second_scale, first_block, &blocks),
             }
         }
-    })
+    }
 }

@@ -35,6 +35,7 @@ pub fn options() -> CompileOptions {
                 epsilon: 1e-8,
                 weight_decay: 0.1,
                 max_grad_norm: 1.0,
+                master: false,
             }),
         }),
         adapter: None,

@@ -108,8 +108,8 @@ fn take_weight(fields: &mut Map<String, Value>) -> Result<Option<f32>, RowError>
     let weight = match fields.shift_remove("weight") {
         None | Some(Value::Null) => None,
         Some(other) => {
-            let number = other.as_f64().map(|w| w as f32).filter(|w| w.is_finite());
-            Some(number.ok_or_else(|| wrong("weight", "a finite number", &other))?)
+            let number = other.as_f64().map(|w| w as f32).filter(|w| w.is_finite() && *w >= 0.0);
+            Some(number.ok_or_else(|| wrong("weight", "a finite number from 0", &other))?)
         }
     };
     Ok(match train {

@@ -61,9 +61,10 @@ fn integers(name: &str, value: &Value) -> Result<Vec<i32>, RowError> {
 fn reals(name: &str, value: &Value) -> Result<Vec<f32>, RowError> {
     let list = value.as_array().ok_or_else(|| wrong(name, "a list of numbers", value))?;
     let element = |value: &Value| {
-        let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
-        number
-            .ok_or_else(|| RowError::new(RowReason::WrongType, format!("column `{name}`: {value} is no finite number")))
+        let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x >= 0.0);
+        number.ok_or_else(|| {
+            RowError::new(RowReason::WrongType, format!("column `{name}`: {value} is no finite number from 0"))
+        })
     };
     list.iter().map(element).collect()
 }

@@ -11,9 +11,9 @@ options! {
         device: Setting<Device> = auto;
         /// Permission to record a step once and replay it. A run is never taken off this path silently.
         use_cuda_graphs: bool = true, resumable;
-        /// Whether the same run gives the same bits twice. `auto` takes deterministic kernels unless they cost much,
-        /// and says so.
-        deterministic: Setting<bool> = auto, pending;
+        /// Whether the same run gives the same bits twice. `auto` is true: every kernel in use does. `false`, which would
+        /// allow others, is *not available yet*.
+        deterministic: Setting<bool> = auto;
     }
 }
 

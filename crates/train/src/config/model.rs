@@ -24,7 +24,7 @@ options! {
         /// Where the first weights come from.
         init: Init = "pretrained";
         /// Begin with down and output projections at zero. Needs `init: random`.
-        init_projections_to_zero: bool = false, pending;
+        init_projections_to_zero: bool = false;
     }
 }
 

@@ -9,12 +9,13 @@ options! {
         /// Formats of the matrix products.
         recipe: Recipe = "bf16", pending_words = &["fp8_hybrid", "nvfp4"];
         /// Format of the backward products' gradients. Null follows the recipe.
-        gradient_dtype: Option<MatmulDtype> = null, pending;
-        /// Format of the copy of the weights that the optimizer updates. `auto` is the format of the weights.
-        master_dtype: Setting<Dtype> = auto, pending;
+        gradient_dtype: Option<MatmulDtype> = null, pending_words = &["float8_e4m3", "float8_e5m2"];
+        /// Format of the copy of the trained weights that the optimizer updates; the weights are its rounding. `auto` is
+        /// their own format: there is no copy, and bf16 weights are rounded stochastically.
+        master_dtype: Setting<Dtype> = auto, pending_words = &["float16"];
         /// Format in which gradients are summed over micro-batches.
         grad_accumulation_dtype: Dtype = "float32", pending;
-        /// Permission to compute rotary angles inside the kernel that applies them.
+        /// Permission to compute rotary angles inside the kernel that applies them. It always does: no tables are stored.
         use_fused_rope: bool = false, resumable;
         /// Steps over which `fp8_hybrid` looks back for the greatest value of a tensor.
         fp8_amax_history: u32 = 1024, min = 1, pending;

@@ -1,0 +1,99 @@
+//! Number formats of a run: what weights, copies and gradients are kept in, decided from options and model.
+//!
+//! Knows options and the model's own type; nothing of programs.
+
+use data::safetensors::Weights;
+use options::Setting;
+use serde_json::json;
+use tensor::DType;
+
+use crate::config::{Config, Dtype, Init, MatmulDtype, Problem, Reasons};
+use crate::error::{Result, TrainError};
+use crate::plan::reason;
+use crate::source::ModelSource;
+
+/// The element type of the options.
+pub fn dtype_of(dtype: Dtype) -> DType {
+    match dtype {
+        Dtype::Float32 => DType::F32,
+        Dtype::BFloat16 => DType::BF16,
+        Dtype::Float16 => DType::F16,
+    }
+}
+
+fn word(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::Float32,
+        DType::BF16 => Dtype::BFloat16,
+        other => panic!("nothing is trained in {other}"),
+    }
+}
+
+/// How the weights are kept in training. What was saved in f16 becomes bf16, and a note says so.
+pub fn weights(config: &Config, source: &ModelSource, reasons: &mut Reasons, notes: &mut Vec<String>) -> Result<DType> {
+    if let Setting::Value(dtype) = config.model.torch_dtype {
+        return Ok(dtype_of(dtype));
+    }
+    let (found, because) = match source.dtype() {
+        Some(dtype) => (dtype, "the model's configuration"),
+        None if config.model.init == Init::Random => (DType::BF16, "the model's configuration names none"),
+        None => (stored(source)?, "the model's weights"),
+    };
+    let (dtype, because) = match found {
+        DType::F32 | DType::BF16 => (found, because.to_owned()),
+        other => {
+            notes.push(format!(
+                "the model was saved in {other}; it is loaded and trained in bf16, which has fewer digits \
+                 (`torch_dtype: float32` keeps all of them)"
+            ));
+            (DType::BF16, format!("{because} says {other}, which is trained in bf16"))
+        }
+    };
+    reasons.insert("torch_dtype".into(), reason(json!(word(dtype).to_string()), &because));
+    Ok(dtype)
+}
+
+/// The type of the weights' files, where `config.json` names none.
+fn stored(source: &ModelSource) -> Result<DType> {
+    let weights = Weights::open(&source.folder).map_err(TrainError::model_file)?;
+    let first = weights.names().first().map(|name| weights.get(name).map(|view| view.dtype));
+    first.unwrap_or(Ok(DType::BF16)).map_err(TrainError::model_file)
+}
+
+/// Whether f32 copies of what is trained are kept beside it.
+pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, problems: &mut Vec<Problem>) -> bool {
+    let own = word(trained);
+    match config.precision.master_dtype {
+        Setting::Auto => {
+            let because = "the type of what is trained: no further copy is kept";
+            reasons.insert("master_dtype".into(), reason(json!(own.to_string()), because));
+            false
+        }
+        Setting::Value(asked) if dtype_of(asked).size() < trained.size() => {
+            let message = format!("`master_dtype: {asked}`, but what is trained is kept in {own}, which is more");
+            let option = if config.lora.lora { "lora_dtype" } else { "torch_dtype" };
+            let hint = format!("remove `master_dtype`, or set `{option}: {asked}`");
+            problems.push(config.mistake("master_dtype", message, Some(hint)));
+            false
+        }
+        Setting::Value(asked) => dtype_of(asked) != trained,
+    }
+}
+
+/// Gradients of activations are kept in the type of the weights: another one is refused.
+pub fn check_gradients(config: &Config, weights: DType, problems: &mut Vec<Problem>) {
+    if config.precision.gradient_dtype == Some(MatmulDtype::BFloat16) && weights != DType::BF16 {
+        let own = word(weights);
+        let message = format!("`gradient_dtype: bfloat16`, but the gradients of {own} weights are kept in {own}");
+        let hint = "remove `gradient_dtype`, or set `torch_dtype: bfloat16`".to_owned();
+        problems.push(config.mistake("gradient_dtype", message, Some(hint)));
+    }
+}
+
+/// Every kernel in use gives the same bits each time; the permission for others is refused.
+pub fn check_determinism(config: &Config, problems: &mut Vec<Problem>) {
+    if config.hardware.deterministic == Setting::Value(false) {
+        let message = "`deterministic: false` is not available yet: every kernel in use is deterministic";
+        problems.push(config.mistake("deterministic", message, Some("remove `deterministic`".into())));
+    }
+}

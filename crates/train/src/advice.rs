@@ -29,37 +29,44 @@ pub fn with_advice(error: TrainError, config: &Config, source: &ModelSource, mac
 /// Single changes that suffice; where none does, the shortest list of them that does, as one text.
 fn changes(config: &Config, source: &ModelSource, machine: &Machine) -> Vec<String> {
     let fits = |config: &Config| Preview::new(config, source, machine).is_ok();
-    let mut enough = Vec::new();
-    for change in CHANGES {
-        let mut changed = config.clone();
-        while let Some(text) = change(&mut changed, source) {
-            if fits(&changed) {
-                enough.push(text);
-                break;
-            }
-        }
-        if enough.len() == MOST {
-            break;
-        }
-    }
+    let single = CHANGES.iter().filter_map(|change| least(*change, config, source, fits));
+    let enough: Vec<String> = single.take(MOST).map(|(_, text)| text).collect();
     if !enough.is_empty() {
         return enough;
     }
     let (mut changed, mut told) = (config.clone(), Vec::new());
     for change in CHANGES {
-        let mut last = None;
-        while let Some(text) = change(&mut changed, source) {
-            last = Some(text);
-            if fits(&changed) {
-                break;
-            }
-        }
-        told.extend(last);
-        if fits(&changed) {
+        if let Some((_, text)) = least(*change, &changed, source, fits) {
+            told.push(text);
             return vec![told.join(" and ")];
+        }
+        if let Some((all, text)) = steps(*change, &changed, source).pop() {
+            changed = all;
+            told.push(text);
         }
     }
     Vec::new()
+}
+
+/// How far a change can be taken, from a little to all of it.
+fn steps(change: Change, config: &Config, source: &ModelSource) -> Vec<(Config, String)> {
+    let mut changed = config.clone();
+    std::iter::from_fn(|| change(&mut changed, source).map(|text| (changed.clone(), text))).collect()
+}
+
+/// The least of a change that fits, if any of it does.
+fn least(
+    change: Change,
+    config: &Config,
+    source: &ModelSource,
+    fits: impl Fn(&Config) -> bool,
+) -> Option<(Config, String)> {
+    let mut steps = steps(change, config, source);
+    if !steps.last().is_some_and(|(all, _)| fits(all)) {
+        return None;
+    }
+    let enough = steps[..steps.len() - 1].partition_point(|(some, _)| !fits(some));
+    Some(steps.swap_remove(enough))
 }
 
 /// Takes one step of a change and says how far it has come; `None` when there is nothing more to take.
@@ -98,13 +105,14 @@ fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
     (!freed.is_empty()).then(|| format!("leave {} to the plan", freed.join(", ")))
 }
 
-/// Half the rows in a micro-batch, twice the micro-batches: the same step.
+/// Fewer rows in a micro-batch, as many more micro-batches: the same step.
 fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
     let of = &mut config.training;
-    let even = of.per_device_train_batch_size > 1 && of.per_device_train_batch_size.is_multiple_of(2);
-    even.then(|| {
-        of.per_device_train_batch_size /= 2;
-        of.gradient_accumulation_steps *= 2;
+    let rows = of.per_device_train_batch_size;
+    let divisor = (2..=rows).take_while(|n| n * n <= rows).find(|n| rows.is_multiple_of(*n)).unwrap_or(rows);
+    (rows > 1).then(|| {
+        of.per_device_train_batch_size /= divisor;
+        of.gradient_accumulation_steps = of.gradient_accumulation_steps.saturating_mul(divisor);
         format!(
             "`per_device_train_batch_size: {}` with `gradient_accumulation_steps: {}`",
             of.per_device_train_batch_size, of.gradient_accumulation_steps

@@ -1,9 +1,11 @@
 //! What is kept for the backward pass, what is computed again, and what is done in parts: one
 //! decision for each shape of batches, from the memory there is and the machine's ceilings.
 //!
-//! The choice is a prefix of one list of moves, ordered from cheap to dear: first the shortest that
-//! fits, then as many more as cost less than [`MARGIN`] of the step. Options that the user set are
-//! obeyed before the list begins. No pass runs after this one: clones must not be found equal.
+//! The choice has a few axes, ordered from cheap to dear, each with levels from nothing to all. If
+//! nothing is given up and it fits, nothing need be; else everything is given up and then taken back,
+//! the dearest first, as far as it fits. What then costs less than [`MARGIN`] of the step is given up
+//! as well. Options that the user set are obeyed throughout. No pass runs after this one: clones
+//! must not be found equal.
 
 mod attention;
 mod head;
@@ -14,7 +16,7 @@ mod report;
 mod time;
 
 use graph::Graph;
-use program::{Arch, EntryKind, Machine, PlanLine, Variant};
+use program::{EntryKind, Machine, PlanLine, Variant};
 
 use crate::CompileError;
 use crate::options::CompileOptions;
@@ -34,6 +36,9 @@ const FULL_ROWS: usize = 2048;
 /// Fewer rows than this in a part waste the product's tiles.
 const FEWEST_ROWS: usize = 64;
 
+/// More parts than this cost more in instructions than they free.
+const MOST_PARTS: usize = 256;
+
 /// Everything that is decided for one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decision {
@@ -43,8 +48,10 @@ pub(crate) struct Decision {
     attention_parts: usize,
 }
 
-/// The steps in which parts of the layers are given up, layer by layer. Parts of one step need each
-/// other: what follows a norm is computed again from the norm's output.
+/// Work of an attention's part, in rows times key heads, that still fills a GPU.
+const FULL_HEADS: usize = 8;
+
+/// What is given up together: what follows a norm is computed again from the norm's output.
 const STEPS: [&[Part]; 6] = [
     &[Part::Norms, Part::Activation],
     &[Part::Rotation],
@@ -54,23 +61,41 @@ const STEPS: [&[Part]; 6] = [
     &[Part::Residual],
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Move {
-    Recompute(Parts, usize),
-    HeadParts(usize),
-    AttentionParts(usize),
+/// One thing that can be given up, little by little.
+#[derive(Clone, Debug, PartialEq)]
+enum Axis {
+    /// Parts of the layers from the first on; a level is a number of layers.
+    Layers(Parts, usize),
+    /// Numbers of parts of the head; a level is an index, 0 none of them.
+    Head(Vec<usize>),
+    /// The same of the attention's backward pass.
+    Attention(Vec<usize>),
+}
+
+impl Axis {
+    fn levels(&self) -> usize {
+        match self {
+            Axis::Layers(_, layers) => *layers,
+            Axis::Head(parts) | Axis::Attention(parts) => parts.len(),
+        }
+    }
+
+    /// Whether it may be given up just to be small.
+    fn is_cheap(&self) -> bool {
+        !matches!(self, Axis::Attention(_))
+    }
 }
 
 impl Decision {
-    fn after(&self, moves: &[Move]) -> Decision {
+    fn after(&self, axes: &[Axis], levels: &[usize]) -> Decision {
         let mut decision = self.clone();
-        for step in moves {
-            match *step {
-                Move::Recompute(parts, layer) => {
-                    decision.recomputed[layer] = decision.recomputed[layer].and(parts);
+        for (axis, level) in axes.iter().zip(levels).filter(|(_, level)| **level > 0) {
+            match axis {
+                Axis::Layers(parts, _) => {
+                    decision.recomputed[..*level].iter_mut().for_each(|layer| *layer = layer.and(*parts));
                 }
-                Move::HeadParts(parts) => decision.head_parts = parts,
-                Move::AttentionParts(parts) => decision.attention_parts = parts,
+                Axis::Head(parts) => decision.head_parts = decision.head_parts.max(parts[level - 1]),
+                Axis::Attention(parts) => decision.attention_parts = decision.attention_parts.max(parts[level - 1]),
             }
         }
         decision
@@ -139,22 +164,24 @@ impl Search<'_> {
             head_parts: self.head_parts(options, head.as_ref())?,
             attention_parts: options.plan.attention_chunks.unwrap_or(1),
         };
-        let moves = self.moves(options, head.as_ref(), open, &start);
-        let graph_after = |n: usize| start.after(&moves[..n]).apply(self.graph, head.as_ref());
-        let needed = |n: usize| self.memory.activation_bytes(&graph_after(n), self.variant);
-        let seconds = |n: usize| time::seconds(&graph_after(n), self.machine);
+        let axes = self.axes(options, head.as_ref(), open, &start);
+        let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
+        let needed = |levels: &[usize]| self.memory.activation_bytes(&graph_after(levels), self.variant);
+        let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.machine);
 
-        let fitting = first(moves.len(), |n| needed(n) <= self.available).unwrap_or(moves.len());
-        let (fastest, bytes) = (seconds(fitting), needed(fitting));
-        let within = |n: usize| seconds(fitting + n) <= fastest * (1.0 + self.margin);
-        let cheap = first(moves.len() - fitting, |n| !within(n)).unwrap_or(moves.len() - fitting + 1) - 1;
-        let cheap = if self.margin > 0.0 { cheap } else { 0 };
-        let chosen = if cheap > 0 && needed(fitting + cheap) < bytes { fitting + cheap } else { fitting };
-        let decision = start.after(&moves[..chosen]);
-        let graph = graph_after(chosen);
-        let reasons = report::Reasons { start: &start, fitting: &start.after(&moves[..fitting]) };
+        let fitting = taken_back(&axes, |levels| needed(levels) <= self.available);
+        let mut chosen = fitting.clone();
+        if self.margin > 0.0 {
+            let (most, bytes) = (seconds(&fitting) * (1.0 + self.margin), needed(&fitting));
+            given_up(&axes, &mut chosen, |levels| seconds(levels) <= most);
+            if needed(&chosen) >= bytes {
+                chosen.clone_from(&fitting);
+            }
+        }
+        let reasons = report::Reasons { start: &start, fitting: &start.after(&axes, &fitting) };
+        let decision = start.after(&axes, &chosen);
         let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine);
-        Ok((graph, lines))
+        Ok((graph_after(&chosen), lines))
     }
 
     /// What is computed again because it was asked for, and what may be.
@@ -176,42 +203,81 @@ impl Search<'_> {
                 )))
             }
             // A frozen head in parts costs nothing; a trained one adds its gradient up again for each.
-            (None, Some(head)) if !head.trained && head.bytes > SMALL_LOGITS => Ok(head.tokens.div_ceil(FULL_ROWS)),
+            (None, Some(head)) if !head.trained && head.bytes > SMALL_LOGITS => {
+                Ok(head.tokens.div_ceil(FULL_ROWS).min(MOST_PARTS))
+            }
             _ => Ok(1),
         }
     }
 
-    /// All moves, cheap ones first.
-    fn moves(&self, options: &CompileOptions, head: Option<&Head>, open: Parts, start: &Decision) -> Vec<Move> {
-        let mut moves = Vec::new();
+    /// What can be given up, cheap things first.
+    fn axes(&self, options: &CompileOptions, head: Option<&Head>, open: Parts, start: &Decision) -> Vec<Axis> {
+        let trains = self.kind == EntryKind::FirstMicroStep;
         let head = head.filter(|_| options.plan.head_chunks.is_none());
-        let doubled = |from: usize, rows: usize| {
-            let tokens = head.map_or(0, |head| head.tokens);
-            let parts = std::iter::successors(Some(from * 2), |parts| Some(parts * 2));
-            parts.take_while(move |parts| tokens / parts >= rows).map(Move::HeadParts).collect::<Vec<_>>()
+        let (tokens, bytes) = head.map_or((0, 0), |head| (head.tokens, head.bytes));
+        let coarse = FULL_ROWS / 2;
+        // Logits that a cache holds gain nothing from parts of full size.
+        let few = doubled(start.head_parts, |parts| tokens / parts >= coarse && bytes > SMALL_LOGITS);
+        let many = doubled(start.head_parts, |parts| tokens / parts >= FEWEST_ROWS);
+        let heads = match options.plan.attention_chunks {
+            None if trains => attention::most_attention_parts(self.graph),
+            _ => 1,
         };
-        if self.machine.arch != Arch::Cpu || head.is_some_and(|head| head.bytes > SMALL_LOGITS) {
-            moves.extend(doubled(start.head_parts, FULL_ROWS / 2));
-        }
-        let parts_so_far = |moves: &[Move]| match moves.last() {
-            Some(Move::HeadParts(parts)) => *parts,
-            _ => start.head_parts,
-        };
-        let coarse = parts_so_far(&moves);
-        let layers = start.recomputed.len();
+        let mut axes = vec![Axis::Head(few), Axis::Attention(doubled(1, |parts| heads / parts >= FULL_HEADS))];
         for step in STEPS {
             let parts = step.iter().filter(|part| open.has(**part)).fold(Parts::default(), |sum, part| sum.with(*part));
-            if parts != Parts::default() {
-                moves.extend((0..layers).map(|layer| Move::Recompute(parts, layer)));
-            }
+            axes.push(Axis::Layers(parts, start.recomputed.len()));
         }
-        moves.extend(doubled(coarse, FEWEST_ROWS.min(FULL_ROWS)));
-        if options.plan.attention_chunks.is_none() && self.kind == EntryKind::FirstMicroStep {
-            let most = attention::most_attention_parts(self.graph);
-            let parts = std::iter::successors(Some(2), |parts| Some(parts * 2)).take_while(|parts| *parts <= most);
-            moves.extend(parts.map(Move::AttentionParts));
+        axes.push(Axis::Attention(doubled(1, |parts| parts <= heads)));
+        axes.push(Axis::Head(many));
+        axes.retain(|axis| axis.levels() > 0 && !matches!(axis, Axis::Layers(parts, _) if *parts == Parts::default()));
+        axes
+    }
+}
+
+/// Twice `from`, twice that, …, while it is allowed and there are not too many.
+fn doubled(from: usize, allowed: impl Fn(usize) -> bool) -> Vec<usize> {
+    let parts = std::iter::successors(Some(from * 2), |parts| Some(parts * 2));
+    parts.take_while(|parts| *parts <= MOST_PARTS && allowed(*parts)).collect()
+}
+
+/// The levels with which it fits: none if that fits, else as few as possible of what is dear. All
+/// of them where nothing fits.
+fn taken_back(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> {
+    let none = vec![0; axes.len()];
+    let mut levels: Vec<usize> = axes.iter().map(Axis::levels).collect();
+    if fits(&none) {
+        return none;
+    }
+    if !fits(&levels) {
+        return levels;
+    }
+    for index in (0..axes.len()).rev() {
+        let with = |level: usize| {
+            let mut changed = levels.clone();
+            changed[index] = level;
+            changed
+        };
+        let least = first(levels[index], |level| fits(&with(level))).expect("the present level fits");
+        levels[index] = least;
+    }
+    levels
+}
+
+/// Raises the levels of what is cheap while it is allowed, until the first that cannot be had whole.
+fn given_up(axes: &[Axis], levels: &mut [usize], allowed: impl Fn(&[usize]) -> bool) {
+    for index in (0..axes.len()).filter(|index| axes[*index].is_cheap()) {
+        let with = |level: usize| {
+            let mut changed = levels.to_vec();
+            changed[index] = level;
+            changed
+        };
+        let (from, last) = (levels[index], axes[index].levels());
+        let beyond = first(last - from, |more| !allowed(&with(from + more)));
+        levels[index] = beyond.map_or(last, |more| (from + more).saturating_sub(1).max(from));
+        if levels[index] < last {
+            return;
         }
-        moves
     }
 }
 

@@ -44,13 +44,15 @@ pub(super) fn lines(
             let (again, kept): (Vec<usize>, Vec<usize>) = layers.partition(|layer| chosen(decision, *layer));
             let bytes = |layers: &[usize]| layers.iter().map(|layer| saved[*layer][part as usize]).sum::<usize>();
             if let (Some(first), Some(last)) = (again.first(), again.last()) {
-                let reason = match () {
-                    () if chosen(reasons.start, *first) => "asked for",
-                    () if chosen(reasons.fitting, *last) => "needed to fit",
-                    () => "costs next to nothing",
+                let needed = again.iter().filter(|layer| chosen(reasons.fitting, **layer)).last();
+                let reason = match needed {
+                    _ if chosen(reasons.start, *first) => "asked for".to_owned(),
+                    None => "costs next to nothing".to_owned(),
+                    Some(needed) if needed == last => "needed to fit".to_owned(),
+                    Some(needed) => format!("needed to fit up to layer {needed}; the rest costs next to nothing"),
                 };
                 let (freed, cost) = again_costs(graph, part, &again, decision, machine);
-                result.push(line(part.name(), ranges(&again), "computed again".into(), freed, cost, reason));
+                result.push(line(part.name(), ranges(&again), "computed again".into(), freed, cost, &reason));
             }
             if !kept.is_empty() {
                 result.push(line(part.name(), ranges(&kept), "kept".into(), bytes(&kept), 0.0, "fits, and is fastest"));

@@ -122,8 +122,8 @@ macro_rules! reference {
 /// "`first`, then `second` on its output" becomes this operation.
 ///
 /// The fused operation takes the inputs of `first`, then the inputs of `second` without the one
-/// that `first` computes; it gives the outputs of `first`, then those of `second`; its attributes
-/// are those of both.
+/// that `first` computes; it gives the outputs of `first` that it keeps, then those of `second`; its
+/// attributes are those of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Fusion {
     pub first: &'static str,
@@ -132,8 +132,29 @@ pub struct Fusion {
     pub first_inputs: usize,
     /// Which input of `second` is the first output of `first`.
     pub operand: usize,
-    /// Fuse even if other operations read the intermediate value (the fused operation writes it).
-    pub keeps_intermediate: bool,
+    pub keeps: Keeps,
+}
+
+/// Which results of the first operation the fused one still gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// Others may read all of them, the joined one too.
+    All,
+    /// All but the first, the joined one: nobody else may read that.
+    Others,
+    /// None: nobody else may read any.
+    Nothing,
+}
+
+impl Keeps {
+    /// How many results of the first operation, counted from its first, are no longer given, of `count`.
+    pub fn dropped(self, count: usize) -> usize {
+        match self {
+            Keeps::All => 0,
+            Keeps::Others => 1,
+            Keeps::Nothing => count,
+        }
+    }
 }
 
 /// One input of an example. Random inputs are drawn from a seed that the user of the example picks.

@@ -36,6 +36,8 @@ static OPS: &[&dyn Op] = &[
     &norm::RmsNormWeightGradient,
     &norm::AddRmsNorm,
     &norm::RmsNormBackwardAdd,
+    &norm::RmsNormGradients,
+    &norm::RmsNormGradientsAdd,
     &rows::Stack,
     &rows::Unstack,
     &view::Split,
@@ -51,6 +53,9 @@ static OPS: &[&dyn Op] = &[
     &rope::RopeFrequencies,
     &rope::RopeFrequenciesOfBatch,
     &rope::Rope,
+    &rope::RmsNormRope,
+    &rope::RopeRmsNormBackward,
+    &rope::RopeRmsNormGradients,
     &attention::Attention,
     &attention::AttentionBackward,
 ];

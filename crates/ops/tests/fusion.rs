@@ -16,16 +16,25 @@ fn taken_by(op: &dyn Op, attrs: &Attrs) -> Attrs {
     Attrs(attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect())
 }
 
-/// One operation on stored tensors: results rounded to the types that the shape rule gives.
-fn run(op: &'static dyn Op, attrs: &Attrs, inputs: Vec<HostTensor>, dtype: DType) -> Vec<HostTensor> {
-    let types: Vec<_> = inputs
-        .iter()
-        .map(|t| {
-            let element = if t.dtype == dtype { Element::Float } else { Element::Fixed(t.dtype) };
-            graph::ValueType::new(element, t.shape.iter().map(|n| (*n).into()).collect::<Vec<_>>())
-        })
-        .collect();
-    let results = ops::infer(op.name(), &types, attrs).expect("the pair is well typed");
+/// The types of an operation's results, those of type `dtype` as the floating-point type.
+fn results_of(op: &dyn Op, attrs: &Attrs, inputs: &[HostTensor], dtype: DType) -> Vec<graph::ValueType> {
+    let type_of = |t: &HostTensor| {
+        let element = if t.dtype == dtype { Element::Float } else { Element::Fixed(t.dtype) };
+        graph::ValueType::new(element, t.shape.iter().map(|n| (*n).into()).collect::<Vec<_>>())
+    };
+    ops::infer(op.name(), &inputs.iter().map(type_of).collect::<Vec<_>>(), attrs).expect("the pair is well typed")
+}
+
+/// One operation on stored tensors: results rounded to the types that the shape rule gives. The last results
+/// start with the contents of `state`.
+fn run(
+    op: &'static dyn Op,
+    attrs: &Attrs,
+    inputs: Vec<HostTensor>,
+    state: &[HostTensor],
+    dtype: DType,
+) -> Vec<HostTensor> {
+    let results = results_of(op, attrs, &inputs, dtype);
     let outputs = results.iter().map(|t| {
         let shape: Vec<usize> = t.shape.iter().map(|d| d.fixed().expect("no symbols")).collect();
         let stored = match t.dtype {
@@ -34,7 +43,10 @@ fn run(op: &'static dyn Op, attrs: &Attrs, inputs: Vec<HostTensor>, dtype: DType
         };
         HostTensor::zeros(stored, shape)
     });
-    Instance { op, attrs: attrs.clone(), outputs: outputs.collect(), inputs }.expected()
+    let mut outputs: Vec<HostTensor> = outputs.collect();
+    let first = outputs.len() - state.len();
+    outputs[first..].clone_from_slice(state);
+    Instance { op, attrs: attrs.clone(), outputs, inputs }.expected()
 }
 
 /// `first`, then `second` on its result, as two operations.
@@ -42,11 +54,14 @@ fn run_pair(rule: &Fusion, fused: &Instance, dtype: DType) -> Vec<HostTensor> {
     let [first, second] = [rule.first, rule.second].map(|name| ops::find(name).expect("a rule names operations"));
     let count = first.examples()[0].inputs.len();
     let (head, rest) = fused.inputs.split_at(count);
-    let made = run(first, &taken_by(first, &fused.attrs), head.to_vec(), dtype);
+    let count = results_of(first, &taken_by(first, &fused.attrs), head, dtype).len();
+    let (kept, behind) = fused.outputs.split_at(count - rule.keeps.dropped(count));
+    let made = run(first, &taken_by(first, &fused.attrs), head.to_vec(), kept, dtype);
     let mut inputs = rest.to_vec();
     inputs.insert(rule.operand, made[0].clone());
-    let results = run(second, &taken_by(second, &fused.attrs), inputs, dtype);
-    if rule.keeps_intermediate { made.into_iter().chain(results).collect() } else { results }
+    let results = run(second, &taken_by(second, &fused.attrs), inputs, behind, dtype);
+    let dropped = rule.keeps.dropped(made.len());
+    made.into_iter().skip(dropped).chain(results).collect()
 }
 
 #[test]

@@ -123,7 +123,8 @@ fn candidate(
     let first = nodes[first_index].as_ref().filter(|n| n.op == rule.first && n.outputs[0] == joined)?;
     let repeated = second.inputs.iter().filter(|id| first.outputs.contains(id)).count() > 1;
     let alone = first.phase == second.phase && !repeated;
-    let single = rule.keeps_intermediate || uses[joined.0 as usize] == 1;
+    let dropped = &first.outputs[..rule.keeps.dropped(first.outputs.len())];
+    let single = dropped.iter().all(|id| uses[id.0 as usize] == usize::from(*id == joined));
     // The first node moves down to the second: nobody in between may need what it computes.
     let between = nodes[first_index + 1..index].iter().flatten();
     let undisturbed = between.into_iter().all(|n| !n.inputs.iter().any(|id| first.outputs.contains(id)));
@@ -131,13 +132,13 @@ fn candidate(
 }
 
 /// Inputs of the first, then those of the second without the joined one; outputs and attributes of
-/// both (the first's outputs only where they are kept).
+/// both (the first's outputs as far as they are kept).
 fn join(fused: &str, rule: &Fusion, first: Node, second: Node) -> Node {
     let rest = second.inputs.iter().enumerate().filter(|(i, _)| *i != rule.operand).map(|(_, id)| *id);
     let mut attrs = Attrs::new();
     attrs.0.extend(first.attrs.0);
     attrs.0.extend(second.attrs.0.clone());
-    let kept = if rule.keeps_intermediate { first.outputs } else { Vec::new() };
+    let kept: Vec<ValueId> = first.outputs.iter().copied().skip(rule.keeps.dropped(first.outputs.len())).collect();
     Node {
         op: fused.to_owned(),
         inputs: first.inputs.into_iter().chain(rest).collect(),

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Node, Phase, ValueId};
-use ops::{Class, Fusion, Op};
+use ops::{Class, Fusion, Keeps, Op};
 use tensor::Attrs;
 
 use super::parts::{Part, Parts, classify};
@@ -60,7 +60,7 @@ fn operation(node: &Node) -> &'static dyn Op {
 
 /// For a fused pair that writes its intermediate value: how it was fused.
 pub(super) fn pair(node: &Node) -> Option<Fusion> {
-    operation(node).fusions().into_iter().find(|rule| rule.keeps_intermediate)
+    operation(node).fusions().into_iter().find(|rule| rule.keeps == Keeps::All)
 }
 
 struct Clones<'a> {

@@ -143,30 +143,43 @@ impl Op for Rope {
     }
 }
 
-/// One task per token; the angle is an f32 product, as transformers has it.
+/// Cosine and sine of each pair at one position, times the scaling.
+pub(super) struct Turns<T>(Vec<(T, T)>);
+
+impl<T: Real> Turns<T> {
+    /// The angle is an f32 product, as transformers has it.
+    pub fn new(position: i32, inv_freq: &[T], scaling: T, inverse: bool) -> Turns<T> {
+        let turn = |frequency: &T| {
+            let angle = T::from_f32(position as f32 * frequency.to_f32());
+            let sine = angle.sin() * scaling;
+            (angle.cos() * scaling, if inverse { -sine } else { sine })
+        };
+        Turns(inv_freq.iter().map(turn).collect())
+    }
+
+    /// One head.
+    pub fn turn(&self, x: &[T], y: &mut [T]) {
+        let pairs = self.0.len();
+        for (i, (c, s)) in self.0.iter().enumerate() {
+            y[i] = x[i] * *c - x[pairs + i] * *s;
+            y[pairs + i] = x[pairs + i] * *c + x[i] * *s;
+        }
+        y[2 * pairs..].copy_from_slice(&x[2 * pairs..]);
+    }
+}
+
+/// One task per token.
 fn rotate<T: Real>(call: &mut Call<'_, T>) {
     let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
     let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
     let (head_dim, heads) = (x.columns(), x.shape[2]);
     let (inv_freq, scaling) = (inv_freq.real(), scaling.real()[0]);
-    let pairs = inv_freq.len();
     let [y] = call.outputs_mut();
     let tokens = y.real().par_chunks_mut(heads * head_dim).zip(x.real().par_chunks(heads * head_dim));
     tokens.zip(positions.int()).for_each(|((y, x), position)| {
-        let turns: Vec<(T, T)> = inv_freq
-            .iter()
-            .map(|frequency| {
-                let angle = T::from_f32(*position as f32 * frequency.to_f32());
-                let sine = angle.sin() * scaling;
-                (angle.cos() * scaling, if inverse { -sine } else { sine })
-            })
-            .collect();
+        let turns = Turns::new(*position, inv_freq, scaling, inverse);
         for (y, x) in y.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
-            for (i, (c, s)) in turns.iter().enumerate() {
-                y[i] = x[i] * *c - x[pairs + i] * *s;
-                y[pairs + i] = x[pairs + i] * *c + x[i] * *s;
-            }
-            y[2 * pairs..].copy_from_slice(&x[2 * pairs..]);
+            turns.turn(x, y);
         }
     });
 }

@@ -70,8 +70,13 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
 pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let [x, r, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
-    let columns = x.columns();
-    let (x, r, dy) = (x.real(), r.real(), dy.real());
+    let [dw] = call.outputs_mut();
+    write_weight_gradient(x.real(), r.real(), dy.real(), dw.real(), accumulate);
+}
+
+/// dw = Σ over rows of dy·x·r.
+pub fn write_weight_gradient<T: Real>(x: &[T], r: &[T], dy: &[T], dw: &mut [T], accumulate: bool) {
+    let columns = dw.len();
     let partials: Vec<Vec<T>> = x
         .par_chunks(columns * CHUNK)
         .zip(dy.par_chunks(columns * CHUNK))
@@ -86,8 +91,7 @@ pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
             sum
         })
         .collect();
-    let [dw] = call.outputs_mut();
-    for (i, dw) in dw.real().iter_mut().enumerate() {
+    for (i, dw) in dw.iter_mut().enumerate() {
         let total: T = partials.iter().map(|p| p[i]).sum();
         *dw = if accumulate { *dw + total } else { total };
     }

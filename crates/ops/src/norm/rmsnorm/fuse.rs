@@ -13,7 +13,7 @@ use crate::call::Call;
 use crate::elementwise::round_to;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
-use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Op};
+use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
 use crate::real::Real;
 
 const SOURCE: &str = include_str!("fused.cu");
@@ -102,7 +102,7 @@ impl Op for AddRmsNorm {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion { first: "add", first_inputs: 2, second: "rmsnorm", operand: 0, keeps_intermediate: true }]
+        vec![Fusion { first: "add", first_inputs: 2, second: "rmsnorm", operand: 0, keeps: Keeps::All }]
     }
 }
 
@@ -183,7 +183,7 @@ impl Op for RmsNormBackwardAdd {
             first_inputs: 4,
             second: "add",
             operand,
-            keeps_intermediate: false,
+            keeps: Keeps::Nothing,
         };
         vec![onto(0), onto(1)]
     }

@@ -5,13 +5,17 @@
 
 mod cpu;
 mod fuse;
+mod gradients;
 mod weight;
 
+pub(crate) use cpu::{backward_row, forward_row, write_weight_gradient};
 pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
+pub use gradients::{RmsNormGradients, RmsNormGradientsAdd};
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
 use tensor::Attrs;
 pub use weight::RmsNormWeightGradient;
+pub(crate) use weight::sum_partials;
 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
@@ -114,6 +118,10 @@ impl Op for RmsNorm {
         let (x, w, r, dy) = (call.input(0), call.input(1), call.output(1), call.dy());
         let attrs = call.node.attrs.clone();
         let offset = Attrs::new().with("offset", attrs.flag("offset").unwrap_or(false));
+        if call.wanted == [true, true] {
+            let both = call.emit.emit("rmsnorm_gradients", &[x, w, r, dy], offset);
+            return Gradients::Inputs(both.into_iter().map(Some).collect());
+        }
         let dx = call.wanted(0, "rmsnorm_backward", &[x, w, r, dy], offset);
         let dw = call.wanted(1, "rmsnorm_weight_gradient", &[x, r, dy], Attrs::new());
         Gradients::Inputs(vec![dx, dw])

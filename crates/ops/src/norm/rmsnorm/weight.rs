@@ -46,6 +46,21 @@ impl Deal {
     }
 }
 
+/// dw = Σ over `parts` of partial f32 [parts, columns], or dw + it.
+pub fn sum_partials(columns: usize, parts: usize, accumulate: bool, partial: Arg, dw: Arg) -> KernelSpec {
+    let numbers = [("COLUMNS", columns), ("PARTS", parts), ("ACCUMULATE", accumulate as usize)];
+    KernelSpec {
+        entry: "sum_partials",
+        source: SOURCE.to_owned(),
+        headers: HEADERS.to_vec(),
+        defines: numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec(),
+        grid: [columns.div_ceil(32) as u32, 1, 1],
+        block: [THREADS as u32, 1, 1],
+        shared_bytes: 0,
+        args: vec![partial, dw],
+    }
+}
+
 /// dw = Σ over rows of dy·x·r
 pub struct RmsNormWeightGradient;
 
@@ -113,12 +128,7 @@ impl Op for RmsNormWeightGradient {
         partial.defines.extend(defines_for("DY", dy));
         partial.grid = [deal.grid.0 as u32, deal.grid.1 as u32, 1];
         partial.args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Scratch(0)];
-        let mut sum = kernel(
-            "sum_partials",
-            &[("COLUMNS", columns), ("PARTS", deal.grid.1), ("ACCUMULATE", accumulate as usize)],
-        );
-        sum.grid = [columns.div_ceil(32) as u32, 1, 1];
-        sum.args = vec![Arg::Scratch(0), Arg::Output(0)];
+        let sum = sum_partials(columns, deal.grid.1, accumulate, Arg::Scratch(0), Arg::Output(0));
         Lowered::Kernels(vec![partial, sum])
     }
 

@@ -23,6 +23,8 @@ const HEADERS: &[(&str, &str)] = &[
 ];
 
 const THREADS: u32 = 256;
+/// Thread blocks at most: each makes an index of the code books before it starts.
+const MOST_GRID: u32 = 1056;
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
@@ -81,7 +83,7 @@ impl Op for AdamW8bit {
             source: SOURCE.to_owned(),
             headers: HEADERS.to_vec(),
             defines: rule::defines(call.attrs, weight, &[&call.inputs[0], weight, first, second], THREADS),
-            grid: [blocks.div_ceil(THREADS as usize / 32) as u32, 1, 1],
+            grid: [(blocks.div_ceil(THREADS as usize / 32) as u32).min(MOST_GRID), 1, 1],
             block: [THREADS, 1, 1],
             shared_bytes: 0,
             args: (0..call.inputs.len()).map(Arg::Input).chain((0..5).map(Arg::Output)).collect(),

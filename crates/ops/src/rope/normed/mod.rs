@@ -1,0 +1,262 @@
+//! Heads normalised and rotated in one pass over memory, as models with query and key norms have it:
+//! `rmsnorm` then `rope` forward, `rope` then `rmsnorm_backward` or `rmsnorm_gradients` backward. The
+//! value between the two is rounded as it would have been stored, so that fusing never changes bits.
+//!
+//! Shapes that the joint kernels do not cover become the kernels of the pair.
+
+mod backward;
+
+pub use backward::{RopeRmsNormBackward, RopeRmsNormGradients};
+use graph::{Dim, Element, ValueType};
+use program::{Arg, TensorRef};
+use rayon::prelude::*;
+use tensor::Attrs;
+
+use super::rotation::{Rope, Turns};
+use crate::call::Call;
+use crate::elementwise::round_to;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::layout::row_width;
+use crate::norm::{RmsNorm, forward_row};
+use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
+use crate::real::Real;
+
+const SOURCE: &str = include_str!("normed.cu");
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pack.cuh", include_str!("../../cuda/pack.cuh"))];
+
+const EPS: Attribute = Attribute { name: "eps", kind: "float", doc: "added to the mean of squares" };
+const OFFSET: Attribute = Attribute { name: "offset", kind: "bool?", doc: "multiply with 1 + w instead of w" };
+const INVERSE: Attribute = Attribute { name: "inverse", kind: "bool?", doc: "rotate by −angle" };
+
+const THREADS: usize = 256;
+/// Thread blocks that a kernel should have at least, before a group of lanes takes more heads of a token:
+/// four for each multiprocessor of the largest GPUs.
+const BLOCKS: usize = 528;
+/// Most heads of one group.
+const MOST_HEADS: usize = 8;
+
+/// How heads are dealt to groups of lanes.
+struct Deal {
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    pairs: usize,
+    /// Groups that share a token's heads.
+    chunks: usize,
+}
+
+impl Deal {
+    /// `None` for shapes that the joint kernels do not cover: heads are rotated whole, in packs of eight
+    /// elements, and half a head fills 1, 2, 4, 8 or 16 lanes.
+    fn new(tensors: &[&TensorRef], inv_freq: &TensorRef) -> Option<Deal> {
+        let [batch, tokens, heads, columns] = tensors[0].shape[..] else { return None };
+        let pairs = inv_freq.len();
+        let lanes = pairs / 8;
+        let fits = 2 * pairs == columns && pairs.is_multiple_of(8) && lanes.is_power_of_two() && lanes <= 16;
+        if !fits || row_width(tensors) != 8 {
+            return None;
+        }
+        let blocks = |each: usize| (batch * tokens * (heads / each) * lanes).div_ceil(THREADS);
+        let divides = |each: &usize| heads % each == 0;
+        let each = (1..=MOST_HEADS).rev().filter(divides).find(|each| blocks(*each) >= BLOCKS).unwrap_or(1);
+        Some(Deal { batch, tokens, heads, pairs, chunks: heads / each })
+    }
+
+    fn blocks(&self) -> usize {
+        (self.batch * self.tokens * self.chunks * (self.pairs / 8)).div_ceil(THREADS)
+    }
+
+    /// The kernel over these strided tensors of four axes; `w` is dense.
+    fn spec(&self, entry: &'static str, attrs: &Attrs, tensors: &[(&str, &TensorRef)], w: &TensorRef) -> KernelSpec {
+        let flag = |name: &str| attrs.flag(name).expect("checked by the shape rule") as usize;
+        let numbers = [
+            ("BATCH", self.batch),
+            ("TOKENS", self.tokens),
+            ("HEADS", self.heads),
+            ("CHUNKS", self.chunks),
+            ("PAIRS", self.pairs),
+            ("OFFSET", flag("offset")),
+            ("INVERSE", flag("inverse")),
+            ("THREADS", THREADS),
+        ];
+        let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+        defines.push(("W_T".to_owned(), device_type(w.dtype).to_owned()));
+        for (name, tensor) in tensors {
+            defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
+            for (axis, stride) in ["B", "S", "H"].iter().zip(&tensor.strides) {
+                defines.push((format!("{name}_{axis}"), stride.to_string()));
+            }
+        }
+        KernelSpec {
+            entry,
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines,
+            grid: [self.blocks() as u32, 1, 1],
+            block: [THREADS as u32, 1, 1],
+            shared_bytes: 0,
+            args: Vec::new(),
+        }
+    }
+}
+
+/// The kernels of an operation with other tensors: one half of a pair. `args` names for each of its
+/// tensors the argument of the whole; its scratch memory begins at `scratch`.
+fn half(
+    op: &dyn Op,
+    call: &LowerCall<'_>,
+    inputs: &[(&TensorRef, Arg)],
+    outputs: &[(&TensorRef, Arg)],
+    scratch: usize,
+) -> Vec<KernelSpec> {
+    let tensors = |list: &[(&TensorRef, Arg)]| list.iter().map(|(t, _)| (*t).clone()).collect::<Vec<_>>();
+    let (ins, outs) = (tensors(inputs), tensors(outputs));
+    let known = |name: &String| op.attributes().iter().any(|a| a.name == name);
+    let attrs =
+        Attrs(call.attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())).collect());
+    let part =
+        LowerCall { inputs: &ins, outputs: &outs, attrs: &attrs, machine: call.machine, documents: call.documents };
+    let Lowered::Kernels(mut specs) = op.lower(&part) else { unreachable!("norms and rotations are kernels") };
+    for arg in specs.iter_mut().flat_map(|spec| &mut spec.args) {
+        *arg = match *arg {
+            Arg::Input(i) => inputs[i].1.clone(),
+            Arg::Output(i) => outputs[i].1.clone(),
+            Arg::Scratch(offset) => Arg::Scratch(scratch + offset),
+            ref other => (*other).clone(),
+        };
+    }
+    specs
+}
+
+/// Shapes of the rotation's tables and of one head's weight, against x [B, T, heads, D].
+fn check(x: &ValueType, w: &ValueType, tables: [&ValueType; 3]) -> Result<(), String> {
+    let [positions, inv_freq, scaling] = tables;
+    if w.shape.len() != 1 || w.last() != x.last() {
+        return Err("the weight must have the columns of a head".into());
+    }
+    let rotation = [x, positions, inv_freq, scaling].map(ValueType::clone);
+    Rope.infer(&rotation, &Attrs::new()).map(|_| ())
+}
+
+/// The shape of one statistic for each head.
+fn head_shape(x: &ValueType) -> Vec<Dim> {
+    x.shape[..x.shape.len() - 1].to_vec()
+}
+
+/// r, y = rmsnorm_rope(x, w, positions, inv_freq, attention_scaling)
+pub struct RmsNormRope;
+
+fn forward<T: Real>(call: &mut Call<'_, T>) {
+    let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
+    let offset = call.attrs.flag("offset").expect("checked by the shape rule");
+    let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
+    let [x, w, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+    let (columns, heads, w) = (x.columns(), x.shape[2], w.real());
+    let (inv_freq, scaling) = (inv_freq.real(), scaling.real()[0]);
+    let [r, y] = call.outputs_mut();
+    let storage = y.storage();
+    let tokens = y.real().par_chunks_mut(heads * columns).zip(r.real().par_chunks_mut(heads));
+    tokens.zip(x.real().par_chunks(heads * columns)).zip(positions.int()).for_each(|(((y, r), x), position)| {
+        let turns = Turns::new(*position, inv_freq, scaling, inverse);
+        let mut normed = vec![T::default(); columns];
+        for ((y, r), x) in y.chunks_mut(columns).zip(r).zip(x.chunks(columns)) {
+            *r = forward_row(x, w, eps, offset, &mut normed);
+            normed.iter_mut().for_each(|v| *v = round_to(storage, *v));
+            turns.turn(&normed, y);
+        }
+    });
+}
+
+impl Op for RmsNormRope {
+    fn name(&self) -> &'static str {
+        "rmsnorm_rope"
+    }
+
+    fn class(&self) -> Class {
+        Class::Reduction
+    }
+
+    fn doc(&self) -> &'static str {
+        "`rmsnorm` of each head, rounded as it would be stored, then `rope`. x [B, T, heads, D], w [D], positions i32 \
+         [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[EPS, OFFSET, INVERSE]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [x, w, positions, inv_freq, scaling] = inputs else {
+            return Err("takes x, the weight, positions, inv_freq and attention_scaling".into());
+        };
+        check(x, w, [positions, inv_freq, scaling])?;
+        attrs.float("eps").map_err(|e| e.0)?;
+        ["offset", "inverse"].iter().try_for_each(|name| attrs.flag(name).map(|_| ()).map_err(|e| e.0))?;
+        Ok(vec![ValueType::new(Element::F32, head_shape(x)), x.clone()])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("operations are fused after differentiation")
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let ([x, w, positions, inv_freq, scaling], [r, y]) = (call.inputs, call.outputs) else {
+            unreachable!("the shape rule asks for five inputs and gives two results")
+        };
+        let Some(deal) = Deal::new(&[x, y], inv_freq) else {
+            // The rotation reads and writes the same place.
+            let mut kernels = half(
+                &RmsNorm,
+                call,
+                &[(x, Arg::Input(0)), (w, Arg::Input(1))],
+                &[(y, Arg::Output(1)), (r, Arg::Output(0))],
+                0,
+            );
+            let tables = [(positions, Arg::Input(2)), (inv_freq, Arg::Input(3)), (scaling, Arg::Input(4))];
+            let inputs = [&[(y, Arg::Output(1))], &tables[..]].concat();
+            kernels.extend(half(&Rope, call, &inputs, &[(y, Arg::Output(1))], 0));
+            return Lowered::Kernels(kernels);
+        };
+        let mut kernel = deal.spec("rmsnorm_rope", call.attrs, &[("X", x), ("Y", y)], w);
+        let eps = call.attrs.float("eps").expect("checked by the shape rule");
+        kernel.defines.push(("EPS".to_owned(), format!("{eps:e}f")));
+        kernel.args = (0..5).map(Arg::Input).chain((0..2).map(Arg::Output)).collect();
+        Lowered::Kernels(vec![kernel])
+    }
+
+    crate::reference!(forward);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |x: [usize; 4], pairs: usize, offset: bool| {
+            let normal = |shape: Vec<usize>| ExampleInput::Normal { shape, scale: 1.0 };
+            let inputs = [vec![normal(x.to_vec()), normal(vec![x[3]])], tables(&x, pairs)].concat();
+            Example::new(inputs, Attrs::new().with("eps", 1e-6).with("offset", offset))
+        };
+        vec![
+            example([2, 3, 4, 16], 8, false),
+            example([1, 37, 6, 128], 64, true),
+            // Columns that are not rotated; halves that fill no power of two of lanes.
+            example([1, 3, 2, 24], 8, false),
+            example([2, 2, 3, 48], 24, false),
+        ]
+    }
+
+    fn fusions(&self) -> Vec<Fusion> {
+        vec![Fusion { first: "rmsnorm", first_inputs: 2, second: "rope", operand: 0, keeps: Keeps::Others }]
+    }
+}
+
+/// Positions, frequencies and scaling of an example.
+fn tables(x: &[usize; 4], pairs: usize) -> Vec<ExampleInput> {
+    let positions = (0..x[0] * x[1]).map(|i| (i * i * 7 % 3000) as i32).collect();
+    vec![
+        ExampleInput::Ints { shape: x[..2].to_vec(), values: positions },
+        ExampleInput::F32 {
+            shape: vec![pairs],
+            values: (0..pairs).map(|i| 10000f32.powf(-(i as f32) / pairs as f32)).collect(),
+        },
+        ExampleInput::F32 { shape: vec![1], values: vec![1.25] },
+    ]
+}

@@ -22,20 +22,27 @@ const SOURCE: &str = include_str!("gradients.cu");
 const ACCUMULATE: Attribute =
     Attribute { name: "accumulate", kind: "bool?", doc: "add to dw instead of overwriting it" };
 
-/// Up to this many packs a row belongs to one warp: more would not leave a thread the registers for its
-/// part of dw.
-const PACKS_OF_A_WARP: usize = 128;
-/// Thread blocks, each of which leaves a part of dw: two for each multiprocessor of the largest GPUs where
-/// a block walks over several rows at once, four where all its threads share a row.
-const PARTS: (usize, usize) = (264, 528);
+/// Threads that run at once on 132 multiprocessors when each keeps a few packs and its part of dw in registers;
+/// every block leaves a part of dw.
+const RESIDENT: usize = 132 * 1024;
 
-/// Threads of one row and number of blocks.
-fn deal(tensors: &[&TensorRef]) -> (usize, usize) {
-    let (rows, columns) = (rows_of(tensors[0]), *tensors[0].shape.last().expect("the shape rule asks for an axis"));
-    let threads = THREADS as usize;
-    match columns / row_width(tensors) <= PACKS_OF_A_WARP {
-        true => (32, rows.div_ceil(threads / 32).min(PARTS.0)),
-        false => (threads, rows.min(PARTS.1)),
+/// How rows are dealt to threads.
+struct Deal {
+    /// Threads of one row.
+    lanes: usize,
+    /// Threads of one block: one row, or as many rows as warps.
+    threads: usize,
+    blocks: usize,
+}
+
+impl Deal {
+    /// A warp for a short row; for others a block that holds a pack, or few, in each thread.
+    fn new(tensors: &[&TensorRef]) -> Deal {
+        let (rows, columns) = (rows_of(tensors[0]), *tensors[0].shape.last().expect("the shape rule asks for an axis"));
+        let most = THREADS as usize;
+        let lanes = (columns / row_width(tensors)).next_power_of_two().clamp(32, most);
+        let threads = if lanes == 32 { most } else { lanes };
+        Deal { lanes, threads, blocks: rows.div_ceil(threads / lanes).min(RESIDENT / threads) }
     }
 }
 
@@ -48,24 +55,30 @@ fn tensors<'a>(call: &LowerCall<'a>, dx: usize) -> Vec<(&'static str, &'a Tensor
 
 fn scratch(call: &LowerCall<'_>, dx: usize) -> usize {
     let tensors: Vec<&TensorRef> = tensors(call, dx).into_iter().map(|(_, tensor)| tensor).collect();
-    deal(&tensors).1 * call.outputs[1 - dx].bytes()
+    Deal::new(&tensors).blocks * call.outputs[1 - dx].bytes()
 }
 
 /// `dx` is the place of dx among the two results; dw is the other.
 fn lower(call: &LowerCall<'_>, dx: usize) -> Lowered {
     let named = tensors(call, dx);
     let all: Vec<&TensorRef> = named.iter().map(|(_, tensor)| *tensor).collect();
-    let (lanes, parts) = deal(&all);
+    let deal = Deal::new(&all);
     let mut both = spec("rmsnorm_gradients", call, &named, rows_of(&call.inputs[0]));
     both.source = SOURCE.to_owned();
     both.headers = HEADERS.to_vec();
-    let define = both.defines.iter_mut().find(|(name, _)| name == "LANES").expect("a kernel over rows defines it");
-    define.1 = lanes.to_string();
-    both.grid = [parts as u32, 1, 1];
+    for (name, value) in &mut both.defines {
+        match name.as_str() {
+            "LANES" => *value = deal.lanes.to_string(),
+            "THREADS" => *value = deal.threads.to_string(),
+            _ => {}
+        }
+    }
+    both.grid = [deal.blocks as u32, 1, 1];
+    both.block = [deal.threads as u32, 1, 1];
     both.args = (0..call.inputs.len()).map(Arg::Input).chain([Arg::Output(dx), Arg::Scratch(0)]).collect();
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let columns = call.outputs[1 - dx].len();
-    Lowered::Kernels(vec![both, sum_partials(columns, parts, accumulate, Arg::Scratch(0), Arg::Output(1 - dx))])
+    Lowered::Kernels(vec![both, sum_partials(columns, deal.blocks, accumulate, Arg::Scratch(0), Arg::Output(1 - dx))])
 }
 
 fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<(ValueType, ValueType), String> {

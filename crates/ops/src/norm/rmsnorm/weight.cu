@@ -38,22 +38,22 @@ rmsnorm_weight_partial(const X_T* __restrict__ x, const float* __restrict__ r, c
 #endif
 
 #if defined(PARTS)
-// 32 columns and 8 strands of parts per block.
-extern "C" __global__ void __launch_bounds__(256)
+// 32 columns and 32 strands of parts per block.
+extern "C" __global__ void __launch_bounds__(1024)
 sum_partials(const float* __restrict__ partial, float* __restrict__ dw) {
-  __shared__ float sums[8][32];
+  __shared__ float sums[32][32];
   const int lane = threadIdx.x % 32, strand = threadIdx.x / 32;
   const int column = blockIdx.x * 32 + lane;
   float sum = 0.0f;
   if (column < COLUMNS)
 #pragma unroll 4
-    for (int part = strand; part < PARTS; part += 8) sum += partial[(size_t)part * COLUMNS + column];
+    for (int part = strand; part < PARTS; part += 32) sum += partial[(size_t)part * COLUMNS + column];
   sums[strand][lane] = sum;
   __syncthreads();
   if (strand == 0 && column < COLUMNS) {
     float total = 0.0f;
 #pragma unroll
-    for (int s = 0; s < 8; s++) total += sums[s][lane];
+    for (int s = 0; s < 32; s++) total += sums[s][lane];
     dw[column] = ACCUMULATE ? dw[column] + total : total;
   }
 }

@@ -55,7 +55,7 @@ pub fn sum_partials(columns: usize, parts: usize, accumulate: bool, partial: Arg
         headers: HEADERS.to_vec(),
         defines: numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec(),
         grid: [columns.div_ceil(32) as u32, 1, 1],
-        block: [THREADS as u32, 1, 1],
+        block: [1024, 1, 1],
         shared_bytes: 0,
         args: vec![partial, dw],
     }

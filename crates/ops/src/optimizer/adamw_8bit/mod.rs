@@ -23,8 +23,11 @@ const HEADERS: &[(&str, &str)] = &[
 ];
 
 const THREADS: u32 = 256;
-/// Thread blocks at most: each makes an index of the code books before it starts.
-const MOST_GRID: u32 = 1056;
+/// Thread blocks at most: each reads the index of the code books once. Three fit on each of 132
+/// multiprocessors.
+const MOST_GRID: u32 = 396;
+/// Three tables of 3,073 words: where in the code books the magnitudes of a bucket are.
+const INDEX_BYTES: usize = 3 * 3073 * 4;
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
@@ -75,19 +78,39 @@ impl Op for AdamW8bit {
         Cost { flops: 60.0 * outputs[0].len() as f64, bytes: (inputs[0].bytes() + 2 * state) as f64 }
     }
 
+    /// The index of the code books.
+    fn scratch(&self, _call: &LowerCall<'_>) -> usize {
+        INDEX_BYTES
+    }
+
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let [weight, first, second, ..] = call.outputs else { unreachable!("the shape rule gives five results") };
         let blocks = weight.len().div_ceil(BLOCK);
-        Lowered::Kernels(vec![KernelSpec {
+        let mut defines = rule::defines(call.attrs, weight, &[&call.inputs[0], weight, first, second], THREADS);
+        let main = KernelSpec {
             entry: "adamw_8bit",
             source: SOURCE.to_owned(),
             headers: HEADERS.to_vec(),
-            defines: rule::defines(call.attrs, weight, &[&call.inputs[0], weight, first, second], THREADS),
+            defines: defines.clone(),
             grid: [(blocks.div_ceil(THREADS as usize / 32) as u32).min(MOST_GRID), 1, 1],
             block: [THREADS, 1, 1],
             shared_bytes: 0,
-            args: (0..call.inputs.len()).map(Arg::Input).chain((0..5).map(Arg::Output)).collect(),
-        }])
+            args: (0..call.inputs.len())
+                .map(Arg::Input)
+                .chain((0..5).map(Arg::Output))
+                .chain([Arg::Scratch(0)])
+                .collect(),
+        };
+        defines.retain(|(name, _)| name == "THREADS");
+        defines.push(("INDEX".to_owned(), "1".to_owned()));
+        let index = KernelSpec {
+            entry: "index_books",
+            defines,
+            grid: [(INDEX_BYTES / 4).div_ceil(THREADS as usize) as u32, 1, 1],
+            args: vec![Arg::Input(7), Arg::Input(8), Arg::Scratch(0)],
+            ..main.clone()
+        };
+        Lowered::Kernels(vec![index, main])
     }
 
     crate::reference!(cpu::update);

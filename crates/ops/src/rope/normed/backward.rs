@@ -19,7 +19,7 @@ const INPUTS: &str = "dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R
                       dy, w [D], r f32 [B, T, heads]";
 
 /// Thread blocks at most where each leaves a part of the weight gradient.
-const MOST_PARTS: usize = 528;
+const MOST_PARTS: usize = 264;
 
 fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<ValueType, String> {
     let [dy, positions, inv_freq, scaling, x, w, r] = inputs else { return Err(format!("takes {INPUTS}")) };
@@ -95,7 +95,8 @@ fn deal(call: &LowerCall<'_>) -> Option<Deal> {
 
 fn kernel(call: &LowerCall<'_>, deal: &Deal, partial: bool) -> KernelSpec {
     let tensors = [("DY", &call.inputs[0]), ("X", &call.inputs[4]), ("DX", &call.outputs[0])];
-    let mut kernel = deal.spec("rope_rmsnorm_backward", call.attrs, &tensors, &call.inputs[5]);
+    let mut kernel =
+        deal.spec("rope_rmsnorm_backward", call.attrs, &tensors, &call.inputs[5], if partial { 2 } else { 4 });
     kernel.defines.push(("PARTIAL".to_owned(), (partial as u32).to_string()));
     kernel.args = (0..7).map(Arg::Input).chain([Arg::Output(0)]).collect();
     kernel

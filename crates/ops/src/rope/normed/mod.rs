@@ -68,8 +68,17 @@ impl Deal {
         (self.batch * self.tokens * self.chunks * (self.pairs / 8)).div_ceil(THREADS)
     }
 
-    /// The kernel over these strided tensors of four axes; `w` is dense.
-    fn spec(&self, entry: &'static str, attrs: &Attrs, tensors: &[(&str, &TensorRef)], w: &TensorRef) -> KernelSpec {
+    /// The kernel over these strided tensors of four axes, which reads up to `batched` heads at once; `w` is dense.
+    fn spec(
+        &self,
+        entry: &'static str,
+        attrs: &Attrs,
+        tensors: &[(&str, &TensorRef)],
+        w: &TensorRef,
+        batched: usize,
+    ) -> KernelSpec {
+        let each = self.heads / self.chunks;
+        let batched = (1..=batched).rev().find(|n| each % n == 0).expect("one divides everything");
         let flag = |name: &str| attrs.flag(name).expect("checked by the shape rule") as usize;
         let numbers = [
             ("BATCH", self.batch),
@@ -77,6 +86,7 @@ impl Deal {
             ("HEADS", self.heads),
             ("CHUNKS", self.chunks),
             ("PAIRS", self.pairs),
+            ("BATCHED", batched),
             ("OFFSET", flag("offset")),
             ("INVERSE", flag("inverse")),
             ("THREADS", THREADS),
@@ -219,7 +229,7 @@ impl Op for RmsNormRope {
             kernels.extend(half(&Rope, call, &inputs, &[(y, Arg::Output(1))], 0));
             return Lowered::Kernels(kernels);
         };
-        let mut kernel = deal.spec("rmsnorm_rope", call.attrs, &[("X", x), ("Y", y)], w);
+        let mut kernel = deal.spec("rmsnorm_rope", call.attrs, &[("X", x), ("Y", y)], w, 2);
         let eps = call.attrs.float("eps").expect("checked by the shape rule");
         kernel.defines.push(("EPS".to_owned(), format!("{eps:e}f")));
         kernel.args = (0..5).map(Arg::Input).chain((0..2).map(Arg::Output)).collect();

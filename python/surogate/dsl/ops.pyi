@@ -137,6 +137,20 @@ def rmsnorm_backward_add(*inputs: Tensor | Parameter, offset: bool | each[bool] 
 
     offset: multiply with 1 + w instead of w"""
 
+def rmsnorm_gradients(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """`rmsnorm_backward` and `rmsnorm_weight_gradient` from one reading. x […, H], w [H], r f32 […], dy […, H] → dx
+    like x, dw f32 [H]. With `accumulate`, dw is added to.
+
+    offset: multiply with 1 + w instead of w
+    accumulate: add to dw instead of overwriting it"""
+
+def rmsnorm_gradients_add(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """`rmsnorm_gradients`, and the gradient of the residual stream added to dx as it would be stored. x […, H], w
+    [H], r f32 […], dy, residual_gradient […, H] → dw f32 [H], dx like x. With `accumulate`, dw is added to.
+
+    offset: multiply with 1 + w instead of w
+    accumulate: add to dw instead of overwriting it"""
+
 def stack(*inputs: Tensor | Parameter) -> Any:
     """The inputs [nᵢ, …] under one another → [Σ nᵢ, …]. A view: the inputs lie inside the result."""
 
@@ -240,6 +254,31 @@ def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None) 
     positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied.
 
     inverse: rotate back, by −angle: the gradient"""
+
+def rmsnorm_rope(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None) -> Any:
+    """`rmsnorm` of each head, rounded as it would be stored, then `rope`. x [B, T, heads, D], w [D], positions i32
+    [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x.
+
+    eps: added to the mean of squares
+    offset: multiply with 1 + w instead of w
+    inverse: rotate by −angle"""
+
+def rope_rmsnorm_backward(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None) -> Any:
+    """`rope` of dy, rounded as it would be stored, then `rmsnorm_backward`: the gradient through normalised and
+    rotated heads. dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x
+    like dy, w [D], r f32 [B, T, heads] → dx like x.
+
+    inverse: rotate by −angle
+    offset: multiply with 1 + w instead of w"""
+
+def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """As `rope_rmsnorm_backward`, with the weight gradient from the same reading. dy [B, T, heads, D], positions i32
+    [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like dy, w [D], r f32 [B, T, heads] → dx like x, dw
+    f32 [D]. With `accumulate`, dw is added to.
+
+    inverse: rotate by −angle
+    offset: multiply with 1 + w instead of w
+    accumulate: add to dw instead of overwriting it"""
 
 def attention(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None) -> Any:
     """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when document_start[i] ≤ j ≤ i,

@@ -37,4 +37,5 @@ def load_config(
 def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:
     """The folder of the configured model and its graph as IR."""
     folder = hub.folder(config.model, weights=weights and config.needs_weights)
-    return folder, models.build(hub.model_config(folder))
+    fields = json.loads(config.model_config(json.dumps(hub.model_config(folder))))
+    return folder, models.build(fields)

@@ -98,3 +98,28 @@ def tiny_mistral(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer Mistral with a window of 5."""
     own = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
     return tiny_llama(**{**own, **changes})
+
+
+def tiny_smollm3(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer SmolLM3 whose second and fourth layers do not rotate."""
+    own = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 4}
+    return tiny_llama(**{**own, "no_rope_layer_interval": 2, "tie_word_embeddings": True, **changes})
+
+
+def tiny_gpt2(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer GPT-2 without dropout."""
+    fields: dict[str, object] = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": 96,
+        "n_positions": 64,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "torch_dtype": "float32",
+    }
+    fields.update(changes)
+    return {name: value for name, value in fields.items() if value is not None}

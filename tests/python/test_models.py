@@ -6,12 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, updating
+import surogate
+from conftest import tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_smollm3, updating
 from golden import FAMILIES
 from surogate import models
 from surogate.dsl.model import ARCHITECTURES
-from surogate.errors import ModelConfigError
+from surogate.errors import ConfigError, ModelConfigError
 
 
 def nodes(ir: dict) -> list[dict]:
@@ -29,7 +31,14 @@ def build(fields: dict) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("name", "fields"), [("llama", tiny_llama()), ("qwen3", tiny_qwen3()), ("mistral", tiny_mistral())]
+    ("name", "fields"),
+    [
+        ("llama", tiny_llama()),
+        ("qwen3", tiny_qwen3()),
+        ("mistral", tiny_mistral()),
+        ("gpt2", tiny_gpt2(resid_pdrop=0.1)),
+        ("smollm3", tiny_smollm3()),
+    ],
 )
 def test_ir_is_as_stored(name, fields):
     # Line numbers move with every edit of the model's file and are left out.
@@ -58,7 +67,8 @@ def test_parameters_are_those_of_the_file(folder):
     fields = json.loads((folder / "config.json").read_text())
     ours = {}
     for name, row in parameters(build(fields)).items():
-        for i in range(fields["num_hidden_layers"] if "{i}" in name else 1):
+        layers = fields.get("num_hidden_layers") or fields["n_layer"]
+        for i in range(layers if "{i}" in name else 1):
             ours[name.replace("{i}", str(i))] = row["shape"]
     with safe_open(folder / "model.safetensors", "np") as file:
         assert ours == {name: list(file.get_slice(name).get_shape()) for name in file.keys()}
@@ -70,7 +80,7 @@ def test_published_configs_are_read(shared):
         fields = json.loads(file.read_text())
         if fields["architectures"][0] in ARCHITECTURES:
             read.append((file.parent.name, build(fields)["architecture"]))
-    assert len(read) >= 13, read
+    assert len(read) >= 15, read
 
 
 def test_tied_embeddings_have_no_head_of_their_own():
@@ -172,6 +182,106 @@ def test_the_window_of_mistral():
     assert windows(tiny_mistral(sliding_window=None)) == 4096, "the default of a missing field"
     with pytest.raises(ModelConfigError, match="`sliding_window`: True"):
         build(tiny_mistral(sliding_window=True))
+
+
+def test_layers_of_smollm3_without_positions():
+    def skipped(fields: dict) -> object:
+        return next(n for n in nodes(build(fields)) if n["op"] == "rope").get("attrs", {}).get("skip")
+
+    assert skipped(tiny_smollm3()) == {"each": [None, True, None, True]}
+    assert skipped(tiny_smollm3(no_rope_layer_interval=5)) is None
+    assert skipped(tiny_smollm3(no_rope_layers=[0, 0, 0, 1])) == {"each": [True, True, True, None]}
+    sliding = tiny_smollm3(use_sliding_window=True, sliding_window=8)
+    assert windows(sliding) == [None, 8, None, 8], "where a layer does not rotate"
+    with pytest.raises(ModelConfigError, match="`no_rope_layers`: expected a list of 4"):
+        build(tiny_smollm3(no_rope_layers=[1]))
+    without = {**tiny_smollm3(), "pad_token_id": None}
+    assert "attrs" not in nodes(build(without))[0], "null is no padding row"
+
+
+def attributes(fields: dict, op: str) -> dict:
+    return next(n for n in nodes(build(fields)) if n["op"] == op)["attrs"]
+
+
+def test_fields_of_gpt2_that_change_its_arithmetic():
+    assert attributes(tiny_gpt2(), "activation") == {"function": "gelu_tanh"}
+    assert attributes(tiny_gpt2(activation_function="relu"), "activation") == {"function": "relu"}
+    assert attributes(tiny_gpt2(), "attention")["scale"] == 8**-0.5
+    assert attributes(tiny_gpt2(scale_attn_weights=False), "attention")["scale"] == 1.0
+    by_depth = attributes(tiny_gpt2(scale_attn_by_inverse_layer_idx=True), "attention")["scale"]
+    assert by_depth == {"each": [8**-0.5, 8**-0.5 / 2]}
+    shapes = {name: row["shape"] for name, row in parameters(build(tiny_gpt2(n_inner=40))).items()}
+    assert shapes["transformer.h.{i}.mlp.c_fc.weight"] == [32, 40]
+    assert "lm_head.weight" not in shapes
+    assert "lm_head.weight" in parameters(build(tiny_gpt2(tie_word_embeddings=False)))
+    assert build(tiny_gpt2())["max_positions"] == 64
+    dropped = tiny_gpt2(resid_pdrop=0.1, embd_pdrop=0.2)
+    assert [n["attrs"]["p"] for n in nodes(build(dropped)) if n["op"] == "dropout"] == [0.2, 0.1, 0.1]
+    for field, value in [
+        ("activation_function", "mish"),
+        ("add_cross_attention", True),
+        ("n_head", 5),
+        ("embd_pdrop", 1.0),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+    ]:
+        with pytest.raises(ModelConfigError, match=f"`{field}`"):
+            build(tiny_gpt2(**{field: value}))
+
+
+def test_published_forms_of_gpt2_load(make_model, tmp_path):
+    """Without the first component of the names, and with the masks that old files store."""
+    import shutil
+
+    from safetensors.numpy import load_file, save_file
+
+    whole = make_model(tiny_gpt2())
+    bare = tmp_path / "bare"
+    shutil.copytree(whole, bare)
+    tensors = {n.removeprefix("transformer."): v for n, v in load_file(whole / "model.safetensors").items()}
+    assert "wte.weight" in tensors
+    mask = np.tril(np.ones((1, 1, 64, 64), np.float32))
+    masks = {f"h.{i}.attn.bias": mask for i in range(2)}
+    masks |= {f"h.{i}.attn.masked_bias": np.float32([-1e4]) for i in range(2)}
+    save_file(tensors | masks, bare / "model.safetensors")
+    ids = np.arange(12).reshape(2, 6)
+    np.testing.assert_array_equal(surogate.load(bare).forward(ids), surogate.load(whole).forward(ids))
+
+
+def test_positions_of_gpt2_end(make_model):
+    folder = make_model(tiny_gpt2(n_positions=16))
+    model = surogate.load(folder)
+    assert model.forward([[1] * 16]).shape == (1, 16, 96)
+    with pytest.raises(ConfigError, match="position 16 is outside of the model's 16 positions"):
+        model.forward([[1] * 17])
+    with pytest.raises(ConfigError, match="longer than the model's 16 positions"):
+        surogate.Trainer({"model": str(folder), "sequence_len": 17, "device": "cpu"})
+
+
+def test_dropout_of_a_model_is_at_work_in_training_alone(make_model):
+    """Forward, loss and evaluation drop nothing; a training step drops, the same way for the same seed."""
+    dropped = make_model(tiny_gpt2(resid_pdrop=0.3, embd_pdrop=0.3))
+    plain = dropped.with_name("plain")
+    plain.mkdir()
+    (plain / "model.safetensors").symlink_to(dropped / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(tiny_gpt2()))
+    ids = np.arange(48).reshape(1, 2, 24) % 90
+    results = {}
+    for folder in (plain, dropped):
+        model = surogate.load(folder)
+        results[folder] = (model.forward(ids[0]), model.loss_and_gradients(ids[0], ids[0])[0])
+    np.testing.assert_array_equal(results[plain][0], results[dropped][0])
+    assert results[plain][1] == results[dropped][1]
+
+    def losses(folder: Path, seed: int) -> list[float]:
+        options = {"model": str(folder), "lora": False, "torch_dtype": "float32", "device": "cpu", "train_seed": seed}
+        trainer = surogate.Trainer(options)
+        steps = [trainer.step({"input_ids": ids, "labels": ids}, learning_rate=0.0) for _ in range(2)]
+        return [step["loss"] for step in steps]
+
+    without = losses(plain, 1)
+    assert without[0] == without[1]
+    first, again, other = losses(dropped, 1), losses(dropped, 1), losses(dropped, 2)
+    assert first == again and first[0] != first[1] and first != other and without[0] not in first
 
 
 def test_qwen2_has_biases_on_queries_keys_and_values():

@@ -94,6 +94,10 @@ pub fn entry_graph(
     // Layers become nodes, batch symbols become numbers; every shape is checked against its rule.
     let mut graph = expand(model, options, variant)?;
     passes.check("expand", &graph)?;
+    // Before the adapters add dropout of their own.
+    passes.run("dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
+    // After dropout, which switches places off; before anything looks at who reads what.
+    passes.run("identities", &mut graph, passes::identities::run)?;
     // Before merging: an adapter belongs to one weight by its name.
     passes.run("adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.

@@ -78,6 +78,8 @@ pub struct Parameter {
     pub shape: Shape,
     pub init: Init,
     pub residual_projection: bool,
+    /// The matrix of a linear layer, kept as [inputs, outputs].
+    pub transposed: bool,
     pub trainable: bool,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
@@ -142,6 +144,7 @@ impl Graph {
             shape,
             init,
             residual_projection: false,
+            transposed: false,
             trainable: false,
             adapter: false,
             storage,

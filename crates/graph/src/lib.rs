@@ -15,6 +15,7 @@ mod verify;
 pub use dim::{Bindings, Dim, Element, ValueType};
 pub use flat::{Graph, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
 pub use model::{
-    Block, Carry, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec, Repeat, from_json,
+    Block, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec, Repeat,
+    from_json,
 };
 pub use verify::verify;

@@ -19,6 +19,11 @@ pub struct Model {
     pub surogate_ir: u32,
     /// The Hugging Face architecture name, for people; nothing is decided by it.
     pub architecture: String,
+    /// Positions that exist: no row may be longer. Absent where nothing ends, as with rotary positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_positions: Option<usize>,
+    #[serde(default, skip_serializing_if = "FileForm::is_plain")]
+    pub files: FileForm,
     /// What a batch brings.
     pub inputs: Vec<Input>,
     /// Parameters used outside of repeats; those of a repeat stand in its block.
@@ -27,6 +32,24 @@ pub struct Model {
     pub body: Vec<Item>,
     #[serde(default)]
     pub outputs: Vec<Output>,
+}
+
+/// How published files may differ from the names of the parameters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileForm {
+    /// A file in which no name starts with this was written without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_prefix: Option<String>,
+    /// Endings of the names of stored tables that every engine computes itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub computed: Vec<String>,
+}
+
+impl FileForm {
+    fn is_plain(&self) -> bool {
+        *self == FileForm::default()
+    }
 }
 
 /// A named batch tensor, for example `input_ids` i32 [B, T].
@@ -66,6 +89,9 @@ pub struct ParameterSpec {
     /// `init_projections_to_zero` zeroes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub residual_projection: bool,
+    /// The matrix of a linear layer that the file keeps as [inputs, outputs].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub transposed: bool,
 }
 
 /// One step of the body.

@@ -56,6 +56,11 @@ pub trait Op: Send + Sync {
     /// shapes; the caller adds the operation's name and source line.
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String>;
 
+    /// True when these attributes make the only result equal to the first input.
+    fn unchanged(&self, _attrs: &Attrs) -> bool {
+        false
+    }
+
     /// Emits the operations that compute the input gradients. What they read is what is saved.
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients;
 

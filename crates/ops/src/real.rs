@@ -27,6 +27,8 @@ pub trait Real:
     fn exp(self) -> Self;
     fn ln(self) -> Self;
     fn tanh(self) -> Self;
+    /// 2/√π · ∫₀ˣ e^−t² dt
+    fn erf(self) -> Self;
     fn abs(self) -> Self;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
@@ -37,7 +39,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ty) => {
+    ($type:ty, $erf:path) => {
         impl Real for $type {
             #[inline]
             fn from_f64(x: f64) -> Self {
@@ -72,6 +74,10 @@ macro_rules! real {
                 self.tanh()
             }
             #[inline]
+            fn erf(self) -> Self {
+                $erf(self)
+            }
+            #[inline]
             fn abs(self) -> Self {
                 self.abs()
             }
@@ -103,5 +109,5 @@ macro_rules! real {
     };
 }
 
-real!(f32);
-real!(f64);
+real!(f32, libm::erff);
+real!(f64, libm::erf);

@@ -19,6 +19,8 @@ pub struct ParameterSlot {
     pub weight: TensorRef,
     pub init: Initializer,
     pub adapter: bool,
+    /// The matrix of a linear layer, kept as [inputs, outputs].
+    pub transposed: bool,
     pub trainable: bool,
     /// Decoupled weight decay applies (tensors of two or more axes).
     pub decay: bool,

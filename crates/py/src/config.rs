@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use train::config::{self, Task};
 
-use crate::errors::config_error;
+use crate::errors::{config_error, train_error};
 
 /// The options of one run; immutable.
 #[pyclass(frozen, module = "surogate._native")]
@@ -61,6 +61,13 @@ impl Config {
             Setting::Auto => "auto".to_owned(),
             Setting::Value(device) => device.to_string(),
         }
+    }
+
+    /// A model's configuration (JSON text) as the options change it. Raises ConfigError.
+    fn model_config(&self, py: Python<'_>, fields: &str) -> PyResult<String> {
+        let fields = serde_json::from_str(fields).map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let changed = train::model_config(&self.config, &fields).map_err(|error| train_error(py, error))?;
+        Ok(changed.to_string())
     }
 
     /// Every option with its value, as YAML. What is still open stands as `auto`.

@@ -58,7 +58,7 @@ fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest
 #[pyfunction]
 pub fn run(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str, site_packages: Vec<PathBuf>) -> PyResult<u8> {
     let outcome = py.detach(|| {
-        let source = Arc::new(ModelSource::open(&folder, ir)?);
+        let source = Arc::new(ModelSource::open(&folder, ir)?.configured(&config.config)?);
         let device = Arc::new(Device::open(&device_request(config, site_packages))?);
         let mut console = Console::new()?;
         match train::run(Arc::new(config.config.clone()), source, device, &mut console)? {
@@ -91,7 +91,7 @@ pub fn preview(
     site_packages: Vec<PathBuf>,
 ) -> PyResult<String> {
     let text = py.detach(|| {
-        let source = ModelSource::open(Path::new(&folder), ir)?;
+        let source = ModelSource::open(Path::new(&folder), ir)?.configured(&config.config)?;
         let machine = machine(config, machine_name, site_packages)?;
         if what == "graph" {
             return Ok(train::preview::graph(&config.config, &source, &machine)?.to_string());

@@ -25,7 +25,7 @@ pub fn open(
     site_packages: Vec<PathBuf>,
 ) -> train::Result<train::Trainer> {
     let config = Arc::new(config.config.clone());
-    let source = Arc::new(ModelSource::open(folder, ir)?);
+    let source = Arc::new(ModelSource::open(folder, ir)?.configured(&config)?);
     let request = DeviceRequest::of(&config, site_packages);
     let device = Arc::new(Device::open(&request)?);
     let mut trainer = train::Trainer::new(config, source, device)?;

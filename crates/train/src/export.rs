@@ -23,7 +23,7 @@ use crate::staged::{Staged, write_synced};
 use crate::trainer::Trainer;
 use crate::weights::{self, Part};
 
-/// Tokens of the row on which a result is compared with the live model.
+/// Tokens of the row on which a result is compared with the live model, at most.
 const CHECKED_TOKENS: usize = 32;
 
 impl Trainer {
@@ -90,15 +90,15 @@ impl Trainer {
             dtype: slot.weight.dtype,
             shape: slot.weight.shape.clone(),
         };
-        let transposed = peft::is_transposed(&program);
         write_weights(folder, Part::Base.of(&program).map(info).collect(), |tensor| {
-            let weight = weights::read(engine.session(), slots[tensor.name.as_str()])?;
+            let slot = slots[tensor.name.as_str()];
+            let weight = weights::read(engine.session(), slot)?;
             let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &tensor.name)) else {
                 return Ok(weight.bytes);
             };
             let scale = rules.scale(tensor.name.trim_end_matches(".weight"))?;
             let (a, b) = (weights::read(engine.session(), a)?, weights::read(engine.session(), b)?);
-            Ok(merged(&weight, &a, &b, scale, transposed).bytes)
+            Ok(merged(&weight, &a, &b, scale, slot.transposed).bytes)
         })?;
         write_files(&source.config, dtype, &source.folder, folder)
     }
@@ -106,7 +106,8 @@ impl Trainer {
     /// Loads what was written the way any user would, and compares logits with the live weights in
     /// the same program.
     fn check_result(&mut self, folder: &Path, is_model: bool) -> Result<()> {
-        let batch = check_batch(self.source.vocab_size()?);
+        let length = self.source.max_positions().unwrap_or(CHECKED_TOKENS).min(CHECKED_TOKENS);
+        let batch = check_batch(self.source.vocab_size()?, length);
         let dtype = self.plan.compile.weights;
         let (source, adapter) = match is_model {
             true => (Arc::new(ModelSource { folder: folder.to_owned(), ..(*self.source).clone() }), None),
@@ -159,9 +160,9 @@ impl Trainer {
 }
 
 /// A row of tokens spread over the vocabulary.
-fn check_batch(vocabulary: usize) -> Batch {
+fn check_batch(vocabulary: usize, length: usize) -> Batch {
     let id = |t: usize| (t.wrapping_mul(2_654_435_761) % vocabulary) as i32;
-    let ids: Vec<i32> = (1..=CHECKED_TOKENS).map(id).collect();
+    let ids: Vec<i32> = (1..=length).map(id).collect();
     let labels = ids.clone();
-    Batch::from_labels(1, CHECKED_TOKENS, ids, &labels, None, None).expect("a row of tokens")
+    Batch::from_labels(1, length, ids, &labels, None, None).expect("a row of tokens")
 }

@@ -147,10 +147,12 @@ impl Model {
         let options = CompileOptions { variants: vec![first], ..options.clone() };
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let program = engine.program().clone();
-        let folders = [(Part::Base, Some(&self.source.folder)), (Part::Adapter, self.adapter.as_ref())];
-        for (part, folder) in folders.into_iter().filter_map(|(part, folder)| Some((part, folder?))) {
-            let files = Weights::open(folder).map_err(TrainError::model_file)?;
-            weights::load(engine.session(), &program, part, &files, &folder.display().to_string())?;
+        let mut read = |part: Part, folder: &Path, files: Weights| {
+            weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
+        };
+        read(Part::Base, &self.source.folder, self.source.weights(&self.source.folder)?)?;
+        if let Some(folder) = &self.adapter {
+            read(Part::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
         }
         Ok(engine)
     }

@@ -189,11 +189,10 @@ pub fn matrices_of<'a>(program: &'a Program, weight: &str) -> Option<(&'a Parame
     Some((find("lora_A")?, find("lora_B")?))
 }
 
-/// Whether the adapted weights are kept as [in, out]: one that is not square tells.
-pub fn is_transposed(program: &Program) -> bool {
-    let base = program.parameters.iter().filter(|slot| !slot.adapter);
-    let mut shapes = base.filter_map(|slot| Some((slot.weight.shape.as_slice(), matrices_of(program, &slot.name)?)));
-    shapes.any(|(shape, (a, b))| shape == [a.weight.shape[1], b.weight.shape[0]] && shape[0] != shape[1])
+/// Whether adapted weights are kept as [in, out].
+fn is_transposed(program: &Program) -> bool {
+    let mut base = program.parameters.iter().filter(|slot| !slot.adapter && slot.transposed);
+    base.any(|slot| matrices_of(program, &slot.name).is_some())
 }
 
 /// Names that select exactly the adapted modules: last components where that is enough, whole names

@@ -117,7 +117,7 @@ fn sequence_len(
     notes: &mut Vec<String>,
     problems: &mut Vec<Problem>,
 ) -> usize {
-    let allowed = source.max_positions();
+    let (own, allowed) = (source.max_positions(), source.position_limit());
     let (length, path) = match (config.model.sequence_len, config.model.max_model_len) {
         (Setting::Value(length), _) => (length as usize, "sequence_len"),
         (Setting::Auto, Setting::Value(length)) => {
@@ -125,8 +125,8 @@ fn sequence_len(
             (length as usize, "max_model_len")
         }
         (Setting::Auto, Setting::Auto) => {
-            let length = allowed.unwrap_or(2048);
-            let because = if allowed.is_some() { "the model's positions" } else { "the model names no limit" };
+            let length = own.unwrap_or(2048);
+            let because = if own.is_some() { "the model's positions" } else { "the model names no limit" };
             reasons.insert("sequence_len".into(), reason(length, because));
             if length > LONG_ROWS {
                 notes.push(format!(

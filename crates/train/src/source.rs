@@ -3,14 +3,17 @@
 
 use std::path::{Path, PathBuf};
 
+use data::safetensors::Weights;
 use data::{Batch, IGNORE};
 use graph::Model;
 use serde_json::Value;
 use tensor::DType;
 
 use crate::checkpoint::ModelDigest;
+use crate::config::Config;
 use crate::digest;
 use crate::error::{Result, TrainError};
+use crate::rope_scaling;
 
 /// A model as data.
 #[derive(Clone, Debug)]
@@ -62,6 +65,11 @@ impl ModelSource {
         Ok(source)
     }
 
+    /// The same model with what the options change in its configuration; its graph was built from that.
+    pub fn configured(self, config: &Config) -> Result<ModelSource> {
+        Ok(ModelSource { config: rope_scaling::apply(config, &self.config)?, ..self })
+    }
+
     fn size(&self, name: &str) -> Option<usize> {
         self.config.get(name).and_then(Value::as_u64).map(|n| n as usize)
     }
@@ -73,9 +81,25 @@ impl ModelSource {
         })
     }
 
-    /// Refuses tokens and targets that the embedding table has no row for.
+    /// The model's weights in a folder, under the names of its parameters.
+    pub fn weights(&self, folder: &Path) -> Result<Weights> {
+        let files = Weights::open(folder).map_err(TrainError::model_file)?.without(&self.model.files.computed);
+        Ok(match &self.model.files.base_prefix {
+            Some(prefix) => files.prefixed(prefix),
+            None => files,
+        })
+    }
+
+    /// Refuses tokens, targets and positions that an embedding table has no row for.
     pub fn check_ids(&self, batches: &[Batch]) -> Result<()> {
         let vocabulary = self.vocab_size()?;
+        if let Some(limit) = self.model.max_positions {
+            let positions = batches.iter().flat_map(|batch| &batch.position_ids);
+            if let Some(position) = positions.copied().find(|p| *p < 0 || *p as usize >= limit) {
+                let message = format!("position {position} is outside of the model's {limit} positions");
+                return Err(TrainError::Usage(message));
+            }
+        }
         let ids = batches.iter().flat_map(|batch| batch.input_ids.iter().chain(&batch.targets));
         match ids.copied().find(|id| *id != IGNORE && (*id < 0 || *id as usize >= vocabulary)) {
             Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
@@ -85,7 +109,12 @@ impl ModelSource {
 
     /// Positions that the model was made for.
     pub fn max_positions(&self) -> Option<usize> {
-        self.size("max_position_embeddings")
+        self.model.max_positions.or_else(|| self.size("max_position_embeddings"))
+    }
+
+    /// The longest row that the model allows, stretched positions included.
+    pub fn position_limit(&self) -> Option<usize> {
+        self.model.max_positions.or_else(|| rope_scaling::stretched_positions(&self.config))
     }
 
     pub fn model_type(&self) -> &str {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use compiler::CompileOptions;
 use data::safetensors::Weights;
 use data::{Batch, IGNORE, Position};
-use program::{Choices, EntryKind, Program, Variant, scalar};
+use program::{Choices, EntryKind, Variant, scalar};
 use serde::{Deserialize, Serialize};
 
 use crate::advice::with_advice;
@@ -299,12 +299,12 @@ impl Trainer {
         let adapter =
             from.map(|checkpoint| checkpoint.folder.as_path()).or(self.config.lora.adapter.as_deref().map(Path::new));
         match (base, self.config.model.init) {
-            (Some(folder), _) => load(&mut engine, &program, Part::Base, folder)?,
-            (None, Init::Pretrained) => load(&mut engine, &program, Part::Base, &self.source.folder)?,
+            (Some(folder), _) => load(&mut engine, &self.source, Part::Base, folder)?,
+            (None, Init::Pretrained) => load(&mut engine, &self.source, Part::Base, &self.source.folder)?,
             (None, Init::Random) => weights::draw(engine.session(), &program, Part::Base, seed)?,
         }
         match adapter.filter(|_| adapted) {
-            Some(folder) => load(&mut engine, &program, Part::Adapter, folder)?,
+            Some(folder) => load(&mut engine, &self.source, Part::Adapter, folder)?,
             None => weights::draw(engine.session(), &program, Part::Adapter, seed)?,
         }
         Ok(engine)
@@ -312,9 +312,13 @@ impl Trainer {
 }
 
 /// Reads the weights of a folder.
-fn load(engine: &mut Engine, program: &Program, part: Part, folder: &Path) -> Result<()> {
-    let files = Weights::open(folder).map_err(TrainError::model_file)?;
-    weights::load(engine.session(), program, part, &files, &folder.display().to_string())
+fn load(engine: &mut Engine, source: &ModelSource, part: Part, folder: &Path) -> Result<()> {
+    let program = engine.program().clone();
+    let files = match part {
+        Part::Base => source.weights(folder)?,
+        Part::Adapter => Weights::open(folder).map_err(TrainError::model_file)?,
+    };
+    weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
 }
 
 /// An id that no other run has: the name, the time and the process, hashed.

@@ -195,6 +195,7 @@ mod tests {
             weight: TensorRef::dense(ArenaId(0), 0, DType::F32, [50, 41]),
             init,
             adapter: false,
+            transposed: false,
             trainable: true,
             decay: true,
             gradient: None,

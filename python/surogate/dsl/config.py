@@ -29,7 +29,8 @@ BOOKKEEPING = frozenset(
     num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens tf_legacy_loss
     is_llama_config unsloth_fixed unsloth_version transformers.js_config base_model_tp_plan attn_implementation
-    max_window_layers
+    max_window_layers n_ctx
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
 """.split()
 )
 
@@ -41,6 +42,8 @@ NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "is_decoder": False,
     "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_parameters": None,
     "chunk_size_feed_forward": 0,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +21,8 @@ class Architecture:
     name: str
     config: type[ModelConfig]
     module: type[Module]
+    #: What is said of the files, as the IR writes it.
+    files: dict[str, Any]
 
 
 #: By the name that stands in config.json's `architectures`.
@@ -29,12 +31,20 @@ ARCHITECTURES: dict[str, Architecture] = {}
 M = TypeVar("M", bound=type[Module])
 
 
-def model(name: str, *, config: type[ModelConfig]) -> Callable[[M], M]:
+def model(
+    name: str, *, config: type[ModelConfig], base: str | None = None, computed: Sequence[str] = ()
+) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
-    `forward(batch)` is recorded; what it marks with `output` can be asked for."""
+    `forward(batch)` is recorded; what it marks with `output` can be asked for.
+
+    `base` is the attribute without whose name files of the bare base model are written; `computed` are
+    endings of the names of stored tables that are not read. A module with an attribute `max_positions`
+    has no positions from there on.
+    """
+    files = ({"base_prefix": f"{base}."} if base else {}) | ({"computed": list(computed)} if computed else {})
 
     def register(module: M) -> M:
-        ARCHITECTURES[name] = Architecture(name, config, module)
+        ARCHITECTURES[name] = Architecture(name, config, module, files)
         return module
 
     return register
@@ -69,4 +79,9 @@ def build(fields: dict[str, Any]) -> str:
     declared = module.name_parameters()
     with trace.recording():
         module(Batch())
-    return trace.to_json(declared)
+    head: dict[str, Any] = {}
+    if (limit := getattr(module, "max_positions", None)) is not None:
+        head["max_positions"] = limit
+    if architecture.files:
+        head["files"] = architecture.files
+    return trace.to_json(declared, head)

@@ -16,7 +16,8 @@ from .trace import Trace
 class Parameter:
     """A weight. `init` says how it starts when the model is trained from scratch.
 
-    `residual_projection` marks a weight that writes into the residual stream.
+    `residual_projection` marks a weight that writes into the residual stream, `transposed` the matrix of
+    a linear layer that the file keeps as [inputs, outputs].
     """
 
     def __init__(
@@ -24,10 +25,12 @@ class Parameter:
         *shape: int,
         init: Literal["normal", "ones", "zeros"] = "normal",
         residual_projection: bool = False,
+        transposed: bool = False,
     ) -> None:
         self.shape = shape
         self.init = init
         self.residual_projection = residual_projection
+        self.transposed = transposed
         self.name: str | None = None
         self.place = here()
 
@@ -37,6 +40,8 @@ class Parameter:
         row = {"name": self.name, "shape": list(self.shape), "init": init}
         if self.residual_projection:
             row["residual_projection"] = True
+        if self.transposed:
+            row["transposed"] = True
         return row
 
 

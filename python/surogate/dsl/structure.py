@@ -13,7 +13,7 @@ from .trace import BATCH, Scope, Trace
 
 
 class Batch:
-    """The tensors of a micro-batch, all [B, T].
+    """The tensors of a micro-batch, [B, T] but for `micro_step` i32 [1], which counts for dropout.
 
     `input_ids`, `position_ids`, `targets` (the next token inside the document, -100 = not trained)
     and `document_start` (index in the row at which the token's document starts) are i32; `weights`
@@ -25,6 +25,7 @@ class Batch:
     targets: Tensor
     document_start: Tensor
     weights: Tensor
+    micro_step: Tensor
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in BATCH:

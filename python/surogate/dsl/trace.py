@@ -29,6 +29,7 @@ BATCH: dict[str, tuple[str, tuple[Dim, ...]]] = {
     "document_start": ("i32", ("B", "T")),
     "targets": ("i32", ("B", "T")),
     "weights": ("f32", ("B", "T")),
+    "micro_step": ("i32", (1,)),
 }
 
 
@@ -184,8 +185,9 @@ class Trace:
             raise ModelError(place, f"output `{name}` is given twice")
         scope.outputs.append({"name": name, "value": value.name})
 
-    def to_json(self, declared: list[Parameter]) -> str:
-        """The IR. `declared` are the model's parameters in the order of their modules."""
+    def to_json(self, declared: list[Parameter], head: dict[str, Any]) -> str:
+        """The IR. `declared` are the model's parameters in the order of their modules, `head` what is
+        said of the whole model."""
         order = {parameter.name: index for index, parameter in enumerate(declared)}
         used = set(self.outer.parameters)
         for item in self.outer.items:
@@ -199,6 +201,7 @@ class Trace:
         model = {
             "surogate_ir": IR_VERSION,
             "architecture": self.architecture,
+            **head,
             "inputs": [
                 {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
                 for t in (self.inputs[name] for name in BATCH if name in self.inputs)

@@ -1,26 +1,33 @@
 """Layers that several architectures share. Each computes what the class of the same name in
 transformers computes, under the same parameter names."""
 
+from .activation import Activation, activation
 from .decoder import Decoder, DecoderLayer
+from .dropout import dropout
 from .embedding import Embedding
 from .heads import HeadsConfig
-from .linear import Linear
+from .linear import Conv1D, Linear
 from .loss import language_model_loss
 from .mlp import SwiGLU
-from .norm import RMSNorm
+from .norm import LayerNorm, RMSNorm
 from .rotary import RotaryEmbedding, Rotation
 from .window import layer_windows
 
 __all__ = [
+    "Activation",
+    "Conv1D",
     "Decoder",
     "DecoderLayer",
     "Embedding",
     "HeadsConfig",
+    "LayerNorm",
     "Linear",
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
     "SwiGLU",
+    "activation",
+    "dropout",
     "language_model_loss",
     "layer_windows",
 ]

@@ -1,4 +1,4 @@
-"""y = x·Wᵀ + b."""
+"""Linear layers, with the weight in either orientation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..dsl import Module, Parameter, Tensor, ops
 
 
 class Linear(Module):
-    """`weight` [outputs, inputs] and, if asked for, `bias` [outputs].
+    """y = x·Wᵀ + b: `weight` [outputs, inputs] and, if asked for, `bias` [outputs].
 
     `tied` takes another parameter as the weight, which then keeps its own name.
     """
@@ -27,3 +27,14 @@ class Linear(Module):
         if self.bias is None:
             return ops.linear(x, self.weight)
         return ops.linear(x, self.weight, self.bias, bias=True)
+
+
+class Conv1D(Module):
+    """y = x·W + b: `weight` [inputs, outputs], the transpose of `Linear`'s, and `bias` [outputs]."""
+
+    def __init__(self, inputs: int, outputs: int, *, residual_projection: bool = False) -> None:
+        self.weight = Parameter(inputs, outputs, residual_projection=residual_projection, transposed=True)
+        self.bias = Parameter(outputs, init="zeros")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias, bias=True, transposed=True)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation over the last axis."""
+"""Normalisations over the last axis."""
 
 from __future__ import annotations
 
@@ -14,4 +14,17 @@ class RMSNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, _ = ops.rmsnorm(x, self.weight, eps=self.eps)
+        return y
+
+
+class LayerNorm(Module):
+    """`weight` and `bias` [size]; y = (x - mean) / √(variance + eps) · weight + bias."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.weight = Parameter(size, init="ones")
+        self.bias = Parameter(size, init="zeros")
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _, _ = ops.layernorm(x, self.weight, self.bias, eps=self.eps)
         return y

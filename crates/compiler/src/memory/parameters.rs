@@ -152,6 +152,7 @@ impl Cursor {
             weight,
             init: initializer(parameter.init),
             adapter: parameter.adapter,
+            transposed: parameter.transposed,
             trainable: parameter.trainable,
             decay: parameter.shape.len() >= 2,
             gradient,

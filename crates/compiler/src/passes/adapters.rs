@@ -15,7 +15,8 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
     let Some(adapter) = &options.adapter else { return Ok(()) };
     let rules = AdapterRules::new(adapter)?;
     let dropout = if kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
-    let micro_step = (dropout > 0.0).then(|| graph.add_input("micro_step", Element::I32, vec![1]));
+    let micro_step = (dropout > 0.0)
+        .then(|| graph.input("micro_step").unwrap_or_else(|| graph.add_input("micro_step", Element::I32, vec![1])));
     let mut dropped: HashMap<ValueId, ValueId> = HashMap::new();
     let mut hits = vec![0usize; adapter.targets.len()];
     let uses = graph.use_counts();
@@ -41,8 +42,9 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
                     }
                 },
             };
-            let (rows, columns) =
-                (append.graph.value(node.inputs[1]).shape[0], append.graph.value(node.inputs[1]).shape[1]);
+            let shape = &append.graph.value(node.inputs[1]).shape;
+            let transposed = node.attrs.flag("transposed").unwrap_or(false);
+            let (rows, columns) = if transposed { (shape[1], shape[0]) } else { (shape[0], shape[1]) };
             let rank = rules.rank(&module)?;
             let a = matrix(append.graph, &module, "lora_A", [rank, columns], adapter, options);
             let b = matrix(append.graph, &module, "lora_B", [rows, rank], adapter, options);

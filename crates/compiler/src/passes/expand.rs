@@ -65,6 +65,7 @@ impl Expansion<'_> {
             let id = self.graph.add_parameter(&name, spec.shape.clone(), spec.init, self.options.weights);
             let parameter = &mut self.graph.parameters[id.0 as usize];
             parameter.residual_projection = spec.residual_projection;
+            parameter.transposed = spec.transposed;
             parameter.trainable = self.options.adapter.is_none() && self.options.training.is_some();
             // Nodes refer to the name as it is written in the model.
             scope.insert(spec.name.clone(), parameter.value);

@@ -3,7 +3,7 @@
 //! input merge the same way.
 //!
 //! A group merges only if its weights can lie behind one another: equal storage, all trained or
-//! none, and each but the last a multiple of the arena alignment long.
+//! none, none transposed, and each but the last a multiple of the arena alignment long.
 
 use std::collections::HashMap;
 
@@ -55,8 +55,8 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
     for (index, node) in graph.nodes.iter().enumerate() {
         let Some(parameter) = (node.op == "linear").then(|| weight(graph, node)).flatten() else { continue };
         let parameter = graph.parameter(parameter);
-        let has_bias = node.attrs.flag("bias").unwrap_or(false);
-        if has_bias || uses[parameter.value.0 as usize] != 1 {
+        let is = |name: &str| node.attrs.flag(name).unwrap_or(false);
+        if is("bias") || is("transposed") || uses[parameter.value.0 as usize] != 1 {
             continue;
         }
         let key = Key {

@@ -3,8 +3,10 @@
 pub mod adapters;
 pub mod common_subexpressions;
 pub mod dead_code;
+pub mod dropout;
 pub mod expand;
 pub mod fold_constants;
 pub mod fuse;
+pub mod identities;
 pub mod merge_linears;
 pub mod results;

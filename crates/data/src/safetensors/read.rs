@@ -159,7 +159,8 @@ fn check_layout(entries: &BTreeMap<String, Entry>, data_bytes: usize) -> Result<
 pub struct Weights {
     folder: PathBuf,
     files: Vec<SafeTensors>,
-    place: HashMap<String, usize>,
+    /// For each name its file, and the name there.
+    place: HashMap<String, (usize, String)>,
 }
 
 impl Weights {
@@ -187,12 +188,27 @@ impl Weights {
         let mut place = HashMap::new();
         for (number, file) in files.iter().enumerate() {
             for name in file.names() {
-                if place.insert(name.to_owned(), number).is_some() {
+                if place.insert(name.to_owned(), (number, name.to_owned())).is_some() {
                     return Err(DataError::invalid(folder.display(), format!("tensor `{name}` is in two shards")));
                 }
             }
         }
         Ok(Weights { folder: folder.to_owned(), files, place })
+    }
+
+    /// With `prefix` before every name, unless a name has it already: published base models lack the
+    /// name of the part that they are.
+    pub fn prefixed(mut self, prefix: &str) -> Self {
+        if !self.place.keys().any(|name| name.starts_with(prefix)) {
+            self.place = self.place.into_iter().map(|(name, at)| (format!("{prefix}{name}"), at)).collect();
+        }
+        self
+    }
+
+    /// Without the tensors whose names end in one of these.
+    pub fn without(mut self, endings: &[String]) -> Self {
+        self.place.retain(|name, _| !endings.iter().any(|ending| name.ends_with(ending)));
+        self
     }
 
     /// Names of all tensors, in order of the alphabet.
@@ -209,7 +225,7 @@ impl Weights {
     /// The tensor's bytes without a copy.
     pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
         match self.place.get(name) {
-            Some(&number) => self.files[number].get(name),
+            Some((number, there)) => self.files[*number].get(there),
             None => Err(DataError::invalid(self.folder.display(), format!("there is no tensor `{name}`"))),
         }
     }

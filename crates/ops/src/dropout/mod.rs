@@ -38,13 +38,18 @@ fn probability(attrs: &Attrs) -> (f32, f32) {
     (p as f32, (1.0 / (1.0 - p)) as f32)
 }
 
+/// The key; 0 until the compiler has set one.
+fn seed(attrs: &Attrs) -> Result<u64, String> {
+    if attrs.get("seed").is_some() { seed_of(attrs) } else { Ok(0) }
+}
+
 fn stream(attrs: &Attrs) -> u32 {
-    attrs.size("stream").expect("checked by the shape rule") as u32
+    attrs.optional_int("stream").expect("checked by the shape rule").unwrap_or(0) as u32
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let (p, scale) = probability(call.attrs);
-    let (seed, stream) = (seed_of(call.attrs).expect("checked by the shape rule"), stream(call.attrs));
+    let (seed, stream) = (seed(call.attrs).expect("checked by the shape rule"), stream(call.attrs));
     let (x, step) = (call.inputs[0].real(), call.inputs[1].int()[0] as u32);
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(chunk, (y, x))| {
@@ -76,8 +81,8 @@ impl Op for Dropout {
     fn attributes(&self) -> &'static [Attribute] {
         &[
             Attribute { name: "p", kind: "float", doc: "probability of dropping an element, in [0, 1)" },
-            Attribute { name: "seed", kind: "int", doc: "key of the random numbers" },
-            Attribute { name: "stream", kind: "int", doc: "keeps the masks of different places apart" },
+            Attribute { name: "seed", kind: "int?", doc: "key of the random numbers; models leave it to the compiler" },
+            Attribute { name: "stream", kind: "int?", doc: "keeps the masks of different places apart; likewise" },
         ]
     }
 
@@ -90,9 +95,18 @@ impl Op for Dropout {
         if !(0.0..1.0).contains(&p) {
             return Err(format!("attribute `p` is {p}, expected a number in [0, 1)"));
         }
-        seed_of(attrs)?;
-        attrs.size("stream").map_err(|e| e.0)?;
+        seed(attrs)?;
+        match attrs.optional_int("stream").map_err(|e| e.0)? {
+            Some(stream) if u32::try_from(stream).is_err() => {
+                return Err(format!("`stream` is {stream}, expected u32"));
+            }
+            _ => {}
+        }
         Ok(vec![x.clone()])
+    }
+
+    fn unchanged(&self, attrs: &Attrs) -> bool {
+        attrs.float("p").is_ok_and(|p| p == 0.0)
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
@@ -111,7 +125,7 @@ impl Op for Dropout {
         let (p, scale) = probability(call.attrs);
         let columns = x.shape.last().copied().unwrap_or(1);
         let width = if row_width(&[x, y]) >= WORDS { WORDS } else { 1 };
-        let seed = seed_of(call.attrs).expect("checked by the shape rule");
+        let seed = seed(call.attrs).expect("checked by the shape rule");
         let mut defines: Vec<(String, String)> = [
             ("COUNT", format!("{}ull", x.len())),
             ("COLUMNS", columns.to_string()),

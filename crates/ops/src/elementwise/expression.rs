@@ -12,6 +12,12 @@ pub enum Unary {
     Negate,
     Exp,
     Tanh,
+    /// 2/√π · ∫₀ˣ e^−t² dt
+    Erf,
+    /// max(x, 0)
+    Relu,
+    /// 1 above 0, else 0
+    Step,
     /// 1 / (1 + e^−x)
     Sigmoid,
     /// x / (1 + e^−x)
@@ -43,6 +49,9 @@ const UNARY: &[(&str, Unary)] = &[
     ("neg", Unary::Negate),
     ("exp", Unary::Exp),
     ("tanh", Unary::Tanh),
+    ("erf", Unary::Erf),
+    ("relu", Unary::Relu),
+    ("step", Unary::Step),
     ("sigmoid", Unary::Sigmoid),
     ("silu", Unary::Silu),
     ("round_f32", Unary::Round(DType::F32)),

@@ -1,6 +1,7 @@
 //! Operations on elements at the same place, all given by expressions: one evaluation on the CPU,
 //! one generator of CUDA text, one way to fuse.
 
+mod activation;
 mod arithmetic;
 mod convert;
 pub mod expression;
@@ -12,6 +13,7 @@ mod tape;
 
 use tensor::Attrs;
 
+pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
 pub use arithmetic::{ADD, MUL, SCALE};
 pub use convert::{CAST, FILL};
 pub use expression::Expr;

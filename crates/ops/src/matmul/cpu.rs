@@ -14,13 +14,16 @@ const CHUNK: usize = 64;
 pub fn linear<T: Real>(call: &mut Call<'_, T>) {
     let reading = Reading::of(call.attrs).expect("checked by the shape rule");
     let inputs = call.inputs;
-    let (x, w, k) = (inputs[0].real(), inputs[1].real(), inputs[1].columns());
-    let n = inputs[1].rows();
+    let (x, w, k) = (inputs[0].real(), inputs[1].real(), inputs[0].columns());
+    let n = w.len() / k;
     let scale = T::from_f64(reading.scale);
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(n).zip(x.par_chunks(k)).enumerate().for_each(|(row, (y, x))| {
-        for (y, w) in y.iter_mut().zip(w.chunks(k)) {
-            *y = dot(x, w);
+        if reading.transposed {
+            y.fill(T::default());
+            x.iter().zip(w.chunks(n)).for_each(|(x, w)| add_scaled(y, *x, w));
+        } else {
+            y.iter_mut().zip(w.chunks(k)).for_each(|(y, w)| *y = dot(x, w));
         }
         if reading.bias {
             add_scaled(y, T::from_f64(1.0), inputs[2].real());

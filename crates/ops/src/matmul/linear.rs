@@ -23,6 +23,8 @@ struct Adapter {
 /// The attributes of a call, read.
 pub(super) struct Reading {
     pub bias: bool,
+    /// The weight is [K, N].
+    pub transposed: bool,
     pub scale: f64,
     /// First column and number of columns of each adapter.
     pub columns: Vec<(usize, usize)>,
@@ -31,6 +33,7 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) fn of(attrs: &Attrs) -> Result<Self, String> {
         let bias = attrs.flag("bias").map_err(|e| e.0)?;
+        let transposed = attrs.flag("transposed").map_err(|e| e.0)?;
         let scale = attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0);
         let columns = match attrs.get("columns") {
             Some(_) => attrs.sizes("columns").map_err(|e| e.0)?,
@@ -39,7 +42,7 @@ impl Reading {
         if columns.len() % 2 != 0 {
             return Err("`columns` lists a first column and a number of columns for each adapter".into());
         }
-        Ok(Reading { bias, scale, columns: columns.chunks(2).map(|pair| (pair[0], pair[1])).collect() })
+        Ok(Reading { bias, transposed, scale, columns: columns.chunks(2).map(|pair| (pair[0], pair[1])).collect() })
     }
 
     fn checked(attrs: &Attrs) -> Self {
@@ -95,13 +98,14 @@ impl Op for Linear {
     }
 
     fn doc(&self) -> &'static str {
-        "y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], bias [N] if \
-         `bias`, then for each adapter t […, r] and b [len, r] → y […, N]."
+        "y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], or [K, N] if \
+         `transposed`, bias [N] if `bias`, then for each adapter t […, r] and b [len, r] → y […, N]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
         &[
             Attribute { name: "bias", kind: "bool?", doc: "the third input is a bias" },
+            Attribute { name: "transposed", kind: "bool?", doc: "the weight is [K, N]: y = x·w" },
             Attribute { name: "scale", kind: "float?", doc: "factor of the adapters, 1 if absent" },
             Attribute {
                 name: "columns",
@@ -118,9 +122,11 @@ impl Op for Linear {
             return Err(format!("takes {expected} inputs with these attributes, not {}", inputs.len()));
         }
         let (x, w) = (&inputs[0], &inputs[1]);
-        let (n, k) = matrix(w).ok_or("the weight must be a matrix [N, K]")?;
+        let (rows, columns) = matrix(w).ok_or("the weight must be a matrix")?;
+        let (n, k) = if reading.transposed { (columns, rows) } else { (rows, columns) };
         if x.last() != Some(k) {
-            return Err(format!("x must have {k} columns, as the weight has"));
+            let has = if reading.transposed { "rows" } else { "columns" };
+            return Err(format!("x must have {k} columns, the {has} of the weight"));
         }
         if reading.bias && inputs[2].shape != [Dim::Fixed(n)] {
             return Err(format!("the bias must be [{n}]"));
@@ -144,9 +150,13 @@ impl Op for Linear {
         let reading = Reading::checked(&call.node.attrs);
         let (x, w, dy) = (call.input(0), call.input(1), call.dy());
         let weight = Attrs::new().with("transpose_a", true).with("f32", true);
+        let (input, factors) = match reading.transposed {
+            true => (Attrs::new().with("transpose_b", true), [x, dy]),
+            false => (Attrs::new(), [dy, x]),
+        };
         let mut gradients = vec![None; call.node.inputs.len()];
-        gradients[0] = call.wanted(0, "matmul", &[dy, w], Attrs::new());
-        gradients[1] = call.wanted(1, "matmul", &[dy, x], weight);
+        gradients[0] = call.wanted(0, "matmul", &[dy, w], input);
+        gradients[1] = call.wanted(1, "matmul", &factors, weight);
         if reading.bias {
             gradients[2] = call.wanted(2, "sum_rows", &[dy], Attrs::new());
         }
@@ -176,15 +186,16 @@ impl Op for Linear {
                 columns: (adapter.first, adapter.count),
             })
             .collect();
+        let (n, k) = if reading.transposed { (w.shape[1], w.shape[0]) } else { (w.shape[0], w.shape[1]) };
         Lowered::Gemm(Box::new(Gemm {
-            m: y.len() / w.shape[0],
-            n: w.shape[0],
-            k: w.shape[1],
+            m: y.len() / n,
+            n,
+            k,
             a: x.clone(),
             b: w.clone(),
             d: y.clone(),
             transpose_a: false,
-            transpose_b: true,
+            transpose_b: !reading.transposed,
             scale: 1.0,
             bias: reading.bias.then(|| call.inputs[2].clone()),
             accumulate: false,
@@ -204,7 +215,12 @@ impl Op for Linear {
             example(&[&[2, 3, 16], &[24, 16]], Attrs::new()),
             example(&[&[5, 40], &[8, 40], &[8]], Attrs::new().with("bias", true)),
             example(&[&[2, 3, 16], &[32, 16], &[2, 3, 8], &[16, 8], &[2, 3, 8], &[8, 8]], adapters.clone()),
-            example(&[&[6, 16], &[32, 16], &[32], &[6, 4], &[16, 4], &[6, 8], &[8, 8]], adapters.with("bias", true)),
+            example(
+                &[&[6, 16], &[32, 16], &[32], &[6, 4], &[16, 4], &[6, 8], &[8, 8]],
+                adapters.clone().with("bias", true),
+            ),
+            example(&[&[2, 3, 16], &[16, 24], &[24]], Attrs::new().with("bias", true).with("transposed", true)),
+            example(&[&[6, 40], &[40, 32], &[6, 4], &[16, 4], &[6, 8], &[8, 8]], adapters.with("transposed", true)),
         ]
     }
 }

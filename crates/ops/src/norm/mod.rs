@@ -1,7 +1,9 @@
 //! Normalisations over the last axis.
 
+mod layernorm;
 mod rmsnorm;
 
+pub use layernorm::{AddLayerNorm, LayerNorm, LayerNormBackward, LayerNormBackwardAdd, LayerNormWeightGradient};
 pub use rmsnorm::{
     AddRmsNorm, RmsNorm, RmsNormBackward, RmsNormBackwardAdd, RmsNormGradients, RmsNormGradientsAdd,
     RmsNormWeightGradient,

@@ -41,7 +41,10 @@ impl Op for Rope {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[Attribute { name: "inverse", kind: "bool?", doc: "rotate back, by −angle: the gradient" }]
+        &[
+            Attribute { name: "inverse", kind: "bool?", doc: "rotate back, by −angle: the gradient" },
+            Attribute { name: "skip", kind: "bool?", doc: "rotate nothing: the result is x" },
+        ]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -49,6 +52,7 @@ impl Op for Rope {
             return Err("takes x, positions, inv_freq and attention_scaling".into());
         };
         attrs.flag("inverse").map_err(|e| e.0)?;
+        attrs.flag("skip").map_err(|e| e.0)?;
         let [batch, tokens, Dim::Fixed(_), Dim::Fixed(head_dim)] = x.shape.as_slice() else {
             return Err("x must be [B, T, heads, D], heads and D known".into());
         };
@@ -67,7 +71,15 @@ impl Op for Rope {
         Ok(vec![x.clone()])
     }
 
+    fn unchanged(&self, attrs: &Attrs) -> bool {
+        attrs.flag("skip").unwrap_or(false)
+    }
+
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        if self.unchanged(&call.node.attrs) {
+            let dx = call.wanted[0].then(|| call.dy());
+            return Gradients::Inputs(vec![dx, None, None, None]);
+        }
         let inverse = call.node.attrs.flag("inverse").expect("checked by the shape rule");
         let inputs = [call.dy(), call.input(1), call.input(2), call.input(3)];
         let dx = call.wanted(0, "rope", &inputs, Attrs::new().with("inverse", !inverse));
@@ -83,7 +95,7 @@ impl Op for Rope {
         let (x, inv_freq, y) = (&call.inputs[0], &call.inputs[2], &call.outputs[0]);
         let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
         let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule asks for four axes") };
-        let pairs = inv_freq.len();
+        let pairs = if self.unchanged(call.attrs) { 0 } else { inv_freq.len() };
         let fits = |width: &usize| pairs % width == 0;
         let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
         // Columns that are not rotated are copied, twice as many at a time.
@@ -139,6 +151,7 @@ impl Op for Rope {
             example([2, 3, 4, 16], vec![0, 1, 2, 0, 1, 0], 8, Attrs::new()),
             example([1, 5, 1, 64], vec![7, 8, 9, 4000, 30000], 32, Attrs::new().with("inverse", true)),
             example([1, 3, 2, 24], vec![5, 6, 0], 8, Attrs::new()),
+            example([1, 3, 2, 24], vec![5, 6, 0], 8, Attrs::new().with("skip", true)),
         ]
     }
 }
@@ -173,7 +186,8 @@ fn rotate<T: Real>(call: &mut Call<'_, T>) {
     let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
     let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
     let (head_dim, heads) = (x.columns(), x.shape[2]);
-    let (inv_freq, scaling) = (inv_freq.real(), scaling.real()[0]);
+    let skip = call.attrs.flag("skip").expect("checked by the shape rule");
+    let (inv_freq, scaling) = (if skip { &[] } else { inv_freq.real() }, scaling.real()[0]);
     let [y] = call.outputs_mut();
     let tokens = y.real().par_chunks_mut(heads * head_dim).zip(x.real().par_chunks(heads * head_dim));
     tokens.zip(positions.int()).for_each(|((y, x), position)| {

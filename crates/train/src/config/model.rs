@@ -18,7 +18,7 @@ options! {
         max_model_len: Setting<u32> = auto, min = 1;
         /// How rotary positions are stretched: the name of a method (together with `max_model_len`), or a mapping as
         /// in the model's own configuration, which it replaces.
-        rope_scaling: Option<RopeScaling> = null, pending;
+        rope_scaling: Option<RopeScaling> = null;
         /// Element type of the weights in training. `auto` takes the model's own.
         torch_dtype: Setting<Dtype> = auto, pending_words = &["float16"];
         /// Where the first weights come from.

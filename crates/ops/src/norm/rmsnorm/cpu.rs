@@ -16,7 +16,7 @@ fn weight_at<T: Real>(w: T, offset: bool) -> T {
 /// Terms of one partial sum along a row: long rows keep the accuracy of short ones.
 const TERMS: usize = 64;
 
-fn sum_of<T: Real>(terms: impl Iterator<Item = T>) -> T {
+pub fn sum_of<T: Real>(terms: impl Iterator<Item = T>) -> T {
     let (mut total, mut partial) = (T::default(), T::default());
     for (i, term) in terms.enumerate() {
         partial += term;

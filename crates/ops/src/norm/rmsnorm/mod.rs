@@ -8,6 +8,7 @@ mod fuse;
 mod gradients;
 mod weight;
 
+pub(super) use cpu::sum_of;
 pub(crate) use cpu::{backward_row, forward_row, write_weight_gradient};
 pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
 pub use gradients::{RmsNormGradients, RmsNormGradientsAdd};
@@ -16,6 +17,7 @@ use program::{Arg, TensorRef};
 use tensor::Attrs;
 pub use weight::RmsNormWeightGradient;
 pub(crate) use weight::sum_partials;
+pub(super) use weight::{kernels as weight_kernels, scratch as weight_scratch};
 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
@@ -40,7 +42,7 @@ const THREADS: u32 = 256;
 /// Up to this many packs a row belongs to one warp; longer rows take a whole block.
 const PACKS_OF_A_WARP: usize = 256;
 
-fn check_weight(x: &ValueType, weight: &ValueType) -> Result<(), String> {
+pub(super) fn check_weight(x: &ValueType, weight: &ValueType) -> Result<(), String> {
     if weight.shape.len() != 1 || weight.last() != x.last() || x.last().is_none() {
         return Err(format!("the weight must be [{}]", x.shape.last().map(|d| d.to_string()).unwrap_or_default()));
     }
@@ -48,12 +50,17 @@ fn check_weight(x: &ValueType, weight: &ValueType) -> Result<(), String> {
 }
 
 /// The shape of per-row statistics.
-fn row_shape(x: &ValueType) -> Vec<graph::Dim> {
+pub(super) fn row_shape(x: &ValueType) -> Vec<graph::Dim> {
     x.shape[..x.shape.len() - 1].to_vec()
 }
 
 /// A kernel over rows. All of `tensors` have the columns of the first input.
-fn spec(entry: &'static str, call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)], rows: usize) -> KernelSpec {
+pub(super) fn spec(
+    entry: &'static str,
+    call: &LowerCall<'_>,
+    tensors: &[(&str, &TensorRef)],
+    rows: usize,
+) -> KernelSpec {
     let columns = *call.inputs[0].shape.last().expect("the shape rule asks for an axis");
     let eps = call.attrs.float("eps").unwrap_or(0.0);
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
@@ -79,7 +86,7 @@ fn spec(entry: &'static str, call: &LowerCall<'_>, tensors: &[(&str, &TensorRef)
     }
 }
 
-fn rows_of(tensor: &TensorRef) -> usize {
+pub(super) fn rows_of(tensor: &TensorRef) -> usize {
     tensor.shape.iter().rev().skip(1).product()
 }
 

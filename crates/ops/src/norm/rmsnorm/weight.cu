@@ -1,5 +1,5 @@
-// Weight gradient of RMS normalisation: dw = Σ over rows of dy·x·r, in f32, in a fixed order.
-// x, dy [ROWS, COLUMNS], row i at X_AT(i); r f32 [ROWS]; partial f32 [PARTS, COLUMNS]; dw f32 [COLUMNS].
+// Weight gradient of a normalisation: dw = Σ over rows of dy·x·r, in f32, in a fixed order; if CENTERED, of
+// dy·(x − mean)·r. x, dy [ROWS, COLUMNS], row i at X_AT(i); mean, r f32 [ROWS]; partial f32 [PARTS, COLUMNS]; dw f32 [COLUMNS].
 // A block takes ROWS_PER_PART rows of ACROSS packs of columns: ACROSS × DOWN threads, each sums every
 // DOWN-th row of its WIDTH columns, then the block adds its DOWN sums.
 #include "types.cuh"
@@ -7,8 +7,11 @@
 
 #if defined(DY_T)
 extern "C" __global__ void __launch_bounds__(ACROSS * DOWN)
-rmsnorm_weight_partial(const X_T* __restrict__ x, const float* __restrict__ r, const DY_T* __restrict__ dy,
-                       float* __restrict__ partial) {
+norm_weight_partial(const X_T* __restrict__ x,
+#if CENTERED
+                    const float* __restrict__ mean,
+#endif
+                    const float* __restrict__ r, const DY_T* __restrict__ dy, float* __restrict__ partial) {
   __shared__ float sums[DOWN][ACROSS * WIDTH];
   const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
   const int column = (blockIdx.x * ACROSS + across) * WIDTH;
@@ -21,7 +24,14 @@ rmsnorm_weight_partial(const X_T* __restrict__ x, const float* __restrict__ r, c
       const Pack<DY_T, WIDTH> dys = read_pack<WIDTH>(dy + DY_AT(row) + column);
       const float scale = r[row];
 #pragma unroll
-      for (int j = 0; j < WIDTH; j++) sum[j] = fmaf(to_float(dys.at[j]) * to_float(xs.at[j]), scale, sum[j]);
+      for (int j = 0; j < WIDTH; j++) {
+#if CENTERED
+        const float value = to_float(xs.at[j]) - mean[row];
+#else
+        const float value = to_float(xs.at[j]);
+#endif
+        sum[j] = fmaf(to_float(dys.at[j]) * value, scale, sum[j]);
+      }
     }
   }
 #pragma unroll

@@ -61,6 +61,49 @@ pub fn sum_partials(columns: usize, parts: usize, accumulate: bool, partial: Arg
     }
 }
 
+/// Bytes of the partial sums.
+pub(in super::super) fn scratch(call: &LowerCall<'_>, dy: &TensorRef) -> usize {
+    let columns = call.outputs[0].len();
+    Deal::new(&call.inputs[0], dy, columns).grid.1 * columns * 4
+}
+
+/// The partial sums and their sum. `inputs` are the kernel's x, statistics and dy; with `centered`, the
+/// statistics are the row's mean and then r, and dw = Σ dy·(x − mean)·r.
+pub(in super::super) fn kernels(
+    call: &LowerCall<'_>,
+    dy: &TensorRef,
+    inputs: Vec<Arg>,
+    centered: bool,
+) -> Vec<KernelSpec> {
+    let x = &call.inputs[0];
+    let columns = call.outputs[0].len();
+    let deal = Deal::new(x, dy, columns);
+    let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+    let numbers = [
+        ("COLUMNS", columns),
+        ("ROWS", rows_of(x)),
+        ("WIDTH", deal.width),
+        ("ACROSS", deal.across),
+        ("DOWN", deal.down),
+        ("ROWS_PER_PART", deal.rows_per_part),
+        ("CENTERED", centered as usize),
+    ];
+    let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+    defines.extend(defines_for("X", x));
+    defines.extend(defines_for("DY", dy));
+    let partial = KernelSpec {
+        entry: "norm_weight_partial",
+        source: SOURCE.to_owned(),
+        headers: HEADERS.to_vec(),
+        defines,
+        grid: [deal.grid.0 as u32, deal.grid.1 as u32, 1],
+        block: [THREADS as u32, 1, 1],
+        shared_bytes: 0,
+        args: inputs.into_iter().chain([Arg::Scratch(0)]).collect(),
+    };
+    vec![partial, sum_partials(columns, deal.grid.1, accumulate, Arg::Scratch(0), Arg::Output(0))]
+}
+
 /// dw = Σ over rows of dy·x·r
 pub struct RmsNormWeightGradient;
 
@@ -94,42 +137,12 @@ impl Op for RmsNormWeightGradient {
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        let columns = call.outputs[0].len();
-        Deal::new(&call.inputs[0], &call.inputs[2], columns).grid.1 * columns * 4
+        scratch(call, &call.inputs[2])
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, _, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
-        let columns = call.outputs[0].len();
-        let deal = Deal::new(x, dy, columns);
-        let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-        let kernel = |entry, numbers: &[(&str, usize)]| KernelSpec {
-            entry,
-            source: SOURCE.to_owned(),
-            headers: HEADERS.to_vec(),
-            defines: numbers.iter().map(|(name, n)| ((*name).to_owned(), n.to_string())).collect(),
-            grid: [1; 3],
-            block: [THREADS as u32, 1, 1],
-            shared_bytes: 0,
-            args: Vec::new(),
-        };
-        let mut partial = kernel(
-            "rmsnorm_weight_partial",
-            &[
-                ("COLUMNS", columns),
-                ("ROWS", rows_of(x)),
-                ("WIDTH", deal.width),
-                ("ACROSS", deal.across),
-                ("DOWN", deal.down),
-                ("ROWS_PER_PART", deal.rows_per_part),
-            ],
-        );
-        partial.defines.extend(defines_for("X", x));
-        partial.defines.extend(defines_for("DY", dy));
-        partial.grid = [deal.grid.0 as u32, deal.grid.1 as u32, 1];
-        partial.args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Scratch(0)];
-        let sum = sum_partials(columns, deal.grid.1, accumulate, Arg::Scratch(0), Arg::Output(0));
-        Lowered::Kernels(vec![partial, sum])
+        let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2)];
+        Lowered::Kernels(kernels(call, &call.inputs[2], args, false))
     }
 
     crate::reference!(cpu::weight_gradient);

@@ -1,0 +1,23 @@
+//! Dropout of the model itself, as its architecture records it: at work in a training step alone. There
+//! each place gets the run's seed and a stream of its own; everywhere else it drops nothing.
+
+use graph::Graph;
+use program::EntryKind;
+
+use crate::{CompileError, CompileOptions};
+
+/// Streams below are those of the adapters.
+const FIRST_STREAM: u64 = 1 << 16;
+
+pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
+    let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
+    let drops = kind == EntryKind::FirstMicroStep && updates;
+    let places = graph.nodes.iter_mut().filter(|node| node.op == "dropout");
+    for (stream, node) in (FIRST_STREAM..).zip(places) {
+        node.attrs = match drops {
+            true => node.attrs.clone().with("seed", options.seed).with("stream", stream),
+            false => node.attrs.clone().with("p", 0.0),
+        };
+    }
+    Ok(())
+}

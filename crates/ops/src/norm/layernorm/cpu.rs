@@ -1,0 +1,77 @@
+//! CPU reference of layer normalisation and its gradients. Rows are independent; sums over rows are
+//! taken in fixed chunks and in order, so the bits do not depend on the number of threads.
+
+use rayon::prelude::*;
+
+use super::super::rmsnorm::sum_of;
+use crate::call::Call;
+use crate::real::Real;
+
+/// Rows of one chunk of a sum over rows.
+const CHUNK: usize = 64;
+
+/// y of one row; gives (mean, r).
+pub fn forward_row<T: Real>(x: &[T], w: &[T], b: &[T], eps: T, y: &mut [T]) -> (T, T) {
+    let count = T::from_f64(x.len() as f64);
+    let mean = sum_of(x.iter().copied()) / count;
+    let variance = sum_of(x.iter().map(|v| (*v - mean) * (*v - mean))) / count;
+    let r = T::from_f64(1.0) / (variance + eps).sqrt();
+    for ((y, x), (w, b)) in y.iter_mut().zip(x).zip(w.iter().zip(b)) {
+        *y = (*x - mean) * r * *w + *b;
+    }
+    (mean, r)
+}
+
+/// dx of one row.
+pub fn backward_row<T: Real>(x: &[T], w: &[T], (mean, r): (T, T), dy: &[T], dx: &mut [T]) {
+    let count = T::from_f64(x.len() as f64);
+    let normal = |i: usize| (x[i] - mean) * r;
+    let along_ones = sum_of((0..x.len()).map(|i| dy[i] * w[i])) / count;
+    let along_x = sum_of((0..x.len()).map(|i| dy[i] * w[i] * normal(i))) / count;
+    for i in 0..x.len() {
+        dx[i] = r * (dy[i] * w[i] - along_ones - normal(i) * along_x);
+    }
+}
+
+pub fn forward<T: Real>(call: &mut Call<'_, T>) {
+    let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
+    let [x, w, b] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let (x, w, b) = (x.real(), w.real(), b.real());
+    let columns = w.len();
+    let [y, mean, r] = call.outputs_mut();
+    let rows = y.real().par_chunks_mut(columns).zip(mean.real()).zip(r.real()).zip(x.par_chunks(columns));
+    rows.for_each(|(((y, mean), r), x)| (*mean, *r) = forward_row(x, w, b, eps, y));
+}
+
+pub fn backward<T: Real>(call: &mut Call<'_, T>) {
+    let [x, w, mean, r, dy] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+    let (x, w, mean, r, dy) = (x.real(), w.real(), mean.real(), r.real(), dy.real());
+    let columns = w.len();
+    let [dx] = call.outputs_mut();
+    let rows = dx.real().par_chunks_mut(columns).zip(x.par_chunks(columns)).zip(dy.par_chunks(columns));
+    rows.zip(mean.par_iter().zip(r)).for_each(|(((dx, x), dy), (mean, r))| backward_row(x, w, (*mean, *r), dy, dx));
+}
+
+pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
+    let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+    let [x, mean, r, dy] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let columns = x.columns();
+    let rows = x.real().par_chunks(columns * CHUNK).zip(dy.real().par_chunks(columns * CHUNK));
+    let partials: Vec<Vec<T>> = rows
+        .zip(mean.real().par_chunks(CHUNK).zip(r.real().par_chunks(CHUNK)))
+        .map(|((x, dy), (mean, r))| {
+            let mut sum = vec![T::default(); columns];
+            for ((x, dy), (mean, r)) in x.chunks(columns).zip(dy.chunks(columns)).zip(mean.iter().zip(r)) {
+                for ((s, x), dy) in sum.iter_mut().zip(x).zip(dy) {
+                    *s += *dy * (*x - *mean) * *r;
+                }
+            }
+            sum
+        })
+        .collect();
+    let [dw] = call.outputs_mut();
+    for (i, dw) in dw.real().iter_mut().enumerate() {
+        let total: T = partials.iter().map(|p| p[i]).sum();
+        *dw = if accumulate { *dw + total } else { total };
+    }
+}

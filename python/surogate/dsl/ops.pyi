@@ -28,6 +28,17 @@ def fill(*inputs: Tensor | Parameter, value: float | each[float]) -> Any:
 
     value: the value of every element"""
 
+def activation(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
+    """f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x +
+    0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), silu x·σ(x). x […] → like x.
+
+    function: gelu, gelu_tanh, quick_gelu, relu, silu or tanh"""
+
+def activation_backward(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
+    """Gradient of `activation`: dy·f′(x). x, dy […] → like x.
+
+    function: gelu, gelu_tanh, quick_gelu, relu, silu or tanh"""
+
 def swiglu(*inputs: Tensor | Parameter) -> Any:
     """silu(gate)·up with silu(x) = x/(1 + e^−x). gate, up […] → like gate."""
 
@@ -42,13 +53,13 @@ def elementwise(*inputs: Tensor | Parameter, expressions: list[str] | each[list[
         sigmoid, silu, round_bf16, round_f16, round_f32
     dtypes: element type of each result"""
 
-def dropout(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int], stream: int | each[int]) -> Any:
+def dropout(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int] | None = None, stream: int | each[int] | None = None) -> Any:
     """x/(1 − p) where kept, else 0; kept is decided by (seed, stream, micro_step, index of the element). Its own
     gradient. x […], micro_step i32 [1] → like x.
 
     p: probability of dropping an element, in [0, 1)
-    seed: key of the random numbers
-    stream: keeps the masks of different places apart"""
+    seed: key of the random numbers; models leave it to the compiler
+    stream: keeps the masks of different places apart; likewise"""
 
 def cross_entropy(*inputs: Tensor | Parameter) -> Any:
     """lse = log Σ exp(logits), token_loss = lse − logits[target]; both 0 where the target is −100. logits […, V],
@@ -151,13 +162,43 @@ def rmsnorm_gradients_add(*inputs: Tensor | Parameter, offset: bool | each[bool]
     offset: multiply with 1 + w instead of w
     accumulate: add to dw instead of overwriting it"""
 
-def stack(*inputs: Tensor | Parameter) -> Any:
-    """The inputs [nᵢ, …] under one another → [Σ nᵢ, …]. A view: the inputs lie inside the result."""
+def layernorm(*inputs: Tensor | Parameter, eps: float | each[float]) -> Any:
+    """y = (x − mean)·r·w + b, r = 1/√(var + eps), mean and variance over the last axis. x […, H], w, b [H] → y […,
+    H], mean f32 […], r f32 […].
 
-def unstack(*inputs: Tensor | Parameter, sizes: list[int] | each[list[int]]) -> Any:
-    """The rows of x [Σ nᵢ, …] in parts [nᵢ, …]. A view.
+    eps: added to the variance"""
 
-    sizes: rows of each part; their sum is the input's"""
+def layernorm_backward(*inputs: Tensor | Parameter) -> Any:
+    """Input gradient of `layernorm`: dx = r·(g − mean(g) − n·mean(g·n)) with g = dy·w and n = (x − mean)·r. x, w,
+    mean, r, dy → dx like x."""
+
+def layernorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """Weight gradient of `layernorm`: dw = Σ rows dy·(x − mean)·r, in f32. x, mean, r, dy → dw f32 [H]. With
+    `accumulate`, added to.
+
+    accumulate: add to the result instead of overwriting it"""
+
+def add_layernorm(*inputs: Tensor | Parameter, eps: float | each[float]) -> Any:
+    """`add`, then `layernorm` of the sum as it is stored. a, b […, H], w, bias [H] → sum, y […, H], mean f32 […], r
+    f32 […].
+
+    eps: added to the variance"""
+
+def layernorm_backward_add(*inputs: Tensor | Parameter) -> Any:
+    """`layernorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w
+    [H], mean, r f32 […], dy, residual_gradient […, H] → like x."""
+
+def stack(*inputs: Tensor | Parameter, axis: int | each[int] | None = None) -> Any:
+    """The inputs […, nᵢ, …] behind one another along an axis → […, Σ nᵢ, …]. A view: the inputs lie inside the
+    result.
+
+    axis: the axis along which the parts lie; 0 where it is left out"""
+
+def unstack(*inputs: Tensor | Parameter, axis: int | each[int] | None = None, sizes: list[int] | each[list[int]]) -> Any:
+    """x […, Σ nᵢ, …] in parts […, nᵢ, …] along an axis. A view.
+
+    axis: the axis along which the parts lie; 0 where it is left out
+    sizes: extent of each part; their sum is the input's"""
 
 def split(*inputs: Tensor | Parameter, sizes: list[int] | each[list[int]]) -> Any:
     """x […, N] taken apart along the last axis → one part […, sizeᵢ] for each size. A view: the parts lie inside x.
@@ -175,11 +216,12 @@ def split_heads(*inputs: Tensor | Parameter, head_dim: int | each[int]) -> Any:
 def merge_heads(*inputs: Tensor | Parameter) -> Any:
     """x […, H, D] seen as rows → […, H·D]. A view."""
 
-def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
-    """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], bias [N] if
-    `bias`, then for each adapter t […, r] and b [len, r] → y […, N].
+def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
+    """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], or [K, N] if
+    `transposed`, bias [N] if `bias`, then for each adapter t […, r] and b [len, r] → y […, N].
 
     bias: the third input is a bias
+    transposed: the weight is [K, N]: y = x·w
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none"""
 
@@ -248,12 +290,13 @@ def rope_frequencies_of_batch(*inputs: Tensor | Parameter, head_dim: int | each[
     short_factor: longrope: divisors of the frequencies up to N
     long_factor: longrope: divisors of the frequencies beyond N"""
 
-def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None) -> Any:
+def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, skip: bool | each[bool] | None = None) -> Any:
     """Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated
     columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D],
     positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied.
 
-    inverse: rotate back, by −angle: the gradient"""
+    inverse: rotate back, by −angle: the gradient
+    skip: rotate nothing: the result is x"""
 
 def rmsnorm_rope(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None) -> Any:
     """`rmsnorm` of each head, rounded as it would be stored, then `rope`. x [B, T, heads, D], w [D], positions i32

@@ -40,8 +40,9 @@ class Trainer:
         the next batch of the configured data. `learning_rate` replaces that of the schedule.
 
         Gives `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
-        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, and `applied`: False when the norm
-        was not finite and the weights were left alone.
+        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied`: False when the norm was
+        not finite and the weights were left alone, `epoch` (None for batches of the caller's), `mfu`
+        (None where the device's peak is not known) and `memory`, bytes in use.
         """
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 

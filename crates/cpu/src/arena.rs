@@ -113,6 +113,11 @@ impl Memory {
         Ok(Memory { blocks })
     }
 
+    /// Bytes of each arena as they were allocated.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.blocks.iter().map(|block| block.bytes)
+    }
+
     /// Address and bytes of a tensor. Panics when it leaves its arena: the plan is ours.
     fn place(&self, at: &TensorRef) -> (*mut u8, usize) {
         let block = self.blocks.get(at.arena.0 as usize).unwrap_or_else(|| panic!("{at} lies in no arena"));

@@ -29,6 +29,11 @@ impl Scratch {
         self.buffers[index].reserve(at);
     }
 
+    pub fn bytes(&self) -> usize {
+        let shared = size_of_val(self.packed.as_slice()) + size_of_val(self.partial.as_slice());
+        shared + self.buffers.iter().map(Buffer::bytes).sum::<usize>()
+    }
+
     pub fn reserve_packed(&mut self, units: usize) {
         grow(&mut self.packed, units);
     }

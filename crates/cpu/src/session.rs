@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use program::{BackendError, Instruction, Program, Provenance, Session, Step, TensorRef};
+use program::{BackendError, Instruction, MemoryLine, Program, Provenance, Session, Step, TensorRef};
 use rayon::ThreadPool;
 
 use crate::arena::Memory;
@@ -16,6 +16,17 @@ enum Prepared {
     Gemm(Box<matmul::Prepared>),
     Copy(copy::Prepared),
     Zero(TensorRef),
+}
+
+impl Prepared {
+    fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
+        match self {
+            Prepared::Call(call) => call.run(memory, scratch),
+            Prepared::Gemm(gemm) => gemm.run(memory, scratch),
+            Prepared::Copy(copy) => copy.run(memory, scratch),
+            Prepared::Zero(at) => copy::zero(memory, at),
+        }
+    }
 }
 
 /// A program in this host's memory.
@@ -88,12 +99,7 @@ fn run_entry(
     mut done: impl FnMut(),
 ) -> Result<(), BackendError> {
     for (step, instruction) in steps.iter().zip(prepared) {
-        match instruction {
-            Prepared::Call(call) => call.run(memory, scratch),
-            Prepared::Gemm(gemm) => gemm.run(memory, scratch),
-            Prepared::Copy(copy) => copy.run(memory, scratch),
-            Prepared::Zero(at) => copy::zero(memory, at),
-        }
+        instruction.run(memory, scratch);
         done();
         if let Some(message) = check_finite.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
             let context = Some(place(&step.provenance));
@@ -124,6 +130,20 @@ impl Session for CpuSession {
         let CpuSession { program, pool, memory, entries, scratch, check_finite } = self;
         let steps = &program.entries[entry].steps;
         pool.install(|| run_entry(steps, &entries[entry], memory, scratch, *check_finite, || {}))
+    }
+
+    fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
+        let CpuSession { pool, memory, entries, scratch, .. } = self;
+        pool.install(|| entries[entry][index].run(memory, scratch));
+        Ok(())
+    }
+
+    fn allocated(&self) -> Vec<MemoryLine> {
+        let line = |class: &str, bytes, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
+        let arenas = self.program.arenas.iter().zip(self.memory.sizes());
+        let arenas = arenas.map(|(arena, bytes)| line(arena.kind.name(), bytes, ""));
+        let scratch = line("scratch", self.scratch.bytes(), "shared by all instructions while they run");
+        arenas.chain([scratch]).collect()
     }
 
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {

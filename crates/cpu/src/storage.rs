@@ -122,6 +122,10 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.real.as_slice()) + size_of_val(self.int.as_slice()) + self.byte.len()
+    }
+
     /// Makes room for a tensor.
     pub fn reserve(&mut self, at: &TensorRef) {
         match Kind::of(at.dtype) {

@@ -20,6 +20,7 @@ pub mod nvrtc;
 mod prepare;
 mod session;
 pub mod sys;
+mod transfer;
 
 pub use algorithms::Algorithms;
 pub use backend::{CudaBackend, Report, devices};

@@ -5,7 +5,8 @@ use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
 use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared};
-use program::{Arch, Arena, BackendError, Choices, Program, Session, Step, TensorRef};
+use crate::transfer::{Readings, Uploads};
+use program::{Arch, Arena, BackendError, Choices, MemoryLine, Program, Reading, Session, Step, TensorRef};
 use std::sync::Arc;
 
 /// One entry point, ready to run.
@@ -19,6 +20,8 @@ struct PreparedEntry {
 pub struct CudaSession {
     program: Arc<Program>,
     entries: Vec<PreparedEntry>,
+    readings: Readings,
+    uploads: Uploads,
     memory: Memory,
     workspace: DeviceBuffer,
     engine: Engine,
@@ -59,7 +62,8 @@ impl CudaSession {
         }
         engine.stream.synchronise()?;
         let (check_each, graphs) = (options.check_each, options.graphs && !options.check_each);
-        Ok(CudaSession { program, entries, memory, workspace, engine, check_each, graphs })
+        let (readings, uploads) = (Readings::default(), Uploads::new(&engine.device)?);
+        Ok(CudaSession { program, entries, readings, uploads, memory, workspace, engine, check_each, graphs })
     }
 
     /// Decisions that were taken while loading and that a user may want to know.
@@ -112,13 +116,6 @@ impl CudaSession {
             None => queue(&self.engine, &mut entry.steps, steps, name, self.check_each),
         }
     }
-
-    /// The buffer and byte offset of a dense tensor, whose size is checked against the host side.
-    fn place(&self, at: &TensorRef, host_bytes: usize) -> (&DeviceBuffer, usize) {
-        assert!(at.is_dense(), "the host reads and writes dense tensors, not {at}");
-        assert_eq!(at.bytes(), host_bytes, "the host side has exactly the size of {at}");
-        (&self.memory.arenas[at.arena.0 as usize], at.offset)
-    }
 }
 
 impl Session for CudaSession {
@@ -131,10 +128,11 @@ impl Session for CudaSession {
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
-        let write = || {
-            self.engine.device.bind()?;
-            let (buffer, offset) = self.place(at, bytes.len());
-            buffer.write(&self.engine.stream, offset, bytes)
+        let CudaSession { engine, memory, uploads, .. } = self;
+        let mut write = || {
+            engine.device.bind()?;
+            let (buffer, offset) = place_of(memory, at, bytes.len());
+            uploads.write(&engine.stream, buffer, offset, bytes)
         };
         write().during(|| format!("writing {at}")).map_err(backend_error)
     }
@@ -142,7 +140,7 @@ impl Session for CudaSession {
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
         let mut read = || {
             self.engine.device.bind()?;
-            let (buffer, offset) = self.place(at, out.len());
+            let (buffer, offset) = place_of(&self.memory, at, out.len());
             buffer.read(&self.engine.stream, offset, out)
         };
         read().during(|| format!("reading {at}")).map_err(backend_error)
@@ -150,6 +148,52 @@ impl Session for CudaSession {
 
     fn run(&mut self, entry: usize) -> std::result::Result<(), BackendError> {
         self.run_entry(entry).map_err(backend_error)
+    }
+
+    fn read_later(&mut self, at: &[TensorRef]) -> std::result::Result<Reading, BackendError> {
+        let CudaSession { engine, memory, readings, .. } = self;
+        let mut start = || {
+            engine.device.bind()?;
+            let place = |tensor: &TensorRef| {
+                let (buffer, offset) = place_of(memory, tensor, tensor.bytes());
+                (&*buffer, offset, tensor.bytes())
+            };
+            readings.start(&engine.stream, &at.iter().map(place).collect::<Vec<_>>())
+        };
+        start().map(Reading::Pending).map_err(backend_error)
+    }
+
+    fn finish(&mut self, reading: Reading) -> std::result::Result<Vec<u8>, BackendError> {
+        match reading {
+            Reading::Done(bytes) => Ok(bytes),
+            Reading::Pending(number) => {
+                let wait = self.engine.device.bind().and_then(|()| self.readings.finish(number));
+                wait.during(|| "waiting for the results of a step".into()).map_err(backend_error)
+            }
+        }
+    }
+
+    fn run_instruction(&mut self, entry: usize, index: usize) -> std::result::Result<(), BackendError> {
+        let CudaSession { program, entries, engine, .. } = self;
+        let (steps, name) = (&program.entries[entry].steps, program.entries[entry].kind.name());
+        let mut run = || {
+            engine.device.bind()?;
+            entries[entry].steps[index].queue(engine)?;
+            engine.stream.synchronise()
+        };
+        run().during(|| place(name, index, &steps[index])).map_err(backend_error)
+    }
+
+    fn allocated(&self) -> Vec<MemoryLine> {
+        let line = |class: &str, bytes, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
+        let arenas = self.program.arenas.iter().zip(&self.memory.arenas);
+        let arenas = arenas.map(|(arena, buffer)| line(arena.kind.name(), buffer.len(), ""));
+        arenas.chain([line("workspace", self.workspace.len(), "of libraries, one instruction at a time")]).collect()
+    }
+
+    fn memory_in_use(&self) -> std::result::Result<Option<usize>, BackendError> {
+        let asked = self.engine.device.bind().and_then(|()| self.engine.device.memory());
+        asked.map(|(free, total)| Some(total - free)).map_err(backend_error)
     }
 
     fn choices(&self) -> Choices {
@@ -170,6 +214,13 @@ impl Drop for CudaSession {
         // Memory is freed next: nothing may still be using it. A failure at exit cannot be acted on.
         let _ = self.engine.device.bind().and_then(|()| self.engine.stream.synchronise());
     }
+}
+
+/// The buffer and byte offset of a dense tensor, whose size is checked against the host side.
+fn place_of<'a>(memory: &'a Memory, at: &TensorRef, host_bytes: usize) -> (&'a DeviceBuffer, usize) {
+    assert!(at.is_dense(), "the host reads and writes dense tensors, not {at}");
+    assert_eq!(at.bytes(), host_bytes, "the host side has exactly the size of {at}");
+    (&memory.arenas[at.arena.0 as usize], at.offset)
 }
 
 fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, step: &Step) -> Result<Planned> {

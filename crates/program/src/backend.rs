@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::memory::TensorRef;
+use crate::memory::{MemoryLine, TensorRef};
 use crate::program::Program;
 
 /// The machine failed: the call, and where known the instruction and its source line.
@@ -40,6 +40,16 @@ pub trait Backend: Send + Sync {
     }
 }
 
+/// Bytes on their way to the host: see [`Session::read_later`].
+#[derive(Debug)]
+#[must_use = "a reading is handed to `Session::finish`"]
+pub enum Reading {
+    /// They are there.
+    Done(Vec<u8>),
+    /// The backend knows them by this number.
+    Pending(u64),
+}
+
 /// A loaded program with its memory. Used by one thread at a time.
 pub trait Session: Send {
     fn program(&self) -> &Arc<Program>;
@@ -50,8 +60,40 @@ pub trait Session: Send {
     /// Copies a dense tensor to the host after all earlier work on it; `out` has exactly its size.
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError>;
 
+    /// Starts to copy dense tensors to the host, one behind the other, after all earlier work and before all
+    /// later. A backend whose runs return when they are done has nothing to wait for and reads at once.
+    fn read_later(&mut self, at: &[TensorRef]) -> Result<Reading, BackendError> {
+        let mut bytes = vec![0; at.iter().map(TensorRef::bytes).sum()];
+        let mut rest = bytes.as_mut_slice();
+        for tensor in at {
+            let (part, behind) = rest.split_at_mut(tensor.bytes());
+            self.read(tensor, part)?;
+            rest = behind;
+        }
+        Ok(Reading::Done(bytes))
+    }
+
+    /// Waits for a reading of this session, but not for what was started after it.
+    fn finish(&mut self, reading: Reading) -> Result<Vec<u8>, BackendError> {
+        match reading {
+            Reading::Done(bytes) => Ok(bytes),
+            Reading::Pending(number) => panic!("reading {number} is of another session: this one reads at once"),
+        }
+    }
+
     /// Runs one entry point by index. May return before the device has finished.
     fn run(&mut self, entry: usize) -> Result<(), BackendError>;
+
+    /// Runs one instruction of an entry point, by indices, and waits for it.
+    fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError>;
+
+    /// What was allocated, by arenas and what else there is: bytes as asked of the system.
+    fn allocated(&self) -> Vec<MemoryLine>;
+
+    /// Bytes of the device's memory that are in use by everybody; none where the memory is the host's.
+    fn memory_in_use(&self) -> Result<Option<usize>, BackendError> {
+        Ok(None)
+    }
 
     /// Runs one entry point with the clock around every instruction: seconds, one for each step. Gaps
     /// between instructions count for the one behind them.

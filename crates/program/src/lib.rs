@@ -12,7 +12,7 @@ mod parameter;
 mod program;
 mod text;
 
-pub use backend::{Backend, BackendError, Choices, Session};
+pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use estimate::{Estimate, estimate, kind_of, seconds};
 pub use instruction::{
     Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall,

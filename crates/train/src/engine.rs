@@ -9,7 +9,8 @@ use std::sync::Arc;
 use compiler::CompileOptions;
 use data::Batch;
 use program::{
-    Arch, Choices, Documents, EntryKind, Machine, OptimizerState, ParameterSlot, Program, Session, TensorRef, Variant,
+    Arch, Choices, Documents, EntryKind, Machine, OptimizerState, ParameterSlot, Program, Reading, Session, TensorRef,
+    Variant,
 };
 use tensor::{DType, HostTensor};
 
@@ -28,6 +29,8 @@ pub struct Engine {
     program: Arc<Program>,
     /// Absent only while it is replaced.
     session: Option<Box<dyn Session>>,
+    /// What ran while the clock was asked for.
+    timed: Option<Vec<(usize, Vec<f64>)>>,
 }
 
 fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> Result<Arc<Program>> {
@@ -45,7 +48,7 @@ impl Engine {
     ) -> Result<Engine> {
         let program = compile(&source, &options, &device)?;
         let session = device.backend.load_with(program.clone(), choices)?;
-        Ok(Engine { device, source, options, program, session: Some(session) })
+        Ok(Engine { device, source, options, program, session: Some(session), timed: None })
     }
 
     pub fn program(&self) -> &Arc<Program> {
@@ -63,6 +66,11 @@ impl Engine {
     /// The shape of a batch as the compiler is asked for it.
     pub fn variant_of(&self, batch: &Batch, one_per_row: bool) -> Variant {
         variant_of(&self.device.machine, batch, one_per_row)
+    }
+
+    /// Whether batches of the wanted shape run without compiling.
+    pub fn has(&self, wanted: Variant) -> bool {
+        self.options.variants.iter().any(|known| fits(known, &wanted))
     }
 
     /// The compiled variant that takes batches of the wanted one; compiles it where there is none.
@@ -102,6 +110,12 @@ impl Engine {
 
     /// Writes a batch and runs an entry on it.
     pub fn run(&mut self, kind: EntryKind, variant: Variant, batch: &Batch) -> Result<()> {
+        let entry = self.load_batch(kind, variant, batch)?;
+        self.run_entry(entry)
+    }
+
+    /// Writes a batch to where an entry reads it; gives the entry's index.
+    pub fn load_batch(&mut self, kind: EntryKind, variant: Variant, batch: &Batch) -> Result<usize> {
         let entry = self.entry(kind, Some(variant));
         let program = self.program.clone();
         for (name, at) in &program.entries[entry].inputs {
@@ -116,13 +130,32 @@ impl Engine {
             };
             self.session().write(at, &bytes)?;
         }
-        Ok(self.session().run(entry)?)
+        Ok(entry)
+    }
+
+    /// Runs an entry, with the clock around its instructions where that is asked for.
+    fn run_entry(&mut self, entry: usize) -> Result<()> {
+        let Some(timed) = &mut self.timed else { return Ok(self.session().run(entry)?) };
+        let mut timed = std::mem::take(timed);
+        timed.push((entry, self.session().profile(entry)?));
+        self.timed = Some(timed);
+        Ok(())
+    }
+
+    /// From now on every entry that runs is timed.
+    pub fn begin_timing(&mut self) {
+        self.timed = Some(Vec::new());
+    }
+
+    /// Entries that ran since, by index, with the seconds of each instruction.
+    pub fn end_timing(&mut self) -> Vec<(usize, Vec<f64>)> {
+        self.timed.take().unwrap_or_default()
     }
 
     /// Runs the update.
     pub fn update(&mut self) -> Result<()> {
         let entry = self.entry(EntryKind::Update, None);
-        Ok(self.session().run(entry)?)
+        self.run_entry(entry)
     }
 
     fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> usize {
@@ -145,6 +178,18 @@ impl Engine {
         let mut bytes = [0; 4];
         self.session().read(&at, &mut bytes)?;
         Ok(f32::from_le_bytes(bytes))
+    }
+
+    /// Begins to read scalars, as they are after all that was started before.
+    pub fn read_scalars(&mut self, names: &[&str]) -> Result<Reading> {
+        let at: Vec<TensorRef> = names.iter().map(|name| self.scalar(name)).collect();
+        Ok(self.session().read_later(&at)?)
+    }
+
+    /// Waits for scalars of four bytes.
+    pub fn finish_scalars(&mut self, reading: Reading) -> Result<Vec<f32>> {
+        let bytes = self.session().finish(reading)?;
+        Ok(bytes.chunks_exact(4).map(|part| f32::from_le_bytes(part.try_into().expect("four bytes"))).collect())
     }
 
     fn scalar(&self, name: &str) -> TensorRef {

@@ -140,6 +140,13 @@ impl Feed {
         loader.map(Some).map_err(TrainError::Data)
     }
 
+    /// Passes over the data after so many steps: rows against those of a mean epoch.
+    pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
+        let of = &config.training;
+        let rows = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps) * steps;
+        (rows * u64::from(config.run.num_epochs)) as f64 / self.train_extent.rows as f64
+    }
+
     /// Optimizer steps of the run.
     pub fn total_steps(&self, config: &Config) -> u64 {
         let accumulation = config.training.gradient_accumulation_steps as usize;

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 pub struct StepMetrics {
     /// From 0.
     pub step: u64,
+    /// Passes over the data after this step; none for batches of the caller's.
+    pub epoch: Option<f64>,
     /// Weighted mean of the token losses over all micro-batches, before the update.
     pub loss: f64,
     /// Norm of the averaged gradient, before clipping.
@@ -17,6 +19,10 @@ pub struct StepMetrics {
     pub seconds: f64,
     /// False when the norm was not finite and the weights were left alone.
     pub applied: bool,
+    /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is not known.
+    pub mfu: Option<f64>,
+    /// Bytes in use on the device, by everybody; on the CPU those of this process.
+    pub memory: Option<usize>,
 }
 
 /// One pass over the validation data.
@@ -39,9 +45,12 @@ impl StepMetrics {
         let total = total.map(|n| format!("/{n}")).unwrap_or_default();
         let rate = scientific(self.learning_rate);
         let speed = self.tokens_per_second();
+        let mfu = self.mfu.map(|mfu| format!(" | MFU: {:.1} %", mfu * 100.0)).unwrap_or_default();
+        let gib = |bytes: usize| format!(" | {:.2} GiB", bytes as f64 / (1u64 << 30) as f64);
+        let memory = self.memory.map(gib).unwrap_or_default();
         let suppressed = if self.applied { "" } else { " | update suppressed: the gradient is not finite" };
         format!(
-            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{suppressed}",
+            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{mfu}{memory}{suppressed}",
             self.step, self.loss, self.grad_norm, self.seconds
         )
     }
@@ -50,12 +59,15 @@ impl StepMetrics {
         json!({
             "event": "step",
             "step": self.step,
+            "epoch": self.epoch,
             "loss": self.loss,
             "grad_norm": self.grad_norm,
             "learning_rate": self.learning_rate,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second(),
+            "mfu": self.mfu,
+            "memory": self.memory,
             "applied": self.applied,
         })
     }
@@ -96,15 +108,20 @@ mod tests {
     fn the_console_line_has_its_form() {
         let metrics = StepMetrics {
             step: 0,
+            epoch: None,
             loss: 2.34561,
             grad_norm: 1.234,
             learning_rate: 1e-5,
             tokens: 523905,
             seconds: 2.34,
             applied: true,
+            mfu: None,
+            memory: None,
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";
         assert_eq!(metrics.line(Some(1000)), line);
+        let metrics = StepMetrics { mfu: Some(0.4871), memory: Some(3 << 29), ..metrics };
+        assert_eq!(metrics.line(Some(1000)), format!("{line} | MFU: 48.7 % | 1.50 GiB"));
         assert_eq!(scientific(0.0), "0.00e+00");
         assert_eq!(scientific(0.00255), "2.55e-03");
     }

@@ -1,12 +1,14 @@
 //! What stands beside a run's results: the manifest, and the choices for options that were left open.
 
 use jiff::Zoned;
+use program::{Arch, EntryKind, PlanLine, estimate};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Reason, Reasons};
 use crate::digest;
 use crate::error::Result;
 use crate::feed;
+use crate::metrics::StepMetrics;
 use crate::place::Place;
 use crate::trainer::Trainer;
 
@@ -40,6 +42,11 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
         .iter()
         .map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note}))
         .collect();
+    let line = |of: &PlanLine| {
+        let (part, layers, decision) = (&of.part, &of.layers, &of.decision);
+        json!({"entry": of.kind.name(), "part": part, "layers": layers, "decision": decision, "reason": of.reason})
+    };
+    let plan: Vec<Value> = program.plan.iter().map(line).collect();
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
     let earlier = place.earlier.as_ref().map(|earlier| &earlier.manifest);
     let started = earlier.map_or_else(|| json!(Zoned::now().to_string()), |manifest| manifest["started"].clone());
@@ -63,6 +70,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
         },
         "parameters": {"total": count(false), "trained": count(true)},
         "steps": total_steps,
+        "plan": plan,
         "memory": memory,
         "memory_bytes": bytes,
         "output": place.output.canonicalize().unwrap_or_else(|_| place.output.clone()),
@@ -72,21 +80,51 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     }))
 }
 
-/// Options that only the memory planner moves: every value is kept, so all of them are off.
-const KEPT: &[&str] = &[
-    "recompute_swiglu",
-    "recompute_rmsnorm",
-    "recompute_ffn",
-    "recompute_qkv",
-    "recompute_att",
-    "recompute_block",
-    "recompute_lora",
-    "offload_residual",
-    "offload_master",
-    "offload_quants",
-    "offload_optimizer",
-    "offload_grads",
-];
+/// What the steps of a process took, beside what the plan says of them.
+#[derive(Debug, Default)]
+pub struct Measured {
+    steps: u64,
+    tokens: u64,
+    seconds: f64,
+    /// The most that was in use, bytes.
+    memory: Option<usize>,
+}
+
+impl Measured {
+    pub fn add(&mut self, step: &StepMetrics) {
+        self.steps += 1;
+        self.tokens += step.tokens;
+        self.seconds += step.seconds;
+        self.memory = self.memory.max(step.memory);
+    }
+
+    /// `planned_seconds_per_step` is at the machine's measured ceilings, and absent where it has none.
+    pub fn to_json(&self, trainer: &mut Trainer) -> Result<Value> {
+        let accumulation = f64::from(trainer.config.training.gradient_accumulation_steps);
+        let program = trainer.engine()?.program().clone();
+        let seconds = |kind: EntryKind| {
+            let entry = program.entries.iter().rfind(|entry| entry.kind == kind);
+            entry.map_or(0.0, |entry| estimate(entry, &program.machine).seconds)
+        };
+        let (first, next) = (seconds(EntryKind::FirstMicroStep), seconds(EntryKind::NextMicroStep));
+        let planned = first + next * (accumulation - 1.0) + seconds(EntryKind::Update);
+        let planned = (program.machine.arch != Arch::Cpu).then_some(planned);
+        Ok(json!({
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens as f64 / self.seconds.max(1e-9),
+            "seconds_per_step": self.seconds / self.steps.max(1) as f64,
+            "planned_seconds_per_step": planned,
+            "memory": self.memory,
+            "planned_memory": program.memory.iter().map(|line| line.bytes).sum::<usize>(),
+        }))
+    }
+}
+
+/// What may lie in host memory: nothing yet.
+const OFFLOADED: &[&str] =
+    &["offload_residual", "offload_master", "offload_quants", "offload_optimizer", "offload_grads"];
 
 impl Trainer {
     /// What was chosen for options that were left open, as far as it concerns what is computed.
@@ -101,10 +139,8 @@ impl Trainer {
         }
         choose("dataloader_num_workers", json!(feed::workers(config)), "the cores of this machine");
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
-        choose("lmhead_chunks", json!(1), "the logits are computed at once");
-        choose("attn_bwd_chunks", json!(1), "the attention's gradient is computed at once");
-        for name in KEPT {
-            choose(name, json!(false), "every value is kept where it is");
+        for name in OFFLOADED {
+            choose(name, json!(false), "everything stays on the device");
         }
         if let Some(total) = self.total_steps() {
             let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));

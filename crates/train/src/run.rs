@@ -12,17 +12,19 @@ use crate::error::{Result, TrainError};
 use crate::log::Log;
 use crate::metrics::StepMetrics;
 use crate::place::Place;
-use crate::record::{MANIFEST, RESOLVED, manifest, reasons};
+use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
 use crate::resume::{self, Start};
 use crate::source::ModelSource;
 use crate::staged::{Staged, replace_file};
+use crate::step::Advance;
 use crate::trainer::Trainer;
+use crate::{memory, time};
 
 /// Folder of the model with the adapter added, where that is asked for.
 const MERGED: &str = "merged";
 
-/// Suppressed updates in a row after which a run is given up.
-const MAX_SUPPRESSED: u64 = 5;
+/// Steps of a process before the one that is timed: kernels are loaded and buffers touched by then.
+const TIMED: u64 = 2;
 
 /// What a run tells while it goes on, and asks.
 pub trait Observer {
@@ -68,7 +70,11 @@ pub fn run(
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
         Err(error) => json!({"event": "failed", "error": error.to_string(), "exit_code": error.exit_code()}),
     };
-    run.log.write(&event)?;
+    let logged = run.log.write(&event);
+    // What ended the run is told, not that the log could not be written after it.
+    if outcome.is_ok() {
+        logged?;
+    }
     outcome
 }
 
@@ -111,6 +117,8 @@ struct Run {
     manifest: Value,
     /// Step count of the last checkpoint.
     saved: Option<u64>,
+    /// Steps of this process.
+    measured: Measured,
 }
 
 impl Run {
@@ -141,8 +149,13 @@ impl Run {
         let step = trainer.steps_done();
         let event = if step == 0 { "start" } else { "resume" };
         log.write(&json!({"event": event, "step": step, "manifest": manifest}))?;
+        if trainer.config.logging.debug_memory_breakdown {
+            let (classes, in_use) = trainer.memory_breakdown()?;
+            memory::table(&classes, in_use).iter().for_each(|line| observer.line(line));
+            log.write(&json!({"event": "memory_breakdown", "memory": memory::to_json(&classes, in_use)}))?;
+        }
         let saved = (step > 0).then_some(step);
-        Ok(Run { place, log, manifest, saved })
+        Ok(Run { place, log, manifest, saved, measured: Measured::default() })
     }
 
     /// Brings up to date what the manifest says about choices (a batch of a new shape brings new ones) and
@@ -152,6 +165,7 @@ impl Run {
         written.extend(staged.map(Staged::record).transpose()?);
         self.manifest["choices"] = json!(trainer.choices()?);
         self.manifest["written"] = json!(written);
+        self.manifest["measured"] = self.measured.to_json(trainer)?;
         write_manifest(&self.place, &trainer.written.owner, &self.manifest)
     }
 
@@ -162,13 +176,39 @@ impl Run {
             // The process ended between a checkpoint and its evaluation.
             self.evaluate(trainer, observer)?;
         }
+        let timed =
+            trainer.config.logging.debug_time_breakdown.then_some((trainer.steps_done() + TIMED).min(total - 1));
         while trainer.steps_done() < total {
-            let Some(metrics) = trainer.next_step(None)? else { break };
-            observer.line(&metrics.line(Some(total)));
-            self.log.write(&metrics.to_json())?;
-            check_convergence(&metrics, trainer.progress.suppressed)?;
+            let is_timed = timed == Some(trainer.steps_done());
+            if is_timed {
+                if let Some(metrics) = trainer.settle()? {
+                    self.report(&metrics, trainer, observer)?;
+                }
+                trainer.begin_timing()?;
+            }
+            let (started, known) = match trainer.advance()? {
+                Advance::Started(known) => (true, known),
+                Advance::Diverged(metrics) => (true, Some(metrics)),
+                Advance::Ended(known) => (false, known),
+            };
+            if let Some(metrics) = known {
+                self.report(&metrics, trainer, observer)?;
+            }
+            if !started {
+                break;
+            }
             let done = trainer.steps_done();
-            if observer.interrupted() {
+            let stop = observer.interrupted();
+            if !stop && !is_timed && done % eval_steps != 0 && done % save_steps != 0 && done < total {
+                continue;
+            }
+            if let Some(metrics) = trainer.settle()? {
+                self.report(&metrics, trainer, observer)?;
+            }
+            if is_timed {
+                self.report_time(trainer, observer)?;
+            }
+            if stop {
                 observer.line("Stopping: saving a checkpoint");
                 return self.save(trainer, observer).map(Outcome::Interrupted);
             }
@@ -190,6 +230,21 @@ impl Run {
         }
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
         Ok(Outcome::Finished(result))
+    }
+
+    /// Tells the results of a step; an error if the run cannot go on after them.
+    fn report(&mut self, metrics: &StepMetrics, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        observer.line(&metrics.line(trainer.total_steps()));
+        self.log.write(&metrics.to_json())?;
+        self.measured.add(metrics);
+        trainer.check_convergence(metrics)
+    }
+
+    fn report_time(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        let (step, classes) = (trainer.steps_done() - 1, trainer.end_timing()?);
+        time::table(step, &classes).iter().for_each(|line| observer.line(line));
+        let rows: Vec<Value> = classes.iter().map(time::ClassTime::to_json).collect();
+        self.log.write(&json!({"event": "time_breakdown", "step": step, "classes": rows}))
     }
 
     /// Writes a result: a process that is killed meanwhile knows it as its own afterwards.
@@ -228,18 +283,4 @@ impl Run {
         self.log.write(&json!({"event": "checkpoint", "step": step, "path": folder}))?;
         Ok(folder)
     }
-}
-
-/// A loss that is no number, or gradients that stay none: their updates are suppressed, so nothing can change
-/// any more.
-fn check_convergence(metrics: &StepMetrics, suppressed: u64) -> Result<()> {
-    if !metrics.loss.is_finite() {
-        let what = format!("the loss of step {} is {}", metrics.step, metrics.loss);
-        return Err(TrainError::Diverged { what });
-    }
-    if suppressed == MAX_SUPPRESSED {
-        let what = format!("the gradients of {MAX_SUPPRESSED} steps up to {} are not finite", metrics.step);
-        return Err(TrainError::Diverged { what });
-    }
-    Ok(())
 }

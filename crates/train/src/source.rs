@@ -117,6 +117,17 @@ impl ModelSource {
         self.model.max_positions.or_else(|| rope_scaling::stretched_positions(&self.config))
     }
 
+    /// Σ over layers of heads × head size, as the configuration says in either spelling.
+    pub fn attention_width(&self) -> Option<usize> {
+        let either = |names: [&str; 2]| names.into_iter().find_map(|name| self.size(name));
+        let layers = either(["num_hidden_layers", "n_layer"])?;
+        let width = match (self.size("head_dim"), self.size("num_attention_heads")) {
+            (Some(head), Some(heads)) => head * heads,
+            _ => either(["hidden_size", "n_embd"])?,
+        };
+        Some(layers * width)
+    }
+
     pub fn model_type(&self) -> &str {
         self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }

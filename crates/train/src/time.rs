@@ -1,6 +1,9 @@
-//! Where the time of a micro-step goes, instruction by instruction, against the machine's ceilings.
+//! Where the time of a step goes: instruction by instruction, and by classes of instructions, against the machine's
+//! ceilings where these were measured.
 
-use program::{EntryKind, Variant, kind_of, seconds};
+use std::collections::BTreeMap;
+
+use program::{Arch, EntryKind, Program, Variant, kind_of, seconds};
 use serde_json::{Value, json};
 
 use crate::engine::Engine;
@@ -31,4 +34,74 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
         })
         .collect();
     Ok(Value::Array(rows))
+}
+
+/// One class of instructions in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClassTime {
+    /// `gemm`, `attention`, or the operation's name; with the phase behind it.
+    pub name: String,
+    pub count: usize,
+    pub seconds: f64,
+    /// Seconds at the machine's ceilings; none where these are no measurements.
+    pub ceiling: Option<f64>,
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+/// The timed entries of a step by classes, the longest first.
+pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)]) -> Vec<ClassTime> {
+    let measured = program.machine.arch != Arch::Cpu;
+    let mut classes: BTreeMap<String, ClassTime> = BTreeMap::new();
+    for (entry, times) in timed {
+        for (step, time) in program.entries[*entry].steps.iter().zip(times) {
+            let name = format!("{}, {}", kind_of(step), step.provenance.phase);
+            let class = classes.entry(name.clone()).or_insert_with(|| ClassTime { name, ..ClassTime::default() });
+            class.count += 1;
+            class.seconds += time;
+            class.flops += step.cost.flops;
+            class.bytes += step.cost.bytes;
+            if measured {
+                *class.ceiling.get_or_insert(0.0) += seconds(step, &program.machine);
+            }
+        }
+    }
+    let mut classes: Vec<ClassTime> = classes.into_values().collect();
+    classes.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    classes
+}
+
+impl ClassTime {
+    pub fn to_json(&self) -> Value {
+        json!({
+            "class": self.name, "instructions": self.count, "seconds": self.seconds, "ceiling_seconds": self.ceiling,
+            "flops": self.flops, "bytes": self.bytes,
+        })
+    }
+}
+
+/// The classes as a table.
+pub fn table(step: u64, classes: &[ClassTime]) -> Vec<String> {
+    let all: f64 = classes.iter().map(|class| class.seconds).sum();
+    let mut lines = vec![format!("Time of step {step}, instruction by instruction: {:.3} ms in all", all * 1e3)];
+    lines.push(format!(
+        "{:>12} {:>7} {:>6} {:>12} {:>10} {:>9}  class",
+        "ms", "share", "count", "GFLOP/s", "GB/s", "ceiling"
+    ));
+    for of in classes {
+        let rate = |amount: f64| amount / of.seconds.max(1e-12) / 1e9;
+        let ceiling =
+            of.ceiling.map_or("–".to_owned(), |best| format!("{:.0} %", 100.0 * best / of.seconds.max(1e-12)));
+        lines.push(format!(
+            "{:>12.3} {:>5.1} % {:>6} {:>12.1} {:>10.1} {:>9}  {}",
+            of.seconds * 1e3,
+            100.0 * of.seconds / all.max(1e-12),
+            of.count,
+            rate(of.flops),
+            rate(of.bytes),
+            ceiling,
+            of.name
+        ));
+    }
+    lines
 }

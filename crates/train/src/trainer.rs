@@ -1,14 +1,13 @@
-//! A run that is driven step by step: accumulation, update, evaluation. The same calls serve the
-//! loop of the command line and Python.
+//! A model in training: options, data and the compiled model, how far it is, and how it goes on at a checkpoint.
+//! What a step is stands in `step.rs`.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use compiler::CompileOptions;
 use data::safetensors::Weights;
-use data::{Batch, IGNORE, Position};
-use program::{Choices, EntryKind, Variant, scalar};
+use data::{Batch, Position};
+use program::{Choices, Variant};
 use serde::{Deserialize, Serialize};
 
 use crate::advice::with_advice;
@@ -18,11 +17,11 @@ use crate::device::Device;
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
-use crate::metrics::{EvaluationMetrics, StepMetrics};
 use crate::plan::Plan;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
-use crate::time::time_breakdown;
+use crate::step::Flight;
+use crate::time::{ClassTime, by_class, time_breakdown};
 use crate::weights::{self, Part};
 use crate::written::Written;
 
@@ -51,8 +50,10 @@ pub struct Trainer {
     pub source: Arc<ModelSource>,
     pub device: Arc<Device>,
     pub(crate) feed: Option<Feed>,
-    engine: Option<Engine>,
-    schedule: Option<LearningRate>,
+    pub(crate) engine: Option<Engine>,
+    pub(crate) schedule: Option<LearningRate>,
+    /// What was started and not read yet, and what is known of the step before.
+    pub(crate) flight: Flight,
     /// Folders that may be replaced, because this run wrote them.
     pub(crate) written: Written,
     pub(crate) progress: Progress,
@@ -94,6 +95,7 @@ impl Trainer {
             feed,
             engine: None,
             schedule,
+            flight: Flight::default(),
             written,
             progress: Progress::default(),
             model_digest: None,
@@ -151,69 +153,17 @@ impl Trainer {
         self.feed.as_ref().map(|feed| feed.train.position())
     }
 
-    /// The next micro-batches of the data: fewer than a full step at the end, none after it.
-    fn next_batches(&mut self) -> Result<Vec<Batch>> {
-        let wanted = self.config.training.gradient_accumulation_steps as usize;
-        let Some(feed) = &mut self.feed else {
-            let problems = self.config.check_datasets();
-            return Err(TrainError::Config(problems));
-        };
-        Ok(feed.train.by_ref().take(wanted).collect())
+    /// From now on every instruction is timed; the bits stay the same.
+    pub(crate) fn begin_timing(&mut self) -> Result<()> {
+        self.engine()?.begin_timing();
+        Ok(())
     }
 
-    /// One step on the next batches of the data; `None` at their end.
-    pub fn next_step(&mut self, learning_rate: Option<f64>) -> Result<Option<StepMetrics>> {
-        let batches = self.next_batches()?;
-        if batches.is_empty() {
-            return Ok(None);
-        }
-        let one_per_row = self.feed.as_ref().is_some_and(|feed| feed.one_per_row);
-        self.step_on(&batches, one_per_row, learning_rate).map(Some)
-    }
-
-    /// One step on batches of the caller's: all of one shape, one for each micro-step.
-    pub fn step(&mut self, batches: &[Batch], learning_rate: Option<f64>) -> Result<StepMetrics> {
-        self.step_on(batches, false, learning_rate)
-    }
-
-    fn step_on(&mut self, batches: &[Batch], one_per_row: bool, learning_rate: Option<f64>) -> Result<StepMetrics> {
-        let start = Instant::now();
-        let learning_rate = self.rate(learning_rate)?;
-        if batches.iter().all(|batch| batch.weight_sum() == 0.0) {
-            let text = "no token of the step is trained: every label is -100 or has no token before it";
-            return Err(TrainError::Usage(text.into()));
-        }
-        let Progress { step, updates, micro_step: first_micro_step, .. } = self.progress;
-        self.source.check_ids(batches)?;
-        let engine = self.engine_for(&batches[0], one_per_row)?;
-        // All shapes first: compiling one moves the weights, but not the gradients.
-        let variants = batches
-            .iter()
-            .map(|batch| engine.prepare(engine.variant_of(batch, one_per_row)))
-            .collect::<Result<Vec<Variant>>>()?;
-        for (index, (batch, variant)) in batches.iter().zip(variants).enumerate() {
-            let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
-            engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
-            engine.run(kind, variant, batch)?;
-        }
-        write_update_scalars(engine, step, updates, learning_rate)?;
-        engine.update()?;
-        let (sum, weight) = (engine.get_f32(scalar::LOSS_SUM)?, engine.get_f32(scalar::WEIGHT_SUM)?);
-        let grad_norm = f64::from(engine.get_f32(scalar::GRADIENT_NORM)?);
-        let applied = engine.get_f32(scalar::UPDATE_APPLIED)? != 0.0;
-        self.progress.step += 1;
-        self.progress.updates += u64::from(applied);
-        self.progress.micro_step += batches.len() as u64;
-        self.progress.suppressed = if applied { 0 } else { self.progress.suppressed + 1 };
-        Ok(StepMetrics {
-            step,
-            loss: f64::from(sum) / f64::from(weight),
-            grad_norm,
-            learning_rate,
-            tokens: batches.iter().map(tokens).sum(),
-            seconds: start.elapsed().as_secs_f64(),
-            applied,
-        })
+    /// Where the time went since.
+    pub(crate) fn end_timing(&mut self) -> Result<Vec<ClassTime>> {
+        let engine = self.engine()?;
+        let timed = engine.end_timing();
+        Ok(by_class(engine.program(), &timed))
     }
 
     /// Where the time of a micro-step goes, for the shape that ran last: see [`time_breakdown`].
@@ -221,43 +171,6 @@ impl Trainer {
         let engine = self.engine()?;
         let variant = *engine.options().variants.last().expect("an engine has at least one shape");
         time_breakdown(engine, variant)
-    }
-
-    fn rate(&self, given: Option<f64>) -> Result<f64> {
-        match (given, &self.schedule) {
-            (Some(rate), _) if rate.is_finite() && rate >= 0.0 => Ok(rate),
-            (Some(rate), _) => Err(TrainError::Usage(format!("learning_rate is {rate}, expected a number from 0"))),
-            (None, Some(schedule)) => Ok(schedule.at(self.progress.step)),
-            (None, None) => Err(TrainError::Usage(
-                "the schedule needs the number of steps: set `max_steps`, or give each step its learning rate".into(),
-            )),
-        }
-    }
-
-    /// The loss over all validation data; `None` where there is none.
-    pub fn evaluate(&mut self) -> Result<Option<EvaluationMetrics>> {
-        let start = Instant::now();
-        let loader = match &self.feed {
-            Some(feed) => feed.validation()?,
-            None => None,
-        };
-        let Some(loader) = loader else { return Ok(None) };
-        let one_per_row = self.feed.as_ref().is_some_and(|feed| feed.one_per_row);
-        let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
-        for batch in loader {
-            let engine = self.engine_for(&batch, one_per_row)?;
-            let variant = engine.prepare(engine.variant_of(&batch, one_per_row))?;
-            engine.set_f32(scalar::LOSS_SUM, 0.0)?;
-            engine.set_f32(scalar::WEIGHT_SUM, 0.0)?;
-            engine.run(EntryKind::Evaluate, variant, &batch)?;
-            sum += f64::from(engine.get_f32(scalar::LOSS_SUM)?);
-            weight += f64::from(engine.get_f32(scalar::WEIGHT_SUM)?);
-            tokens_seen += tokens(&batch);
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        let step = self.progress.step;
-        self.progress.evaluated = Some(step);
-        Ok(Some(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
     }
 
     /// The compiled model; made when there is none yet: for the shapes of the data, or without data
@@ -354,35 +267,6 @@ pub fn run_name(config: &Config, source: &ModelSource) -> String {
 /// Row length of the program that is compiled when parameters are wanted before any batch.
 const LENGTH: usize = 16;
 
-/// Learning rate, bias corrections and step number of an update, of which `updates` were applied before.
-fn write_update_scalars(engine: &mut Engine, step: u64, updates: u64, learning_rate: f64) -> Result<()> {
-    let training = engine.options().training.clone().and_then(|training| training.optimizer);
-    let optimizer = training.expect("a trainer has an optimizer");
-    let correction = |beta: f64| (1.0 - beta.powi(updates as i32 + 1)) as f32;
-    engine.set_f32(scalar::LEARNING_RATE, learning_rate as f32)?;
-    engine.set_f32(scalar::BIAS_CORRECTION_1, correction(optimizer.beta1))?;
-    engine.set_f32(scalar::BIAS_CORRECTION_2, correction(optimizer.beta2))?;
-    engine.set_i32(scalar::STEP, step as i32)
-}
-
-/// Tokens of documents in which something is trained: padding does not count.
-fn tokens(batch: &Batch) -> u64 {
-    let rows = batch.document_start.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len));
-    let in_row = |(starts, targets): (&[i32], &[i32])| -> u64 {
-        let mut sum = 0;
-        let mut begin = 0;
-        for document in starts.chunk_by(|a, b| a == b) {
-            let end = begin + document.len();
-            if targets[begin..end].iter().any(|target| *target != IGNORE) {
-                sum += document.len() as u64;
-            }
-            begin = end;
-        }
-        sum
-    };
-    rows.map(in_row).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -396,12 +280,5 @@ mod tests {
         assert!(check_batch_size(&config(1000), 1000, 1 << 30).is_ok());
         let error = check_batch_size(&config(u32::MAX.into()), 1000, 1 << 30).unwrap_err();
         assert!(error.exit_code() == 3 && error.to_string().contains("gradient_accumulation_steps"), "{error}");
-    }
-
-    #[test]
-    fn padding_does_not_count_as_tokens() {
-        let labels = [1, 1, 1, -100, -100, -100, -100, -100];
-        let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 0, 1, 2, 3, 4]), None).unwrap();
-        assert_eq!(tokens(&batch), 3);
     }
 }

@@ -71,6 +71,32 @@ impl DeviceBuffer {
         self.device.check("cuMemcpyHtoDAsync", status)
     }
 
+    /// Copies `source`, which is page-locked, to byte `offset`: returns at once.
+    ///
+    /// # Safety
+    /// `source` stays as it is until the stream has come past the copy.
+    pub unsafe fn write_pinned(&self, stream: &Stream, offset: usize, source: &[u8]) -> Result<()> {
+        let target = self.slice(offset, source.len());
+        // SAFETY: `slice` checked the range on the device; the caller keeps the source.
+        let status = unsafe {
+            (self.device.table().cuMemcpyHtoDAsync_v2)(target, source.as_ptr().cast(), source.len(), stream.raw())
+        };
+        self.device.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Copies bytes from `offset` on into `target`, which is page-locked: returns at once.
+    ///
+    /// # Safety
+    /// `target` is neither read nor freed until the stream has come past the copy.
+    pub unsafe fn read_pinned(&self, stream: &Stream, offset: usize, target: &mut [u8]) -> Result<()> {
+        let source = self.slice(offset, target.len());
+        // SAFETY: `slice` checked the range on the device; the caller keeps the target.
+        let status = unsafe {
+            (self.device.table().cuMemcpyDtoHAsync_v2)(target.as_mut_ptr().cast(), source, target.len(), stream.raw())
+        };
+        self.device.check("cuMemcpyDtoHAsync", status)
+    }
+
     /// Copies bytes from `offset` on into `target` and waits for them.
     pub fn read(&self, stream: &Stream, offset: usize, target: &mut [u8]) -> Result<()> {
         if !target.is_empty() {

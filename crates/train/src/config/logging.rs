@@ -21,10 +21,11 @@ options! {
         aim_repo: Option<String> = null, pending, resumable;
         /// Name in Aim. `auto` is `run_name`.
         aim_name: Setting<String> = auto, pending, resumable;
-        /// Report where the time of a step goes.
-        debug_time_breakdown: bool = false, pending, resumable;
-        /// Report where the memory goes.
-        debug_memory_breakdown: bool = false, pending, resumable;
+        /// Report where the time of a step goes, by classes of instructions: the third step of the process, or the last
+        /// of a shorter run, has the clock around every instruction.
+        debug_time_breakdown: bool = false, resumable;
+        /// Report where the memory goes: the plan beside what was allocated.
+        debug_memory_breakdown: bool = false, resumable;
     }
 }
 

@@ -1,0 +1,111 @@
+//! Small copies between host and device that the host does not wait for: batches and scalars on their way up,
+//! results of a step on their way down. All in the order of one stream.
+//!
+//! Knows bytes and places; not what they are.
+#![allow(unsafe_code, reason = "copies from and to page-locked memory that outlives them")]
+
+use crate::driver::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Bytes of one part of the upload memory. What is larger is copied from where it lies, which the host waits for.
+const PART: usize = 4 << 20;
+/// Parts that are filled in turn.
+const PARTS: usize = 2;
+
+/// Page-locked memory through which small writes go.
+pub(crate) struct Uploads {
+    parts: Vec<(PinnedBuffer, Event, bool)>,
+    current: usize,
+    used: usize,
+}
+
+impl Uploads {
+    pub fn new(device: &Arc<Device>) -> Result<Uploads> {
+        let part = |_| Ok((PinnedBuffer::new(device, PART)?, Event::new(device)?, false));
+        Ok(Uploads { parts: (0..PARTS).map(part).collect::<Result<_>>()?, current: 0, used: 0 })
+    }
+
+    /// Copies `source` to byte `offset` of a buffer; `source` may be dropped at once.
+    pub fn write(&mut self, stream: &Stream, to: &DeviceBuffer, offset: usize, source: &[u8]) -> Result<()> {
+        if source.is_empty() || source.len() > PART {
+            return to.write(stream, offset, source);
+        }
+        if self.used + source.len() > PART {
+            self.turn(stream)?;
+        }
+        let (buffer, _, _) = &mut self.parts[self.current];
+        let place = &mut buffer.bytes_mut()[self.used..self.used + source.len()];
+        place.copy_from_slice(source);
+        // SAFETY: the place is written again only after `turn` has waited for what was queued from it, and
+        // freed only after the session has waited for its stream.
+        unsafe { to.write_pinned(stream, offset, place)? };
+        // Copies start on boundaries of 16 bytes.
+        self.used = (self.used + source.len()).next_multiple_of(16);
+        Ok(())
+    }
+
+    /// Goes on with the next part, once nothing is copied from it any more.
+    fn turn(&mut self, stream: &Stream) -> Result<()> {
+        let (_, event, queued) = &mut self.parts[self.current];
+        event.record(stream)?;
+        *queued = true;
+        self.current = (self.current + 1) % PARTS;
+        self.used = 0;
+        let (_, event, queued) = &mut self.parts[self.current];
+        if std::mem::take(queued) { event.synchronise() } else { Ok(()) }
+    }
+}
+
+/// One set of results on its way to the host.
+struct Slot {
+    buffer: PinnedBuffer,
+    event: Event,
+    /// The reading that is in it, and its bytes.
+    taken: Option<(u64, usize)>,
+}
+
+/// Results on their way to the host.
+#[derive(Default)]
+pub(crate) struct Readings {
+    slots: Vec<Slot>,
+    last: u64,
+}
+
+impl Readings {
+    /// Queues copies of (buffer, offset, bytes), one behind the other; gives the reading's number.
+    pub fn start(&mut self, stream: &Stream, from: &[(&DeviceBuffer, usize, usize)]) -> Result<u64> {
+        let bytes: usize = from.iter().map(|(_, _, bytes)| bytes).sum();
+        let fits = |slot: &Slot| slot.taken.is_none() && slot.buffer.bytes().len() >= bytes;
+        let index = match self.slots.iter().position(fits) {
+            Some(index) => index,
+            None => {
+                let (buffer, event) = (PinnedBuffer::new(&stream.device, bytes)?, Event::new(&stream.device)?);
+                self.slots.push(Slot { buffer, event, taken: None });
+                self.slots.len() - 1
+            }
+        };
+        let slot = &mut self.slots[index];
+        let mut rest = &mut slot.buffer.bytes_mut()[..bytes];
+        for (buffer, offset, bytes) in from {
+            let (part, behind) = rest.split_at_mut(*bytes);
+            // SAFETY: the slot is taken: it is read after its event, and freed after the session has waited
+            // for its stream.
+            unsafe { buffer.read_pinned(stream, *offset, part)? };
+            rest = behind;
+        }
+        slot.event.record(stream)?;
+        self.last += 1;
+        slot.taken = Some((self.last, bytes));
+        Ok(self.last)
+    }
+
+    /// Waits for a reading. Panics if there is none of this number.
+    pub fn finish(&mut self, number: u64) -> Result<Vec<u8>> {
+        let is_it = |slot: &&mut Slot| slot.taken.is_some_and(|(taken, _)| taken == number);
+        let slot = self.slots.iter_mut().find(is_it).expect("a reading is finished once, by the session that began it");
+        slot.event.synchronise()?;
+        let (_, bytes) = slot.taken.take().expect("just seen");
+        Ok(slot.buffer.bytes()[..bytes].to_vec())
+    }
+}

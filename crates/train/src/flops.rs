@@ -1,0 +1,69 @@
+//! Arithmetic that training a token asks for, whatever the program does beside it, and what a card could do: their
+//! ratio is the model FLOPs utilisation (MFU).
+//!
+//! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
+
+use program::{ArenaKind, Entry, EntryKind, Instruction, Program, TensorRef};
+
+use crate::source::ModelSource;
+
+/// Dense bf16 peaks without sparsity, FLOP/s, by a part of the card's name; from the makers' data sheets. The first
+/// that fits counts.
+const PEAKS: &[(&str, f64)] = &[
+    ("H200", 989.4e12),
+    ("H100 PCIe", 756.0e12),
+    ("H100", 989.4e12),
+    ("B200", 2250.0e12),
+    ("A100", 312.0e12),
+    ("L40S", 362.0e12),
+    ("RTX 4090", 165.2e12),
+];
+
+/// The peak of a card, where it is known. A CPU has none: what it could do is not known before it is measured.
+pub fn peak(card: &str) -> Option<f64> {
+    let card = card.to_ascii_uppercase();
+    PEAKS.iter().find(|(name, _)| card.contains(&name.to_ascii_uppercase())).map(|(_, peak)| *peak)
+}
+
+/// FLOPs of training one token: 6N when the base weights are trained; 4N + 6·(adapter elements) when they are
+/// frozen; plus 6·layers·heads·head_dim·T for causal attention. N are the elements of matrices that tokens are
+/// multiplied with: the head counts, looking up an embedding does not. Recomputing does not count.
+pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
+    let entry = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep)?;
+    let adapter: usize = program.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
+    let weights = multiplied(program, entry) as f64;
+    let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
+    let linear = if adapter > 0 { 4.0 * weights + 6.0 * adapter as f64 } else { 6.0 * weights };
+    Some(linear + attention)
+}
+
+/// Elements of the base weights that products of the forward pass read, each once.
+fn multiplied(program: &Program, entry: &Entry) -> usize {
+    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
+    for step in entry.steps.iter().filter(|step| step.provenance.phase == "forward") {
+        let Instruction::Gemm(gemm) = &step.instruction else { continue };
+        let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
+        let operands = [&gemm.a, &gemm.b].into_iter().filter(is_weight);
+        spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
+    }
+    spans.sort_unstable();
+    let (mut elements, mut end) = (0, 0);
+    for (from, to, size) in spans {
+        elements += to.saturating_sub(from.max(end)) / size;
+        end = end.max(to);
+    }
+    elements
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_known_by_their_names() {
+        assert_eq!(peak("NVIDIA H200"), Some(989.4e12));
+        assert_eq!(peak("nvidia h100 80gb hbm3"), Some(989.4e12));
+        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
+        assert_eq!(peak("cpu"), None);
+    }
+}

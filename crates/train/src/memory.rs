@@ -1,0 +1,81 @@
+//! Where the memory of a run goes: the plan's lines beside what was allocated for them.
+
+use program::MemoryLine;
+use serde_json::{Value, json};
+
+use crate::error::Result;
+use crate::trainer::Trainer;
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// One class of the plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassMemory {
+    pub class: String,
+    pub planned: usize,
+    pub allocated: usize,
+    pub note: String,
+}
+
+impl Trainer {
+    /// Every class that was planned or allocated, and what the whole device has in use.
+    pub(crate) fn memory_breakdown(&mut self) -> Result<(Vec<ClassMemory>, Option<usize>)> {
+        let engine = self.engine()?;
+        let planned = engine.program().memory.clone();
+        let allocated = engine.session().allocated();
+        Ok((beside(&planned, &allocated), engine.session().memory_in_use()?))
+    }
+}
+
+fn beside(planned: &[MemoryLine], allocated: &[MemoryLine]) -> Vec<ClassMemory> {
+    let mut classes: Vec<ClassMemory> = Vec::new();
+    let mut add = |line: &MemoryLine, planned: usize, allocated: usize| {
+        let found = classes.iter().position(|of| of.class == line.class);
+        let index = found.unwrap_or_else(|| {
+            let (class, note) = (line.class.clone(), line.note.clone());
+            classes.push(ClassMemory { class, planned: 0, allocated: 0, note });
+            classes.len() - 1
+        });
+        classes[index].planned += planned;
+        classes[index].allocated += allocated;
+    };
+    planned.iter().for_each(|line| add(line, line.bytes, 0));
+    allocated.iter().for_each(|line| add(line, 0, line.bytes));
+    classes
+}
+
+/// The classes as a table.
+pub fn table(classes: &[ClassMemory], in_use: Option<usize>) -> Vec<String> {
+    let row = |planned: usize, allocated: usize, name: &str, note: &str| {
+        let text = format!("{:>12.2} {:>12.2} MiB  {name:<14} {note}", planned as f64 / MIB, allocated as f64 / MIB);
+        text.trim_end().to_owned()
+    };
+    let sum = |of: fn(&ClassMemory) -> usize| classes.iter().map(of).sum::<usize>();
+    let mut lines = vec![format!("Memory: {:>4} {:>12}", "planned", "allocated")];
+    lines.extend(classes.iter().map(|of| row(of.planned, of.allocated, &of.class, &of.note)));
+    lines.push(row(sum(|of| of.planned), sum(|of| of.allocated), "in all", ""));
+    lines.extend(in_use.map(|bytes| format!("{:>25.2} MiB  in use on the device, by everybody", bytes as f64 / MIB)));
+    lines
+}
+
+/// The classes as JSON.
+pub fn to_json(classes: &[ClassMemory], in_use: Option<usize>) -> Value {
+    let row = |of: &ClassMemory| json!({"class": of.class, "planned": of.planned, "allocated": of.allocated});
+    json!({"classes": classes.iter().map(row).collect::<Vec<_>>(), "in_use": in_use})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_one_class_stand_together() {
+        let line = |class: &str, bytes| MemoryLine { class: class.into(), bytes, note: String::new() };
+        let found =
+            beside(&[line("a", 1 << 20), line("a", 1 << 20), line("b", 5)], &[line("a", 3 << 20), line("c", 7)]);
+        let rows: Vec<_> = found.iter().map(|of| (of.class.as_str(), of.planned, of.allocated)).collect();
+        assert_eq!(rows, [("a", 2 << 20, 3 << 20), ("b", 5, 0), ("c", 0, 7)]);
+        let text = table(&found, Some(1 << 30)).join("\n");
+        assert!(text.contains("        2.00         3.00 MiB  a") && text.contains("1024.00 MiB  in use"), "{text}");
+    }
+}

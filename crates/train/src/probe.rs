@@ -1,0 +1,107 @@
+//! Where the first value that is no finite number came from: a micro-step once more, with a look at every result.
+//!
+//! Slow, and only asked for when a run has diverged. Knows tensors and where instructions come from; no operation.
+
+use data::Batch;
+use program::{EntryKind, Provenance, TensorRef, scalar};
+use tensor::{DType, HostTensor};
+
+use crate::engine::Engine;
+use crate::error::Result;
+
+/// The first value of the batches' micro-steps that is not finite, in words; none when all are. Gradients and sums
+/// are overwritten, weights and optimizer states are not.
+pub fn find(
+    engine: &mut Engine,
+    batches: &[Batch],
+    one_per_row: bool,
+    first_micro_step: u64,
+) -> Result<Option<String>> {
+    let program = engine.program().clone();
+    for slot in &program.parameters {
+        if let Some(what) = look(engine, &slot.weight)? {
+            return Ok(Some(format!("the weights of `{}` already hold {what}", slot.name)));
+        }
+    }
+    for (index, batch) in batches.iter().enumerate() {
+        let variant = engine.prepare(engine.variant_of(batch, one_per_row))?;
+        let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
+        engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
+        let entry = engine.load_batch(kind, variant, batch)?;
+        let program = engine.program().clone();
+        for (number, step) in program.entries[entry].steps.iter().enumerate() {
+            engine.session().run_instruction(entry, number)?;
+            for at in step.instruction.writes() {
+                if let Some(what) = look(engine, at)? {
+                    let of = if batches.len() > 1 { format!(" of micro-batch {index}") } else { String::new() };
+                    return Ok(Some(format!("{what} first came out of {}{of}", place(&step.provenance))));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// `rmsnorm (forward, layer 3, llama.py:41)`
+fn place(from: &Provenance) -> String {
+    let layer = from.layer.map(|layer| format!("layer {layer}"));
+    let parts = [Some(from.phase.to_owned()), layer, from.at.clone()].into_iter().flatten();
+    let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+    format!("{} ({})", from.op, parts.join(", "))
+}
+
+/// What is not finite in a tensor, in words.
+fn look(engine: &mut Engine, at: &TensorRef) -> Result<Option<String>> {
+    if !at.dtype.is_float() || at.is_empty() {
+        return Ok(None);
+    }
+    // The elements lie apart: all that is between them is read, too, and passed over.
+    let span = TensorRef::dense(at.arena, at.offset, at.dtype, [at.span() / at.dtype.size()]);
+    let values = engine.tensor(&span)?;
+    let values = if values.dtype == DType::F32 { values } else { HostTensor::cast(&values, DType::F32) }.to_f32();
+    let bad = Elements::of(at).map(|place| values[place]).enumerate().find(|(_, value)| !value.is_finite());
+    Ok(bad.map(|(index, value)| format!("{value} (element {index} of {:?})", at.shape)))
+}
+
+/// Places of a tensor's elements in row-major order, from its first.
+struct Elements<'a> {
+    at: &'a TensorRef,
+    index: usize,
+}
+
+impl<'a> Elements<'a> {
+    fn of(at: &'a TensorRef) -> Elements<'a> {
+        Elements { at, index: 0 }
+    }
+}
+
+impl Iterator for Elements<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        if self.index == self.at.len() {
+            return None;
+        }
+        let mut rest = self.index;
+        self.index += 1;
+        let axes = self.at.shape.iter().zip(&self.at.strides).rev();
+        Some(axes.fold(0, |place, (n, stride)| {
+            let along = rest % n;
+            rest /= n;
+            place + along * stride
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use program::ArenaId;
+
+    #[test]
+    fn elements_are_visited_in_order() {
+        let whole = TensorRef::dense(ArenaId(0), 0, DType::F32, [2, 4]);
+        let part = TensorRef { shape: vec![2, 2], ..whole };
+        assert_eq!(Elements::of(&part).collect::<Vec<_>>(), [0, 1, 4, 5]);
+    }
+}

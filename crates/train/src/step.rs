@@ -1,0 +1,315 @@
+//! A step: accumulation, update, and the reading of its results, which the device need not wait for; evaluation.
+//! The same calls serve the loop of the command line and Python.
+
+use std::time::Instant;
+
+use data::{Batch, IGNORE};
+use program::{EntryKind, Reading, Variant, scalar};
+
+use crate::engine::Engine;
+use crate::error::{Result, TrainError};
+use crate::metrics::{EvaluationMetrics, StepMetrics};
+use crate::trainer::{Progress, Trainer};
+use crate::{flops, probe};
+
+/// Suppressed updates in a row after which a run is given up.
+const MAX_SUPPRESSED: u64 = 5;
+
+/// What a step leaves behind, in this order.
+const RESULTS: [&str; 4] = [scalar::LOSS_SUM, scalar::WEIGHT_SUM, scalar::GRADIENT_NORM, scalar::UPDATE_APPLIED];
+
+/// What was started and not read yet, and what is known of the step before.
+#[derive(Default)]
+pub(crate) struct Flight {
+    started: Option<Started>,
+    /// The batches of the step that was read last: what a look for the first value that is not finite needs.
+    last: Option<Fed>,
+    /// When the step before was read.
+    read: Option<Instant>,
+}
+
+/// Batches of a step.
+struct Fed {
+    batches: Vec<Batch>,
+    one_per_row: bool,
+    first_micro_step: u64,
+}
+
+/// A step that the device works on.
+struct Started {
+    fed: Fed,
+    results: Reading,
+    step: u64,
+    learning_rate: f64,
+    begin: Instant,
+}
+
+/// What [`Trainer::advance`] did.
+#[derive(Debug)]
+pub(crate) enum Advance {
+    /// A further step was started. The results are those of the last step that is known: this one, where the
+    /// backend runs at once, or the one before.
+    Started(Option<StepMetrics>),
+    /// Nothing was started: the results of the step before say that the run has diverged.
+    Diverged(StepMetrics),
+    /// The data have come to their end; nothing is under way.
+    Ended(Option<StepMetrics>),
+}
+
+impl Trainer {
+    /// The next micro-batches of the data: fewer than a full step at the end, none after it.
+    fn next_batches(&mut self) -> Result<Vec<Batch>> {
+        let wanted = self.config.training.gradient_accumulation_steps as usize;
+        let Some(feed) = &mut self.feed else {
+            let problems = self.config.check_datasets();
+            return Err(TrainError::Config(problems));
+        };
+        Ok(feed.train.by_ref().take(wanted).collect())
+    }
+
+    fn one_per_row(&self) -> bool {
+        self.feed.as_ref().is_some_and(|feed| feed.one_per_row)
+    }
+
+    /// One step on the next batches of the data; `None` at their end.
+    pub fn next_step(&mut self, learning_rate: Option<f64>) -> Result<Option<StepMetrics>> {
+        let batches = self.next_batches()?;
+        if batches.is_empty() {
+            return Ok(None);
+        }
+        let one_per_row = self.one_per_row();
+        self.step_on(batches, one_per_row, learning_rate).map(Some)
+    }
+
+    /// One step on batches of the caller's: all of one shape, one for each micro-step.
+    pub fn step(&mut self, batches: &[Batch], learning_rate: Option<f64>) -> Result<StepMetrics> {
+        self.step_on(batches.to_vec(), false, learning_rate)
+    }
+
+    fn step_on(&mut self, batches: Vec<Batch>, one_per_row: bool, learning_rate: Option<f64>) -> Result<StepMetrics> {
+        let learning_rate = self.rate(learning_rate)?;
+        let begin = Instant::now();
+        let fed = self.micro_steps(batches, one_per_row)?;
+        self.update(fed, learning_rate, begin)?;
+        Ok(self.settle()?.expect("a step was just started"))
+    }
+
+    /// Starts the next step of the data before it reads the results of the one before: the device has work while
+    /// the host reads. The update of the next step is only started when the step before is known to be sound.
+    pub(crate) fn advance(&mut self) -> Result<Advance> {
+        let batches = self.next_batches()?;
+        if batches.is_empty() {
+            return Ok(Advance::Ended(self.settle()?));
+        }
+        let learning_rate = self.rate(None)?;
+        let one_per_row = self.one_per_row();
+        let begin = Instant::now();
+        // Compiling takes the session away in which the results lie.
+        let mut before = if self.has_shapes(&batches, one_per_row) { None } else { self.settle()? };
+        let fed = self.micro_steps(batches, one_per_row)?;
+        if before.is_none() {
+            before = self.settle()?;
+        }
+        if let Some(metrics) = before.take_if(|metrics| self.divergence(metrics).is_some()) {
+            return Ok(Advance::Diverged(metrics));
+        }
+        self.update(fed, learning_rate, begin)?;
+        let at_once = matches!(&self.flight.started, Some(Started { results: Reading::Done(_), .. }));
+        Ok(Advance::Started(if at_once { self.settle()? } else { before }))
+    }
+
+    /// Whether the compiled model takes the batches as it is.
+    fn has_shapes(&self, batches: &[Batch], one_per_row: bool) -> bool {
+        let Some(engine) = &self.engine else { return false };
+        batches.iter().all(|batch| engine.has(engine.variant_of(batch, one_per_row)))
+    }
+
+    /// Runs forward and backward passes.
+    fn micro_steps(&mut self, batches: Vec<Batch>, one_per_row: bool) -> Result<Fed> {
+        if batches.iter().all(|batch| batch.weight_sum() == 0.0) {
+            let text = "no token of the step is trained: every label is -100 or has no token before it";
+            return Err(TrainError::Usage(text.into()));
+        }
+        self.source.check_ids(&batches)?;
+        let first_micro_step = self.progress.micro_step;
+        let engine = self.engine_for(&batches[0], one_per_row)?;
+        // All shapes first: compiling one moves the weights, but not the gradients.
+        let variants = batches
+            .iter()
+            .map(|batch| engine.prepare(engine.variant_of(batch, one_per_row)))
+            .collect::<Result<Vec<Variant>>>()?;
+        for (index, (batch, variant)) in batches.iter().zip(variants).enumerate() {
+            let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
+            engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
+            engine.run(kind, variant, batch)?;
+        }
+        Ok(Fed { batches, one_per_row, first_micro_step })
+    }
+
+    /// Runs the update and begins to read the step's results. The step before has been read: its update may have
+    /// been suppressed, which the bias corrections of this one must know.
+    fn update(&mut self, fed: Fed, learning_rate: f64, begin: Instant) -> Result<()> {
+        assert!(self.flight.started.is_none(), "the results of the step before are read first");
+        let Progress { step, updates, .. } = self.progress;
+        let engine = self.engine.as_mut().expect("micro-steps ran in it");
+        write_update_scalars(engine, step, updates, learning_rate)?;
+        engine.update()?;
+        let results = engine.read_scalars(&RESULTS)?;
+        self.progress.step += 1;
+        self.progress.micro_step += fed.batches.len() as u64;
+        self.flight.started = Some(Started { fed, results, step, learning_rate, begin });
+        Ok(())
+    }
+
+    /// Waits for the results of the step that is under way; none where nothing is.
+    pub(crate) fn settle(&mut self) -> Result<Option<StepMetrics>> {
+        let Some(Started { fed, results, step, learning_rate, begin }) = self.flight.started.take() else {
+            return Ok(None);
+        };
+        let engine = self.engine.as_mut().expect("a step ran in it");
+        let values = engine.finish_scalars(results)?;
+        let [sum, weight, grad_norm, applied] = values[..] else { panic!("as many results as were asked for") };
+        let applied = applied != 0.0;
+        let memory = engine.session().memory_in_use()?.or_else(resident);
+        self.progress.updates += u64::from(applied);
+        self.progress.suppressed = if applied { 0 } else { self.progress.suppressed + 1 };
+        let now = Instant::now();
+        let begin = self.flight.read.map_or(begin, |read| read.max(begin));
+        let seconds = now.duration_since(begin).as_secs_f64();
+        let tokens: u64 = fed.batches.iter().map(tokens).sum();
+        let mfu = self.mfu(fed.batches[0].seq_len, tokens as f64 / seconds.max(1e-9));
+        self.flight.read = Some(now);
+        self.flight.last = Some(fed);
+        Ok(Some(StepMetrics {
+            step,
+            epoch: self.feed.as_ref().map(|feed| feed.epochs(&self.config, step + 1)),
+            loss: f64::from(sum) / f64::from(weight),
+            grad_norm: f64::from(grad_norm),
+            learning_rate,
+            tokens,
+            seconds,
+            applied,
+            mfu,
+            memory,
+        }))
+    }
+
+    /// Share of the card's peak that the arithmetic of the tokens asks for; none where the peak is not known.
+    fn mfu(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
+        let peak = flops::peak(&self.device.machine.name)?;
+        let program = self.engine.as_ref()?.program();
+        Some(tokens_per_second * flops::per_token(program, &self.source, sequence_len)? / peak)
+    }
+
+    /// Why the run cannot go on after a step, in words: a loss that is no number, or gradients that stay none, whose
+    /// updates are suppressed, so that nothing can change any more.
+    fn divergence(&self, metrics: &StepMetrics) -> Option<String> {
+        if !metrics.loss.is_finite() {
+            return Some(format!("the loss of step {} is {}", metrics.step, metrics.loss));
+        }
+        let last = metrics.step;
+        let stuck = self.progress.suppressed >= MAX_SUPPRESSED;
+        stuck.then(|| format!("the gradients of {MAX_SUPPRESSED} steps up to {last} are not finite"))
+    }
+
+    /// An error that says what went wrong in the step that was read last, and where it began, if anything did.
+    pub(crate) fn check_convergence(&mut self, metrics: &StepMetrics) -> Result<()> {
+        let Some(what) = self.divergence(metrics) else { return Ok(()) };
+        let (Some(engine), Some(fed)) = (&mut self.engine, &self.flight.last) else {
+            return Err(TrainError::Diverged { what });
+        };
+        let found = probe::find(engine, &fed.batches, fed.one_per_row, fed.first_micro_step)?;
+        let whence = found.unwrap_or_else(|| "the same batches once more give finite values everywhere".to_owned());
+        Err(TrainError::Diverged { what: format!("{what}: {whence}") })
+    }
+
+    fn rate(&self, given: Option<f64>) -> Result<f64> {
+        match (given, &self.schedule) {
+            (Some(rate), _) if rate.is_finite() && rate >= 0.0 => Ok(rate),
+            (Some(rate), _) => Err(TrainError::Usage(format!("learning_rate is {rate}, expected a number from 0"))),
+            (None, Some(schedule)) => Ok(schedule.at(self.progress.step)),
+            (None, None) => Err(TrainError::Usage(
+                "the schedule needs the number of steps: set `max_steps`, or give each step its learning rate".into(),
+            )),
+        }
+    }
+
+    /// The loss over all validation data; `None` where there is none.
+    pub fn evaluate(&mut self) -> Result<Option<EvaluationMetrics>> {
+        let start = Instant::now();
+        let loader = match &self.feed {
+            Some(feed) => feed.validation()?,
+            None => None,
+        };
+        let Some(loader) = loader else { return Ok(None) };
+        let one_per_row = self.one_per_row();
+        let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
+        for batch in loader {
+            let engine = self.engine_for(&batch, one_per_row)?;
+            let variant = engine.prepare(engine.variant_of(&batch, one_per_row))?;
+            engine.set_f32(scalar::LOSS_SUM, 0.0)?;
+            engine.set_f32(scalar::WEIGHT_SUM, 0.0)?;
+            engine.run(EntryKind::Evaluate, variant, &batch)?;
+            sum += f64::from(engine.get_f32(scalar::LOSS_SUM)?);
+            weight += f64::from(engine.get_f32(scalar::WEIGHT_SUM)?);
+            tokens_seen += tokens(&batch);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let step = self.progress.step;
+        self.progress.evaluated = Some(step);
+        Ok(Some(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
+    }
+}
+
+/// Bytes of host memory that this process holds; none where the system does not say.
+fn resident() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
+    line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
+/// Learning rate, bias corrections and step number of an update, of which `updates` were applied before.
+fn write_update_scalars(engine: &mut Engine, step: u64, updates: u64, learning_rate: f64) -> Result<()> {
+    let training = engine.options().training.clone().and_then(|training| training.optimizer);
+    let optimizer = training.expect("a trainer has an optimizer");
+    let correction = |beta: f64| (1.0 - beta.powi(updates as i32 + 1)) as f32;
+    engine.set_f32(scalar::LEARNING_RATE, learning_rate as f32)?;
+    engine.set_f32(scalar::BIAS_CORRECTION_1, correction(optimizer.beta1))?;
+    engine.set_f32(scalar::BIAS_CORRECTION_2, correction(optimizer.beta2))?;
+    engine.set_i32(scalar::STEP, step as i32)
+}
+
+/// Tokens of documents in which something is trained: padding does not count.
+fn tokens(batch: &Batch) -> u64 {
+    let rows = batch.document_start.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len));
+    let in_row = |(starts, targets): (&[i32], &[i32])| -> u64 {
+        let mut sum = 0;
+        let mut begin = 0;
+        for document in starts.chunk_by(|a, b| a == b) {
+            let end = begin + document.len();
+            if targets[begin..end].iter().any(|target| *target != IGNORE) {
+                sum += document.len() as u64;
+            }
+            begin = end;
+        }
+        sum
+    };
+    rows.map(in_row).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_does_not_count_as_tokens() {
+        let labels = [1, 1, 1, -100, -100, -100, -100, -100];
+        let batch = Batch::from_labels(1, 8, vec![1; 8], &labels, Some(vec![0, 1, 2, 0, 1, 2, 3, 4]), None).unwrap();
+        assert_eq!(tokens(&batch), 3);
+    }
+
+    #[test]
+    fn this_process_holds_memory() {
+        assert!(resident().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

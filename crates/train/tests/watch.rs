@@ -1,0 +1,126 @@
+//! What a run lets see: evaluation, breakdowns of time and memory, where a divergence began. None of it moves a bit.
+
+mod stories;
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use stories::{Lines, config, device, events, source};
+
+fn run(output: &Path, options: &Value) -> Vec<String> {
+    let mut observer = Lines::default();
+    train::run(config(output, options), source(), device(), &mut observer).unwrap();
+    observer.lines
+}
+
+fn trained(output: &Path) -> [Vec<u8>; 2] {
+    ["adapter/adapter_model.safetensors", "checkpoint-4/optimizer.safetensors"]
+        .map(|file| fs::read(output.join(file)).unwrap())
+}
+
+fn of_kind(output: &Path, kind: &str) -> Vec<Value> {
+    events(output).into_iter().filter(|event| event["event"] == kind).collect()
+}
+
+#[test]
+fn looking_at_a_run_does_not_change_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (plain, watched) = (place.path().join("plain"), place.path().join("watched"));
+    let options = json!({"max_steps": 4, "eval_steps": 100, "lora_dropout": 0.1, "validation_split_ratio": 0.1});
+    run(&plain, &options);
+    let mut more = options.clone();
+    for (key, value) in
+        [("eval_steps", json!(1)), ("debug_time_breakdown", true.into()), ("debug_memory_breakdown", true.into())]
+    {
+        more[key] = value;
+    }
+    let lines = run(&watched, &more);
+    assert!(trained(&plain) == trained(&watched));
+    assert_eq!((of_kind(&plain, "evaluation").len(), of_kind(&watched, "evaluation").len()), (1, 4));
+    assert_eq!(of_kind(&plain, "evaluation")[0]["loss"], of_kind(&watched, "evaluation")[3]["loss"]);
+
+    assert!(lines.iter().any(|line| line.starts_with("Time of step 2, instruction by instruction")), "{lines:?}");
+    let times = &of_kind(&watched, "time_breakdown")[0];
+    let classes = times["classes"].as_array().unwrap();
+    let named = |name: &str| classes.iter().find(|of| of["class"] == name).unwrap_or_else(|| panic!("{name}: {times}"));
+    assert!(named("gemm, forward")["flops"].as_f64().unwrap() > 0.0);
+    assert!(named("gemm, backward")["seconds"].as_f64().unwrap() > 0.0);
+    assert!(classes.iter().any(|of| of["class"].as_str().unwrap().ends_with(", update")), "{times}");
+    let sum: f64 = classes.iter().map(|of| of["seconds"].as_f64().unwrap()).sum();
+    let step = of_kind(&watched, "step")[2]["seconds"].as_f64().unwrap();
+    assert!(sum > 0.5 * step && sum < step, "the instructions are the step: {sum} of {step}");
+
+    assert!(lines.iter().any(|line| line.contains("MiB  activations")), "{lines:?}");
+    let memory = of_kind(&watched, "memory_breakdown")[0]["memory"].clone();
+    for of in memory["classes"].as_array().unwrap().iter().filter(|of| of["class"] != "scratch") {
+        assert_eq!(of["planned"], of["allocated"], "{of}");
+    }
+    assert!(of_kind(&plain, "memory_breakdown").is_empty() && of_kind(&plain, "time_breakdown").is_empty());
+}
+
+#[test]
+fn evaluation_sees_every_token_of_the_validation_data_once() {
+    let place = tempfile::tempdir().unwrap();
+    let evaluated = |rows: u64, packing: bool| {
+        let output = place.path().join(format!("{rows}-{packing}"));
+        let options = json!({
+            "max_steps": 1, "per_device_train_batch_size": rows, "sample_packing": packing, "learning_rate": 0,
+            "validation_split_ratio": 0.1, "gradient_accumulation_steps": 1,
+        });
+        run(&output, &options);
+        let event = of_kind(&output, "evaluation").remove(0);
+        (event["tokens"].as_u64().unwrap(), event["loss"].as_f64().unwrap())
+    };
+    let (tokens, loss) = evaluated(1, true);
+    assert!(tokens > 200);
+    // The last batch of the others holds empty rows.
+    for (rows, packing) in [(3, true), (7, true), (3, false)] {
+        let (found, other) = evaluated(rows, packing);
+        assert_eq!(found, tokens, "{rows} rows, packing {packing}");
+        assert!((other / loss - 1.0).abs() < 1e-5, "{rows} rows, packing {packing}: {other} {loss}");
+    }
+}
+
+#[test]
+fn a_divergence_is_named_with_the_place_where_it_began() {
+    let place = tempfile::tempdir().unwrap();
+    let output = place.path().join("out");
+    let options = json!({
+        "learning_rate": 1e30, "max_grad_norm": 0, "lora": false, "save_steps": 1, "optimizer": "adamw",
+        "weight_decay": 0, "max_steps": 12,
+    });
+    let mut observer = Lines::default();
+    let error = train::run(config(&output, &options), source(), device(), &mut observer).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.exit_code(), 5);
+    let place = text.split("first came out of ").nth(1).unwrap_or_else(|| panic!("{text}"));
+    assert!(place.contains("ward, ") && place.contains("llama.py:"), "{text}");
+    // The step that diverged was not saved; what was saved before is whole.
+    let newest = fs::read_dir(&output).unwrap().map(|entry| entry.unwrap().path());
+    let newest = newest.filter_map(|path| path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse::<u64>().ok());
+    let failed = of_kind(&output, "failed");
+    assert_eq!(newest.max(), Some(of_kind(&output, "step").len() as u64 - 1));
+    assert_eq!(failed[0]["exit_code"], 5);
+}
+
+#[test]
+fn the_manifest_says_what_the_run_is_made_of() {
+    let place = tempfile::tempdir().unwrap();
+    let manifest = |name: &str, changed: Value| -> Value {
+        let output = place.path().join(name);
+        run(&output, &changed);
+        serde_json::from_str(&fs::read_to_string(output.join("manifest.json")).unwrap()).unwrap()
+    };
+    let first = manifest("first", json!({"max_steps": 2}));
+    let second = manifest("second", json!({"max_steps": 2, "train_seed": 7}));
+    assert_eq!(first["digests"]["model"], second["digests"]["model"]);
+    assert_ne!(first["digests"]["options"], second["digests"]["options"]);
+    assert_ne!(first["run_id"], second["run_id"]);
+    assert_eq!(first["digests"]["data"]["digest"].as_str().unwrap().len(), 64);
+    assert!(first["plan"].is_array() && first["machine"]["backend"] == "cpu");
+    let measured = &first["measured"];
+    assert_eq!(measured["steps"], 2);
+    assert!(measured["tokens_per_second"].as_f64().unwrap() > 0.0 && measured["memory"].as_u64().unwrap() > 0);
+    assert!(measured["planned_seconds_per_step"].is_null(), "a CPU has no measured ceilings: {measured}");
+}

@@ -19,6 +19,7 @@ FLAGS = {
     "-h": 0,
     "--json": 0,
     "--operations": 0,
+    "--quiet": 0,
     "--machine": 1,
     "--task": 1,
     "--set": 1,
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     for name, text in {"sft": "fine-tune a model", "pt": "train a model further, or from scratch, on text"}.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
         command.add_argument("config", metavar="run.yaml")
+        command.add_argument("--quiet", action="store_true", help="print errors only; the log holds the rest")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
     show.add_argument("config", metavar="run.yaml")

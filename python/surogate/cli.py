@@ -60,7 +60,7 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     folder, ir = open_source(config)
     # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.run(config, folder, ir, site_packages())
+    return _native.run(config, folder, ir, site_packages(), options.quiet)
 
 
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from surogate.arguments import UsageError, split_overrides
@@ -68,7 +73,9 @@ def test_a_run_from_yaml_to_adapter(capfd, run_file):
     assert (code, err) == (0, "")
     lines = [line for line in out.splitlines() if line.startswith("Step ")]
     assert re.fullmatch(
-        r"Step 0/12 \| Loss: \d\.\d{4} \| Norm: \d+\.\d\d \| LR: \d\.\d\de-\d\d \| \d+\.\d\ds \| \d+ tok/s", lines[0]
+        r"Step 0/12 \| Loss: \d\.\d{4} \| Norm: \d+\.\d\d \| LR: \d\.\d\de-\d\d \| \d+\.\d\ds \| \d+ tok/s"
+        r" \| \d+\.\d\d GiB",
+        lines[0],
     )
     assert len(lines) == 12
     (log,) = folder.glob("log-*.json")
@@ -152,6 +159,79 @@ def test_a_signal_saves_and_ends(run_file, number, code):
     assert process.returncode == code
     assert "saving a checkpoint" in rest
     assert len(list(folder.glob("checkpoint-*/state.json"))) == 1
+
+
+def test_a_second_interrupt_ends_the_run_at_once(run_file):
+    path, folder = run_file
+    words = [sys.executable, "-m", "surogate", "sft", str(path)]
+    # The second step takes minutes: its end is not waited for.
+    with subprocess.Popen([*words, "--gradient-accumulation-steps", "100000"], stdout=subprocess.PIPE) as process:
+        while not (folder / "resolved.yaml").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert not list(folder.glob("checkpoint-*"))
+
+
+def test_quiet_prints_nothing_and_logs_everything(capfd, run_file):
+    path, folder = run_file
+    assert run(capfd, "sft", path, "--quiet") == (0, "", "")
+    (log,) = folder.glob("log-*.json")
+    assert log.read_text().count('"event":"step"') == 12
+    code, out, err = run(capfd, "sft", path, "--quiet")
+    assert code == 2 and out == "" and "holds another run" in err
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_gets_a_bar_below_the_lines(run_file, colour):
+    main_end, run_end = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "" if colour else "1"}
+    words = [sys.executable, "-m", "surogate", "sft", str(run_file[0]), "--max-steps", "40"]
+    with subprocess.Popen(words, stdout=run_end, stderr=run_end, env=environment) as process:
+        os.close(run_end)
+        shown = b""
+        # Reading from a terminal whose other end is closed is an error on Linux.
+        with contextlib.suppress(OSError):
+            while part := os.read(main_end, 65536):
+                shown += part
+        os.close(main_end)
+    text = shown.decode()
+    assert process.returncode == 0, text
+    assert " left" in text and "Step 39/40 | Loss: " in text
+    assert ("\x1b[36m" in text) == colour
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_keeps_what_was_saved(run_file):
+    path, folder = run_file
+    words = [sys.executable, "-m", "surogate", "sft", str(path), "--lora-rank", "2"]
+    assert subprocess.run([*words, "--max-steps", "6"], capture_output=True, check=False).returncode == 0
+    states = {file: file.read_bytes() for file in (folder / "checkpoint-6").iterdir()}
+    most = max(len(content) for content in states.values()) - 1
+
+    def full() -> None:  # No file may grow beyond this: the system's answer is that of a full disk.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    more = [*words, "--resume-from-checkpoint", "true", "--log-file", str(folder / "second.json")]
+    done = subprocess.run(more, capture_output=True, text=True, check=False, preexec_fn=full)
+    assert done.returncode == 1 and "cannot write" in done.stderr and "too large" in done.stderr, done.stderr
+    assert {file: file.read_bytes() for file in (folder / "checkpoint-6").iterdir()} == states
+    assert not (folder / "checkpoint-12").exists()
+    assert [entry.name for entry in folder.iterdir() if entry.name.startswith(".")] == []
+    done = subprocess.run(more, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and (folder / "checkpoint-12").is_dir(), done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(capfd, run_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    for option in ("--output-dir", "--checkpoint-dir"):
+        code, out, err = run(capfd, "sft", run_file[0], option, tmp_path / "file" / "inside")
+        assert code == 1 and "cannot create" in err and "Step" not in out, err
 
 
 def test_doctor_holds_operations_against_their_references(capsys):

@@ -5,6 +5,7 @@
 
 mod arrays;
 mod config;
+mod console;
 mod doctor;
 mod errors;
 mod merge;

@@ -31,6 +31,9 @@ pub trait Observer {
     /// One line for people.
     fn line(&mut self, text: &str);
 
+    /// Steps that are done, of all.
+    fn progress(&mut self, _done: u64, _total: u64) {}
+
     /// Asked after every step: true ends the run after a checkpoint.
     fn interrupted(&mut self) -> bool;
 }
@@ -234,7 +237,9 @@ impl Run {
 
     /// Tells the results of a step; an error if the run cannot go on after them.
     fn report(&mut self, metrics: &StepMetrics, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
-        observer.line(&metrics.line(trainer.total_steps()));
+        let total = trainer.total_steps();
+        observer.line(&metrics.line(total));
+        observer.progress(metrics.step + 1, total.unwrap_or_default());
         self.log.write(&metrics.to_json())?;
         self.measured.add(metrics);
         trainer.check_convergence(metrics)

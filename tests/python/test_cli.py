@@ -190,7 +190,8 @@ def test_quiet_prints_nothing_and_logs_everything(capfd, run_file):
 @pytest.mark.parametrize("colour", [True, False])
 def test_a_terminal_gets_a_bar_below_the_lines(run_file, colour):
     main_end, run_end = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "" if colour else "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm", "COLUMNS": "80"} | ({} if colour else {"NO_COLOR": "1"})
     words = [sys.executable, "-m", "surogate", "sft", str(run_file[0]), "--max-steps", "40"]
     with subprocess.Popen(words, stdout=run_end, stderr=run_end, env=environment) as process:
         os.close(run_end)

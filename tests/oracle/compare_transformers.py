@@ -21,11 +21,10 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import surogate
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-import surogate
+from transformers import AutoModelForCausalLM
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
@@ -67,9 +66,9 @@ def relative(found, expected) -> float:
     return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
-def draw_rope(rng: random.Random) -> dict:
+def draw_rope(rng: random.Random, head_dim: int) -> dict:
     theta = rng.choice([10000.0, 500000.0, 1000000.0, 1234.5])
-    kind = rng.choice(["default", "default", "linear", "llama3", "yarn"])
+    kind = rng.choice(["default", "default", "linear", "llama3", "yarn", "dynamic", "longrope"])
     rope: dict = {"rope_type": kind, "rope_theta": theta}
     if kind != "default":
         rope["factor"] = rng.choice([2.0, 4.0, 8.0, 1.5])
@@ -80,38 +79,91 @@ def draw_rope(rng: random.Random) -> dict:
         rope["original_max_position_embeddings"] = rng.choice([16, 64, 2048])
         rope |= rng.choice([{}, {"beta_fast": 16.0, "beta_slow": 2.0}, {"attention_factor": 1.3}, {"truncate": False}])
         rope |= rng.choice([{}, {"mscale": 0.7, "mscale_all_dim": 0.9}])
+    if kind == "longrope":
+        rope["original_max_position_embeddings"] = rng.choice([16, 40])
+        for name, first in (("short_factor", 1.0), ("long_factor", 2.0)):
+            rope[name] = [first + rng.random() for _ in range(head_dim // 2)]
+        rope |= rng.choice([{}, {"attention_factor": 1.1}])
     return rope
+
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
 
 
 def draw_config(rng: random.Random):
     """A configuration of transformers with shapes that are not round."""
-    family = rng.choice(["llama", "qwen3"])
+    family = rng.choice(FAMILIES)
+    if family == "gpt2":
+        return draw_gpt2(rng)
     heads = rng.choice([1, 2, 3, 4, 6])
     kv = rng.choice([n for n in range(1, heads + 1) if heads % n == 0])
     head_dim = rng.choice([8, 12, 16, 20, 32, 64])
     hidden = rng.choice([size for size in (24, 36, 50, 52, 64, 96) if size % heads == 0 or family == "qwen3"])
-    rope = draw_rope(rng)
+    layers = rng.choice([1, 2, 3])
+    rope = draw_rope(rng, head_dim)
     fields = dict(
         vocab_size=rng.choice([67, 101, 128, 333, 1000]),
         hidden_size=hidden,
         intermediate_size=rng.choice([17, 40, 90, 131, 200]),
-        num_hidden_layers=rng.choice([1, 2, 3]),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv,
         head_dim=head_dim,
         rms_norm_eps=rng.choice([1e-5, 1e-6, 1e-8, 1e-3]),
         rope_parameters=rope,
-        max_position_embeddings=rng.choice([128, 2048]),
+        max_position_embeddings=rng.choice([24, 128]) if rope["rope_type"] == "dynamic" else rng.choice([128, 2048]),
         tie_word_embeddings=rng.random() < 0.5,
-        attention_bias=rng.random() < 0.4,
         pad_token_id=rng.choice([None, 0, 5]),
         initializer_range=rng.choice([0.02, 0.08, 0.3]),
         bos_token_id=1,
         eos_token_id=2,
     )
-    if family == "llama":
-        return LlamaConfig(**fields, mlp_bias=rng.random() < 0.4)
-    return Qwen3Config(**fields)
+    window = rng.choice([1, 2, 5, 16])
+    if family in ("llama", "qwen3", "smollm3"):
+        fields["attention_bias"] = rng.random() < 0.4
+    if family in ("llama", "smollm3"):
+        fields["mlp_bias"] = rng.random() < 0.4
+    if family == "mistral":
+        fields["sliding_window"] = rng.choice([None, window])
+    if family in ("qwen2", "qwen3", "smollm3") and rng.random() < 0.5:
+        fields |= {"use_sliding_window": True, "sliding_window": window}
+        if rng.random() < 0.5:
+            fields["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+        elif family != "smollm3":
+            fields["max_window_layers"] = rng.choice([0, 1, layers])
+    if family == "smollm3":
+        rotated = {"no_rope_layers": [rng.choice([0, 1]) for _ in range(layers)]}
+        fields |= rng.choice([{"no_rope_layer_interval": rng.choice([1, 2, 4])}, rotated])
+    return transformers.AutoConfig.for_model(family, **fields)
+
+
+def draw_gpt2(rng: random.Random):
+    """A GPT-2 without dropout."""
+    heads = rng.choice([1, 2, 3, 4, 6])
+    return transformers.AutoConfig.for_model(
+        "gpt2",
+        vocab_size=rng.choice([67, 101, 128, 333, 1000]),
+        n_positions=128,
+        n_embd=heads * rng.choice([4, 8, 12, 17, 32]),
+        n_layer=rng.choice([1, 2, 3]),
+        n_head=heads,
+        n_inner=rng.choice([None, 17, 90]),
+        activation_function=rng.choice(
+            ["gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "tanh"]
+        ),
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        layer_norm_epsilon=rng.choice([1e-5, 1e-6, 1e-3]),
+        scale_attn_weights=rng.random() < 0.7,
+        scale_attn_by_inverse_layer_idx=rng.random() < 0.3,
+        reorder_and_upcast_attn=rng.random() < 0.3,
+        tie_word_embeddings=rng.random() < 0.7,
+        initializer_range=rng.choice([0.02, 0.08, 0.3]),
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=rng.choice([None, 0]),
+    )
 
 
 def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool = False):
@@ -123,7 +175,7 @@ def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool
     config = draw_config(rng)
     config._attn_implementation = "eager"
     config.initializer_range = 0.02 if calm else config.initializer_range
-    model = {"llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM}[config.model_type](config).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -138,9 +190,9 @@ def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool
 def old_spelling(path: Path) -> None:
     """The spelling of transformers 4: rope_theta, rope_scaling, torch_dtype."""
     config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if rope := config.pop("rope_parameters", None):
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype", "float32")
     path.write_text(json.dumps(config))
 
@@ -203,6 +255,29 @@ def trained(labels, positions, weights) -> float:
     return float(target_weights(labels, positions, weights)[1].sum())
 
 
+def masks(config, visible: torch.Tensor, dtype):
+    """The mask, or one for each type of layer, that transformers adds to the scores."""
+
+    def additive(seen: torch.Tensor) -> torch.Tensor:
+        return torch.where(seen, 0.0, -1e30).to(dtype)[:, None]
+
+    window = getattr(config, "sliding_window", None)
+    near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
+    if config.model_type == "mistral":
+        return additive(visible & near)
+    if config.model_type in ("qwen2", "qwen3", "smollm3"):
+        return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
+    return additive(visible)
+
+
+def forget_lengths(model) -> None:
+    """`dynamic` keeps the frequencies of longer batches that it has seen; a model that has not is the truth."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "dynamic":
+            module.max_seq_len_cached = module.original_max_seq_len
+            module.inv_freq = module.original_inv_freq.clone()
+
+
 def reference(model, batch: dict, dtype=torch.float32):
     """(logits, hidden states, token losses, sum of weighted losses, sum of weights) by transformers."""
     ids = torch.tensor(batch["input_ids"])
@@ -211,13 +286,16 @@ def reference(model, batch: dict, dtype=torch.float32):
     positions = np.tile(np.arange(length), (rows, 1)) if positions is None else positions
     document = torch.tensor(documents(positions))
     visible = (document[:, :, None] == document[:, None, :]) & torch.tril(torch.ones(length, length, dtype=torch.bool))
-    mask = torch.where(visible, 0.0, -1e30).to(dtype)[:, None]
     hidden: list = []
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hooks = [inner.model.embed_tokens.register_forward_hook(lambda _m, _i, out: hidden.append(out.detach()))]
-    for layer in inner.model.layers:
+    forget_lengths(inner)
+    layers = inner.transformer.h if hasattr(inner, "transformer") else inner.model.layers
+    embedded = lambda _m, inputs: hidden.append(inputs[0].detach())  # noqa: E731
+    hooks = [layers[0].register_forward_pre_hook(embedded)]
+    for layer in layers:
         take = lambda _m, _i, out: hidden.append((out[0] if isinstance(out, tuple) else out).detach())  # noqa: E731
         hooks.append(layer.register_forward_hook(take))
+    mask = masks(inner.config, visible, dtype)
     logits = model(input_ids=ids, position_ids=torch.tensor(positions), attention_mask=mask, use_cache=False).logits
     for hook in hooks:
         hook.remove()
@@ -230,6 +308,15 @@ def reference(model, batch: dict, dtype=torch.float32):
     ).reshape(rows, length)
     weights = torch.tensor(weights)
     return logits, hidden, losses, (losses * weights).sum(), weights.sum()
+
+
+def in_float64(model):
+    """A copy in float64; GPT-2's scores are then not cast to float32 first."""
+    exact = copy.deepcopy(model).double()
+    for module in exact.modules():
+        if getattr(module, "reorder_and_upcast_attn", False):
+            module.reorder_and_upcast_attn = False
+    return exact
 
 
 class Expected:
@@ -248,7 +335,7 @@ def compare_model(report: Report, model, engine: surogate.Model, batch: dict, na
     """Everything that `surogate.Model` gives for one batch. Where float32 itself loses more than the
     tolerance, which a second run of the truth in float64 tells, four times as much is allowed."""
     expected = Expected(model, batch, names)
-    exact = Expected(copy.deepcopy(model).double(), batch, names, torch.float64)
+    exact = Expected(in_float64(model), batch, names, torch.float64)
     found, states = engine.forward(batch["input_ids"], batch["position_ids"], hidden=True)
     noise = 4 * relative(expected.logits, exact.logits)
     report.check("logits", relative(found, expected.logits), max(LOGITS, noise))
@@ -276,10 +363,10 @@ def compare_model(report: Report, model, engine: surogate.Model, batch: dict, na
 def models(report: Report, rng: random.Random, folder: Path) -> None:
     model = draw_model(rng, folder / "model")
     c = model.config
-    report.case += (
-        f" {c.model_type} H{c.hidden_size} heads {c.num_attention_heads}/{c.num_key_value_heads}x{c.head_dim}"
-        f" V{c.vocab_size} {c.rope_parameters} pad {c.pad_token_id} init {c.initializer_range}"
-    )
+    described = {
+        k: v for k, v in c.to_diff_dict().items() if not k.startswith(("summary_", "archi", "transf", "bos", "eos"))
+    }
+    report.case += f" {c.model_type} {described}"
     engine = surogate.load(folder / "model")
     for _ in range(2):
         batch = draw_batch(rng, c.vocab_size)
@@ -287,7 +374,19 @@ def models(report: Report, rng: random.Random, folder: Path) -> None:
 
 
 def draw_targets(rng: random.Random, model):
-    """(target_modules for peft, words for people)"""
+    """target_modules for peft"""
+    if model.config.model_type == "gpt2":
+        return rng.choice(
+            [
+                "all-linear",
+                ["c_attn"],
+                ["c_fc"],
+                ["attn.c_proj"],
+                ["c_attn", "mlp.c_proj"],
+                r".*\.(c_attn|c_fc)",
+                r"transformer\.h\.0\.mlp\.c_.*",
+            ]
+        )
     return rng.choice(
         [
             "all-linear",
@@ -302,11 +401,13 @@ def draw_targets(rng: random.Random, model):
     )
 
 
-def draw_variant(rng: random.Random) -> dict:
+def draw_variant(rng: random.Random, gpt2: bool) -> dict:
     """Options of PEFT that change ranks, scales and targets from module to module; often none."""
     if rng.random() < 0.4:
         return {}
     options: dict = {"use_rslora": rng.random() < 0.5}
+    if gpt2:
+        return options | rng.choice([{}, {"rank_pattern": {"c_attn": 5}}, {"alpha_pattern": {r".*mlp\..*": 9}}])
     if rng.random() < 0.5:
         options["rank_pattern"] = rng.choice([{"q_proj": 5}, {r".*\.0\..*": 2, "v_proj": 7}, {"mlp.down_proj": 6}])
     if rng.random() < 0.5:
@@ -320,14 +421,15 @@ def adapt(rng: random.Random, model, deviation: float = 0.3):
     """A peft model with random A and B."""
     from peft import LoraConfig, get_peft_model
 
-    r = rng.choice([1, 2, 3, 4, 8, 16])
+    r, gpt2 = rng.choice([1, 2, 3, 4, 8, 16]), model.config.model_type == "gpt2"
     config = LoraConfig(
         r=r,
         lora_alpha=rng.choice([1, 4, 16, 2 * r]),
         lora_dropout=rng.choice([0.0, 0.1]),
         target_modules=draw_targets(rng, model),
         task_type="CAUSAL_LM",
-        **draw_variant(rng),
+        fan_in_fan_out=gpt2,
+        **draw_variant(rng, gpt2),
     )
     adapted = get_peft_model(model, config).eval()
     with torch.no_grad():
@@ -410,8 +512,15 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
     decay, clip = rng.choice([0.0, 0.1, 0.5]), rng.choice([0.0, 0.5, 1.0, 1000.0])
     betas, epsilon = rng.choice([(0.9, 0.999), (0.8, 0.95)]), rng.choice([1e-8, 1e-6])
     options = {
-        "model": folder / "model", "torch_dtype": "float32", "optimizer": "adamw", "lora": False, "device": "cpu",
-        "weight_decay": decay, "max_grad_norm": clip, "adamw_beta1": betas[0], "adamw_beta2": betas[1],
+        "model": folder / "model",
+        "torch_dtype": "float32",
+        "optimizer": "adamw",
+        "lora": False,
+        "device": "cpu",
+        "weight_decay": decay,
+        "max_grad_norm": clip,
+        "adamw_beta1": betas[0],
+        "adamw_beta2": betas[1],
         "adamw_epsilon": epsilon,
     }
     names = lambda name: name  # noqa: E731
@@ -452,7 +561,9 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     options["optimizer"] = rng.choice(["adamw", "adamw_8bit"])
     if options["lora"]:
         options["lora_rank"] = rng.choice([1, 3, 8])
-        options["lora_target_modules"] = rng.choice([["all-linear"], ["q_proj", "down_proj"]])
+        options["lora_target_modules"] = rng.choice(
+            [["all-linear"], ["c_attn", "mlp.c_proj"] if base.config.model_type == "gpt2" else ["q_proj", "down_proj"]]
+        )
         options["lora_dtype"] = rng.choice(["float32", "bfloat16"])
     c = base.config
     chosen = {key: value for key, value in options.items() if key != "model"}
@@ -464,9 +575,7 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     if options["lora"]:
         from peft import PeftModel
 
-        fresh = AutoModelForCausalLM.from_pretrained(
-            folder / "model", attn_implementation="eager", dtype=torch.float32
-        )
+        fresh = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager", dtype=torch.float32)
         model = PeftModel.from_pretrained(fresh, folder / "result").eval()
         engine = surogate.load(folder / "model", adapter=folder / "result")
     else:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 from conftest import REPOSITORY
-
 from surogate import _native
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
@@ -36,6 +35,16 @@ def test_runs_on_pages_parse(text):
 def test_links_of_pages_lead_to_files(page):
     broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not broken
+
+
+QUOTED = re.compile(r"^```python\n# (surogate/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_quoted_code_is_the_code():
+    quotes = [quote for page in PAGES for quote in QUOTED.findall(page.read_text())]
+    assert len(quotes) >= 5
+    for file, text in quotes:
+        assert text in (REPOSITORY / "python" / file).read_text(), f"{file} has no\n{text}"
 
 
 def test_there_are_examples_and_pages():

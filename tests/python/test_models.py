@@ -131,7 +131,7 @@ def test_initial_weights_follow_the_config():
     ("field", "value"),
     [
         ("hidden_act", "gelu"),
-        ("attention_dropout", 0.1),
+        ("attention_dropout", "0.1"),
         ("partial_rotary_factor", 0.5),
         ("quantization_config", {"quant_method": "fp8"}),
         ("num_key_value_heads", 3),
@@ -156,6 +156,59 @@ def windows(fields: dict) -> object:
     attention = next(n for n in nodes(build(fields)) if n["op"] == "attention")
     window = attention["attrs"].get("window")
     return window["each"] if isinstance(window, dict) else window
+
+
+@pytest.mark.parametrize("fields", [tiny_gpt2(attn_pdrop=0.1), tiny_llama(attention_dropout=0.1)])
+def test_dropout_of_attention_is_refused_in_training_alone(make_model, fields):
+    folder = make_model({name: 0.0 if value == 0.1 else value for name, value in fields.items()})
+    (folder / "config.json").write_text(json.dumps(fields))
+    ids = np.arange(12).reshape(1, 1, 12)
+    loss, _ = surogate.load(folder).loss_and_gradients(ids[0], ids[0])
+    assert np.isfinite(loss)
+    trainer = surogate.Trainer({"model": str(folder), "torch_dtype": "float32", "device": "cpu"})
+    with pytest.raises(ConfigError, match="drops weights of attention with probability 0.1.*\n.*hint: .*attn_pdrop"):
+        trainer.step({"input_ids": ids, "labels": ids}, learning_rate=0.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "scaling"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope_scaling": '{"type": "dynamic", "factor": 3.0}'}, {"rope_type": "dynamic", "factor": 3.0}),
+        (
+            {"rope_scaling": "yarn", "max_model_len": 64},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        ),
+    ],
+)
+def test_rope_scaling_of_the_options_is_as_if_the_model_had_it(make_model, tmp_path, option, scaling):
+    own = make_model(tiny_llama(max_position_embeddings=16))
+    scaled = tmp_path / "scaled"
+    scaled.mkdir()
+    (scaled / "model.safetensors").symlink_to(own / "model.safetensors")
+    (scaled / "config.json").write_text(json.dumps(tiny_llama(max_position_embeddings=16, rope_scaling=scaling)))
+    ids = np.arange(24).reshape(1, 1, 24)
+
+    def first_loss(folder: Path, **options: object) -> float:
+        base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora": False, "sequence_len": 24}
+        trainer = surogate.Trainer({**base, **options})
+        loss = trainer.step({"input_ids": ids, "labels": ids}, learning_rate=0.0)["loss"]
+        if options:
+            trainer.export(tmp_path / "result")
+        return loss
+
+    assert first_loss(own, **option) == first_loss(scaled)
+    logits = [surogate.load(folder).forward(ids[0]) for folder in (own, scaled, tmp_path / "result")]
+    assert not np.array_equal(logits[0], logits[1])
+    np.testing.assert_array_equal(logits[2], logits[1])
+    with pytest.raises(ConfigError, match="`sequence_len: 24` is longer than the model's 16 positions"):
+        first_loss(own)
+
+
+def test_rope_scaling_by_name_must_stretch(make_model):
+    folder = make_model(tiny_llama())
+    with pytest.raises(ConfigError, match="would stretch 64 positions to `max_model_len: 64`"):
+        surogate.Trainer({"model": str(folder), "rope_scaling": "linear", "max_model_len": 64, "device": "cpu"})
 
 
 @pytest.mark.parametrize("make", [tiny_qwen2, tiny_qwen3])

@@ -323,20 +323,22 @@ def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[boo
     offset: multiply with 1 + w instead of w
     accumulate: add to dw instead of overwriting it"""
 
-def attention(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None) -> Any:
+def attention(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None, dropout: float | each[float] | None = None) -> Any:
     """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when document_start[i] ≤ j ≤ i,
     and with a window j > i − window. q [B, T, heads, D], k and v [B, T, kv_heads, D] (heads share key heads in
     groups), document_start i32 [B, T] → o [B, T, heads, D], lse f32 [B, heads, T], the log of the sum of the
     exponentials of a row's scores; lse has no gradient.
 
     scale: factor of the scores q·k
-    window: keys that a query sees, itself included; absent for all before it"""
+    window: keys that a query sees, itself included; absent for all before it
+    dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
-def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None) -> Any:
+def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None, dropout: float | each[float] | None = None) -> Any:
     """Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − mean)·scale over the visible keys,
     dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under p; a backend may take d_o·o for it,
     which is the same when o and lse are those that `attention` gives. q, k, v, o, lse, d_o, document_start → dq,
     dk, dv.
 
     scale: factor of the scores q·k
-    window: keys that a query sees, itself included; absent for all before it"""
+    window: keys that a query sees, itself included; absent for all before it
+    dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""

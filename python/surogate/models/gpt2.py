@@ -43,13 +43,14 @@ class Attention(Module):
         scale = self.head_dim**-0.5 if c.scale_attn_weights else 1.0
         by_depth = each([scale / depth for depth in range(1, c.n_layer + 1)])
         self.scale = by_depth if c.scale_attn_by_inverse_layer_idx else scale
+        self.attn_pdrop = c.attn_pdrop or None
         self.resid_pdrop = c.resid_pdrop
 
     @region("attention")
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         parts = ops.split(self.c_attn(x), sizes=self.sizes)
         q, k, v = (ops.split_heads(part, head_dim=self.head_dim) for part in parts)
-        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale)
+        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale, dropout=self.attn_pdrop)
         return dropout(self.c_proj(ops.merge_heads(o)), self.resid_pdrop, batch)
 
 

@@ -32,7 +32,7 @@ class LlamaConfig(HeadsConfig):
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
     hidden_act: Literal["silu"] = "silu"
-    attention_dropout: Literal[0] = 0
+    attention_dropout: float = 0.0
     pretraining_tp: Literal[1] = 1
 
     def derive(self, reader: Reader) -> None:
@@ -48,6 +48,7 @@ class Attention(Module):
         self.o_proj = Linear(c.queries, c.hidden_size, bias=c.attention_bias, residual_projection=True)
         self.head_dim = c.head_dim
         self.scale = c.head_dim**-0.5
+        self.dropout = c.attention_dropout or None
 
     @region("attention")
     def forward(self, x: Tensor, rotate, batch: Batch) -> Tensor:
@@ -57,7 +58,7 @@ class Attention(Module):
         q = rotate(ops.split_heads(q, head_dim=self.head_dim))
         k = rotate(ops.split_heads(k, head_dim=self.head_dim))
         v = ops.split_heads(v, head_dim=self.head_dim)
-        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale)
+        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale, dropout=self.dropout)
         return self.o_proj(ops.merge_heads(o))
 
 

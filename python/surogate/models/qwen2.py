@@ -32,7 +32,7 @@ class Qwen2Config(HeadsConfig):
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
     hidden_act: Literal["silu"] = "silu"
-    attention_dropout: Literal[0] = 0
+    attention_dropout: float = 0.0
     max_window_layers: int | None = 28
 
     def derive(self, reader: Reader) -> None:
@@ -49,6 +49,7 @@ class Attention(Module):
         self.o_proj = Linear(c.queries, c.hidden_size, residual_projection=True)
         self.head_dim = c.head_dim
         self.scale = c.head_dim**-0.5
+        self.dropout = c.attention_dropout or None
         self.window = each.of(c.windows)
 
     @region("attention")
@@ -59,7 +60,7 @@ class Attention(Module):
         q = rotate(ops.split_heads(q, head_dim=self.head_dim))
         k = rotate(ops.split_heads(k, head_dim=self.head_dim))
         v = ops.split_heads(v, head_dim=self.head_dim)
-        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale, window=self.window)
+        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale, window=self.window, dropout=self.dropout)
         return self.o_proj(ops.merge_heads(o))
 
 

@@ -36,7 +36,7 @@ class SmolLM3Config(HeadsConfig):
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 128004
     hidden_act: Literal["silu"] = "silu"
-    attention_dropout: Literal[0] = 0
+    attention_dropout: float = 0.0
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
@@ -61,6 +61,7 @@ class Attention(Module):
         self.o_proj = Linear(c.queries, c.hidden_size, bias=c.attention_bias, residual_projection=True)
         self.head_dim = c.head_dim
         self.scale = c.head_dim**-0.5
+        self.dropout = c.attention_dropout or None
         self.skip = each.of([None if rotates else True for rotates in c.rotated])
         self.window = each.of(c.windows)
 
@@ -72,7 +73,7 @@ class Attention(Module):
         q = rotate(ops.split_heads(q, head_dim=self.head_dim), skip=self.skip)
         k = rotate(ops.split_heads(k, head_dim=self.head_dim), skip=self.skip)
         v = ops.split_heads(v, head_dim=self.head_dim)
-        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale, window=self.window)
+        o, _ = ops.attention(q, k, v, batch.document_start, scale=self.scale, window=self.window, dropout=self.dropout)
         return self.o_proj(ops.merge_heads(o))
 
 

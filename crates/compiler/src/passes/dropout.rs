@@ -1,5 +1,7 @@
 //! Dropout of the model itself, as its architecture records it: at work in a training step alone. There
 //! each place gets the run's seed and a stream of its own; everywhere else it drops nothing.
+//!
+//! Dropout of attention's weights has no kernel: a training step with it is refused.
 
 use graph::Graph;
 use program::EntryKind;
@@ -12,6 +14,17 @@ const FIRST_STREAM: u64 = 1 << 16;
 pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
     let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
     let drops = kind == EntryKind::FirstMicroStep && updates;
+    for node in graph.nodes.iter_mut().filter(|node| node.op == "attention") {
+        let p = node.attrs.optional_float("dropout").ok().flatten().unwrap_or(0.0);
+        if drops && p > 0.0 {
+            return Err(CompileError::Options(format!(
+                "{}: the model drops weights of attention with probability {p} in training, which is not available \
+                 yet\n  hint: set that field of its config.json (`attn_pdrop`, `attention_dropout`) to 0",
+                graph.name
+            )));
+        }
+        node.attrs.0.remove("dropout");
+    }
     let places = graph.nodes.iter_mut().filter(|node| node.op == "dropout");
     for (stream, node) in (FIRST_STREAM..).zip(places) {
         node.attrs = match drops {

@@ -28,6 +28,11 @@ const ATTRIBUTES: &[Attribute] = &[
         kind: "int?",
         doc: "keys that a query sees, itself included; absent for all before it",
     },
+    Attribute {
+        name: "dropout",
+        kind: "float?",
+        doc: "probability of dropping a weight of the softmax; the compiler takes it off where nothing drops",
+    },
 ];
 
 /// Largest head that the kernels here hold in registers.

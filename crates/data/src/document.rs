@@ -168,6 +168,11 @@ pub struct DocumentSet {
 }
 
 impl DocumentSet {
+    /// Tokens of the longest document; 0 without documents.
+    pub fn longest(&self) -> usize {
+        self.members.iter().map(|&member| self.corpus.length(member as usize)).max().unwrap_or(0)
+    }
+
     /// Every document.
     pub fn all(corpus: Arc<Corpus>) -> Self {
         let members = (0..corpus.len() as u32).collect();

@@ -39,6 +39,9 @@ pub struct LoaderSpec {
     pub epochs: Option<u64>,
     /// Fills the end of rows; never trained.
     pub pad_id: i32,
+    /// Packed rows are filled up with documents of at most this many tokens in which nothing is trained, so that
+    /// padding is never the longest document of a batch.
+    pub longest_padding: usize,
     /// Micro-batches prepared ahead by a thread; 0: prepared when asked for.
     pub prefetch: usize,
 }
@@ -156,14 +159,20 @@ impl Cursor {
             for &document in rows.get(number).into_iter().flatten() {
                 self.append(&mut batch, document as usize, row_begin);
             }
-            // What is left of the row is a document of its own in which nothing is trained.
+            // What is left of the row are documents of their own in which nothing is trained.
             let start = batch.input_ids.len() - row_begin;
-            let padding = seq_len - start;
+            let longest = match self.spec.layout {
+                Layout::Packed => self.spec.longest_padding.max(1),
+                Layout::Padded(_) => seq_len,
+            };
             batch.input_ids.resize(row_begin + seq_len, self.spec.pad_id);
-            batch.position_ids.extend(0..padding as i32);
             batch.targets.resize(row_begin + seq_len, IGNORE);
             batch.weights.resize(row_begin + seq_len, 0.0);
-            batch.document_start.resize(row_begin + seq_len, start as i32);
+            for begin in (start..seq_len).step_by(longest) {
+                let end = begin.saturating_add(longest).min(seq_len);
+                batch.position_ids.extend(0..(end - begin) as i32);
+                batch.document_start.resize(row_begin + end, begin as i32);
+            }
         }
         batch
     }

@@ -95,6 +95,7 @@ fn instructions_train_the_answer_and_the_end_token() {
         seed: 1,
         epochs: Some(1),
         pad_id: 0,
+        longest_padding: usize::MAX,
         prefetch: 1,
     };
     let fill = extent(&documents, &spec).unwrap().fill;

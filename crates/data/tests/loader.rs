@@ -18,7 +18,17 @@ fn corpus(count: usize) -> DocumentSet {
 }
 
 fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
-    LoaderSpec { batch_size: 3, seq_len: 32, layout, shuffle: true, seed: 11, epochs: Some(2), pad_id: PAD, prefetch }
+    LoaderSpec {
+        batch_size: 3,
+        seq_len: 32,
+        layout,
+        shuffle: true,
+        seed: 11,
+        epochs: Some(2),
+        pad_id: PAD,
+        longest_padding: usize::MAX,
+        prefetch,
+    }
 }
 
 fn batches(documents: &DocumentSet, spec: &LoaderSpec, from: Position) -> Vec<Batch> {
@@ -72,6 +82,26 @@ fn every_document_comes_once_an_epoch_whole() {
         assert!(seen.values().all(|&times| times == 2), "{seen:?}");
         assert_eq!(all.len() as u64, extent(&documents, &spec).unwrap().micro_batches);
     }
+}
+
+/// Attention is compiled for the longest document: padding must not be longer.
+#[test]
+fn padding_of_packed_rows_is_no_longer_than_asked() {
+    let documents = corpus(7);
+    let whole = spec(Layout::Packed, 0);
+    let cut = LoaderSpec { longest_padding: 5, ..whole.clone() };
+    let (whole, cut) =
+        (batches(&documents, &whole, Position::default()), batches(&documents, &cut, Position::default()));
+    let mut pieces = 0;
+    for (a, b) in whole.iter().zip(&cut) {
+        assert_eq!((&a.input_ids, &a.targets, &a.weights), (&b.input_ids, &b.targets, &b.weights));
+        for t in (0..b.input_ids.len()).filter(|t| b.input_ids[*t] == PAD) {
+            assert!(b.position_ids[t] < 5);
+            assert_eq!(b.document_start[t] + b.position_ids[t], (t % b.seq_len) as i32);
+            pieces += usize::from(b.position_ids[t] == 0);
+        }
+    }
+    assert!(pieces > whole.len() * 3, "{pieces} pieces");
 }
 
 #[test]

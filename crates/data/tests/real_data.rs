@@ -163,6 +163,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
         seed: 1,
         epochs: Some(1),
         pad_id: 0,
+        longest_padding: usize::MAX,
         prefetch: 0,
     };
     let extent = extent(&DocumentSet::all(whole.corpus), &spec).unwrap();

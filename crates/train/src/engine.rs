@@ -223,7 +223,7 @@ pub fn variant_of(machine: &Machine, batch: &Batch, one_per_row: bool) -> Varian
         Documents::Packed { count: rows * length, longest: length }
     } else {
         let count = count_documents(batch).next_power_of_two().min(rows * length);
-        Documents::Packed { count, longest: length }
+        Documents::Packed { count, longest: bucket_of(longest_document(batch), length) }
     };
     Variant { batch: rows, seq_len: length, documents }
 }
@@ -244,6 +244,21 @@ pub fn kept(slot: &ParameterSlot) -> impl Iterator<Item = &TensorRef> {
 pub fn count_documents(batch: &Batch) -> usize {
     let starts = |row: &[i32]| row.iter().enumerate().filter(|(t, start)| **start as usize == *t).count();
     batch.document_start.chunks(batch.seq_len.max(1)).map(starts).sum()
+}
+
+/// Tokens of the longest document of a batch, padding included.
+fn longest_document(batch: &Batch) -> usize {
+    let rows = batch.document_start.chunks(batch.seq_len.max(1));
+    rows.flat_map(|row| row.chunk_by(|a, b| a == b).map(<[i32]>::len)).max().unwrap_or(0)
+}
+
+/// Fewest tokens that attention over packed documents is compiled for.
+const SHORTEST_BUCKET: usize = 128;
+
+/// The length that documents of up to `longest` tokens are compiled for, in rows of `row` tokens: few
+/// lengths, so that batches rarely bring a new one.
+pub fn bucket_of(longest: usize, row: usize) -> usize {
+    longest.next_power_of_two().max(SHORTEST_BUCKET).min(row)
 }
 
 /// Whether a program for `known` takes batches of `wanted`.

@@ -14,7 +14,7 @@ use program::{Arch, Documents, Machine, Variant};
 use crate::checkpoint::DataDigest;
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::digest;
-use crate::engine::count_documents;
+use crate::engine::{bucket_of, count_documents};
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
@@ -73,15 +73,18 @@ impl Feed {
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
         let layout = layout(config, &[&train, &held_out], sequence_len);
+        let row = row_length(&layout, sequence_len);
+        let longest = bucket_of(train.longest().max(held_out.longest()), row);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
         let train_spec = LoaderSpec {
             batch_size: config.training.per_device_train_batch_size as usize,
-            seq_len: row_length(&layout, sequence_len),
+            seq_len: row,
             layout,
             shuffle: config.data.shuffle,
             seed: config.data.train_seed,
             epochs: Some(u64::from(config.run.num_epochs)),
             pad_id,
+            longest_padding: longest,
             prefetch: if workers == 0 { 0 } else { PREFETCH },
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
@@ -108,8 +111,12 @@ impl Feed {
         }
         let seq_len = self.spec.seq_len;
         let most = batch * seq_len;
-        let count = if machine.arch == Arch::Cpu { most } else { self.count_documents()?.min(most) };
-        Ok(vec![Variant { batch, seq_len, documents: Documents::Packed { count, longest: seq_len } }])
+        let (count, longest) = match machine.arch {
+            Arch::Cpu => (most, seq_len),
+            // Padding is no longer than the longest document either.
+            _ => (self.count_documents()?.min(most), self.spec.longest_padding),
+        };
+        Ok(vec![Variant { batch, seq_len, documents: Documents::Packed { count, longest } }])
     }
 
     /// Documents of a packed batch, by the first batches of the data.

@@ -3,6 +3,7 @@
 
 use graph::{Graph, Node, ValueId};
 use ops::{Append, Emit};
+use program::Arch;
 use tensor::Attrs;
 
 /// Does every backward pass of an attention in at least `parts` parts where it has as many rows and
@@ -22,12 +23,13 @@ pub fn split_attention(graph: &mut Graph, parts: usize) {
     graph.nodes = result;
 }
 
-/// Most parts that the attentions of a graph can be done in.
-pub fn most_attention_parts(graph: &Graph) -> usize {
+/// Most parts that the attentions of a graph can be done in: rows and key heads. A GPU's kernels lay out
+/// the statistics of the heads together, so their parts are rows.
+pub fn most_attention_parts(graph: &Graph, arch: &Arch) -> usize {
     let node = graph.nodes.iter().find(|node| node.op == "attention_backward");
     node.map_or(1, |node| {
         let keys = &graph.value(node.inputs[1]).shape;
-        keys[0] * keys[2]
+        if *arch == Arch::Cpu { keys[0] * keys[2] } else { keys[0] }
     })
 }
 

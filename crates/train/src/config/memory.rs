@@ -8,8 +8,8 @@ options! {
         /// Parts of the output head and its loss: as many groups of rows, or, beyond the rows of a micro-batch, pieces of
         /// each row. With a trained head the gradient is summed in another order; nothing else changes.
         lmhead_chunks: Setting<u32> = auto, min = 1, max = 65536, resumable;
-        /// Parts of the attention's backward pass: rows of the micro-batch, then key heads, in equal parts. Rounded up to
-        /// what divides them.
+        /// Parts of the attention's backward pass: rows of the micro-batch, on the CPU key heads too; in equal parts,
+        /// rounded up to a number that divides them.
         attn_bwd_chunks: Setting<u32> = auto, min = 1, max = 65536, resumable;
     }
 }

@@ -1,0 +1,216 @@
+"""No accepted option is inert: each one changes the numbers, the plan, the files or the log of a small run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import surogate
+from conftest import REPOSITORY, tiny_llama
+
+Options = dict[str, Any]
+
+STEPS = 3
+"""Steps of every run."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Options:
+    """A run on packed tokens, with dropout, clipping, decay and a part held out for evaluation."""
+    folder = tmp_path_factory.mktemp("options")
+    rows = [{"input_ids": [(7 * i + j * j) % 90 + 1 for j in range(4 + i % 9)]} for i in range(80)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [{"prompt": "a b" * (i % 3 + 1), "answer": f"c {i}", "text": f"d e {i}"} for i in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    (folder / "config").mkdir()
+    (folder / "config" / "config.json").write_text(json.dumps(tiny_llama(initializer_range=0.3, vocab_size=192)))
+    options: Options = {
+        "model": str(folder / "config"),
+        "init": "random",
+        "device": "cpu",
+        "torch_dtype": "float32",
+        "datasets": [{"path": str(folder / "data.jsonl"), "type": "tokens"}],
+        "sequence_len": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": STEPS,
+        "learning_rate": 2e-2,
+        "output_dir": str(folder / "output"),
+    }
+    trained = surogate.Trainer({**options, "lora_rank": 4})
+    trained.step()
+    trained.export(folder / "adapter")
+    for name, seed in (("model", 5), ("other", 6)):
+        surogate.Trainer({**options, "lora": False, "train_seed": seed}).export(folder / name)
+    return {**options, "model": str(folder / "model")}
+
+
+def numbers(options: Options, _: Path) -> Any:
+    """Loss, norm and rate of every step, and the loss held out."""
+    trainer = surogate.Trainer(options)
+    steps = [trainer.step() for _ in range(STEPS)]
+    taken = [[s[name] for name in ("loss", "grad_norm", "learning_rate", "tokens")] if s else None for s in steps]
+    held_out = trainer.evaluate()
+    return taken, held_out and held_out["loss"]
+
+
+def plan(options: Options, folder: Path) -> Any:
+    """The plan as JSON."""
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    from surogate.cli import main
+
+    (folder / "run.yaml").write_text(json.dumps(options))
+    out = StringIO()
+    with redirect_stdout(out):
+        main(["plan", str(folder / "run.yaml"), "--json"])
+    return json.loads(out.getvalue())
+
+
+def files(options: Options, folder: Path) -> Any:
+    """What a run leaves behind: names of files, and the log without its times."""
+    from surogate.cli import main
+
+    options = {**options, "output_dir": str(folder / "output")}
+    (folder / "run.yaml").write_text(json.dumps(options))
+    assert main(["sft", str(folder / "run.yaml")]) == 0
+    times = ("second", "time", "memory", "mfu")
+    logs = [path for path in folder.rglob("*.json*") if path.read_text().startswith('{"event"')]
+    lines = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    clean = [{k: v for k, v in line.items() if not any(word in k for word in times)} for line in lines]
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return names, [str(line.get("event")) + str(line.get("loss")) for line in clean]
+
+
+def beside(options: Options, name: str) -> str:
+    """A folder next to the model."""
+    return str(Path(options["model"]).parent / name)
+
+
+def tokens(**changes: Any) -> Callable[[Options], Options]:
+    """Changes to the data set."""
+    return lambda options: {"datasets": [{**options["datasets"][0], **changes}]}
+
+
+FULL = {"lora": False}
+KEPT = {"recompute_rmsnorm": False, "recompute_swiglu": False, "recompute_qkv": False}
+RATES = {"lr_scheduler_type": "wsd", "cooldown_steps": 2}
+
+# Option → (what is observed, what is changed, what stands beside it in both runs).
+EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
+    "num_epochs": (numbers, 1, {"max_steps": -1}),
+    "save_steps": (files, 2, {}),
+    "save_total_limit": (files, 1, {"save_steps": 1}),
+    "checkpoint_dir": (files, lambda o: {"checkpoint_dir": "elsewhere"}, {"save_steps": 1}),
+    "eval_steps": (files, 1, {}),
+    "run_name": (files, "other", {"run_name": "one"}),
+    "merge_adapter": (files, True, {}),
+    "model": (numbers, lambda o: {"model": beside(o, "other")}, {"init": "pretrained"}),
+    "init": (numbers, "pretrained", {}),
+    "init_projections_to_zero": (numbers, True, FULL),
+    "sequence_len": (numbers, 24, {}),
+    "max_model_len": (numbers, 24, {"sequence_len": "auto"}),
+    "rope_scaling": (numbers, {"rope_type": "linear", "factor": 4.0}, {}),
+    "torch_dtype": (numbers, "bfloat16", {}),
+    "per_device_train_batch_size": (numbers, 1, {}),
+    "gradient_accumulation_steps": (numbers, 1, {}),
+    "max_steps": (numbers, 2, {}),
+    "optimizer": (numbers, "adamw", FULL),
+    "learning_rate": (numbers, 1e-3, {}),
+    "lr_scheduler_type": (numbers, "cosine", {}),
+    "warmup_ratio": (numbers, 0.5, {}),
+    "warmup_steps": (numbers, 2, {}),
+    "cooldown_steps": (numbers, 1, {**RATES}),
+    "final_lr_fraction": (numbers, 0.5, {}),
+    "weight_decay": (numbers, 0.9, {}),
+    "max_grad_norm": (numbers, 1e-3, {"adamw_epsilon": 1e-3}),
+    "adamw_beta1": (numbers, 0.5, {}),
+    "adamw_beta2": (numbers, 0.5, {}),
+    "adamw_epsilon": (numbers, 1e-2, {}),
+    "validation_split_ratio": (numbers, 0.4, {}),
+    "train_seed": (numbers, 7, {}),
+    "sample_packing": (numbers, False, {}),
+    "shuffle": (numbers, False, {}),
+    "lora": (numbers, False, {}),
+    "lora_rank": (numbers, 8, {}),
+    "lora_alpha": (numbers, 8, {}),
+    "lora_dropout": (numbers, 0.4, {}),
+    "lora_dtype": (numbers, "bfloat16", {}),
+    "lora_target_modules": (numbers, ["q_proj"], {}),
+    "adapter": (numbers, lambda o: {"adapter": beside(o, "adapter")}, {"lora_rank": 4}),
+    "master_dtype": (numbers, "float32", {**FULL, "torch_dtype": "bfloat16"}),
+    "recompute_swiglu": (plan, True, {**KEPT}),
+    "recompute_rmsnorm": (plan, True, {**KEPT}),
+    "recompute_ffn": (plan, True, {"recompute_rmsnorm": False, "recompute_qkv": False}),
+    "recompute_qkv": (plan, True, {**KEPT}),
+    "recompute_att": (plan, True, {"recompute_rmsnorm": False, "recompute_swiglu": False}),
+    "recompute_block": (plan, True, {}),
+    "recompute_lora": (plan, False, {"recompute_block": True}),
+    "lmhead_chunks": (plan, 4, {}),
+    "attn_bwd_chunks": (plan, 2, {}),
+    "max_length": (numbers, 6, {}),
+    "truncation_strategy": (numbers, "right", {"max_length": 6}),
+    "datasets": (numbers, lambda o: {"datasets": o["datasets"] * 2}, {}),
+    "validation_datasets": (numbers, lambda o: {"validation_datasets": o["datasets"]}, {}),
+    "datasets.samples": (numbers, tokens(samples=20), {}),
+}
+
+# Options whose effect another test shows, and which.
+ELSEWHERE = {
+    "memory_limit": "test_plan: smaller plans, the same numbers",
+    "output_dir": "test_cli: every run",
+    "model_name": "config tests: an alias of model",
+    "dataset": "config tests: an alias of datasets",
+    "model_type": "plan.rs: checked against the model",
+    "resume_from_checkpoint": "test_resume",
+    "log_file": "test_cli",
+    "device": "test_cli: cpu here, cuda on a GPU",
+    "gpus": "tests on a GPU",
+    "use_cuda_graphs": "gpu.rs: graphs on and off",
+    "deterministic": "test_cli and gpu.rs",
+    "gradient_dtype": "test_dtypes",
+    "grad_accumulation_dtype": "one value available",
+    "recipe": "one value available",
+    "distributed": "its options are refused by name",
+    "use_fused_rope": "a permission: rotations are computed in the kernel",
+    "use_write_combined": "a permission: nothing is offloaded",
+    "dataloader_num_workers": "data/loader: the same rows for any number of threads",
+    "eval_seed": "order of the evaluation, whose sum does not depend on it",
+    "debug_time_breakdown": "test_cli",
+    "debug_memory_breakdown": "test_cli",
+    "apply_recommended_values": "plan.rs",
+    "system": "data/tests/spans.rs",
+    "clock": "data/tests/templates.rs",
+    "use_chat_template": "data/tests/datasets.rs",
+}
+
+
+def available() -> list[str]:
+    """Names of the options that are available, those of data sets as `datasets.name`."""
+    properties = json.loads((REPOSITORY / "docs" / "surogate.schema.json").read_text())["properties"]
+    names = [name for name, row in properties.items() if "Not available yet." not in row.get("description", "")]
+    return names
+
+
+@pytest.mark.parametrize("option", EFFECTS)
+def test_each_option_changes_something(base, tmp_path, option):
+    observe, change, in_both = EFFECTS[option]
+    before = {**base, **in_both}
+    changed = change(before) if callable(change) else {option: change}
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder in folders:
+        folder.mkdir()
+    if "checkpoint_dir" in changed:
+        changed = {"checkpoint_dir": str(folders[1] / "elsewhere")}
+    first, second = observe(before, folders[0]), observe({**before, **changed}, folders[1])
+    assert first != second
+    assert observe is not numbers or first == observe(before, folders[0]), "two runs of the same options differ"
+
+
+def test_every_available_option_is_looked_at():
+    unknown = [name for name in available() if name not in EFFECTS and name not in ELSEWHERE]
+    assert not unknown, f"available, but no test shows what they change: {unknown}"

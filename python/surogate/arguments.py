@@ -28,7 +28,10 @@ FLAGS = {
 }
 
 #: Flags of single commands, which are options of the run elsewhere.
-COMMAND_FLAGS = {"merge": {"--model": 1, "--output": 1}}
+COMMAND_FLAGS = {
+    "merge": {"--model": 1, "--output": 1},
+    "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
+}
 
 
 class UsageError(Exception):
@@ -86,6 +89,12 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
     merge.add_argument("--model", help="folder or name of the model; left out: the one that the adapter names")
     merge.add_argument("--output", help="folder to write; left out: `merged` beside the adapter")
+    export = _command(commands, "export", "write the result of a run in another form", reads_run=False)
+    export.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
+    export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="form of the result")
+    export.add_argument("--encoding", choices=["bf16", "f16", "q8_0", "f32"], help="matrices of gguf; bf16 if left out")
+    export.add_argument("--model", help="the model of an adapter; left out: the one that the adapter names")
+    export.add_argument("--output", help="folder or file to write; left out: inside RUN, named after the form")
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
     doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import _native, errors, merge
+from . import _native, errors, export, merge
 from .arguments import UsageError, parser, split_overrides
 from .machine import site_packages
 from .run import load_config, open_source
@@ -111,11 +111,17 @@ def _merge(options: Namespace, overrides: Overrides) -> int:
     return merge.run(options)
 
 
+def _export(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    return export.run(options)
+
+
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "sft": _train,
     "pt": _train,
     "show": _show,
     "plan": _plan,
+    "export": _export,
     "merge": _merge,
     "schema": _schema,
     "doctor": _doctor,

@@ -13,6 +13,7 @@ pub mod dataset;
 pub mod dialogue;
 pub mod document;
 mod error;
+pub mod gguf;
 pub mod loader;
 mod mmap;
 pub mod order;

@@ -28,7 +28,7 @@ mod _native {
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]
-    use crate::merge::{adapter_base, merge};
+    use crate::merge::{adapter_base, merge, write_gguf};
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]

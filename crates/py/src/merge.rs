@@ -12,6 +12,20 @@ pub fn adapter_base(py: Python<'_>, adapter: PathBuf) -> PyResult<Option<String>
     train::adapter_base(&adapter).map_err(|error| train_error(py, error))
 }
 
+/// Writes a model folder to one GGUF file: (tensors, bytes, names of the matrices that were kept in f16).
+#[pyfunction]
+pub fn write_gguf(
+    py: Python<'_>,
+    model: PathBuf,
+    description: &str,
+    encoding: &str,
+    output: PathBuf,
+) -> PyResult<(usize, u64, Vec<String>)> {
+    let done = py.detach(|| train::write_gguf(&model, description, encoding, &output));
+    let done = done.map_err(|error| train_error(py, error))?;
+    Ok((done.tensors, done.bytes, done.in_f16))
+}
+
 /// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes).
 #[pyfunction]
 pub fn merge(py: Python<'_>, model: PathBuf, adapter: PathBuf, output: PathBuf) -> PyResult<(usize, usize, usize)> {

@@ -16,6 +16,7 @@ mod export;
 mod feed;
 mod flops;
 mod formats;
+mod gguf;
 mod log;
 mod memory;
 mod merge;
@@ -42,6 +43,7 @@ mod written;
 
 pub use device::{Device, DeviceRequest};
 pub use error::{Result, TrainError};
+pub use gguf::{GgufDone, write_gguf};
 pub use merge::{Merged, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};
 pub use model::{Forward, LossAndGradients, Model};

@@ -12,6 +12,11 @@ use crate::error::{Result, TrainError};
 /// Endings of names of tables that old checkpoints store and every engine computes itself.
 const COMPUTED: &[&str] = &["rotary_emb.inv_freq", "attn.masked_bias"];
 
+/// Whether a name is that of a table which every engine computes itself.
+pub fn is_computed(name: &str) -> bool {
+    COMPUTED.iter().any(|ending| name.ends_with(ending))
+}
+
 /// Which parameters a file speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -90,8 +95,7 @@ fn check_names(session: &mut dyn Session, program: &Program, part: Part, files: 
     }
     for name in files.names() {
         let used = part.of(program).any(|slot| slot.name == name);
-        let computed = COMPUTED.iter().any(|ending| name.ends_with(ending));
-        if used || computed {
+        if used || is_computed(name) {
             continue;
         }
         let copy = match part {

@@ -1,0 +1,180 @@
+//! Writing: metadata and the table of tensors first, then the tensors one after the other. The file appears under its
+//! name only when it is complete.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::{ALIGNMENT, Encoding, MAGIC, VERSION, kind};
+use crate::error::DataError;
+
+/// A value of the metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GgufValue {
+    U32(u32),
+    U64(u64),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    Text(String),
+    Texts(Vec<String>),
+    I32s(Vec<i32>),
+    F32s(Vec<f32>),
+}
+
+impl GgufValue {
+    fn write(&self, out: &mut Vec<u8>) {
+        let list = |out: &mut Vec<u8>, kind: u32, length: usize| {
+            out.extend(kind::LIST.to_le_bytes());
+            out.extend(kind.to_le_bytes());
+            out.extend((length as u64).to_le_bytes());
+        };
+        match self {
+            GgufValue::U32(x) => [kind::U32, *x].iter().for_each(|word| out.extend(word.to_le_bytes())),
+            GgufValue::I32(x) => [kind::I32, *x as u32].iter().for_each(|word| out.extend(word.to_le_bytes())),
+            GgufValue::F32(x) => [kind::F32, x.to_bits()].iter().for_each(|word| out.extend(word.to_le_bytes())),
+            GgufValue::U64(x) => {
+                out.extend(kind::U64.to_le_bytes());
+                out.extend(x.to_le_bytes());
+            }
+            GgufValue::Bool(x) => {
+                out.extend(kind::BOOL.to_le_bytes());
+                out.push(u8::from(*x));
+            }
+            GgufValue::Text(text) => {
+                out.extend(kind::TEXT.to_le_bytes());
+                write_text(text, out);
+            }
+            GgufValue::Texts(texts) => {
+                list(out, kind::TEXT, texts.len());
+                texts.iter().for_each(|text| write_text(text, out));
+            }
+            GgufValue::I32s(values) => {
+                list(out, kind::I32, values.len());
+                values.iter().for_each(|x| out.extend(x.to_le_bytes()));
+            }
+            GgufValue::F32s(values) => {
+                list(out, kind::F32, values.len());
+                values.iter().for_each(|x| out.extend(x.to_le_bytes()));
+            }
+        }
+    }
+}
+
+fn write_text(text: &str, out: &mut Vec<u8>) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// A tensor of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GgufTensor {
+    pub name: String,
+    /// Outermost axis first, as everywhere here; the format has it the other way round.
+    pub shape: Vec<usize>,
+    pub encoding: Encoding,
+}
+
+impl GgufTensor {
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        self.encoding.bytes(self.shape.iter().product())
+    }
+}
+
+/// A file in the making. Dropped before [`GgufWriter::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct GgufWriter {
+    path: PathBuf,
+    temporary: PathBuf,
+    out: Option<BufWriter<File>>,
+    tensors: Vec<GgufTensor>,
+    written: usize,
+}
+
+impl GgufWriter {
+    /// Writes metadata and table. `general.alignment` is the format's own value and is not given.
+    ///
+    /// # Panics
+    /// If the rows of a tensor are not whole blocks of its encoding.
+    pub fn create(
+        path: &Path,
+        metadata: &[(String, GgufValue)],
+        tensors: Vec<GgufTensor>,
+    ) -> Result<GgufWriter, DataError> {
+        let header = header(metadata, &tensors);
+        let name = path.file_name().expect("a file to write has a name").to_string_lossy();
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
+        let mut writer = GgufWriter { path: path.to_owned(), temporary, out: None, tensors, written: 0 };
+        let start = || -> io::Result<BufWriter<File>> {
+            let mut out = BufWriter::new(File::create(&writer.temporary)?);
+            out.write_all(&header)?;
+            Ok(out)
+        };
+        writer.out = Some(start().map_err(|e| DataError::io("write", path, e))?);
+        Ok(writer)
+    }
+
+    /// Writes the elements of the next tensor of the table.
+    ///
+    /// # Panics
+    /// If their number does not fit the tensor, or if there is no next one.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        let tensor = &self.tensors[self.written];
+        assert_eq!(bytes.len(), tensor.bytes(), "bytes of `{}` must fit its shape {:?}", tensor.name, tensor.shape);
+        let out = self.out.as_mut().expect("a file is written to before it is finished");
+        let padding = [0; ALIGNMENT];
+        let gap = bytes.len().next_multiple_of(ALIGNMENT) - bytes.len();
+        let done = out.write_all(bytes).and_then(|()| out.write_all(&padding[..gap]));
+        self.written += 1;
+        done.map_err(|e| DataError::io("write", &self.path, e))
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Panics
+    /// If tensors are missing.
+    pub fn finish(mut self) -> Result<(), DataError> {
+        assert_eq!(self.written, self.tensors.len(), "every tensor is put before a file is finished");
+        let out = self.out.take().expect("a file is finished once");
+        let complete = || -> io::Result<()> {
+            out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+            fs::rename(&self.temporary, &self.path)
+        };
+        complete().map_err(|e| DataError::io("write", &self.path, e))
+    }
+}
+
+impl Drop for GgufWriter {
+    fn drop(&mut self) {
+        // After the rename there is nothing under this name.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+fn header(metadata: &[(String, GgufValue)], tensors: &[GgufTensor]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend(VERSION.to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        write_text(key, &mut out);
+        value.write(&mut out);
+    }
+    let mut offset = 0;
+    for tensor in tensors {
+        let row = tensor.shape.last().copied().unwrap_or(1);
+        assert!(row.is_multiple_of(tensor.encoding.block()), "rows of `{}` are whole blocks", tensor.name);
+        write_text(&tensor.name, &mut out);
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        for extent in tensor.shape.iter().rev() {
+            out.extend((*extent as u64).to_le_bytes());
+        }
+        out.extend(tensor.encoding.number().to_le_bytes());
+        out.extend((offset as u64).to_le_bytes());
+        offset += tensor.bytes().next_multiple_of(ALIGNMENT);
+    }
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    out
+}

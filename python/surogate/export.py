@@ -1,0 +1,98 @@
+"""`surogate export`: the result of a run in another form: Hugging Face model, PEFT adapter, GGUF file.
+
+Knows the folders of a run; what is in a file is the engine's.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+
+from . import _native, hub, vocabulary
+from .arguments import UsageError
+from .errors import ConfigError
+from .models import gguf
+
+#: What a checkpoint holds beside the model or adapter.
+OF_CHECKPOINTS = ("optimizer.safetensors", "state.json")
+
+
+def run(options: Namespace) -> int:
+    """Exports and says where to."""
+    place = Path(options.run)
+    source = _result(place)
+    is_adapter = (source / "adapter_config.json").is_file()
+    if options.encoding and options.format != "gguf":
+        raise UsageError("--encoding belongs to --format gguf")
+    if options.format == "peft":
+        if not is_adapter:
+            raise ConfigError(f"{source} is a model, and only an adapter has the form `peft`")
+        output = Path(options.output or place / "peft")
+        _copy(source, output)
+        print(output)
+    elif options.format == "hf":
+        output = Path(options.output or place / "hf")
+        if is_adapter:
+            _native.merge(_base(source, options.model), source, output)
+        else:
+            _copy(source, output)
+        print(output)
+    elif is_adapter:
+        encoding = options.encoding or "bf16"
+        output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+            merged = Path(folder) / "merged"
+            _native.merge(_base(source, options.model), source, merged)
+            _gguf(merged, encoding, output, place.resolve().name)
+    else:
+        encoding = options.encoding or "bf16"
+        output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
+        _gguf(source, encoding, output, place.resolve().name)
+    return 0
+
+
+def _result(place: Path) -> Path:
+    """The folder with the weights or the adapter: the place itself, a run's result, or its last checkpoint."""
+    numbered = [(int(number[1]), path) for path in place.glob("checkpoint-*") if (number := _number(path.name))]
+    checkpoints = [path for _, path in sorted(numbered, reverse=True)]
+    for folder in (place, place / "model", place / "adapter", *checkpoints):
+        if any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
+            return folder
+    raise ConfigError(f"{place}: there is no model, no adapter and no checkpoint of a run")
+
+
+def _number(name: str) -> re.Match[str] | None:
+    return re.fullmatch(r"checkpoint-(\d+)", name)
+
+
+def _base(adapter: Path, model: str | None) -> Path:
+    model = model or _native.adapter_base(adapter)
+    if not model:
+        raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
+    return hub.folder(model)
+
+
+def _copy(source: Path, output: Path) -> None:
+    """A copy of a folder, which appears whole."""
+    if output.exists():
+        raise ConfigError(f"{output} is there already, expected nothing: nothing is overwritten")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*OF_CHECKPOINTS))
+        copy.rename(output)
+
+
+def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
+    fields = hub.model_config(model)
+    words = vocabulary.read(model, fields.get("vocab_size", 0))
+    description = gguf.describe(fields, words, name)
+    tensors, size, in_f16 = _native.write_gguf(model, description, encoding, output)
+    print(f"{output}: {tensors} tensors, {size / 1e9:.2f} GB (read again and compared with the weights)")
+    if in_f16:
+        print(f"Note: rows that are no multiple of 32 are kept in f16: {', '.join(in_f16)}")
+    if words[0][2] == "no_vocab":
+        print("Note: the model has no tokenizer.json, so the file has no vocabulary")

@@ -1,0 +1,132 @@
+"""A tokenizer.json as the vocabulary of a GGUF file.
+
+Knows two kinds of byte-pair encodings: over bytes as GPT-2 has them, whose way of cutting text must be one that readers
+of the format know by name, and over characters with bytes as the last resort, as SentencePiece has them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+Metadata = list[tuple[str, str, Any]]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+#: Ways of cutting text, by what tokenizer.json says of them: patterns, "digits" for one by one, "words" for GPT-2's own.
+CUTS = {
+    (WORDS.replace("DIGITS", r"\p{N}"),): "qwen2",
+    (WORDS.replace("DIGITS", r"\p{N}{1,3}"),): "llama-bpe",
+    ("digits", "words"): "smollm",
+    ("words",): "gpt-2",
+}
+
+
+def read(folder: Path, size: int) -> Metadata:
+    """The vocabulary of a model folder, filled up to `size` entries; a mark that there is none, where there is none."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return [("tokenizer.ggml.model", "text", "no_vocab")]
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    if model.get("type") != "BPE":
+        raise ConfigError(f"{path}: a tokenizer of type {model.get('type')} has no GGUF form here, expected BPE")
+    types = [UNUSED] * max(size, 1 + max(model["vocab"].values()))
+    tokens = [f"[PAD{i}]" for i in range(len(types))]
+    for token, number in model["vocab"].items():
+        tokens[number], types[number] = token, NORMAL
+    for token in added:
+        number = token["id"]
+        if number >= len(tokens):
+            raise ConfigError(f"{path}: the added token {token['content']!r} has the id {number}, of {size}")
+        tokens[number], types[number] = token["content"], CONTROL if token.get("special") else USER_DEFINED
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    if model.get("byte_fallback"):
+        own = _by_characters(tokens, types, pairs, model, tokenizer)
+    else:
+        own = [
+            ("tokenizer.ggml.model", "text", "gpt2"),
+            ("tokenizer.ggml.pre", "text", _cut(path, tokenizer)),
+            ("tokenizer.ggml.merges", "texts", pairs),
+        ]
+    lists: Metadata = [("tokenizer.ggml.tokens", "texts", tokens), ("tokenizer.ggml.token_type", "i32s", types)]
+    return own + lists + _special(folder, tokenizer, {token: i for i, token in enumerate(tokens)})
+
+
+def _by_characters(
+    tokens: list[str], types: list[int], pairs: list[str], model: dict[str, Any], tokenizer: dict[str, Any]
+) -> Metadata:
+    """Scores stand for the order of merges: an earlier one is higher."""
+    ranks = {pair.replace(" ", ""): rank for rank, pair in reversed(list(enumerate(pairs)))}
+    scores = [-float(ranks.get(token, len(pairs))) for token in tokens]
+    for number, token in enumerate(tokens):
+        if token.startswith("<0x") and token.endswith(">") and len(token) == 6:
+            types[number] = BYTE
+        elif token == model.get("unk_token"):
+            types[number] = UNKNOWN
+    prefix = '"Prepend"' in json.dumps(tokenizer.get("normalizer")) or _prepends(tokenizer.get("pre_tokenizer"))
+    return [
+        ("tokenizer.ggml.model", "text", "llama"),
+        ("tokenizer.ggml.pre", "text", "default"),
+        ("tokenizer.ggml.scores", "f32s", scores),
+        ("tokenizer.ggml.add_space_prefix", "bool", prefix),
+    ]
+
+
+def _prepends(step: Any) -> bool:
+    return isinstance(step, dict) and step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never"
+
+
+def _cut(path: Path, tokenizer: dict[str, Any]) -> str:
+    """The name of the way in which text is cut before it is encoded."""
+    step = tokenizer.get("pre_tokenizer") or {}
+    steps = step.get("pretokenizers", []) if step.get("type") == "Sequence" else [step]
+    cuts: list[str] = []
+    for step in steps:
+        if step.get("type") == "Split":
+            cuts.append(step["pattern"].get("Regex", ""))
+        elif step.get("type") == "Digits" and step.get("individual_digits"):
+            cuts.append("digits")
+        elif step.get("type") == "ByteLevel":
+            cuts += ["words"] if step.get("use_regex", True) else []
+        else:
+            cuts.append(str(step.get("type")))
+    found = CUTS.get(tuple(cuts))
+    if found is None:
+        raise ConfigError(f"{path}: this way of cutting text has no name in GGUF that is known here: {cuts}")
+    return found
+
+
+def _special(folder: Path, tokenizer: dict[str, Any], ids: dict[str, int]) -> Metadata:
+    """Numbers of the tokens with a role, whether a text begins with one, and the chat template."""
+    settings = _json(folder / "tokenizer_config.json")
+    config = _json(folder / "config.json")
+    found: Metadata = []
+    for role, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        number = ids.get(token, config.get(f"{role}_token_id")) if token else config.get(f"{role}_token_id")
+        if isinstance(number, list):
+            number = number[0] if number else None
+        if number is not None:
+            found.append((f"tokenizer.ggml.{key}_token_id", "u32", number))
+    begins = settings.get("add_bos_token")
+    if begins is None:
+        begins = '"SpecialToken"' in json.dumps((tokenizer.get("post_processor") or {}).get("single", [])[:1])
+    found.append(("tokenizer.ggml.add_bos_token", "bool", bool(begins)))
+    template = folder / "chat_template.jinja"
+    text = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
+    if isinstance(text, str):
+        found.append(("tokenizer.chat_template", "text", text))
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,112 @@
+"""The result of a run in other forms, from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import surogate
+from conftest import REPOSITORY, tiny_llama, tiny_qwen3
+from surogate import ConfigError, ModelConfigError, vocabulary
+from surogate.cli import main
+from surogate.models import gguf
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def trained(tmp_path, make_model):
+    """A model and the output folder of a short run with LoRA on it."""
+    model = make_model(tiny_llama(initializer_range=0.3))
+    options = {"model": str(model), "device": "cpu", "lora_rank": 2, "output_dir": str(tmp_path / "run")}
+    trainer = surogate.Trainer(options)
+    ids = np.arange(24).reshape(1, 2, 12) + 1
+    for _ in range(3):
+        trainer.step({"input_ids": ids, "labels": ids}, learning_rate=1e-2)
+    trainer.export(tmp_path / "run" / "adapter")
+    return model, tmp_path / "run"
+
+
+def test_an_adapter_in_every_form(capsys, trained):
+    model, folder = trained
+    for form in ("peft", "hf"):
+        code, out, err = run(capsys, "export", folder, "--format", form)
+        assert (code, err) == (0, "") and (folder / form).is_dir(), err
+    name = "adapter_model.safetensors"
+    assert (folder / "peft" / name).read_bytes() == (folder / "adapter" / name).read_bytes()
+    ids = [[1, 5, 9, 2]]
+    merged = surogate.load(folder / "hf").forward(ids)
+    live = surogate.load(model, adapter=folder / "adapter").forward(ids)
+    np.testing.assert_allclose(merged, live, rtol=0, atol=1e-5)
+    code, out, _ = run(capsys, "export", folder, "--format", "gguf", "--encoding", "q8_0")
+    file = folder / "run-q8_0.gguf"
+    assert code == 0 and file.read_bytes()[:8] == b"GGUF\x03\0\0\0" and "read again and compared" in out
+    assert "no vocabulary" in out
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")], "nothing is left over"
+    for words in (["hf"], ["peft"], ["gguf", "--encoding", "q8_0"]):
+        code, _, err = run(capsys, "export", folder, "--format", *words)
+        assert code == 2 and "nothing is overwritten" in err, err
+
+
+def test_what_has_no_such_form_is_refused(capsys, tmp_path, make_model):
+    model = make_model(tiny_qwen3())
+    code, _, err = run(capsys, "export", model, "--format", "peft")
+    assert code == 2 and "only an adapter has the form `peft`" in err
+    code, _, err = run(capsys, "export", tmp_path, "--format", "hf")
+    assert code == 2 and "there is no model, no adapter and no checkpoint" in err
+    code, _, err = run(capsys, "export", model, "--format", "hf", "--encoding", "f16")
+    assert code == 2 and "--encoding belongs to --format gguf" in err
+    scaled = tiny_llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    with pytest.raises(ModelConfigError, match="'dynamic'"):
+        gguf.describe(scaled, [], "x")
+
+
+def test_tensors_are_called_as_in_gguf():
+    description = json.loads(gguf.describe(tiny_llama(tie_word_embeddings=True), [], "tiny"))
+    tensors = {tensor["name"]: tensor for tensor in description["tensors"]}
+    assert len(tensors) == 2 + 2 * 9 and "output.weight" not in tensors
+    assert description["repeated"] == ["lm_head.weight"]
+    assert tensors["blk.1.attn_k.weight"] == {
+        "name": "blk.1.attn_k.weight",
+        "from": "model.layers.1.self_attn.k_proj.weight",
+        "interleave_heads": 2,
+    }
+    values = {key: value for key, _, value in description["metadata"]}
+    assert values["general.architecture"] == "llama" and values["llama.attention.head_count_kv"] == 2
+    other = json.loads(gguf.describe(tiny_qwen3(), [], "tiny"))
+    assert all("interleave_heads" not in tensor for tensor in other["tensors"])
+    assert "blk.0.attn_q_norm.weight" in [tensor["name"] for tensor in other["tensors"]]
+
+
+def test_the_vocabulary_of_the_example(tmp_path):
+    found = {key: value for key, _, value in vocabulary.read(REPOSITORY / "examples/stories/model", 515)}
+    assert found["tokenizer.ggml.model"] == "llama" and found["tokenizer.ggml.add_bos_token"] is True
+    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    assert tokens[:3] == ["<unk>", "<s>", "</s>"] and tokens[514] == "[PAD514]"
+    assert types[1] == vocabulary.CONTROL and types[tokens.index("<0x0A>")] == vocabulary.BYTE
+    assert found["tokenizer.ggml.bos_token_id"] == 1
+    # The first merge has the highest score.
+    scores = found["tokenizer.ggml.scores"]
+    path = REPOSITORY / "examples/stories/model" / "tokenizer.json"
+    first = json.loads(path.read_text())["model"]["merges"][0]
+    first = first.split(" ") if isinstance(first, str) else first
+    assert scores[tokens.index("".join(first))] == max(scores) == 0
+
+
+def test_a_way_of_cutting_text_without_a_name_is_refused(tmp_path):
+    cut = {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated"}
+    tokenizer = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": cut}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="a\\+"):
+        vocabulary.read(tmp_path, 1)
+    tokenizer["pre_tokenizer"] = {"type": "ByteLevel", "use_regex": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert ("tokenizer.ggml.pre", "text", "gpt-2") in vocabulary.read(tmp_path, 1)

@@ -20,7 +20,7 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-#: Ways of cutting text, by what tokenizer.json says of them: patterns, "digits" for one by one, "words" for GPT-2's own.
+#: Ways of cutting text, by what tokenizer.json says of them: patterns, "digits" one by one, "words" as GPT-2 has them.
 CUTS = {
     (WORDS.replace("DIGITS", r"\p{N}"),): "qwen2",
     (WORDS.replace("DIGITS", r"\p{N}{1,3}"),): "llama-bpe",

@@ -31,7 +31,9 @@ def merges(report: Report, rng: random.Random, folder: Path) -> None:
     report.case += f" {model.config.model_type} {dtype} tied {model.config.tie_word_embeddings}"
     with torch.no_grad():
         merged = adapted.merge_and_unload()
-    code = surogate(["merge", str(folder / "adapter"), "--model", str(folder / "model"), "--output", str(folder / "out")])
+    code = surogate(
+        ["merge", str(folder / "adapter"), "--model", str(folder / "model"), "--output", str(folder / "out")]
+    )
     if code:
         return report.fail(f"surogate merge ended with {code}")
     found, expected = read_folder(folder / "out"), merged.state_dict()

@@ -63,6 +63,11 @@ pub struct Span<'a> {
     lifetime: PhantomData<&'a [u8]>,
 }
 
+// SAFETY: a span only reads, like `&'a [u8]`.
+unsafe impl Send for Span<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Span<'_> {}
+
 /// The same, to write to.
 pub struct SpanMut<'a> {
     start: *mut u8,

@@ -6,6 +6,7 @@ use program::{Attention, AttentionBackward, AttentionForward, Launch, TensorRef}
 use tensor::Attrs;
 
 use crate::arena::{Memory, overlap};
+use crate::attention::{self, Own, Room};
 use crate::scratch::Scratch;
 use crate::storage::{Buffer, Kind, input_in_place, is_native, output_in_place};
 
@@ -18,6 +19,9 @@ struct Operand {
 /// A call that is ready to run.
 pub struct Prepared {
     op: &'static dyn Op,
+    /// Computes it instead of the reference.
+    own: Option<Own>,
+    room: Room,
     attrs: Attrs,
     inputs: Vec<Operand>,
     outputs: Vec<Operand>,
@@ -60,12 +64,16 @@ impl Prepared {
             let overwritten = results.iter().any(|r| r.in_place && overlap(&r.at, at));
             Operand { at: at.clone(), in_place: usable(at) && !overwritten }
         });
-        Ok(Prepared { op, attrs, inputs: operands.collect(), outputs: results })
+        let own = attention::find(op.name());
+        let room = own.map_or(Room::default(), |own| (own.room)(inputs));
+        Ok(Prepared { op, own, room, attrs, inputs: operands.collect(), outputs: results })
     }
 
     /// Makes room for the copies: one buffer for each operand, in order.
     pub fn reserve(&self, scratch: &mut Scratch) {
         let operands = self.inputs.iter().chain(&self.outputs);
+        scratch.reserve_packed(self.room.packed);
+        scratch.reserve_partial(self.room.partial);
         scratch.reserve_buffers(self.inputs.len() + self.outputs.len());
         for (index, operand) in operands.enumerate().filter(|(_, operand)| !operand.in_place) {
             scratch.reserve(index, &operand.at);
@@ -73,19 +81,26 @@ impl Prepared {
     }
 
     pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
-        let buffers = scratch.buffers.as_mut_slice();
+        let Scratch { buffers, packed, partial } = scratch;
         let operands = self.inputs.iter().chain(&self.outputs);
         for (operand, buffer) in operands.zip(&mut *buffers).filter(|(operand, _)| !operand.in_place) {
             buffer.load(memory, &operand.at);
         }
         let (for_inputs, for_outputs) = buffers.split_at_mut(self.inputs.len());
-        self.compute(memory, for_inputs, for_outputs);
+        self.compute(memory, for_inputs, for_outputs, packed, partial);
         for (operand, buffer) in self.outputs.iter().zip(for_outputs).filter(|(operand, _)| !operand.in_place) {
             buffer.store(memory, &operand.at);
         }
     }
 
-    fn compute(&self, memory: &mut Memory, for_inputs: &[Buffer], for_outputs: &mut [Buffer]) {
+    fn compute(
+        &self,
+        memory: &mut Memory,
+        for_inputs: &[Buffer],
+        for_outputs: &mut [Buffer],
+        packed: &mut [u32],
+        partial: &mut [f32],
+    ) {
         let (reads, writes) = memory.lend(&in_place(&self.inputs), &in_place(&self.outputs));
         let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
         let inputs: Vec<Input<'_, f32>> = self
@@ -106,7 +121,11 @@ impl Prepared {
                 false => buffer.output(&operand.at),
             })
             .collect();
-        self.op.reference_f32(&mut Call { attrs: &self.attrs, inputs: &inputs, outputs: &mut outputs });
+        let mut call = Call { attrs: &self.attrs, inputs: &inputs, outputs: &mut outputs };
+        match &self.own {
+            Some(own) => (own.run)(&mut call, packed, partial),
+            None => self.op.reference_f32(&mut call),
+        }
     }
 }
 

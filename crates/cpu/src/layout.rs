@@ -1,6 +1,7 @@
 //! Walks over strided tensors: runs of neighbouring elements, and the copies between strided and
 //! dense memory, with a conversion of each element on the way.
 
+use ops::{Loop, vectorised};
 use program::TensorRef;
 use rayon::prelude::*;
 
@@ -53,6 +54,20 @@ impl Runs {
     }
 }
 
+/// Neighbouring elements, as many as there are on both sides.
+struct CopyRun;
+
+impl<'a, S: Copy, D, F: Fn(S) -> D> Loop<(&'a [S], &'a mut [D], &'a F)> for CopyRun {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((source, target, convert): (&'a [S], &'a mut [D], &'a F)) {
+        for (to, from) in target.iter_mut().zip(source) {
+            *to = convert(*from);
+        }
+    }
+}
+
 /// Reads a strided tensor into dense memory.
 pub fn gather<S, D>(source: &[S], runs: &Runs, dense: &mut [D], convert: impl Fn(S) -> D + Sync)
 where
@@ -66,9 +81,7 @@ where
             let (run, inside) = (position / runs.length, position % runs.length);
             let (now, later) = rest.split_at_mut((runs.length - inside).min(rest.len()));
             let start = runs.start(run) + inside;
-            for (d, s) in now.iter_mut().zip(&source[start..]) {
-                *d = convert(*s);
-            }
+            vectorised(CopyRun, (&source[start..], &mut *now, &convert));
             position += now.len();
             rest = later;
         }
@@ -81,11 +94,7 @@ where
     S: Copy + Sync,
     D: Send,
 {
-    let write = |target: &mut [D], dense: &[S]| {
-        for (d, s) in target.iter_mut().zip(dense) {
-            *d = convert(*s);
-        }
-    };
+    let write = |target: &mut [D], dense: &[S]| vectorised(CopyRun, (dense, target, &convert));
     if dense.is_empty() {
     } else if runs.outer.is_empty() {
         target.par_chunks_mut(TASK).zip(dense.par_chunks(TASK)).for_each(|(t, d)| write(t, d));

@@ -7,12 +7,14 @@
 //! Invariant: no graphs, no gradients, no adapters, no run configuration.
 
 mod arena;
+mod attention;
 mod backend;
 mod call;
 mod copy;
 mod finite;
 mod layout;
 mod matmul;
+mod rows;
 mod scratch;
 mod session;
 mod simd;

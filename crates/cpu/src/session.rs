@@ -8,11 +8,12 @@ use rayon::ThreadPool;
 
 use crate::arena::Memory;
 use crate::scratch::Scratch;
-use crate::{call, copy, finite, matmul};
+use crate::{call, copy, finite, matmul, rows};
 
 /// An instruction whose every decision is taken.
 enum Prepared {
     Call(call::Prepared),
+    Rows(rows::Prepared),
     Gemm(Box<matmul::Prepared>),
     Copy(copy::Prepared),
     Zero(TensorRef),
@@ -22,6 +23,7 @@ impl Prepared {
     fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
         match self {
             Prepared::Call(call) => call.run(memory, scratch),
+            Prepared::Rows(rows) => rows.run(memory, scratch),
             Prepared::Gemm(gemm) => gemm.run(memory, scratch),
             Prepared::Copy(copy) => copy.run(memory, scratch),
             Prepared::Zero(at) => copy::zero(memory, at),
@@ -62,7 +64,10 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepar
         memory.check(at);
     }
     let prepared = match &step.instruction {
-        Instruction::Launch(launch) => call::Prepared::launch(launch).map(Prepared::Call),
+        Instruction::Launch(launch) => match rows::Prepared::launch(launch) {
+            Some(rows) => Ok(Prepared::Rows(rows)),
+            None => call::Prepared::launch(launch).map(Prepared::Call),
+        },
         Instruction::AttentionForward(a) => call::Prepared::attention_forward(a).map(Prepared::Call),
         Instruction::AttentionBackward(a) => call::Prepared::attention_backward(a).map(Prepared::Call),
         Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(|gemm| Prepared::Gemm(Box::new(gemm))),
@@ -76,6 +81,7 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepar
     })?;
     match &prepared {
         Prepared::Call(call) => call.reserve(scratch),
+        Prepared::Rows(rows) => rows.reserve(scratch),
         Prepared::Gemm(gemm) => gemm.reserve(scratch),
         Prepared::Copy(copy) => copy.reserve(scratch),
         Prepared::Zero(_) => {}

@@ -1,13 +1,12 @@
 //! Storage types against the number types of the references: widening to f32, rounding back, and
 //! the buffers in which operands wait that cannot be used where they lie.
 
-use ops::{Data, Input, Output};
+use ops::{Data, Input, Loop, Output, vectorised};
 use program::TensorRef;
 use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::arena::{Memory, Plain, Span, SpanMut};
 use crate::layout::{Runs, gather, scatter};
-use crate::simd::{Vectorised, vectorised};
 
 /// Which number type of the references a storage type belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,35 +77,35 @@ impl Stored for f32 {
 /// bf16 by its bits.
 impl Stored for u16 {
     fn widen(stored: &[u16], wide: &mut [f32]) {
-        vectorised(Widen(stored, wide));
+        vectorised(WidenRow, (stored, wide));
     }
 
     fn round(wide: &[f32], stored: &mut [u16]) {
-        vectorised(Round(wide, stored));
+        vectorised(RoundRow, (wide, stored));
     }
 }
 
-struct Widen<'a>(&'a [u16], &'a mut [f32]);
+struct WidenRow;
 
-impl Vectorised for Widen<'_> {
+impl<'a> Loop<(&'a [u16], &'a mut [f32])> for WidenRow {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
-        for (to, from) in self.1.iter_mut().zip(self.0) {
+    fn run((stored, wide): (&'a [u16], &'a mut [f32])) {
+        for (to, from) in wide.iter_mut().zip(stored) {
             *to = bf16_to_f32(*from);
         }
     }
 }
 
-struct Round<'a>(&'a [f32], &'a mut [u16]);
+struct RoundRow;
 
-impl Vectorised for Round<'_> {
+impl<'a> Loop<(&'a [f32], &'a mut [u16])> for RoundRow {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
-        for (to, from) in self.1.iter_mut().zip(self.0) {
+    fn run((wide, stored): (&'a [f32], &'a mut [u16])) {
+        for (to, from) in stored.iter_mut().zip(wide) {
             *to = f32_to_bf16(*from);
         }
     }

@@ -38,6 +38,15 @@ pub struct Attribute {
     pub doc: &'static str,
 }
 
+/// The rows of an operation: the same leading axes of all operands but some inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// How many leading axes count rows.
+    pub axes: usize,
+    /// Inputs that every row reads as a whole.
+    pub whole: &'static [usize],
+}
+
 /// An operation.
 pub trait Op: Send + Sync {
     fn name(&self) -> &'static str;
@@ -63,6 +72,12 @@ pub trait Op: Send + Sync {
 
     /// Emits the operations that compute the input gradients. What they read is what is saved.
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients;
+
+    /// For an operation that computes its rows independently of one another: what a row is. The reference may
+    /// then be run on some rows at a time.
+    fn row_by_row(&self, _inputs: &[TensorRef]) -> Option<Rows> {
+        None
+    }
 
     /// FLOPs, and bytes with inputs and outputs counted once.
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

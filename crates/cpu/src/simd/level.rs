@@ -1,6 +1,4 @@
-//! What the processor can do, asked once, and loops compiled for each answer. Does not know what the
-//! loops compute.
-#![allow(unsafe_code, reason = "calls of functions whose instructions were found on the processor")]
+//! What the processor can do, asked once. Does not know who wants it.
 
 use std::sync::LazyLock;
 
@@ -45,40 +43,4 @@ impl Level {
     fn ask() -> Level {
         Level::Base
     }
-}
-
-/// A loop for [`vectorised`]. `run` and what it calls must be `#[inline(always)]`, so that it is compiled
-/// with the caller's instructions.
-///
-/// The arithmetic is as written on every processor: `mul_add` is one rounding everywhere, and nothing is
-/// reordered. So the bits do not depend on the level.
-pub trait Vectorised {
-    type Output;
-
-    fn run(self) -> Self::Output;
-}
-
-/// Runs the version of a loop that is compiled for this processor.
-pub fn vectorised<V: Vectorised>(task: V) -> V::Output {
-    #[cfg(target_arch = "x86_64")]
-    match Level::here() {
-        // SAFETY: the level says that the processor has these instructions.
-        Level::Avx512 | Level::Avx512Bf16 => return unsafe { avx512(task) },
-        // SAFETY: as above.
-        Level::Avx2 => return unsafe { avx2(task) },
-        Level::Base => {}
-    }
-    task.run()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-fn avx512<V: Vectorised>(task: V) -> V::Output {
-    task.run()
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn avx2<V: Vectorised>(task: V) -> V::Output {
-    task.run()
 }

@@ -9,7 +9,6 @@ mod panels;
 mod product;
 mod tile;
 
-pub use level::{Vectorised, vectorised};
 pub use matrix::{Matrix, MatrixMut};
 pub use panels::{Unit, pack, units_of};
 pub use product::product;

@@ -5,7 +5,9 @@
 //! along the summed axis, the earlier in the low half.
 #![allow(unsafe_code, reason = "transposition of blocks in registers")]
 
-use super::level::{Level, Vectorised, vectorised};
+use ops::{Loop, vectorised};
+
+use super::level::Level;
 use super::matrix::Matrix;
 
 /// An element that panels hold.
@@ -56,24 +58,19 @@ pub fn pack<T: Unit>(lines: Matrix<'_, T>, out: &mut [u32]) {
     if lines.column_stride == 1 && lines.row_stride != 1 {
         across(lines, width, out);
     } else {
-        vectorised(Along { lines, width, out });
+        vectorised(Along, (lines, width, out));
     }
 }
 
 /// Any strides; quick where the lines lie side by side.
-struct Along<'a, T> {
-    lines: Matrix<'a, T>,
-    width: usize,
-    out: &'a mut [u32],
-}
+struct Along;
 
-impl<T: Unit> Vectorised for Along<'_, T> {
+impl<'a, T: Unit> Loop<(Matrix<'a, T>, usize, &'a mut [u32])> for Along {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
-        let m = self.lines;
-        for (p, out) in self.out.chunks_exact_mut(self.width).enumerate() {
+    fn run((m, width, out): (Matrix<'a, T>, usize, &'a mut [u32])) {
+        for (p, out) in out.chunks_exact_mut(width).enumerate() {
             let first = &m.values()[p * T::DEPTH * m.column_stride..];
             let paired = T::DEPTH == 2 && p * T::DEPTH + 1 < m.columns;
             let second = if paired { &m.values()[(p * T::DEPTH + 1) * m.column_stride..] } else { first };

@@ -14,7 +14,7 @@ use super::{expressions, kernel};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
-use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
 
 /// Attributes of the operation for these results.
 fn attrs_of(results: &[(Expr, Element)]) -> Attrs {
@@ -165,6 +165,10 @@ impl Op for Elementwise {
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
         cost_of(&parsed(attrs), inputs, outputs)
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

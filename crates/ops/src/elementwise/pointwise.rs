@@ -11,7 +11,7 @@ use super::tape::Tape;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
-use crate::op::{Attribute, Class, Example, Op};
+use crate::op::{Attribute, Class, Example, Op, Rows};
 use crate::real::Real;
 
 /// One elementwise operation as a row: all operands and results have the same shape.
@@ -89,6 +89,10 @@ impl Op for Pointwise {
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
         cost_of(&(self.expressions)(attrs), inputs, outputs)
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -7,6 +7,7 @@ use tensor::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use super::expression::{Binary, Expr, Unary};
 use crate::real::Real;
+use crate::vector::{Loop, vectorised};
 
 /// Elements of one run: a register's length.
 const LANES: usize = 256;
@@ -32,6 +33,7 @@ pub struct Tape {
 
 /// `x` after a stay in memory as `dtype`. Types as wide as f32 change nothing here: the arithmetic
 /// itself is f32 when a program runs, and the f64 check is meant to see no rounding.
+#[inline(always)]
 pub fn round_to<T: Real>(dtype: DType, x: T) -> T {
     match dtype {
         DType::BF16 => T::from_f32(bf16_to_f32(f32_to_bf16(x.to_f32()))),
@@ -86,7 +88,7 @@ impl Tape {
             let len = outputs[0].len();
             for start in (0..len).step_by(LANES) {
                 let lanes = LANES.min(len - start);
-                self.run_lanes(inputs, index * CHUNK + start, lanes, &mut registers);
+                vectorised(RunLanes, (self, inputs, index * CHUNK + start, lanes, &mut registers[..]));
                 for (output, register) in outputs.iter_mut().zip(&self.results) {
                     let from = register * LANES;
                     output[start..start + lanes].copy_from_slice(&registers[from..from + lanes]);
@@ -94,9 +96,17 @@ impl Tape {
             }
         });
     }
+}
 
-    fn run_lanes<T: Real>(&self, inputs: &[&[T]], start: usize, lanes: usize, registers: &mut [T]) {
-        for (index, step) in self.steps.iter().enumerate() {
+/// Every step over one run of elements.
+struct RunLanes;
+
+impl<'a, T: Real> Loop<(&'a Tape, &'a [&'a [T]], usize, usize, &'a mut [T])> for RunLanes {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((this, inputs, start, lanes, registers): (&'a Tape, &'a [&'a [T]], usize, usize, &'a mut [T])) {
+        for (index, step) in this.steps.iter().enumerate() {
             let (earlier, rest) = registers.split_at_mut(index * LANES);
             let register = |index: usize| &earlier[index * LANES..index * LANES + lanes];
             let to = &mut rest[..lanes];
@@ -110,28 +120,33 @@ impl Tape {
     }
 }
 
-#[inline]
-fn map<T: Real>(x: &[T], to: &mut [T], f: impl Fn(T) -> T) {
-    for (to, x) in to.iter_mut().zip(x) {
-        *to = f(*x);
-    }
-}
-
+/// One loop for each function, not a closure in a common one: the compiler would not take an exponential
+/// into it.
+#[inline(always)]
 fn unary<T: Real>(function: Unary, x: &[T], to: &mut [T]) {
+    macro_rules! each {
+        ($x:ident => $value:expr) => {
+            for (to, x) in to.iter_mut().zip(x) {
+                let $x = *x;
+                *to = $value;
+            }
+        };
+    }
     let one = T::from_f64(1.0);
     match function {
-        Unary::Negate => map(x, to, |x| -x),
-        Unary::Exp => map(x, to, |x| x.exp()),
-        Unary::Tanh => map(x, to, |x| x.tanh()),
-        Unary::Erf => map(x, to, |x| x.erf()),
-        Unary::Relu => map(x, to, |x| if x < T::default() { T::default() } else { x }),
-        Unary::Step => map(x, to, |x| if x > T::default() { one } else { T::default() }),
-        Unary::Sigmoid => map(x, to, |x| one / (one + (-x).exp())),
-        Unary::Silu => map(x, to, |x| x / (one + (-x).exp())),
-        Unary::Round(dtype) => map(x, to, |x| round_to(dtype, x)),
+        Unary::Negate => each!(x => -x),
+        Unary::Exp => each!(x => x.exp()),
+        Unary::Tanh => each!(x => x.tanh()),
+        Unary::Erf => each!(x => x.erf()),
+        Unary::Relu => each!(x => if x < T::default() { T::default() } else { x }),
+        Unary::Step => each!(x => if x > T::default() { one } else { T::default() }),
+        Unary::Sigmoid => each!(x => one / (one + (-x).exp())),
+        Unary::Silu => each!(x => x / (one + (-x).exp())),
+        Unary::Round(dtype) => each!(x => round_to(dtype, x)),
     }
 }
 
+#[inline(always)]
 fn binary<T: Real>(function: Binary, a: &[T], b: &[T], to: &mut [T]) {
     let pairs = to.iter_mut().zip(a.iter().zip(b));
     match function {

@@ -9,8 +9,9 @@ use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::layout::row_width;
-use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
 use crate::real::Real;
+use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("rope.cu");
 const HEADERS: &[(&str, &str)] =
@@ -91,6 +92,10 @@ impl Op for Rope {
         Cost { flops: 3.0 * outputs[0].len() as f64, bytes }
     }
 
+    fn row_by_row(&self, _inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: 2, whole: &[2, 3] })
+    }
+
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, inv_freq, y) = (&call.inputs[0], &call.inputs[2], &call.outputs[0]);
         let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
@@ -157,7 +162,10 @@ impl Op for Rope {
 }
 
 /// Cosine and sine of each pair at one position, times the scaling.
-pub(super) struct Turns<T>(Vec<(T, T)>);
+pub(super) struct Turns<T> {
+    cosines: Vec<T>,
+    sines: Vec<T>,
+}
 
 impl<T: Real> Turns<T> {
     /// The angle is an f32 product, as transformers has it.
@@ -167,16 +175,14 @@ impl<T: Real> Turns<T> {
             let sine = angle.sin() * scaling;
             (angle.cos() * scaling, if inverse { -sine } else { sine })
         };
-        Turns(inv_freq.iter().map(turn).collect())
+        let (cosines, sines) = inv_freq.iter().map(turn).unzip();
+        Turns { cosines, sines }
     }
 
     /// One head.
     pub fn turn(&self, x: &[T], y: &mut [T]) {
-        let pairs = self.0.len();
-        for (i, (c, s)) in self.0.iter().enumerate() {
-            y[i] = x[i] * *c - x[pairs + i] * *s;
-            y[pairs + i] = x[pairs + i] * *c + x[i] * *s;
-        }
+        let pairs = self.cosines.len();
+        vectorised(Turn, (&mut *y, x, &self.cosines, &self.sines));
         y[2 * pairs..].copy_from_slice(&x[2 * pairs..]);
     }
 }
@@ -196,6 +202,24 @@ fn rotate<T: Real>(call: &mut Call<'_, T>) {
             turns.turn(x, y);
         }
     });
+}
+
+/// The rotated columns of one head.
+struct Turn;
+
+impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], &'a [T])> for Turn {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((y, x, cosines, sines): (&'a mut [T], &'a [T], &'a [T], &'a [T])) {
+        let pairs = cosines.len();
+        let ((y1, y2), (x1, x2)) = (y[..2 * pairs].split_at_mut(pairs), x[..2 * pairs].split_at(pairs));
+        let pairs = y1.iter_mut().zip(y2).zip(x1.iter().zip(x2)).zip(cosines.iter().zip(sines));
+        for (((y1, y2), (x1, x2)), (c, s)) in pairs {
+            *y1 = *x1 * *c - *x2 * *s;
+            *y2 = *x2 * *c + *x1 * *s;
+        }
+    }
 }
 
 #[cfg(test)]

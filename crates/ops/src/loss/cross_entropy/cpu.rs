@@ -1,19 +1,40 @@
 //! CPU reference of cross entropy and its gradient. Rows are independent; a row's exponentials are
-//! summed in fixed chunks.
+//! summed in a fixed order.
 
 use rayon::prelude::*;
 
 use super::IGNORED;
 use crate::call::Call;
 use crate::real::Real;
+use crate::vector::{Loop, largest, sum_of_exponentials, vectorised};
 
-/// Elements of one partial sum: long rows keep the accuracy of short ones.
-const CHUNK: usize = 256;
+struct LogSumExp;
 
-fn log_sum_exp<T: Real>(row: &[T]) -> T {
-    let top = row.iter().copied().fold(T::negative_infinity(), T::max);
-    let total: T = row.chunks(CHUNK).map(|part| part.iter().map(|x| (*x - top).exp()).sum::<T>()).sum();
-    top + total.ln()
+impl<'a, T: Real> Loop<&'a [T]> for LogSumExp {
+    type Output = T;
+
+    #[inline(always)]
+    fn run(row: &'a [T]) -> T {
+        let top = largest(row);
+        top + sum_of_exponentials(row, top).ln()
+    }
+}
+
+/// (exp(x − lse) − [column = target])·d of one row.
+struct GradientRow;
+
+impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], usize, T, T)> for GradientRow {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((dx, x, target, lse, d): (&'a mut [T], &'a [T], usize, T, T)) {
+        for (dx, x) in dx.iter_mut().zip(x) {
+            *dx = (*x - lse).exp() * d;
+        }
+        if let (Some(dx), Some(x)) = (dx.get_mut(target), x.get(target)) {
+            *dx = ((*x - lse).exp() - T::from_f64(1.0)) * d;
+        }
+    }
 }
 
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
@@ -25,7 +46,7 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
             (*loss, *lse) = (T::default(), T::default());
             return;
         }
-        *lse = log_sum_exp(row);
+        *lse = vectorised(LogSumExp, row);
         let hit = usize::try_from(*target).ok().and_then(|target| row.get(target));
         *loss = hit.map_or(T::from_f64(f64::NAN), |x| *lse - *x);
     });
@@ -41,9 +62,6 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
             dx.fill(T::default());
             return;
         }
-        for (i, (dx, x)) in dx.iter_mut().zip(x).enumerate() {
-            let hit = if i as i64 == *target as i64 { T::from_f64(1.0) } else { T::default() };
-            *dx = ((*x - *lse).exp() - hit) * *d;
-        }
+        vectorised(GradientRow, (dx, x, *target as usize, *lse, *d));
     });
 }

@@ -10,7 +10,7 @@ use tensor::Attrs;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
-use crate::op::{Class, Example, ExampleInput, Op};
+use crate::op::{Class, Example, ExampleInput, Op, Rows};
 
 /// The target of a token that is not trained.
 const IGNORED: i32 = -100;
@@ -118,6 +118,10 @@ impl Op for CrossEntropy {
         cost_of(inputs, outputs, 3)
     }
 
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[1].shape.len(), whole: &[] })
+    }
+
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         Lowered::Kernels(vec![spec("cross_entropy", "FORWARD", call, &[("LOGITS", &call.inputs[0])])])
     }
@@ -167,6 +171,10 @@ impl Op for CrossEntropyBackward {
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         cost_of(inputs, outputs, 4)
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[1].shape.len(), whole: &[] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -3,33 +3,54 @@
 
 use rayon::prelude::*;
 
-use super::super::rmsnorm::sum_of;
 use crate::call::Call;
 use crate::real::Real;
+use crate::vector::{Loop, sum_of, sum_of_three, vectorised};
 
 /// Rows of one chunk of a sum over rows.
 const CHUNK: usize = 64;
 
 /// y of one row; gives (mean, r).
 pub fn forward_row<T: Real>(x: &[T], w: &[T], b: &[T], eps: T, y: &mut [T]) -> (T, T) {
-    let count = T::from_f64(x.len() as f64);
-    let mean = sum_of(x.iter().copied()) / count;
-    let variance = sum_of(x.iter().map(|v| (*v - mean) * (*v - mean))) / count;
-    let r = T::from_f64(1.0) / (variance + eps).sqrt();
-    for ((y, x), (w, b)) in y.iter_mut().zip(x).zip(w.iter().zip(b)) {
-        *y = (*x - mean) * r * *w + *b;
+    vectorised(ForwardRow, (x, w, b, eps, y))
+}
+
+struct ForwardRow;
+
+impl<'a, T: Real> Loop<(&'a [T], &'a [T], &'a [T], T, &'a mut [T])> for ForwardRow {
+    type Output = (T, T);
+
+    #[inline(always)]
+    fn run((x, w, b, eps, y): (&'a [T], &'a [T], &'a [T], T, &'a mut [T])) -> (T, T) {
+        let count = T::from_f64(x.len() as f64);
+        let mean = sum_of(x, |x| x) / count;
+        let variance = sum_of(x, |x| (x - mean) * (x - mean)) / count;
+        let r = T::from_f64(1.0) / (variance + eps).sqrt();
+        for ((y, x), (w, b)) in y.iter_mut().zip(x).zip(w.iter().zip(b)) {
+            *y = (*x - mean) * r * *w + *b;
+        }
+        (mean, r)
     }
-    (mean, r)
 }
 
 /// dx of one row.
-pub fn backward_row<T: Real>(x: &[T], w: &[T], (mean, r): (T, T), dy: &[T], dx: &mut [T]) {
-    let count = T::from_f64(x.len() as f64);
-    let normal = |i: usize| (x[i] - mean) * r;
-    let along_ones = sum_of((0..x.len()).map(|i| dy[i] * w[i])) / count;
-    let along_x = sum_of((0..x.len()).map(|i| dy[i] * w[i] * normal(i))) / count;
-    for i in 0..x.len() {
-        dx[i] = r * (dy[i] * w[i] - along_ones - normal(i) * along_x);
+pub fn backward_row<T: Real>(x: &[T], w: &[T], statistics: (T, T), dy: &[T], dx: &mut [T]) {
+    vectorised(BackwardRow, (x, w, statistics, dy, dx));
+}
+
+struct BackwardRow;
+
+impl<'a, T: Real> Loop<(&'a [T], &'a [T], (T, T), &'a [T], &'a mut [T])> for BackwardRow {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((x, w, (mean, r), dy, dx): (&'a [T], &'a [T], (T, T), &'a [T], &'a mut [T])) {
+        let count = T::from_f64(x.len() as f64);
+        let along_ones = sum_of_three(x, w, dy, |_, w, dy| dy * w) / count;
+        let along_x = sum_of_three(x, w, dy, |x, w, dy| dy * w * ((x - mean) * r)) / count;
+        for (((dx, x), w), dy) in dx.iter_mut().zip(x).zip(w).zip(dy) {
+            *dx = r * (*dy * *w - along_ones - (*x - mean) * r * along_x);
+        }
     }
 }
 

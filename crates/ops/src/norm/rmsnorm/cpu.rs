@@ -5,45 +5,54 @@ use rayon::prelude::*;
 
 use crate::call::Call;
 use crate::real::Real;
+use crate::vector::{Loop, sum_of, sum_of_three, vectorised};
 
 /// Rows of one chunk of a sum over rows.
 const CHUNK: usize = 64;
 
+#[inline(always)]
 fn weight_at<T: Real>(w: T, offset: bool) -> T {
     if offset { T::from_f64(1.0) + w } else { w }
 }
 
-/// Terms of one partial sum along a row: long rows keep the accuracy of short ones.
-const TERMS: usize = 64;
-
-pub fn sum_of<T: Real>(terms: impl Iterator<Item = T>) -> T {
-    let (mut total, mut partial) = (T::default(), T::default());
-    for (i, term) in terms.enumerate() {
-        partial += term;
-        if i % TERMS == TERMS - 1 {
-            total += partial;
-            partial = T::default();
-        }
-    }
-    total + partial
-}
-
 /// y of one row; gives r.
 pub fn forward_row<T: Real>(x: &[T], w: &[T], eps: T, offset: bool, y: &mut [T]) -> T {
-    let mean = sum_of(x.iter().map(|v| *v * *v)) / T::from_f64(x.len() as f64);
-    let r = T::from_f64(1.0) / (mean + eps).sqrt();
-    for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
-        *y = *x * r * weight_at(*w, offset);
+    vectorised(ForwardRow, (x, w, eps, offset, y))
+}
+
+struct ForwardRow;
+
+impl<'a, T: Real> Loop<(&'a [T], &'a [T], T, bool, &'a mut [T])> for ForwardRow {
+    type Output = T;
+
+    #[inline(always)]
+    fn run((x, w, eps, offset, y): (&'a [T], &'a [T], T, bool, &'a mut [T])) -> T {
+        let mean = sum_of(x, |x| x * x) / T::from_f64(x.len() as f64);
+        let r = T::from_f64(1.0) / (mean + eps).sqrt();
+        for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+            *y = *x * r * weight_at(*w, offset);
+        }
+        r
     }
-    r
 }
 
 /// dx of one row.
 pub fn backward_row<T: Real>(x: &[T], w: &[T], r: T, dy: &[T], offset: bool, dx: &mut [T]) {
-    let gradient = |i: usize| dy[i] * weight_at(w[i], offset);
-    let mean = sum_of((0..x.len()).map(|i| gradient(i) * x[i])) / T::from_f64(x.len() as f64);
-    for i in 0..x.len() {
-        dx[i] = r * (gradient(i) - x[i] * r * r * mean);
+    vectorised(BackwardRow, (x, w, r, dy, offset, dx));
+}
+
+struct BackwardRow;
+
+impl<'a, T: Real> Loop<(&'a [T], &'a [T], T, &'a [T], bool, &'a mut [T])> for BackwardRow {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((x, w, r, dy, offset, dx): (&'a [T], &'a [T], T, &'a [T], bool, &'a mut [T])) {
+        let sum = sum_of_three(x, w, dy, |x, w, dy| dy * weight_at(w, offset) * x);
+        let mean = sum / T::from_f64(x.len() as f64);
+        for (((dx, x), w), dy) in dx.iter_mut().zip(x).zip(w).zip(dy) {
+            *dx = r * (*dy * weight_at(*w, offset) - *x * r * r * mean);
+        }
     }
 }
 
@@ -67,6 +76,19 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
     rows.for_each(|(((dx, x), dy), r)| backward_row(x, w, *r, dy, offset, dx));
 }
 
+struct AddWeightGradient;
+
+impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], T)> for AddWeightGradient {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((sum, x, dy, r): (&'a mut [T], &'a [T], &'a [T], T)) {
+        for ((sum, x), dy) in sum.iter_mut().zip(x).zip(dy) {
+            *sum += *dy * *x * r;
+        }
+    }
+}
+
 pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let [x, r, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
@@ -84,9 +106,7 @@ pub fn write_weight_gradient<T: Real>(x: &[T], r: &[T], dy: &[T], dw: &mut [T], 
         .map(|((x, dy), r)| {
             let mut sum = vec![T::default(); columns];
             for ((x, dy), r) in x.chunks(columns).zip(dy.chunks(columns)).zip(r) {
-                for ((s, x), dy) in sum.iter_mut().zip(x).zip(dy) {
-                    *s += *dy * *x * *r;
-                }
+                vectorised(AddWeightGradient, (&mut *sum, x, dy, *r));
             }
             sum
         })

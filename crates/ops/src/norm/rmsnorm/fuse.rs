@@ -5,7 +5,7 @@
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
 use super::cpu::{backward_row, forward_row};
 use super::{ATTRIBUTES, check_weight, row_shape, rows_of, spec};
@@ -13,8 +13,9 @@ use crate::call::Call;
 use crate::elementwise::round_to;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
-use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
+use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op, Rows};
 use crate::real::Real;
+use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("fused.cu");
 
@@ -42,11 +43,23 @@ fn add_forward<T: Real>(call: &mut Call<'_, T>) {
     let storage = sum.storage();
     let results = sum.real().par_chunks_mut(columns).zip(y.real().par_chunks_mut(columns)).zip(r.real());
     results.zip(a.par_chunks(columns)).zip(b.par_chunks(columns)).for_each(|((((sum, y), r), a), b)| {
+        vectorised(AddRow, (storage, a, b, &mut *sum));
+        *r = forward_row(sum, w, eps, offset, y);
+    });
+}
+
+/// The sum as it is stored.
+struct AddRow;
+
+impl<'a, T: Real> Loop<(DType, &'a [T], &'a [T], &'a mut [T])> for AddRow {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((storage, a, b, sum): (DType, &'a [T], &'a [T], &'a mut [T])) {
         for (sum, (a, b)) in sum.iter_mut().zip(a.iter().zip(b)) {
             *sum = round_to(storage, *a + *b);
         }
-        *r = forward_row(sum, w, eps, offset, y);
-    });
+    }
 }
 
 impl Op for AddRmsNorm {
@@ -79,6 +92,10 @@ impl Op for AddRmsNorm {
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
         Gradients::NoGradient("operations are fused after differentiation")
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[2] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -157,6 +174,10 @@ impl Op for RmsNormBackwardAdd {
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
         Gradients::NoGradient("second derivatives are not taken")
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[1] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

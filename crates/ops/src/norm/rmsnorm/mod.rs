@@ -8,7 +8,6 @@ mod fuse;
 mod gradients;
 mod weight;
 
-pub(super) use cpu::sum_of;
 pub(crate) use cpu::{backward_row, forward_row, write_weight_gradient};
 pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
 pub use gradients::{RmsNormGradients, RmsNormGradientsAdd};
@@ -22,7 +21,7 @@ pub(super) use weight::{kernels as weight_kernels, scratch as weight_scratch};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
-use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
 
 const SOURCE: &str = include_str!("rmsnorm.cu");
 const HEADERS: &[(&str, &str)] = &[
@@ -134,6 +133,10 @@ impl Op for RmsNorm {
         Gradients::Inputs(vec![dx, dw])
     }
 
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[1] })
+    }
+
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
         let mut kernel = spec("rmsnorm", call, &[("X", x), ("W", &call.inputs[1]), ("Y", y)], rows_of(x));
@@ -191,6 +194,10 @@ impl Op for RmsNormBackward {
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
         Gradients::NoGradient("second derivatives are not taken")
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[1] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -12,6 +12,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("adamw.cu");
 const HEADERS: &[(&str, &str)] = &[
@@ -39,19 +40,29 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let [weight, first, second] = call.outputs_mut();
     let states = first.real().par_chunks_mut(CHUNK).zip(second.real().par_chunks_mut(CHUNK));
     let chunks = weight.real().par_chunks_mut(CHUNK).zip(states).zip(gradient.par_chunks(CHUNK));
-    let kept = T::from_f64(1.0) - rule.learning_rate * rule.weight_decay;
-    let size = rule.learning_rate / rule.correction1;
-    let root = rule.correction2.sqrt();
     chunks.enumerate().for_each(|(chunk, ((weight, (first, second)), gradient))| {
-        let elements = weight.iter_mut().zip(first.iter_mut().zip(second)).zip(gradient);
-        for ((w, (m, v)), g) in elements {
+        vectorised(Update, (&rule, &mut *weight, first, second, gradient));
+        rule.round(weight, chunk * CHUNK);
+    });
+}
+
+struct Update;
+
+impl<'a, T: Real> Loop<(&'a Rule<T>, &'a mut [T], &'a mut [T], &'a mut [T], &'a [T])> for Update {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((rule, weight, first, second, gradient): (&'a Rule<T>, &'a mut [T], &'a mut [T], &'a mut [T], &'a [T])) {
+        let kept = T::from_f64(1.0) - rule.learning_rate * rule.weight_decay;
+        let size = rule.learning_rate / rule.correction1;
+        let root = rule.correction2.sqrt();
+        for ((w, (m, v)), g) in weight.iter_mut().zip(first.iter_mut().zip(second)).zip(gradient) {
             let g = *g * rule.gradient_scale;
             *m += (g - *m) * rule.rest1;
             *v = rule.beta2 * *v + rule.rest2 * (g * g);
             *w = *w * kept - size * (*m / (v.sqrt() / root + rule.epsilon));
         }
-        rule.round(weight, chunk * CHUNK);
-    });
+    }
 }
 
 impl Op for AdamW {

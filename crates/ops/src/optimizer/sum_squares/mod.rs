@@ -11,6 +11,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::vector::{Loop, sum_of, vectorised};
 
 const SOURCE: &str = include_str!("sum_squares.cu");
 const HEADERS: &[(&str, &str)] =
@@ -29,11 +30,21 @@ pub struct SumSquares;
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let x = call.inputs[0].real();
-    let partial = |chunk: &[T]| chunk.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>();
-    let partials: Vec<f64> = x.par_chunks(CHUNK).map(partial).collect();
+    let partials: Vec<f64> = x.par_chunks(CHUNK).map(|chunk| vectorised(SquaresOf, chunk)).collect();
     let [sum] = call.outputs_mut();
     let sum = &mut sum.real()[0];
     *sum = T::from_f64(sum.to_f64() + partials.iter().sum::<f64>());
+}
+
+struct SquaresOf;
+
+impl<'a, T: Real> Loop<&'a [T]> for SquaresOf {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(chunk: &'a [T]) -> f64 {
+        sum_of(chunk, |x| x.to_f64() * x.to_f64())
+    }
 }
 
 fn blocks_for(count: usize) -> usize {

@@ -125,7 +125,14 @@ impl Trainer {
         }
         let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let difference = norm(&mut found.iter().zip(&live).map(|(f, l)| f - l)) / norm(&mut live.iter().copied());
-        let allowed = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+        // Merging rounds the sums of weights and adapters: 6e-3 in bf16 for a model of 135 million parameters.
+        let merged = is_model && self.plan.compile.adapter.is_some();
+        let allowed = match (dtype, merged) {
+            (DType::F32, false) => 1e-5,
+            (DType::F32, true) => 1e-4,
+            (_, false) => 1e-2,
+            (_, true) => 5e-2,
+        };
         if difference <= allowed {
             return Ok(());
         }

@@ -386,3 +386,10 @@ def test_unknown_architectures_are_named_with_the_nearest():
         build({"architectures": ["Qwen3MoeForCausalLM"]})
     with pytest.raises(ModelConfigError, match="`architectures`: is missing"):
         build({})
+    with pytest.raises(ModelConfigError, match="is missing, and `model_type: mamba` is not known"):
+        build({"model_type": "mamba"})
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2, tiny_qwen3, tiny_mistral, tiny_smollm3, tiny_gpt2])
+def test_the_model_type_stands_for_a_missing_architecture(make):
+    assert build(make(architectures=None))["architecture"] == make()["architectures"][0]

@@ -19,6 +19,7 @@ class Architecture:
     """What `@model` registers."""
 
     name: str
+    model_type: str | None
     config: type[ModelConfig]
     module: type[Module]
     #: What is said of the files, as the IR writes it.
@@ -32,19 +33,25 @@ M = TypeVar("M", bound=type[Module])
 
 
 def model(
-    name: str, *, config: type[ModelConfig], base: str | None = None, computed: Sequence[str] = ()
+    name: str,
+    *,
+    config: type[ModelConfig],
+    model_type: str | None = None,
+    base: str | None = None,
+    computed: Sequence[str] = (),
 ) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
     `forward(batch)` is recorded; what it marks with `output` can be asked for.
 
-    `base` is the attribute without whose name files of the bare base model are written; `computed` are
-    endings of the names of stored tables that are not read. A module with an attribute `max_positions`
-    has no positions from there on.
+    `model_type` stands for the name in a config.json that names no architecture. `base` is the attribute
+    without whose name files of the bare base model are written; `computed` are endings of the names of
+    stored tables that are not read. A module with an attribute `max_positions` has no positions from
+    there on.
     """
     files = ({"base_prefix": f"{base}."} if base else {}) | ({"computed": list(computed)} if computed else {})
 
     def register(module: M) -> M:
-        ARCHITECTURES[name] = Architecture(name, config, module, files)
+        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files)
         return module
 
     return register
@@ -52,9 +59,11 @@ def model(
 
 def find(fields: dict[str, Any]) -> Architecture:
     """The architecture that a config.json names."""
-    names = fields.get("architectures") or []
+    kind = fields.get("model_type")
+    names = fields.get("architectures") or [a.name for a in ARCHITECTURES.values() if kind and a.model_type == kind]
     if not names:
-        raise ModelConfigError("model", ["`architectures`: is missing, so the architecture is unknown"])
+        more = f", and `model_type: {kind}` is not known" if kind else ""
+        raise ModelConfigError("model", [f"`architectures`: is missing{more}, so the architecture is unknown"])
     found = ARCHITECTURES.get(names[0])
     if found is None:
         near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1)

@@ -97,7 +97,13 @@ class Transformer(Module):
         return x
 
 
-@model("GPT2LMHeadModel", config=GPT2Config, base="transformer", computed=[".attn.bias", ".attn.masked_bias"])
+@model(
+    "GPT2LMHeadModel",
+    config=GPT2Config,
+    model_type="gpt2",
+    base="transformer",
+    computed=[".attn.bias", ".attn.masked_bias"],
+)
 class GPT2(Module):
     def __init__(self, c: GPT2Config) -> None:
         self.max_positions = c.n_positions

@@ -62,7 +62,7 @@ class Attention(Module):
         return self.o_proj(ops.merge_heads(o))
 
 
-@model("LlamaForCausalLM", config=LlamaConfig, base="model")
+@model("LlamaForCausalLM", config=LlamaConfig, model_type="llama", base="model")
 class Llama(Module):
     def __init__(self, c: LlamaConfig) -> None:
         mlp = SwiGLU(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)

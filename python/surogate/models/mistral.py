@@ -66,7 +66,7 @@ class Attention(Module):
         return self.o_proj(ops.merge_heads(o))
 
 
-@model("MistralForCausalLM", config=MistralConfig, base="model")
+@model("MistralForCausalLM", config=MistralConfig, model_type="mistral", base="model")
 class Mistral(Module):
     def __init__(self, c: MistralConfig) -> None:
         mlp = SwiGLU(c.hidden_size, c.intermediate_size)

@@ -64,7 +64,7 @@ class Attention(Module):
         return self.o_proj(ops.merge_heads(o))
 
 
-@model("Qwen2ForCausalLM", config=Qwen2Config, base="model")
+@model("Qwen2ForCausalLM", config=Qwen2Config, model_type="qwen2", base="model")
 class Qwen2(Module):
     def __init__(self, c: Qwen2Config) -> None:
         mlp = SwiGLU(c.hidden_size, c.intermediate_size)

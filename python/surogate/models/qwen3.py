@@ -68,7 +68,7 @@ class Attention(Module):
         return self.o_proj(ops.merge_heads(o))
 
 
-@model("Qwen3ForCausalLM", config=Qwen3Config, base="model")
+@model("Qwen3ForCausalLM", config=Qwen3Config, model_type="qwen3", base="model")
 class Qwen3(Module):
     def __init__(self, c: Qwen3Config) -> None:
         mlp = SwiGLU(c.hidden_size, c.intermediate_size)

@@ -77,7 +77,7 @@ class Attention(Module):
         return self.o_proj(ops.merge_heads(o))
 
 
-@model("SmolLM3ForCausalLM", config=SmolLM3Config, base="model")
+@model("SmolLM3ForCausalLM", config=SmolLM3Config, model_type="smollm3", base="model")
 class SmolLM3(Module):
     def __init__(self, c: SmolLM3Config) -> None:
         mlp = SwiGLU(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)

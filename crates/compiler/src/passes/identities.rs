@@ -23,3 +23,39 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use graph::{Element, Node, Origin, Phase};
+    use tensor::Attrs;
+
+    use super::*;
+
+    #[test]
+    fn what_changes_nothing_goes_and_its_readers_read_the_input() {
+        let mut graph = Graph::default();
+        let x = graph.add_input("x", Element::Float, vec![2, 4]);
+        let step = graph.add_input("micro_step", Element::I32, vec![1]);
+        let mut dropout = |input: ValueId, p: f64| {
+            let output = graph.add_value("dropout", Element::Float, vec![2, 4], Origin::Node);
+            graph.nodes.push(Node {
+                op: "dropout".into(),
+                inputs: vec![input, step],
+                outputs: vec![output],
+                attrs: Attrs::new().with("p", p),
+                phase: Phase::Forward,
+                layer: None,
+                region: None,
+                at: None,
+            });
+            output
+        };
+        let off = dropout(x, 0.0);
+        let on = dropout(off, 0.5);
+        let last = dropout(on, 0.0);
+        graph.outputs.push(("y".into(), last));
+        run(&mut graph).unwrap();
+        assert_eq!(graph.nodes.len(), 1);
+        assert_eq!((&graph.nodes[0].inputs, &graph.outputs), (&vec![x, step], &vec![("y".to_owned(), on)]));
+    }
+}

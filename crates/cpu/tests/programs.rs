@@ -124,6 +124,32 @@ fn strided_bf16_operands_are_widened_and_results_rounded_once() {
 }
 
 #[test]
+fn rows_computed_some_at_a_time_may_overwrite_what_they_read() {
+    // More elements than one task takes, so that several tasks share the rows.
+    let (rows, columns) = (40, 3001);
+    let logits = at(0, DType::BF16, &[rows, columns]);
+    let elsewhere = at(300_032, DType::BF16, &[rows, columns]);
+    let targets = at(600_064, DType::I32, &[rows]);
+    let [loss, lse, d] = [601_088, 602_112, 603_136].map(|offset| at(offset, DType::F32, &[rows]));
+    let forward = launch("cross_entropy", Attrs::new(), &[&logits, &targets], &[&loss, &lse]);
+    let run = |result: &TensorRef, threads: usize| {
+        let inputs = [&logits, &targets, &lse, &d];
+        let backward = launch("cross_entropy_backward", Attrs::new(), &inputs, &[result]);
+        let mut session = load(vec![forward.clone(), backward], threads);
+        put(&mut *session, &logits, &values(rows * columns, 1));
+        let ids: Vec<u8> = (0..rows as i32).flat_map(|i| (i * 70).to_le_bytes()).collect();
+        session.write(&targets, &ids).unwrap();
+        put(&mut *session, &d, &values(rows, 2));
+        session.run(0).unwrap();
+        get(&mut *session, result)
+    };
+    let apart = run(&elsewhere, 1);
+    assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| x.abs() > 1e-4));
+    assert_eq!(apart, run(&logits, 1));
+    assert_eq!(apart, run(&logits, 3));
+}
+
+#[test]
 fn accumulating_operations_start_from_the_present_contents() {
     let (x, r, dy) = (at(0, DType::F32, &[9, 16]), at(4096, DType::F32, &[9]), at(8192, DType::F32, &[9, 16]));
     let dw = at(16384, DType::F32, &[16]);

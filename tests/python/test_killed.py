@@ -29,7 +29,7 @@ def options(output: Path, **changed: object) -> dict[str, object]:
         "run_name": "killed",
         "model": str(example / "model"),
         "output_dir": str(output),
-        "device": "cpu",
+        "device": os.environ.get("SUROGATE_TEST_DEVICE", "cpu"),
         "datasets": [{"path": str(example / "data" / "shakespeare.txt"), "type": "text", "samples": 60}],
         "validation_split_ratio": 0.1,
         "sequence_len": 32,

@@ -222,7 +222,14 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
     }
     for row in rows().filter(|row| row.name != "resume_from_checkpoint") {
         let (given, before) = (now.spelled(row.name), then.spelled(row.name));
-        if now.same(&then, row.name) || SPLIT.contains(&row.name) {
+        if SPLIT.contains(&row.name) || now.resolved[row.name] == then.resolved[row.name] {
+            continue;
+        }
+        if now.given[row.name] == then.given[row.name] {
+            // Left open both times, and chosen anew: by another machine, for another length of the run.
+            if !row.changes_on_resume {
+                notes.push(format!("`{}` is {given}, it was {before}", row.name));
+            }
             continue;
         }
         if row.changes_on_resume {
@@ -273,11 +280,6 @@ impl Options {
             }
         }
         self
-    }
-
-    /// The same text, or the same choice.
-    fn same(&self, other: &Options, name: &str) -> bool {
-        self.given[name] == other.given[name] || self.resolved[name] == other.resolved[name]
     }
 
     fn spelled(&self, name: &str) -> String {

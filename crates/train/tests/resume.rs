@@ -143,7 +143,7 @@ fn rows_of_a_step_may_be_split_anew() {
 fn only_marked_options_may_change() {
     let place = tempfile::tempdir().unwrap();
     let output = place.path().join("out");
-    let options = json!({"max_steps": 4});
+    let options = json!({"max_steps": 4, "warmup_ratio": 0.5});
     run(&output, &options, Some(2)).0.unwrap();
     let before = fs::read(output.join("manifest.json")).unwrap();
     let changed = json!({"learning_rate": 2e-2, "lora_rank": 4, "save_steps": 3, "max_steps": 5});
@@ -159,8 +159,11 @@ fn only_marked_options_may_change() {
     let error = resumed(&output, &merged(&options, json!({"datasets": datasets})), None).0.unwrap_err().to_string();
     assert!(error.contains("`datasets` is") || error.contains("other.txt"), "{error}");
 
+    // The same choice in words.
+    let options = merged(&options, json!({"torch_dtype": "float32"}));
     let (outcome, lines) = resumed(&output, &merged(&options, json!({"save_steps": 3, "max_steps": 5})), None);
     outcome.unwrap();
+    assert!(lines.iter().any(|line| line.contains("`warmup_steps` is `auto` (3), it was `auto` (2)")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("`max_steps` is `5`, it was `4`")), "{lines:?}");
     assert!(output.join("checkpoint-5").is_dir());
 }

@@ -195,3 +195,33 @@ fn what_cannot_be_is_told() {
     let trainer = trainer(json!({"torch_dtype": "bfloat16", "gradient_dtype": "bf16", "deterministic": true}));
     assert_eq!(trainer.plan.compile.compute, DType::BF16);
 }
+
+#[test]
+fn what_decays_is_what_was_recorded() {
+    for (name, ir) in [("llama", include_str!("ir/llama.json")), ("qwen3", include_str!("ir/qwen3.json"))] {
+        let folder = root().join("../shared/golden").join(name);
+        if !folder.is_dir() {
+            println!("skipped: there are no recordings of {name} beside the checkout");
+            continue;
+        }
+        let curve = std::fs::read_to_string(folder.join("train_curve.json")).unwrap();
+        let curve: Value = serde_json::from_str(&curve).unwrap();
+        let source = ModelSource::open(&folder, ir).unwrap();
+        for (which, lora) in [("full", false), ("lora", true)] {
+            let options =
+                json!({"model": folder, "lora": lora, "sequence_len": 8, "adapter": lora.then(|| folder.join("lora"))});
+            let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+            let program = train::Preview::new(&config, &source, &device().machine).unwrap().program;
+            let of = |decay: bool| {
+                let slots = program.parameters.iter().filter(|slot| slot.trainable && slot.decay == decay);
+                let mut names: Vec<&str> = slots.map(|slot| slot.name.as_str()).collect();
+                names.sort_unstable();
+                json!(names)
+            };
+            assert_eq!(of(true), curve[which]["decay_names"], "{name} {which}");
+            if !lora {
+                assert_eq!(of(false), curve[which]["no_decay_names"], "{name} {which}");
+            }
+        }
+    }
+}

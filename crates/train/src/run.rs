@@ -184,9 +184,7 @@ impl Run {
         while trainer.steps_done() < total {
             let is_timed = timed == Some(trainer.steps_done());
             if is_timed {
-                if let Some(metrics) = trainer.settle()? {
-                    self.report(&metrics, trainer, observer)?;
-                }
+                self.catch_up(trainer, observer)?;
                 trainer.begin_timing()?;
             }
             let (started, known) = match trainer.advance()? {
@@ -205,9 +203,7 @@ impl Run {
             if !stop && !is_timed && done % eval_steps != 0 && done % save_steps != 0 && done < total {
                 continue;
             }
-            if let Some(metrics) = trainer.settle()? {
-                self.report(&metrics, trainer, observer)?;
-            }
+            self.catch_up(trainer, observer)?;
             if is_timed {
                 self.report_time(trainer, observer)?;
             }
@@ -224,6 +220,11 @@ impl Run {
         }
         self.evaluate(trainer, observer)?;
         self.save(trainer, observer)?;
+        self.finish(trainer, observer)
+    }
+
+    /// Writes the result.
+    fn finish(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let result = result_folder(&self.place, trainer);
         self.publish(trainer, &result, false)?;
         if trainer.config.lora.merge_adapter {
@@ -233,6 +234,14 @@ impl Run {
         }
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
         Ok(Outcome::Finished(result))
+    }
+
+    /// Waits for the step that is under way, and tells its results.
+    fn catch_up(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        match trainer.settle()? {
+            Some(metrics) => self.report(&metrics, trainer, observer),
+            None => Ok(()),
+        }
     }
 
     /// Tells the results of a step; an error if the run cannot go on after them.

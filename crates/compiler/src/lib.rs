@@ -86,7 +86,7 @@ pub fn compile_observed(
 pub fn entry_graph(
     model: &Model,
     options: &CompileOptions,
-    _machine: &Machine,
+    machine: &Machine,
     kind: EntryKind,
     variant: Variant,
     passes: &mut Passes<'_>,
@@ -112,6 +112,8 @@ pub fn entry_graph(
     passes.run("dead_code", &mut graph, passes::dead_code::run)?;
     // Element types are decided once the graph holds everything that computes.
     passes.run("recipe", &mut graph, |g| recipes::run(g, options))?;
+    // Products of adapters as such, before one of them becomes part of a sum.
+    passes.run("low_rank", &mut graph, |g| passes::low_rank::run(g, machine))?;
     // Last: fused nodes are opaque to every rule above.
     passes.run("fuse", &mut graph, passes::fuse::run)?;
     Ok(graph)

@@ -55,6 +55,7 @@ static OPS: &[&dyn Op] = &[
     &matmul::Matmul,
     &matmul::MatmulSum,
     &matmul::SumRows,
+    &matmul::LowRankBackward,
     &embedding::Embedding,
     &embedding::EmbeddingBackward,
     &rope::RopeFrequencies,

@@ -8,5 +8,6 @@ pub mod expand;
 pub mod fold_constants;
 pub mod fuse;
 pub mod identities;
+pub mod low_rank;
 pub mod merge_linears;
 pub mod results;

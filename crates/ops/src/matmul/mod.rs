@@ -3,11 +3,13 @@
 
 mod cpu;
 mod linear;
+mod low_rank;
 mod product;
 mod sum;
 mod sum_rows;
 
 pub use linear::Linear;
+pub use low_rank::{LowRankBackward, MOST_RANK};
 pub use product::Matmul;
 pub use sum::MatmulSum;
 pub use sum_rows::SumRows;

@@ -1,4 +1,4 @@
-//! The backend's own device code: layout changes and document offsets. Operations' kernels come with
+//! The backend's own device code: layout changes, document offsets and low-rank addends. Operations' kernels come with
 //! the program; these realise instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
@@ -43,11 +43,48 @@ pub fn documents(rows: usize, length: usize, slots: usize, longest: usize, units
     OwnKernel::new("documents.cu", include_str!("documents.cu"), &[], &defines)
 }
 
+/// One of several addends onto columns of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addend {
+    /// First column and number of columns, a multiple of 32.
+    pub columns: (usize, usize),
+    /// Elements from row to row of both factors.
+    pub t_row: usize,
+    pub b_row: usize,
+}
+
+/// Addends of one rank and scale onto `rows` rows, `d_row` elements from one to the next. `across`: the
+/// second factors are [rank, columns].
+pub fn addends(rows: usize, d_row: usize, rank: usize, scale: f32, across: bool, addends: &[Addend]) -> OwnKernel {
+    let list = |text: &dyn Fn(usize, &Addend) -> String| {
+        addends.iter().enumerate().map(|(s, addend)| text(s, addend)).collect::<Vec<_>>().join(",")
+    };
+    let defines = [
+        ("ROWS", rows.to_string()),
+        ("D_ROW", d_row.to_string()),
+        ("RANK", rank.to_string()),
+        ("SCALE", format!("{scale:e}f")),
+        ("B_ACROSS", (across as u32).to_string()),
+        ("SLICES", addends.len().to_string()),
+        ("FACTORS", list(&|s, _| format!("const unsigned short* t{s}, const unsigned short* b{s}"))),
+        ("TS", list(&|s, _| format!("t{s}"))),
+        ("BS", list(&|s, _| format!("b{s}"))),
+        ("FIRSTS", list(&|_, a| a.columns.0.to_string())),
+        ("COUNTS", list(&|_, a| a.columns.1.to_string())),
+        ("T_ROWS", list(&|_, a| a.t_row.to_string())),
+        ("B_ROWS", list(&|_, a| a.b_row.to_string())),
+    ];
+    OwnKernel::new("addends.cu", include_str!("addends.cu"), &[], &defines)
+}
+
 /// Every translation unit in a few typical variants: what a build without a GPU compiles.
 pub fn samples() -> Vec<OwnKernel> {
     let mut kernels = vec![documents(2, 64, 16, 40, 3)];
     for (from, to) in [("float", "bf16"), ("bf16", "float"), ("f16", "float"), ("bf16", "bf16"), ("int", "int")] {
         kernels.push(strided(from, to));
     }
+    let slice = |first, count| Addend { columns: (first, count), t_row: 48, b_row: 16 };
+    kernels.push(addends(100, 256, 16, 2.0, false, &[slice(0, 96), slice(128, 64)]));
+    kernels.push(addends(100, 64, 40, 1.0, true, &[Addend { columns: (0, 64), t_row: 40, b_row: 64 }]));
     kernels
 }

@@ -4,6 +4,7 @@
 //! wants; then one workspace is allocated for all (they run one after another) and addresses are
 //! bound. Queueing afterwards looks nothing up. No knowledge of entry points.
 
+mod addends;
 mod attention;
 mod launch;
 mod product;

@@ -1,7 +1,9 @@
-//! Gemm instructions as cuBLASLt products. Low-rank addends are further products onto D.
+//! Gemm instructions as cuBLASLt products. Low-rank addends follow: in one pass over D by the backend's own
+//! kernel, or as further products onto it.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
-use super::{Memory, Preparation};
+use super::launch::PreparedCall;
+use super::{Memory, Preparation, addends};
 use crate::algorithms::Operands;
 use crate::cublaslt::{Operand, Product, alignment};
 use crate::engine::{Engine, ProductId};
@@ -17,22 +19,25 @@ struct Part {
 /// A product and its addends, in order.
 pub(crate) struct PlannedProduct {
     parts: Vec<Part>,
+    addends: Option<PreparedCall>,
     workspace: usize,
 }
 
 /// A [`PlannedProduct`] with its workspace.
 pub(crate) struct PreparedProduct {
     parts: Vec<Part>,
+    addends: Option<PreparedCall>,
     workspace: u64,
 }
 
 pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedProduct> {
     let mut parts = vec![part(p, &main_product(gemm), &gemm.a, &gemm.b, &gemm.d, 0, gemm.bias.as_ref())?];
-    for addend in &gemm.low_rank {
+    let addends = addends::plan(p, gemm)?;
+    for addend in gemm.low_rank.iter().filter(|_| addends.is_none()) {
         parts.push(part(p, &addend_product(gemm, addend), &addend.t, &addend.b, &gemm.d, addend.columns.0, None)?);
     }
     let workspace = parts.iter().map(|part| p.engine.product_plan(part.plan).workspace()).max().unwrap_or(0);
-    Ok(PlannedProduct { parts, workspace })
+    Ok(PlannedProduct { parts, addends, workspace })
 }
 
 fn part(
@@ -110,12 +115,12 @@ impl PlannedProduct {
     }
 
     pub fn bind(self, workspace: u64) -> PreparedProduct {
-        PreparedProduct { parts: self.parts, workspace }
+        PreparedProduct { parts: self.parts, addends: self.addends, workspace }
     }
 }
 
 impl PreparedProduct {
-    pub fn queue(&self, engine: &Engine) -> Result<()> {
+    pub fn queue(&mut self, engine: &Engine) -> Result<()> {
         for part in &self.parts {
             // SAFETY: the operands lie in the session's arenas with the layouts that were planned,
             // and the workspace is as large as the plans ask.
@@ -124,7 +129,7 @@ impl PreparedProduct {
                 plan.run(&engine.stream, part.addresses, part.bias, self.workspace)?;
             }
         }
-        Ok(())
+        self.addends.iter_mut().try_for_each(|call| call.queue(&engine.stream))
     }
 }
 

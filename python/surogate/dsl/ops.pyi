@@ -243,6 +243,15 @@ def sum_rows(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None =
 
     accumulate: add to the result instead of overwriting it"""
 
+def low_rank_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, columns: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:
+    """Gradients of a `linear`'s adapters: dtᵢ = scale·dyᵢ·bᵢ and dbᵢ = scale·dyᵢᵀ·tᵢ, dyᵢ the adapter's columns of
+    dy. dy […, N], then for each adapter t […, r] and b [len, r] → for each dt […, r], db f32 [len, r]. With
+    `accumulate`, each db is added to.
+
+    scale: factor of the products, 1 if absent
+    columns: first column and number of columns of each adapter
+    accumulate: add to each db instead of overwriting it"""
+
 def embedding(*inputs: Tensor | Parameter, padding_idx: int | each[int] | None = None) -> Any:
     """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused
     before the batch reaches the engine; on a GPU its row would be NaN.

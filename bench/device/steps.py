@@ -1,9 +1,12 @@
 """Training steps on random tokens: median time, and where the time of a micro-step goes.
 
-    steps.py CONFIG_FOLDER lora|full BATCH ACCUMULATION SEQUENCE STEPS [--breakdown] [--device cuda]
+    steps.py CONFIG_FOLDER lora|full BATCH ACCUMULATION SEQUENCE STEPS [--seconds 62] [--options JSON] [--breakdown]
+             [--device cuda]
 
 Weights are drawn at random from the folder's config.json; bf16, `adamw_8bit`, rank 16 on every linear,
-no dropout, clipping on. Batches are made on the host between the steps and are not part of the time.
+no dropout, clipping on; `--options` changes any of it. With `--seconds`, steps go on that long behind the
+first five: a GPU at its power limit slows down in the first half minute. Batches are made on the host between
+the steps and are not part of the time.
 Reads nothing else and writes nothing but its table.
 """
 
@@ -26,6 +29,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("work", choices=["lora", "full"])
     for name in ("batch", "accumulation", "sequence", "steps"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--breakdown", action="store_true")
     parser.add_argument("--device", default="cuda")
     return parser.parse_args()
@@ -44,9 +49,10 @@ def trainer(a: argparse.Namespace) -> surogate.Trainer:
             "per_device_train_batch_size": a.batch,
             "gradient_accumulation_steps": a.accumulation,
             "sequence_len": a.sequence,
-            "max_steps": a.steps,
+            "max_steps": 1_000_000 if a.seconds else a.steps,
             "learning_rate": 1e-4,
         }
+        | a.options
     )
 
 
@@ -73,15 +79,19 @@ def main() -> None:
     vocabulary = json.loads((a.folder / "config.json").read_text())["vocab_size"]
     draw = np.random.default_rng(0)
     times = []
-    for _ in range(a.steps):
+    warm = 5 if a.seconds else 2
+    while len(times) < max(a.steps, warm + 1) or sum(times[warm:]) < a.seconds:
         ids = draw.integers(1, vocabulary, (a.accumulation, a.batch, a.sequence)).astype(np.int32)
         start = time.perf_counter()
         metrics = t.step({"input_ids": ids, "labels": ids})
         times.append(time.perf_counter() - start)
-    median = statistics.median(times[2:])
+    median = statistics.median(times[warm:])
     tokens = a.accumulation * a.batch * a.sequence
     shape = f"{a.batch}×{a.accumulation}×{a.sequence}"
-    print(f"{a.folder.name} {a.work} {shape}: {tokens / median:.0f} tok/s, {median * 1e3:.1f} ms, loss {metrics['loss']:.4f}")
+    print(
+    rate = f"{tokens / median:.0f} tok/s, {median * 1e3:.1f} ms"
+    print(f"{a.folder.name} {a.work} {shape}: {rate}, {len(times)} steps, loss {metrics['loss']:.4f}")
+    )
     if a.breakdown:
         breakdown(t)
 

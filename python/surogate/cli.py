@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import _native, errors, export, merge
+from . import _native, errors, export, hub, merge
 from .arguments import UsageError, parser, split_overrides
 from .machine import site_packages
 from .run import load_config, open_source
@@ -58,6 +58,7 @@ def _fail(message: str, code: int) -> int:
 def _train(options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.command, overrides)
     folder, ir = open_source(config)
+    config = hub.with_data(config)
     # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.run(config, folder, ir, site_packages(), options.quiet)

@@ -1,11 +1,19 @@
-"""From the name of a model to a local folder. The engine only ever sees folders."""
+"""From names on the hub to local files: a model's folder, the files of a data set. The engine only ever sees files.
+
+Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+"""
 
 from __future__ import annotations
 
+import glob
 import json
+import re
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import _native
 from .errors import ConfigError, ModelConfigError, RunError
 
 #: What is fetched from a repository: weights in safetensors, configuration, tokenizer, templates.
@@ -18,9 +26,6 @@ PATTERNS_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model", "merges.txt"
 def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     """The local folder of a model: the path itself if it is one, else a hub repository's snapshot.
     `what` is the word for it in messages.
-
-    Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_ENDPOINT,
-    HF_HUB_OFFLINE.
     """
     local = Path(model).expanduser()
     if local.is_dir():
@@ -28,13 +33,124 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ConfigError(f"{what}: there is no folder `{model}`, and hub names have the form `owner/name`")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = PATTERNS if weights else PATTERNS_WITHOUT_WEIGHTS
+    return Path(_told(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
+
+
+#: A set on the hub: `owner/name`, or `owner/name@revision`.
+HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?")
+
+#: What ends the name of a file, not of a set.
+FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".zstd")
+
+
+def with_data(config: _native.Config) -> _native.Config:
+    """The configuration with the files of its data sets on the hub, which are fetched."""
+    files = {
+        place: data_files(path, subset, split)
+        for place, path, subset, split in config.data_sets
+        if not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path)
+    }
+    return config.with_files(files) if files else config
+
+
+def data_files(path: str, subset: str | None, split: str) -> list[Path]:
+    """The local files of a set on the hub: only those of the subset and split are fetched."""
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    match = HUB_NAME.fullmatch(path)
+    assert match is not None, "only names of the hub are handed here"
+    name, revision = match["name"], match["revision"]
+    what = f"data set `{path}`"
+
+    def listed() -> tuple[str | None, list[str], Path | None]:
+        info = HfApi().dataset_info(name, revision=revision)
+        return info.sha, [file.rfilename for file in info.siblings or []], None
+
+    def cached() -> tuple[str | None, list[str], Path | None]:
+        place = Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
+        return None, [str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()], place
+
+    commit, names, place = _told(what, lambda: _reached(what, listed, cached))
+    card = None
+    if "README.md" in names:
+        readme = place / "README.md" if place else None
+        if readme is None:
+            fetched = _told(
+                what, lambda: hf_hub_download(name, "README.md", repo_type="dataset", revision=commit or revision)
+            )
+            readme = Path(fetched)
+        card = readme.read_text(encoding="utf-8", errors="replace")
+    chosen = _native.choose_files(path, names, card, subset, split)
+    if place is None:
+        patterns = [glob.escape(file) for file in chosen]
+        place = Path(
+            _told(
+                what,
+                lambda: snapshot_download(
+                    name, repo_type="dataset", revision=commit or revision, allow_patterns=patterns
+                ),
+            )
+        )
+    return [place / file for file in chosen]
+
+
+def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -> Any:
+    """What the hub says, else what the cache holds: said aloud unless offline mode asked for it."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise RunError(f"{what}: `{model}` is no local folder and cannot be fetched from the hub: {error}") from error
+        return online()
+    except OfflineModeIsEnabled:
+        return offline()
+    except HfHubHTTPError:
+        raise
+    except (OSError, _transport_error()) as error:
+        try:
+            found = offline()
+        except LocalEntryNotFoundError:
+            raise error from None
+        warnings.warn(f"{what}: the hub cannot be reached, the cached files are used ({error})", stacklevel=2)
+        return found
+
+
+def _transport_error() -> type[Exception]:
+    """What the hub's HTTP library raises when there is no connection."""
+    import httpx
+
+    return httpx.TransportError
+
+
+def _told(what: str, call: Callable[[], Any]) -> Any:
+    """The call's result; what the hub refuses becomes a word on what to do."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return call()
+    except GatedRepoError as error:
+        hint = "ask for access on its page, then set HF_TOKEN to a token of yours"
+        raise RunError(f"{what}: access to it must be granted ({hint})") from error
+    except RepositoryNotFoundError as error:
+        hint = "check the name; a private one needs HF_TOKEN"
+        raise RunError(f"{what}: there is no such local path, and none of that name on the hub ({hint})") from error
+    except RevisionNotFoundError as error:
+        raise RunError(f"{what}: the hub has it, but not this revision") from error
+    except LocalEntryNotFoundError as error:
+        where = f"the cache {constants.HF_HUB_CACHE}"
+        if constants.HF_HUB_OFFLINE:
+            hint = "unset HF_HUB_OFFLINE to fetch it"
+            raise RunError(f"{what}: not in {where}, and offline mode is on ({hint})") from error
+        raise RunError(f"{what}: not in {where}, and the hub cannot be reached: {error}") from error
+    except (HfHubHTTPError, OSError, _transport_error()) as error:
+        raise RunError(f"{what} cannot be fetched from the hub: {error}") from error
 
 
 def model_config(path: Path) -> dict[str, Any]:

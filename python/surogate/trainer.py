@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from . import _native
+from . import _native, hub
 from .arrays import floats, integers, optional
 from .machine import site_packages
 from .run import load_config, open_source
@@ -28,6 +28,7 @@ class Trainer:
     def __init__(self, config: str | os.PathLike[str] | Mapping[str, Any], task: str = "sft") -> None:
         loaded = load_config(config, task)
         folder, ir = open_source(loaded)
+        loaded = hub.with_data(loaded)
         self._native = _native.Trainer(loaded, folder, ir, site_packages())
 
     def step(

@@ -27,7 +27,7 @@ pub mod template;
 pub mod tokenizer;
 
 pub use batch::{Batch, IGNORE};
-pub use dataset::{ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, SystemPrompt};
+pub use dataset::{AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, SystemPrompt};
 pub use dialogue::{DialogueEncoder, DialogueOptions};
 pub use document::{Corpus, Document, DocumentSet, Truncation};
 pub use error::{DataError, RowError, RowReason};

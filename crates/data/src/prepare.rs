@@ -4,11 +4,13 @@
 
 use std::sync::Arc;
 
-use crate::dataset::{DatasetSpec, EncodeRow, encoder};
+use serde_json::{Map, Value};
+
+use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Corpus, Document, Truncation};
 use crate::error::{DataError, RowError};
-use crate::rows::{self, Row};
+use crate::rows::{self, Row, Rows};
 use crate::summary::{DatasetSummary, Summary};
 use crate::tokenizer::Tokenizer;
 
@@ -47,35 +49,68 @@ pub fn prepare(
     let mut corpus = Corpus::default();
     let mut summary = Summary::default();
     for spec in datasets {
-        let encoder = encoder(spec, tokenizer, &options.dialogue)?;
-        let counted = read_dataset(spec, &*encoder, options, &mut corpus)?;
+        let mut counted = DatasetSummary::new(spec.path.display().to_string());
+        let (spec, rows) = open(spec, &mut counted)?;
+        let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
+        read_dataset(&spec, rows, &*encoder, options, &mut corpus, &mut counted)?;
         counted.check()?;
         summary.datasets.push(counted);
     }
     Ok(Prepared { corpus: Arc::new(corpus), summary })
 }
 
+/// Finds the files of a set and opens them; recognises its type where that is left open.
+fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec, Rows), DataError> {
+    let files = match &spec.files {
+        Some(files) => files.clone(),
+        None => {
+            let (files, left_out) = rows::files::find(&spec.path, spec.subset.as_deref(), &spec.split)?;
+            summary.left_out = left_out;
+            files
+        }
+    };
+    summary.files = files.len();
+    let text_field = match &spec.kind {
+        DatasetKind::Text { field } => field,
+        DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
+        _ => "text",
+    };
+    let mut rows = rows::open(&files, text_field)?;
+    let DatasetKind::Auto(hints) = &spec.kind else { return Ok((spec.clone(), rows)) };
+    let first: Vec<Row> = rows.by_ref().take(SAMPLE).collect();
+    let readable: Vec<&Map<String, Value>> = first.iter().filter_map(|row| row.fields.as_ref().ok()).collect();
+    if readable.is_empty() && !first.is_empty() {
+        return Err(DataError::invalid(&summary.name, "none of its first rows can be read"));
+    }
+    let kind = if first.is_empty() {
+        DatasetKind::Tokens
+    } else {
+        let found = detect(&readable, hints)
+            .map_err(|(problem, hint)| DataError::invalid(&summary.name, problem).hint(hint))?;
+        summary.found = Some(found.words);
+        found.kind
+    };
+    Ok((DatasetSpec { kind, ..spec.clone() }, Box::new(first.into_iter().chain(rows))))
+}
+
 fn read_dataset(
     spec: &DatasetSpec,
+    rows: Rows,
     encoder: &dyn EncodeRow,
     options: &PrepareOptions,
     corpus: &mut Corpus,
-) -> Result<DatasetSummary, DataError> {
-    let text_field = match &spec.kind {
-        crate::dataset::DatasetKind::Text { field } => field,
-        _ => "text",
-    };
-    let mut rows = rows::open(&spec.path, text_field)?.take(spec.samples.unwrap_or(usize::MAX));
+    summary: &mut DatasetSummary,
+) -> Result<(), DataError> {
+    let mut rows = rows.take(spec.samples.unwrap_or(usize::MAX));
     let truncation = spec.kind.truncation(options.truncation);
     let encode = |row: &Row| -> Result<Vec<Document>, RowError> {
         let fields = row.fields.as_ref().map_err(Clone::clone)?;
         encoder.encode(fields)?.truncate(options.max_length, truncation)
     };
-    let mut summary = DatasetSummary::new(spec.path.display().to_string());
     loop {
         let chunk: Vec<Row> = rows.by_ref().take(CHUNK).collect();
         if chunk.is_empty() {
-            return Ok(summary);
+            return Ok(());
         }
         for (row, outcome) in chunk.iter().zip(in_parallel(&chunk, options.workers, &encode)) {
             match outcome {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
@@ -21,6 +22,12 @@ pub struct Dropped {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct DatasetSummary {
     pub name: String,
+    /// What `type: auto` recognised.
+    pub found: Option<String>,
+    /// Files that were read.
+    pub files: usize,
+    /// Data files of the folder that belong to no split.
+    pub left_out: Vec<PathBuf>,
     pub rows_read: usize,
     pub rows_kept: usize,
     pub dropped: BTreeMap<RowReason, Dropped>,
@@ -112,6 +119,9 @@ impl fmt::Display for Summary {
                 100.0 * d.trained_share(),
                 d.longest
             )?;
+            if let Some(found) = &d.found {
+                writeln!(f, "  recognised as {found}")?;
+            }
             for (reason, dropped) in &d.dropped {
                 writeln!(f, "  dropped {} rows: {} (first: {})", dropped.rows, reason.name(), dropped.example)?;
             }

@@ -22,7 +22,7 @@ fn options(max_length: usize, truncation: Truncation) -> PrepareOptions {
 }
 
 fn dataset(path: PathBuf, kind: DatasetKind) -> DatasetSpec {
-    DatasetSpec { path, kind, samples: None }
+    DatasetSpec::new(path, kind)
 }
 
 fn text(path: PathBuf) -> DatasetSpec {
@@ -214,8 +214,8 @@ fn impossible_datasets_are_errors() {
     assert!(fail(dataset(long, DatasetKind::Tokens)).to_string().contains("no token of 1 rows is trained"));
     let empty = file(folder.path(), "empty.jsonl", "\n");
     assert!(fail(text(empty)).to_string().contains("has no rows"));
-    let csv = file(folder.path(), "table.csv", "a,b");
-    assert!(fail(text(csv)).to_string().contains(".csv are not available yet"));
+    let csv = file(folder.path(), "table.xlsx", "a,b");
+    assert!(fail(text(csv)).to_string().contains("no format that is read"));
     assert!(fail(text(folder.path().join("absent.jsonl"))).to_string().contains("no such file"));
     let list = file(folder.path(), "list.jsonl", "{\"text\": [\"x\"]}");
     assert!(fail(text(list)).to_string().contains("column `text`: expected a string, found a list"));
@@ -248,4 +248,115 @@ fn threads_do_not_change_the_documents() {
         (all, prepared.summary)
     };
     assert_eq!(with(0), with(3));
+}
+
+#[test]
+fn every_format_gives_the_same_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer();
+    let lines = "{\"q\": \"a \\\"cat\\\",\\nhere\", \"a\": \"dog\"}\n{\"q\": \"\", \"a\": \"owl\"}\n";
+    let packed = |name: &str, text: &str| {
+        let bytes = if name.ends_with(".gz") {
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+            encoder.finish().unwrap()
+        } else {
+            zstd::encode_all(text.as_bytes(), 1).unwrap()
+        };
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let table = "q,a\r\n\"a \"\"cat\"\",\nhere\",dog\r\n,owl\r\n";
+    let files = [
+        file(folder.path(), "rows.jsonl", lines),
+        file(folder.path(), "rows.csv", table),
+        file(
+            folder.path(),
+            "rows.tsv",
+            &table.replace("q,a", "q\ta").replace("\",dog", "\"\tdog").replace(",owl", "\towl"),
+        ),
+        packed("rows.jsonl.gz", lines),
+        packed("rows.csv.zst", table),
+    ];
+    let columns = InstructionColumns {
+        instruction: "q".to_owned(),
+        output: "a".to_owned(),
+        prompt_format: Some("{instruction}: {output}".to_owned()),
+        ..InstructionColumns::default()
+    };
+    let texts = files.map(|path| {
+        let spec = dataset(path, DatasetKind::Instruction(columns.clone()));
+        let prepared = prepare(&[spec], Some(&tokenizer), &options(64, Truncation::Delete)).unwrap();
+        (0..prepared.corpus.len()).map(|i| decoded(&prepared, &tokenizer, i)).collect::<Vec<_>>()
+    });
+    assert_eq!(texts[0].len(), 2);
+    assert!(texts[0][0].1.contains("a \"cat\",\nhere: dog"), "{texts:?}");
+    texts.iter().for_each(|of| assert_eq!(of, &texts[0]));
+}
+
+#[test]
+fn damaged_tables_and_packed_files_are_counted_with_their_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "rows.csv", "text,n\nOne day,1\nonly\nTwo,2\nThree,3\n");
+    let tokenizer = tokenizer();
+    let options = options(64, Truncation::Delete);
+    let prepared = prepare(&[text(path)], Some(&tokenizer), &options).unwrap();
+    let broken = &prepared.summary.datasets[0].dropped[&RowReason::Unreadable];
+    assert!(broken.rows == 1 && broken.example.contains("row 2: 1 fields"), "{broken:?}");
+    let twice = file(folder.path(), "twice.csv", "text,text\na,b\n");
+    let error = prepare(&[text(twice)], Some(&tokenizer), &options).unwrap_err().to_string();
+    assert!(error.contains("two columns are called `text`"), "{error}");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    for n in 0..2000 {
+        std::io::Write::write_all(&mut encoder, format!("{{\"text\": \"Once upon {n}\"}}\n").as_bytes()).unwrap();
+    }
+    let mut bytes = encoder.finish().unwrap();
+    bytes.truncate(bytes.len() - 20);
+    let cut = folder.path().join("cut.jsonl.gz");
+    fs::write(&cut, bytes).unwrap();
+    let prepared = prepare(&[text(cut)], Some(&tokenizer), &options).unwrap();
+    let broken = &prepared.summary.datasets[0].dropped[&RowReason::Unreadable];
+    assert!(broken.rows >= 1 && prepared.summary.datasets[0].rows_kept > 100, "{}", prepared.summary);
+}
+
+#[test]
+fn the_type_is_recognised_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer();
+    let auto = |path| dataset(path, DatasetKind::Auto(Box::default()));
+    let mut options = options(1024, Truncation::Delete);
+    options.dialogue.template = Some(CHAT.to_owned());
+    let path = stories().join("data/gsm8k.jsonl");
+    let prepared = prepare(&[auto(path)], Some(&tokenizer), &options).unwrap();
+    assert_eq!(prepared.summary.datasets[0].rows_kept, 200);
+    let shown = prepared.summary.to_string();
+    assert!(shown.contains("recognised as instruction (question and answer): `question` and `answer`"), "{shown}");
+    let pairs = file(folder.path(), "dpo.jsonl", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
+    let error = prepare(&[auto(pairs)], Some(&tokenizer), &options).unwrap_err().to_string();
+    assert!(error.contains("preference pairs") && error.contains("not trained on"), "{error}");
+}
+
+#[test]
+fn a_split_and_a_pattern_choose_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, id) in [("train-1.jsonl", 1), ("train-2.jsonl", 2), ("test.jsonl", 3)] {
+        file(folder.path(), name, &format!("{{\"input_ids\": [{id}, 9]}}"));
+    }
+    let firsts = |spec: DatasetSpec| {
+        let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).map_err(|error| error.to_string())?;
+        Ok((0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids[0]).collect::<Vec<i32>>())
+    };
+    let of =
+        |split: &str| DatasetSpec { split: split.to_owned(), ..dataset(folder.path().to_owned(), DatasetKind::Tokens) };
+    assert_eq!(firsts(of("train")), Ok(vec![1, 2]));
+    assert_eq!(firsts(of("test")), Ok(vec![3]));
+    let error: String = firsts(of("validation")).unwrap_err();
+    assert!(error.contains("no split `validation`") && error.contains("splits here: test, train"), "{error}");
+    assert_eq!(firsts(dataset(folder.path().join("t*[12t].jsonl"), DatasetKind::Tokens)), Ok(vec![3, 1, 2]));
+    let error = firsts(dataset(folder.path().join("x*.jsonl"), DatasetKind::Tokens)).unwrap_err();
+    assert!(error.contains("no file matches"), "{error}");
+    let one =
+        DatasetSpec { split: "test".to_owned(), ..dataset(folder.path().join("test.jsonl"), DatasetKind::Tokens) };
+    assert!(firsts(one).unwrap_err().contains("a file has no split"));
 }

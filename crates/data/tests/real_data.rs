@@ -26,7 +26,7 @@ fn load(path: &Path, kind: DatasetKind, tokenizer: &Arc<Tokenizer>, max_length: 
         workers: 2,
         dialogue: DialogueOptions { clock: Some("2026-11-20".to_owned()), ..DialogueOptions::default() },
     };
-    let spec = DatasetSpec { path: path.to_owned(), kind, samples: None };
+    let spec = DatasetSpec::new(path, kind);
     prepare(&[spec], Some(tokenizer), &options).unwrap()
 }
 

@@ -1,6 +1,7 @@
 //! The configuration: loaded here, read by Python only as text.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use options::Setting;
 use pyo3::exceptions::PyValueError;
@@ -70,6 +71,24 @@ impl Config {
         Ok(changed.to_string())
     }
 
+    /// The data sets as (place, path, subset, split), such as `datasets[0]`.
+    #[getter]
+    fn data_sets(&self) -> Vec<(String, String, Option<String>, String)> {
+        let data = &self.config.data;
+        let lists = [("datasets", &data.datasets), ("validation_datasets", &data.validation_datasets)];
+        let place = |list: &str, i: usize| format!("{list}[{i}]");
+        lists
+            .into_iter()
+            .flat_map(|(list, sets)| sets.iter().flatten().enumerate().map(move |(i, set)| (place(list, i), set)))
+            .map(|(place, set)| (place, set.path.clone(), set.subset.clone(), set.split.clone()))
+            .collect()
+    }
+
+    /// The same configuration with the local files of data sets whose path is a name, by their places.
+    fn with_files(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
+        Config { config: self.config.with_fetched(files) }
+    }
+
     /// Every option with its value, as YAML. What is still open stands as `auto`.
     fn resolved_yaml(&self) -> String {
         self.config.resolved_yaml(&BTreeMap::new())
@@ -86,4 +105,18 @@ pub fn config_schema() -> String {
 #[pyfunction]
 pub fn config_help() -> String {
     config::help_rows().to_string()
+}
+
+/// The files of a data set among the names of a folder: those of a subset and a split. `card` is the text of its
+/// README.md. Raises DataError where there is no such subset or split; `source` names the set in the message.
+#[pyfunction]
+pub fn choose_files(
+    source: &str,
+    names: Vec<String>,
+    card: Option<&str>,
+    subset: Option<&str>,
+    split: &str,
+) -> PyResult<Vec<String>> {
+    let chosen = train::choose_files(&names, card, subset, split);
+    chosen.map_err(|(problem, hint)| crate::errors::DataError::new_err(format!("{source}: {problem} ({hint})")))
 }

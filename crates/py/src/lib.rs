@@ -22,7 +22,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::config::{Config, config_help, config_schema};
+    use crate::config::{Config, choose_files, config_help, config_schema};
     #[pymodule_export]
     use crate::doctor::{check_operations, examine_machine};
     #[pymodule_export]

@@ -44,8 +44,11 @@ pub use reference::{help_rows, reference_page, schema};
 pub use resolved::{Reason, Reasons};
 pub use run::{Resume, Run};
 pub use sharding::Sharding;
-pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation};
+pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, is_template_file};
 pub use training::Training;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use options::{Fields, Node, Reader, Row, Section, Table, Tree, Written};
 
@@ -97,6 +100,8 @@ macro_rules! union_of_tables {
             /// What is trained.
             pub task: Task,
             $( $(#[doc = $doc])+ pub $field: $table, )+
+            /// Files of data sets whose path is a name, by the place of the set, such as `datasets[0]`.
+            pub fetched: BTreeMap<String, Vec<PathBuf>>,
             written: Written,
         }
 
@@ -106,7 +111,7 @@ macro_rules! union_of_tables {
         impl Config {
             fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
-                Config { task, $($field,)+ written: Written::default() }
+                Config { task, $($field,)+ fetched: BTreeMap::new(), written: Written::default() }
             }
 
             /// The values of each table, in the order of [`SECTIONS`] and their rows.
@@ -227,6 +232,11 @@ impl Config {
     /// True if the user gave the option a value. Parts are spelled `distributed.num_nodes`, `datasets[0].path`.
     pub fn is_written(&self, path: &str) -> bool {
         self.written.contains(path)
+    }
+
+    /// The same configuration with the local files of data sets whose path is a name, by their places.
+    pub fn with_fetched(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
+        Config { fetched: files, ..self.clone() }
     }
 
     /// A problem at an option that a later stage found, pointing at the user's line if there is one.

@@ -5,14 +5,15 @@
 use std::sync::Arc;
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent, InstructionColumns, Layout,
-    Loader, LoaderSpec, Position, PrepareOptions, Prepared, Summary, SystemPrompt, Tokenizer, Truncation,
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent,
+    InstructionColumns, Layout, Loader, LoaderSpec, Position, PrepareOptions, Prepared, Summary, SystemPrompt,
+    Tokenizer, Truncation,
 };
-use options::Setting;
 use program::{Arch, Documents, Machine, Variant};
 
 use crate::checkpoint::DataDigest;
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
+use crate::conversation::dialogue_options;
 use crate::digest;
 use crate::engine::{bucket_of, count_documents};
 use crate::error::{Result, TrainError};
@@ -41,6 +42,8 @@ pub struct Feed {
     spec: LoaderSpec,
     validation: Option<(DocumentSet, LoaderSpec)>,
     pub summary: Summary,
+    /// What the user should know, a sentence each.
+    pub notes: Vec<String>,
     /// Every row is one document and padding behind it.
     pub one_per_row: bool,
 }
@@ -56,19 +59,22 @@ impl Feed {
             false => None,
         };
         let workers = workers(config);
-        let options = prepare_options(config, source, sequence_len, workers)?;
-        let prepare = |list: &[Dataset]| -> Result<Prepared> {
-            let specs = list.iter().map(|of| spec(config, of)).collect::<Result<Vec<_>>>()?;
+        let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let options = prepare_options(config, source, sequence_len, workers, dialogue)?;
+        let prepare = |list: &[Dataset], option: &str| -> Result<Prepared> {
+            let place = |i: usize| format!("{option}[{i}]");
+            let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
+            let specs = specs.collect::<Result<Vec<_>>>()?;
             data::prepare(&specs, tokenizer.as_ref(), &options).map_err(TrainError::Data)
         };
-        let Prepared { corpus, mut summary } = prepare(datasets)?;
+        let Prepared { corpus, mut summary } = prepare(datasets, "datasets")?;
         let (train, held_out) = if validation.is_empty() {
             let (train, held_out) =
                 data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
             let part = |members: Vec<u32>| DocumentSet { corpus: corpus.clone(), members: members.into() };
             (part(train), part(held_out))
         } else {
-            let other = prepare(validation)?;
+            let other = prepare(validation, "validation_datasets")?;
             summary.datasets.extend(other.summary.datasets);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
@@ -98,7 +104,16 @@ impl Feed {
         let spec = train_spec.clone();
         let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
-        Ok(Feed { train, train_extent, documents, spec, validation, summary, one_per_row })
+        Ok(Feed {
+            train,
+            train_extent,
+            documents,
+            spec,
+            validation,
+            summary,
+            notes: note.into_iter().collect(),
+            one_per_row,
+        })
     }
 
     /// The shapes of the batches, as far as they are known before the first. On a GPU the plan
@@ -172,12 +187,9 @@ fn prepare_options(
     source: &ModelSource,
     sequence_len: usize,
     workers: usize,
+    dialogue: DialogueOptions,
 ) -> Result<PrepareOptions> {
     let template = &config.template;
-    let clock = match &template.clock {
-        Setting::Auto => None,
-        Setting::Value(clock) => Some(clock.0.clone()),
-    };
     Ok(PrepareOptions {
         max_length: template.max_length.map_or(sequence_len, |n| (n as usize).min(sequence_len)),
         truncation: match template.truncation_strategy {
@@ -188,36 +200,58 @@ fn prepare_options(
         },
         vocab_size: source.vocab_size()?,
         workers,
-        dialogue: DialogueOptions { system: template.system.clone(), clock, ..DialogueOptions::default() },
+        dialogue,
     })
 }
 
-/// A data set of the options as the data crate takes it.
-fn spec(config: &Config, of: &Dataset) -> Result<DatasetSpec> {
+/// The columns of an instruction set. Their names are there unless the type is left open.
+fn instruction_columns(of: &Dataset) -> InstructionColumns {
+    InstructionColumns {
+        instruction: of.instruction_field.clone().unwrap_or_default(),
+        output: of.output_field.clone().unwrap_or_default(),
+        input: of.input_field.clone(),
+        system: match of.system_prompt_type {
+            None => SystemPrompt::None,
+            Some(SystemPromptType::Field) => SystemPrompt::Field(of.system_prompt_field.clone().unwrap_or_default()),
+            Some(SystemPromptType::Fixed) => SystemPrompt::Fixed(of.system_prompt.clone().unwrap_or_default()),
+        },
+        prompt_format: of.prompt_format.clone(),
+        prompt_format_no_input: of.prompt_format_no_input.clone(),
+    }
+}
+
+fn conversation_columns(of: &Dataset) -> ConversationColumns {
+    ConversationColumns {
+        messages: of.messages_field.clone(),
+        system: of.system_field.clone(),
+        tools: of.tools_field.clone(),
+        properties: of.message_property_mappings.clone().unwrap_or_default(),
+    }
+}
+
+/// What the user says of a set whose type is left open. A column's default name says nothing.
+fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
+    let named = |option: &str, name: &str| {
+        if config.is_written(&format!("{place}.{option}")) { name.to_owned() } else { String::new() }
+    };
+    AutoColumns {
+        text: named("text_field", &of.text_field),
+        instruction: instruction_columns(of),
+        conversation: ConversationColumns {
+            messages: named("messages_field", &of.messages_field),
+            ..conversation_columns(of)
+        },
+    }
+}
+
+/// A data set of the options as the data crate takes it; `place` is where it stands there.
+fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
     let kind = match of.r#type {
         DatasetType::Tokens => DatasetKind::Tokens,
         DatasetType::Text => DatasetKind::Text { field: of.text_field.clone() },
-        DatasetType::Instruction => DatasetKind::Instruction(InstructionColumns {
-            instruction: of.instruction_field.clone().expect("required when options are loaded"),
-            output: of.output_field.clone().expect("required when options are loaded"),
-            input: of.input_field.clone(),
-            system: match of.system_prompt_type {
-                None => SystemPrompt::None,
-                Some(SystemPromptType::Field) => {
-                    SystemPrompt::Field(of.system_prompt_field.clone().unwrap_or_default())
-                }
-                Some(SystemPromptType::Fixed) => SystemPrompt::Fixed(of.system_prompt.clone().unwrap_or_default()),
-            },
-            prompt_format: of.prompt_format.clone(),
-            prompt_format_no_input: of.prompt_format_no_input.clone(),
-        }),
-        DatasetType::Conversation => DatasetKind::Conversation(ConversationColumns {
-            messages: of.messages_field.clone(),
-            system: of.system_field.clone(),
-            tools: of.tools_field.clone(),
-            properties: of.message_property_mappings.clone().unwrap_or_default(),
-        }),
-        DatasetType::Auto => panic!("type `auto` is refused when options are loaded"),
+        DatasetType::Instruction => DatasetKind::Instruction(instruction_columns(of)),
+        DatasetType::Conversation => DatasetKind::Conversation(conversation_columns(of)),
+        DatasetType::Auto => DatasetKind::Auto(Box::new(auto_columns(config, of, place))),
     };
     let templated = match &kind {
         DatasetKind::Conversation(_) => true,
@@ -229,7 +263,13 @@ fn spec(config: &Config, of: &Dataset) -> Result<DatasetSpec> {
         let hint = "remove `use_chat_template`, or give an instruction set a `prompt_format`".to_owned();
         return Err(TrainError::Config(vec![config.mistake("use_chat_template", message, Some(hint))]));
     }
-    Ok(DatasetSpec { path: of.path.clone().into(), kind, samples: of.samples.map(|n| n as usize) })
+    Ok(DatasetSpec {
+        files: config.fetched.get(place).cloned(),
+        subset: of.subset.clone(),
+        split: of.split.clone(),
+        samples: of.samples.map(|n| n as usize),
+        ..DatasetSpec::new(&of.path, kind)
+    })
 }
 
 fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout {
@@ -249,4 +289,15 @@ fn row_length(layout: &Layout, sequence_len: usize) -> usize {
         Layout::Packed => sequence_len,
         Layout::Padded(lengths) => *lengths.last().expect("there is a longest row"),
     }
+}
+
+/// The files of a data set among the names of a folder, before any is fetched; else the problem and what helps.
+pub fn choose_files(
+    names: &[String],
+    card: Option<&str>,
+    subset: Option<&str>,
+    split: &str,
+) -> std::result::Result<Vec<String>, (String, String)> {
+    let chosen = data::rows::files::choose(names, card, subset, split);
+    chosen.map(|chosen| chosen.names).map_err(|no| (no.problem, no.hint))
 }

@@ -8,6 +8,7 @@ mod advice;
 mod checkpoint;
 pub mod config;
 pub mod conformance;
+mod conversation;
 pub mod device;
 mod digest;
 mod engine;
@@ -43,6 +44,7 @@ mod written;
 
 pub use device::{Device, DeviceRequest};
 pub use error::{Result, TrainError};
+pub use feed::choose_files;
 pub use gguf::{GgufDone, write_gguf};
 pub use merge::{Merged, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};

@@ -128,7 +128,8 @@ impl Run {
     /// Writes what is decided and tells it.
     fn start(place: Place, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
         let mut log = Log::open(&place.log)?;
-        for note in &trainer.plan.notes {
+        let of_data = trainer.feed.iter().flat_map(|feed| &feed.notes);
+        for note in trainer.plan.notes.iter().chain(of_data) {
             observer.line(&format!("Note: {note}"));
         }
         observer.line(&format!("Run {} on {} ({})", trainer.name, trainer.device.machine.name, trainer.device.because));

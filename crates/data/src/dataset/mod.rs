@@ -5,6 +5,7 @@
 
 mod columns;
 mod conversation;
+mod detect;
 mod instruction;
 mod text;
 mod tokens;
@@ -20,16 +21,32 @@ use crate::error::{DataError, RowError};
 use crate::tokenizer::Tokenizer;
 
 pub use conversation::ConversationColumns;
+pub use detect::AutoColumns;
+pub(crate) use detect::{SAMPLE, detect};
 pub use instruction::{InstructionColumns, SystemPrompt};
 
 /// One dataset: where it lies, what its rows mean, how many of them are used.
 #[derive(Clone, Debug)]
 pub struct DatasetSpec {
-    /// A local file or directory.
+    /// A local file, directory or pattern; what the set is called in messages.
     pub path: PathBuf,
+    /// The files themselves, where the path is a name that was resolved elsewhere.
+    pub files: Option<Vec<PathBuf>>,
+    /// Part of a directory that holds several sets.
+    pub subset: Option<String>,
+    /// Split of a directory.
+    pub split: String,
     pub kind: DatasetKind,
     /// Only the first rows, if set.
     pub samples: Option<usize>,
+}
+
+impl DatasetSpec {
+    /// All rows of the split for training.
+    pub fn new(path: impl Into<PathBuf>, kind: DatasetKind) -> Self {
+        let split = crate::rows::files::TRAIN.to_owned();
+        DatasetSpec { path: path.into(), files: None, subset: None, split, kind, samples: None }
+    }
 }
 
 /// The meaning of a row.
@@ -43,6 +60,8 @@ pub enum DatasetKind {
     },
     Instruction(InstructionColumns),
     Conversation(ConversationColumns),
+    /// Recognised by the columns of its rows.
+    Auto(Box<AutoColumns>),
 }
 
 impl DatasetKind {
@@ -80,6 +99,7 @@ pub(crate) fn encoder(
             };
             Box::new(instruction::InstructionRows::new(tokenizer, columns.clone(), form))
         }
+        DatasetKind::Auto(_) => panic!("the type of a set is recognised before its rows are encoded"),
         DatasetKind::Conversation(columns) => {
             let encoder = DialogueEncoder::new(needed()?, dialogue)?;
             Box::new(conversation::ConversationRows::new(encoder, columns.clone()))

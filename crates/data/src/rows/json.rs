@@ -1,24 +1,22 @@
 //! `.jsonl` (one object a line, streamed) and `.json` (one array of objects, or lines under the wrong name).
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Place, Row, Rows, shared};
+use super::{Place, Row, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
 pub(super) fn open_lines(path: &Path) -> Result<Rows, DataError> {
-    let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
-    Ok(Box::new(Lines { reader: BufReader::with_capacity(1 << 18, file), file: shared(path), line: 0, ended: false }))
+    Ok(Box::new(Lines { reader: stream::open(path)?, file: shared(path), line: 0, ended: false }))
 }
 
 struct Lines {
-    reader: BufReader<File>,
+    reader: Box<dyn BufRead + Send>,
     file: Arc<Path>,
     line: usize,
     ended: bool,
@@ -76,7 +74,7 @@ pub(crate) fn kind(value: &Value) -> &'static str {
 
 /// An array is held in memory whole; a file that starts with `{` is read as lines.
 pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
-    let bytes = std::fs::read(path).map_err(|e| DataError::io("read", path, e))?;
+    let bytes = stream::read(path)?;
     let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
     if text.trim_ascii_start().first() == Some(&b'{') && serde_json::from_slice::<Value>(text).is_err() {
         return open_lines(path);

@@ -1,18 +1,24 @@
 //! Rows: JSON objects read one by one from local files, each with its place.
 //!
-//! Knows file formats, but not what a row means. Adding a format is one file here and one line in [`open_file`].
+//! Knows file formats, but not what a row means. Adding a format is one file here, its extension in [`DATA`] and one line
+//! in [`open_file`].
 
+mod csv;
+pub mod files;
 pub(crate) mod json;
 mod parquet;
+mod stream;
 mod text;
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::error::{DataError, RowError};
+use self::stream::Packing;
+use crate::error::{DataError, RowError, RowReason};
 
 /// Where a row lies: `row` counts from 1 (for JSON lines it is the line of the file).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,54 +43,62 @@ pub struct Row {
 /// A stream of rows in the order of the file.
 pub type Rows = Box<dyn Iterator<Item = Row> + Send>;
 
-const EXTENSIONS: [&str; 4] = ["jsonl", "json", "parquet", "txt"];
+/// Extensions of the formats that are read.
+const DATA: [&str; 6] = ["jsonl", "json", "csv", "tsv", "parquet", "txt"];
 
-/// Opens a file, or every data file of a directory in order of name. `text_field` is the column under which the whole
-/// content of a `.txt` file appears.
-pub fn open(path: &Path, text_field: &str) -> Result<Rows, DataError> {
-    if !path.is_dir() {
-        return open_file(path, text_field);
-    }
-    let entries = std::fs::read_dir(path).map_err(|e| DataError::io("list", path, e))?;
-    let mut files = Vec::new();
-    for entry in entries {
-        let file = entry.map_err(|e| DataError::io("list", path, e))?.path();
-        if file.is_file() && extension(&file).is_some_and(|e| EXTENSIONS.contains(&e.as_str())) {
-            files.push(file);
+/// Extensions that say how a file is packed.
+const PACKINGS: [(&str, Packing); 3] = [("gz", Packing::Gzip), ("zst", Packing::Zstd), ("zstd", Packing::Zstd)];
+
+/// A file's format by its name, without the packing around it.
+fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> {
+    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+    let (inner, packing) = PACKINGS
+        .iter()
+        .find_map(|(suffix, packing)| Some((name.strip_suffix(suffix)?.strip_suffix('.')?, Some(*packing))))
+        .unwrap_or((&name, None));
+    let (_, extension) = inner.rsplit_once('.')?;
+    let extension = if extension == "ndjson" { "jsonl" } else { extension };
+    DATA.into_iter().find(|format| *format == extension).map(|format| (format, packing))
+}
+
+/// Opens files one after another, each when the one before it is read. `text_field` is the column under which the whole
+/// content of a `.txt` file appears. Errors of a later file become a row of it.
+pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
+    let Some((first, rest)) = files.split_first() else { return Ok(Box::new(std::iter::empty())) };
+    let first = open_file(first, text_field)?;
+    // A file that is missing or has no valid end is told now, and not after hours.
+    for file in rest {
+        match format_of(file) {
+            Some(("parquet", None)) => drop(parquet::open(file)?),
+            _ => drop(File::open(file).map_err(|e| DataError::io("open", file, e))?),
         }
     }
-    if files.is_empty() {
-        return Err(DataError::invalid(path.display(), "the directory holds no data files")
-            .hint(format!("known are .{}", EXTENSIONS.join(", ."))));
-    }
-    files.sort();
-    let readers = files.iter().map(|file| open_file(file, text_field)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Box::new(readers.into_iter().flatten()))
+    let (rest, text_field) = (rest.to_vec(), text_field.to_owned());
+    let later = move |path: PathBuf| match open_file(&path, &text_field) {
+        Ok(rows) => rows,
+        Err(error) => {
+            let fields = Err(RowError::new(RowReason::Unreadable, error));
+            Box::new(std::iter::once(Row { place: Place { file: shared(&path), row: 1 }, fields }))
+        }
+    };
+    Ok(Box::new(first.chain(rest.into_iter().flat_map(later))))
 }
 
 fn open_file(path: &Path, text_field: &str) -> Result<Rows, DataError> {
+    let format = format_of(path);
     if !path.exists() {
-        return Err(DataError::invalid(path.display(), "there is no such file or directory")
-            .hint("datasets are local paths; a hub name must be downloaded first"));
+        return Err(DataError::invalid(path.display(), "there is no such file or directory"));
     }
-    match extension(path).as_deref() {
-        Some("jsonl") => json::open_lines(path),
-        Some("json") => json::open(path),
-        Some("parquet") => parquet::open(path),
-        Some("txt") => text::open(path, text_field),
-        other => Err(DataError::invalid(
-            path.display(),
-            match other {
-                Some(name) => format!("files of type .{name} are not available yet"),
-                None => "a file without extension has no known format".to_owned(),
-            },
-        )
-        .hint(format!("known are .{}", EXTENSIONS.join(", .")))),
+    match format {
+        Some(("jsonl", _)) => json::open_lines(path),
+        Some(("json", _)) => json::open(path),
+        Some(("csv", _)) => csv::open(path, b','),
+        Some(("tsv", _)) => csv::open(path, b'\t'),
+        Some(("txt", _)) => text::open(path, text_field),
+        Some(("parquet", None)) => parquet::open(path),
+        _ => Err(DataError::invalid(path.display(), "this is no format that is read")
+            .hint(format!("known are .{}; all but parquet also as .gz and .zst", DATA.join(", .")))),
     }
-}
-
-fn extension(path: &Path) -> Option<String> {
-    Some(path.extension()?.to_str()?.to_ascii_lowercase())
 }
 
 fn shared(path: &Path) -> Arc<Path> {

@@ -3,6 +3,7 @@
 //! A template is untrusted: it runs without files, without network, under a fuel limit, and its clock is pinned. Knows
 //! no tokens and no labels.
 
+pub mod families;
 mod generation;
 mod python;
 

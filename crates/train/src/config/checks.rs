@@ -3,7 +3,10 @@
 //! What one option may be by itself stands in its row. What depends on the machine or on the number of steps is checked
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
-use super::{Config, Dataset, DatasetType, Device, Init, Problem, Recipe, RopeScaling, SystemPromptType};
+use super::{
+    self as config, Config, Dataset, DatasetType, Device, Init, Problem, Recipe, RopeScaling, SystemPromptType,
+};
+use data::template::families;
 use options::{Reader, Setting, Table};
 
 /// All contradictions inside one configuration.
@@ -14,6 +17,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_adapter(config, reader);
     check_lengths(config, reader);
     check_device(config, reader);
+    check_template(config, reader);
     if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
         let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
         reader.report("max_steps", "`max_steps: 0` would train nothing", hint);
@@ -174,6 +178,19 @@ fn check_device(config: &Config, reader: &mut Reader) {
             reader.report(path, format!("`{path}` {why}, but `device` is cpu"), hint);
         }
     }
+}
+
+fn check_template(config: &Config, reader: &mut Reader) {
+    let Setting::Value(name) = &config.template.template else { return };
+    if config::is_template_file(name) || families::named(name).is_some() || reader.is_faulty("template") {
+        return;
+    }
+    let names = families::NAMES.iter().map(|known| known.name);
+    let hint = match options::nearest(name, names.clone()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("known are {}, and files `*.jinja`", names.collect::<Vec<_>>().join(", ")),
+    };
+    reader.report("template", format!("there is no template `{name}`"), Some(hint));
 }
 
 fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {

@@ -28,14 +28,14 @@ options! {
 options! {
     /// One set of rows.
     pub struct Dataset: "Data set" {
-        /// A file, a folder, a pattern of files, a set on the hub, or an `s3://` or `gs://` address.
+        /// A file, a folder, a pattern of files, or a set on the hub as `owner/name` or `owner/name@revision`.
         path: String = required;
         /// What a row is.
-        r#type: DatasetType = required, pending_words = &["auto"];
-        /// Part of a set on the hub that has several.
-        subset: Option<String> = null, pending;
-        /// Split of a set on the hub.
-        split: String = "train", pending;
+        r#type: DatasetType = required;
+        /// Part of a folder or of a set on the hub that holds several: a name of its README's list, or a folder in it.
+        subset: Option<String> = null;
+        /// Split of a folder or of a set on the hub, by its README's list or the names of its files.
+        split: String = "train";
         /// Most rows to take. Null takes all.
         samples: Option<u64> = null, min = 1;
         /// The column with the text.

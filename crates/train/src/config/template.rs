@@ -9,8 +9,9 @@ options! {
     pub struct ChatTemplate: "Chat template" {
         /// Write conversations and instructions with the model's chat template.
         use_chat_template: bool = true;
-        /// Template by the name of its family. `auto` is the model's own.
-        template: Setting<String> = auto, pending;
+        /// Template by the name of its family or format, or a file `*.jinja`. `auto` is the model's own; so is the name of
+        /// the model's family where the model has one.
+        template: Setting<String> = auto;
         /// System prompt in place of the template's own.
         system: Option<String> = null;
         /// Most tokens of a conversation. Null is `sequence_len`.
@@ -168,4 +169,9 @@ impl OptionValue for LossScale {
     fn placeholder() -> Self {
         LossScale::Default
     }
+}
+
+/// Whether a template is given as a file and not by name.
+pub fn is_template_file(template: &str) -> bool {
+    template.ends_with(".jinja") || template.ends_with(".jinja2")
 }

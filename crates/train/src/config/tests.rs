@@ -99,20 +99,8 @@ use_cuda_graphs: true
 
 #[test]
 fn the_reference_s_example_has_no_mistake() {
-    let pending: Vec<String> = match load(REFERENCE_EXAMPLE) {
-        Ok(_) => Vec::new(),
-        Err(problems) => {
-            for problem in &problems {
-                assert_eq!(problem.availability, options::Availability::NotYet, "{problem}");
-            }
-            problems.into_iter().map(|problem| problem.message).collect()
-        }
-    };
-    // This list only ever gets shorter.
-    assert_eq!(pending, ["`template: qwen` is not available yet"]);
-    let without: String =
-        REFERENCE_EXAMPLE.lines().filter(|line| !line.contains("template: qwen")).collect::<Vec<_>>().join("\n");
-    let config = good(&without);
+    let config = good(REFERENCE_EXAMPLE);
+    assert_eq!(config.template.template, Setting::Value("qwen".into()));
     assert_eq!(config.model.torch_dtype, Setting::Value(Dtype::BFloat16));
     assert_eq!(config.optimizer.lr_scheduler_type, Schedule::Cosine);
     let datasets = config.data.datasets.unwrap();
@@ -288,13 +276,21 @@ fn the_command_line_wins_and_is_checked_like_the_file() {
 
 #[test]
 fn second_spellings_are_read_but_not_beside_the_first() {
-    let problems = bad("model_name: meta-llama/Llama-3.1-8B\ndataset: timdettmers/openassistant-guanaco\n");
-    let told: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
-    assert_eq!(told, ["`datasets[0].type: auto` is not available yet"]);
+    let config = good("model_name: meta-llama/Llama-3.1-8B\ndataset: timdettmers/openassistant-guanaco\n");
+    let datasets = config.data.datasets.unwrap();
+    let set = &datasets[0];
+    assert_eq!((set.r#type, set.path.as_str()), (DatasetType::Auto, "timdettmers/openassistant-guanaco"));
     assert_eq!(good("model_name: m\n").model.model, "m");
     assert_eq!(overridden("model: m\n", &[("model-name", "n")]).unwrap().model.model, "n");
     let both = told_messages("model: m\nmodel_name: n\n");
     assert_eq!(both, ["`model_name` and `model` say the same, so only one of them may be given"]);
+}
+
+#[test]
+fn templates_are_names_or_files() {
+    assert!(told("model: m\ntemplate: quen\n").contains("there is no template `quen` | did you mean `qwen`?"));
+    assert!(told("model: m\ntemplate: zzz\n").contains("known are qwen, llama"));
+    assert_eq!(good("model: m\ntemplate: my.jinja\n").template.template, Setting::Value("my.jinja".into()));
 }
 
 fn told_messages(text: &str) -> Vec<String> {

@@ -1,0 +1,40 @@
+//! The bytes of a file, unpacked where its name says that it is packed.
+//!
+//! Knows compressions, not what is inside.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use super::format_of;
+use crate::error::DataError;
+
+/// Bytes that are read at once.
+const BLOCK: usize = 1 << 18;
+
+/// How a file is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    Gzip,
+    Zstd,
+}
+
+/// A file's content as it is read: damage shows when it is reached.
+pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+    let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
+    Ok(match format_of(path).and_then(|(_, packing)| packing) {
+        None => Box::new(BufReader::with_capacity(BLOCK, file)),
+        Some(Packing::Gzip) => Box::new(BufReader::with_capacity(BLOCK, flate2::read::MultiGzDecoder::new(file))),
+        Some(Packing::Zstd) => {
+            let decoder = zstd::Decoder::new(file).map_err(|e| DataError::io("unpack", path, e))?;
+            Box::new(BufReader::with_capacity(BLOCK, decoder))
+        }
+    })
+}
+
+/// The whole content.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes).map_err(|e| DataError::io("read", path, e))?;
+    Ok(bytes)
+}

@@ -1,0 +1,65 @@
+//! From the options to how conversations are written: which template, with what in it.
+//!
+//! Knows names of options, and checks a named template against the model; rendering is the data crate's.
+
+use data::template::families::{self, Named};
+use data::{DialogueOptions, Tokenizer};
+use options::Setting;
+
+use crate::config::{Config, is_template_file};
+use crate::error::{Result, TrainError};
+use crate::source::ModelSource;
+
+/// How the run's conversations are written, and a word on the template where it was named.
+pub fn dialogue_options(
+    config: &Config,
+    source: &ModelSource,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<(DialogueOptions, Option<String>)> {
+    let of = &config.template;
+    let clock = match &of.clock {
+        Setting::Auto => None,
+        Setting::Value(clock) => Some(clock.0.clone()),
+    };
+    let (template, note) = match (&of.template, tokenizer) {
+        (Setting::Value(name), Some(tokenizer)) => template(config, name, source, tokenizer)?,
+        _ => (None, None),
+    };
+    Ok((DialogueOptions { template, system: of.system.clone(), clock, ..DialogueOptions::default() }, note))
+}
+
+/// The text that a name or a file stands for; none: the model's own.
+fn template(
+    config: &Config,
+    name: &str,
+    source: &ModelSource,
+    tokenizer: &Tokenizer,
+) -> Result<(Option<String>, Option<String>)> {
+    let wrong = |message: String, hint: &str| {
+        TrainError::Config(vec![config.mistake("template", message, Some(hint.to_owned()))])
+    };
+    if is_template_file(name) {
+        let text = std::fs::read_to_string(name)
+            .map_err(|e| wrong(format!("`template: {name}` cannot be read: {e}"), "give the path of a Jinja file"))?;
+        return Ok((Some(text), None));
+    }
+    let named: &Named = families::named(name).expect("unknown names are refused when options are loaded");
+    let model_type = source.model_type();
+    if !named.suits(model_type) {
+        let message = format!("`template: {name}` is a family, but the model's configuration says `{model_type}`");
+        return Err(wrong(message, "remove `template`, or name a format such as `chatml`"));
+    }
+    if named.is_family() && tokenizer.chat_template(false).is_some() {
+        return Ok((None, Some(format!("`template: {name}` is the model's own template"))));
+    }
+    let Some(text) = named.text else {
+        let message = format!("`template: {name}` is brought by models alone, and this one brings none");
+        return Err(wrong(message, "take the model's instruct version, or name a format such as `chatml`"));
+    };
+    if let Some(token) = named.tokens.iter().find(|token| tokenizer.encoder().token_to_id(token).is_none()) {
+        let message =
+            format!("`template: {name}` writes `{token}`, which the model's tokenizer does not know as a token");
+        return Err(wrong(message, "remove `template`, or name a format that the model was made for"));
+    }
+    Ok((Some(text.to_owned()), Some(format!("`template: {name}` is written in place of the model's own"))))
+}

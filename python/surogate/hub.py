@@ -5,11 +5,14 @@ Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKE
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import importlib
 import json
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,36 +67,42 @@ def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     name, revision = match["name"], match["revision"]
     what = f"data set `{path}`"
 
-    def listed() -> tuple[str | None, list[str], Path | None]:
+    def listed() -> list[str]:
         info = HfApi().dataset_info(name, revision=revision)
-        return info.sha, [file.rfilename for file in info.siblings or []], None
+        return [file.rfilename for file in info.siblings or []]
 
-    def cached() -> tuple[str | None, list[str], Path | None]:
-        place = Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
-        return None, [str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()], place
+    def cached() -> list[str]:
+        return _cached_names(name, revision or "main")
 
-    commit, names, place = _told(what, lambda: _reached(what, listed, cached))
+    names = _told(what, lambda: _reached(what, listed, cached))
     card = None
     if "README.md" in names:
-        readme = place / "README.md" if place else None
-        if readme is None:
-            fetched = _told(
-                what, lambda: hf_hub_download(name, "README.md", repo_type="dataset", revision=commit or revision)
-            )
-            readme = Path(fetched)
-        card = readme.read_text(encoding="utf-8", errors="replace")
+        fetch = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision)
+        card = Path(_told(what, fetch)).read_text(encoding="utf-8", errors="replace")
     chosen = _native.choose_files(path, names, card, subset, split)
-    if place is None:
-        patterns = [glob.escape(file) for file in chosen]
-        place = Path(
-            _told(
-                what,
-                lambda: snapshot_download(
-                    name, repo_type="dataset", revision=commit or revision, allow_patterns=patterns
-                ),
-            )
-        )
+    patterns = [glob.escape(file) for file in chosen]
+    download = partial(snapshot_download, name, repo_type="dataset", revision=revision, allow_patterns=patterns)
+    place = Path(_told(what, download))
     return [place / file for file in chosen]
+
+
+def _cached_names(name: str, revision: str) -> list[str]:
+    """The files of a set as the cache knows them: by the listing that was fetched with them where there is one."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    storage = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    reference = storage / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    snapshot = storage / "snapshots" / commit
+    if not snapshot.is_dir():
+        raise LocalEntryNotFoundError(f"{name} at {revision} was never fetched")
+    names = {str(file.relative_to(snapshot)) for file in snapshot.rglob("*") if file.is_file()}
+    listing = storage / "trees" / f"{commit}.json"
+    if listing.is_file():
+        entries = json.loads(listing.read_text(encoding="utf-8"))
+        names |= set(entries.get("files", {}))
+    return sorted(names)
 
 
 def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -> Any:
@@ -117,9 +126,10 @@ def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -
 
 def _transport_error() -> type[Exception]:
     """What the hub's HTTP library raises when there is no connection."""
-    import httpx
-
-    return httpx.TransportError
+    for name in ("httpx2", "httpx"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).TransportError
+    return OSError
 
 
 def _told(what: str, call: Callable[[], Any]) -> Any:

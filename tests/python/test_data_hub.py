@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-ROWS = "".join(json.dumps({"input_ids": [i % 90, 1, 2, 3]}) + "\n" for i in range(50_000)).encode()
+ROWS = "".join(json.dumps({"input_ids": [i % 90, 1, 2, 3]}) + "\n" for i in range(50_000)).encode() * 16
 REPOSITORIES = {
     "acme/tokens": {
         "README.md": b"---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/tr*.jsonl\n"
@@ -40,7 +40,9 @@ class Hub(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None) -> None:
+    def answer(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -146,8 +148,11 @@ def test_only_the_files_of_subset_and_split_are_fetched_and_a_cut_connection_is_
 def test_what_was_fetched_is_found_offline(hub):
     first = hub("acme/tokens", "main", "test")
     count = len(Hub.seen)
-    assert hub("acme/tokens", "main", "test", HF_HUB_OFFLINE="1") == first
+    second = hub("acme/tokens", "main", "test", HF_HUB_OFFLINE="1")
+    assert second == first
     assert len(Hub.seen) == count
+    told = hub("acme/tokens", "main", "train", HF_HUB_OFFLINE="1")["RunError"]
+    assert "not in the cache" in told, "a split that was never fetched is not silently empty"
     # The hub is away, but nobody said so: the cache serves, with a word.
     assert hub("acme/tokens", "main", "test", HF_ENDPOINT="http://127.0.0.1:1") == first
     told = hub("acme/private", HF_HUB_OFFLINE="1")["RunError"]

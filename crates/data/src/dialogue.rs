@@ -2,17 +2,20 @@
 //!
 //! Knows nothing of rows and columns.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::civil::DateTime;
 use serde_json::{Map, Value};
 
+use crate::agent::AgentForm;
 use crate::batch::IGNORE;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
-use crate::spans::{Markers, Message, TrainedSpan, trained_spans};
+use crate::spans::{Markers, Message, TrainedSpan, system_end, weighted_spans};
 use crate::template::{ChatTemplate, Conversation, Rendered, clock_now};
 use crate::tokenizer::{Encoded, Tokenizer};
+use crate::weights::{LossRule, around};
 
 /// How conversations are rendered.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +26,16 @@ pub struct DialogueOptions {
     pub system: Option<String>,
     /// What `strftime_now` reads, as `2026-11-20` or `2026-11-20T12:00:00`; unset: the moment of loading.
     pub clock: Option<String>,
+    /// What is trained of a conversation.
+    pub loss: LossRule,
+    /// Text between the generation prompt and an answer; not trained.
+    pub response_prefix: Option<String>,
+    /// How tools and their calls are written where the template has no place for them.
+    pub agent: Option<AgentForm>,
+    /// Find the end of the system prompt, which survives when a document loses its beginning.
+    pub keeps_system: bool,
+    /// Why no conversation may be written, if none may.
+    pub refused: Option<String>,
     /// Further variables that the template sees, such as `enable_thinking`.
     pub variables: Map<String, Value>,
 }
@@ -50,7 +63,9 @@ pub struct DialogueEncoder {
     template: ChatTemplate,
     /// The model's other template, for conversations with tools.
     tool_template: Option<ChatTemplate>,
-    system: Option<String>,
+    options: DialogueOptions,
+    /// Whether the template has a place for tools.
+    shows_tools: bool,
     generation_prompt: String,
     answer_opening: String,
     end_of_turn: Vec<String>,
@@ -60,6 +75,9 @@ pub struct DialogueEncoder {
 impl DialogueEncoder {
     /// Errors: there is no template, it is no Jinja, or the clock is no date.
     pub fn new(tokenizer: Arc<Tokenizer>, options: &DialogueOptions) -> Result<Self, DataError> {
+        if let Some(reason) = &options.refused {
+            return Err(DataError::invalid("chat template", reason).hint("give the set a prompt_format"));
+        }
         let clock = match &options.clock {
             None => clock_now(),
             Some(text) => parse_clock(text)?,
@@ -76,6 +94,7 @@ impl DialogueEncoder {
             Some(other) if other != source => Some(ChatTemplate::new(other, variables, clock)?),
             _ => None,
         };
+        let shows_tools = tool_template.is_some() || source.contains("tools");
         let special: Vec<String> = tokenizer.special_tokens().iter().map(|token| token.text.clone()).collect();
         let generation_prompt = generation_prompt(&template);
         let (answer_opening, answer_tail) = answer_frame(&template);
@@ -83,7 +102,8 @@ impl DialogueEncoder {
             tokenizer,
             template,
             tool_template,
-            system: options.system.clone(),
+            options: options.clone(),
+            shows_tools,
             generation_prompt,
             answer_opening,
             end_of_turn: Vec::new(),
@@ -120,23 +140,85 @@ impl DialogueEncoder {
         template.render(Conversation { messages, tools }, generation_prompt)
     }
 
-    /// The text of a conversation and what of it is trained.
-    pub fn spans(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
-        let markers = Markers {
+    /// The tokens that end a turn.
+    pub fn end_of_turn_ids(&self) -> Vec<i32> {
+        let ids = self.end_of_turn.iter().filter_map(|token| self.tokenizer.encoder().token_to_id(token));
+        ids.map(|id| id as i32).collect()
+    }
+
+    fn markers(&self) -> Markers<'_> {
+        Markers {
             generation_prompt: &self.generation_prompt,
             answer_opening: &self.answer_opening,
             end_of_turn: &self.end_of_turn,
             special: &self.special,
-        };
-        let render = |messages: &[Map<String, Value>]| self.render(messages, tools, false);
-        match &self.system {
-            Some(system) if !has_system(messages) => {
-                let mut all = vec![Message::new("system", system)];
-                all.extend_from_slice(messages);
-                trained_spans(&all, &render, markers)
-            }
-            _ => trained_spans(messages, &render, markers),
         }
+    }
+
+    /// The messages as they are rendered: with the run's system prompt, and tools in the form that the template has.
+    fn written<'a>(
+        &self,
+        messages: &'a [Message],
+        tools: Option<&'a Value>,
+    ) -> Result<(Cow<'a, [Message]>, Option<&'a Value>), RowError> {
+        let mut messages = Cow::Borrowed(messages);
+        if let Some(system) = self.options.system.as_ref().filter(|_| !has_system(&messages)) {
+            messages.to_mut().insert(0, Message::new("system", system));
+        }
+        let has_calls = messages.iter().any(|m| m.fields.contains_key("tool_calls") || m.role() == "tool");
+        if self.shows_tools || (tools.is_none() && !has_calls) {
+            return Ok((messages, tools));
+        }
+        match self.options.agent {
+            Some(agent) => Ok((Cow::Owned(agent.write(&messages, tools)), None)),
+            None if tools.is_some() => {
+                let problem = "the template has no place for tools; `agent_template` says how to write them";
+                Err(RowError::new(RowReason::Template, problem))
+            }
+            None => Ok((messages, tools)),
+        }
+    }
+
+    /// The text of a conversation and what of it is trained. Spans of weight 0 may be among the trained ones.
+    pub fn spans(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
+        let (messages, tools) = self.written(messages, tools)?;
+        self.spans_of(&messages, tools)
+    }
+
+    fn spans_of(&self, messages: &[Message], tools: Option<&Value>) -> Result<(String, Vec<TrainedSpan>), RowError> {
+        let render = |messages: &[Map<String, Value>]| self.render(messages, tools, false);
+        let rule = &self.options.loss;
+        let prefix = self.options.response_prefix.as_deref().unwrap_or_default();
+        let of_all = rule.weights(messages);
+        let is_sought = |(message, weight): (&Message, &f32)| match rule {
+            // What the data says nothing of is trained as everything is.
+            LossRule::Everything => message.weight.is_some(),
+            _ => *weight != 0.0,
+        };
+        let sought = messages.iter().zip(&of_all);
+        let weights: Vec<Option<f32>> = sought
+            .map(|(message, weight)| {
+                let prefixed = !prefix.is_empty() && message.is_assistant();
+                (is_sought((message, weight)) || prefixed).then_some(*weight)
+            })
+            .collect();
+        let by_marks = matches!(rule, LossRule::Answers) && messages.iter().all(|m| m.weight.is_none());
+        let (mut text, mut spans) = weighted_spans(messages, &weights, by_marks, &render, self.markers())?;
+        if !prefix.is_empty() {
+            let answers: Vec<bool> = match by_marks && self.template.has_generation_marks() {
+                true => vec![true; spans.len()],
+                false => {
+                    let found = messages.iter().zip(&weights).filter(|(_, weight)| weight.is_some());
+                    found.map(|(message, _)| message.is_assistant()).collect()
+                }
+            };
+            insert_prefix(&mut text, &mut spans, &answers, prefix);
+        }
+        if matches!(rule, LossRule::Everything) {
+            spans = around(&text, spans);
+        }
+        let spans = rule.refine(&text, spans);
+        Ok((text, spans))
     }
 
     /// The labelled document of a conversation. The template writes BOS itself where the model wants one, so the
@@ -145,9 +227,35 @@ impl DialogueEncoder {
         if messages.is_empty() {
             return Err(RowError::new(RowReason::Empty, "the conversation has no messages"));
         }
-        let (text, spans) = self.spans(messages, tools)?;
+        let (messages, tools) = self.written(messages, tools)?;
+        let (text, spans) = self.spans_of(&messages, tools)?;
         let encoded = self.tokenizer.encoder().encode_with_offsets(&text, false)?;
-        Ok(label(encoded, &spans))
+        let mut keep = 0;
+        if self.options.keeps_system {
+            let render = |messages: &[Map<String, Value>]| self.render(messages, tools, false);
+            let end = system_end(&messages, &render, self.markers())?;
+            let begins_with_bos = self.tokenizer.bos().is_some_and(|bos| encoded.ids.first() == Some(&bos.id));
+            keep = encoded.offsets.iter().take_while(|offsets| offsets.1 <= end).count();
+            keep = keep.max(usize::from(begins_with_bos));
+        }
+        Ok(Document { keep, ..label(encoded, &spans) })
+    }
+}
+
+/// Puts a text before each answer that does not begin with it; it belongs to what the model is given.
+fn insert_prefix(text: &mut String, spans: &mut [TrainedSpan], answers: &[bool], prefix: &str) {
+    let mut shift = 0;
+    for (span, is_answer) in spans.iter_mut().zip(answers) {
+        span.range = span.range.start + shift..span.range.end + shift;
+        if !is_answer {
+            continue;
+        }
+        if !text[span.range.clone()].starts_with(prefix) {
+            text.insert_str(span.range.start, prefix);
+            shift += prefix.len();
+            span.range.end += prefix.len();
+        }
+        span.range.start += prefix.len();
     }
 }
 
@@ -205,5 +313,5 @@ pub(crate) fn label(encoded: Encoded, spans: &[TrainedSpan]) -> Document {
             _ => {}
         }
     }
-    Document { ids, labels, weights, positions: None }
+    Document { ids, labels, weights, positions: None, keep: 0 }
 }

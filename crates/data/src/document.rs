@@ -17,6 +17,8 @@ pub struct Document {
     pub weights: Vec<f32>,
     /// Given positions; without them they count from 0.
     pub positions: Option<Vec<i32>>,
+    /// Tokens at the beginning that survive [`Truncation::Left`]: BOS and the system prompt.
+    pub keep: usize,
 }
 
 /// What happens to a document that is longer than the limit.
@@ -24,6 +26,8 @@ pub struct Document {
 pub enum Truncation {
     /// The row is left out, and counted.
     Delete,
+    /// The beginning is cut off, but for what the document keeps.
+    Left,
     /// The end is cut off.
     Right,
     /// Cut into consecutive pieces, each a document of its own.
@@ -33,7 +37,7 @@ pub enum Truncation {
 impl Document {
     /// A document of which every token is trained with weight 1.
     pub fn all_trained(ids: Vec<i32>) -> Self {
-        Document { labels: ids.clone(), weights: vec![1.0; ids.len()], ids, positions: None }
+        Document { labels: ids.clone(), weights: vec![1.0; ids.len()], ids, positions: None, keep: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -64,6 +68,7 @@ impl Document {
                     let problem = format!("{} tokens, the limit is {limit}", self.len());
                     return Err(RowError::new(RowReason::TooLong, problem));
                 }
+                Truncation::Left => vec![self.without_beginning(limit)?],
                 Truncation::Right => vec![self.slice(0, limit)],
                 Truncation::Split => (0..self.len())
                     .step_by(limit)
@@ -78,12 +83,33 @@ impl Document {
         Ok(kept)
     }
 
+    /// What is kept of the beginning, and the end up to `limit` tokens. The first token after the gap is not trained:
+    /// what stands before it now is not what it follows.
+    fn without_beginning(&self, limit: usize) -> Result<Document, RowError> {
+        if self.keep >= limit {
+            let problem = format!("the system prompt alone has {} tokens, the limit is {limit}", self.keep);
+            return Err(RowError::new(RowReason::TooLong, problem));
+        }
+        let mut document = self.slice(0, self.keep);
+        let mut end = self.slice(self.len() - (limit - self.keep), self.len());
+        end.labels[0] = IGNORE;
+        end.weights[0] = 0.0;
+        document.ids.append(&mut end.ids);
+        document.labels.append(&mut end.labels);
+        document.weights.append(&mut end.weights);
+        if let (Some(positions), Some(mut more)) = (&mut document.positions, end.positions) {
+            positions.append(&mut more);
+        }
+        Ok(document)
+    }
+
     fn slice(&self, from: usize, to: usize) -> Document {
         Document {
             ids: self.ids[from..to].to_vec(),
             labels: self.labels[from..to].to_vec(),
             weights: self.weights[from..to].to_vec(),
             positions: self.positions.as_ref().map(|positions| positions[from..to].to_vec()),
+            keep: 0,
         }
     }
 }
@@ -214,7 +240,11 @@ mod tests {
         let pieces = document.clone().truncate(4, Truncation::Split).unwrap();
         assert_eq!(pieces.iter().map(|p| p.ids.clone()).collect::<Vec<_>>(), [vec![4, 5, 6, 7], vec![8, 9]]);
         assert_eq!(pieces[0].labels, [IGNORE, IGNORE, 6, 7]);
-        assert_eq!(document.clone().truncate(10, Truncation::Delete).unwrap(), [document]);
+        assert_eq!(document.clone().truncate(10, Truncation::Delete).unwrap(), [document.clone()]);
+        document.keep = 2;
+        let left = document.clone().truncate(5, Truncation::Left).unwrap().remove(0);
+        assert_eq!((left.ids, left.labels), (vec![0, 1, 7, 8, 9], vec![IGNORE, IGNORE, IGNORE, 8, 9]));
+        assert_eq!(document.truncate(2, Truncation::Left).unwrap_err().reason, RowReason::TooLong);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Invariant: this crate knows no graph, no device and no run config; it is told what to do by small structs of its
 //! own.
 
+pub mod agent;
 pub mod batch;
 pub mod dataset;
 pub mod dialogue;
@@ -25,7 +26,9 @@ pub mod spans;
 pub mod summary;
 pub mod template;
 pub mod tokenizer;
+pub mod weights;
 
+pub use agent::AgentForm;
 pub use batch::{Batch, IGNORE};
 pub use dataset::{AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, SystemPrompt};
 pub use dialogue::{DialogueEncoder, DialogueOptions};
@@ -36,3 +39,4 @@ pub use prepare::{PrepareOptions, Prepared, prepare};
 pub use spans::Message;
 pub use summary::{DatasetSummary, Summary};
 pub use tokenizer::Tokenizer;
+pub use weights::LossRule;

@@ -27,8 +27,13 @@ impl Message {
         Message { fields, weight: None }
     }
 
-    fn is_assistant(&self) -> bool {
-        self.fields.get("role").and_then(Value::as_str) == Some("assistant")
+    /// Empty where the message names none.
+    pub fn role(&self) -> &str {
+        self.fields.get("role").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    pub(crate) fn is_assistant(&self) -> bool {
+        self.role() == "assistant"
     }
 
     fn trained_weight(&self) -> f32 {
@@ -87,10 +92,24 @@ pub fn trained_spans(
     render: Render<'_>,
     markers: Markers<'_>,
 ) -> Result<(String, Vec<TrainedSpan>), RowError> {
+    let weights: Vec<Option<f32>> =
+        messages.iter().map(|message| Some(message.trained_weight()).filter(|&weight| weight != 0.0)).collect();
+    weighted_spans(messages, &weights, messages.iter().all(|m| m.weight.is_none()), render, markers)
+}
+
+/// The spans of the messages that have a weight here, be it 0. `by_marks`: the template's own marks decide where it has
+/// any.
+pub fn weighted_spans(
+    messages: &[Message],
+    weights: &[Option<f32>],
+    by_marks: bool,
+    render: Render<'_>,
+    markers: Markers<'_>,
+) -> Result<(String, Vec<TrainedSpan>), RowError> {
     let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
     let base = render(&plain)?;
-    let wanted = |i: usize| messages[i].trained_weight() != 0.0;
-    if !base.generation.is_empty() && messages.iter().all(|m| m.weight.is_none()) {
+    let wanted = |i: usize| weights[i].is_some();
+    if !base.generation.is_empty() && by_marks {
         let spans = base.generation.iter().map(|range| TrainedSpan { range: range.clone(), weight: 1.0 });
         return Ok((base.text, spans.collect()));
     }
@@ -102,7 +121,8 @@ pub fn trained_spans(
         located.push(if near { locate(&base.text, &mut plain, i, &sentinels, render)? } else { None });
     }
     let mut spans: Vec<TrainedSpan> = Vec::new();
-    for (i, message) in messages.iter().enumerate().filter(|&(i, _)| wanted(i)) {
+    for (i, (message, weight)) in messages.iter().zip(weights).enumerate() {
+        let Some(weight) = *weight else { continue };
         let disagreement = |what: &str| RowError::new(RowReason::Span, format!("message {}: {what}", i + 1));
         let Some(own) = &located[i] else {
             return Err(disagreement("the template does not show it"));
@@ -137,9 +157,32 @@ pub fn trained_spans(
                 begin..turn_end(&base.text, own, limit, markers)
             }
         };
-        spans.push(TrainedSpan { range, weight: message.trained_weight() });
+        spans.push(TrainedSpan { range, weight });
     }
     Ok((base.text, spans))
+}
+
+/// Where the part of a rendering ends that survives when its beginning is cut off: the system prompt, the template's own
+/// too, with the token that ends it. 0: there is none before the first other message.
+pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>) -> Result<usize, RowError> {
+    let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
+    let base = render(&plain)?.text;
+    let sentinels = sentinels(&base);
+    let first = messages.iter().position(|message| message.role() != "system").unwrap_or(messages.len());
+    let mut start = |i: usize| -> Result<Option<Range<usize>>, RowError> {
+        if i >= plain.len() {
+            return Ok(None);
+        }
+        Ok(locate(&base, &mut plain, i, &sentinels, render)?.map(|located| located.range))
+    };
+    let Some(other) = start(first)? else { return Ok(0) };
+    let head = &base[..other.start];
+    let ends = markers.end_of_turn.iter().filter_map(|token| head.rfind(token.as_str()).map(|at| at + token.len()));
+    match ends.max() {
+        Some(end) => Ok(end),
+        None if first == 0 => Ok(0),
+        None => Ok(start(0)?.map(|system| system.end).filter(|&end| end <= other.start).unwrap_or(0)),
+    }
 }
 
 /// The fields of a message that a template may show, as JSON pointers with the values that replace them.

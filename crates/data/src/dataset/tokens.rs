@@ -42,7 +42,7 @@ impl EncodeRow for TokenRows {
                 *weight = 0.0;
             }
         }
-        Ok(Document { ids, labels, weights, positions })
+        Ok(Document { ids, labels, weights, positions, keep: 0 })
     }
 }
 

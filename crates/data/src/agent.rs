@@ -1,0 +1,138 @@
+//! Tools and their calls as plain messages, for templates that have no place for them.
+//!
+//! Knows the forms in which agents are written; no template and no tokens.
+
+use serde_json::{Map, Value, json};
+
+use crate::spans::Message;
+
+/// How tools and calls are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentForm {
+    /// JSON between `<tool_call>` tags.
+    Hermes,
+    /// `Action:`, `Action Input:` and `Observation:` lines.
+    React,
+}
+
+impl AgentForm {
+    /// Names of the forms.
+    pub const NAMES: [&'static str; 2] = ["hermes", "react"];
+
+    /// The form of that name.
+    pub fn named(name: &str) -> Option<AgentForm> {
+        match name {
+            "hermes" => Some(AgentForm::Hermes),
+            "react" => Some(AgentForm::React),
+            _ => None,
+        }
+    }
+
+    /// The same conversation in system, user and assistant messages without tools. Weights stay with their messages.
+    pub fn write(self, messages: &[Message], tools: Option<&Value>) -> Vec<Message> {
+        let mut written: Vec<Message> = Vec::with_capacity(messages.len() + 1);
+        if let Some(tools) = tools {
+            let instructions = self.instructions(tools);
+            match messages.first().filter(|first| first.role() == "system") {
+                Some(system) => {
+                    let mut system = system.clone();
+                    let text = format!("{}\n\n{instructions}", content(&system.fields));
+                    system.fields.insert("content".to_owned(), json!(text));
+                    written.push(system);
+                }
+                None => written.push(Message::new("system", &instructions)),
+            }
+        }
+        let rest = if written.is_empty() || messages.first().is_none_or(|m| m.role() != "system") { 0 } else { 1 };
+        for message in &messages[rest..] {
+            let mut message = message.clone();
+            let calls = message.fields.shift_remove("tool_calls");
+            if let Some(Value::Array(calls)) = calls {
+                let text = content(&message.fields);
+                let lines: Vec<String> = calls.iter().map(|call| self.call(call)).collect();
+                let gap = if text.is_empty() { "" } else { "\n" };
+                message.fields.insert("content".to_owned(), json!(format!("{text}{gap}{}", lines.join("\n"))));
+            }
+            if message.role() == "tool" {
+                let text = self.result(&content(&message.fields));
+                message.fields = Message::new("user", &text).fields;
+            }
+            written.push(message);
+        }
+        written
+    }
+
+    fn instructions(self, tools: &Value) -> String {
+        let tools: Vec<&Value> = tools.as_array().map(|list| list.iter().collect()).unwrap_or_default();
+        let function = |tool: &Value| tool.get("function").unwrap_or(tool).clone();
+        let lines: Vec<String> = tools.into_iter().map(|tool| function(tool).to_string()).collect();
+        match self {
+            AgentForm::Hermes => format!(
+                "Functions that you may call, one JSON signature a line:\n<tools>\n{}\n</tools>\nA call is written as \
+                 JSON with `name` and `arguments`:\n<tool_call>\n{{\"name\": ..., \"arguments\": ...}}\n</tool_call>",
+                lines.join("\n")
+            ),
+            AgentForm::React => format!(
+                "Tools that you may use, one JSON signature a line:\n{}\nA tool is used by two lines, after which its \
+                 result is given as an observation:\nAction: the name of the tool\nAction Input: its arguments as JSON",
+                lines.join("\n")
+            ),
+        }
+    }
+
+    fn call(self, call: &Value) -> String {
+        let function = call.get("function").unwrap_or(call);
+        let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
+        let arguments = match function.get("arguments") {
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => "{}".to_owned(),
+        };
+        match self {
+            AgentForm::Hermes => {
+                format!("<tool_call>\n{{\"name\": {}, \"arguments\": {arguments}}}\n</tool_call>", json!(name))
+            }
+            AgentForm::React => format!("Action: {name}\nAction Input: {arguments}"),
+        }
+    }
+
+    fn result(self, text: &str) -> String {
+        match self {
+            AgentForm::Hermes => format!("<tool_response>\n{text}\n</tool_response>"),
+            AgentForm::React => format!("Observation: {text}"),
+        }
+    }
+}
+
+fn content(fields: &Map<String, Value>) -> String {
+    match fields.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        None | Some(Value::Null) => String::new(),
+        Some(other) => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_results_become_text() {
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+        let mut call = Message::new("assistant", "");
+        call.fields.insert("tool_calls".into(), json!([{"function": {"name": "f", "arguments": {"x": 1}}}]));
+        call.weight = Some(0.5);
+        let talk = [Message::new("user", "q"), call, Message::new("tool", "7"), Message::new("assistant", "a")];
+        let written = AgentForm::Hermes.write(&talk, Some(&tools));
+        let shown: Vec<(&str, String)> = written.iter().map(|m| (m.role(), content(&m.fields))).collect();
+        assert_eq!(shown[0].0, "system");
+        assert!(shown[0].1.contains("{\"name\":\"f\",\"parameters\":{}}"), "{shown:?}");
+        assert_eq!(shown[2].1, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>");
+        assert_eq!((shown[3].0, shown[3].1.as_str()), ("user", "<tool_response>\n7\n</tool_response>"));
+        assert_eq!((written.len(), written[2].weight), (5, Some(0.5)));
+        assert!(!written[2].fields.contains_key("tool_calls"));
+        let system = [Message::new("system", "S"), talk[0].clone()];
+        let written = AgentForm::React.write(&system, Some(&tools));
+        assert!(written.len() == 2 && content(&written[0].fields).starts_with("S\n\nTools that"));
+    }
+}

@@ -31,6 +31,7 @@ __all__ = [
     "ModelError",
     "RunError",
     "SurogateError",
+    "Tokenizer",
     "Trainer",
     "__version__",
     "load",
@@ -38,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`load`, `Model` and `Trainer` are imported when they are first used: numpy takes time that
+    """`load`, `Model`, `Tokenizer` and `Trainer` are imported when they are first used: numpy takes time that
     the command line does not have."""
     if name in ("load", "Model"):
         from . import model
@@ -48,4 +49,8 @@ def __getattr__(name: str) -> object:
         from .trainer import Trainer
 
         return Trainer
+    if name == "Tokenizer":
+        from .tokenizer import Tokenizer
+
+        return Tokenizer
     raise AttributeError(f"module `surogate` has no attribute `{name}`")

@@ -64,6 +64,13 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     return _native.run(config, folder, ir, site_packages(), options.quiet)
 
 
+def _tokenize(options: Namespace, overrides: Overrides) -> int:
+    config = load_config(Path(options.config), options.task, overrides)
+    folder, ir = open_source(config, weights=False)
+    print(_native.check_data(hub.with_data(config), folder, ir), end="")
+    return 0
+
+
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides)
     folder, ir = open_source(config, weights=False)
@@ -120,6 +127,7 @@ def _export(options: Namespace, overrides: Overrides) -> int:
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "sft": _train,
     "pt": _train,
+    "tokenize": _tokenize,
     "show": _show,
     "plan": _plan,
     "export": _export,

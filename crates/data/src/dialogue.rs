@@ -13,6 +13,7 @@ use crate::batch::IGNORE;
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
 use crate::spans::{Markers, Message, TrainedSpan, system_end, weighted_spans};
+use crate::summary::Expected;
 use crate::template::{ChatTemplate, Conversation, Rendered, clock_now};
 use crate::tokenizer::{Encoded, Tokenizer};
 use crate::weights::{LossRule, around};
@@ -144,6 +145,12 @@ impl DialogueEncoder {
     pub fn end_of_turn_ids(&self) -> Vec<i32> {
         let ids = self.end_of_turn.iter().filter_map(|token| self.tokenizer.encoder().token_to_id(token));
         ids.map(|id| id as i32).collect()
+    }
+
+    /// What a document of a conversation should hold.
+    pub(crate) fn expected(&self) -> Expected {
+        let bos = self.tokenizer.bos().map(|bos| bos.id as i32);
+        Expected { ends: Some(self.end_of_turn_ids()), bos }
     }
 
     fn markers(&self) -> Markers<'_> {

@@ -34,7 +34,7 @@ pub use dataset::{AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, In
 pub use dialogue::{DialogueEncoder, DialogueOptions};
 pub use document::{Corpus, Document, DocumentSet, Truncation};
 pub use error::{DataError, RowError, RowReason};
-pub use loader::{Extent, Layout, Loader, LoaderSpec, Position, extent};
+pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Position, extent};
 pub use prepare::{PrepareOptions, Prepared, prepare};
 pub use spans::Message;
 pub use summary::{DatasetSummary, Summary};

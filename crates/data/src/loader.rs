@@ -22,6 +22,17 @@ pub enum Layout {
     /// One document a row, each micro-batch padded to the smallest of these lengths that holds its longest row. The
     /// lengths ascend; the last is the sequence length.
     Padded(Vec<usize>),
+    /// One document after another in a single row, without padding between them; a micro-batch is as many documents as
+    /// it has rows. The row is filled up to the smallest of these lengths; the last holds that many of the longest.
+    Joined(Vec<usize>),
+}
+
+/// Where a row is filled up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Padding {
+    #[default]
+    End,
+    Beginning,
 }
 
 /// What a [`Loader`] is told.
@@ -32,6 +43,7 @@ pub struct LoaderSpec {
     /// Tokens of a row.
     pub seq_len: usize,
     pub layout: Layout,
+    pub padding: Padding,
     /// `false` keeps the order of the data in every epoch.
     pub shuffle: bool,
     pub seed: u64,
@@ -86,7 +98,7 @@ impl Cursor {
         let members = &self.documents.members;
         let chosen: Vec<u32> = order[begin..(begin + WINDOW).min(n)].iter().map(|&i| members[i as usize]).collect();
         match self.spec.layout {
-            Layout::Padded(_) => chosen.into_iter().map(|document| vec![document]).collect(),
+            Layout::Padded(_) | Layout::Joined(_) => chosen.into_iter().map(|document| vec![document]).collect(),
             Layout::Packed => {
                 let lengths: Vec<usize> = chosen.iter().map(|&d| self.documents.corpus.length(d as usize)).collect();
                 let rows = best_fit(&lengths, self.spec.seq_len);
@@ -133,20 +145,25 @@ impl Cursor {
             return None;
         }
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum::<usize>();
-        let longest = rows.iter().map(length_of).max().unwrap_or(0);
-        let seq_len = match &self.spec.layout {
-            Layout::Packed => self.spec.seq_len,
-            Layout::Padded(lengths) => {
-                lengths.iter().copied().find(|&length| length >= longest).unwrap_or(self.spec.seq_len)
-            }
+        let fitting = |lengths: &[usize], needed: usize| {
+            lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
         };
-        Some(self.assemble(&rows, seq_len))
+        let longest = || rows.iter().map(length_of).max().unwrap_or(0);
+        Some(match &self.spec.layout {
+            Layout::Packed => self.assemble(&rows, batch_size, self.spec.seq_len),
+            Layout::Padded(lengths) => self.assemble(&rows, batch_size, fitting(lengths, longest())),
+            Layout::Joined(lengths) => {
+                let joined = rows.concat();
+                let length = fitting(lengths, length_of(&joined));
+                self.assemble(&[joined], 1, length)
+            }
+        })
     }
 
-    fn assemble(&self, rows: &[Vec<u32>], seq_len: usize) -> Batch {
-        let size = self.spec.batch_size * seq_len;
+    fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Batch {
+        let size = batch_size * seq_len;
         let mut batch = Batch {
-            batch: self.spec.batch_size,
+            batch: batch_size,
             seq_len,
             input_ids: Vec::with_capacity(size),
             position_ids: Vec::with_capacity(size),
@@ -154,27 +171,39 @@ impl Cursor {
             weights: Vec::with_capacity(size),
             document_start: Vec::with_capacity(size),
         };
-        for number in 0..self.spec.batch_size {
+        for number in 0..batch_size {
             let row_begin = number * seq_len;
-            for &document in rows.get(number).into_iter().flatten() {
+            let row = rows.get(number).map_or(&[][..], Vec::as_slice);
+            let used: usize = row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum();
+            let padding = seq_len - used;
+            if self.spec.padding == Padding::Beginning {
+                self.fill(&mut batch, padding, row_begin);
+            }
+            for &document in row {
                 self.append(&mut batch, document as usize, row_begin);
             }
-            // What is left of the row are documents of their own in which nothing is trained.
-            let start = batch.input_ids.len() - row_begin;
-            let longest = match self.spec.layout {
-                Layout::Packed => self.spec.longest_padding.max(1),
-                Layout::Padded(_) => seq_len,
-            };
-            batch.input_ids.resize(row_begin + seq_len, self.spec.pad_id);
-            batch.targets.resize(row_begin + seq_len, IGNORE);
-            batch.weights.resize(row_begin + seq_len, 0.0);
-            for begin in (start..seq_len).step_by(longest) {
-                let end = begin.saturating_add(longest).min(seq_len);
-                batch.position_ids.extend(0..(end - begin) as i32);
-                batch.document_start.resize(row_begin + end, begin as i32);
+            if self.spec.padding == Padding::End {
+                self.fill(&mut batch, padding, row_begin);
             }
         }
         batch
+    }
+
+    /// Padding is documents of their own in which nothing is trained.
+    fn fill(&self, batch: &mut Batch, padding: usize, row_begin: usize) {
+        let start = batch.input_ids.len() - row_begin;
+        let longest = match self.spec.layout {
+            Layout::Packed => self.spec.longest_padding.max(1),
+            Layout::Padded(_) | Layout::Joined(_) => padding.max(1),
+        };
+        batch.input_ids.resize(row_begin + start + padding, self.spec.pad_id);
+        batch.targets.resize(row_begin + start + padding, IGNORE);
+        batch.weights.resize(row_begin + start + padding, 0.0);
+        for begin in (0..padding).step_by(longest) {
+            let end = begin.saturating_add(longest).min(padding);
+            batch.position_ids.extend(0..(end - begin) as i32);
+            batch.document_start.resize(row_begin + start + end, (start + begin) as i32);
+        }
     }
 
     fn append(&self, batch: &mut Batch, document: usize, row_begin: usize) {
@@ -182,6 +211,16 @@ impl Cursor {
         let n = view.ids.len();
         let mut start = batch.input_ids.len() - row_begin;
         batch.input_ids.extend_from_slice(view.ids);
+        if view.positions.is_none() && n > 0 {
+            let next = || view.labels[1..].iter().zip(&view.weights[1..]);
+            batch.position_ids.extend(0..n as i32);
+            batch.document_start.resize(batch.input_ids.len(), start as i32);
+            batch.targets.extend(next().map(|(&label, &weight)| if weight != 0.0 { label } else { IGNORE }));
+            batch.weights.extend(next().map(|(&label, &weight)| if label != IGNORE { weight } else { 0.0 }));
+            batch.targets.push(IGNORE);
+            batch.weights.push(0.0);
+            return;
+        }
         for t in 0..n {
             let continues = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
             if t > 0 && !continues(t) {
@@ -284,8 +323,13 @@ impl Cursor {
             let problem = format!("a document has {length} tokens, a row {}", spec.seq_len);
             return Err(DataError::invalid("datasets", problem).hint("prepare them with max_length = sequence_len"));
         }
-        if let Layout::Padded(lengths) = &spec.layout {
-            assert!(lengths.is_sorted() && lengths.last() == Some(&spec.seq_len), "buckets end at the row length");
+        let longest = match &spec.layout {
+            Layout::Packed => None,
+            Layout::Padded(lengths) => Some((lengths, spec.seq_len)),
+            Layout::Joined(lengths) => Some((lengths, spec.seq_len * spec.batch_size)),
+        };
+        if let Some((lengths, longest)) = longest {
+            assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
         Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None })
     }

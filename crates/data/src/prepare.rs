@@ -103,6 +103,7 @@ fn read_dataset(
 ) -> Result<(), DataError> {
     let mut rows = rows.take(spec.samples.unwrap_or(usize::MAX));
     let truncation = spec.kind.truncation(options.truncation);
+    let expected = encoder.expected();
     let encode = |row: &Row| -> Result<Vec<Document>, RowError> {
         let fields = row.fields.as_ref().map_err(Clone::clone)?;
         encoder.encode(fields)?.truncate(options.max_length, truncation)
@@ -116,7 +117,7 @@ fn read_dataset(
             match outcome {
                 Ok(documents) => {
                     check_vocabulary(&documents, row, options.vocab_size)?;
-                    summary.keep(&documents, options.max_length);
+                    summary.keep(&documents, options.max_length, &expected);
                     documents.into_iter().for_each(|document| corpus.push(document));
                 }
                 Err(error) => summary.drop_row(&row.place, error),

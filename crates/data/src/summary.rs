@@ -40,6 +40,18 @@ pub struct DatasetSummary {
     pub longest: usize,
     /// Documents that fill `max_length` to the last token.
     pub at_limit: usize,
+    /// Documents in which a token that ends a turn is trained; `None` where no turns are written.
+    pub with_end: Option<usize>,
+    /// Documents that begin with two BOS.
+    pub doubled_bos: usize,
+}
+
+/// What the documents of a dataset should hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Expected {
+    /// Tokens of which one ends each answer.
+    pub ends: Option<Vec<i32>>,
+    pub bos: Option<i32>,
 }
 
 /// What became of all datasets.
@@ -53,10 +65,18 @@ impl DatasetSummary {
         DatasetSummary { name, ..DatasetSummary::default() }
     }
 
-    pub(crate) fn keep(&mut self, documents: &[Document], limit: usize) {
+    pub(crate) fn keep(&mut self, documents: &[Document], limit: usize, expected: &Expected) {
         self.rows_read += 1;
         self.rows_kept += 1;
         self.documents += documents.len();
+        if let Some(ends) = &expected.ends {
+            let has_end = |document: &&Document| document.labels.iter().any(|label| ends.contains(label));
+            *self.with_end.get_or_insert(0) += documents.iter().filter(has_end).count();
+        }
+        if let Some(bos) = expected.bos {
+            let is_doubled = |document: &&Document| document.ids.starts_with(&[bos, bos]);
+            self.doubled_bos += documents.iter().filter(is_doubled).count();
+        }
         for document in documents {
             self.tokens += document.len();
             self.trained_tokens += document.trained_tokens();
@@ -101,31 +121,126 @@ impl DatasetSummary {
             return Err(DataError::invalid(&self.name, problem)
                 .hint("check max_length, truncation_strategy and the roles of the messages"));
         }
+        if self.with_end == Some(0) && self.at_limit < self.documents {
+            let problem = format!("no token that ends a turn is trained in any of {} documents", self.documents);
+            return Err(DataError::invalid(&self.name, problem)
+                .hint("the model would never learn to stop: the template should write the model's end token"));
+        }
+        if 2 * self.doubled_bos > self.documents {
+            let problem = format!("{} of {} documents begin with BOS twice", self.doubled_bos, self.documents);
+            return Err(DataError::invalid(&self.name, problem)
+                .hint("the template or prompt_format writes BOS, and so do the data; remove one"));
+        }
         Ok(())
     }
 }
 
+/// A number with its digits in groups of three.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The name of a column, and what stands in it for a dataset.
+type Column = (&'static str, fn(&DatasetSummary) -> String);
+
+/// The table's columns.
+const COLUMNS: [Column; 7] = [
+    ("rows", |of| grouped(of.rows_read)),
+    ("kept", |of| grouped(of.rows_kept)),
+    ("dropped", |of| grouped(of.rows_read - of.rows_kept)),
+    ("documents", |of| grouped(of.documents)),
+    ("tokens", |of| grouped(of.tokens)),
+    ("trained", |of| format!("{:.1} %", 100.0 * of.trained_share())),
+    ("longest", |of| grouped(of.longest)),
+];
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for d in &self.datasets {
-            writeln!(
-                f,
-                "{}: {} rows read, {} kept, {} documents, {} tokens, {:.1} % trained, longest {}",
-                d.name,
-                d.rows_read,
-                d.rows_kept,
-                d.documents,
-                d.tokens,
-                100.0 * d.trained_share(),
-                d.longest
-            )?;
-            if let Some(found) = &d.found {
-                writeln!(f, "  recognised as {found}")?;
+        let width = |(name, text): &Column| {
+            self.datasets.iter().map(|of| text(of).len()).chain([name.len()]).max().unwrap_or(0)
+        };
+        let widths = COLUMNS.each_ref().map(width);
+        let line = |f: &mut fmt::Formatter<'_>, cell: &dyn Fn(&Column) -> String, end: &str| {
+            for (column, width) in COLUMNS.iter().zip(widths) {
+                write!(f, "{:>width$}  ", cell(column))?;
             }
-            for (reason, dropped) in &d.dropped {
-                writeln!(f, "  dropped {} rows: {} (first: {})", dropped.rows, reason.name(), dropped.example)?;
-            }
+            writeln!(f, "{end}")
+        };
+        line(f, &|column| column.0.to_owned(), "data set")?;
+        for of in &self.datasets {
+            line(f, &|column| (column.1)(of), &of.name)?;
+            self.details(of, f)?;
         }
         Ok(())
+    }
+}
+
+impl Summary {
+    fn details(&self, of: &DatasetSummary, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(found) = &of.found {
+            writeln!(f, "  recognised as {found}")?;
+        }
+        if of.files > 1 {
+            writeln!(f, "  read from {} files", of.files)?;
+        }
+        for file in &of.left_out {
+            writeln!(f, "  {} belongs to no split and is left out", file.display())?;
+        }
+        for (reason, dropped) in &of.dropped {
+            writeln!(f, "  dropped {} rows: {} (first: {})", dropped.rows, reason.name(), dropped.example)?;
+        }
+        if let Some(with_end) = of.with_end.filter(|&with_end| with_end < of.documents) {
+            writeln!(f, "  {} documents train no token that ends a turn", of.documents - with_end)?;
+        }
+        if of.doubled_bos > 0 {
+            writeln!(f, "  {} documents begin with BOS twice", of.doubled_bos)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(document: Document, expected: &Expected) -> DatasetSummary {
+        let mut summary = DatasetSummary::new("set".to_owned());
+        summary.keep(&[document], 100, expected);
+        summary
+    }
+
+    #[test]
+    fn impossible_masks_are_errors() {
+        let ends = Expected { ends: Some(vec![9]), bos: Some(1) };
+        let of = |ids: &[i32]| summary(Document::all_trained(ids.to_vec()), &ends).check().map_err(|e| e.to_string());
+        assert_eq!(of(&[1, 2, 9]), Ok(()));
+        assert!(of(&[1, 2, 3]).unwrap_err().contains("no token that ends a turn"));
+        assert!(of(&[1, 1, 9]).unwrap_err().contains("begin with BOS twice"));
+        assert_eq!(summary(Document::all_trained(vec![1, 1, 3]), &Expected::default()).check().is_ok(), true);
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        let mut first = summary(Document::all_trained(vec![1, 2, 3]), &Expected::default());
+        first.tokens = 1_234_567;
+        first.drop_row(
+            &Place { file: std::path::Path::new("a").into(), row: 3 },
+            RowError::new(RowReason::TooLong, "9 tokens"),
+        );
+        let text = Summary { datasets: vec![first] }.to_string();
+        assert_eq!(
+            text,
+            "rows  kept  dropped  documents     tokens  trained  longest  data set\n   \
+             2     1        1          1  1 234 567    0.0 %        3  set\n  \
+             dropped 1 rows: too long (first: a, row 3: 9 tokens)\n"
+        );
     }
 }

@@ -91,6 +91,7 @@ fn instructions_train_the_answer_and_the_end_token() {
         batch_size: 2,
         seq_len: 1024,
         layout: Layout::Packed,
+        padding: data::Padding::End,
         shuffle: true,
         seed: 1,
         epochs: Some(1),

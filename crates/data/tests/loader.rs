@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use data::{Batch, Corpus, Document, DocumentSet, IGNORE, Layout, Loader, LoaderSpec, Position, extent};
+use data::{Batch, Corpus, Document, DocumentSet, IGNORE, Layout, Loader, LoaderSpec, Padding, Position, extent};
 
 const PAD: i32 = 0;
 
@@ -18,10 +18,12 @@ fn corpus(count: usize) -> DocumentSet {
 }
 
 fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
+    let padding = Padding::End;
     LoaderSpec {
         batch_size: 3,
         seq_len: 32,
         layout,
+        padding,
         shuffle: true,
         seed: 11,
         epochs: Some(2),
@@ -223,4 +225,44 @@ fn an_endless_loader_stops_when_it_is_dropped() {
     assert_eq!(taken, 50);
     assert!(loader.position().epoch > 5);
     drop(loader);
+}
+
+/// Every trained (token, target, position), whatever lies around it.
+fn trained(batches: &[Batch]) -> Vec<(i32, i32, i32)> {
+    let of = |batch: &Batch| {
+        let tokens = batch.input_ids.iter().zip(&batch.targets).zip(&batch.position_ids);
+        let trained = tokens.filter(|((_, target), _)| **target != IGNORE);
+        trained.map(|((id, target), position)| (*id, *target, *position)).collect::<Vec<_>>()
+    };
+    batches.iter().flat_map(of).collect()
+}
+
+#[test]
+fn padding_in_front_and_no_padding_train_the_same_tokens() {
+    let documents = corpus(100);
+    let plain = spec(Layout::Padded(vec![16, 32]), 0);
+    let right = batches(&documents, &plain, Position::default());
+    let front = LoaderSpec { padding: Padding::Beginning, ..plain.clone() };
+    let left = batches(&documents, &front, Position::default());
+    assert_eq!(trained(&right), trained(&left));
+    assert!(left.iter().zip(&right).all(|(a, b)| (a.batch, a.seq_len) == (b.batch, b.seq_len)));
+    for batch in &left[..left.len() - 1] {
+        for (ids, starts) in batch.input_ids.chunks(batch.seq_len).zip(batch.document_start.chunks(batch.seq_len)) {
+            let padding = ids.iter().take_while(|&&id| id == PAD).count();
+            assert!(
+                ids[padding..].iter().all(|&id| id != PAD) && starts[padding..].iter().all(|&s| s as usize == padding)
+            );
+        }
+    }
+    let joined = LoaderSpec { layout: Layout::Joined(vec![24, 48, 96]), ..plain };
+    let joined = batches(&documents, &joined, Position::default());
+    assert_eq!(trained(&right), trained(&joined));
+    assert_eq!(joined.len(), right.len());
+    let size = |all: &[Batch]| all.iter().map(|batch| batch.input_ids.len()).sum::<usize>();
+    assert!(joined.iter().all(|batch| batch.batch == 1) && size(&joined) < size(&right));
+    let half = joined.len() / 2;
+    let mut loader =
+        Loader::new(documents.clone(), spec(Layout::Joined(vec![24, 48, 96]), 0), Position::default()).unwrap();
+    loader.by_ref().take(half).for_each(drop);
+    assert_eq!(batches(&documents, &spec(Layout::Joined(vec![24, 48, 96]), 0), loader.position()), joined[half..]);
 }

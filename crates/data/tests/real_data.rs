@@ -159,6 +159,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
         batch_size: 2,
         seq_len: 2048,
         layout: Layout::Packed,
+        padding: data::Padding::End,
         shuffle: true,
         seed: 1,
         epochs: Some(1),

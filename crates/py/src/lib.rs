@@ -6,6 +6,7 @@
 mod arrays;
 mod config;
 mod console;
+mod data;
 mod doctor;
 mod errors;
 mod merge;
@@ -23,6 +24,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::config::{Config, choose_files, config_help, config_schema};
+    #[pymodule_export]
+    use crate::data::{Tokenizer, check_data};
     #[pymodule_export]
     use crate::doctor::{check_operations, examine_machine};
     #[pymodule_export]

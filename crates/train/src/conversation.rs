@@ -3,10 +3,10 @@
 //! Knows names of options, and checks a named template against the model; rendering is the data crate's.
 
 use data::template::families::{self, Named};
-use data::{DialogueOptions, Tokenizer};
+use data::{AgentForm, DialogueOptions, LossRule, Tokenizer};
 use options::Setting;
 
-use crate::config::{Config, is_template_file};
+use crate::config::{Config, LossScale, Truncation, is_template_file};
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
 
@@ -25,7 +25,31 @@ pub fn dialogue_options(
         (Setting::Value(name), Some(tokenizer)) => template(config, name, source, tokenizer)?,
         _ => (None, None),
     };
-    Ok((DialogueOptions { template, system: of.system.clone(), clock, ..DialogueOptions::default() }, note))
+    let refused = (!of.use_chat_template).then(|| "`use_chat_template: false`, but it is written with it".to_owned());
+    let options = DialogueOptions {
+        template,
+        system: of.system.clone(),
+        clock,
+        loss: loss_rule(&of.loss_scale).expect("wrong weights are refused when options are loaded"),
+        response_prefix: of.response_prefix.clone(),
+        agent: of.agent_template.as_deref().and_then(AgentForm::named),
+        keeps_system: of.truncation_strategy == Truncation::Left,
+        refused,
+        ..DialogueOptions::default()
+    };
+    Ok((options, note))
+}
+
+/// What of conversations is trained. Errors: the name of a weight, and what is wrong with it.
+pub fn loss_rule(of: &LossScale) -> std::result::Result<LossRule, (String, String)> {
+    Ok(match of {
+        LossScale::Default => LossRule::Answers,
+        LossScale::LastRound => LossRule::LastRound,
+        LossScale::All => LossRule::Everything,
+        LossScale::Weights(weights) => {
+            return LossRule::by_name(weights.iter().map(|(name, weight)| (name.as_str(), *weight)));
+        }
+    })
 }
 
 /// The text that a name or a file stands for; none: the model's own.

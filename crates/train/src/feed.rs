@@ -6,17 +6,18 @@ use std::sync::Arc;
 
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent,
-    InstructionColumns, Layout, Loader, LoaderSpec, Position, PrepareOptions, Prepared, Summary, SystemPrompt,
+    InstructionColumns, Layout, Loader, LoaderSpec, Padding, Position, PrepareOptions, Prepared, Summary, SystemPrompt,
     Tokenizer, Truncation,
 };
 use program::{Arch, Documents, Machine, Variant};
 
 use crate::checkpoint::DataDigest;
-use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
+use crate::config::{self, Config, Dataset, DatasetType, Side, SystemPromptType};
 use crate::conversation::dialogue_options;
 use crate::digest;
 use crate::engine::{bucket_of, count_documents};
 use crate::error::{Result, TrainError};
+use crate::plan::Plan;
 use crate::source::ModelSource;
 
 /// Micro-batches that are made ahead of the loop.
@@ -79,13 +80,18 @@ impl Feed {
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
         let layout = layout(config, &[&train, &held_out], sequence_len);
-        let row = row_length(&layout, sequence_len);
+        let batch_size = config.training.per_device_train_batch_size as usize;
+        let row = row_length(&layout, sequence_len, batch_size);
         let longest = bucket_of(train.longest().max(held_out.longest()), row);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
         let train_spec = LoaderSpec {
-            batch_size: config.training.per_device_train_batch_size as usize,
+            batch_size,
             seq_len: row,
             layout,
+            padding: match config.template.padding_side {
+                Side::Right => Padding::End,
+                Side::Left => Padding::Beginning,
+            },
             shuffle: config.data.shuffle,
             seed: config.data.train_seed,
             epochs: Some(u64::from(config.run.num_epochs)),
@@ -94,7 +100,7 @@ impl Feed {
             prefetch: if workers == 0 { 0 } else { PREFETCH },
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
-        let one_per_row = matches!(train_spec.layout, Layout::Padded(_));
+        let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
         let validation_spec =
             LoaderSpec { shuffle: false, seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
         // A fixed number of steps goes on through the data for as long as it takes.
@@ -120,9 +126,20 @@ impl Feed {
     /// depends on how many documents a batch holds: the first batches are counted, with room above.
     pub fn variants(&self, machine: &Machine) -> Result<Vec<Variant>> {
         let batch = self.spec.batch_size;
-        if let Layout::Padded(lengths) = &self.spec.layout {
-            let variant = |seq_len: &usize| Variant { batch, seq_len: *seq_len, documents: Documents::Rows };
-            return Ok(lengths.iter().map(variant).collect());
+        // Padding in front of a document, or a document behind another, are told apart by their starts.
+        let several = |batch: usize, seq_len: usize, most: usize| {
+            let count = if machine.arch == Arch::Cpu { batch * seq_len } else { most.next_power_of_two() };
+            let count = count.min(batch * seq_len);
+            Variant { batch, seq_len, documents: Documents::Packed { count, longest: seq_len } }
+        };
+        match &self.spec.layout {
+            Layout::Padded(lengths) if self.one_per_row => {
+                let variant = |seq_len: &usize| Variant { batch, seq_len: *seq_len, documents: Documents::Rows };
+                return Ok(lengths.iter().map(variant).collect());
+            }
+            Layout::Padded(lengths) => return Ok(lengths.iter().map(|&n| several(batch, n, 2 * batch)).collect()),
+            Layout::Joined(lengths) => return Ok(lengths.iter().map(|&n| several(1, n, batch + 1)).collect()),
+            Layout::Packed => {}
         }
         let seq_len = self.spec.seq_len;
         let most = batch * seq_len;
@@ -148,6 +165,25 @@ impl Feed {
     pub fn seek(&mut self, position: Position) -> Result<()> {
         self.train = Loader::new(self.documents.clone(), self.spec.clone(), position).map_err(TrainError::Data)?;
         Ok(())
+    }
+
+    /// The table of the data check: what became of the rows, and how they fill the batches.
+    pub fn check_table(&self) -> String {
+        let held_out = self.validation.as_ref().map_or(0, |(documents, _)| documents.len());
+        let Extent { rows, micro_batches, fill } = self.train_extent;
+        let how = match &self.spec.layout {
+            Layout::Packed => "packed",
+            Layout::Padded(_) => "padded",
+            Layout::Joined(_) => "joined",
+        };
+        format!(
+            "{}{} documents to train on, {held_out} for evaluation; {rows} rows of up to {} tokens in {micro_batches} \
+             micro-batches, {how}, {:.1} % full\n",
+            self.summary,
+            self.documents.len(),
+            self.spec.seq_len,
+            100.0 * fill
+        )
     }
 
     /// What identifies the training data.
@@ -196,7 +232,7 @@ fn prepare_options(
             config::Truncation::Delete => Truncation::Delete,
             config::Truncation::Right => Truncation::Right,
             config::Truncation::Split => Truncation::Split,
-            config::Truncation::Left => panic!("`left` is refused when options are loaded"),
+            config::Truncation::Left => Truncation::Left,
         },
         vocab_size: source.vocab_size()?,
         workers,
@@ -281,14 +317,33 @@ fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout
     let part = |share: f64| ((longest as f64 * share) as usize).next_multiple_of(LENGTH_UNIT).min(longest);
     let mut lengths: Vec<usize> = LENGTH_PARTS.into_iter().map(part).collect();
     lengths.dedup();
-    Layout::Padded(lengths)
+    if !config.template.padding_free {
+        return Layout::Padded(lengths);
+    }
+    let rows = config.training.per_device_train_batch_size as usize;
+    Layout::Joined(lengths.into_iter().map(|length| length * rows).collect())
 }
 
-fn row_length(layout: &Layout, sequence_len: usize) -> usize {
+/// Tokens of the longest document that a row takes.
+fn row_length(layout: &Layout, sequence_len: usize, rows: usize) -> usize {
+    let last = |lengths: &[usize]| *lengths.last().expect("there is a longest row");
     match layout {
         Layout::Packed => sequence_len,
-        Layout::Padded(lengths) => *lengths.last().expect("there is a longest row"),
+        Layout::Padded(lengths) => last(lengths),
+        Layout::Joined(lengths) => last(lengths) / rows,
     }
+}
+
+/// Prepares the data of a run and tells what became of it, without training: the notes and the table of the data check.
+pub fn check_data(config: &Config, source: &ModelSource) -> Result<String> {
+    let problems = config.check_datasets();
+    if !problems.is_empty() {
+        return Err(TrainError::Config(problems));
+    }
+    let plan = Plan::new(config, source)?;
+    let feed = Feed::new(config, source, plan.sequence_len)?;
+    let notes: String = feed.notes.iter().map(|note| format!("Note: {note}\n")).collect();
+    Ok(notes + &feed.check_table())
 }
 
 /// The files of a data set among the names of a folder, before any is fetched; else the problem and what helps.

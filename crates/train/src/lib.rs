@@ -44,7 +44,7 @@ mod written;
 
 pub use device::{Device, DeviceRequest};
 pub use error::{Result, TrainError};
-pub use feed::choose_files;
+pub use feed::{check_data, choose_files};
 pub use gguf::{GgufDone, write_gguf};
 pub use merge::{Merged, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};

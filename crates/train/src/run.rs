@@ -134,7 +134,7 @@ impl Run {
         }
         observer.line(&format!("Run {} on {} ({})", trainer.name, trainer.device.machine.name, trainer.device.because));
         if let Some(feed) = &trainer.feed {
-            for line in feed.summary.to_string().lines() {
+            for line in feed.check_table().lines() {
                 observer.line(line);
             }
         }

@@ -11,6 +11,7 @@ use crate::document::Document;
 use crate::error::{RowError, RowReason};
 use crate::rows::json::kind;
 use crate::spans::Message;
+use crate::summary::Expected;
 
 /// The columns of a conversation dataset.
 #[derive(Clone, Debug, Default)]
@@ -45,16 +46,26 @@ impl EncodeRow for ConversationRows {
         {
             messages.push(Message::new("system", prompt));
         }
-        for (i, value) in list.iter().enumerate() {
-            let in_message = |e: RowError| RowError { detail: format!("message {}: {}", i + 1, e.detail), ..e };
-            messages.push(message(value, &self.columns.properties).map_err(in_message)?);
-        }
+        messages.extend(self::messages(list, &self.columns.properties)?);
         let tools = match &self.columns.tools {
             Some(name) => tools(name, row.get(name))?,
             None => None,
         };
         self.encoder.encode(&messages, tools.as_ref())
     }
+
+    fn expected(&self) -> Expected {
+        self.encoder.expected()
+    }
+}
+
+/// The messages of a list, in either form and with words on their weights, as a row of the data holds them.
+pub fn messages(list: &[Value], properties: &BTreeMap<String, String>) -> Result<Vec<Message>, RowError> {
+    let read = |(i, value): (usize, &Value)| {
+        let in_message = |e: RowError| RowError { detail: format!("message {}: {}", i + 1, e.detail), ..e };
+        message(value, properties).map_err(in_message)
+    };
+    list.iter().enumerate().map(read).collect()
 }
 
 /// A message in the form that templates read. Properties that are null are left out (columnar files write them), apart

@@ -10,6 +10,7 @@ use crate::dialogue::{DialogueEncoder, label};
 use crate::document::Document;
 use crate::error::{RowError, RowReason};
 use crate::spans::{Message, TrainedSpan};
+use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
 
 /// Where the system prompt comes from.
@@ -160,6 +161,13 @@ impl EncodeRow for InstructionRows {
             Form::Chat(encoder) => self.chat(encoder, &parts),
             Form::Format(_, Some(without)) if parts.input.is_empty() => self.format(without, &parts),
             Form::Format(format, _) => self.format(format, &parts),
+        }
+    }
+
+    fn expected(&self) -> Expected {
+        match &self.form {
+            Form::Chat(encoder) => encoder.expected(),
+            Form::Format(..) => Expected { ends: None, bos: self.tokenizer.bos().map(|bos| bos.id as i32) },
         }
     }
 }

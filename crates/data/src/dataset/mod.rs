@@ -18,9 +18,10 @@ use serde_json::{Map, Value};
 use crate::dialogue::{DialogueEncoder, DialogueOptions};
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
 
-pub use conversation::ConversationColumns;
+pub use conversation::{ConversationColumns, messages};
 pub use detect::AutoColumns;
 pub(crate) use detect::{SAMPLE, detect};
 pub use instruction::{InstructionColumns, SystemPrompt};
@@ -74,6 +75,11 @@ impl DatasetKind {
 /// Turns the columns of one row into a document.
 pub(crate) trait EncodeRow: Send + Sync {
     fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError>;
+
+    /// What its documents should hold.
+    fn expected(&self) -> Expected {
+        Expected::default()
+    }
 }
 
 /// The encoder of a dataset. `tokenizer` may be absent for [`DatasetKind::Tokens`] only.

@@ -6,8 +6,11 @@
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Init, Problem, Recipe, RopeScaling, SystemPromptType,
 };
+use data::AgentForm;
 use data::template::families;
 use options::{Reader, Setting, Table};
+
+use crate::conversation::loss_rule;
 
 /// All contradictions inside one configuration.
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
@@ -17,7 +20,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_adapter(config, reader);
     check_lengths(config, reader);
     check_device(config, reader);
-    check_template(config, reader);
+    check_conversations(config, reader);
     if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
         let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
         reader.report("max_steps", "`max_steps: 0` would train nothing", hint);
@@ -178,6 +181,26 @@ fn check_device(config: &Config, reader: &mut Reader) {
             reader.report(path, format!("`{path}` {why}, but `device` is cpu"), hint);
         }
     }
+}
+
+fn check_conversations(config: &Config, reader: &mut Reader) {
+    let of = &config.template;
+    if let Err((name, problem)) = loss_rule(&of.loss_scale) {
+        let hint = Some("weights are numbers from 0, by role or regular expression".to_string());
+        reader.report("loss_scale", format!("`loss_scale`: `{name}`: {problem}"), hint);
+    }
+    if let Some(name) = of.agent_template.as_deref().filter(|name| AgentForm::named(name).is_none()) {
+        let hint = Some(format!("known are {}", AgentForm::NAMES.join(", ")));
+        reader.report("agent_template", format!("there is no agent template `{name}`"), hint);
+    }
+    if of.padding_free && config.data.sample_packing && !reader.is_faulty("sample_packing") {
+        let hint = Some(
+            "packed rows have no padding between documents: remove `padding_free`, or set `sample_packing: false`"
+                .to_string(),
+        );
+        reader.report("padding_free", "`padding_free` has no effect on packed rows", hint);
+    }
+    check_template(config, reader);
 }
 
 fn check_template(config: &Config, reader: &mut Reader) {

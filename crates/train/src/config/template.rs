@@ -17,26 +17,27 @@ options! {
         /// Most tokens of a conversation. Null is `sequence_len`.
         max_length: Option<u32> = null, min = 1;
         /// What happens to a conversation that is longer.
-        truncation_strategy: Truncation = "delete", pending_words = &["left"];
+        truncation_strategy: Truncation = "delete";
         /// The present of templates that write a date, as `2026-11-20` or `2026-11-20T12:00:00`. `auto` is the start of
         /// the run.
         clock: Setting<Clock> = auto;
         /// The side of a row that is filled up.
-        padding_side: Side = "right", pending;
-        /// Rows of their real length, without filling up.
-        padding_free: bool = false, pending;
+        padding_side: Side = "right";
+        /// Documents of a micro-batch one after another in one row, without padding between them. Only without
+        /// `sample_packing`, whose rows have none either.
+        padding_free: bool = false;
         /// Weights of the trained tokens: a rule, or a mapping of roles or patterns to weights.
-        loss_scale: LossScale = "default", pending;
+        loss_scale: LossScale = "default";
         /// GPUs that share one sequence.
         sequence_parallel_size: u32 = 1, min = 1, pending;
         /// Text between the generation prompt and the answer. It is not trained.
-        response_prefix: Option<String> = null, pending;
+        response_prefix: Option<String> = null;
         /// Images: most pixels of one. Only for models that see.
         max_pixels: Option<u64> = null, min = 1, pending;
         /// Images: how coordinates of boxes are written. Only for models that see.
         norm_bbox: Option<NormBbox> = null, pending;
-        /// How tools and their calls are written where the model's template has no place for them.
-        agent_template: Option<String> = null, pending;
+        /// How tools and their calls are written where the model's template has no place for them: `hermes` or `react`.
+        agent_template: Option<String> = null;
     }
 }
 

@@ -287,6 +287,18 @@ fn second_spellings_are_read_but_not_beside_the_first() {
 }
 
 #[test]
+fn conversations_are_checked_when_they_are_configured() {
+    assert!(
+        told("model: m\nloss_scale: {assistant: -1}\n").contains("`assistant`: the weight -1 is not a number from 0")
+    );
+    assert!(told("model: m\nloss_scale: {\"(\": 1}\n").contains("neither a role"));
+    assert!(told("model: m\nagent_template: x\n").contains("there is no agent template `x` | known are hermes, react"));
+    assert!(told("model: m\npadding_free: true\n").contains("no effect on packed rows"));
+    let text = "model: m\nsample_packing: false\npadding_free: true\nloss_scale: last_round\nagent_template: react\n";
+    assert!(good(text).template.padding_free);
+}
+
+#[test]
 fn templates_are_names_or_files() {
     assert!(told("model: m\ntemplate: quen\n").contains("there is no template `quen` | did you mean `qwen`?"));
     assert!(told("model: m\ntemplate: zzz\n").contains("known are qwen, llama"));
@@ -304,7 +316,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
         ("optimizer: normuon", "`optimizer: normuon` is not available yet"),
         ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
-        ("truncation_strategy: left", "`truncation_strategy: left` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("report_to: [wandb]", "`report_to: [\"wandb\"]` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),

@@ -1,0 +1,117 @@
+//! Tokenizer, chat template and data check, for Python. Conversations cross the border as JSON text.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use data::template::{ChatTemplate, Conversation, clock_now};
+use data::{AgentForm, DialogueEncoder, DialogueOptions, LossRule};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde_json::{Map, Value};
+use train::{ModelSource, TrainError};
+
+use crate::config::Config;
+use crate::errors::{DataError, train_error};
+
+fn data_error(error: impl std::fmt::Display) -> PyErr {
+    DataError::new_err(error.to_string())
+}
+
+fn json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
+    serde_json::from_str(text).map_err(|e| PyValueError::new_err(format!("{what}: {e}")))
+}
+
+/// Prepares the data of a run without training: the table of the data check.
+#[pyfunction]
+pub fn check_data(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str) -> PyResult<String> {
+    let table = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?));
+    table.map_err(|error| train_error(py, error))
+}
+
+/// A model folder's tokenizer and chat template.
+#[pyclass(frozen, module = "surogate._native")]
+pub struct Tokenizer {
+    tokenizer: Arc<data::Tokenizer>,
+}
+
+#[pymethods]
+impl Tokenizer {
+    #[new]
+    fn new(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
+        let opened = py.detach(|| data::Tokenizer::from_folder(&folder));
+        let tokenizer = opened.map_err(|error| train_error(py, TrainError::Data(error)))?;
+        Ok(Tokenizer { tokenizer: Arc::new(tokenizer) })
+    }
+
+    /// The ids of a text; `special` lets the tokenizer add its own.
+    fn encode(&self, text: &str, special: bool) -> PyResult<Vec<u32>> {
+        self.tokenizer.encoder().encode(text, special).map_err(data_error)
+    }
+
+    /// The text of ids.
+    fn decode(&self, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
+        self.tokenizer.encoder().decode(&ids, skip_special).map_err(data_error)
+    }
+
+    /// The text of a conversation; `variables` are seen by the template.
+    fn render(&self, messages: &str, tools: Option<&str>, prompt: bool, variables: &str) -> PyResult<String> {
+        let messages: Vec<Map<String, Value>> = json("messages", messages)?;
+        let tools: Option<Value> = tools.map(|tools| json("tools", tools)).transpose()?;
+        let Some(source) = self.tokenizer.chat_template(tools.is_some()) else {
+            return Err(data_error("chat template: the model folder has none"));
+        };
+        let mut all = self.tokenizer.template_variables().clone();
+        all.extend(json::<Map<String, Value>>("variables", variables)?);
+        let template = ChatTemplate::new(source, all, clock_now()).map_err(data_error)?;
+        let rendered = template.render(Conversation { messages: &messages, tools: tools.as_ref() }, prompt);
+        rendered.map(|rendered| rendered.text).map_err(data_error)
+    }
+
+    /// Ids, labels and weights of a conversation as the trainer sees them.
+    fn labels(&self, messages: &str, tools: Option<&str>, options: &str) -> PyResult<(Vec<i32>, Vec<i32>, Vec<f32>)> {
+        let list: Vec<Value> = json("messages", messages)?;
+        let messages = data::dataset::messages(&list, &BTreeMap::new()).map_err(data_error)?;
+        let tools: Option<Value> = tools.map(|tools| json("tools", tools)).transpose()?;
+        let encoder = DialogueEncoder::new(self.tokenizer.clone(), &dialogue(options)?).map_err(data_error)?;
+        let document = encoder.encode(&messages, tools.as_ref()).map_err(data_error)?;
+        Ok((document.ids, document.labels, document.weights))
+    }
+}
+
+/// The options of the same names in run.yaml.
+fn dialogue(options: &str) -> PyResult<DialogueOptions> {
+    let options: Map<String, Value> = json("options", options)?;
+    let mut dialogue = DialogueOptions::default();
+    for (name, value) in options {
+        let wrong = || PyValueError::new_err(format!("{name}: {value} is no value of this option"));
+        let text = || value.as_str().map(str::to_owned).ok_or_else(wrong);
+        match name.as_str() {
+            "system" => dialogue.system = Some(text()?),
+            "response_prefix" => dialogue.response_prefix = Some(text()?),
+            "clock" => dialogue.clock = Some(text()?),
+            "agent_template" => dialogue.agent = Some(AgentForm::named(&text()?).ok_or_else(wrong)?),
+            "loss_scale" => {
+                dialogue.loss = match &value {
+                    Value::Object(weights) => {
+                        let number = |(name, weight): (&'_ String, &Value)| Some((name.clone(), weight.as_f64()?));
+                        let weights: Vec<(String, f64)> =
+                            weights.iter().map(number).collect::<Option<_>>().ok_or_else(wrong)?;
+                        let named = weights.iter().map(|(name, weight)| (name.as_str(), *weight));
+                        LossRule::by_name(named).map_err(|(name, problem)| {
+                            PyValueError::new_err(format!("loss_scale: {name}: {problem}"))
+                        })?
+                    }
+                    _ => match text()?.as_str() {
+                        "default" => LossRule::Answers,
+                        "last_round" => LossRule::LastRound,
+                        "all" => LossRule::Everything,
+                        _ => return Err(wrong()),
+                    },
+                };
+            }
+            _ => return Err(PyValueError::new_err(format!("there is no option `{name}` here"))),
+        }
+    }
+    Ok(dialogue)
+}

@@ -1,0 +1,55 @@
+"""A model's tokenizer and chat template from Python: the text and the labels that the trainer makes.
+
+Knows no numbers of its own; the engine does the work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _native, hub
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Tokenizer:
+    """The tokenizer of a model's folder, or of a name on the hub."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._native = _native.Tokenizer(hub.folder(os.fspath(path), weights=False))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens that stand in the text are recognised."""
+        return self._native.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        return self._native.decode(list(ids), skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation by the model's own template; `variables` are seen by it, such as
+        `enable_thinking=False`."""
+        return self._native.render(
+            json.dumps(list(messages)), _optional(tools), add_generation_prompt, json.dumps(variables)
+        )
+
+    def labels(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> tuple[list[int], list[int], list[float]]:
+        """(ids, labels, weights) of a conversation as a row of type `conversation` gives them: labels are not
+        shifted, -100 is not trained. Options by their names in run.yaml: `system`, `loss_scale`,
+        `response_prefix`, `agent_template`, `clock`."""
+        return self._native.labels(json.dumps(list(messages)), _optional(tools), json.dumps(options))
+
+
+def _optional(tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+    return None if tools is None else json.dumps(list(tools))

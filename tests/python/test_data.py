@@ -1,0 +1,168 @@
+"""Data from the command line and from Python: the check before a run, recognised types, what is trained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import surogate
+from conftest import REPOSITORY
+from surogate.cli import main
+
+STORIES = REPOSITORY / "examples" / "stories"
+
+TALK = [
+    {"role": "user", "content": "One day"},
+    {"role": "assistant", "content": "a cat"},
+    {"role": "user", "content": "and then"},
+    {"role": "assistant", "content": "7 dogs"},
+]
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+def chat_model(tmp_path):
+    """The model of the examples with a chat template."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in (STORIES / "model").iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def tokenize(capsys, tmp_path, model, **options: object) -> tuple[int, str]:
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"model": str(model), "sequence_len": 256, "device": "cpu", **options}))
+    code = main(["tokenize", str(path)])
+    out, err = capsys.readouterr()
+    return code, out + err
+
+
+def test_tokenize_shows_what_became_of_the_rows(capsys, tmp_path, chat_model):
+    data = tmp_path / "talk.jsonl"
+    long = [*TALK, {"role": "user", "content": "x " * 400}, TALK[1]]
+    data.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in [TALK] * 8 + [long]) + "broken\n")
+    code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(data))
+    assert code == 0, text
+    assert "recognised as conversation (OpenAI form) in `messages`" in text
+    assert "dropped 1 rows: too long (first:" in text and "dropped 1 rows: unreadable (first:" in text
+    assert "7 documents to train on, 1 for evaluation" in text
+    header, row = (line.split() for line in text.splitlines()[:2])
+    assert header[:3] == ["rows", "kept", "dropped"] and row[:3] == ["10", "8", "2"]
+
+
+def test_data_that_cannot_be_trained_on_ends_with_code_4(capsys, tmp_path, chat_model):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(pairs))
+    assert code == 4 and "preference pairs" in text, text
+    # The template writes no token that ends a turn.
+    (chat_model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text(json.dumps({"messages": TALK}) + "\n")
+    code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(talk))
+    assert code == 4 and "never learn to stop" in text, text
+    code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(tmp_path / "absent.jsonl"))
+    assert code == 4 and "no such file" in text, text
+
+
+def trained(tokenizer: surogate.Tokenizer, **options: object) -> list[str]:
+    """The trained pieces of the talk, each with its weight."""
+    ids, labels, weights = tokenizer.labels(TALK, **options)
+    assert len(ids) == len(labels) == len(weights)
+    pieces: list[tuple[float, list[int]]] = []
+    previous = None
+    for id_, label, weight in zip(ids, labels, weights, strict=True):
+        assert label in (-100, id_)
+        if label != -100:
+            if previous == weight:
+                pieces[-1][1].append(id_)
+            else:
+                pieces.append((weight, [id_]))
+        previous = weight if label != -100 else None
+    return [f"{tokenizer.decode(piece).strip()} @{weight:g}" for weight, piece in pieces]
+
+
+def test_labels_follow_loss_scale(chat_model):
+    tokenizer = surogate.Tokenizer(chat_model)
+    assert trained(tokenizer) == ["a cat</s> @1", "7 dogs</s> @1"]
+    assert trained(tokenizer, loss_scale="last_round") == ["7 dogs</s> @1"]
+    everything = tokenizer.labels(TALK, loss_scale="all")
+    assert everything[0] == everything[1] and set(everything[2]) == {1.0}
+    weighted = trained(tokenizer, loss_scale={"user": 0.25, "assistant": 0.5, "[0-9]+": 2})
+    assert [piece for piece in weighted if piece.endswith("@2")], weighted
+    assert any("One day" in piece and piece.endswith("@0.25") for piece in weighted), weighted
+    with pytest.raises(ValueError, match="not a number from 0"):
+        tokenizer.labels(TALK, loss_scale={"assistant": -1})
+    with pytest.raises(surogate.DataError, match="weight"):
+        tokenizer.labels([TALK[0], {**TALK[1], "weight": -1}])
+
+
+def test_a_response_prefix_is_given_and_not_trained(chat_model):
+    tokenizer = surogate.Tokenizer(chat_model)
+    ids, _, _ = tokenizer.labels(TALK, response_prefix="So: ")
+    assert tokenizer.decode(ids).count("assistant: So: ") == 2
+    assert trained(tokenizer, response_prefix="So: ") == ["a cat</s> @1", "7 dogs</s> @1"]
+
+
+def test_tools_need_a_place_or_a_form(chat_model):
+    tokenizer = surogate.Tokenizer(chat_model)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    with pytest.raises(surogate.DataError, match="no place for tools"):
+        tokenizer.labels(TALK, tools)
+    ids, _, _ = tokenizer.labels(TALK, tools, agent_template="react")
+    assert '{"name":"f","parameters":{}}' in tokenizer.decode(ids)
+
+
+def test_the_tokenizer_agrees_with_itself(chat_model):
+    tokenizer = surogate.Tokenizer(chat_model)
+    text = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True)
+    assert text == "<s>user: One day</s>\nassistant: "
+    assert tokenizer.encode(text, add_special_tokens=False)[0] == 1
+    assert tokenizer.decode(tokenizer.encode("One day", add_special_tokens=False)).strip() == "One day"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"padding_side": "left", "sample_packing": False},
+        {"padding_free": True, "sample_packing": False},
+        {"sample_packing": False},
+        {"truncation_strategy": "left", "max_length": 24},
+    ],
+)
+def test_rows_of_every_layout_train(tmp_path, chat_model, options):
+    data = tmp_path / "talk.jsonl"
+    rows = [{"messages": TALK[: 2 + 2 * (n % 2)], "n": n} for n in range(6)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    losses = {}
+    for name, given in {"given": options, "packed": {}}.items():
+        trainer = surogate.Trainer(
+            {
+                "model": str(chat_model),
+                "datasets": [{"path": str(data), "type": "conversation"}],
+                "validation_split_ratio": 0,
+                "shuffle": False,
+                "sequence_len": 512,
+                "per_device_train_batch_size": 6,
+                "gradient_accumulation_steps": 1,
+                "num_epochs": 1,
+                "torch_dtype": "float32",
+                "lora_dropout": 0,
+                "device": "cpu",
+                "output_dir": str(tmp_path / name),
+                **given,
+            }
+        )
+        losses[name] = trainer.step()["loss"]
+    if "max_length" in options:
+        assert losses["given"] != pytest.approx(losses["packed"], rel=1e-4)
+    else:
+        assert losses["given"] == pytest.approx(losses["packed"], rel=1e-5)

@@ -88,10 +88,8 @@ def main() -> None:
     median = statistics.median(times[warm:])
     tokens = a.accumulation * a.batch * a.sequence
     shape = f"{a.batch}×{a.accumulation}×{a.sequence}"
-    print(
     rate = f"{tokens / median:.0f} tok/s, {median * 1e3:.1f} ms"
     print(f"{a.folder.name} {a.work} {shape}: {rate}, {len(times)} steps, loss {metrics['loss']:.4f}")
-    )
     if a.breakdown:
         breakdown(t)
 

@@ -40,15 +40,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The CPU backend. `memory` bytes and `cores` are the caller's reading of the host.
+    /// The CPU backend. `memory` bytes and `cores` are the caller's reading of the host. Rates of a core as
+    /// measured on an AMD EPYC with avx512_bf16: products at 100 GFLOP/s in f32 and 170 in bf16, element-wise
+    /// work at 5 GB/s.
     pub fn cpu(memory: usize, cores: usize) -> Self {
+        let cores_at = |rate: f64| rate * cores as f64;
         Machine {
             name: "cpu".into(),
             arch: Arch::Cpu,
             memory,
-            bandwidth: 20e9,
-            bf16_flops: 50e9 * cores as f64,
-            f32_flops: 50e9 * cores as f64,
+            bandwidth: cores_at(5e9),
+            bf16_flops: cores_at(170e9),
+            f32_flops: cores_at(100e9),
             units: cores,
             context_bytes: 0,
         }

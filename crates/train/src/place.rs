@@ -170,10 +170,11 @@ fn lock(config: &Config, output: &Path, notes: &mut Vec<String>) -> Result<File>
     }
 }
 
-/// A trial before the first step: a full or read-only disk is told now.
+/// A trial before the first step: a full or read-only disk is told now. The name is always the same,
+/// so that what a killed process left is taken away by the next.
 fn try_writing(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
-    let trial = folder.join(format!(".trial-{}", std::process::id()));
+    let trial = folder.join(".trial");
     let tried = write_synced(&trial, &[0; 4096]);
     let removed = fs::remove_file(&trial).map_err(|e| TrainError::io("remove", &trial, e));
     tried.and(removed)

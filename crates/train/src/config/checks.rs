@@ -4,7 +4,8 @@
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Init, Problem, Recipe, RopeScaling, SystemPromptType,
+    self as config, Config, Dataset, DatasetType, Device, Init, LossScale, Problem, Recipe, RopeScaling,
+    SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -33,6 +34,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         }
         for (index, dataset) in datasets.iter().flatten().enumerate() {
             check_dataset(dataset, &format!("{list}[{index}]"), reader);
+            check_formatted(config, dataset, &format!("{list}[{index}]"), reader);
         }
     }
     if let Some(total) = config.training.fixed_steps()
@@ -216,8 +218,17 @@ fn check_template(config: &Config, reader: &mut Reader) {
     reader.report("template", format!("there is no template `{name}`"), Some(hint));
 }
 
+/// Places and forms that data cannot be read from yet.
+const UNREADABLE: &[(&str, &str)] = &[("s3://", ""), ("gs://", ""), ("", ".arrow"), ("", ".feather")];
+
 fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
     let at = |name: &str| format!("{path}.{name}");
+    let of = dataset.path.as_str();
+    if let Some((start, end)) = UNREADABLE.iter().find(|(start, end)| of.starts_with(start) && of.ends_with(end)) {
+        let message = format!("`{}: {of}`: data from `{start}{end}` cannot be read yet", at("path"));
+        let hint = "copy it to a local folder as jsonl, json, csv, parquet or txt".to_owned();
+        reader.report(&at("path"), message, Some(hint));
+    }
     if reader.is_faulty(&at("type")) {
         return;
     }
@@ -257,6 +268,16 @@ fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
             let message = format!("`{}` has no effect without `system_prompt_type: {of}`", at(name));
             reader.report(&at(name), message, Some(format!("add `system_prompt_type: {of}`, or remove `{name}`")));
         }
+    }
+}
+
+/// Rows that a format of the options writes have an output and nothing else to weigh.
+fn check_formatted(config: &Config, dataset: &Dataset, path: &str, reader: &mut Reader) {
+    let formatted = dataset.r#type == DatasetType::Instruction && dataset.prompt_format.is_some();
+    if formatted && config.template.loss_scale != LossScale::Default && !reader.is_faulty("loss_scale") {
+        let message =
+            format!("`loss_scale` weighs turns of a chat template, but `{path}.prompt_format` writes the rows");
+        reader.report("loss_scale", message, Some("remove one of `loss_scale` and `prompt_format`".into()));
     }
 }
 

@@ -294,6 +294,14 @@ fn conversations_are_checked_when_they_are_configured() {
     assert!(told("model: m\nloss_scale: {\"(\": 1}\n").contains("neither a role"));
     assert!(told("model: m\nagent_template: x\n").contains("there is no agent template `x` | known are hermes, react"));
     assert!(told("model: m\npadding_free: true\n").contains("no effect on packed rows"));
+    for path in ["s3://bucket/rows.jsonl", "gs://bucket/rows", "rows.arrow"] {
+        assert!(
+            told(&format!("model: m\ndatasets: [{{path: '{path}', type: text}}]\n")).contains("cannot be read yet")
+        );
+    }
+    let formatted = "{path: d.jsonl, type: instruction, instruction_field: a, output_field: b, prompt_format: '{instruction}{output}'}";
+    let text = format!("model: m\nloss_scale: all\ndatasets: [{formatted}]\n");
+    assert!(told(&text).contains("`datasets[0].prompt_format` writes the rows"));
     let text = "model: m\nsample_packing: false\npadding_free: true\nloss_scale: last_round\nagent_template: react\n";
     assert!(good(text).template.padding_free);
 }

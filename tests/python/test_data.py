@@ -166,3 +166,12 @@ def test_rows_of_every_layout_train(tmp_path, chat_model, options):
         assert losses["given"] != pytest.approx(losses["packed"], rel=1e-4)
     else:
         assert losses["given"] == pytest.approx(losses["packed"], rel=1e-5)
+
+
+def test_conversations_need_the_template_that_use_chat_template_forbids(capsys, tmp_path, chat_model):
+    data = tmp_path / "talk.jsonl"
+    data.write_text("".join(json.dumps({"messages": TALK}) + "\n" for _ in range(4)))
+    datasets = [{"path": str(data), "type": "conversation"}]
+    assert tokenize(capsys, tmp_path, chat_model, datasets=datasets)[0] == 0
+    code, text = tokenize(capsys, tmp_path, chat_model, datasets=datasets, use_chat_template=False)
+    assert code == 2 and "`use_chat_template: false`" in text

@@ -105,8 +105,10 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "num_epochs": (numbers, 1, {"max_steps": -1}),
     "save_steps": (files, 2, {}),
     "save_total_limit": (files, 1, {"save_steps": 1}),
-    "checkpoint_dir": (files, lambda o: {"checkpoint_dir": "elsewhere"}, {"save_steps": 1}),
+    "checkpoint_dir": (files, "elsewhere", {"save_steps": 1}),
     "eval_steps": (files, 1, {}),
+    "eval_seed": (numbers, 3, {}),
+    "log_file": (files, "elsewhere", {}),
     "run_name": (files, "other", {"run_name": "one"}),
     "merge_adapter": (files, True, {}),
     "model": (numbers, lambda o: {"model": beside(o, "other")}, {"init": "pretrained"}),
@@ -159,40 +161,35 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "datasets.samples": (numbers, tokens(samples=20), {}),
 }
 
-# Options whose effect another test shows, and which.
+# Options whose effect another test shows: the file that it stands in, which names the option.
 ELSEWHERE = {
-    "memory_limit": "test_plan: smaller plans, the same numbers",
-    "output_dir": "test_cli: every run",
-    "model_name": "config tests: an alias of model",
-    "dataset": "config tests: an alias of datasets",
-    "model_type": "plan.rs: checked against the model",
-    "resume_from_checkpoint": "test_resume",
-    "log_file": "test_cli",
-    "device": "test_cli: cpu here, cuda on a GPU",
-    "gpus": "tests on a GPU",
-    "use_cuda_graphs": "gpu.rs: graphs on and off",
-    "deterministic": "test_cli and gpu.rs",
-    "gradient_dtype": "test_dtypes",
-    "grad_accumulation_dtype": "one value available",
-    "recipe": "one value available",
-    "distributed": "its options are refused by name",
-    "use_fused_rope": "a permission: rotations are computed in the kernel",
-    "use_write_combined": "a permission: nothing is offloaded",
-    "dataloader_num_workers": "data/loader: the same rows for any number of threads",
-    "eval_seed": "order of the evaluation, whose sum does not depend on it",
-    "debug_time_breakdown": "test_cli",
-    "debug_memory_breakdown": "test_cli",
-    "apply_recommended_values": "plan.rs",
-    "template": "test_data: formats by name",
-    "padding_side": "test_data: rows of every layout",
-    "padding_free": "test_data: rows of every layout",
-    "response_prefix": "test_data",
-    "agent_template": "test_data",
-    "loss_scale": "test_data: rules and weights of roles",
-    "system": "data/tests/spans.rs",
-    "clock": "data/tests/templates.rs",
-    "use_chat_template": "data/tests/datasets.rs",
+    "memory_limit": "tests/python/test_plan.py",
+    "output_dir": "tests/python/test_cli.py",
+    "model_name": "crates/train/src/config/tests.rs",
+    "dataset": "tests/python/test_guides.py",
+    "model_type": "crates/train/src/config/tests.rs",
+    "resume_from_checkpoint": "crates/train/tests/resume.rs",
+    "device": "crates/train/tests/gpu.rs",
+    "gpus": "crates/train/src/config/tests.rs",
+    "deterministic": "crates/train/tests/formats.rs",
+    "gradient_dtype": "crates/train/tests/formats.rs",
+    "recipe": "crates/train/src/config/tests.rs",
+    "distributed": "tests/python/test_guides.py",
+    "debug_time_breakdown": "crates/train/tests/watch.rs",
+    "debug_memory_breakdown": "crates/train/tests/watch.rs",
+    "template": "tests/python/test_data.py",
+    "padding_side": "tests/python/test_data.py",
+    "padding_free": "tests/python/test_data.py",
+    "response_prefix": "tests/python/test_data.py",
+    "agent_template": "tests/python/test_data.py",
+    "loss_scale": "tests/python/test_data.py",
+    "system": "crates/data/tests/spans.rs",
+    "clock": "crates/data/tests/spans.rs",
+    "use_chat_template": "tests/python/test_data.py",
 }
+
+# Permissions, and threads: what they allow may not change a result.
+WITHOUT_TRACE = {"use_fused_rope", "use_write_combined", "use_cuda_graphs", "dataloader_num_workers"}
 
 
 def available() -> list[str]:
@@ -210,13 +207,15 @@ def test_each_option_changes_something(base, tmp_path, option):
     folders = [tmp_path / "before", tmp_path / "after"]
     for folder in folders:
         folder.mkdir()
-    if "checkpoint_dir" in changed:
-        changed = {"checkpoint_dir": str(folders[1] / "elsewhere")}
+    if option in ("checkpoint_dir", "log_file"):
+        changed = {option: str(folders[1] / "elsewhere")}
     first, second = observe(before, folders[0]), observe({**before, **changed}, folders[1])
     assert first != second
     assert observe is not numbers or first == observe(before, folders[0]), "two runs of the same options differ"
 
 
 def test_every_available_option_is_looked_at():
-    unknown = [name for name in available() if name not in EFFECTS and name not in ELSEWHERE]
+    unknown = [name for name in available() if name not in EFFECTS.keys() | ELSEWHERE.keys() | WITHOUT_TRACE]
     assert not unknown, f"available, but no test shows what they change: {unknown}"
+    silent = [name for name, file in ELSEWHERE.items() if name not in (REPOSITORY / file).read_text()]
+    assert not silent, f"the tests that should show what they change do not name them: {silent}"

@@ -101,8 +101,7 @@ impl Feed {
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
         let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
-        let validation_spec =
-            LoaderSpec { shuffle: false, seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
+        let validation_spec = LoaderSpec { seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
         // A fixed number of steps goes on through the data for as long as it takes.
         let epochs = config.training.fixed_steps().map_or(train_spec.epochs, |_| None);
         let train_spec = LoaderSpec { epochs, ..train_spec };

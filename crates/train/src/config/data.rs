@@ -14,7 +14,8 @@ options! {
         validation_split_ratio: f64 = 0.1, min = 0, below = 1;
         /// Seed of order, dropout and new weights in training.
         train_seed: u64 = 1234;
-        /// Seed of the order in evaluation.
+        /// Seed of the order in evaluation, which decides what shares a row. The loss is over all rows, so only its
+        /// rounding depends on it.
         eval_seed: u64 = 1234;
         /// Threads that prepare batches. 0 prepares them inside the loop; `auto` follows the number of cores.
         dataloader_num_workers: Setting<u32> = auto, resumable;

@@ -85,8 +85,4 @@ def test_guides_are_read_as_they_are(name):
     except ConfigError as error:
         refused = re.findall(r"`([\w.\[\]]+): [^`]*` is not available yet", str(error))
         assert refused and len(refused) == str(error).count("run.yaml:"), str(error)
-        assert {re.sub(r"\[\d+\]", "", path) for path in refused} <= PENDING | DATA_PENDING, str(error)
-
-
-# The same for data, which a data path of its own makes available.
-DATA_PENDING = {"datasets.split", "datasets.type", "dataset"}
+        assert set(refused) <= PENDING, str(error)

@@ -83,6 +83,7 @@ fn launch(op: &str, attrs: Attrs, inputs: &[&TensorRef], outputs: &[&TensorRef])
 
 fn gemm(m: usize, n: usize, k: usize, a: &TensorRef, b: &TensorRef, d: &TensorRef) -> Gemm {
     Gemm {
+        batch: 1,
         m,
         n,
         k,
@@ -303,6 +304,35 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             assert_eq!(one, run(3));
         }
     }
+}
+
+#[test]
+fn a_batch_is_its_products_one_after_the_other() {
+    let spaced = |offset: usize, stride: usize, shape: [usize; 3]| TensorRef {
+        strides: vec![stride, shape[2], 1],
+        ..at(offset, DType::F32, &shape)
+    };
+    let (a, b, d) = (spaced(0, 20, [3, 4, 5]), spaced(1024, 64, [3, 6, 5]), spaced(4096, 40, [3, 4, 6]));
+    let whole = |at: &TensorRef| TensorRef::dense(at.arena, at.offset, at.dtype, [at.span() / 4]);
+    let run = |instructions: Vec<Instruction>| {
+        let mut session = load(instructions, 2);
+        put(&mut *session, &whole(&a), &values(60, 1));
+        put(&mut *session, &whole(&b), &values(whole(&b).len(), 2));
+        put(&mut *session, &whole(&d), &values(whole(&d).len(), 3));
+        session.run(0).unwrap();
+        get(&mut *session, &whole(&d))
+    };
+    let batch = Gemm { batch: 3, ..gemm(4, 6, 5, &a, &b, &d) };
+    let one = |at: &TensorRef, index: usize| TensorRef {
+        offset: at.offset + index * at.strides[0] * 4,
+        shape: at.shape[1..].to_vec(),
+        strides: at.strides[1..].to_vec(),
+        ..at.clone()
+    };
+    let single = |index: usize| Instruction::Gemm(gemm(4, 6, 5, &one(&a, index), &one(&b, index), &one(&d, index)));
+    let result = run(vec![Instruction::Gemm(batch)]);
+    assert_eq!(result, run((0..3).map(single).collect()));
+    assert_ne!(result, run((0..2).map(single).collect()), "the last product is made as well");
 }
 
 #[test]

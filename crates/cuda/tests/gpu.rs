@@ -148,6 +148,7 @@ fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), tra
     let (t, low) = (layout.place(input, &[m, r]), layout.place(input, &[n / 2, r]));
     let low_rank = LowRank { t: t.clone(), b: low.clone(), transpose_b: true, scale: 0.5, columns: (n / 2, n / 2) };
     let gemm = Gemm {
+        batch: 1,
         m,
         n,
         k,
@@ -215,6 +216,7 @@ fn products(options: &Options, architecture: &str) -> (cuda::Algorithms, Vec<u8>
     let [x, w, y, narrow, z] = [[512, 4096], [1024, 4096], [512, 1024], [16, 4096], [512, 16]].map(&mut tensor);
     let gemm = |b: &TensorRef, d: &TensorRef| {
         Instruction::Gemm(Gemm {
+            batch: 1,
             m: 512,
             n: d.shape[1],
             k: 4096,
@@ -413,6 +415,7 @@ fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
     let weight = layout.place(DType::BF16, &[64, 64]);
     let projected = layout.place(DType::BF16, &[case.rows, case.length, case.heads, 64]);
     instructions.push(Instruction::Gemm(Gemm {
+        batch: 1,
         m: case.rows * case.length * case.heads,
         n: 64,
         k: 64,

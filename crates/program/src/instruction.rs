@@ -64,9 +64,12 @@ pub struct Launch {
 /// D = scale·op(A)·op(B) (+ bias) (+ low-rank addends) (+ D), accumulated in f32 and rounded once to D's
 /// type — or once more where a backend adds the low-rank part in a second pass.
 ///
-/// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n].
+/// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n]. In a batch the first
+/// axis of A, B and D counts products, and there are neither bias nor addends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
+    /// Products of these extents: 1, or the first axis of A, B and D.
+    pub batch: usize,
     pub m: usize,
     pub n: usize,
     pub k: usize,

@@ -28,6 +28,7 @@ impl fmt::Display for Step {
             Instruction::Gemm(g) => {
                 let letter = |t: bool| if t { "t" } else { "n" };
                 let flags = [
+                    (g.batch != 1, format!(" ×{}", g.batch)),
                     (g.accumulate, " accumulate".to_owned()),
                     (g.bias.is_some(), " bias".to_owned()),
                     (!g.low_rank.is_empty(), format!(" low_rank×{}", g.low_rank.len())),

@@ -1,11 +1,11 @@
 //! The Gemm instruction. Two ways to compute it: tiles from packed panels, where the processor has the
 //! instructions and both operands have one type; strips through the `gemm` crate everywhere else. Which
-//! one is decided when the program is loaded.
+//! one is decided when the program is loaded. The products of a batch run one after the other.
 
 mod strips;
 mod tiles;
 
-use program::Gemm;
+use program::{Gemm, TensorRef};
 
 use crate::arena::Memory;
 use crate::scratch::Scratch;
@@ -14,10 +14,27 @@ use crate::scratch::Scratch;
 pub enum Prepared {
     Strips(strips::Prepared),
     Tiles(tiles::Prepared),
+    Batch(Vec<Prepared>),
+}
+
+/// One product of a batch.
+fn product_of(gemm: &Gemm, index: usize) -> Result<Gemm, String> {
+    let part = |at: &TensorRef| {
+        if at.shape.len() != 3 || at.shape[0] != gemm.batch {
+            return Err(format!("{at} is no batch of {} matrices", gemm.batch));
+        }
+        let offset = at.offset + index * at.strides[0] * at.dtype.size();
+        Ok(TensorRef { offset, shape: at.shape[1..].to_vec(), strides: at.strides[1..].to_vec(), ..at.clone() })
+    };
+    Ok(Gemm { batch: 1, a: part(&gemm.a)?, b: part(&gemm.b)?, d: part(&gemm.d)?, ..gemm.clone() })
 }
 
 impl Prepared {
     pub fn new(gemm: &Gemm) -> Result<Prepared, String> {
+        if gemm.batch != 1 {
+            let products = (0..gemm.batch).map(|index| Prepared::new(&product_of(gemm, index)?));
+            return products.collect::<Result<_, _>>().map(Prepared::Batch);
+        }
         let strips = strips::Prepared::new(gemm)?;
         Ok(match tiles::Prepared::new(gemm) {
             Some(tiles) => Prepared::Tiles(tiles),
@@ -30,6 +47,7 @@ impl Prepared {
         match self {
             Prepared::Strips(strips) => strips.reserve(scratch),
             Prepared::Tiles(tiles) => tiles.reserve(scratch),
+            Prepared::Batch(products) => products.iter().for_each(|product| product.reserve(scratch)),
         }
     }
 
@@ -37,6 +55,7 @@ impl Prepared {
         match self {
             Prepared::Strips(strips) => strips.run(memory, scratch),
             Prepared::Tiles(tiles) => tiles.run(memory, scratch),
+            Prepared::Batch(products) => products.iter().for_each(|product| product.run(memory, scratch)),
         }
     }
 }

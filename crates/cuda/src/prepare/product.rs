@@ -59,7 +59,7 @@ fn part(
 }
 
 fn main_product(gemm: &Gemm) -> Product {
-    let Gemm { m, n, k, .. } = *gemm;
+    let Gemm { batch, m, n, k, .. } = *gemm;
     if let Some(bias) = &gemm.bias {
         assert!(bias.is_dense() && bias.len() == n, "a bias is a dense vector of {n} elements, not {bias}");
     }
@@ -67,10 +67,10 @@ fn main_product(gemm: &Gemm) -> Product {
         m,
         n,
         k,
-        batch: 1,
-        a: operand("A", &gemm.a, gemm.transpose_a, (m, k)),
-        b: operand("B", &gemm.b, gemm.transpose_b, (k, n)),
-        d: operand("D", &gemm.d, false, (m, n)),
+        batch,
+        a: batched("A", &gemm.a, batch, gemm.transpose_a, (m, k)),
+        b: batched("B", &gemm.b, batch, gemm.transpose_b, (k, n)),
+        d: batched("D", &gemm.d, batch, false, (m, n)),
         alpha: gemm.scale,
         beta: if gemm.accumulate { 1.0 } else { 0.0 },
         bias: gemm.bias.as_ref().map(|at| at.dtype),
@@ -99,6 +99,16 @@ fn addend_product(gemm: &Gemm, addend: &LowRank) -> Product {
 
 fn matrix(what: &str, at: &TensorRef) -> (usize, usize, usize) {
     at.as_matrix().unwrap_or_else(|| panic!("{what} of a Gemm is a matrix with evenly spaced rows, not {at}"))
+}
+
+/// An operand of a batch, whose matrices lie evenly spaced.
+fn batched(what: &str, at: &TensorRef, batch: usize, transposed: bool, extents: (usize, usize)) -> Operand {
+    if batch == 1 {
+        return operand(what, at, transposed, extents);
+    }
+    assert_eq!(at.shape.len(), 3, "{what} of a batch of products is [batch, rows, columns], not {at}");
+    let matrix = TensorRef { shape: at.shape[1..].to_vec(), strides: at.strides[1..].to_vec(), ..at.clone() };
+    Operand { batch_stride: at.strides[0], ..operand(what, &matrix, transposed, extents) }
 }
 
 /// `extents` are those in the product; the stored matrix has them exchanged when transposed.
@@ -146,6 +156,7 @@ mod tests {
     fn gemm() -> Gemm {
         let qkv = dense([6, 96]);
         Gemm {
+            batch: 1,
             m: 6,
             n: 32,
             k: 8,
@@ -174,6 +185,18 @@ mod tests {
         let product = addend_product(&gemm(), &addend);
         assert_eq!((product.m, product.n, product.k), (6, 16, 4));
         assert_eq!((product.alpha, product.beta, product.d.row_stride), (2.0, 1.0, 96));
+    }
+
+    #[test]
+    fn matrices_of_a_batch_are_evenly_spaced() {
+        let spaced = |shape: [usize; 3], stride: usize| {
+            let dense = TensorRef::dense(ArenaId(0), 0, DType::BF16, shape);
+            TensorRef { strides: vec![stride, shape[2], 1], ..dense }
+        };
+        let (a, b, d) = (spaced([5, 6, 8], 64), spaced([5, 32, 8], 256), spaced([5, 6, 32], 192));
+        let product = main_product(&Gemm { batch: 5, a, b, d, ..gemm() });
+        assert_eq!((product.batch, product.a.batch_stride, product.b.batch_stride), (5, 64, 256));
+        assert_eq!((product.d.batch_stride, product.d.row_stride), (192, 32));
     }
 
     #[test]

@@ -188,6 +188,7 @@ impl Op for Linear {
             .collect();
         let (n, k) = if reading.transposed { (w.shape[1], w.shape[0]) } else { (w.shape[0], w.shape[1]) };
         Lowered::Gemm(Box::new(Gemm {
+            batch: 1,
             m: y.len() / n,
             n,
             k,

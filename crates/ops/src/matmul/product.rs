@@ -141,6 +141,7 @@ impl Op for Matmul {
         let (a, b) = (&call.inputs[0], &call.inputs[1]);
         let (m, n, k) = extents(&a.shape, &b.shape, &flags);
         Lowered::Gemm(Box::new(Gemm {
+            batch: 1,
             m,
             n,
             k,

@@ -59,6 +59,7 @@ impl Op for MatmulSum {
         let (k, n) = (b.shape[0], b.shape[1]);
         let low_rank = LowRank { t: t.clone(), b: c.clone(), transpose_b: false, scale: 1.0, columns: (0, n) };
         Lowered::Gemm(Box::new(Gemm {
+            batch: 1,
             m: a.len() / k,
             n,
             k,

@@ -1,7 +1,7 @@
 //! What stands beside a run's results: the manifest, and the choices for options that were left open.
 
 use jiff::Zoned;
-use program::{Arch, EntryKind, PlanLine, estimate};
+use program::{Arch, EntryKind, PlanLine, Program, estimate};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Reason, Reasons};
@@ -48,6 +48,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     };
     let plan: Vec<Value> = program.plan.iter().map(line).collect();
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
+    let seconds = planned_seconds(&program, trainer.config.training.gradient_accumulation_steps);
     let earlier = place.earlier.as_ref().map(|earlier| &earlier.manifest);
     let started = earlier.map_or_else(|| json!(Zoned::now().to_string()), |manifest| manifest["started"].clone());
     Ok(json!({
@@ -73,11 +74,24 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
         "plan": plan,
         "memory": memory,
         "memory_bytes": bytes,
+        "planned_seconds_per_step": seconds,
         "output": place.output.canonicalize().unwrap_or_else(|_| place.output.clone()),
         "log": place.log,
         "choices": choices,
         "written": written,
     }))
+}
+
+/// Seconds of an optimizer step as the plan reckons them, for the shape of batches that was compiled last; none where
+/// the machine's rates are no measurements.
+fn planned_seconds(program: &Program, accumulation: u32) -> Option<f64> {
+    let seconds = |kind: EntryKind| {
+        let entry = program.entries.iter().rfind(|entry| entry.kind == kind);
+        entry.map_or(0.0, |entry| estimate(entry, &program.machine).seconds)
+    };
+    let (first, next) = (seconds(EntryKind::FirstMicroStep), seconds(EntryKind::NextMicroStep));
+    let planned = first + next * (f64::from(accumulation) - 1.0) + seconds(EntryKind::Update);
+    (program.machine.arch != Arch::Cpu).then_some(planned)
 }
 
 /// What the steps of a process took, beside what the plan says of them.
@@ -100,15 +114,9 @@ impl Measured {
 
     /// `planned_seconds_per_step` is at the machine's measured ceilings, and absent where it has none.
     pub fn to_json(&self, trainer: &mut Trainer) -> Result<Value> {
-        let accumulation = f64::from(trainer.config.training.gradient_accumulation_steps);
+        let accumulation = trainer.config.training.gradient_accumulation_steps;
         let program = trainer.engine()?.program().clone();
-        let seconds = |kind: EntryKind| {
-            let entry = program.entries.iter().rfind(|entry| entry.kind == kind);
-            entry.map_or(0.0, |entry| estimate(entry, &program.machine).seconds)
-        };
-        let (first, next) = (seconds(EntryKind::FirstMicroStep), seconds(EntryKind::NextMicroStep));
-        let planned = first + next * (accumulation - 1.0) + seconds(EntryKind::Update);
-        let planned = (program.machine.arch != Arch::Cpu).then_some(planned);
+        let planned = planned_seconds(&program, accumulation);
         Ok(json!({
             "steps": self.steps,
             "tokens": self.tokens,

@@ -1,0 +1,92 @@
+"""The table of a GPU's rows: made on the CPU with tiny models; restarted; collected into the record."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+SCRIPT = REPOSITORY / "bench" / "device" / "table.py"
+
+
+def table(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with two rows and the words that made them."""
+    folder = tmp_path_factory.mktemp("table")
+    words = ["--device", "cpu", "--tiny", "--seconds", "0.4", "--warm-up", "0.1", "--commit", "abc"]
+    words += ["--out", folder, "--csv", folder / "record.csv"]
+    done = table(*words, "--only", "lora-0.6b,full-1.7b")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, words, done.stdout
+
+
+def test_rows_are_run_and_recorded(made):
+    folder, _, printed = made
+    results = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert [result["row"] for result in results] == ["lora-0.6b", "full-1.7b"]
+    lines = list(csv.DictReader((folder / "record.csv").read_text().splitlines()))
+    assert [(line["work"], line["model"], line["accumulation"]) for line in lines] == [
+        ("lora", "qwen3-0.6b", "4"),
+        ("full", "qwen3-1.7b", "1"),
+    ]
+    for line, result in zip(lines, results, strict=True):
+        assert line["commit"] == "abc" and line["precision"] == "bf16"
+        assert float(line["tokens_per_second"]) > 0 and float(line["planned_memory_gb"]) >= 0
+        steps = result["steps"]
+        # The median and the mean of the same steps; an idle moment of the machine is no factor of three.
+        ratio = result["tokens_per_second"] / result["mean_tokens_per_second"]
+        assert steps > 3 and 1 / 3 < ratio < 3, result
+        assert result["tokens_per_step"] == result["batch"] * result["accumulation"] * result["seq_len"]
+        assert 0 < result["to_step_1"] < 60
+    assert printed.count("\nlora-0.6b ") + printed.startswith("lora-0.6b ") == 2
+
+
+def test_a_row_that_was_run_is_not_run_again(made):
+    folder, words, _ = made
+    before = (folder / "rows.jsonl").read_text()
+    done = table(*words, "--only", "lora-0.6b,full-1.7b")
+    assert done.returncode == 0 and "full-1.7b" in done.stdout
+    assert (folder / "rows.jsonl").read_text() == before
+    stopped = table(*words, "--only", "lora-4b", "--budget", "1")
+    assert "left for another call" in stopped.stdout
+    assert (folder / "rows.jsonl").read_text() == before
+
+
+def test_collecting_appends_once(made, tmp_path):
+    folder, _, _ = made
+    for _ in range(2):
+        done = table("--collect", folder / "rows.jsonl", "--csv", tmp_path / "all.csv", "--tiny")
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "all.csv").read_text() == (folder / "record.csv").read_text()
+
+
+def test_verdicts_are_of_the_numbers(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import table as script
+    from rows import ROWS
+
+    row = ROWS["lora-8b"]
+    assert "NOT" in script.verdict(row, 16_000.0, {})
+    assert script.verdict(row, 16_100.0, {}) == "beats what it must"
+    assert script.verdict(row, 17_300.0, {}) == "target reached"
+    beside = {"lora-8b": {"tokens_per_second": 100.0}}
+    assert script.verdict(ROWS["lora-8b-dropout"], 96.0, beside).endswith("MISSED")
+    assert script.verdict(ROWS["lora-8b-packed"], 101.0, beside).endswith("reached")
+
+
+def test_a_run_that_fails_is_told(tmp_path):
+    words = ["--tiny", "--seconds", "0.2", "--warm-up", "0", "--commit", "abc", "--out", tmp_path]
+    done = table(*words, "--device", "cuda", "--only", "lora-8b", "--csv", tmp_path / "record.csv")
+    if done.returncode == 0:
+        pytest.skip("there is a GPU here")
+    assert "lora-8b" in done.stdout and "FAILED: the run ended with" in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / "record.csv").is_file() or len((tmp_path / "record.csv").read_text().splitlines()) == 1

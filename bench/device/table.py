@@ -103,6 +103,8 @@ def write_run(a: argparse.Namespace, row: Row, folder: pathlib.Path) -> pathlib.
         "lora_rank": 16,
         "lora_alpha": 32,
         "lora_dropout": 0.0,
+        # Of the third step, which lies in the warm-up.
+        "debug_time_breakdown": True,
     }
     # Every JSON value is a YAML value.
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in (options | dict(row.options)).items())

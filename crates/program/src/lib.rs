@@ -13,12 +13,12 @@ mod program;
 mod text;
 
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
-pub use estimate::{Estimate, estimate, kind_of, seconds};
+pub use estimate::{Estimate, Work, ceiling, estimate, expected, kind_of, seconds};
 pub use instruction::{
     Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall,
     KernelId, Launch, LowRank, Provenance, Step,
 };
-pub use machine::{Arch, Machine};
+pub use machine::{Arch, Machine, Reached};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};
 pub use parameter::{Initializer, OptimizerState, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, PlanLine, Program, Variant, scalar};

@@ -103,7 +103,7 @@ pub struct PlanLine {
     pub decision: String,
     /// Bytes that are kept for the backward pass or, computed again, need not be.
     pub bytes: usize,
-    /// What computing again costs, seconds at the machine's ceilings.
+    /// What computing again costs, in seconds as they are expected.
     pub seconds: f64,
     pub reason: String,
 }

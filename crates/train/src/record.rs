@@ -112,7 +112,7 @@ impl Measured {
         self.memory = self.memory.max(step.memory);
     }
 
-    /// `planned_seconds_per_step` is at the machine's measured ceilings, and absent where it has none.
+    /// `planned_seconds_per_step` rests on measured rates, and is absent where the machine has none.
     pub fn to_json(&self, trainer: &mut Trainer) -> Result<Value> {
         let accumulation = trainer.config.training.gradient_accumulation_steps;
         let program = trainer.engine()?.program().clone();

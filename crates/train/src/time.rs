@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use program::{Arch, EntryKind, Program, Variant, kind_of, seconds};
+use program::{Arch, EntryKind, Program, Variant, ceiling, kind_of, seconds};
 use serde_json::{Value, json};
 
 use crate::engine::Engine;
 use crate::error::Result;
 
 /// Runs one micro-step with the clock around every instruction and gives a row for each: kind,
-/// phase, layer, seconds, seconds at the ceiling, FLOPs, bytes. The gradients are overwritten.
+/// phase, layer, seconds, seconds as planned and at the ceiling, FLOPs, bytes. The gradients are overwritten.
 pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
     let program = engine.program().clone();
     let entry = program.entry(EntryKind::FirstMicroStep, Some(variant)).expect("the variant was run before");
@@ -26,7 +26,8 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
                 "phase": step.provenance.phase,
                 "layer": step.provenance.layer,
                 "seconds": time,
-                "ceiling": seconds(step, &program.machine),
+                "planned": seconds(step, &program.machine),
+                "ceiling": ceiling(step, &program.machine),
                 "flops": step.cost.flops,
                 "bytes": step.cost.bytes,
                 "text": step.to_string(),
@@ -45,6 +46,8 @@ pub struct ClassTime {
     pub seconds: f64,
     /// Seconds at the machine's ceilings; none where these are no measurements.
     pub ceiling: Option<f64>,
+    /// Seconds as the plan expects them; none as above.
+    pub planned: Option<f64>,
     pub flops: f64,
     pub bytes: f64,
 }
@@ -62,7 +65,8 @@ pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)]) -> Vec<ClassTime
             class.flops += step.cost.flops;
             class.bytes += step.cost.bytes;
             if measured {
-                *class.ceiling.get_or_insert(0.0) += seconds(step, &program.machine);
+                *class.ceiling.get_or_insert(0.0) += ceiling(step, &program.machine);
+                *class.planned.get_or_insert(0.0) += seconds(step, &program.machine);
             }
         }
     }
@@ -75,7 +79,7 @@ impl ClassTime {
     pub fn to_json(&self) -> Value {
         json!({
             "class": self.name, "instructions": self.count, "seconds": self.seconds, "ceiling_seconds": self.ceiling,
-            "flops": self.flops, "bytes": self.bytes,
+            "planned_seconds": self.planned, "flops": self.flops, "bytes": self.bytes,
         })
     }
 }
@@ -85,21 +89,23 @@ pub fn table(step: u64, classes: &[ClassTime]) -> Vec<String> {
     let all: f64 = classes.iter().map(|class| class.seconds).sum();
     let mut lines = vec![format!("Time of step {step}, instruction by instruction: {:.3} ms in all", all * 1e3)];
     lines.push(format!(
-        "{:>12} {:>7} {:>6} {:>12} {:>10} {:>9}  class",
-        "ms", "share", "count", "GFLOP/s", "GB/s", "ceiling"
+        "{:>12} {:>7} {:>6} {:>12} {:>10} {:>9} {:>9}  class",
+        "ms", "share", "count", "GFLOP/s", "GB/s", "ceiling", "planned"
     ));
     for of in classes {
         let rate = |amount: f64| amount / of.seconds.max(1e-12) / 1e9;
-        let ceiling =
-            of.ceiling.map_or("–".to_owned(), |best| format!("{:.0} %", 100.0 * best / of.seconds.max(1e-12)));
+        let share = |part: Option<f64>| {
+            part.map_or("–".to_owned(), |part| format!("{:.0} %", 100.0 * part / of.seconds.max(1e-12)))
+        };
         lines.push(format!(
-            "{:>12.3} {:>5.1} % {:>6} {:>12.1} {:>10.1} {:>9}  {}",
+            "{:>12.3} {:>5.1} % {:>6} {:>12.1} {:>10.1} {:>9} {:>9}  {}",
             of.seconds * 1e3,
             100.0 * of.seconds / all.max(1e-12),
             of.count,
             rate(of.flops),
             rate(of.bytes),
-            ceiling,
+            share(of.ceiling),
+            share(of.planned),
             of.name
         ));
     }

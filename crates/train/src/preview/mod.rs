@@ -25,7 +25,7 @@ pub struct Preview {
     accumulation: usize,
 }
 
-/// Time at the machine's measured ceilings: what no run can beat.
+/// Time as it is expected, and at the machine's measured ceilings, which no run beats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// One micro-step, forward and backward.
@@ -33,6 +33,8 @@ pub struct Estimate {
     pub update_seconds: f64,
     /// All micro-steps of an optimizer step, and the update.
     pub step_seconds: f64,
+    /// The same at the ceilings.
+    pub ceiling_seconds: f64,
     pub tokens_per_second: f64,
     /// Floating-point operations of an optimizer step, those done again included.
     pub step_flops: f64,
@@ -84,8 +86,7 @@ impl Preview {
         self.program.memory.iter().map(|line| line.bytes).sum()
     }
 
-    /// Every instruction at the higher of its two bounds: operations at the machine's matrix rate,
-    /// bytes at its bandwidth.
+    /// All instructions one after the other.
     pub fn estimate(&self) -> Estimate {
         let machine = &self.program.machine;
         let of = |kind: EntryKind| {
@@ -100,6 +101,7 @@ impl Preview {
             micro_step_seconds: first.seconds,
             update_seconds: update.seconds,
             step_seconds,
+            ceiling_seconds: first.ceiling + next.ceiling * more + update.ceiling,
             tokens_per_second: tokens / step_seconds,
             step_flops: first.flops + next.flops * more + update.flops,
             step_bytes: first.bytes + next.bytes * more + update.bytes,

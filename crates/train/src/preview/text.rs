@@ -45,8 +45,9 @@ impl Preview {
         let notes: String = self.notes.iter().map(|note| format!("Note: {note}\n")).collect();
         format!(
             "{} on {} ({}): {} × {} tokens, {} micro-steps a step\n\n{}{:>16}  of the machine's {gib:.0} GiB\n\n{}\
-             At the machine's measured ceilings, which no run beats:\n\
+             Expected, from rates measured in steps:\n\
              {:>12.2} ms  a micro-step\n{:>12.2} ms  the update\n{:>12.2} ms  a step, {:.0} tokens a second\n\
+             {:>12.2} ms  a step at the machine's ceilings, which no run beats\n\
              {:>12.3} TFLOP and {:.3} TB moved in a step\n{notes}",
             self.program.name,
             machine.name,
@@ -61,6 +62,7 @@ impl Preview {
             of.update_seconds * 1e3,
             of.step_seconds * 1e3,
             of.tokens_per_second,
+            of.ceiling_seconds * 1e3,
             of.step_flops / 1e12,
             of.step_bytes / 1e12,
         )
@@ -115,10 +117,11 @@ impl Preview {
             "memory_bytes": self.memory_bytes(),
             "decisions": program.plan.iter().map(decision).collect::<Vec<Value>>(),
             "estimate": {
-                "meaning": "at the machine's measured ceilings",
+                "meaning": "expected, from rates measured in steps; ceiling_seconds at the machine's ceilings",
                 "micro_step_seconds": of.micro_step_seconds,
                 "update_seconds": of.update_seconds,
                 "step_seconds": of.step_seconds,
+                "ceiling_seconds": of.ceiling_seconds,
                 "tokens_per_second": of.tokens_per_second,
                 "step_flops": of.step_flops,
                 "step_bytes": of.step_bytes,

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 import surogate
 
+# Encoded rows are kept for the session only, and not among the user's.
+ROWS = tempfile.TemporaryDirectory(prefix="surogate-rows-")
+os.environ["SUROGATE_DATA_CACHE"] = ROWS.name
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = REPOSITORY.parent / "shared"
 TRIMMED = REPOSITORY / "tests" / "golden"

@@ -52,7 +52,8 @@ def test_tokenize_shows_what_became_of_the_rows(capsys, tmp_path, chat_model):
     assert "recognised as conversation (OpenAI form) in `messages`" in text
     assert "dropped 1 rows: too long (first:" in text and "dropped 1 rows: unreadable (first:" in text
     assert "7 documents to train on, 1 for evaluation" in text
-    header, row = (line.split() for line in text.splitlines()[:2])
+    table = text[text.index("rows  kept") :]
+    header, row = (line.split() for line in table.splitlines()[:2])
     assert header[:3] == ["rows", "kept", "dropped"] and row[:3] == ["10", "8", "2"]
 
 

@@ -186,6 +186,7 @@ ELSEWHERE = {
     "system": "crates/data/tests/spans.rs",
     "clock": "crates/data/tests/spans.rs",
     "use_chat_template": "tests/python/test_data.py",
+    "data_cache": "tests/python/test_data_cache.py",
 }
 
 # Permissions, and threads: what they allow may not change a result.

@@ -3,6 +3,7 @@
 //! Knows nothing of rows and columns.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::civil::DateTime;
@@ -14,7 +15,7 @@ use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
 use crate::spans::{Markers, Message, TrainedSpan, system_end, weighted_spans};
 use crate::summary::Expected;
-use crate::template::{ChatTemplate, Conversation, Rendered, clock_now};
+use crate::template::{ChatTemplate, Conversation, Rendered, clock_now, read_clock};
 use crate::tokenizer::{Encoded, Tokenizer};
 use crate::weights::{LossRule, around};
 
@@ -39,6 +40,17 @@ pub struct DialogueOptions {
     pub refused: Option<String>,
     /// Further variables that the template sees, such as `enable_thinking`.
     pub variables: Map<String, Value>,
+}
+
+impl DialogueOptions {
+    fn clock(&self) -> Result<DateTime, DataError> {
+        self.clock.as_deref().map_or_else(|| Ok(clock_now()), parse_clock)
+    }
+
+    /// What a format reads off the clock; `None` where the clock or the format is wrong.
+    pub(crate) fn clock_reading(&self, format: &str) -> Option<String> {
+        read_clock(format, self.clock().ok()?).ok()
+    }
 }
 
 /// Names of tokens that end a turn in the common families; the model's own EOS is always one.
@@ -79,10 +91,7 @@ impl DialogueEncoder {
         if let Some(reason) = &options.refused {
             return Err(DataError::invalid("chat template", reason).hint("give the set a prompt_format"));
         }
-        let clock = match &options.clock {
-            None => clock_now(),
-            Some(text) => parse_clock(text)?,
-        };
+        let clock = options.clock()?;
         let own = |tools| options.template.as_deref().or(tokenizer.chat_template(tools));
         let Some(source) = own(false).or(own(true)) else {
             return Err(DataError::invalid("chat template", "the model folder has none")
@@ -151,6 +160,12 @@ impl DialogueEncoder {
     pub(crate) fn expected(&self) -> Expected {
         let bos = self.tokenizer.bos().map(|bos| bos.id as i32);
         Expected { ends: Some(self.end_of_turn_ids()), bos }
+    }
+
+    /// What the templates have read off the clock so far.
+    pub(crate) fn clock_readings(&self) -> BTreeMap<String, String> {
+        let templates = [Some(&self.template), self.tool_template.as_ref()];
+        templates.into_iter().flatten().flat_map(ChatTemplate::clock_readings).collect()
     }
 
     fn markers(&self) -> Markers<'_> {

@@ -1,8 +1,6 @@
-//! Tokenised documents: one by one while they are made, then side by side in flat arrays.
+//! One tokenised document, and how it is cut to a length.
 //!
 //! Knows neither text nor rows of a batch.
-
-use std::sync::Arc;
 
 use crate::batch::IGNORE;
 use crate::error::{RowError, RowReason};
@@ -114,117 +112,6 @@ impl Document {
     }
 }
 
-/// A document inside a [`Corpus`].
-#[derive(Clone, Copy, Debug)]
-pub struct DocumentView<'a> {
-    pub ids: &'a [i32],
-    pub labels: &'a [i32],
-    pub weights: &'a [f32],
-    pub positions: Option<&'a [i32]>,
-}
-
-/// All documents of a run, in the order of the data.
-#[derive(Clone, Debug, Default)]
-pub struct Corpus {
-    ids: Vec<i32>,
-    labels: Vec<i32>,
-    weights: Vec<f32>,
-    /// Documents `i` lies at `bounds[i]..bounds[i + 1]`; empty for an empty corpus.
-    bounds: Vec<usize>,
-    /// Positions of the few documents that bring their own, sorted by document.
-    positions: Vec<(usize, Vec<i32>)>,
-}
-
-impl Corpus {
-    /// Panics if the document's vectors differ in length.
-    pub fn push(&mut self, document: Document) {
-        let n = document.len();
-        assert!(document.labels.len() == n && document.weights.len() == n, "labels and weights belong to tokens");
-        if self.bounds.is_empty() {
-            self.bounds.push(0);
-        }
-        if let Some(positions) = document.positions {
-            assert_eq!(positions.len(), n, "positions belong to tokens");
-            self.positions.push((self.len(), positions));
-        }
-        self.ids.extend(document.ids);
-        self.labels.extend(document.labels);
-        self.weights.extend(document.weights);
-        self.bounds.push(self.ids.len());
-    }
-
-    /// Number of documents.
-    pub fn len(&self) -> usize {
-        self.bounds.len().saturating_sub(1)
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Number of tokens.
-    pub fn tokens(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Panics if there is no document `i`.
-    pub fn document(&self, i: usize) -> DocumentView<'_> {
-        let range = self.bounds[i]..self.bounds[i + 1];
-        let own = self.positions.binary_search_by_key(&i, |entry| entry.0).ok();
-        DocumentView {
-            ids: &self.ids[range.clone()],
-            labels: &self.labels[range.clone()],
-            weights: &self.weights[range],
-            positions: own.map(|at| self.positions[at].1.as_slice()),
-        }
-    }
-
-    /// Tokens of document `i`.
-    pub fn length(&self, i: usize) -> usize {
-        self.bounds[i + 1] - self.bounds[i]
-    }
-}
-
-/// Some documents of a corpus: the training or the validation part.
-#[derive(Clone, Debug)]
-pub struct DocumentSet {
-    pub corpus: Arc<Corpus>,
-    /// Indices into the corpus, ascending.
-    pub members: Arc<[u32]>,
-}
-
-impl DocumentSet {
-    /// Tokens of the longest document; 0 without documents.
-    pub fn longest(&self) -> usize {
-        self.members.iter().map(|&member| self.corpus.length(member as usize)).max().unwrap_or(0)
-    }
-
-    /// Every document.
-    pub fn all(corpus: Arc<Corpus>) -> Self {
-        let members = (0..corpus.len() as u32).collect();
-        DocumentSet { corpus, members }
-    }
-
-    /// Splits off a share of the documents for validation, in 0..1, by the rule of [`crate::order::split`]. Returns
-    /// (training, validation).
-    pub fn split(&self, ratio: f64, seed: u64) -> (Self, Self) {
-        let (training, validation) = crate::order::split(self.len(), ratio, seed);
-        let part = |chosen: Vec<u32>| DocumentSet {
-            corpus: self.corpus.clone(),
-            members: chosen.into_iter().map(|i| self.members[i as usize]).collect(),
-        };
-        (part(training), part(validation))
-    }
-
-    pub fn len(&self) -> usize {
-        self.members.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,19 +132,5 @@ mod tests {
         let left = document.clone().truncate(5, Truncation::Left).unwrap().remove(0);
         assert_eq!((left.ids, left.labels), (vec![0, 1, 7, 8, 9], vec![IGNORE, IGNORE, IGNORE, 8, 9]));
         assert_eq!(document.truncate(2, Truncation::Left).unwrap_err().reason, RowReason::TooLong);
-    }
-
-    #[test]
-    fn a_corpus_gives_back_its_documents() {
-        let mut corpus = Corpus::default();
-        assert!(corpus.is_empty());
-        let first = Document::all_trained(vec![1, 2, 3]);
-        let second = Document { positions: Some(vec![7, 8]), ..Document::all_trained(vec![4, 5]) };
-        corpus.push(first);
-        corpus.push(second);
-        assert_eq!((corpus.len(), corpus.tokens(), corpus.length(1)), (2, 5, 2));
-        assert_eq!(corpus.document(0).positions, None);
-        assert_eq!(corpus.document(1).positions, Some(&[7, 8][..]));
-        assert_eq!(corpus.document(1).ids, [4, 5]);
     }
 }

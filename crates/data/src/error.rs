@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 /// The work cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -48,7 +50,7 @@ pub struct RowError {
 }
 
 /// The classes under which dropped rows are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RowReason {
     /// Not JSON, not UTF-8, or a damaged parquet value.
     Unreadable,

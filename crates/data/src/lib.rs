@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! files ──rows──▶ JSON objects ──dataset──▶ documents ──prepare──▶ corpus ──loader──▶ batches
-//!                                  │ tokenizer, dialogue (template + spans)     │ order, packing
+//!                                  │ tokenizer, dialogue (template + spans)   │ cache     │ order, packing
 //! ```
 //!
 //! Invariant: this crate knows no graph, no device and no run config; it is told what to do by small structs of its
@@ -10,18 +10,23 @@
 
 pub mod agent;
 pub mod batch;
+pub mod cache;
+pub mod corpus;
 pub mod dataset;
 pub mod dialogue;
 pub mod document;
 mod error;
+mod gather;
 pub mod gguf;
 pub mod loader;
 mod mmap;
 pub mod order;
 pub mod packing;
+mod pipeline;
 pub mod prepare;
 pub mod rows;
 pub mod safetensors;
+mod segment;
 pub mod spans;
 pub mod summary;
 pub mod template;
@@ -30,12 +35,15 @@ pub mod weights;
 
 pub use agent::AgentForm;
 pub use batch::{Batch, IGNORE};
+pub use cache::RowCache;
+pub use corpus::{Corpus, DocumentSet};
 pub use dataset::{AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, SystemPrompt};
 pub use dialogue::{DialogueEncoder, DialogueOptions};
-pub use document::{Corpus, Document, DocumentSet, Truncation};
+pub use document::{Document, Truncation};
 pub use error::{DataError, RowError, RowReason};
 pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Position, extent};
-pub use prepare::{PrepareOptions, Prepared, prepare};
+pub use prepare::{Keeping, PrepareOptions, Prepared, prepare, prepare_cached};
+pub use segment::DocumentView;
 pub use spans::Message;
 pub use summary::{DatasetSummary, Summary};
 pub use tokenizer::Tokenizer;

@@ -9,10 +9,11 @@ use std::thread::JoinHandle;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{Batch, IGNORE};
-use crate::document::DocumentSet;
+use crate::corpus::DocumentSet;
 use crate::error::DataError;
 use crate::order::permutation;
 use crate::packing::best_fit;
+use crate::segment::DocumentView;
 
 /// How documents become rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +62,10 @@ pub struct LoaderSpec {
 /// Documents that are packed together.
 const WINDOW: usize = 8192;
 
+/// Documents that are read from files before their memory is given back: each costs the pages that the system maps
+/// around it, 64 KiB and more.
+const READ: usize = 512;
+
 /// A place in the data: the next row to be taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Position {
@@ -79,6 +84,8 @@ struct Cursor {
     /// The order of `position.epoch`, and the rows (corpus indices) of `position.window`.
     epoch_order: Option<(u64, Vec<u32>)>,
     window_rows: Option<(u64, u64, Vec<Vec<u32>>)>,
+    /// Documents that were read since memory was given back.
+    read: Vec<u32>,
 }
 
 impl Cursor {
@@ -149,7 +156,7 @@ impl Cursor {
             lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
         };
         let longest = || rows.iter().map(length_of).max().unwrap_or(0);
-        Some(match &self.spec.layout {
+        let batch = match &self.spec.layout {
             Layout::Packed => self.assemble(&rows, batch_size, self.spec.seq_len),
             Layout::Padded(lengths) => self.assemble(&rows, batch_size, fitting(lengths, longest())),
             Layout::Joined(lengths) => {
@@ -157,7 +164,12 @@ impl Cursor {
                 let length = fitting(lengths, length_of(&joined));
                 self.assemble(&[joined], 1, length)
             }
-        })
+        };
+        self.read.extend(rows.into_iter().flatten());
+        if self.read.len() >= READ {
+            self.documents.corpus.release(self.read.drain(..).map(|document| document as usize));
+        }
+        Some(batch)
     }
 
     fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Batch {
@@ -209,28 +221,43 @@ impl Cursor {
     fn append(&self, batch: &mut Batch, document: usize, row_begin: usize) {
         let view = self.documents.corpus.document(document);
         let n = view.ids.len();
-        let mut start = batch.input_ids.len() - row_begin;
+        let begin = batch.input_ids.len();
         batch.input_ids.extend_from_slice(view.ids);
-        if view.positions.is_none() && n > 0 {
-            let next = || view.labels[1..].iter().zip(&view.weights[1..]);
-            batch.position_ids.extend(0..n as i32);
-            batch.document_start.resize(batch.input_ids.len(), start as i32);
-            batch.targets.extend(next().map(|(&label, &weight)| if weight != 0.0 { label } else { IGNORE }));
-            batch.weights.extend(next().map(|(&label, &weight)| if label != IGNORE { weight } else { 0.0 }));
-            batch.targets.push(IGNORE);
-            batch.weights.push(0.0);
-            return;
-        }
-        for t in 0..n {
-            let continues = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
-            if t > 0 && !continues(t) {
-                start = batch.document_start.len() - row_begin;
+        batch.targets.resize(begin + n, IGNORE);
+        batch.weights.resize(begin + n, 0.0);
+        match (view.positions, view.runs()) {
+            (None, Some(runs)) => {
+                batch.position_ids.extend(0..n as i32);
+                batch.document_start.resize(begin + n, (begin - row_begin) as i32);
+                for (from, to, weight) in runs.filter(|run| run.2 != 0.0) {
+                    // The first token of a document has no predecessor.
+                    let from = from.max(1);
+                    if from < to {
+                        batch.targets[begin + from - 1..begin + to - 1].copy_from_slice(&view.ids[from..to]);
+                        batch.weights[begin + from - 1..begin + to - 1].fill(weight);
+                    }
+                }
             }
-            batch.position_ids.push(view.positions.map_or(t as i32, |p| p[t]));
-            batch.document_start.push(start as i32);
-            let trained = t + 1 < n && continues(t + 1) && view.labels[t + 1] != IGNORE && view.weights[t + 1] != 0.0;
-            batch.targets.push(if trained { view.labels[t + 1] } else { IGNORE });
-            batch.weights.push(if trained { view.weights[t + 1] } else { 0.0 });
+            _ => append_by_token(batch, view, begin, row_begin),
+        }
+    }
+}
+
+/// A document whose labels are not its tokens, or whose positions are its own.
+fn append_by_token(batch: &mut Batch, view: DocumentView<'_>, begin: usize, row_begin: usize) {
+    let n = view.ids.len();
+    let (labels, weights) = (view.labels(), view.weights());
+    let mut start = begin - row_begin;
+    for t in 0..n {
+        let continues = |t: usize| view.positions.is_none_or(|p| p[t] == p[t - 1].wrapping_add(1));
+        if t > 0 && !continues(t) {
+            start = begin + t - row_begin;
+        }
+        batch.position_ids.push(view.positions.map_or(t as i32, |p| p[t]));
+        batch.document_start.push(start as i32);
+        if t + 1 < n && continues(t + 1) && labels[t + 1] != IGNORE && weights[t + 1] != 0.0 {
+            batch.targets[begin + t] = labels[t + 1];
+            batch.weights[begin + t] = weights[t + 1];
         }
     }
 }
@@ -331,7 +358,7 @@ impl Cursor {
         if let Some((lengths, longest)) = longest {
             assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
-        Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None })
+        Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None, read: Vec::new() })
     }
 }
 

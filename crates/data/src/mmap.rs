@@ -30,6 +30,28 @@ impl MappedFile {
     }
 }
 
+impl MappedFile {
+    /// The file as 32-bit words in the byte order of the machine; empty if its length is no multiple of 4.
+    #[allow(unsafe_code)]
+    pub fn words(&self) -> &[i32] {
+        // SAFETY: every bit pattern is an i32, and the slices share the lifetime of the mapping.
+        match unsafe { self.align_to::<i32>() } {
+            ([], words, []) => words,
+            _ => &[],
+        }
+    }
+
+    /// Lets the system take back the pages that were read; they are paged in again when they are needed. Advice: a
+    /// system that does not take it costs memory only.
+    #[allow(unsafe_code)]
+    pub fn release(&self) {
+        if let Some(map) = &self.map {
+            // SAFETY: the mapping is of a file and read-only, so what is given back is read from the file again.
+            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
+}
+
 impl Deref for MappedFile {
     type Target = [u8];
 

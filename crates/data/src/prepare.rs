@@ -2,14 +2,20 @@
 //!
 //! Knows neither packing nor batches.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::cache::{EntryWriter, Found, RowCache, Stamp};
+use crate::corpus::Corpus;
 use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
-use crate::document::{Corpus, Document, Truncation};
+use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::gather::Gathering;
+use crate::pipeline::in_order;
 use crate::rows::{self, Row, Rows};
 use crate::summary::{DatasetSummary, Summary};
 use crate::tokenizer::Tokenizer;
@@ -32,10 +38,17 @@ pub struct PrepareOptions {
 pub struct Prepared {
     pub corpus: Arc<Corpus>,
     pub summary: Summary,
+    /// What the user should know of the cache, a sentence each.
+    pub notes: Vec<String>,
 }
 
-/// Rows that are encoded before the next ones are read.
-const CHUNK: usize = 2048;
+/// Where encoded rows are kept, and who hears that this takes another process's time.
+#[derive(Clone, Copy)]
+pub struct Keeping<'a> {
+    pub cache: &'a RowCache,
+    /// Told when the work waits for another process.
+    pub tell: &'a dyn Fn(&str),
+}
 
 /// Reads and encodes every dataset. `tokenizer` may be absent if all are of type tokens.
 ///
@@ -46,36 +59,167 @@ pub fn prepare(
     tokenizer: Option<&Arc<Tokenizer>>,
     options: &PrepareOptions,
 ) -> Result<Prepared, DataError> {
-    let mut corpus = Corpus::default();
-    let mut summary = Summary::default();
-    for spec in datasets {
-        let mut counted = DatasetSummary::new(spec.path.display().to_string());
-        let (spec, rows) = open(spec, &mut counted)?;
-        let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
-        read_dataset(&spec, rows, &*encoder, options, &mut corpus, &mut counted)?;
-        counted.check()?;
-        summary.datasets.push(counted);
-    }
-    Ok(Prepared { corpus: Arc::new(corpus), summary })
+    prepare_cached(datasets, tokenizer, options, None)
 }
 
-/// Finds the files of a set and opens them; recognises its type where that is left open.
-fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec, Rows), DataError> {
-    let files = match &spec.files {
-        Some(files) => files.clone(),
-        None => {
-            let (files, left_out) = rows::files::find(&spec.path, spec.subset.as_deref(), &spec.split)?;
-            summary.left_out = left_out;
-            files
+/// The same, with rows taken from the cache where it has them, and kept there where it has not. The documents are the
+/// same either way.
+pub fn prepare_cached(
+    datasets: &[DatasetSpec],
+    tokenizer: Option<&Arc<Tokenizer>>,
+    options: &PrepareOptions,
+    keeping: Option<Keeping<'_>>,
+) -> Result<Prepared, DataError> {
+    let mut corpus = Corpus::default();
+    let mut summary = Summary::default();
+    let mut notes = Vec::new();
+    let (mut taken, mut kept) = (0, 0);
+    for spec in datasets {
+        let (files, left_out) = files(spec)?;
+        let counted =
+            DatasetSummary { name: spec.path.display().to_string(), files, left_out, ..DatasetSummary::default() };
+        let set = Set { spec, tokenizer, options, counted };
+        let Encoded { rows, counted, from } = match keeping {
+            Some(keeping) => set.cached(keeping, &mut notes)?,
+            None => set.encode(None)?.0,
+        };
+        taken += usize::from(from == Origin::Cache);
+        kept += usize::from(from == Origin::Kept);
+        corpus.extend(&rows);
+        summary.datasets.push(counted);
+    }
+    if let Some(Keeping { cache, .. }) = keeping {
+        let sets = |n: usize| if n == 1 { "1 set".to_owned() } else { format!("{n} sets") };
+        let folder = cache.folder().display();
+        notes.extend((taken > 0).then(|| format!("the rows of {} are from the cache in {folder}", sets(taken))));
+        notes.extend((kept > 0).then(|| format!("the rows of {} were encoded and are kept in {folder}", sets(kept))));
+    }
+    Ok(Prepared { corpus: Arc::new(corpus), summary, notes })
+}
+
+/// Where rows came from and went to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Cache,
+    /// Encoded, and now in the cache.
+    Kept,
+    /// Encoded, and in no cache.
+    Encoded,
+}
+
+struct Encoded {
+    rows: Corpus,
+    counted: DatasetSummary,
+    from: Origin,
+}
+
+/// One set, and what its rows depend on.
+struct Set<'a> {
+    spec: &'a DatasetSpec,
+    tokenizer: Option<&'a Arc<Tokenizer>>,
+    options: &'a PrepareOptions,
+    /// With the names of the set and its files.
+    counted: DatasetSummary,
+}
+
+impl Set<'_> {
+    /// The set's rows out of the cache, or into it.
+    fn cached(self, keeping: Keeping<'_>, notes: &mut Vec<String>) -> Result<Encoded, DataError> {
+        let Keeping { cache, tell } = keeping;
+        let stamps = self.stamps();
+        let digest = self.tokenizer.map(|tokenizer| tokenizer.digest());
+        // A file that cannot be read is told where rows are read.
+        let Ok(key) = cache.key(self.spec, &self.counted.files, digest, self.options) else {
+            return Ok(self.encode(None)?.0);
+        };
+        let name = self.counted.name.clone();
+        let clock = |format: &str| self.options.dialogue.clock_reading(format);
+        let mut found = cache.find(&key, &clock);
+        if let Found::Damaged(problem) = &found {
+            notes.push(format!("the cache holds damaged rows of {name} ({problem}): they are encoded again"));
         }
-    };
-    summary.files = files.len();
+        let mut writer = None;
+        if !matches!(found, Found::Rows(..)) {
+            let waiting = || tell(&format!("waiting for another process that prepares the rows of {name}"));
+            match cache.begin(&key, &waiting) {
+                Ok(begun) => {
+                    // Another process may have written them meanwhile.
+                    found = cache.find(&key, &clock);
+                    writer = Some(begun);
+                }
+                Err(error) => notes.push(not_kept(&name, cache, &error)),
+            }
+        }
+        if let Found::Rows(rows, summary) = found {
+            let DatasetSummary { name, files, left_out, .. } = self.counted;
+            return Ok(Encoded {
+                rows,
+                counted: DatasetSummary { name, files, left_out, ..summary },
+                from: Origin::Cache,
+            });
+        }
+        let set = Set { counted: self.counted.clone(), ..self };
+        let (mut encoded, writer, failed, clock) = set.encode(writer)?;
+        if let Some(error) = failed {
+            notes.push(not_kept(&name, cache, &error));
+        }
+        let Some(writer) = writer else { return Ok(encoded) };
+        if self.stamps() != stamps {
+            notes.push(format!("a file of {name} changed while it was read: its rows are not kept"));
+            return Ok(encoded);
+        }
+        match writer.commit(&key, &encoded.counted, clock) {
+            Ok(()) => {
+                encoded.from = Origin::Kept;
+                cache.clear_unused();
+            }
+            Err(error) => notes.push(not_kept(&name, cache, &error)),
+        }
+        Ok(encoded)
+    }
+
+    /// By which a change of the files shows.
+    fn stamps(&self) -> Vec<Option<Stamp>> {
+        self.counted.files.iter().map(|file| Stamp::of(file).ok()).collect()
+    }
+
+    /// Encodes the rows. Beside them: the entry that holds them, why it does not, and what was read off the clock.
+    fn encode(self, writer: Option<EntryWriter>) -> Result<Outcome, DataError> {
+        let Set { spec, tokenizer, options, mut counted } = self;
+        let (spec, rows) = open(spec, &mut counted)?;
+        let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
+        let mut gathering = Gathering::new(writer);
+        read_dataset(&spec, rows, &*encoder, options, &mut gathering, &mut counted)?;
+        counted.check()?;
+        let (rows, writer, failed) = gathering.finish();
+        let clock = encoder.clock_readings().into_iter().collect();
+        Ok((Encoded { rows, counted, from: Origin::Encoded }, writer, failed, clock))
+    }
+}
+
+type Outcome = (Encoded, Option<EntryWriter>, Option<io::Error>, Vec<(String, String)>);
+
+fn not_kept(name: &str, cache: &RowCache, error: &io::Error) -> String {
+    let folder = cache.folder().display();
+    format!("the rows of {name} are not kept, because {folder} cannot be written ({error}): they stay in memory")
+}
+
+/// The files of a set, and those of its folder that belong to no split.
+fn files(spec: &DatasetSpec) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+    match &spec.files {
+        Some(files) => Ok((files.clone(), Vec::new())),
+        None => rows::files::find(&spec.path, spec.subset.as_deref(), &spec.split),
+    }
+}
+
+/// Opens the files of a set; recognises its type where that is left open.
+fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec, Rows), DataError> {
     let text_field = match &spec.kind {
         DatasetKind::Text { field } => field,
         DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
         _ => "text",
     };
-    let mut rows = rows::open(&files, text_field)?;
+    let mut rows = rows::open(&summary.files, text_field)?;
     let DatasetKind::Auto(hints) = &spec.kind else { return Ok((spec.clone(), rows)) };
     let first: Vec<Row> = rows.by_ref().take(SAMPLE).collect();
     let readable: Vec<&Map<String, Value>> = first.iter().filter_map(|row| row.fields.as_ref().ok()).collect();
@@ -98,47 +242,26 @@ fn read_dataset(
     rows: Rows,
     encoder: &dyn EncodeRow,
     options: &PrepareOptions,
-    corpus: &mut Corpus,
+    gathering: &mut Gathering,
     summary: &mut DatasetSummary,
 ) -> Result<(), DataError> {
-    let mut rows = rows.take(spec.samples.unwrap_or(usize::MAX));
+    let rows = rows.take(spec.samples.unwrap_or(usize::MAX));
     let truncation = spec.kind.truncation(options.truncation);
     let expected = encoder.expected();
     let encode = |row: &Row| -> Result<Vec<Document>, RowError> {
         let fields = row.fields.as_ref().map_err(Clone::clone)?;
         encoder.encode(fields)?.truncate(options.max_length, truncation)
     };
-    loop {
-        let chunk: Vec<Row> = rows.by_ref().take(CHUNK).collect();
-        if chunk.is_empty() {
-            return Ok(());
-        }
-        for (row, outcome) in chunk.iter().zip(in_parallel(&chunk, options.workers, &encode)) {
-            match outcome {
-                Ok(documents) => {
-                    check_vocabulary(&documents, row, options.vocab_size)?;
-                    summary.keep(&documents, options.max_length, &expected);
-                    documents.into_iter().for_each(|document| corpus.push(document));
-                }
-                Err(error) => summary.drop_row(&row.place, error),
+    in_order(rows, options.workers, &encode, &mut |row, outcome| {
+        match outcome {
+            Ok(documents) => {
+                check_vocabulary(&documents, &row, options.vocab_size)?;
+                summary.keep(&documents, options.max_length, &expected);
+                documents.iter().for_each(|document| gathering.push(document));
             }
+            Err(error) => summary.drop_row(&row.place, error),
         }
-    }
-}
-
-/// Applies `work` to every item with several threads; results in the order of the items.
-fn in_parallel<T: Sync, R: Send>(items: &[T], workers: usize, work: &(dyn Fn(&T) -> R + Sync)) -> Vec<R> {
-    if workers <= 1 || items.len() < 2 * workers {
-        return items.iter().map(work).collect();
-    }
-    let share = items.len().div_ceil(workers);
-    std::thread::scope(|scope| {
-        let parts: Vec<_> =
-            items.chunks(share).map(|part| scope.spawn(move || part.iter().map(work).collect::<Vec<R>>())).collect();
-        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<R>>| {
-            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        parts.into_iter().flat_map(join).collect()
+        Ok(())
     })
 }
 

@@ -2,31 +2,39 @@
 //!
 //! Counts only; prints a table, but knows no terminal.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason};
 use crate::rows::Place;
 
 /// Rows that were dropped for one reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
     pub rows: usize,
-    /// Place and detail of the first.
-    pub example: String,
+    /// The first of them: which of the set's files, which row, what is wrong with it.
+    pub file: usize,
+    pub row: usize,
+    pub detail: String,
 }
 
 /// What became of one dataset.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DatasetSummary {
+    #[serde(skip)]
     pub name: String,
     /// What `type: auto` recognised.
     pub found: Option<String>,
-    /// Files that were read.
-    pub files: usize,
+    /// The files of the set.
+    #[serde(skip)]
+    pub files: Vec<PathBuf>,
     /// Data files of the folder that belong to no split.
+    #[serde(skip)]
     pub left_out: Vec<PathBuf>,
     pub rows_read: usize,
     pub rows_kept: usize,
@@ -61,10 +69,6 @@ pub struct Summary {
 }
 
 impl DatasetSummary {
-    pub(crate) fn new(name: String) -> Self {
-        DatasetSummary { name, ..DatasetSummary::default() }
-    }
-
     pub(crate) fn keep(&mut self, documents: &[Document], limit: usize, expected: &Expected) {
         self.rows_read += 1;
         self.rows_kept += 1;
@@ -87,8 +91,22 @@ impl DatasetSummary {
 
     pub(crate) fn drop_row(&mut self, place: &Place, error: RowError) {
         self.rows_read += 1;
-        let entry = self.dropped.entry(error.reason);
-        entry.or_insert_with(|| Dropped { rows: 0, example: format!("{place}: {}", error.detail) }).rows += 1;
+        if let Some(dropped) = self.dropped.get_mut(&error.reason) {
+            dropped.rows += 1;
+            return;
+        }
+        let known = self.files.iter().position(|file| **file == *place.file);
+        let file = known.unwrap_or_else(|| {
+            self.files.push(place.file.to_path_buf());
+            self.files.len() - 1
+        });
+        self.dropped.insert(error.reason, Dropped { rows: 1, file, row: place.row, detail: error.detail });
+    }
+
+    /// Place and detail of the first of dropped rows.
+    fn example(&self, of: &Dropped) -> String {
+        let file = self.files.get(of.file).map_or(Cow::Borrowed(""), |file| file.to_string_lossy());
+        format!("{file}, row {}: {}", of.row, of.detail)
     }
 
     /// Rows that are broken, not merely left out by a setting.
@@ -108,7 +126,7 @@ impl DatasetSummary {
         }
         let reasons = || {
             let entry = |(reason, dropped): (&RowReason, &Dropped)| {
-                format!("{} x {}, first at {}", dropped.rows, reason.name(), dropped.example)
+                format!("{} x {}, first at {}", dropped.rows, reason.name(), self.example(dropped))
             };
             self.dropped.iter().map(entry).collect::<Vec<_>>().join("; ")
         };
@@ -188,14 +206,14 @@ impl Summary {
         if let Some(found) = &of.found {
             writeln!(f, "  recognised as {found}")?;
         }
-        if of.files > 1 {
-            writeln!(f, "  read from {} files", of.files)?;
+        if of.files.len() > 1 {
+            writeln!(f, "  read from {} files", of.files.len())?;
         }
         for file in &of.left_out {
             writeln!(f, "  {} belongs to no split and is left out", file.display())?;
         }
         for (reason, dropped) in &of.dropped {
-            writeln!(f, "  dropped {} rows: {} (first: {})", dropped.rows, reason.name(), dropped.example)?;
+            writeln!(f, "  dropped {} rows: {} (first: {})", dropped.rows, reason.name(), of.example(dropped))?;
         }
         if let Some(with_end) = of.with_end.filter(|&with_end| with_end < of.documents) {
             writeln!(f, "  {} documents train no token that ends a turn", of.documents - with_end)?;
@@ -212,7 +230,7 @@ mod tests {
     use super::*;
 
     fn summary(document: Document, expected: &Expected) -> DatasetSummary {
-        let mut summary = DatasetSummary::new("set".to_owned());
+        let mut summary = DatasetSummary { name: "set".to_owned(), ..DatasetSummary::default() };
         summary.keep(&[document], 100, expected);
         summary
     }

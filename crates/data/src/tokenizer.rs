@@ -49,7 +49,12 @@ pub struct Tokenizer {
     names: Map<String, Value>,
     template: Option<String>,
     tool_template: Option<String>,
+    digest: String,
 }
+
+/// The files of a folder that make its tokenizer.
+const FILES: [&str; 5] =
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"];
 
 impl Tokenizer {
     /// Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` of a folder.
@@ -83,7 +88,13 @@ impl Tokenizer {
             names,
             template,
             tool_template,
+            digest: digest_of(folder)?,
         })
+    }
+
+    /// Identifies everything that was read of the folder.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     pub fn encoder(&self) -> &dyn Tokenize {
@@ -128,6 +139,20 @@ impl Tokenizer {
         let has_bos = self.bos.as_ref().is_some_and(|bos| text.starts_with(&bos.text));
         self.encoder.encode_with_offsets(text, !has_bos)
     }
+}
+
+fn digest_of(folder: &Path) -> Result<String, DataError> {
+    let mut hasher = blake3::Hasher::new();
+    for name in FILES {
+        let path = folder.join(name);
+        let content = match path.is_file() {
+            true => fs::read(&path).map_err(|e| DataError::io("read", &path, e))?,
+            false => continue,
+        };
+        hasher.update(format!("{name} {}\n", content.len()).as_bytes());
+        hasher.update(&content);
+    }
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 fn read_object(path: &Path) -> Result<Map<String, Value>, DataError> {

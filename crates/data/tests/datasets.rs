@@ -41,7 +41,8 @@ fn questions(format: &str) -> DatasetKind {
 /// The trained text of document `i`, and all of its text.
 fn decoded(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> (String, String) {
     let view = prepared.corpus.document(i);
-    let trained = view.ids.iter().zip(view.labels).filter(|(_, label)| **label != IGNORE);
+    let labels = view.labels();
+    let trained = view.ids.iter().zip(labels.iter()).filter(|(_, label)| **label != IGNORE);
     let trained: Vec<u32> = trained.map(|(id, _)| *id as u32).collect();
     let all: Vec<u32> = view.ids.iter().map(|id| *id as u32).collect();
     let decode = |ids: &[u32]| tokenizer.encoder().decode(ids, false).unwrap();
@@ -173,7 +174,7 @@ fn conversations_come_in_both_forms() {
     assert_eq!((summary.rows_read, summary.rows_kept), (5, 3));
     assert_eq!(summary.dropped[&RowReason::Untrained].rows, 1);
     let broken = &summary.dropped[&RowReason::Unreadable];
-    assert!(broken.rows == 1 && broken.example.contains("chat.jsonl, row 5"), "{broken:?}");
+    assert!(broken.rows == 1 && (broken.file, broken.row) == (0, 5), "{broken:?}");
     for i in 0..3 {
         let (trained, all) = decoded(&prepared, &tokenizer, i);
         assert_eq!(trained.trim_start(), "One day</s>");
@@ -196,8 +197,8 @@ fn token_rows_keep_what_they_bring() {
     let spec = DatasetSpec { samples: Some(4), ..spec };
     let prepared = prepare(std::slice::from_ref(&spec), None, &options(8, Truncation::Delete)).unwrap();
     let view = prepared.corpus.document(1);
-    assert_eq!(view.labels, [-100, 6, 70, -100]);
-    assert_eq!(view.weights, [0.0, 0.5, 2.0, 0.0]);
+    assert_eq!(*view.labels(), [-100, 6, 70, -100]);
+    assert_eq!(view.weights(), [0.0, 0.5, 2.0, 0.0]);
     assert_eq!(view.positions, Some(&[0, 1, 0, 1][..]));
     let small = PrepareOptions { vocab_size: 70, ..options(8, Truncation::Delete) };
     let error = prepare(&[spec], None, &small).unwrap_err().to_string();
@@ -304,7 +305,7 @@ fn damaged_tables_and_packed_files_are_counted_with_their_rows() {
     let options = options(64, Truncation::Delete);
     let prepared = prepare(&[text(path)], Some(&tokenizer), &options).unwrap();
     let broken = &prepared.summary.datasets[0].dropped[&RowReason::Unreadable];
-    assert!(broken.rows == 1 && broken.example.contains("row 2: 1 fields"), "{broken:?}");
+    assert!(broken.rows == 1 && broken.row == 2 && broken.detail.contains("1 fields"), "{broken:?}");
     let twice = file(folder.path(), "twice.csv", "text,text\na,b\n");
     let error = prepare(&[text(twice)], Some(&tokenizer), &options).unwrap_err().to_string();
     assert!(error.contains("two columns are called `text`"), "{error}");

@@ -9,12 +9,11 @@ const PAD: i32 = 0;
 
 /// Document `d` is the tokens 1000·(d+1) + 0, 1, 2, …; its first token is not trained.
 fn corpus(count: usize) -> DocumentSet {
-    let mut corpus = Corpus::default();
-    for d in 0..count {
+    let document = |d: usize| {
         let length = 2 + (d * 37) % 23;
-        corpus.push(Document::all_trained((0..length as i32).map(|t| 1000 * (d as i32 + 1) + t).collect()));
-    }
-    DocumentSet::all(Arc::new(corpus))
+        Document::all_trained((0..length as i32).map(|t| 1000 * (d as i32 + 1) + t).collect())
+    };
+    DocumentSet::all(Arc::new(Corpus::of((0..count).map(document))))
 }
 
 fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
@@ -179,8 +178,8 @@ fn the_extent_counts_what_the_loader_gives() {
 
 #[test]
 fn own_positions_and_inner_borders_survive() {
-    let mut corpus = Corpus::default();
-    corpus.push(Document { positions: Some(vec![3, 4, 0, 1]), ..Document::all_trained(vec![5, 6, 7, 8]) });
+    let own = Document { positions: Some(vec![3, 4, 0, 1]), ..Document::all_trained(vec![5, 6, 7, 8]) };
+    let corpus = Corpus::of([own]);
     let spec = LoaderSpec { batch_size: 1, seq_len: 6, ..spec(Layout::Packed, 0) };
     let batch = batches(&DocumentSet::all(Arc::new(corpus)), &spec, Position::default()).remove(0);
     assert_eq!(batch.position_ids, [3, 4, 0, 1, 0, 1]);

@@ -40,8 +40,13 @@ fn conversation(messages: &str, tools: Option<&str>) -> DatasetKind {
 
 fn trained_text(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> String {
     let view = prepared.corpus.document(i);
-    let ids: Vec<u32> =
-        view.ids.iter().zip(view.labels).filter(|(_, label)| **label != IGNORE).map(|(id, _)| *id as u32).collect();
+    let ids: Vec<u32> = view
+        .ids
+        .iter()
+        .zip(view.labels().iter())
+        .filter(|(_, label)| **label != IGNORE)
+        .map(|(id, _)| *id as u32)
+        .collect();
     tokenizer.encoder().decode(&ids, false).unwrap()
 }
 
@@ -49,7 +54,7 @@ fn same_documents(a: &Prepared, b: &Prepared) {
     assert_eq!(a.corpus.len(), b.corpus.len());
     for i in 0..a.corpus.len() {
         let (x, y) = (a.corpus.document(i), b.corpus.document(i));
-        assert_eq!((x.ids, x.labels, x.weights), (y.ids, y.labels, y.weights), "document {i}");
+        assert_eq!((x.ids, x.labels(), x.weights()), (y.ids, y.labels(), y.weights()), "document {i}");
     }
 }
 
@@ -183,6 +188,6 @@ fn plain_text_rows_end_with_eos() {
         let view = prepared.corpus.document(i);
         let ids: Vec<u32> = view.ids.iter().map(|id| *id as u32).collect();
         assert_eq!(tokenizer.encoder().decode(&ids, false).unwrap(), format!("{text}<|im_end|>"));
-        assert_eq!(view.labels, view.ids);
+        assert_eq!(*view.labels(), *view.ids);
     }
 }

@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-use data::DocumentSet;
 use rayon::prelude::*;
 
 /// A file that names the digests of those beside it.
@@ -68,22 +67,6 @@ pub fn of_folder(folder: &Path) -> io::Result<String> {
         text += &format!("{name} {digest}\n");
     }
     Ok(of_bytes(text.as_bytes()))
-}
-
-/// Of documents as the run trains on them: tokens, labels, weights and positions, in their order.
-pub fn of_documents(documents: &DocumentSet) -> String {
-    let mut hasher = blake3::Hasher::new();
-    let mut bytes = Vec::new();
-    for &member in documents.members.iter() {
-        let of = documents.corpus.document(member as usize);
-        bytes.clear();
-        bytes.extend((of.ids.len() as u64).to_le_bytes());
-        bytes.extend(of.ids.iter().chain(of.labels).flat_map(|n| n.to_le_bytes()));
-        bytes.extend(of.weights.iter().flat_map(|x| x.to_le_bytes()));
-        bytes.extend(of.positions.into_iter().flatten().flat_map(|n| n.to_le_bytes()));
-        hasher.update(&bytes);
-    }
-    hasher.finalize().to_hex().to_string()
 }
 
 #[cfg(test)]

@@ -2,19 +2,19 @@
 //!
 //! Knows names of options; rows, templates and packing are the data crate's.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent,
-    InstructionColumns, Layout, Loader, LoaderSpec, Padding, Position, PrepareOptions, Prepared, Summary, SystemPrompt,
-    Tokenizer, Truncation,
+    InstructionColumns, Keeping, Layout, Loader, LoaderSpec, Padding, Position, PrepareOptions, Prepared, RowCache,
+    Summary, SystemPrompt, Tokenizer, Truncation,
 };
 use program::{Arch, Documents, Machine, Variant};
 
 use crate::checkpoint::DataDigest;
 use crate::config::{self, Config, Dataset, DatasetType, Side, SystemPromptType};
 use crate::conversation::dialogue_options;
-use crate::digest;
 use crate::engine::{bucket_of, count_documents};
 use crate::error::{Result, TrainError};
 use crate::plan::Plan;
@@ -62,13 +62,18 @@ impl Feed {
         let workers = workers(config);
         let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
         let options = prepare_options(config, source, sequence_len, workers, dialogue)?;
+        let mut notes: Vec<String> = note.into_iter().collect();
+        let cache = row_cache(config, &mut notes);
+        let tell = |text: &str| eprintln!("surogate: {text}");
         let prepare = |list: &[Dataset], option: &str| -> Result<Prepared> {
             let place = |i: usize| format!("{option}[{i}]");
             let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
             let specs = specs.collect::<Result<Vec<_>>>()?;
-            data::prepare(&specs, tokenizer.as_ref(), &options).map_err(TrainError::Data)
+            let keeping = cache.as_ref().map(|cache| Keeping { cache, tell: &tell });
+            data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping).map_err(TrainError::Data)
         };
-        let Prepared { corpus, mut summary } = prepare(datasets, "datasets")?;
+        let Prepared { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
+        notes.extend(of_rows);
         let (train, held_out) = if validation.is_empty() {
             let (train, held_out) =
                 data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
@@ -77,6 +82,7 @@ impl Feed {
         } else {
             let other = prepare(validation, "validation_datasets")?;
             summary.datasets.extend(other.summary.datasets);
+            notes.extend(other.notes);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
         let layout = layout(config, &[&train, &held_out], sequence_len);
@@ -109,16 +115,7 @@ impl Feed {
         let spec = train_spec.clone();
         let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
-        Ok(Feed {
-            train,
-            train_extent,
-            documents,
-            spec,
-            validation,
-            summary,
-            notes: note.into_iter().collect(),
-            one_per_row,
-        })
+        Ok(Feed { train, train_extent, documents, spec, validation, summary, notes, one_per_row })
     }
 
     /// The shapes of the batches, as far as they are known before the first. On a GPU the plan
@@ -187,7 +184,7 @@ impl Feed {
 
     /// What identifies the training data.
     pub fn digest(&self) -> DataDigest {
-        DataDigest { documents: self.documents.len(), digest: digest::of_documents(&self.documents) }
+        DataDigest { documents: self.documents.len(), digest: self.documents.digest() }
     }
 
     /// Every batch of the validation data; `None` where there is none.
@@ -215,6 +212,27 @@ impl Feed {
 pub fn workers(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_WORKERS);
     config.data.dataloader_num_workers.value().map_or_else(cores, |n| *n as usize)
+}
+
+/// Names the folder of encoded rows where the options do not.
+const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
+
+/// The word that keeps no rows.
+const NO_CACHE: &str = "off";
+
+/// Where encoded rows are kept; a note where there is no such place although none was refused.
+fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let written = config.data.data_cache.value().map(PathBuf::from);
+    let folder = written.or_else(|| variable(CACHE_VARIABLE)).or_else(|| {
+        let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+        Some(own.join("surogate").join("rows"))
+    });
+    let Some(folder) = folder else {
+        notes.push("encoded rows are kept in memory: neither HOME nor XDG_CACHE_HOME says where to".to_owned());
+        return None;
+    };
+    (folder.as_os_str() != NO_CACHE).then(|| RowCache::new(folder))
 }
 
 fn prepare_options(

@@ -57,6 +57,10 @@ impl EncodeRow for ConversationRows {
     fn expected(&self) -> Expected {
         self.encoder.expected()
     }
+
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        self.encoder.clock_readings()
+    }
 }
 
 /// The messages of a list, in either form and with words on their weights, as a row of the data holds them.

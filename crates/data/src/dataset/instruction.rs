@@ -1,5 +1,6 @@
 //! `type: instruction`: a question and an answer. The answer and the end token are trained.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -168,6 +169,13 @@ impl EncodeRow for InstructionRows {
         match &self.form {
             Form::Chat(encoder) => encoder.expected(),
             Form::Format(..) => Expected { ends: None, bos: self.tokenizer.bos().map(|bos| bos.id as i32) },
+        }
+    }
+
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        match &self.form {
+            Form::Chat(encoder) => encoder.clock_readings(),
+            Form::Format(..) => BTreeMap::new(),
         }
     }
 }

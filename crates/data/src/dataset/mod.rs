@@ -10,6 +10,7 @@ mod instruction;
 mod text;
 mod tokens;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -79,6 +80,11 @@ pub(crate) trait EncodeRow: Send + Sync {
     /// What its documents should hold.
     fn expected(&self) -> Expected {
         Expected::default()
+    }
+
+    /// What its templates have read off the clock so far.
+    fn clock_readings(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
     }
 }
 

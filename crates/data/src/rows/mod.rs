@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use self::stream::Packing;
+pub(crate) use self::stream::Packing;
 use crate::error::{DataError, RowError, RowReason};
 
 /// Where a row lies: `row` counts from 1 (for JSON lines it is the line of the file).
@@ -50,7 +50,7 @@ const DATA: [&str; 6] = ["jsonl", "json", "csv", "tsv", "parquet", "txt"];
 const PACKINGS: [(&str, Packing); 3] = [("gz", Packing::Gzip), ("zst", Packing::Zstd), ("zstd", Packing::Zstd)];
 
 /// A file's format by its name, without the packing around it.
-fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> {
+pub(crate) fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> {
     let name = path.file_name()?.to_str()?.to_ascii_lowercase();
     let (inner, packing) = PACKINGS
         .iter()

@@ -14,7 +14,7 @@ const BLOCK: usize = 1 << 18;
 
 /// How a file is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(crate) enum Packing {
     Gzip,
     Zstd,
 }

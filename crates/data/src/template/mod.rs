@@ -7,7 +7,9 @@ pub mod families;
 mod generation;
 mod python;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
@@ -43,7 +45,11 @@ pub struct ChatTemplate {
     /// Special tokens by name (`bos_token`, …) and further variables (`enable_thinking`, …).
     variables: Map<String, Json>,
     marks: bool,
+    clock: Readings,
 }
+
+/// What was read off the clock: format and reading.
+type Readings = Arc<Mutex<BTreeMap<String, String>>>;
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -57,11 +63,17 @@ impl ChatTemplate {
     pub fn new(source: &str, variables: Map<String, Json>, clock: DateTime) -> Result<Self, DataError> {
         let rewritten = generation::rewrite(source);
         let marks = rewritten.is_some();
-        let mut environment = environment(clock);
+        let readings = Readings::default();
+        let mut environment = environment(clock, readings.clone());
         environment
             .add_template_owned("chat", rewritten.unwrap_or_else(|| source.to_owned()))
             .map_err(|e| DataError::invalid("chat template", describe(&e)))?;
-        Ok(ChatTemplate { environment, variables, marks })
+        Ok(ChatTemplate { environment, variables, marks, clock: readings })
+    }
+
+    /// What renderings have read off the clock so far: each format with its reading.
+    pub fn clock_readings(&self) -> BTreeMap<String, String> {
+        self.clock.lock().expect("nobody panics while it is held").clone()
     }
 
     /// Whether the template marks the assistant's text itself.
@@ -98,6 +110,11 @@ pub fn clock_now() -> DateTime {
     jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).datetime()
 }
 
+/// A moment as `strftime_now` writes it.
+pub(crate) fn read_clock(format: &str, clock: DateTime) -> Result<String, jiff::Error> {
+    jiff::fmt::strtime::format(format, clock)
+}
+
 fn describe(error: &Error) -> String {
     let text = match error.detail() {
         Some(detail) => detail.to_owned(),
@@ -109,7 +126,7 @@ fn describe(error: &Error) -> String {
     }
 }
 
-fn environment(clock: DateTime) -> Environment<'static> {
+fn environment(clock: DateTime, readings: Readings) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the standard delimiters are valid"));
@@ -130,8 +147,10 @@ fn environment(clock: DateTime) -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
     environment.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
-        jiff::fmt::strtime::format(format, clock)
-            .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+        let reading = read_clock(format, clock)
+            .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))?;
+        readings.lock().expect("nobody panics while it is held").insert(format.to_owned(), reading.clone());
+        Ok(reading)
     });
     environment
 }

@@ -19,6 +19,9 @@ options! {
         eval_seed: u64 = 1234;
         /// Threads that prepare batches. 0 prepares them inside the loop; `auto` follows the number of cores.
         dataloader_num_workers: Setting<u32> = auto, resumable;
+        /// The folder in which encoded rows are kept for the next run, or `off`. `auto` is that of the variable
+        /// SUROGATE_DATA_CACHE, else `surogate/rows` in the user's folder for such things.
+        data_cache: Setting<String> = auto, resumable;
         /// Put several documents into a row. They do not see each other.
         sample_packing: bool = true;
         /// Deal the rows in a new order each epoch. `false` keeps the order of the files.

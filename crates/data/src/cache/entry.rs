@@ -1,0 +1,44 @@
+//! What an entry of the cache holds beside its segments, as text: what it was made from, what became of the rows, which
+//! segments there are.
+//!
+//! Two lines: the digest of the second, and JSON. Knows no folder.
+
+use serde::{Deserialize, Serialize};
+
+use crate::summary::DatasetSummary;
+
+/// A segment's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SegmentFile {
+    pub name: String,
+    pub bytes: u64,
+    /// Of its content.
+    pub digest: String,
+}
+
+/// The content of an entry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// What the rows depend on, as text.
+    pub key: String,
+    pub summary: DatasetSummary,
+    pub segments: Vec<SegmentFile>,
+    /// What templates read off the clock: format and reading.
+    pub clock: Vec<(String, String)>,
+}
+
+impl Entry {
+    pub(super) fn to_text(&self) -> String {
+        let body = serde_json::to_string(self).expect("an entry is always representable as JSON");
+        format!("{}\n{body}\n", blake3::hash(body.as_bytes()).to_hex())
+    }
+
+    /// `None`: the text is not what was written.
+    pub(super) fn of_text(text: &str) -> Option<Entry> {
+        let (digest, body) = text.strip_suffix('\n')?.split_once('\n')?;
+        if blake3::hash(body.as_bytes()).to_hex().as_str() != digest {
+            return None;
+        }
+        serde_json::from_str(body).ok()
+    }
+}

@@ -1,0 +1,48 @@
+//! What encoded rows depend on: the content of the files, the tokenizer, every option that matters, and this code.
+//!
+//! Knows no folder of the cache. An option that is new does not compile here until it is said whether it matters.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::stamp::KnownFiles;
+use crate::dataset::DatasetSpec;
+use crate::prepare::PrepareOptions;
+use crate::rows;
+
+/// The key of one data set's rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// Everything that matters, a line each.
+    pub text: String,
+    /// Of the text: the entry's name.
+    pub digest: String,
+}
+
+/// Errors: a file cannot be read.
+pub(super) fn key(
+    spec: &DatasetSpec,
+    files: &[PathBuf],
+    tokenizer: Option<&str>,
+    options: &PrepareOptions,
+    known: &KnownFiles,
+) -> io::Result<Key> {
+    // What the set is called, and which of a folder's files it is, shows in the files.
+    let DatasetSpec { path: _, files: _, subset: _, split: _, kind, samples } = spec;
+    // Threads do not change rows.
+    let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue } = options;
+    let mut text = format!("encoded by {}\n", env!("DATA_SOURCES"));
+    for file in files {
+        text += &format!("file {} {}\n", form(file), known.digest(file)?);
+    }
+    text += &format!("rows {samples:?} {kind:?}\n");
+    text += &format!("tokenizer {}\n", tokenizer.unwrap_or("none"));
+    text += &format!("length {max_length} {truncation:?}\nvocabulary {vocab_size}\ndialogue {dialogue:?}\n");
+    let digest = blake3::hash(text.as_bytes()).to_hex().to_string();
+    Ok(Key { text, digest })
+}
+
+/// How a file is read: by its name.
+fn form(file: &Path) -> String {
+    format!("{:?}", rows::format_of(file))
+}

@@ -1,0 +1,275 @@
+//! Encoded rows that are kept for the next run: a folder of entries, one for each data set as some tokenizer and some
+//! options encode it.
+//!
+//! ```text
+//! FOLDER/KEY/entry        what it is, what became of the rows, digests of the segments
+//! FOLDER/KEY/0.rows …     segments
+//! FOLDER/KEY/verified     stamps of the segments when their digests were last compared
+//! FOLDER/KEY.lock         held by the process that writes the entry
+//! FOLDER/KEY.N.partial/   an entry in the making
+//! FOLDER/files/           digests of large data files, under their stamps
+//! ```
+//!
+//! An entry appears by renaming, whole or not at all. What is damaged is removed and made anew. Knows no tokenizer and
+//! no template.
+
+mod entry;
+mod key;
+mod stamp;
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use self::entry::{Entry, SegmentFile};
+pub(crate) use self::key::Key;
+pub(crate) use self::stamp::Stamp;
+use self::stamp::{KnownFiles, digest_of_file};
+use crate::corpus::Corpus;
+use crate::dataset::DatasetSpec;
+use crate::mmap::MappedFile;
+use crate::prepare::PrepareOptions;
+use crate::segment::Segment;
+use crate::summary::DatasetSummary;
+
+const ENTRY: &str = "entry";
+const VERIFIED: &str = "verified";
+const PARTIAL: &str = "partial";
+
+/// Entries that no run has used for so long are removed.
+const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
+
+/// A folder of encoded rows, shared by all runs that name it.
+#[derive(Clone, Debug)]
+pub struct RowCache {
+    folder: PathBuf,
+    known: KnownFiles,
+}
+
+/// What a look for an entry came to.
+pub(crate) enum Found {
+    Rows(Corpus, DatasetSummary),
+    Nothing,
+    /// Something is wrong with what is there.
+    Damaged(String),
+}
+
+impl RowCache {
+    /// The folder is made at the first write.
+    pub fn new(folder: PathBuf) -> Self {
+        let known = KnownFiles::new(folder.join("files"));
+        RowCache { folder, known }
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Errors: a file of the set cannot be read.
+    pub(crate) fn key(
+        &self,
+        spec: &DatasetSpec,
+        files: &[PathBuf],
+        tokenizer: Option<&str>,
+        options: &PrepareOptions,
+    ) -> io::Result<Key> {
+        key::key(spec, files, tokenizer, options, &self.known)
+    }
+
+    fn place(&self, key: &Key) -> PathBuf {
+        self.folder.join(&key.digest)
+    }
+
+    /// Looks for an entry; needs no right to write. `clock` gives what a format reads now.
+    pub(crate) fn find(&self, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Found {
+        let place = self.place(key);
+        if fs::symlink_metadata(&place).is_err() {
+            return Found::Nothing;
+        }
+        match open(&place, key, clock) {
+            Ok(Some((corpus, summary))) => {
+                // The time of use; without the right to write, none is kept.
+                let _ = File::options()
+                    .append(true)
+                    .open(place.join(ENTRY))
+                    .and_then(|file| file.set_modified(SystemTime::now()));
+                Found::Rows(corpus, summary)
+            }
+            Ok(None) => Found::Nothing,
+            Err(problem) => Found::Damaged(problem),
+        }
+    }
+
+    /// Waits until no other process writes the entry, and begins one in its place.
+    pub(crate) fn begin(&self, key: &Key, waiting: &dyn Fn()) -> io::Result<EntryWriter> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        fs::create_dir_all(&self.folder)?;
+        let place = self.place(key);
+        let lock = File::options().create(true).truncate(false).write(true).open(place.with_extension("lock"))?;
+        let locked = match lock.try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => {
+                waiting();
+                lock.lock()?;
+                true
+            }
+            // A file system without locks: renaming alone keeps entries whole, at the cost of work done twice.
+            Err(TryLockError::Error(_)) => false,
+        };
+        if locked {
+            self.clear_unfinished(key);
+        }
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let partial = place.with_extension(format!("{}-{number}.{PARTIAL}", std::process::id()));
+        fs::create_dir(&partial)?;
+        Ok(EntryWriter { partial, place, segments: Vec::new(), _lock: lock })
+    }
+
+    /// Removes what processes left that did not come to an end; only the holder of the lock may.
+    fn clear_unfinished(&self, key: &Key) {
+        let ours = format!("{}.", key.digest);
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(&ours) && name.ends_with(PARTIAL) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// Removes entries that nobody has used for long and nobody writes.
+    pub(crate) fn clear_unused(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let used = fs::metadata(path.join(ENTRY)).and_then(|of| of.modified());
+            let old = used.ok().and_then(|used| used.elapsed().ok()).is_some_and(|age| age > KEPT);
+            if !old {
+                continue;
+            }
+            let lock = path.with_extension("lock");
+            if let Ok(file) = File::options().create(true).truncate(false).write(true).open(&lock)
+                && file.try_lock().is_ok()
+            {
+                let _ = remove_entry(&path);
+                let _ = fs::remove_file(lock);
+            }
+        }
+    }
+}
+
+/// Removes an entry so that no process finds a part of it.
+fn remove_entry(place: &Path) -> io::Result<()> {
+    match fs::remove_file(place.join(ENTRY)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        removed => removed?,
+    }
+    fs::remove_dir_all(place)
+}
+
+type Rows = (Corpus, DatasetSummary);
+
+/// Opens an entry. `None`: what its templates read off the clock has changed since. Errors: what is damaged.
+fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rows>, String> {
+    let cannot = |what: &'static str| move |e: io::Error| format!("{what}: {e}");
+    let text = fs::read_to_string(place.join(ENTRY)).map_err(cannot("its list cannot be read"))?;
+    let entry = Entry::of_text(&text).filter(|entry| entry.key == key.text).ok_or("its list is damaged")?;
+    if entry.clock.iter().any(|(format, reading)| clock(format).as_ref() != Some(reading)) {
+        return Ok(None);
+    }
+    let mut stamps = String::new();
+    for file in &entry.segments {
+        let stamp = Stamp::of(&place.join(&file.name)).map_err(cannot("a segment cannot be read"))?;
+        stamps += &format!("{}\n", stamp.text());
+    }
+    let verified = fs::read_to_string(place.join(VERIFIED)).is_ok_and(|before| before == stamps);
+    let mut corpus = Corpus::default();
+    for file in &entry.segments {
+        let path = place.join(&file.name);
+        if !verified && digest_of_file(&path).map_err(cannot("a segment cannot be read"))? != file.digest {
+            return Err(format!("the content of segment {} is not what was written", file.name));
+        }
+        corpus.append(map(&path, file)?, file.digest.clone());
+    }
+    if !verified {
+        // Not remembering costs another comparison, nothing else.
+        let _ = replace(&place.join(VERIFIED), |file| file.write_all(stamps.as_bytes()));
+    }
+    Ok(Some((corpus, entry.summary)))
+}
+
+fn map(path: &Path, file: &SegmentFile) -> Result<Segment, String> {
+    let mapped = MappedFile::open(path).map_err(|e| e.to_string())?;
+    let whole = mapped.len() as u64 == file.bytes;
+    Segment::of_file(mapped).filter(|_| whole).ok_or_else(|| format!("segment {} is not whole", file.name))
+}
+
+/// An entry in the making; dropped unfinished, it leaves nothing.
+pub(crate) struct EntryWriter {
+    partial: PathBuf,
+    place: PathBuf,
+    segments: Vec<SegmentFile>,
+    /// Held until the entry stands.
+    _lock: File,
+}
+
+impl EntryWriter {
+    /// Writes a segment and maps it.
+    pub(crate) fn add(&mut self, words: &[i32], digest: &str) -> io::Result<Segment> {
+        let name = format!("{}.rows", self.segments.len());
+        let path = self.partial.join(&name);
+        let mut file = File::create_new(&path)?;
+        for block in words.chunks(1 << 18) {
+            let bytes: Vec<u8> = block.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            file.write_all(&bytes)?;
+        }
+        file.sync_data()?;
+        let listed = SegmentFile { name, bytes: 4 * words.len() as u64, digest: digest.to_owned() };
+        let segment = map(&path, &listed).map_err(io::Error::other)?;
+        self.segments.push(listed);
+        Ok(segment)
+    }
+
+    /// Makes the entry appear. Mapped segments stay valid.
+    pub(crate) fn commit(
+        mut self,
+        key: &Key,
+        summary: &DatasetSummary,
+        clock: Vec<(String, String)>,
+    ) -> io::Result<()> {
+        let segments = std::mem::take(&mut self.segments);
+        let mut stamps = String::new();
+        for file in &segments {
+            stamps += &format!("{}\n", Stamp::of(&self.partial.join(&file.name))?.text());
+        }
+        fs::write(self.partial.join(VERIFIED), stamps)?;
+        let entry = Entry { key: key.text.clone(), summary: summary.clone(), segments, clock };
+        let mut file = File::create_new(self.partial.join(ENTRY))?;
+        file.write_all(entry.to_text().as_bytes())?;
+        file.sync_data()?;
+        if self.place.exists() {
+            remove_entry(&self.place)?;
+        }
+        fs::rename(&self.partial, &self.place)
+    }
+}
+
+impl Drop for EntryWriter {
+    fn drop(&mut self) {
+        // Nothing is there after a commit.
+        let _ = fs::remove_dir_all(&self.partial);
+    }
+}
+
+/// Writes a file beside its place and renames it, so that readers see the old one or the new one.
+fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let beside = path.with_extension(format!("{}-{number}", std::process::id()));
+    let written = File::create_new(&beside).and_then(|mut file| write(&mut file));
+    let renamed = written.and_then(|()| fs::rename(&beside, path));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    renamed
+}

@@ -1,0 +1,204 @@
+//! All documents of a run side by side, and the parts of them that are trained on or held out.
+//!
+//! Knows neither text nor rows of a batch, nor whether its segments lie in memory or in files.
+
+use std::sync::Arc;
+
+use crate::document::Document;
+use crate::gather::Gathering;
+use crate::segment::{DocumentView, Segment};
+
+/// All documents of a run, in the order of the data.
+#[derive(Clone, Debug, Default)]
+pub struct Corpus {
+    segments: Vec<Arc<Segment>>,
+    /// Number of the first document of each segment, and the number of all documents.
+    firsts: Vec<u32>,
+    /// Digest of each segment's words, in their order.
+    digests: Vec<String>,
+}
+
+impl Corpus {
+    /// Documents that are at hand, in memory.
+    pub fn of(documents: impl IntoIterator<Item = Document>) -> Corpus {
+        let mut gathering = Gathering::new(None);
+        documents.into_iter().for_each(|document| gathering.push(&document));
+        gathering.finish().0
+    }
+
+    /// The same documents, without files.
+    pub(crate) fn in_memory(&self) -> Corpus {
+        let segments = self.segments.iter().map(|segment| Arc::new(segment.in_memory())).collect();
+        Corpus { segments, firsts: self.firsts.clone(), digests: self.digests.clone() }
+    }
+
+    pub(crate) fn append(&mut self, segment: Segment, digest: String) {
+        let before = self.len();
+        if self.firsts.is_empty() {
+            self.firsts.push(0);
+        }
+        let count = u32::try_from(before + segment.documents()).expect("documents are counted with 32 bits");
+        self.firsts.push(count);
+        self.segments.push(Arc::new(segment));
+        self.digests.push(digest);
+    }
+
+    /// Puts the documents of another corpus behind these.
+    pub(crate) fn extend(&mut self, other: &Corpus) {
+        let before = self.len() as u32;
+        if self.firsts.is_empty() {
+            self.firsts.push(0);
+        }
+        self.firsts.extend(other.firsts.iter().skip(1).map(|first| before + first));
+        self.segments.extend(other.segments.iter().cloned());
+        self.digests.extend(other.digests.iter().cloned());
+    }
+
+    /// Number of documents.
+    pub fn len(&self) -> usize {
+        self.firsts.last().map_or(0, |&count| count as usize)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        (0..self.len()).map(|i| self.length(i)).sum()
+    }
+
+    /// The segment that holds document `i`, and the document's number there.
+    fn place(&self, i: usize) -> (usize, usize) {
+        let segment = self.firsts.partition_point(|&first| first as usize <= i) - 1;
+        (segment, i - self.firsts[segment] as usize)
+    }
+
+    /// Panics if there is no document `i`.
+    pub fn document(&self, i: usize) -> DocumentView<'_> {
+        let (segment, inside) = self.place(i);
+        self.segments[segment].document(inside)
+    }
+
+    /// Tokens of document `i`.
+    pub fn length(&self, i: usize) -> usize {
+        let (segment, inside) = self.place(i);
+        self.segments[segment].length(inside)
+    }
+
+    /// What was read of the files of these documents need not stay in memory.
+    pub(crate) fn release(&self, documents: impl Iterator<Item = usize>) {
+        let mut segments: Vec<usize> = documents.map(|i| self.place(i).0).collect();
+        segments.sort_unstable();
+        segments.dedup();
+        segments.into_iter().for_each(|i| self.segments[i].release());
+    }
+
+    /// Identifies the documents: their tokens, labels, weights and positions, in their order.
+    pub fn digest(&self) -> String {
+        digest_of_bytes(self.digests.join("\n").as_bytes())
+    }
+}
+
+/// Of the words of a segment, as they lie in a file.
+pub(crate) fn digest_of(words: &[i32]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for block in words.chunks(1 << 14) {
+        let bytes: Vec<u8> = block.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        hasher.update(&bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+fn digest_of_bytes(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+/// Some documents of a corpus: the training or the validation part.
+#[derive(Clone, Debug)]
+pub struct DocumentSet {
+    pub corpus: Arc<Corpus>,
+    /// Indices into the corpus, ascending.
+    pub members: Arc<[u32]>,
+}
+
+impl DocumentSet {
+    /// Tokens of the longest document; 0 without documents.
+    pub fn longest(&self) -> usize {
+        self.members.iter().map(|&member| self.corpus.length(member as usize)).max().unwrap_or(0)
+    }
+
+    /// Every document.
+    pub fn all(corpus: Arc<Corpus>) -> Self {
+        let members = (0..corpus.len() as u32).collect();
+        DocumentSet { corpus, members }
+    }
+
+    /// Splits off a share of the documents for validation, in 0..1, by the rule of [`crate::order::split`]. Returns
+    /// (training, validation).
+    pub fn split(&self, ratio: f64, seed: u64) -> (Self, Self) {
+        let (training, validation) = crate::order::split(self.len(), ratio, seed);
+        let part = |chosen: Vec<u32>| DocumentSet {
+            corpus: self.corpus.clone(),
+            members: chosen.into_iter().map(|i| self.members[i as usize]).collect(),
+        };
+        (part(training), part(validation))
+    }
+
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Identifies the documents of the set, without reading them.
+    pub fn digest(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.corpus.digest().as_bytes());
+        if self.len() != self.corpus.len() {
+            for member in self.members.iter() {
+                hasher.update(&member.to_le_bytes());
+            }
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_corpus_gives_back_its_documents() {
+        assert!(Corpus::default().is_empty() && Corpus::of([]).is_empty());
+        let first = Document::all_trained(vec![1, 2, 3]);
+        let second = Document { positions: Some(vec![7, 8]), ..Document::all_trained(vec![4, 5]) };
+        let mut corpus = Corpus::of([first.clone(), second.clone()]);
+        assert_eq!((corpus.len(), corpus.tokens(), corpus.length(1)), (2, 5, 2));
+        assert_eq!(corpus.document(0).positions, None);
+        assert_eq!(corpus.document(1).positions, Some(&[7, 8][..]));
+        corpus.extend(&Corpus::of([]));
+        corpus.extend(&Corpus::of([second]));
+        corpus.extend(&Corpus::of([first]));
+        assert_eq!((corpus.len(), corpus.tokens()), (4, 10));
+        assert_eq!(corpus.document(2).ids, [4, 5]);
+        assert_eq!(corpus.document(3).ids, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_digest_tells_documents_and_parts_apart() {
+        let of = |id: i32| Arc::new(Corpus::of((0..9).map(|i| Document::all_trained(vec![i, id]))));
+        let whole = DocumentSet::all(of(3));
+        let digests = [
+            whole.digest(),
+            DocumentSet::all(of(4)).digest(),
+            whole.split(0.2, 1).0.digest(),
+            whole.split(0.2, 1).1.digest(),
+            whole.split(0.2, 2).0.digest(),
+        ];
+        assert_eq!(whole.digest(), DocumentSet::all(of(3)).digest());
+        assert!((1..digests.len()).all(|i| !digests[..i].contains(&digests[i])), "{digests:?}");
+    }
+}

@@ -1,0 +1,312 @@
+//! A segment: some thousand encoded documents side by side in one array of 32-bit words, in memory or mapped from a file.
+//!
+//! Words, in the byte order of the machine:
+//!
+//! ```text
+//! head    MARK, FORMAT, documents, words of data
+//! index   length of each document; where its data begin; what they are
+//! data    per document: ids, then runs or labels and weights, then positions if it brings its own
+//! ```
+//!
+//! What is trained is kept as runs (begin, end, weight) over which the labels equal the ids; a document of which that is
+//! not true, or whose runs would be larger, keeps its labels and weights whole. Knows no folder and no key.
+
+use std::borrow::Cow;
+
+use crate::batch::IGNORE;
+use crate::document::Document;
+use crate::mmap::MappedFile;
+
+/// `rows` in the byte order of this machine: a file of another order is no segment here.
+const MARK: i32 = i32::from_be_bytes(*b"swor");
+/// Counts the layouts that there have been.
+const FORMAT: i32 = 1;
+const HEAD: usize = 4;
+/// Words of the index for each document.
+const INDEX: usize = 3;
+/// A run: begin, end, bits of the weight.
+const RUN: usize = 3;
+/// In the third word of the index: labels and weights are whole; positions follow; below them the number of runs.
+const WHOLE: i32 = 1 << 30;
+const POSITIONED: i32 = 1 << 29;
+const RUNS: i32 = POSITIONED - 1;
+
+/// Words after which a builder is full: 64 MiB.
+pub(crate) const FULL: usize = 1 << 24;
+
+/// A document inside a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct DocumentView<'a> {
+    pub ids: &'a [i32],
+    pub positions: Option<&'a [i32]>,
+    trained: Trained<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Trained<'a> {
+    Runs(&'a [i32]),
+    Whole { labels: &'a [i32], weights: &'a [i32] },
+}
+
+impl<'a> DocumentView<'a> {
+    /// Not shifted; -100 = not trained.
+    pub fn labels(&self) -> Cow<'a, [i32]> {
+        match self.trained {
+            Trained::Whole { labels, .. } => Cow::Borrowed(labels),
+            Trained::Runs(_) => {
+                let mut labels = vec![IGNORE; self.ids.len()];
+                for (begin, end, _) in self.runs().expect("just seen") {
+                    labels[begin..end].copy_from_slice(&self.ids[begin..end]);
+                }
+                Cow::Owned(labels)
+            }
+        }
+    }
+
+    /// Of each label; 0 where it is -100.
+    pub fn weights(&self) -> Vec<f32> {
+        match self.trained {
+            Trained::Whole { weights, .. } => weights.iter().map(|&bits| f32::from_bits(bits as u32)).collect(),
+            Trained::Runs(_) => {
+                let mut weights = vec![0.0; self.ids.len()];
+                self.runs().expect("just seen").for_each(|(begin, end, weight)| weights[begin..end].fill(weight));
+                weights
+            }
+        }
+    }
+
+    /// The parts (begin, end, weight) in which each label is the token's own id, ascending; outside of them nothing is
+    /// trained. `None`: the labels are not of this form.
+    pub fn runs(&self) -> Option<impl Iterator<Item = (usize, usize, f32)> + use<'a>> {
+        let Trained::Runs(words) = self.trained else { return None };
+        let run = |run: &[i32]| (run[0] as usize, run[1] as usize, f32::from_bits(run[2] as u32));
+        Some(words.chunks_exact(RUN).map(run))
+    }
+}
+
+/// The runs of a document's labels; `None` where they would not say everything, or not shorter.
+fn runs_of(document: &Document) -> Option<Vec<i32>> {
+    let mut runs: Vec<i32> = Vec::new();
+    let labelled = document.ids.iter().zip(&document.labels).zip(&document.weights);
+    for (t, ((&id, &label), &weight)) in labelled.enumerate() {
+        let bits = weight.to_bits() as i32;
+        if label == IGNORE {
+            if bits != 0 {
+                return None;
+            }
+            continue;
+        }
+        if label != id {
+            return None;
+        }
+        match runs.last_chunk_mut::<RUN>() {
+            Some([_, end, of]) if *end as usize == t && *of == bits => *end += 1,
+            _ => runs.extend([t as i32, t as i32 + 1, bits]),
+        }
+    }
+    (runs.len() <= 2 * document.len()).then_some(runs)
+}
+
+/// A segment in the making.
+#[derive(Debug, Default)]
+pub(crate) struct SegmentBuilder {
+    lengths: Vec<i32>,
+    begins: Vec<i32>,
+    kinds: Vec<i32>,
+    data: Vec<i32>,
+}
+
+impl SegmentBuilder {
+    /// Panics if the document's vectors differ in length.
+    pub(crate) fn push(&mut self, document: &Document) {
+        let n = document.len();
+        assert!(document.labels.len() == n && document.weights.len() == n, "labels and weights belong to tokens");
+        self.lengths.push(n as i32);
+        self.begins.push(self.data.len() as i32);
+        self.data.extend(&document.ids);
+        let mut kind = match runs_of(document) {
+            Some(runs) => {
+                self.data.extend(&runs);
+                (runs.len() / RUN) as i32
+            }
+            None => {
+                self.data.extend(&document.labels);
+                self.data.extend(document.weights.iter().map(|weight| weight.to_bits() as i32));
+                WHOLE
+            }
+        };
+        if let Some(positions) = &document.positions {
+            assert_eq!(positions.len(), n, "positions belong to tokens");
+            self.data.extend(positions);
+            kind |= POSITIONED;
+        }
+        self.kinds.push(kind);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// Whether the next document belongs into another segment.
+    pub(crate) fn is_full(&self) -> bool {
+        self.data.len() >= FULL
+    }
+
+    /// The words of the segment; the builder is empty then.
+    pub(crate) fn finish(&mut self) -> Vec<i32> {
+        let builder = std::mem::take(self);
+        let head = [MARK, FORMAT, builder.lengths.len() as i32, builder.data.len() as i32];
+        [&head[..], &builder.lengths, &builder.begins, &builder.kinds, &builder.data].concat()
+    }
+}
+
+/// Where the words lie.
+#[derive(Debug)]
+enum Words {
+    Memory(Vec<i32>),
+    Mapped(MappedFile),
+}
+
+/// A finished segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    words: Words,
+    documents: usize,
+}
+
+impl Segment {
+    /// `None`: these are no words of a segment.
+    pub(crate) fn of_words(words: Vec<i32>) -> Option<Segment> {
+        Segment { documents: checked(&words)?, words: Words::Memory(words) }.into()
+    }
+
+    /// `None`: the file is no segment.
+    pub(crate) fn of_file(file: MappedFile) -> Option<Segment> {
+        Segment { documents: checked(file.words())?, words: Words::Mapped(file) }.into()
+    }
+
+    /// The same documents, in memory.
+    pub(crate) fn in_memory(&self) -> Segment {
+        Segment { words: Words::Memory(self.words().to_vec()), documents: self.documents }
+    }
+
+    fn words(&self) -> &[i32] {
+        match &self.words {
+            Words::Memory(words) => words,
+            Words::Mapped(file) => file.words(),
+        }
+    }
+
+    pub(crate) fn documents(&self) -> usize {
+        self.documents
+    }
+
+    /// Tokens of document `i`.
+    pub(crate) fn length(&self, i: usize) -> usize {
+        self.words()[HEAD..][..self.documents][i] as usize
+    }
+
+    /// Panics if there is no document `i`.
+    pub(crate) fn document(&self, i: usize) -> DocumentView<'_> {
+        let words = self.words();
+        let at = |column: usize| words[HEAD + column * self.documents + i];
+        let (n, begin, kind) = (at(0) as usize, at(1) as usize, at(2));
+        let data = &words[HEAD + INDEX * self.documents + begin..];
+        let (ids, rest) = data.split_at(n);
+        let (trained, rest) = if kind & WHOLE != 0 {
+            let (both, rest) = rest.split_at(2 * n);
+            (Trained::Whole { labels: &both[..n], weights: &both[n..] }, rest)
+        } else {
+            let (runs, rest) = rest.split_at(RUN * (kind & RUNS) as usize);
+            (Trained::Runs(runs), rest)
+        };
+        DocumentView { ids, trained, positions: (kind & POSITIONED != 0).then(|| &rest[..n]) }
+    }
+
+    /// The pages that were read need not stay in memory: they are read from the file again when they are needed.
+    pub(crate) fn release(&self) {
+        if let Words::Mapped(file) = &self.words {
+            file.release();
+        }
+    }
+}
+
+/// Number of documents, if head, index and length agree and every document lies inside the data.
+fn checked(words: &[i32]) -> Option<usize> {
+    let [MARK, FORMAT, documents, data] = words.first_chunk::<HEAD>()? else { return None };
+    let (documents, data) = (usize::try_from(*documents).ok()?, usize::try_from(*data).ok()?);
+    let index = words[HEAD..].get(..INDEX * documents)?;
+    if words.len() != HEAD + INDEX * documents + data {
+        return None;
+    }
+    let mut end = 0;
+    for i in 0..documents {
+        let (n, begin, kind) = (index[i], index[documents + i], index[2 * documents + i]);
+        if n < 0 || kind < 0 || begin != end {
+            return None;
+        }
+        let labels = if kind & WHOLE != 0 { 2 * n } else { RUN as i32 * (kind & RUNS) };
+        let positions = if kind & POSITIONED != 0 { n } else { 0 };
+        end = begin.checked_add(n)?.checked_add(labels)?.checked_add(positions)?;
+    }
+    (end as usize == data).then_some(documents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Document> {
+        let plain = Document::all_trained((0..40).collect());
+        let mut part = plain.clone();
+        part.labels[..7].fill(IGNORE);
+        part.weights[..7].fill(0.0);
+        part.weights[20..30].fill(0.25);
+        let mut foreign = plain.clone();
+        foreign.labels[3] = 99;
+        foreign.positions = Some((5..45).collect());
+        let ragged = Document { weights: (0..40).map(|t| t as f32).collect(), ..plain.clone() };
+        let none =
+            Document { labels: vec![IGNORE; 3], weights: vec![0.0; 3], ids: vec![1, 2, 3], ..Document::default() };
+        vec![plain, part, foreign, ragged, none, Document::all_trained(vec![7])]
+    }
+
+    fn words() -> Vec<i32> {
+        let mut builder = SegmentBuilder::default();
+        samples().iter().for_each(|document| builder.push(document));
+        builder.finish()
+    }
+
+    #[test]
+    fn documents_come_back_as_they_were() {
+        let segment = Segment::of_words(words()).unwrap();
+        assert_eq!(segment.documents(), samples().len());
+        for (i, document) in samples().iter().enumerate() {
+            let view = segment.document(i);
+            assert_eq!(segment.length(i), document.len());
+            assert_eq!(view.ids, document.ids, "document {i}");
+            assert_eq!(*view.labels(), *document.labels, "document {i}");
+            assert_eq!(view.weights(), document.weights, "document {i}");
+            assert_eq!(view.positions, document.positions.as_deref(), "document {i}");
+        }
+        assert!(segment.document(1).runs().is_some_and(|runs| runs.count() == 3));
+        assert!(segment.document(2).runs().is_none() && segment.document(3).runs().is_none());
+    }
+
+    /// What no digest would have to find: a wrong index never leads outside of the data.
+    #[test]
+    fn no_change_of_head_or_index_is_read_as_a_segment_of_another_shape() {
+        let good = words();
+        for i in 0..HEAD + INDEX * samples().len() {
+            for change in [1, -1, 1 << 20, i32::MIN] {
+                let mut bad = good.clone();
+                bad[i] = bad[i].wrapping_add(change);
+                if let Some(segment) = Segment::of_words(bad) {
+                    (0..segment.documents()).for_each(|d| assert_eq!(segment.document(d).ids.len(), segment.length(d)));
+                }
+            }
+        }
+        assert!(Segment::of_words(good[..good.len() - 1].to_vec()).is_none());
+        assert!(Segment::of_words(Vec::new()).is_none());
+    }
+}

@@ -1,0 +1,255 @@
+//! The cache of encoded rows: the same documents with and without it, never stale, never damaged unseen, one writer at a
+//! time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use data::{
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Keeping, PrepareOptions, Prepared,
+    RowCache, Tokenizer, Truncation, prepare, prepare_cached,
+};
+use tempfile::TempDir;
+
+struct Bench {
+    place: TempDir,
+    tokenizer: Arc<Tokenizer>,
+}
+
+fn bench() -> Bench {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories/model");
+    let bench =
+        Bench { place: tempfile::tempdir().unwrap(), tokenizer: Arc::new(Tokenizer::from_folder(&model).unwrap()) };
+    bench.write("a.jsonl", 40);
+    bench
+}
+
+impl Bench {
+    /// `count` texts, and a line that is none.
+    fn write(&self, name: &str, count: usize) -> PathBuf {
+        let path = self.place.path().join(name);
+        let lines = (0..count).map(|i| format!("{{\"text\": \"Text number {i} of a few.\"}}\n"));
+        fs::write(&path, lines.collect::<String>() + "{broken\n").unwrap();
+        path
+    }
+
+    fn cache(&self) -> RowCache {
+        RowCache::new(self.place.path().join("rows"))
+    }
+
+    fn spec(&self) -> DatasetSpec {
+        DatasetSpec::new(self.place.path().join("a.jsonl"), DatasetKind::Text { field: "text".to_owned() })
+    }
+
+    fn prepare(&self, spec: &DatasetSpec, options: &PrepareOptions) -> Prepared {
+        let cache = self.cache();
+        let keeping = Keeping { cache: &cache, tell: &|_| {} };
+        prepare_cached(std::slice::from_ref(spec), Some(&self.tokenizer), options, Some(keeping)).unwrap()
+    }
+
+    /// The files of entries, by their ends.
+    fn files(&self, end: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.place.path().join("rows")).into_iter().flatten().flatten();
+        let inside = entries.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten().flatten());
+        let mut files: Vec<PathBuf> = inside.map(|file| file.path()).collect();
+        files.retain(|path| path.to_str().unwrap().ends_with(end));
+        files
+    }
+}
+
+fn options() -> PrepareOptions {
+    PrepareOptions {
+        max_length: 64,
+        truncation: Truncation::Delete,
+        vocab_size: 1 << 20,
+        workers: 2,
+        dialogue: DialogueOptions::default(),
+    }
+}
+
+fn is_taken(prepared: &Prepared) -> bool {
+    prepared.notes.iter().any(|note| note.contains("from the cache"))
+}
+
+fn assert_same(a: &Prepared, b: &Prepared) {
+    assert_eq!(a.summary, b.summary);
+    assert_eq!((a.corpus.len(), a.corpus.digest()), (b.corpus.len(), b.corpus.digest()));
+    for i in 0..a.corpus.len() {
+        let (x, y) = (a.corpus.document(i), b.corpus.document(i));
+        assert_eq!((x.ids, x.labels(), x.weights()), (y.ids, y.labels(), y.weights()), "document {i}");
+    }
+}
+
+#[test]
+fn rows_are_the_same_encoded_or_taken() {
+    let bench = bench();
+    let plain = prepare(&[bench.spec()], Some(&bench.tokenizer), &options()).unwrap();
+    assert!(plain.corpus.len() >= 40 && plain.summary.datasets[0].failures() == 1);
+    let kept = bench.prepare(&bench.spec(), &options());
+    assert!(kept.notes[0].contains("the rows of 1 set were encoded and are kept in"), "{:?}", kept.notes);
+    let taken = bench.prepare(&bench.spec(), &PrepareOptions { workers: 0, ..options() });
+    assert!(taken.notes[0].contains("the rows of 1 set are from the cache in"), "{:?}", taken.notes);
+    assert_same(&plain, &kept);
+    assert_same(&plain, &taken);
+    let set = DocumentSet::all(taken.corpus);
+    assert_eq!(set.split(0.1, 3).0.digest(), DocumentSet::all(plain.corpus).split(0.1, 3).0.digest());
+}
+
+#[test]
+fn everything_that_matters_makes_other_rows() {
+    let bench = bench();
+    let (spec, usual) = (bench.spec(), options());
+    bench.prepare(&spec, &usual);
+    let taken = |spec: &DatasetSpec, options: &PrepareOptions| is_taken(&bench.prepare(spec, options));
+    let dialogue = DialogueOptions { system: Some("You are terse.".to_owned()), ..DialogueOptions::default() };
+    let others = [
+        PrepareOptions { max_length: 32, ..usual.clone() },
+        PrepareOptions { truncation: Truncation::Right, ..usual.clone() },
+        PrepareOptions { vocab_size: 1 << 21, ..usual.clone() },
+        PrepareOptions { dialogue, ..usual.clone() },
+    ];
+    for other in &others {
+        assert!(!taken(&spec, other), "{other:?}");
+        assert!(taken(&spec, other), "{other:?}");
+    }
+    assert!(!taken(&DatasetSpec { samples: Some(7), ..spec.clone() }, &usual));
+    assert!(taken(&spec, &usual));
+
+    // Other content of the same length.
+    let path = bench.place.path().join("a.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("number 7 of", "number 8 of")).unwrap();
+    assert!(!taken(&spec, &usual));
+    fs::write(&path, &text).unwrap();
+    assert!(taken(&spec, &usual), "content counts, not time");
+
+    // Another tokenizer: the same files but for one word of the template.
+    let folder = bench.place.path().join("model");
+    fs::create_dir(&folder).unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories/model");
+    fs::copy(model.join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    fs::write(folder.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    let other = Bench { tokenizer: Arc::new(Tokenizer::from_folder(&folder).unwrap()), ..bench };
+    assert!(!is_taken(&other.prepare(&spec, &usual)));
+}
+
+#[test]
+fn the_same_content_elsewhere_is_taken_and_told_by_its_own_name() {
+    let bench = bench();
+    bench.prepare(&bench.spec(), &options());
+    let moved = DatasetSpec { path: bench.write("b.jsonl", 40), ..bench.spec() };
+    let taken = bench.prepare(&moved, &options());
+    assert!(is_taken(&taken));
+    let table = taken.summary.to_string();
+    assert!(table.contains("b.jsonl, row 41") && !table.contains("a.jsonl"), "{table}");
+}
+
+/// Turns one bit in the middle of a file.
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn damage_is_found_told_and_repaired() {
+    let bench = bench();
+    let good = prepare(&[bench.spec()], Some(&bench.tokenizer), &options()).unwrap();
+    bench.prepare(&bench.spec(), &options());
+    let damages: [(&str, &dyn Fn(&Path)); 6] = [
+        (".rows", &damage),
+        (".rows", &|path| fs::File::options().write(true).open(path).unwrap().set_len(40).unwrap()),
+        (".rows", &|path| fs::remove_file(path).unwrap()),
+        ("entry", &damage),
+        ("entry", &|path| fs::write(path, "").unwrap()),
+        ("entry", &|path| fs::remove_file(path).unwrap()),
+    ];
+    for (number, (end, damage)) in damages.into_iter().enumerate() {
+        let files = bench.files(end);
+        assert_eq!(files.len(), 1, "{files:?}");
+        damage(&files[0]);
+        let again = bench.prepare(&bench.spec(), &options());
+        assert!(again.notes[0].contains("the cache holds damaged rows of"), "{number}: {:?}", again.notes);
+        assert_same(&good, &again);
+        let taken = bench.prepare(&bench.spec(), &options());
+        assert!(is_taken(&taken) && taken.notes.len() == 1, "{number}: {:?}", taken.notes);
+        assert_same(&good, &taken);
+    }
+    // The list of stamps saves work; it decides nothing.
+    fs::write(&bench.files("verified")[0], "other").unwrap();
+    assert!(is_taken(&bench.prepare(&bench.spec(), &options())));
+}
+
+#[test]
+fn one_of_several_writes_and_the_others_wait() {
+    let bench = bench();
+    bench.write("a.jsonl", 4000);
+    let waited = AtomicUsize::new(0);
+    let barrier = std::sync::Barrier::new(4);
+    let all: Vec<Prepared> = std::thread::scope(|scope| {
+        let prepare = || {
+            let cache = bench.cache();
+            let tell = |text: &str| {
+                assert!(text.contains("waiting for another process"), "{text}");
+                waited.fetch_add(1, Ordering::Relaxed);
+            };
+            barrier.wait();
+            let keeping = Some(Keeping { cache: &cache, tell: &tell });
+            prepare_cached(&[bench.spec()], Some(&bench.tokenizer), &options(), keeping).unwrap()
+        };
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(prepare)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(all.iter().filter(|prepared| is_taken(prepared)).count(), 3);
+    assert_eq!(waited.load(Ordering::Relaxed), 3);
+    all.iter().for_each(|prepared| assert_same(prepared, &all[0]));
+}
+
+#[test]
+fn what_a_dead_process_left_is_removed() {
+    let bench = bench();
+    bench.prepare(&bench.spec(), &options());
+    let entry = bench.files("entry").remove(0).parent().unwrap().to_owned();
+    fs::remove_dir_all(&entry).unwrap();
+    let left = entry.with_extension("99999999-0.partial");
+    fs::create_dir(&left).unwrap();
+    fs::write(left.join("0.rows"), "half").unwrap();
+    assert!(!is_taken(&bench.prepare(&bench.spec(), &options())));
+    assert!(!left.exists() && entry.exists());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named_and_the_rows_stay_in_memory() {
+    let bench = bench();
+    let plain = prepare(&[bench.spec()], Some(&bench.tokenizer), &options()).unwrap();
+    fs::write(bench.place.path().join("rows"), "a file").unwrap();
+    let prepared = bench.prepare(&bench.spec(), &options());
+    assert!(prepared.notes[0].contains("are not kept, because"), "{:?}", prepared.notes);
+    assert_same(&plain, &prepared);
+}
+
+#[test]
+fn a_date_that_templates_write_makes_rows_old() {
+    let bench = bench();
+    let path = bench.place.path().join("a.jsonl");
+    let talk = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}"#;
+    fs::write(&path, format!("{talk}\n")).unwrap();
+    let columns = ConversationColumns { messages: "messages".to_owned(), ..ConversationColumns::default() };
+    let spec = DatasetSpec::new(path, DatasetKind::Conversation(columns));
+    let template = |date: &str| {
+        let eos = &bench.tokenizer.eos().unwrap().text;
+        format!("{date}{{% for m in messages %}}{{{{ m.role + ': ' + m.content + '{eos}' }}}}{{% endfor %}}")
+    };
+    let dated = |format: &str, clock: Option<&str>| {
+        let template = Some(template(&format!("{{{{ strftime_now('{format}') }}}} ")));
+        let dialogue = DialogueOptions { template, clock: clock.map(str::to_owned), ..DialogueOptions::default() };
+        is_taken(&bench.prepare(&spec, &PrepareOptions { dialogue, ..options() }))
+    };
+    assert!(!dated("%Y", Some("2026-11-20")) && dated("%Y", Some("2026-11-20")));
+    assert!(!dated("%Y", Some("2027-11-20")));
+    // Without a clock, what was read of it decides: the year is the same a moment later, the nanosecond is not.
+    assert!(!dated("%Y", None) && dated("%Y", None));
+    assert!(!dated("%S %N", None) && !dated("%S %N", None));
+}

@@ -3,7 +3,7 @@
     python tests/oracle/compare_transformers.py [part ...] [--cases N] [--seed S]
 
 Parts: models (logits, hidden states, losses, every gradient), adapters (LoRA by name, pattern,
-all-linear), training (AdamW curves), exports (folders that transformers and peft read). Needs torch,
+all-linear), training (AdamW and NorMuon curves), exports (folders that transformers and peft read). Needs torch,
 transformers, peft and safetensors beside surogate; not a part of the tests that run on every change,
 which have stored numbers instead. Shapes and options are drawn from the seed, so that a failure can
 be repeated: each line names its case. Exit code 1 if anything was out of tolerance.
@@ -476,21 +476,73 @@ def draw_steps(rng: random.Random, vocabulary: int, steps: int) -> list[dict]:
     return batches
 
 
-class Torch:
-    """Training as torch does it: AdamW, decay of matrices alone, clipping by the global norm."""
+class NorMuon(torch.optim.Optimizer):
+    """NorMuon by its paper: the momentum of a matrix made orthogonal, its rows evened out, steps of one size."""
 
-    def __init__(self, model, decay: float, clip: float, betas: tuple[float, float], epsilon: float) -> None:
+    def __init__(self, matrices: list, decay: float, momentum: float, beta2: float, cautious: bool) -> None:
+        super().__init__([{"params": matrices}], {"lr": 0.0})
+        self.decay, self.momentum, self.beta2, self.cautious = decay, momentum, beta2, cautious
+
+    @staticmethod
+    def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+        x = matrix / (matrix.norm() + 1e-7)
+        tall = x.shape[0] > x.shape[1]
+        x = x.T if tall else x
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+        return x.T if tall else x
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, gradient, rate = self.state[p], p.grad.double(), group["lr"]
+                first = state.get("first", torch.zeros_like(gradient))
+                state["first"] = self.momentum * first + (1 - self.momentum) * gradient
+                direction = self.orthogonal(state["first"])
+                squares = direction.square().mean(dim=1, keepdim=True)
+                state["rows"] = self.beta2 * state.get("rows", 0.0) + (1 - self.beta2) * squares
+                even = direction / (state["rows"].sqrt() + 1e-8)
+                norm = even.norm()
+                kept = torch.where(even * p >= 0, 1 - rate * self.decay, 1.0) if self.cautious else 1 - rate * self.decay
+                # Without a gradient so far there is no direction.
+                step = 0.2 * rate * p.numel() ** 0.5 / norm * even if norm > 0 else torch.zeros_like(even)
+                p.copy_(p * kept - step)
+
+
+def tables(model) -> list:
+    """Embeddings and the output head."""
+    found = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return [*found, model.get_output_embeddings().weight]
+
+
+class Torch:
+    """Training as torch does it: AdamW, decay of matrices alone, clipping by the global norm. With `normuon` that
+    takes all matrices but embeddings and head."""
+
+    def __init__(
+        self, model, decay: float, clip: float, betas: tuple[float, float], epsilon: float, normuon: dict | None = None
+    ) -> None:
         self.model, self.clip = model, clip
         trained = [p for p in model.parameters() if p.requires_grad]
+        self.normuon = None
+        if normuon is not None:
+            apart = {id(p) for p in tables(model)}
+            matrices = [p for p in trained if p.ndim > 1 and id(p) not in apart]
+            self.normuon = NorMuon(matrices, decay, **normuon)
+            taken = {id(p) for p in matrices}
+            trained = [p for p in trained if id(p) not in taken]
         groups = [
             {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
+        groups = [group for group in groups if group["params"]] or [{"params": [torch.zeros(1, requires_grad=True)]}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon)
 
     def step(self, batch: dict, rate: float) -> tuple[float, float]:
         """(loss before the update, norm before clipping)"""
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         micro = [{k: v[i] for k, v in batch.items()} for i in range(len(batch["input_ids"]))]
         micro = [{"position_ids": None, "weights": None} | part for part in micro]
         weight = sum(trained(m["labels"], m["position_ids"], m["weights"]) for m in micro)
@@ -499,11 +551,14 @@ class Torch:
             share = reference(self.model, part)[3] / weight
             share.backward()
             loss += share.item()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        optimizers = [self.optimizer] if self.normuon is None else [self.optimizer, self.normuon]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = [p for group in groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.clip or float("inf")).item()
-        for group in self.optimizer.param_groups:
+        for group in groups:
             group["lr"] = rate
-        self.optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return loss, norm
 
 
@@ -523,6 +578,15 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
         "adamw_beta2": betas[1],
         "adamw_epsilon": epsilon,
     }
+    normuon = None
+    if rng.random() < 0.5:
+        normuon = {"momentum": rng.choice([0.95, 0.8]), "beta2": rng.choice([0.95, 0.5]), "cautious": rng.random() < 0.5}
+        options |= {
+            "optimizer": "normuon",
+            "normuon_momentum": normuon["momentum"],
+            "normuon_beta2": normuon["beta2"],
+            "normuon_cautious_wd": normuon["cautious"],
+        }
     names = lambda name: name  # noqa: E731
     if rng.random() < 0.5:
         model = adapt(rng, model, 0.05)
@@ -531,7 +595,8 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
         options |= {"lora": True, "adapter": folder / "adapter"}
         names = adapter_name
     report.case += f" {model.config.model_type} lora {options['lora']} decay {decay} clip {clip}"
-    trainer, torch_run = surogate.Trainer(options), Torch(model, decay, clip, betas, epsilon)
+    report.case += f" {options['optimizer']}"
+    trainer, torch_run = surogate.Trainer(options), Torch(model, decay, clip, betas, epsilon, normuon)
     for step, batch in enumerate(draw_steps(rng, model.config.vocab_size, 20)):
         rate = 1e-3 * min(1.0, step / 5)
         loss, norm = torch_run.step(batch, rate)

@@ -25,7 +25,7 @@ pub fn compile_call(
     };
     let inputs: Vec<TensorRef> = inputs.iter().map(&mut place).collect();
     let outputs: Vec<TensorRef> = outputs.iter().map(&mut place).collect();
-    let scratch = lowering.update_scratch(op, attrs, &inputs, &outputs);
+    let scratch = lowering.update_scratch(op, attrs, &inputs, &outputs, 0);
     let scratch_bytes = scratch.as_ref().map_or(0, |s| s.bytes());
     let numbered = |list: &[TensorRef]| list.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
     let (named_inputs, named_outputs) = (numbered(&inputs), numbered(&outputs));

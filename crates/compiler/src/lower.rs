@@ -129,26 +129,35 @@ impl<'a> Lowering<'a> {
         id
     }
 
-    /// Scratch memory of an update instruction: the start of the activation arena, which no value
-    /// occupies then.
+    /// Takes the first `bytes` of the activation arena for the update, when no other value occupies it.
+    pub fn update_workspace(&mut self, bytes: usize) {
+        let line = |class: &str| MemoryLine { class: class.into(), bytes, note: String::new() };
+        let usage = Usage { fullest: vec![line("workspace")], phases: vec![line("update")] };
+        if bytes > 0 {
+            self.uses(usage, align(bytes, ALIGNMENT_BYTES));
+        }
+    }
+
+    /// Scratch memory of an update instruction: in the activation arena, behind the `taken` bytes that values of
+    /// the update occupy.
     pub fn update_scratch(
         &mut self,
         op: &dyn ops::Op,
         attrs: &Attrs,
         inputs: &[TensorRef],
         outputs: &[TensorRef],
+        taken: usize,
     ) -> Option<TensorRef> {
         if self.machine.arch == program::Arch::Cpu {
             return None;
         }
         let call = LowerCall { inputs, outputs, attrs, machine: self.machine, documents: Documents::Rows };
         let bytes = op.scratch(&call);
-        let line = |class: &str| MemoryLine { class: class.into(), bytes, note: String::new() };
-        let usage = Usage { fullest: vec![line("workspace")], phases: vec![line("update")] };
+        let start = align(taken, ALIGNMENT_BYTES);
         if bytes > 0 {
-            self.uses(usage, align(bytes, ALIGNMENT_BYTES));
+            self.update_workspace(start + bytes);
         }
-        (bytes > 0).then(|| TensorRef::dense(arena::ACTIVATIONS, 0, DType::U8, [bytes]))
+        (bytes > 0).then(|| TensorRef::dense(arena::ACTIVATIONS, start, DType::U8, [bytes]))
     }
 
     /// One operation on placed tensors as an instruction. A program for the CPU carries no kernels.

@@ -70,12 +70,19 @@ pub struct Training {
     pub optimizer: Option<OptimizerOptions>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OptimizerKind {
     /// f32 moments.
     AdamW,
     /// 8-bit moments in blocks of 256; tensors under 4096 elements keep f32 moments.
     AdamW8bit,
+    /// Orthogonalised momentum for matrices; AdamW with f32 moments for vectors, embeddings and the output head.
+    NorMuon {
+        momentum: f64,
+        beta2: f64,
+        /// Decay only the weights that the step makes smaller anyway.
+        cautious: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -1,5 +1,7 @@
 //! The update entry: gradient norm, clipping, optimizer. One launch for each run of the flat
-//! arenas; nothing here knows a parameter's name.
+//! arenas; nothing here knows a parameter's name. What matrices need besides stands in `update/matrices.rs`.
+
+mod matrices;
 
 use ops::Op;
 use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar};
@@ -35,8 +37,21 @@ pub(crate) fn entry(
         vec![sum_squares, scalar_ref(scalar::WEIGHT_SUM)],
         [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
     );
-    for (stream, run) in parameters.runs.iter().enumerate() {
-        update_run(&mut steps, lowering, run, optimizer, seed, stream);
+    let mut streams = 0..;
+    for run in &parameters.runs {
+        match &run.state {
+            Some(OptimizerState::Matrices { .. }) => {
+                matrices::update(&mut steps, lowering, run, optimizer, seed, &mut streams);
+            }
+            _ => {
+                let stream = streams.next().expect("there is always a further number");
+                update_run(&mut steps, lowering, run, optimizer, seed, stream);
+            }
+        }
+        if let Some(master) = &run.master {
+            let attrs = Attrs::new().with("dtype", run.weight.dtype.name());
+            push(&mut steps, lowering, "cast", attrs, vec![master.clone()], vec![run.weight.clone()]);
+        }
     }
     Entry { kind: EntryKind::Update, variant: None, steps, inputs: Vec::new(), outputs: Vec::new() }
 }
@@ -82,10 +97,7 @@ fn update_run(
             outputs.extend(scales);
             push(steps, lowering, "adamw_8bit", attrs, inputs, outputs);
         }
-    }
-    if let Some(master) = &run.master {
-        let attrs = Attrs::new().with("dtype", run.weight.dtype.name());
-        push(steps, lowering, "cast", attrs, vec![master.clone()], vec![run.weight.clone()]);
+        OptimizerState::Matrices { .. } => panic!("matrices have an update of their own"),
     }
 }
 
@@ -104,8 +116,21 @@ fn push(
     inputs: Vec<TensorRef>,
     outputs: Vec<TensorRef>,
 ) {
+    push_behind(steps, lowering, 0, op, attrs, inputs, outputs);
+}
+
+/// As [`push`], while values of the update occupy the first `taken` bytes of the activation arena.
+fn push_behind(
+    steps: &mut Vec<Step>,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    op: &str,
+    attrs: Attrs,
+    inputs: Vec<TensorRef>,
+    outputs: Vec<TensorRef>,
+) {
     let op = operation(op);
-    let scratch = lowering.update_scratch(op, &attrs, &inputs, &outputs);
+    let scratch = lowering.update_scratch(op, &attrs, &inputs, &outputs, taken);
     let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, Documents::Rows);
     steps.push(step(instruction, op.name(), cost));
 }

@@ -80,6 +80,8 @@ pub struct Parameter {
     pub residual_projection: bool,
     /// The matrix of a linear layer, kept as [inputs, outputs].
     pub transposed: bool,
+    /// A row for each id: an embedding, or the output head.
+    pub table: bool,
     pub trainable: bool,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
@@ -145,6 +147,7 @@ impl Graph {
             init,
             residual_projection: false,
             transposed: false,
+            table: false,
             trainable: false,
             adapter: false,
             storage,

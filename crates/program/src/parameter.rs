@@ -2,13 +2,28 @@
 
 use crate::memory::TensorRef;
 
-/// How the optimizer keeps the moments of one parameter.
+/// What the optimizer keeps of one parameter from step to step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OptimizerState {
     /// Two f32 tensors like the parameter.
     Full { first: TensorRef, second: TensorRef },
     /// Two tensors of 8-bit codes like the parameter, and one f32 scale per block of 256 elements.
     Blockwise { first: TensorRef, second: TensorRef, first_scale: TensorRef, second_scale: TensorRef },
+    /// The f32 mean of the gradients like the parameter, and one f32 mean of squares for each row of its matrices.
+    Matrices { first: TensorRef, rows: TensorRef },
+}
+
+impl OptimizerState {
+    /// Its tensors, by the names that a checkpoint gives them.
+    pub fn tensors(&self) -> Vec<(&'static str, &TensorRef)> {
+        match self {
+            OptimizerState::Full { first, second } => vec![("first", first), ("second", second)],
+            OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
+                vec![("first", first), ("second", second), ("first_scale", first_scale), ("second_scale", second_scale)]
+            }
+            OptimizerState::Matrices { first, rows } => vec![("first", first), ("rows", rows)],
+        }
+    }
 }
 
 /// One parameter: where it comes from and where everything that belongs to it lies.

@@ -186,14 +186,8 @@ impl Checkpoint {
 
 /// What the optimizer keeps for a parameter, by the names in the file.
 fn optimizer_tensors(slot: &ParameterSlot) -> Vec<(String, &TensorRef)> {
-    let parts = match &slot.state {
-        None => vec![],
-        Some(OptimizerState::Full { first, second }) => vec![("first", first), ("second", second)],
-        Some(OptimizerState::Blockwise { first, second, first_scale, second_scale }) => {
-            vec![("first", first), ("second", second), ("first_scale", first_scale), ("second_scale", second_scale)]
-        }
-    };
-    let parts = parts.into_iter().chain(slot.master.as_ref().map(|at| ("master", at)));
+    let states = slot.state.iter().flat_map(OptimizerState::tensors);
+    let parts = states.chain(slot.master.as_ref().map(|at| ("master", at)));
     parts.map(|(part, at)| (format!("{}.{part}", slot.name), at)).collect()
 }
 

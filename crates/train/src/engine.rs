@@ -230,13 +230,7 @@ pub fn variant_of(machine: &Machine, batch: &Batch, one_per_row: bool) -> Varian
 
 /// Everything of a parameter that lives from step to step.
 pub fn kept(slot: &ParameterSlot) -> impl Iterator<Item = &TensorRef> {
-    let states = match &slot.state {
-        None => vec![],
-        Some(OptimizerState::Full { first, second }) => vec![first, second],
-        Some(OptimizerState::Blockwise { first, second, first_scale, second_scale }) => {
-            vec![first, second, first_scale, second_scale]
-        }
-    };
+    let states = slot.state.iter().flat_map(OptimizerState::tensors).map(|(_, at)| at);
     std::iter::once(&slot.weight).chain(states).chain(&slot.master)
 }
 

@@ -150,7 +150,11 @@ fn optimizer(config: &Config) -> OptimizerOptions {
         kind: match of.optimizer {
             config::OptimizerKind::AdamW => OptimizerKind::AdamW,
             config::OptimizerKind::AdamW8bit => OptimizerKind::AdamW8bit,
-            config::OptimizerKind::NorMuon => panic!("normuon is refused when options are loaded"),
+            config::OptimizerKind::NorMuon => OptimizerKind::NorMuon {
+                momentum: of.normuon_momentum,
+                beta2: of.normuon_beta2,
+                cautious: of.normuon_cautious_wd,
+            },
         },
         beta1: of.adamw_beta1,
         beta2: of.adamw_beta2,

@@ -2,11 +2,13 @@
 
 mod buffers;
 mod intervals;
+mod matrices;
 mod parameters;
 mod place;
 mod shadow;
 
 pub(crate) use buffers::{Buffers, Usage};
+pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, plan_parameters};
 pub(crate) use place::{Fixed, dtype_of, place};
 pub(crate) use shadow::shadow_adapters;

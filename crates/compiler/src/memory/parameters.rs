@@ -7,6 +7,7 @@ use graph::{Graph, Init, Parameter};
 use program::{ArenaId, Initializer, OptimizerState, ParameterSlot, TensorRef};
 use tensor::DType;
 
+use super::matrices::{self, Matrices};
 use super::{ALIGNMENT_ELEMENTS, align};
 use crate::lower::arena;
 use crate::options::{CompileOptions, OptimizerKind};
@@ -24,6 +25,10 @@ pub(crate) struct Run {
     /// The f32 copy that the optimizer updates in the weights' place.
     pub master: Option<TensorRef>,
     pub decay: bool,
+    /// Rows of all its matrices, as they are laid out.
+    rows: usize,
+    /// Of a state of matrices: what the run consists of.
+    pub matrices: Vec<Matrices>,
 }
 
 /// Where every parameter lies, and how large the arenas are.
@@ -44,26 +49,36 @@ struct Treatment {
     adapter: bool,
     trainable: bool,
     no_decay: bool,
-    full_state: bool,
+    form: Form,
+}
+
+/// What the optimizer keeps of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    Blockwise,
+    Full,
+    Matrices,
 }
 
 fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
-    let eight_bit = options
-        .training
-        .as_ref()
-        .and_then(|t| t.optimizer.as_ref())
-        .is_some_and(|o| o.kind == OptimizerKind::AdamW8bit);
+    let kind = options.training.as_ref().and_then(|t| t.optimizer.as_ref()).map(|o| o.kind);
     let elements: usize = parameter.shape.iter().product();
+    let form = match kind {
+        Some(OptimizerKind::AdamW8bit) if elements >= SMALLEST_8BIT => Form::Blockwise,
+        Some(OptimizerKind::NorMuon { .. }) if parameter.shape.len() >= 2 && !parameter.table => Form::Matrices,
+        _ => Form::Full,
+    };
     Treatment {
         adapter: parameter.adapter,
         trainable: parameter.trainable,
         no_decay: parameter.shape.len() < 2,
-        full_state: !eight_bit || elements < SMALLEST_8BIT,
+        form,
     }
 }
 
 /// Parameter indices in arena order: units (merge groups and single parameters) sorted by the
-/// treatment of their first member.
+/// treatment of their first member. Units of matrices with equal shapes are neighbours, so that these lie evenly
+/// spaced.
 fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
     let mut units: Vec<Vec<usize>> = Vec::new();
     let mut unit_of_group = std::collections::HashMap::new();
@@ -82,7 +97,11 @@ fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
     for unit in &mut units {
         unit.sort_by_key(|i| graph.parameters[*i].merge_group.map(|(_, position)| position));
     }
-    units.sort_by_key(|unit| treatment(&graph.parameters[unit[0]], options));
+    units.sort_by_key(|unit| {
+        let treatment = treatment(&graph.parameters[unit[0]], options);
+        let shapes = || unit.iter().map(|index| graph.parameters[*index].shape.clone()).collect::<Vec<_>>();
+        (treatment, if treatment.form == Form::Matrices { shapes() } else { Vec::new() })
+    });
     units.into_iter().flatten().collect()
 }
 
@@ -91,20 +110,21 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
     let mut cursor = Cursor::default();
     let mut slots: Vec<Option<ParameterSlot>> = vec![None; graph.parameters.len()];
     let mut runs: Vec<(Treatment, Run)> = Vec::new();
-    for index in arena_order(graph, options) {
-        let parameter = &graph.parameters[index];
+    let order = arena_order(graph, options);
+    for index in &order {
+        let parameter = &graph.parameters[*index];
         let slot = cursor.slot(parameter);
         if parameter.trainable {
             extend_runs(&mut runs, &slot, treatment(parameter, options));
         }
-        slots[index] = Some(slot);
+        slots[*index] = Some(slot);
     }
     let mut slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
     let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     let mut runs_with_state = Vec::new();
     for (treatment, mut run) in runs {
         if let Some(optimizer) = optimizer {
-            run.state = Some(cursor.state(run.gradient.len(), treatment.full_state));
+            run.state = Some(cursor.state(run.gradient.len(), run.rows, treatment.form));
             if optimizer.master && run.weight.dtype != DType::F32 {
                 let elements = run.weight.len();
                 run.master = Some(take(&mut cursor.optimizer, arena::OPTIMIZER, DType::F32, elements, &[elements]));
@@ -112,10 +132,19 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
         }
         runs_with_state.push(run);
     }
-    for slot in &mut slots {
-        let Some((run, start)) = run_of(slot, &runs_with_state) else { continue };
-        slot.state = run.state.as_ref().map(|state| state_of(slot, state, start));
+    // Rows of the run before the slot that is next.
+    let mut rows = vec![0; runs_with_state.len()];
+    for index in order {
+        let slot = &mut slots[index];
+        let Some((number, start)) = run_of(slot, &runs_with_state) else { continue };
+        let run = &mut runs_with_state[number];
+        slot.state = run.state.as_ref().map(|state| state_of(slot, state, start, rows[number]));
         slot.master = run.master.as_ref().map(|whole| part_of(whole, start, &slot.weight.shape));
+        rows[number] += rows_of(slot);
+        if let Some(OptimizerState::Matrices { .. }) = slot.state {
+            let position = graph.parameters[index].merge_group.map_or(0, |(_, position)| position);
+            matrices::add(&mut run.matrices, slot, position);
+        }
     }
     ParameterPlan {
         slots,
@@ -161,17 +190,22 @@ impl Cursor {
         }
     }
 
-    fn state(&mut self, elements: usize, full: bool) -> OptimizerState {
+    fn state(&mut self, elements: usize, rows: usize, form: Form) -> OptimizerState {
         let mut flat = |dtype: DType, n: usize| take(&mut self.optimizer, arena::OPTIMIZER, dtype, n, &[n]);
-        if full {
-            return OptimizerState::Full { first: flat(DType::F32, elements), second: flat(DType::F32, elements) };
-        }
         let blocks = elements / ALIGNMENT_ELEMENTS;
-        OptimizerState::Blockwise {
-            first: flat(DType::U8, elements),
-            second: flat(DType::U8, elements),
-            first_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
-            second_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
+        match form {
+            Form::Full => {
+                OptimizerState::Full { first: flat(DType::F32, elements), second: flat(DType::F32, elements) }
+            }
+            Form::Matrices => {
+                OptimizerState::Matrices { first: flat(DType::F32, elements), rows: flat(DType::F32, rows) }
+            }
+            Form::Blockwise => OptimizerState::Blockwise {
+                first: flat(DType::U8, elements),
+                second: flat(DType::U8, elements),
+                first_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
+                second_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
+            },
         }
     }
 }
@@ -194,7 +228,7 @@ fn initializer(init: Init) -> Initializer {
 /// Lengthens the last run when the parameter is treated alike and follows it without a gap.
 fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment: Treatment) {
     let gradient = slot.gradient.as_ref().expect("only what is trained has a run");
-    let elements = align(slot.weight.len(), ALIGNMENT_ELEMENTS);
+    let (elements, rows) = (align(slot.weight.len(), ALIGNMENT_ELEMENTS), rows_of(slot));
     if let Some((last, run)) = runs.last_mut() {
         let follows = run.weight.offset + run.weight.bytes() == slot.weight.offset
             && run.gradient.offset + run.gradient.bytes() == gradient.offset;
@@ -202,35 +236,44 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
             for tensor in [&mut run.weight, &mut run.gradient] {
                 tensor.shape[0] += elements;
             }
+            run.rows += rows;
             return;
         }
     }
     let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
-    runs.push((
-        treatment,
-        Run { weight: flat(&slot.weight), gradient: flat(gradient), state: None, master: None, decay: slot.decay },
-    ));
+    let (weight, gradient) = (flat(&slot.weight), flat(gradient));
+    let run = Run { weight, gradient, state: None, master: None, decay: slot.decay, rows, matrices: Vec::new() };
+    runs.push((treatment, run));
+}
+
+/// Rows of a parameter's matrices, as many as are laid out for them.
+fn rows_of(slot: &ParameterSlot) -> usize {
+    let shape = &slot.weight.shape;
+    align(shape[..shape.len().saturating_sub(1)].iter().product(), ALIGNMENT_ELEMENTS)
 }
 
 /// The run that a parameter lies in, and the number of elements before it.
-fn run_of<'a>(slot: &ParameterSlot, runs: &'a [Run]) -> Option<(&'a Run, usize)> {
+fn run_of(slot: &ParameterSlot, runs: &[Run]) -> Option<(usize, usize)> {
     let gradient = slot.gradient.as_ref()?;
-    let run = runs
-        .iter()
-        .find(|r| gradient.offset >= r.gradient.offset && gradient.offset < r.gradient.offset + r.gradient.bytes())?;
-    Some((run, (gradient.offset - run.gradient.offset) / DType::F32.size()))
+    let inside = |r: &Run| (r.gradient.offset..r.gradient.offset + r.gradient.bytes()).contains(&gradient.offset);
+    let number = runs.iter().position(inside)?;
+    Some((number, (gradient.offset - runs[number].gradient.offset) / DType::F32.size()))
 }
 
 fn part_of(whole: &TensorRef, start: usize, shape: &[usize]) -> TensorRef {
     TensorRef::dense(whole.arena, whole.offset + start * whole.dtype.size(), whole.dtype, shape)
 }
 
-/// The part of its run's state that belongs to one parameter, which begins at element `start`.
-fn state_of(slot: &ParameterSlot, state: &OptimizerState, start: usize) -> OptimizerState {
+/// The part of its run's state that belongs to one parameter, which begins at element `start` and with row `row`.
+fn state_of(slot: &ParameterSlot, state: &OptimizerState, start: usize, row: usize) -> OptimizerState {
     let shape = &slot.weight.shape;
     match state {
         OptimizerState::Full { first, second } => {
             OptimizerState::Full { first: part_of(first, start, shape), second: part_of(second, start, shape) }
+        }
+        OptimizerState::Matrices { first, rows } => {
+            let of_slot = &shape[..shape.len() - 1];
+            OptimizerState::Matrices { first: part_of(first, start, shape), rows: part_of(rows, row, of_slot) }
         }
         OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
             let blocks = [slot.weight.len().div_ceil(ALIGNMENT_ELEMENTS)];

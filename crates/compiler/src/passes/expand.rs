@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use graph::{
-    Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterSpec, Phase, Repeat, ValueId,
+    Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterId, ParameterSpec, Phase, Repeat,
+    ValueId,
     ValueType,
 };
 use program::Variant;
@@ -33,7 +34,36 @@ pub fn expand(model: &Model, options: &CompileOptions, variant: Variant) -> Resu
         }
     }
     expansion.outputs(&model.outputs, None, &scope)?;
+    mark_tables(&mut expansion.graph);
     Ok(expansion.graph)
+}
+
+/// Marks what is looked up by ids, and the weight of the product that gives the logits.
+fn mark_tables(graph: &mut Graph) {
+    let parameters = |graph: &Graph, node: &Node| -> Vec<ParameterId> {
+        let of = |id: &ValueId| match graph.value(*id).origin {
+            Origin::Parameter(id) => Some(id),
+            _ => None,
+        };
+        node.inputs.iter().filter_map(of).collect()
+    };
+    let mut tables: Vec<ParameterId> = Vec::new();
+    for node in graph.nodes.iter().filter(|node| node.op == "embedding") {
+        tables.extend(parameters(graph, node));
+    }
+    let producers = graph.producers();
+    for loss in graph.nodes.iter().filter(|node| node.op == "cross_entropy") {
+        // What stands between product and loss has no weight.
+        let mut node = producers[loss.inputs[0].0 as usize].map(|index| &graph.nodes[index]);
+        while let Some(found) = node {
+            let weights = parameters(graph, found);
+            node = found.inputs.first().filter(|_| weights.is_empty()).and_then(|id| producers[id.0 as usize]).map(|index| &graph.nodes[index]);
+            tables.extend(weights);
+        }
+    }
+    for ParameterId(index) in tables {
+        graph.parameters[index as usize].table = true;
+    }
 }
 
 struct Expansion<'a> {

@@ -1,6 +1,7 @@
 //! Products of matrices, and the column sums that bias gradients are. All axes but the last are
 //! folded into rows.
 
+mod batched;
 mod cpu;
 mod linear;
 mod low_rank;
@@ -8,6 +9,7 @@ mod product;
 mod sum;
 mod sum_rows;
 
+pub use batched::BatchedMatmul;
 pub use linear::Linear;
 pub use low_rank::{LowRankBackward, MOST_RANK};
 pub use product::Matmul;

@@ -5,6 +5,9 @@ mod adamw;
 mod adamw_8bit;
 mod dynamic_map;
 mod gradient_scale;
+mod momentum;
+mod newton_schulz;
+mod normuon;
 mod rule;
 mod sum_squares;
 
@@ -12,4 +15,7 @@ pub use adamw::AdamW;
 pub use adamw_8bit::AdamW8bit;
 pub use dynamic_map::DynamicMap;
 pub use gradient_scale::GradientScale;
+pub use momentum::Momentum;
+pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};
+pub use normuon::NorMuon;
 pub use sum_squares::SumSquares;

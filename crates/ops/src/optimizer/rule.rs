@@ -74,10 +74,34 @@ pub struct Rule<T> {
 
 /// The sequence of random numbers of one tensor in one step.
 #[derive(Clone, Copy)]
-struct Rounding {
+pub struct Rounding {
     seed: u64,
     stream: u32,
     step: u32,
+}
+
+impl Rounding {
+    /// `None` where the backend rounds: `storage` is the type in which the weights are kept.
+    pub fn of(attrs: &Attrs, step: i32, storage: DType) -> Option<Rounding> {
+        let stochastic = attrs.flag("stochastic_rounding").expect("checked by the shape rule");
+        (stochastic && storage == DType::BF16).then(|| Rounding {
+            seed: seed_of(attrs).expect("checked by the shape rule"),
+            stream: attrs.size("stream").expect("checked by the shape rule") as u32,
+            step: step as u32,
+        })
+    }
+
+    /// Rounds new weights to what will be stored. The first is element `start` of the tensor, a multiple of
+    /// four.
+    pub fn round<T: Real>(&self, weights: &mut [T], start: usize) {
+        for (i, four) in weights.chunks_mut(4).enumerate() {
+            let index = (start / 4 + i) as u64;
+            let words = philox::words(self.seed, Purpose::StochasticRounding, self.stream, self.step, index);
+            for (weight, word) in four.iter_mut().zip(words) {
+                *weight = T::from_f32(bf16_to_f32(f32_to_bf16_stochastic(weight.to_f32(), word)));
+            }
+        }
+    }
 }
 
 impl<T: Real> Rule<T> {
@@ -85,12 +109,6 @@ impl<T: Real> Rule<T> {
     pub fn new(attrs: &Attrs, inputs: &[Input<'_, T>], storage: DType) -> Rule<T> {
         let number = |name: &str| attrs.float(name).expect("checked by the shape rule");
         let scalar = |index: usize| inputs[index].real()[0];
-        let stochastic = attrs.flag("stochastic_rounding").expect("checked by the shape rule");
-        let rounding = (stochastic && storage == DType::BF16).then(|| Rounding {
-            seed: seed_of(attrs).expect("checked by the shape rule"),
-            stream: attrs.size("stream").expect("checked by the shape rule") as u32,
-            step: inputs[6].int()[0] as u32,
-        });
         Rule {
             beta1: T::from_f64(number("beta1")),
             beta2: T::from_f64(number("beta2")),
@@ -103,19 +121,15 @@ impl<T: Real> Rule<T> {
             correction2: scalar(3),
             gradient_scale: scalar(4),
             applied: scalar(5) != T::default(),
-            rounding,
+            rounding: Rounding::of(attrs, inputs[6].int()[0], storage),
         }
     }
 
     /// Rounds new weights to what will be stored, when that is decided by random numbers; otherwise
     /// the backend rounds. The first is element `start` of the tensor, a multiple of four.
     pub fn round(&self, weights: &mut [T], start: usize) {
-        let Some(r) = self.rounding else { return };
-        for (i, four) in weights.chunks_mut(4).enumerate() {
-            let words = philox::words(r.seed, Purpose::StochasticRounding, r.stream, r.step, (start / 4 + i) as u64);
-            for (weight, word) in four.iter_mut().zip(words) {
-                *weight = T::from_f32(bf16_to_f32(f32_to_bf16_stochastic(weight.to_f32(), word)));
-            }
+        if let Some(rounding) = self.rounding {
+            rounding.round(weights, start);
         }
     }
 }

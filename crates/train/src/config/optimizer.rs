@@ -8,7 +8,7 @@ options! {
     /// With `N` steps, `W` of warm-up and `K` of cool-down, `W + K` may not exceed `N`.
     pub struct Optimizer: "Optimizer" {
         /// The update rule.
-        optimizer: OptimizerKind = "adamw_8bit", pending_words = &["normuon"];
+        optimizer: OptimizerKind = "adamw_8bit";
         /// Learning rate at the end of the warm-up.
         learning_rate: f64 = 2e-4, min = 0;
         /// Course of the learning rate between warm-up and cool-down.
@@ -33,11 +33,11 @@ options! {
         /// AdamW: added to the root of the squares before dividing.
         adamw_epsilon: f64 = 1e-8, above = 0;
         /// NorMuon: momentum of the matrices.
-        normuon_momentum: f64 = 0.95, min = 0, below = 1, pending;
+        normuon_momentum: f64 = 0.95, min = 0, below = 1;
         /// NorMuon: how slowly the mean of the squares moves.
-        normuon_beta2: f64 = 0.95, min = 0, below = 1, pending;
+        normuon_beta2: f64 = 0.95, min = 0, below = 1;
         /// NorMuon: decay a weight only where the step makes it smaller anyway.
-        normuon_cautious_wd: bool = true, pending;
+        normuon_cautious_wd: bool = true;
     }
 }
 

@@ -322,7 +322,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 3", "`zero_level: 3` is not available yet"),
         ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
-        ("optimizer: normuon", "`optimizer: normuon` is not available yet"),
         ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("report_to: [wandb]", "`report_to: [\"wandb\"]` is not available yet"),

@@ -301,3 +301,48 @@ fn an_f32_copy_is_updated_and_the_weight_is_its_rounding() {
         assert_eq!(master, slot.adapter.then(|| (DType::F32, slot.weight.shape.clone())), "{}", slot.name);
     }
 }
+
+#[test]
+fn normuon_takes_matrices_of_equal_extents_together_and_leaves_the_rest_to_adamw() {
+    use program::{Instruction, OptimizerState};
+    let model = graph::from_json(include_str!("fixtures/qwen3.json")).unwrap();
+    let mut options = options();
+    let optimizer = options.training.as_mut().unwrap().optimizer.as_mut().unwrap();
+    optimizer.kind = compiler::OptimizerKind::NorMuon { momentum: 0.95, beta2: 0.95, cautious: true };
+    let program = compile(&model, &options, &Machine::cpu(1 << 34, 2)).unwrap();
+    for slot in &program.parameters {
+        let by_matrices = matches!(slot.state, Some(OptimizerState::Matrices { .. }));
+        let expected = slot.name.contains("_proj");
+        assert_eq!(by_matrices, expected, "{}: vectors, embeddings and head are left to AdamW", slot.name);
+    }
+    let update = &program.entries[program.entry(EntryKind::Update, None).unwrap()];
+    let updated = |op: &str| -> Vec<(usize, usize)> {
+        let launches = update.steps.iter().filter_map(|step| match &step.instruction {
+            Instruction::Launch(launch) if launch.op == op => Some(&launch.outputs[0]),
+            _ => None,
+        });
+        launches.map(|at| (at.shape[0], at.len())).collect()
+    };
+    let sum = |name: &str| -> usize {
+        program.parameters.iter().filter(|slot| slot.name.contains(name)).map(|slot| slot.weight.len()).sum()
+    };
+    assert_eq!(updated("normuon").iter().map(|(_, elements)| elements).sum::<usize>(), sum("_proj"));
+    let layers = program.parameters.iter().filter(|slot| slot.name.ends_with("q_proj.weight")).count();
+    assert!(layers > 1 && updated("normuon").iter().all(|(count, _)| count % layers == 0), "{:?}", updated("normuon"));
+    // Products of a whole batch; with one round's three for each of the different extents.
+    let batches: Vec<usize> = update
+        .steps
+        .iter()
+        .filter_map(|step| match &step.instruction {
+            Instruction::Gemm(gemm) => Some(gemm.batch),
+            _ => None,
+        })
+        .collect();
+    let mut extents: Vec<_> =
+        program.parameters.iter().filter(|s| s.name.contains("_proj")).map(|s| s.weight.shape.clone()).collect();
+    let matrices = extents.len();
+    extents.sort();
+    extents.dedup();
+    assert_eq!(batches.len(), 15 * extents.len());
+    assert_eq!(batches.iter().sum::<usize>(), 15 * matrices);
+}

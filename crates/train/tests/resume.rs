@@ -89,6 +89,7 @@ fn an_adapter_goes_on_with_the_same_bits() {
     for changed in [
         json!({"lora_dropout": 0.1}),
         json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
+        json!({"optimizer": "normuon"}),
         json!({"torch_dtype": "bfloat16", "lora_dtype": "bfloat16"}),
     ] {
         let options = merged(
@@ -107,6 +108,8 @@ fn a_model_goes_on_with_the_same_bits() {
         json!({"optimizer": "adamw", "init": "random"}),
         json!({"torch_dtype": "bfloat16", "optimizer": "adamw"}),
         json!({"torch_dtype": "bfloat16", "master_dtype": "float32"}),
+        json!({"torch_dtype": "bfloat16", "optimizer": "normuon"}),
+        json!({"torch_dtype": "bfloat16", "optimizer": "normuon", "master_dtype": "float32"}),
         json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
     ] {
         let options = merged(&json!({"lora": false, "learning_rate": 1e-3, "max_steps": 5, "eval_steps": 2}), changed);

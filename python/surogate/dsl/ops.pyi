@@ -120,6 +120,41 @@ def dynamic_map(*inputs: Tensor | Parameter, signed: bool | each[bool]) -> Any:
 
     signed: with negative values (first moment) or without (second)"""
 
+def momentum(*inputs: Tensor | Parameter, momentum: float | each[float]) -> Any:
+    """m ← momentum·m + (1 − momentum)·gradient·gradient_scale; unchanged when applied is 0. gradient f32 [n],
+    gradient_scale, applied f32 [1] → first (m) f32 [n].
+
+    momentum: what a step keeps of the mean"""
+
+def unit_matrices(*inputs: Tensor | Parameter, epsilon: float | each[float]) -> Any:
+    """Each matrix divided by its norm: yᵢ = xᵢ/(‖xᵢ‖ + epsilon), the root of the sum of its squares. x f32 [count,
+    m, n] → [count, m, n].
+
+    epsilon: added to the norm"""
+
+def newton_schulz_polynomial(*inputs: Tensor | Parameter, a: float | each[float], b: float | each[float], c: float | each[float]) -> Any:
+    """p = a·I + b·x + c·x² for each matrix, I the unit matrix. x [count, n, n], its square x² f32 [count, n, n] →
+    [count, n, n].
+
+    a: factor of the unit matrix
+    b: factor of x
+    c: factor of the square"""
+
+def normuon(*inputs: Tensor | Parameter, beta2: float | each[float], epsilon: float | each[float], scale: float | each[float], weight_decay: float | each[float], cautious: bool | each[bool] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
+    """For each matrix O [m, n]: v ← β₂v + (1 − β₂)·mean of O² over each row; Ô = O/(√v + epsilon); w ← w(1 −
+    lr·weight_decay), with `cautious` only where Ô·w ≥ 0; w ← w − scale·lr·√(mn)/‖Ô‖·Ô, nothing where Ô is 0.
+    Nothing changes when applied is 0. direction (O) [count, m, n], learning_rate, applied f32 [1], step i32 [1] →
+    weight [count, m, n], rows (v) f32 [count, m].
+
+    beta2: decay of the mean of the squares
+    epsilon: added to the root of the mean
+    scale: root mean square of a step, in learning rates
+    weight_decay: decoupled: each step takes learning_rate·weight_decay
+    cautious: decay only the weights that the step makes smaller anyway
+    stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
+    seed: key of the random numbers
+    stream: keeps the random numbers of different tensors apart"""
+
 def rmsnorm(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
     """y = x·r·w, r = 1/√(mean(x²) + eps) over the last axis. x […, H], w [H] → y […, H], r f32 […].
 
@@ -237,6 +272,13 @@ def matmul(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = 
 
 def matmul_sum(*inputs: Tensor | Parameter) -> Any:
     """y = a·b + t·c; all axes but the last count as rows. a […, K], b [K, N], t […, r], c [r, N] → […, N]."""
+
+def batched_matmul(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None) -> Any:
+    """y = op(a)·op(b) for each pair, op(x) is x or its transpose. a [count, m, k], b [count, k, n] → [count, m, n].
+
+    transpose_a: use the transposes of the first operands
+    transpose_b: use the transposes of the second operands
+    f32: the result is f32 whatever the operands are"""
 
 def sum_rows(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
     """s = Σ over rows of x, in f32. x […, N] → s f32 [N].

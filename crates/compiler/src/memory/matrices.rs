@@ -94,7 +94,8 @@ mod tests {
     use super::*;
 
     fn slot(offset: usize, shape: [usize; 2], rows: usize) -> ParameterSlot {
-        let at = |arena: u32, offset: usize, shape: &[usize]| TensorRef::dense(ArenaId(arena), offset, DType::F32, shape);
+        let at =
+            |arena: u32, offset: usize, shape: &[usize]| TensorRef::dense(ArenaId(arena), offset, DType::F32, shape);
         ParameterSlot {
             name: String::new(),
             weight: at(0, offset, &shape),

@@ -68,12 +68,7 @@ fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
         Some(OptimizerKind::NorMuon { .. }) if parameter.shape.len() >= 2 && !parameter.table => Form::Matrices,
         _ => Form::Full,
     };
-    Treatment {
-        adapter: parameter.adapter,
-        trainable: parameter.trainable,
-        no_decay: parameter.shape.len() < 2,
-        form,
-    }
+    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: parameter.shape.len() < 2, form }
 }
 
 /// Parameter indices in arena order: units (merge groups and single parameters) sorted by the

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 
 use graph::{
     Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterId, ParameterSpec, Phase, Repeat,
-    ValueId,
-    ValueType,
+    ValueId, ValueType,
 };
 use program::Variant;
 use tensor::{Attrs, Shape};
@@ -57,7 +56,12 @@ fn mark_tables(graph: &mut Graph) {
         let mut node = producers[loss.inputs[0].0 as usize].map(|index| &graph.nodes[index]);
         while let Some(found) = node {
             let weights = parameters(graph, found);
-            node = found.inputs.first().filter(|_| weights.is_empty()).and_then(|id| producers[id.0 as usize]).map(|index| &graph.nodes[index]);
+            node = found
+                .inputs
+                .first()
+                .filter(|_| weights.is_empty())
+                .and_then(|id| producers[id.0 as usize])
+                .map(|index| &graph.nodes[index]);
             tables.extend(weights);
         }
     }

@@ -107,6 +107,7 @@ def measured(logged: list[dict[str, Any]], began: float, warm_up: float) -> dict
     whole = sum(b["tokens"] for _, b in pairs) / max(when(pairs[-1][1]) - when(pairs[0][0]), 1e-9)
     manifest = start["manifest"]
     timed = next((event for event in logged if event["event"] == "time_breakdown"), None)
+    startup = next((event for event in logged if event["event"] == "startup"), None)
     median = statistics.median(rates)
     mfu = (
         statistics.median(b["mfu"] * rate / b["tokens_per_second"] for (_, b), rate in zip(pairs, rates))
@@ -125,6 +126,7 @@ def measured(logged: list[dict[str, Any]], began: float, warm_up: float) -> dict
         "planned_memory": manifest["memory_bytes"],
         "memory_in_log": max(event["memory"] or 0 for event in steps),
         "to_step_1": first - began,
+        "startup": startup and startup["phases"],
         "classes": timed and timed["classes"],
         "loss": steps[-1]["loss"],
     }

@@ -74,7 +74,7 @@ def machine() -> dict[str, str]:
     return {
         "card": one_run.nvml("name") or "cpu",
         "driver": one_run.nvml("driver_version") or "",
-        "cuda": versions.get("NVRTC", ""),
+        "cuda": versions.get("nvrtc", ""),
     }
 
 

@@ -243,7 +243,37 @@ def test_doctor_holds_operations_against_their_references(capsys):
 
 def test_doctor_never_fails(capsys):
     code, out, _ = run(capsys, "doctor", "--json")
-    assert code == 0 and json.loads(out)["device"] in ("cpu", "cuda")
+    found = json.loads(out)
+    assert code == 0 and found["device"] in ("cpu", "cuda")
+    assert [row["library"] for row in found["libraries"]] == ["driver", "nvrtc", "cublaslt", "cudnn", "nccl"]
+    for row in found["libraries"]:
+        wanted = {"version", "path", "origin"} if row["found"] else {"missing", "mend"}
+        assert wanted <= row.keys() and row["needed_for"], row
+
+
+def test_doctor_says_which_command_mends_what_is_missing(capsys, monkeypatch, tmp_path):
+    broken = tmp_path / "lib64" / "libcudnn.so.9"
+    broken.parent.mkdir()
+    broken.write_text("no library")
+    monkeypatch.setenv("SUROGATE_CUDA_PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and f"not usable: {broken} cannot be loaded" in out, out
+    assert "to mend it: pip install --force-reinstall --upgrade nvidia-cudnn-cu13" in out
+    assert f"{tmp_path / 'cache' / 'surogate' / 'cuda'} (0 entries" in out
+
+
+def test_a_run_tells_what_it_did_before_its_first_step(capfd, run_file):
+    path, folder = run_file
+    code, out, _ = run(capfd, "sft", path, "--max-steps", "2")
+    (line,) = [line for line in out.splitlines() if line.startswith("First step after ")]
+    assert code == 0 and re.match(r"First step after \d+\.\d\d s: interpreter, options and model \d", line), line
+    (log,) = folder.glob("log-*.json")
+    (event,) = [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "startup"]
+    names = [phase["phase"] for phase in event["phases"]]
+    wanted = ["data", "digest of the model", "folders", "plan", "weights", "first step"]
+    assert [name for name in names if name in wanted] == wanted
+    assert abs(sum(phase["seconds"] for phase in event["phases"]) - event["seconds"]) < 1e-6
 
 
 def test_schema_is_json(capsys):

@@ -77,7 +77,7 @@ impl Chooser {
         at: Operands,
     ) -> Result<ProductPlan> {
         let (device, version) = (stream.device.properties.to_string(), cublaslt::version(lt.table()));
-        let entry = format!("{}.algorithm", digest(&[device.as_bytes(), version.as_bytes(), name.as_bytes()]));
+        let entry = entry_name(&device, stream.device.driver.version()?, &version, name);
         let remembered = self.cache.read(&entry).and_then(|bytes| {
             // What this library does not take is timed again.
             ProductPlan::with_algorithm(lt, product, parse(std::str::from_utf8(&bytes).ok()?)?).ok()
@@ -124,6 +124,14 @@ impl Chooser {
         }
         Ok(least)
     }
+}
+
+/// What the fastest algorithm of a product depends on: the card, its driver, the library, and the product with its
+/// types, layouts, alignments, bias and accumulation.
+fn entry_name(device: &str, driver: (u32, u32), library: &str, product: &str) -> String {
+    let driver = format!("{}.{}", driver.0, driver.1);
+    let parts = [device, &driver, library, product].map(str::as_bytes);
+    format!("{}.algorithm", digest(&parts))
 }
 
 /// The fastest, or the first where the fastest is hardly faster.
@@ -203,6 +211,20 @@ mod tests {
         assert_eq!(pick(&[1.0, 0.99, 1.2]), 0);
         assert_eq!(pick(&[1.0, 0.97, 0.9]), 2);
         assert_eq!(pick(&[0.5]), 0);
+    }
+
+    #[test]
+    fn an_entry_is_for_one_product_on_one_card_with_one_driver_and_library() {
+        let names = [
+            entry_name("NVIDIA H200, sm_90a, 132 multiprocessors", (13, 0), "13.1.1", "product nn 4×8×8"),
+            entry_name("NVIDIA H100, sm_90a, 132 multiprocessors", (13, 0), "13.1.1", "product nn 4×8×8"),
+            entry_name("NVIDIA H200, sm_90a, 132 multiprocessors", (13, 1), "13.1.1", "product nn 4×8×8"),
+            entry_name("NVIDIA H200, sm_90a, 132 multiprocessors", (13, 0), "13.1.0", "product nn 4×8×8"),
+            entry_name("NVIDIA H200, sm_90a, 132 multiprocessors", (13, 0), "13.1.1", "product nt 4×8×8"),
+        ];
+        for (i, name) in names.iter().enumerate() {
+            assert!(names[i + 1..].iter().all(|other| other != name), "name {i} is not its own");
+        }
     }
 
     #[test]

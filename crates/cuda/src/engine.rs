@@ -133,6 +133,13 @@ impl Engine {
         }
     }
 
+    /// Tells of entries of the disk cache that could not be used.
+    pub fn note_damage(&mut self) {
+        for path in self.disk_cache.take_damaged() {
+            self.note(format!("the cached {} was damaged and was made again", path.display()));
+        }
+    }
+
     /// A handle to run cuDNN's plans with; only asked for where a plan was made.
     pub fn cudnn_handle(&self) -> &Handle {
         let Ok((_, handle)) = &self.cudnn else { panic!("a cuDNN plan was made with a handle") };

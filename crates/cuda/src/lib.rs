@@ -18,14 +18,16 @@ pub mod library;
 mod machine;
 pub mod nvrtc;
 mod prepare;
+mod report;
 mod session;
 pub mod sys;
 mod transfer;
 
 pub use algorithms::Algorithms;
-pub use backend::{CudaBackend, Report, devices};
+pub use backend::CudaBackend;
 pub use engine::Options;
 pub use error::{During, Error, Result};
 pub use library::Search;
 pub use machine::machine;
+pub use report::{Found, LibraryReport, Missing, Report, devices};
 pub use session::CudaSession;

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "opening a shared library runs its initialisers")]
 
 use crate::error::{Error, Result};
-use crate::sys::{cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nvrtc::NvrtcTable};
+use crate::sys::{cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nccl::NcclTable, nvrtc::NvrtcTable};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,31 @@ pub enum Kind {
     Nvrtc,
     CublasLt,
     Cudnn,
+    Nccl,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 4] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn];
+    pub const ALL: [Kind; 5] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl];
+
+    /// One word, for programs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Driver => "driver",
+            Kind::Nvrtc => "nvrtc",
+            Kind::CublasLt => "cublaslt",
+            Kind::Cudnn => "cudnn",
+            Kind::Nccl => "nccl",
+        }
+    }
+
+    /// What does not work without it.
+    pub const fn needed_for(self) -> &'static str {
+        match self {
+            Kind::Driver | Kind::Nvrtc | Kind::CublasLt => "every run on a GPU",
+            Kind::Cudnn => "attention in bfloat16 on a GPU",
+            Kind::Nccl => "several GPUs, which is not available yet",
+        }
+    }
 
     /// The name that people know it by.
     pub const fn title(self) -> &'static str {
@@ -34,6 +55,7 @@ impl Kind {
             Kind::Nvrtc => "NVRTC",
             Kind::CublasLt => "cuBLASLt",
             Kind::Cudnn => "cuDNN",
+            Kind::Nccl => "NCCL",
         }
     }
 
@@ -44,6 +66,7 @@ impl Kind {
             Kind::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
             Kind::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
             Kind::Cudnn => &["libcudnn.so.9"],
+            Kind::Nccl => &["libnccl.so.2"],
         }
     }
 
@@ -54,17 +77,31 @@ impl Kind {
             Kind::Nvrtc => &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
             Kind::CublasLt => &["nvidia/cu13/lib", "nvidia/cublas/lib"],
             Kind::Cudnn => &["nvidia/cudnn/lib"],
+            Kind::Nccl => &["nvidia/nccl/lib"],
+        }
+    }
+
+    /// The pip package that brings it; the driver comes with none.
+    pub const fn package(self) -> Option<&'static str> {
+        match self {
+            Kind::Driver => None,
+            Kind::Nvrtc => Some("nvidia-cuda-nvrtc"),
+            Kind::CublasLt => Some("nvidia-cublas"),
+            Kind::Cudnn => Some("nvidia-cudnn-cu13"),
+            Kind::Nccl => Some("nvidia-nccl-cu13"),
         }
     }
 
     fn hint(self) -> String {
-        let package = match self {
-            Kind::Driver => return "install the NVIDIA driver (in a container: start it with the GPU runtime)".into(),
-            Kind::Nvrtc => "nvidia-cuda-nvrtc",
-            Kind::CublasLt => "nvidia-cublas",
-            Kind::Cudnn => "nvidia-cudnn-cu13",
-        };
-        format!("pip install 'surogate[cuda]' (it brings {package}), or name its folder in {PATH_VARIABLE}")
+        match self.package() {
+            None => "install the NVIDIA driver (in a container: start it with the GPU runtime)".into(),
+            Some(package) if self == Kind::Nccl => {
+                format!("pip install {package}, or name its folder in {PATH_VARIABLE}")
+            }
+            Some(package) => {
+                format!("pip install 'surogate[cuda]' (it brings {package}), or name its folder in {PATH_VARIABLE}")
+            }
+        }
     }
 }
 
@@ -102,12 +139,11 @@ impl Search {
         let named = std::env::var_os(PATH_VARIABLE).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
         let mut system = Vec::new();
         for variable in ["CUDA_HOME", "CUDA_PATH"] {
-            system.extend(std::env::var_os(variable).map(|root| Path::new(&root).join("lib64")));
+            system.extend(std::env::var_os(variable).into_iter().flat_map(|root| toolkit_folders(Path::new(&root))));
         }
-        system.extend(
-            ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"]
-                .map(PathBuf::from),
-        );
+        system.extend(std::env::var_os("CONDA_PREFIX").map(|root| Path::new(&root).join("lib")));
+        system.extend(toolkits(Path::new("/usr/local")).iter().flat_map(|root| toolkit_folders(root)));
+        system.extend(["/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
         Search { named, site_packages, system, ask_loader: true }
     }
 
@@ -140,6 +176,23 @@ impl Search {
         }
         Err(folders.into_iter().map(|(_, folder)| folder.join(kind.files()[0]).display().to_string()).collect())
     }
+}
+
+/// Where a toolkit keeps its libraries.
+fn toolkit_folders(root: &Path) -> [PathBuf; 2] {
+    [root.join("lib64"), root.join("targets/x86_64-linux/lib")]
+}
+
+/// Toolkits below a folder: `cuda`, which the system's owner chose, then `cuda-13.1` and the like, newest first.
+fn toolkits(folder: &Path) -> Vec<PathBuf> {
+    let version = |path: &Path| -> Option<Vec<u32>> {
+        let text = path.file_name()?.to_str()?.strip_prefix("cuda-")?;
+        text.split('.').map(|number| number.parse().ok()).collect()
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut versions: Vec<(Vec<u32>, PathBuf)> = entries.filter_map(|path| Some((version(&path)?, path))).collect();
+    versions.sort_by(|a, b| b.0.cmp(&a.0));
+    std::iter::once(folder.join("cuda")).chain(versions.into_iter().map(|(_, path)| path)).collect()
 }
 
 /// An opened library: its functions, and where they came from.
@@ -233,6 +286,10 @@ opener!(
     /// Opens cuDNN. It plans with the driver and NVRTC: open those before.
     open_cudnn, Kind::Cudnn, CudnnTable
 );
+opener!(
+    /// Opens NCCL.
+    open_nccl, Kind::Nccl, NcclTable
+);
 
 #[cfg(test)]
 mod tests {
@@ -263,6 +320,20 @@ mod tests {
         assert_eq!(search(&[], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Wheel, new)));
         let own = touch(named.path(), "lib64/libcublasLt.so.13");
         assert_eq!(search(&[named.path()], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Variable, own)));
+    }
+
+    #[test]
+    fn the_newest_of_several_toolkits_is_looked_at_first() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["cuda-12.9", "cuda-13.0", "cuda-13.10", "cuda-x", "curl"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let names = ["cuda", "cuda-13.10", "cuda-13.0", "cuda-12.9"];
+        assert_eq!(toolkits(root.path()), names.map(|name| root.path().join(name)));
+        let found = touch(root.path(), "cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13");
+        let folders = toolkits(root.path()).iter().flat_map(|root| toolkit_folders(root)).collect();
+        let search = Search { system: folders, ..Search::default() };
+        assert_eq!(search.locate(Kind::Nvrtc), Ok((Origin::System, found)));
     }
 
     #[test]

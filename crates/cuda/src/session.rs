@@ -8,6 +8,7 @@ use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared};
 use crate::transfer::{Readings, Uploads};
 use program::{Arch, Arena, BackendError, Choices, MemoryLine, Program, Reading, Session, Step, TensorRef};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One entry point, ready to run.
 struct PreparedEntry {
@@ -27,6 +28,7 @@ pub struct CudaSession {
     engine: Engine,
     check_each: bool,
     graphs: bool,
+    load_times: Vec<(&'static str, f64)>,
 }
 
 impl CudaSession {
@@ -36,10 +38,14 @@ impl CudaSession {
     }
 
     fn load(program: Arc<Program>, options: &Options) -> Result<CudaSession> {
+        let mut clock = Clock::start();
         let mut engine = Engine::new(options)?;
         check_architecture(&program, &engine)?;
+        clock.stop("device and libraries");
         let memory = allocate(&program, &engine)?;
+        clock.stop("memory");
         let kernels = Kernels::new(&engine, &program.kernels)?;
+        clock.stop("kernels");
         let mut planned = vec![];
         for entry in &program.entries {
             let mut steps = vec![];
@@ -50,6 +56,8 @@ impl CudaSession {
             planned.push(steps);
         }
         engine.chooser.finish();
+        engine.note_damage();
+        clock.stop("products and attention");
         initialise(&program, &engine, &memory)?;
         let most = planned.iter().flatten().map(Planned::workspace).max().unwrap_or(0);
         let workspace =
@@ -61,14 +69,22 @@ impl CudaSession {
             entries.push(PreparedEntry { steps, runs: 0, graph: None });
         }
         engine.stream.synchronise()?;
+        clock.stop("zeros and constants");
+        let load_times = clock.times;
         let (check_each, graphs) = (options.check_each, options.graphs && !options.check_each);
         let (readings, uploads) = (Readings::default(), Uploads::new(&engine.device)?);
-        Ok(CudaSession { program, entries, readings, uploads, memory, workspace, engine, check_each, graphs })
-    }
-
-    /// Decisions that were taken while loading and that a user may want to know.
-    pub fn notes(&self) -> &[String] {
-        &self.engine.notes
+        Ok(CudaSession {
+            program,
+            entries,
+            readings,
+            uploads,
+            memory,
+            workspace,
+            engine,
+            check_each,
+            graphs,
+            load_times,
+        })
     }
 
     /// The algorithm of every product: given to [`Options::algorithms`], a later session has the same.
@@ -191,6 +207,14 @@ impl Session for CudaSession {
         arenas.chain([line("workspace", self.workspace.len(), "of libraries, one instruction at a time")]).collect()
     }
 
+    fn load_times(&self) -> Vec<(&'static str, f64)> {
+        self.load_times.clone()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.engine.notes.clone()
+    }
+
     fn memory_in_use(&self) -> std::result::Result<Option<usize>, BackendError> {
         let asked = self.engine.device.bind().and_then(|()| self.engine.device.memory());
         asked.map(|(free, total)| Some(total - free)).map_err(backend_error)
@@ -221,6 +245,24 @@ fn place_of<'a>(memory: &'a Memory, at: &TensorRef, host_bytes: usize) -> (&'a D
     assert!(at.is_dense(), "the host reads and writes dense tensors, not {at}");
     assert_eq!(at.bytes(), host_bytes, "the host side has exactly the size of {at}");
     (&memory.arenas[at.arena.0 as usize], at.offset)
+}
+
+/// Stops the parts of loading.
+struct Clock {
+    last: Instant,
+    times: Vec<(&'static str, f64)>,
+}
+
+impl Clock {
+    fn start() -> Clock {
+        Clock { last: Instant::now(), times: vec![] }
+    }
+
+    fn stop(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.times.push((name, now.duration_since(self.last).as_secs_f64()));
+        self.last = now;
+    }
 }
 
 fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, step: &Step) -> Result<Planned> {

@@ -104,6 +104,16 @@ pub trait Session: Send {
         Choices::new()
     }
 
+    /// What loading consisted of, in order, with its seconds. Empty where it is not worth telling.
+    fn load_times(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// What was decided or found while loading and a user may want to know, a sentence each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Waits for everything that was started.
     fn synchronize(&mut self) -> Result<(), BackendError>;
 }

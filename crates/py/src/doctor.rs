@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use cuda::{Report, Search};
+use cuda::disk_cache::DiskCache;
+use cuda::{LibraryReport, Missing, Report, Search};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, 
         let report = Report::new(&Search::from_environment(site_packages));
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let verdict = if report.usable() { "cuda" } else { "cpu" };
-        let text = format!("CPU: {cores} threads\n{report}runs by default on: {verdict}");
+        let text = format!("CPU: {cores} threads\n{report}{}\nruns by default on: {verdict}", cache_text());
         (text, to_json(&report, cores, verdict).to_string())
     })
 }
@@ -43,22 +44,47 @@ pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>) -> PyResult
 }
 
 fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {
-    let libraries: Vec<Value> = report
-        .libraries
-        .iter()
-        .map(|library| match &library.state {
-            Ok((path, origin, version)) => {
-                json!({"library": library.kind.title(), "version": version, "path": path, "origin": origin})
-            }
-            Err(reason) => json!({"library": library.kind.title(), "missing": reason}),
-        })
-        .collect();
+    let missing = |of: &Missing| json!({"missing": of.reason, "mend": of.mend});
+    let library = |of: &LibraryReport| {
+        let mut row = match &of.state {
+            Ok(found) => json!({"version": found.version, "path": found.path, "origin": found.origin.to_string()}),
+            Err(of) => missing(of),
+        };
+        row["library"] = of.kind.name().into();
+        row["title"] = of.kind.title().into();
+        row["found"] = of.state.is_ok().into();
+        row["needed_for"] = of.kind.needed_for().into();
+        row
+    };
     let devices = match &report.devices {
         Ok(devices) => devices
             .iter()
             .map(|d| json!({"name": d.name, "architecture": d.architecture.to_string(), "memory": d.memory}))
             .collect(),
-        Err(reason) => json!({"missing": reason}),
+        Err(of) => missing(of),
     };
-    json!({"cpu_threads": cores, "libraries": libraries, "gpus": devices, "device": verdict})
+    let cache = DiskCache::default_folder().map(|folder| {
+        let (entries, bytes) = DiskCache::size_of(&folder).unwrap_or_default();
+        json!({"folder": folder, "entries": entries, "bytes": bytes})
+    });
+    json!({
+        "surogate": env!("CARGO_PKG_VERSION"),
+        "cpu_threads": cores,
+        "libraries": report.libraries.iter().map(library).collect::<Vec<_>>(),
+        "conflicts": report.conflicts.iter().map(missing).collect::<Vec<_>>(),
+        "driver_release": report.driver_release,
+        "gpus": devices,
+        "cache": cache,
+        "device": verdict,
+    })
+}
+
+/// The folder of compiled kernels and chosen algorithms in words.
+fn cache_text() -> String {
+    let Some(folder) = DiskCache::default_folder() else {
+        return "Cache of kernels: none: neither XDG_CACHE_HOME nor HOME is set".into();
+    };
+    let (entries, bytes) = DiskCache::size_of(&folder).unwrap_or_default();
+    let size = bytes as f64 / (1u64 << 20) as f64;
+    format!("Cache of kernels, algorithms and plans: {} ({entries} entries, {size:.1} MiB)", folder.display())
 }

@@ -84,7 +84,7 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
     let search = Search::from_environment(request.site_packages.clone());
-    let report = cuda::Report::new(&search);
+    let report = cuda::Report::for_one_gpu(&search);
     if !report.usable() {
         return Err(format!("no GPU can be used here:\n{report}"));
     }

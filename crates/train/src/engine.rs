@@ -5,6 +5,7 @@
 //! Knows entries, slots and scalars; not what a run is.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use compiler::CompileOptions;
 use data::Batch;
@@ -31,6 +32,8 @@ pub struct Engine {
     session: Option<Box<dyn Session>>,
     /// What ran while the clock was asked for.
     timed: Option<Vec<(usize, Vec<f64>)>>,
+    /// What making it consisted of, with seconds.
+    load_times: Vec<(&'static str, f64)>,
 }
 
 fn compile(source: &ModelSource, options: &CompileOptions, device: &Device) -> Result<Arc<Program>> {
@@ -46,9 +49,17 @@ impl Engine {
         options: CompileOptions,
         choices: &Choices,
     ) -> Result<Engine> {
+        let begin = Instant::now();
         let program = compile(&source, &options, &device)?;
+        let mut load_times = vec![("plan", begin.elapsed().as_secs_f64())];
         let session = device.backend.load_with(program.clone(), choices)?;
-        Ok(Engine { device, source, options, program, session: Some(session), timed: None })
+        load_times.extend(session.load_times());
+        Ok(Engine { device, source, options, program, session: Some(session), timed: None, load_times })
+    }
+
+    /// What making it consisted of, with seconds.
+    pub fn load_times(&self) -> &[(&'static str, f64)] {
+        &self.load_times
     }
 
     pub fn program(&self) -> &Arc<Program> {

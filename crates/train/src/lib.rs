@@ -36,6 +36,7 @@ mod run;
 pub mod schedule;
 pub mod source;
 mod staged;
+mod startup;
 mod step;
 mod time;
 mod trainer;

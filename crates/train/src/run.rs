@@ -146,6 +146,9 @@ impl Run {
             total["total"], total["trained"], manifest["steps"]
         ));
         let resolved = trainer.config.resolved_yaml(&reasons(&place, trainer));
+        for note in trainer.engine()?.session().notes() {
+            observer.line(&format!("Note: {note}"));
+        }
         let run_id = trainer.written.owner.clone();
         // The manifest first: it makes the folder the run's own.
         write_manifest(&place, &run_id, &manifest)?;
@@ -248,6 +251,11 @@ impl Run {
     /// Tells the results of a step; an error if the run cannot go on after them.
     fn report(&mut self, metrics: &StepMetrics, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         let total = trainer.total_steps();
+        if let Some(mut startup) = trainer.startup.take() {
+            startup.done("first step");
+            observer.line(&startup.line());
+            self.log.write(&startup.to_json())?;
+        }
         observer.line(&metrics.line(total));
         observer.progress(metrics.step + 1, total.unwrap_or_default());
         self.log.write(&metrics.to_json())?;

@@ -20,6 +20,7 @@ use crate::feed::Feed;
 use crate::plan::Plan;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
+use crate::startup::Startup;
 use crate::step::Flight;
 use crate::time::{ClassTime, by_class, time_breakdown};
 use crate::weights::{self, Part};
@@ -57,6 +58,8 @@ pub struct Trainer {
     /// Folders that may be replaced, because this run wrote them.
     pub(crate) written: Written,
     pub(crate) progress: Progress,
+    /// Until the first step is told.
+    pub(crate) startup: Option<Startup>,
     model_digest: Option<ModelDigest>,
     data_digest: Option<DataDigest>,
 }
@@ -65,6 +68,7 @@ impl Trainer {
     /// Checks options against model and machine and reads the data, if data sets are configured.
     /// Nothing is compiled before the first batch is known.
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
+        let mut startup = Startup::begin();
         let plan = Plan::new(&config, &source)?;
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
@@ -86,7 +90,9 @@ impl Trainer {
         let name = run_name(&config, &source);
         let written = Written::by(&new_run_id(&name));
         let data_digest = feed.as_ref().map(Feed::digest);
+        startup.done("data");
         Ok(Trainer {
+            startup: Some(startup),
             name,
             config,
             plan,
@@ -118,17 +124,29 @@ impl Trainer {
                 None => variants,
             };
         }
+        self.startup_phase("folders");
         let mut engine = self.start(variants, Some(checkpoint))?;
         checkpoint.load_optimizer(&mut engine)?;
+        if let Some(startup) = &mut self.startup {
+            startup.split(engine.load_times(), "weights and optimizer");
+        }
         self.engine = Some(engine);
         self.progress = state.progress.clone();
         Ok(())
+    }
+
+    /// What was done since the last phase, while the run starts.
+    pub(crate) fn startup_phase(&mut self, phase: &'static str) {
+        if let Some(startup) = &mut self.startup {
+            startup.done(phase);
+        }
     }
 
     /// What identifies the model's files. Reads them once.
     pub(crate) fn model_digest(&mut self) -> Result<&ModelDigest> {
         if self.model_digest.is_none() {
             self.model_digest = Some(self.source.digest(self.config.model.init == Init::Pretrained)?);
+            self.startup_phase("digest of the model");
         }
         Ok(self.model_digest.as_ref().expect("just made"))
     }
@@ -181,7 +199,12 @@ impl Trainer {
                 Some(feed) => feed.variants(&self.device.machine)?,
                 None => vec![variant_of(&self.device.machine, batch, one_per_row)],
             };
-            self.engine = Some(self.start(variants, None)?);
+            self.startup_phase("folders");
+            let engine = self.start(variants, None)?;
+            if let Some(startup) = &mut self.startup {
+                startup.split(engine.load_times(), "weights");
+            }
+            self.engine = Some(engine);
         }
         Ok(self.engine.as_mut().expect("just made"))
     }

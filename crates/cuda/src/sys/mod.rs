@@ -9,6 +9,7 @@
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
+pub mod nccl;
 pub mod nvrtc;
 
 use crate::error::Error;
@@ -23,6 +24,9 @@ macro_rules! function_table {
         pub struct $table { $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
 
         impl $table {
+            /// Names of all functions.
+            pub const SYMBOLS: &[&str] = &[$(stringify!($name)),*];
+
             /// Looks every symbol up. The library is never closed: CUDA keeps threads and exit handlers.
             pub fn load(library: &libloading::os::unix::Library, path: &std::path::Path) -> Result<Self, crate::error::Error> {
                 Ok(Self { $(

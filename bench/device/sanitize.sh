@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Every operation's examples on the GPU under compute-sanitizer:  sanitize.sh [TOOL...]
+# Tools: memcheck racecheck initcheck synccheck; all of them without arguments. Needs `surogate` importable by python3,
+# and compute-sanitizer: named by COMPUTE_SANITIZER, on the PATH, in a toolkit, or from the pip package
+# nvidia-cuda-sanitizer-api.
+# Kernels of libraries are left out where a tool cannot see into them (SANITIZE_ALL=1 takes them in): what is checked is
+# the project's own. Each tool's report is written to $OUT, or the working folder. Exit status: 0 only if all are clean.
+set -uo pipefail
+tools=("$@")
+[ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck synccheck)
+out=${OUT:-.}
+find_tool() {
+  local candidate
+  local wheel='import glob, sys; print(*(f for p in sys.path for f in glob.glob(p + "/nvidia/cu*/bin/compute-sanitizer")))'
+  for candidate in "${COMPUTE_SANITIZER:-}" "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer \
+    "$(python3 -c "$wheel")"; do
+    [ -n "$candidate" ] && [ -x "$candidate" ] && { printf '%s\n' "$candidate"; return 0; }
+  done
+  echo "sanitize.sh: compute-sanitizer was not found: put it on the PATH or name it with COMPUTE_SANITIZER" >&2
+  return 1
+}
+sanitizer=$(find_tool) || exit 2
+"$sanitizer" --version | head -2
+# Outside the sanitizer first: kernels are compiled and algorithms chosen by then.
+python3 -m surogate doctor --operations | tail -3 || exit 1
+failed=0
+for tool in "${tools[@]}"; do
+  options=(--tool "$tool" --error-exitcode 9 --print-limit 40 --target-processes all)
+  # Libraries read padding that nobody wrote, and order their own work by means that racecheck does not follow.
+  if [ -z "${SANITIZE_ALL:-}" ] && [ "$tool" != memcheck ]; then
+    options+=(--kernel-name-exclude "kernel_substring=cutlass" --kernel-name-exclude "kernel_substring=cublas"
+      --kernel-name-exclude "kernel_substring=cudnn" --kernel-name-exclude "kernel_substring=nvjet"
+      --kernel-name-exclude "kernel_substring=sm90_" --kernel-name-exclude "kernel_substring=gemm")
+  fi
+  # Calls that libraries make to see what the driver can do are no errors; the engine looks at the answers of its own.
+  [ "$tool" = memcheck ] && options+=(--leak-check no --report-api-errors no)
+  before=$SECONDS
+  timeout "${TOOL_TIMEOUT:-400}" "$sanitizer" "${options[@]}" python3 -m surogate doctor --operations \
+    >"$out/sanitize-$tool.txt" 2>&1
+  code=$?
+  grep -E "ERROR SUMMARY|RACECHECK SUMMARY|operations on|Internal|not supported" "$out/sanitize-$tool.txt" | tail -4
+  if [ $code -eq 0 ]; then
+    printf '%s: clean, %d s\n' "$tool" $((SECONDS - before))
+  else
+    printf '%s: FAILED with %d after %d s; the first findings:\n' "$tool" $code $((SECONDS - before))
+    grep -E "^========= (Invalid|Uninitialized|Race|Error|Potential|Barrier|Program hit)" -A6 "$out/sanitize-$tool.txt" | head -40
+    failed=1
+  fi
+done
+exit $failed

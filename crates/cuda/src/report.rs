@@ -1,0 +1,361 @@
+//! What this machine has for running programs, what is missing, and the command that mends it: `surogate doctor`, and the
+//! choice of a device. Never fails: what is missing is the report. Loads no program.
+
+use crate::driver::{Device, Driver, Properties};
+use crate::error::{Error, Result};
+use crate::library::{Kind, Origin, Search, open_cublaslt, open_cudnn, open_driver, open_nccl, open_nvrtc};
+use crate::nvrtc::Compiler;
+use std::fmt;
+use std::path::PathBuf;
+
+/// The first driver release that takes the machine code of CUDA 13.
+const DRIVER_FOR_13: &str = "580";
+
+/// A library that can be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    pub path: PathBuf,
+    pub origin: Origin,
+    pub version: String,
+    /// (major, minor) of the CUDA that it is made for; none where it does not depend on one.
+    cuda: Option<(u32, u32)>,
+}
+
+/// Why something cannot be used, and what to do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Missing {
+    pub reason: String,
+    /// A command, or what to do where no command does it.
+    pub mend: String,
+}
+
+/// One library.
+#[derive(Clone, Debug)]
+pub struct LibraryReport {
+    pub kind: Kind,
+    pub state: std::result::Result<Found, Missing>,
+}
+
+/// Everything that the backend finds on this machine.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub libraries: Vec<LibraryReport>,
+    /// The visible GPUs, or why there are none.
+    pub devices: std::result::Result<Vec<Properties>, Missing>,
+    /// Libraries that are there and do not go together: no program runs with them.
+    pub conflicts: Vec<Missing>,
+    /// Release of the installed driver, such as 580.65.06, where the system tells.
+    pub driver_release: Option<String>,
+}
+
+/// The GPUs that programs can run on, in their order. An error says what of the driver is missing.
+pub fn devices(search: &Search) -> Result<Vec<Properties>> {
+    let driver = Driver::new(open_driver(search)?.table)?;
+    (0..driver.device_count()?).map(|index| Device::properties(&driver, index)).collect()
+}
+
+impl Report {
+    /// Looks for every library and every GPU.
+    pub fn new(search: &Search) -> Report {
+        Report::of(search, &Kind::ALL)
+    }
+
+    /// Looks for what a run on one GPU may need.
+    pub fn for_one_gpu(search: &Search) -> Report {
+        Report::of(search, &[Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn])
+    }
+
+    fn of(search: &Search, kinds: &[Kind]) -> Report {
+        let library = |kind: &Kind| LibraryReport {
+            kind: *kind,
+            state: describe(search, *kind).map_err(|error| missing(*kind, error)),
+        };
+        let libraries: Vec<LibraryReport> = kinds.iter().map(library).collect();
+        Report {
+            conflicts: conflicts(&libraries),
+            libraries,
+            devices: devices(search).map_err(|error| missing(Kind::Driver, error)),
+            driver_release: driver_release(),
+        }
+    }
+
+    /// Whether programs can run here. Those with bf16 attention also need cuDNN: loading one without it
+    /// is refused.
+    pub fn usable(&self) -> bool {
+        let found = |kind| self.libraries.iter().any(|l| l.kind == kind && l.state.is_ok());
+        let needed = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt];
+        let devices = self.devices.as_ref().is_ok_and(|devices| !devices.is_empty());
+        needed.into_iter().all(found) && devices && self.conflicts.is_empty()
+    }
+}
+
+fn describe(search: &Search, kind: Kind) -> Result<Found> {
+    let text = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    Ok(match kind {
+        Kind::Driver => {
+            let opened = open_driver(search)?;
+            let (path, origin) = (opened.path, opened.origin);
+            let cuda = Driver::new(opened.table)?.version()?;
+            Found { path, origin, version: format!("CUDA {}", text(cuda)), cuda: Some(cuda) }
+        }
+        Kind::Nvrtc => {
+            let opened = open_nvrtc(search)?;
+            let (path, origin) = (opened.path.clone(), opened.origin);
+            let cuda = Compiler::new(opened)?.version();
+            Found { path, origin, version: text(cuda), cuda: Some(cuda) }
+        }
+        Kind::CublasLt => {
+            let opened = open_cublaslt(search)?;
+            let version = crate::cublaslt::version(&opened.table);
+            // cuBLAS 13.1 is that of some CUDA 13, not of 13.1.
+            let major = version.split('.').next().and_then(|major| major.parse().ok());
+            Found { path: opened.path, origin: opened.origin, version, cuda: major.map(|major| (major, 0)) }
+        }
+        Kind::Cudnn => {
+            let opened = open_cudnn(search)?;
+            let (path, origin) = (opened.path.clone(), opened.origin);
+            let version = crate::cudnn::Cudnn::new(opened).version();
+            Found { path, origin, version: dotted(version as u64), cuda: None }
+        }
+        Kind::Nccl => {
+            let opened = open_nccl(search)?;
+            Found { version: nccl_version(&opened.table), path: opened.path, origin: opened.origin, cuda: None }
+        }
+    })
+}
+
+fn dotted(version: u64) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+#[allow(unsafe_code, reason = "one call through NCCL's function table")]
+fn nccl_version(table: &crate::sys::nccl::NcclTable) -> String {
+    let mut version = 0;
+    // SAFETY: the pointer is to a live local.
+    let status = unsafe { (table.ncclGetVersion)(&mut version) };
+    match status {
+        crate::sys::nccl::SUCCESS => dotted(version as u64),
+        status => format!("unknown (ncclGetVersion answered {status})"),
+    }
+}
+
+/// Code of CUDA 13 does not load on a driver for CUDA 12; the other way round it does.
+fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
+    let cuda = |kind: Kind| libraries.iter().find(|l| l.kind == kind).and_then(|l| l.state.as_ref().ok()?.cuda);
+    let Some(driver) = cuda(Kind::Driver) else { return Vec::new() };
+    let newer = [Kind::Nvrtc, Kind::CublasLt].into_iter().filter_map(|kind| {
+        let of = cuda(kind).filter(|of| of.0 > driver.0)?;
+        Some(Missing {
+            reason: format!(
+                "{} is of CUDA {}, and the driver takes programs up to CUDA {}.{}",
+                kind.title(),
+                of.0,
+                driver.0,
+                driver.1
+            ),
+            mend: format!("update the driver to {DRIVER_FOR_13} or newer"),
+        })
+    });
+    newer.collect()
+}
+
+/// An error as a reason without its hint, and the hint as something to do.
+fn missing(kind: Kind, error: Error) -> Missing {
+    let reinstall = kind.package().map(|package| format!("pip install --force-reinstall --upgrade {package}"));
+    let driver = || {
+        format!(
+            "install NVIDIA's driver, {DRIVER_FOR_13} or newer (in a container: start it with the GPU runtime, as \
+             `docker run --gpus all` does)"
+        )
+    };
+    let mend = match (&error, kind) {
+        (Error::LibraryMissing { .. }, Kind::Driver) => driver(),
+        (Error::LibraryMissing { .. }, Kind::Nccl) => "pip install nvidia-nccl-cu13".into(),
+        (Error::LibraryMissing { .. }, _) => "pip install 'surogate[cuda]'".into(),
+        (Error::Call { .. }, Kind::Driver) => {
+            "see what `nvidia-smi` says: no GPU may be visible (CUDA_VISIBLE_DEVICES, \
+             a container without the GPU runtime), or the driver was updated without a restart"
+                .into()
+        }
+        _ => reinstall.unwrap_or_else(driver),
+    };
+    let reason = match error {
+        Error::LibraryMissing { tried, .. } => format!("not found; looked for {}", tried.join(", ")),
+        other => other.to_string(),
+    };
+    Missing { reason, mend }
+}
+
+/// From the loaded kernel module.
+fn driver_release() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    release_in(&text)
+}
+
+fn release_in(text: &str) -> Option<String> {
+    let is_release = |word: &&str| {
+        word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    };
+    text.lines().next()?.split_whitespace().find(is_release).map(str::to_owned)
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n  to mend it: {}", self.reason, self.mend)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for library in &self.libraries {
+            let title = library.kind.title();
+            match &library.state {
+                Ok(found) => {
+                    let release = self.driver_release.as_ref().filter(|_| library.kind == Kind::Driver);
+                    let release = release.map(|release| format!(", release {release}")).unwrap_or_default();
+                    writeln!(f, "{title}: {}{release}, {} ({})", found.version, found.path.display(), found.origin)?;
+                }
+                Err(missing) => {
+                    writeln!(f, "{title}: not usable: {missing}")?;
+                    writeln!(f, "  needed for {}", library.kind.needed_for())?;
+                }
+            }
+        }
+        self.conflicts.iter().try_for_each(|conflict| writeln!(f, "Conflict: {conflict}"))?;
+        match &self.devices {
+            Ok(devices) if devices.is_empty() => writeln!(f, "GPUs: none")?,
+            Ok(devices) => {
+                for (index, d) in devices.iter().enumerate() {
+                    let gib = d.memory as f64 / (1u64 << 30) as f64;
+                    writeln!(f, "GPU {index}: {}, {}, {gib:.0} GiB", d.name, d.architecture)?;
+                }
+            }
+            Err(missing) => writeln!(f, "GPUs: none: {missing}")?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{
+        cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nccl::NcclTable, nvrtc::NvrtcTable,
+    };
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    /// A library with these functions, whose bodies answer 0 unless given.
+    fn stub(path: &Path, symbols: &[&str], bodies: &[(&str, &str)]) {
+        let body = |name: &str| bodies.iter().find(|(of, _)| *of == name).map_or("() { return 0; }", |(_, body)| body);
+        let text: String = symbols.iter().map(|name| format!("long {name}{}\n", body(name))).collect();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-w", "-x", "c", "-", "-o"]).arg(path).stdin(Stdio::piped());
+        let mut running = compiler.spawn().unwrap();
+        running.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let built = running.wait().unwrap();
+        assert!(built.success());
+    }
+
+    /// A fake tree of site-packages and a fake driver for CUDA `driver`.0, without a GPU.
+    fn machine(root: &Path, driver: u32, wheels: u32) -> Search {
+        let lib = root.join("nvidia/cu13/lib");
+        let version = format!("(int *v) {{ *v = {driver}000; return 0; }}");
+        let own = root.join("driver");
+        stub(&own.join("libcuda.so.1"), DriverTable::SYMBOLS, &[("cuDriverGetVersion", &version)]);
+        let version = format!("(int *a, int *b) {{ *a = {wheels}; *b = 2; return 0; }}");
+        stub(&lib.join("libnvrtc.so.13"), NvrtcTable::SYMBOLS, &[("nvrtcVersion", &version)]);
+        stub(&lib.join("libnvrtc-builtins.so.13.2"), &["nothing"], &[]);
+        let version = format!("() {{ return {wheels}0304; }}");
+        stub(&lib.join("libcublasLt.so.13"), CublasLtTable::SYMBOLS, &[("cublasLtGetVersion", &version)]);
+        let cudnn = root.join("nvidia/cudnn/lib/libcudnn.so.9");
+        stub(&cudnn, CudnnTable::SYMBOLS, &[("cudnnGetVersion", "() { return 91900; }")]);
+        let nccl = root.join("nvidia/nccl/lib/libnccl.so.2");
+        stub(&nccl, NcclTable::SYMBOLS, &[("ncclGetVersion", "(int *v) { *v = 22809; return 0; }")]);
+        Search { named: vec![own], site_packages: vec![root.to_owned()], ..Search::default() }
+    }
+
+    fn state(report: &Report, kind: Kind) -> &std::result::Result<Found, Missing> {
+        &report.libraries.iter().find(|library| library.kind == kind).unwrap().state
+    }
+
+    #[test]
+    fn an_empty_machine_is_reported_and_not_usable() {
+        let report = Report::new(&Search::default());
+        assert!(!report.usable());
+        let text = report.to_string();
+        for kind in Kind::ALL {
+            assert!(text.contains(&format!("{}: not usable: not found", kind.title())), "{text}");
+        }
+        assert!(text.contains("to mend it: pip install 'surogate[cuda]'"), "{text}");
+        assert!(text.contains("to mend it: install NVIDIA's driver, 580 or newer"), "{text}");
+        assert!(text.contains("GPUs: none: not found"), "{text}");
+    }
+
+    #[test]
+    fn wheels_are_found_with_their_versions() {
+        let root = tempfile::tempdir().unwrap();
+        let report = Report::new(&machine(root.path(), 13, 13));
+        let of = |kind| state(&report, kind).clone().unwrap();
+        let versions = Kind::ALL.map(|kind| of(kind).version);
+        assert_eq!(versions, ["CUDA 13.0", "13.2", "13.3.4", "9.19.0", "2.28.9"].map(str::to_owned));
+        assert_eq!(of(Kind::Driver).origin, Origin::Variable);
+        assert_eq!(of(Kind::Cudnn).origin, Origin::Wheel);
+        assert_eq!(of(Kind::Cudnn).path, root.path().join("nvidia/cudnn/lib/libcudnn.so.9"));
+        assert!(report.conflicts.is_empty());
+        // Everything is there but a GPU.
+        assert_eq!(report.devices, Ok(vec![]));
+        assert!(!report.usable());
+        assert!(report.to_string().contains("GPUs: none"));
+    }
+
+    #[test]
+    fn libraries_that_are_newer_than_the_driver_are_a_conflict() {
+        let root = tempfile::tempdir().unwrap();
+        let report = Report::new(&machine(root.path(), 12, 13));
+        assert_eq!(report.conflicts.len(), 2);
+        let text = report.to_string();
+        assert!(text.contains("NVRTC is of CUDA 13, and the driver takes programs up to CUDA 12.0"), "{text}");
+        assert!(text.contains("update the driver to 580 or newer"), "{text}");
+        let older = tempfile::tempdir().unwrap();
+        assert!(Report::new(&machine(older.path(), 13, 12)).conflicts.is_empty(), "an older toolkit is fine");
+    }
+
+    #[test]
+    fn an_old_library_and_a_broken_one_say_how_to_replace_them() {
+        let root = tempfile::tempdir().unwrap();
+        let search = machine(root.path(), 13, 13);
+        stub(&root.path().join("nvidia/cudnn/lib/libcudnn.so.9"), &["cudnnGetVersion"], &[]);
+        std::fs::write(root.path().join("nvidia/cu13/lib/libcublasLt.so.13"), b"no library").unwrap();
+        let report = Report::new(&search);
+        let old = state(&report, Kind::Cudnn).clone().unwrap_err();
+        assert!(old.reason.contains("has no function"), "{old}");
+        assert_eq!(old.mend, "pip install --force-reinstall --upgrade nvidia-cudnn-cu13");
+        let broken = state(&report, Kind::CublasLt).clone().unwrap_err();
+        assert!(broken.reason.contains("cannot be loaded"), "{broken}");
+        assert_eq!(broken.mend, "pip install --force-reinstall --upgrade nvidia-cublas");
+        assert!(state(&report, Kind::Nvrtc).is_ok() && state(&report, Kind::Nccl).is_ok());
+    }
+
+    #[test]
+    fn a_driver_that_does_not_start_is_not_called_absent() {
+        let root = tempfile::tempdir().unwrap();
+        let search = machine(root.path(), 13, 13);
+        let name = "(int code, char **text) { *text = \"CUDA_ERROR_NO_DEVICE\"; return 0; }";
+        let driver = root.path().join("driver/libcuda.so.1");
+        stub(&driver, DriverTable::SYMBOLS, &[("cuInit", "() { return 100; }"), ("cuGetErrorName", name)]);
+        let found = devices(&search).map_err(|error| missing(Kind::Driver, error)).unwrap_err();
+        assert!(found.reason.contains("CUDA_ERROR_NO_DEVICE"), "{found}");
+        assert!(found.mend.contains("nvidia-smi"), "{found}");
+    }
+
+    #[test]
+    fn the_release_is_read_from_the_kernel_module() {
+        let text =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 12.2.0";
+        assert_eq!(release_in(text).as_deref(), Some("580.159.04"));
+        assert_eq!(release_in("nothing"), None);
+    }
+}

@@ -30,6 +30,7 @@ FLAGS = {
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
     "merge": {"--model": 1, "--output": 1},
+    "report": {"--output": 1},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
@@ -75,7 +76,9 @@ def parser() -> argparse.ArgumentParser:
     for name, text in {"sft": "fine-tune a model", "pt": "train a model further, or from scratch, on text"}.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
         command.add_argument("config", metavar="run.yaml")
-        command.add_argument("--quiet", action="store_true", help="print errors only; the log holds the rest")
+        shown = command.add_mutually_exclusive_group()
+        shown.add_argument("--quiet", action="store_true", help="print errors only; the log holds the rest")
+        shown.add_argument("--json", action="store_true", help="print the events of the log, a JSON object on a line")
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml")
     tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
@@ -98,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--encoding", choices=["bf16", "f16", "q8_0", "f32"], help="matrices of gguf; bf16 if left out")
     export.add_argument("--model", help="the model of an adapter; left out: the one that the adapter names")
     export.add_argument("--output", help="folder or file to write; left out: inside RUN, named after the form")
+    report = _command(commands, "report", "show a run as a page, or several beside each other", False)
+    report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
+    report.add_argument("--output", help="file to write; left out: report.html in RUN, comparison.html for several")
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
     doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

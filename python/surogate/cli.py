@@ -7,6 +7,7 @@ configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the
 
 from __future__ import annotations
 
+import json
 import platform
 import signal
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from . import _native, errors, export, hub, merge
 from .arguments import UsageError, parser, split_overrides
+from .beside import Beside
 from .machine import site_packages
 from .run import load_config, open_source
 
@@ -61,7 +63,13 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     config = hub.with_data(config)
     # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.run(config, folder, ir, site_packages(), options.quiet)
+    show = "nothing" if options.quiet else "events" if options.json else "lines"
+    beside = Beside(json.loads(config.trackers))
+    try:
+        return _native.run(config, folder, ir, site_packages(), show, beside.doors)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        beside.finish()
 
 
 def _tokenize(options: Namespace, overrides: Overrides) -> int:
@@ -124,6 +132,14 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _report(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import report
+
+    print(report.write([Path(run) for run in options.run], Path(options.output) if options.output else None))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "sft": _train,
     "pt": _train,
@@ -132,6 +148,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "plan": _plan,
     "export": _export,
     "merge": _merge,
+    "report": _report,
     "schema": _schema,
     "doctor": _doctor,
 }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -82,11 +85,23 @@ def test_a_run_from_yaml_to_adapter(capfd, run_file):
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     losses = [event["loss"] for event in steps if event["event"] == "step"]
     assert len(losses) == 12 and losses[-1] < losses[0]
-    expected = {"adapter", "checkpoint-6", "checkpoint-12", "manifest.json", "resolved.yaml", log.name}
+    expected = {"adapter", "checkpoint-6", "checkpoint-12", "manifest.json", "report.html", "resolved.yaml", log.name}
     assert {entry.name for entry in folder.iterdir()} == expected
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
     code, _, err = run(capfd, "sft", path)
     assert code == 2 and "holds another run" in err
+
+
+def test_events_of_the_log_go_to_programs(capfd, run_file):
+    path, folder = run_file
+    code, out, err = run(capfd, "sft", path, "--json", "--max-steps", "3")
+    assert (code, err) == (0, "")
+    (log,) = folder.glob("log-*.json")
+    assert [json.loads(line) for line in out.splitlines()] == [
+        json.loads(line) for line in log.read_text().splitlines()
+    ]
+    code, _, err = run(capfd, "sft", path, "--json", "--quiet")
+    assert code == 2 and "not allowed with" in err
 
 
 def test_pt_trains_the_weights_themselves(capfd, run_file):
@@ -191,7 +206,8 @@ def test_quiet_prints_nothing_and_logs_everything(capfd, run_file):
 def test_a_terminal_gets_a_bar_below_the_lines(run_file, colour):
     main_end, run_end = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    environment |= {"TERM": "xterm", "COLUMNS": "80"} | ({} if colour else {"NO_COLOR": "1"})
+    fcntl.ioctl(run_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment |= {"TERM": "xterm"} | ({} if colour else {"NO_COLOR": "1"})
     words = [sys.executable, "-m", "surogate", "sft", str(run_file[0]), "--max-steps", "40"]
     with subprocess.Popen(words, stdout=run_end, stderr=run_end, env=environment) as process:
         os.close(run_end)
@@ -204,6 +220,9 @@ def test_a_terminal_gets_a_bar_below_the_lines(run_file, colour):
     text = shown.decode()
     assert process.returncode == 0, text
     assert " left" in text and "Step 39/40 | Loss: " in text
+    assert re.search(r"loss \d\.\d{4} [▁-█]{8,32} · \d+ tok/s", text), text
+    lines = re.findall(r"(?:Step \d+/40|loss \d)[^\x1b\r\n]*", text)
+    assert len(lines) > 40 and max(len(line.rstrip()) for line in lines) <= 80, lines
     assert ("\x1b[36m" in text) == colour
 
 

@@ -1,19 +1,25 @@
 //! The backend contract on NVIDIA GPUs. What the machine has is not looked at before a program is loaded.
 
+use crate::driver::{Device, Driver};
 use crate::engine::Options;
-use crate::session::CudaSession;
-use program::{Backend, BackendError, Choices, Program, Session};
-use std::sync::Arc;
+use crate::error::{Error, Result};
+use crate::library::{open_driver, open_nvml};
+use crate::nvml::{Instruments, Nvml};
+use crate::session::{CudaSession, backend_error};
+use program::{Backend, BackendError, Choices, Gauges, Program, Session};
+use std::sync::{Arc, OnceLock};
 
 /// Loads programs onto one GPU.
 pub struct CudaBackend {
     options: Options,
+    /// Opened when it is first asked for.
+    instruments: OnceLock<Result<Instruments>>,
 }
 
 impl CudaBackend {
     /// Opens nothing yet; [`Backend::load`] does.
     pub fn new(options: Options) -> CudaBackend {
-        CudaBackend { options }
+        CudaBackend { options, instruments: OnceLock::new() }
     }
 
     /// As [`Backend::load`], with the profile and the notes within reach.
@@ -40,4 +46,17 @@ impl Backend for CudaBackend {
         options.algorithms.extend(choices.iter().map(|(name, choice)| (name.clone(), choice.clone())));
         Ok(Box::new(CudaSession::new(program, &options)?))
     }
+
+    fn gauges(&self) -> std::result::Result<Option<Gauges>, BackendError> {
+        let instruments = self.instruments.get_or_init(|| instruments(&self.options));
+        let read = instruments.as_ref().map_err(Error::clone).and_then(Instruments::gauges);
+        read.map(Some).map_err(backend_error)
+    }
+}
+
+/// The instruments of the GPU that programs run on.
+fn instruments(options: &Options) -> Result<Instruments> {
+    let driver = Driver::new(open_driver(&options.search)?.table)?;
+    let bus = Device::bus(&driver, options.device)?;
+    Nvml::new(open_nvml(&options.search)?)?.instruments(&bus)
 }

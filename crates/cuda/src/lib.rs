@@ -16,6 +16,7 @@ pub mod kernel_cache;
 pub mod kernels;
 pub mod library;
 mod machine;
+pub mod nvml;
 pub mod nvrtc;
 mod prepare;
 mod report;

@@ -7,7 +7,8 @@
 #![allow(unsafe_code, reason = "opening a shared library runs its initialisers")]
 
 use crate::error::{Error, Result};
-use crate::sys::{cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable, nccl::NcclTable, nvrtc::NvrtcTable};
+use crate::sys::{cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable};
+use crate::sys::{nccl::NcclTable, nvml::NvmlTable, nvrtc::NvrtcTable};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,10 +24,11 @@ pub enum Kind {
     CublasLt,
     Cudnn,
     Nccl,
+    Nvml,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl];
+    pub const ALL: [Kind; 6] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl, Kind::Nvml];
 
     /// One word, for programs.
     pub const fn name(self) -> &'static str {
@@ -36,6 +38,7 @@ impl Kind {
             Kind::CublasLt => "cublaslt",
             Kind::Cudnn => "cudnn",
             Kind::Nccl => "nccl",
+            Kind::Nvml => "nvml",
         }
     }
 
@@ -45,6 +48,7 @@ impl Kind {
             Kind::Driver | Kind::Nvrtc | Kind::CublasLt => "every run on a GPU",
             Kind::Cudnn => "attention in bfloat16 on a GPU",
             Kind::Nccl => "several GPUs, which is not available yet",
+            Kind::Nvml => "load, clocks and power of a GPU in the log",
         }
     }
 
@@ -56,6 +60,7 @@ impl Kind {
             Kind::CublasLt => "cuBLASLt",
             Kind::Cudnn => "cuDNN",
             Kind::Nccl => "NCCL",
+            Kind::Nvml => "NVML, the GPU's instruments",
         }
     }
 
@@ -67,13 +72,14 @@ impl Kind {
             Kind::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
             Kind::Cudnn => &["libcudnn.so.9"],
             Kind::Nccl => &["libnccl.so.2"],
+            Kind::Nvml => &["libnvidia-ml.so.1"],
         }
     }
 
     /// Folders below a site-packages root in which pip wheels put it.
     const fn wheel_folders(self) -> &'static [&'static str] {
         match self {
-            Kind::Driver => &[],
+            Kind::Driver | Kind::Nvml => &[],
             Kind::Nvrtc => &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
             Kind::CublasLt => &["nvidia/cu13/lib", "nvidia/cublas/lib"],
             Kind::Cudnn => &["nvidia/cudnn/lib"],
@@ -84,7 +90,7 @@ impl Kind {
     /// The pip package that brings it; the driver comes with none.
     pub const fn package(self) -> Option<&'static str> {
         match self {
-            Kind::Driver => None,
+            Kind::Driver | Kind::Nvml => None,
             Kind::Nvrtc => Some("nvidia-cuda-nvrtc"),
             Kind::CublasLt => Some("nvidia-cublas"),
             Kind::Cudnn => Some("nvidia-cudnn-cu13"),
@@ -206,7 +212,7 @@ pub struct Opened<T> {
 /// there the loader is asked before the system's folders.
 fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
     let found = search.locate(kind);
-    let loader_first = kind == Kind::Driver && !matches!(found, Ok((Origin::Variable, _)));
+    let loader_first = matches!(kind, Kind::Driver | Kind::Nvml) && !matches!(found, Ok((Origin::Variable, _)));
     if loader_first && let Some(opened) = ask_loader(search, kind) {
         return Ok(opened);
     }
@@ -289,6 +295,10 @@ opener!(
 opener!(
     /// Opens NCCL.
     open_nccl, Kind::Nccl, NcclTable
+);
+opener!(
+    /// Opens NVML. It belongs to the driver.
+    open_nvml, Kind::Nvml, NvmlTable
 );
 
 #[cfg(test)]

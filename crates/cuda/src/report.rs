@@ -3,7 +3,8 @@
 
 use crate::driver::{Device, Driver, Properties};
 use crate::error::{Error, Result};
-use crate::library::{Kind, Origin, Search, open_cublaslt, open_cudnn, open_driver, open_nccl, open_nvrtc};
+use crate::library::{Kind, Origin, Search, open_cublaslt, open_cudnn, open_driver, open_nccl, open_nvml, open_nvrtc};
+use crate::nvml::Nvml;
 use crate::nvrtc::Compiler;
 use std::fmt;
 use std::path::PathBuf;
@@ -121,6 +122,11 @@ fn describe(search: &Search, kind: Kind) -> Result<Found> {
             let opened = open_nccl(search)?;
             Found { version: nccl_version(&opened.table), path: opened.path, origin: opened.origin, cuda: None }
         }
+        Kind::Nvml => {
+            let opened = open_nvml(search)?;
+            let (path, origin) = (opened.path.clone(), opened.origin);
+            Found { path, origin, version: format!("driver {}", Nvml::new(opened)?.driver_version()?), cuda: None }
+        }
     })
 }
 
@@ -169,7 +175,7 @@ fn missing(kind: Kind, error: Error) -> Missing {
         )
     };
     let mend = match (&error, kind) {
-        (Error::LibraryMissing { .. }, Kind::Driver) => driver(),
+        (Error::LibraryMissing { .. }, Kind::Driver | Kind::Nvml) => driver(),
         (Error::LibraryMissing { .. }, Kind::Nccl) => "pip install nvidia-nccl-cu13".into(),
         (Error::LibraryMissing { .. }, _) => "pip install 'surogate[cuda]'".into(),
         (Error::Call { .. }, Kind::Driver) => {

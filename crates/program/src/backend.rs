@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::gauges::Gauges;
 use crate::memory::{MemoryLine, TensorRef};
 use crate::program::Program;
 
@@ -37,6 +38,11 @@ pub trait Backend: Send + Sync {
     /// times nothing has no use for them.
     fn load_with(&self, program: Arc<Program>, _choices: &Choices) -> Result<Box<dyn Session>, BackendError> {
         self.load(program)
+    }
+
+    /// What the device's instruments say now; none where the device has none of its own.
+    fn gauges(&self) -> Result<Option<Gauges>, BackendError> {
+        Ok(None)
     }
 }
 

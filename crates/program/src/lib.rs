@@ -5,6 +5,7 @@
 
 mod backend;
 mod estimate;
+mod gauges;
 mod instruction;
 mod machine;
 mod memory;
@@ -14,6 +15,7 @@ mod text;
 
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use estimate::{Estimate, Work, ceiling, estimate, expected, kind_of, seconds};
+pub use gauges::Gauges;
 pub use instruction::{
     Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall,
     KernelId, Launch, LowRank, Provenance, Step,

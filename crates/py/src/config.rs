@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use options::Setting;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use serde_json::Value;
 use train::config::{self, Task};
 
 use crate::errors::{config_error, train_error};
@@ -87,6 +88,12 @@ impl Config {
     /// The same configuration with the local files of data sets whose path is a name, by their places.
     fn with_files(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
         Config { config: self.config.with_fetched(files) }
+    }
+
+    /// Services that get the metrics, as a JSON list: each with what its client has to be told.
+    #[getter]
+    fn trackers(&self) -> String {
+        Value::Array(self.config.logging.trackers()).to_string()
     }
 
     /// Every option with its value, as YAML. What is still open stands as `auto`.

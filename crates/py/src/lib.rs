@@ -37,7 +37,7 @@ mod _native {
     #[pymodule_export]
     use crate::operations::{infer, op_schemas};
     #[pymodule_export]
-    use crate::run::{preview, run};
+    use crate::run::{preview, run, say, unsaid};
     #[pymodule_export]
     use crate::trainer::Trainer;
 

@@ -4,19 +4,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use program::Machine;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use train::{Device, DeviceRequest, ModelSource, Outcome, Preview, Result, TrainError};
 
 use crate::config::Config;
-use crate::console::Console;
+use crate::console::{self, Console, Show};
 use crate::errors::train_error;
 
 fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
     DeviceRequest::of(&config.config, site_packages)
 }
 
-/// Trains from the first step to the result, and tells it on standard output unless `quiet`; gives the process's exit code: 0, or 128 + the signal
-/// that ended the run after a checkpoint.
+/// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or
+/// `nothing`; the files of `announce` are told where the log is, once there is one. Gives the process's exit code: 0, or
+/// 128 + the signal that ended the run after a checkpoint.
 #[pyfunction]
 pub fn run(
     py: Python<'_>,
@@ -24,18 +26,37 @@ pub fn run(
     folder: PathBuf,
     ir: &str,
     site_packages: Vec<PathBuf>,
-    quiet: bool,
+    show: &str,
+    announce: Vec<PathBuf>,
 ) -> PyResult<u8> {
+    let show = match show {
+        "lines" => Show::Lines,
+        "events" => Show::Events,
+        "nothing" => Show::Nothing,
+        other => return Err(PyValueError::new_err(format!("a run does not show `{other}`"))),
+    };
     let outcome = py.detach(|| {
         let source = Arc::new(ModelSource::open(&folder, ir)?.configured(&config.config)?);
         let device = Arc::new(Device::open(&device_request(config, site_packages))?);
-        let mut console = Console::new(quiet)?;
+        let mut console = Console::new(show, announce)?;
         match train::run(Arc::new(config.config.clone()), source, device, &mut console)? {
             Outcome::Finished(_) => Ok(0),
             Outcome::Interrupted(_) => Ok(console.exit_code()),
         }
     });
     outcome.map_err(|error| train_error(py, error))
+}
+
+/// A sentence to be shown in between what a run shows by itself. For other threads than the run's.
+#[pyfunction]
+pub fn say(text: String) {
+    console::say(text);
+}
+
+/// What was said and not shown by a run.
+#[pyfunction]
+pub fn unsaid() -> Vec<String> {
+    console::unsaid()
 }
 
 /// The machine of that name, or the one that the run would use.

@@ -2,6 +2,8 @@
 //!
 //! Knows names of options; rows, templates and packing are the data crate's.
 
+mod check;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -27,12 +27,12 @@ impl Log {
         Ok(Log { path: path.to_owned(), file })
     }
 
-    /// Writes an event with the time at which it happened, as RFC 3339 says it.
-    pub fn write(&mut self, event: &Value) -> Result<()> {
-        let mut event = event.clone();
+    /// Writes an event with the time at which it happened, as RFC 3339 says it, and gives it with that.
+    pub fn write(&mut self, mut event: Value) -> Result<Value> {
         event["time"] = jiff::Timestamp::now().to_string().into();
         let line = format!("{event}\n");
-        self.file.write_all(line.as_bytes()).map_err(|e| TrainError::io("write", &self.path, e))
+        self.file.write_all(line.as_bytes()).map_err(|e| TrainError::io("write", &self.path, e))?;
+        Ok(event)
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
             for tail in ["", &long] {
                 let torn = tail.len() > 0 && !before.is_empty();
                 std::fs::write(&path, if torn { format!("{before}{tail}") } else { before.to_owned() }).unwrap();
-                Log::open(&path).unwrap().write(&serde_json::json!({})).unwrap();
+                Log::open(&path).unwrap().write(serde_json::json!({})).unwrap();
                 let text = std::fs::read_to_string(&path).unwrap();
                 assert!(text.starts_with(&format!("{kept}{{\"time\":")) && text.ends_with("}\n"), "{text}");
             }

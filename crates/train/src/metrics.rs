@@ -21,6 +21,8 @@ pub struct StepMetrics {
     pub applied: bool,
     /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is not known.
     pub mfu: Option<f64>,
+    /// The same against the measured rate of matrix products; none where it was not measured.
+    pub ceiling: Option<f64>,
     /// Bytes in use on the device, by everybody; on the CPU those of this process.
     pub memory: Option<usize>,
 }
@@ -67,6 +69,7 @@ impl StepMetrics {
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second(),
             "mfu": self.mfu,
+            "ceiling": self.ceiling,
             "memory": self.memory,
             "applied": self.applied,
         })
@@ -116,6 +119,7 @@ mod tests {
             seconds: 2.34,
             applied: true,
             mfu: None,
+            ceiling: None,
             memory: None,
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";

@@ -177,6 +177,9 @@ pub fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
     choose("run_name", json!(trainer.name), "the model and the time");
     choose("checkpoint_dir", json!(place.checkpoints), "`output_dir`");
     choose("log_file", json!(place.log), "in `output_dir`");
+    for name in ["wandb_name", "aim_name"] {
+        choose(name, json!(trainer.name), "`run_name`");
+    }
     drop(choose);
     reasons
 }

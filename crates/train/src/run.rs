@@ -9,8 +9,10 @@ use crate::checkpoint;
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Result, TrainError};
+use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::StepMetrics;
+use crate::opening::opening;
 use crate::place::Place;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
 use crate::resume::{self, Start};
@@ -30,6 +32,9 @@ const TIMED: u64 = 2;
 pub trait Observer {
     /// One line for people.
     fn line(&mut self, text: &str);
+
+    /// What was just written to the log.
+    fn event(&mut self, _event: &Value) {}
 
     /// Steps that are done, of all.
     fn progress(&mut self, _done: u64, _total: u64) {}
@@ -73,7 +78,7 @@ pub fn run(
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
         Err(error) => json!({"event": "failed", "error": error.to_string(), "exit_code": error.exit_code()}),
     };
-    let logged = run.log.write(&event);
+    let logged = run.tell(event, observer);
     // What ended the run is told, not that the log could not be written after it.
     if outcome.is_ok() {
         logged?;
@@ -122,6 +127,7 @@ struct Run {
     saved: Option<u64>,
     /// Steps of this process.
     measured: Measured,
+    instruments: Instruments,
 }
 
 impl Run {
@@ -154,15 +160,22 @@ impl Run {
         write_manifest(&place, &run_id, &manifest)?;
         replace_file(&place.output.join(RESOLVED), &run_id, resolved.as_bytes())?;
         let step = trainer.steps_done();
-        let event = if step == 0 { "start" } else { "resume" };
-        log.write(&json!({"event": event, "step": step, "manifest": manifest}))?;
+        observer.event(&log.write(opening(&place, trainer, &manifest)?)?);
         if trainer.config.logging.debug_memory_breakdown {
             let (classes, in_use) = trainer.memory_breakdown()?;
             memory::table(&classes, in_use).iter().for_each(|line| observer.line(line));
-            log.write(&json!({"event": "memory_breakdown", "memory": memory::to_json(&classes, in_use)}))?;
+            let event = json!({"event": "memory_breakdown", "memory": memory::to_json(&classes, in_use)});
+            observer.event(&log.write(event)?);
         }
         let saved = (step > 0).then_some(step);
-        Ok(Run { place, log, manifest, saved, measured: Measured::default() })
+        let instruments = Instruments::new(trainer.config.logging.log_gpu_util);
+        Ok(Run { place, log, manifest, saved, measured: Measured::default(), instruments })
+    }
+
+    /// Writes an event to the log and tells it.
+    fn tell(&mut self, event: Value, observer: &mut dyn Observer) -> Result<()> {
+        observer.event(&self.log.write(event)?);
+        Ok(())
     }
 
     /// Brings up to date what the manifest says about choices (a batch of a new shape brings new ones) and
@@ -258,8 +271,13 @@ impl Run {
         }
         observer.line(&metrics.line(total));
         observer.progress(metrics.step + 1, total.unwrap_or_default());
-        self.log.write(&metrics.to_json())?;
+        self.tell(metrics.to_json(), observer)?;
         self.measured.add(metrics);
+        match self.instruments.look(metrics.step + 1, &trainer.device) {
+            Some(Ok(event)) => self.tell(event, observer)?,
+            Some(Err(why)) => observer.line(&format!("Note: {why}")),
+            None => {}
+        }
         trainer.check_convergence(metrics)
     }
 
@@ -267,7 +285,7 @@ impl Run {
         let (step, classes) = (trainer.steps_done() - 1, trainer.end_timing()?);
         time::table(step, &classes).iter().for_each(|line| observer.line(line));
         let rows: Vec<Value> = classes.iter().map(time::ClassTime::to_json).collect();
-        self.log.write(&json!({"event": "time_breakdown", "step": step, "classes": rows}))
+        self.tell(json!({"event": "time_breakdown", "step": step, "classes": rows}), observer)
     }
 
     /// Writes a result: a process that is killed meanwhile knows it as its own afterwards.
@@ -284,7 +302,7 @@ impl Run {
         }
         if let Some(metrics) = trainer.evaluate()? {
             observer.line(&metrics.line());
-            self.log.write(&metrics.to_json())?;
+            self.tell(metrics.to_json(), observer)?;
         }
         Ok(())
     }
@@ -303,7 +321,7 @@ impl Run {
         checkpoint::rotate(&self.place.checkpoints, &trainer.written, trainer.config.run.save_total_limit)?;
         self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));
-        self.log.write(&json!({"event": "checkpoint", "step": step, "path": folder}))?;
+        self.tell(json!({"event": "checkpoint", "step": step, "path": folder}), observer)?;
         Ok(folder)
     }
 }

@@ -4,7 +4,8 @@
 use std::time::Instant;
 
 use data::{Batch, IGNORE};
-use program::{EntryKind, Reading, Variant, scalar};
+use program::{Arch, EntryKind, Reading, Variant, scalar};
+use tensor::DType;
 
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
@@ -177,7 +178,10 @@ impl Trainer {
         let begin = self.flight.read.map_or(begin, |read| read.max(begin));
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens).sum();
-        let mfu = self.mfu(fed.batches[0].seq_len, tokens as f64 / seconds.max(1e-9));
+        let rate = self.flops_per_second(fed.batches[0].seq_len, tokens as f64 / seconds.max(1e-9));
+        let machine = &self.device.machine;
+        let mfu = rate.zip(flops::peak(&machine.name)).map(|(rate, peak)| rate / peak);
+        let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
         self.flight.read = Some(now);
         self.flight.last = Some(fed);
         Ok(Some(StepMetrics {
@@ -190,15 +194,24 @@ impl Trainer {
             seconds,
             applied,
             mfu,
+            ceiling,
             memory,
         }))
     }
 
-    /// Share of the card's peak that the arithmetic of the tokens asks for; none where the peak is not known.
-    fn mfu(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
-        let peak = flops::peak(&self.device.machine.name)?;
+    /// The arithmetic that the tokens ask for, FLOP/s.
+    fn flops_per_second(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
         let program = self.engine.as_ref()?.program();
-        Some(tokens_per_second * flops::per_token(program, &self.source, sequence_len)? / peak)
+        Some(tokens_per_second * flops::per_token(program, &self.source, sequence_len)?)
+    }
+
+    /// The rate at which the device was measured to multiply matrices of the weights' type, FLOP/s; none for a CPU,
+    /// of which nothing was measured.
+    fn ceiling(&self) -> Option<f64> {
+        let machine = &self.device.machine;
+        let slot = self.engine.as_ref()?.program().parameters.first()?;
+        let of_f32 = slot.weight.dtype == DType::F32;
+        (machine.arch != Arch::Cpu).then_some(if of_f32 { machine.f32_flops } else { machine.bf16_flops })
     }
 
     /// Why the run cannot go on after a step, in words: a loss that is no number, or gradients that stay none, whose
@@ -262,7 +275,7 @@ impl Trainer {
 }
 
 /// Bytes of host memory that this process holds; none where the system does not say.
-fn resident() -> Option<usize> {
+pub(crate) fn resident() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
     line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kilobytes| kilobytes * 1024)

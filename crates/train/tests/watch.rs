@@ -124,3 +124,42 @@ fn the_manifest_says_what_the_run_is_made_of() {
     assert!(measured["tokens_per_second"].as_f64().unwrap() > 0.0 && measured["memory"].as_u64().unwrap() > 0);
     assert!(measured["planned_seconds_per_step"].is_null(), "a CPU has no measured ceilings: {measured}");
 }
+
+#[test]
+fn the_log_says_what_a_reader_of_it_alone_needs_to_know() {
+    let place = tempfile::tempdir().unwrap();
+    let options = json!({"max_steps": 4, "log_gpu_util": 2, "report_to": ["tensorboard"]});
+    struct Seen(Vec<Value>);
+    impl train::Observer for Seen {
+        fn line(&mut self, _: &str) {}
+        fn event(&mut self, event: &Value) {
+            self.0.push(event.clone());
+        }
+        fn interrupted(&mut self) -> bool {
+            false
+        }
+    }
+    let mut seen = Seen(Vec::new());
+    train::run(config(place.path(), &options), source(), device(), &mut seen).unwrap();
+    let told =
+        |events: &[Value]| events.iter().map(|of| [&of["event"], &of["time"], &of["step"]].map(Value::to_string));
+    assert!(told(&seen.0).eq(told(&events(place.path()))), "what is told is what is written");
+
+    let start = &of_kind(place.path(), "start")[0];
+    assert_eq!((&start["options"]["max_steps"], &start["options"]["device"]), (&json!(4), &json!("cpu")));
+    assert!(start["given"].as_array().unwrap().contains(&json!("max_steps")), "{start}");
+    assert!(start["because"]["device"].is_string() && start["because"].get("max_steps").is_none(), "{start}");
+    let bytes: u64 = start["plan"]["memory"].as_array().unwrap().iter().map(|of| of["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(start["manifest"]["memory_bytes"], json!(bytes));
+    assert_eq!(start["data"]["datasets"][0]["rows_read"], json!(200), "{start}");
+
+    let looks = of_kind(place.path(), "device");
+    assert_eq!(looks.iter().map(|of| of["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3]);
+    for of in &looks {
+        assert!(of["memory_used"].as_u64().unwrap() > 1 << 20 && of["power_watts"].is_null(), "{of}");
+        assert!((0.0..=1.0).contains(&of["utilization"].as_f64().unwrap()), "{of}");
+    }
+    let never = place.path().join("never");
+    run(&never, &json!({"max_steps": 2, "log_gpu_util": 0}));
+    assert!(of_kind(&never, "device").is_empty());
+}

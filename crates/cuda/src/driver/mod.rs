@@ -17,7 +17,7 @@ pub use stream::{Event, Stream};
 
 use crate::error::{Error, Result};
 use crate::sys::driver::{self as sys, DriverTable};
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::sync::Arc;
 
@@ -164,6 +164,19 @@ impl Device {
         let status = unsafe { (driver.table.cuDeviceGet)(&mut raw, ordinal as c_int) };
         driver.check("cuDeviceGet", status)?;
         properties(driver, raw)
+    }
+
+    /// Where GPU `ordinal` is on the bus, such as `0000:01:00.0`: the name that other libraries know it by.
+    pub fn bus(driver: &Driver, ordinal: usize) -> Result<CString> {
+        let mut raw = 0;
+        let mut text = [0 as c_char; 32];
+        // SAFETY: the pointers are to live locals, and the buffer's length is passed.
+        unsafe {
+            driver.check("cuDeviceGet", (driver.table.cuDeviceGet)(&mut raw, ordinal as c_int))?;
+            let status = (driver.table.cuDeviceGetPCIBusId)(text.as_mut_ptr(), text.len() as c_int, raw);
+            driver.check("cuDeviceGetPCIBusId", status)?;
+            Ok(CStr::from_ptr(text.as_ptr()).to_owned())
+        }
     }
 
     /// Makes the context current on the calling thread.

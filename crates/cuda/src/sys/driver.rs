@@ -50,6 +50,7 @@ function_table! {
     cuDeviceGet(*mut c_int, c_int) -> Result32;
     cuDeviceGetName(*mut c_char, c_int, c_int) -> Result32;
     cuDeviceGetAttribute(*mut c_int, u32, c_int) -> Result32;
+    cuDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> Result32;
     cuDeviceTotalMem_v2(*mut usize, c_int) -> Result32;
     cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Result32;
     cuDevicePrimaryCtxRelease_v2(c_int) -> Result32;

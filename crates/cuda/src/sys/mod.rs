@@ -10,6 +10,7 @@ pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
 pub mod nccl;
+pub mod nvml;
 pub mod nvrtc;
 
 use crate::error::Error;

@@ -324,7 +324,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
         ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
-        ("report_to: [wandb]", "`report_to: [\"wandb\"]` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
         ("offload_optimizer: true", "`offload_optimizer: true` is not available yet"),
     ] {

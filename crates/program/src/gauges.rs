@@ -1,0 +1,24 @@
+//! What a device's own instruments say. Knows names and units; not how any of it is read.
+
+/// The instruments at one moment; what the device does not tell is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gauges {
+    /// Share of the time, from 0 to 1, in which anything ran.
+    pub utilization: Option<f64>,
+    /// Share of the time, from 0 to 1, in which memory was read or written.
+    pub memory_utilization: Option<f64>,
+    /// Clock of the multiprocessors, MHz.
+    pub clock: Option<f64>,
+    /// Clock of the memory, MHz.
+    pub memory_clock: Option<f64>,
+    /// Watts.
+    pub power: Option<f64>,
+    /// The most that the device may draw, watts.
+    pub power_limit: Option<f64>,
+    /// Degrees Celsius.
+    pub temperature: Option<f64>,
+    /// Bytes in use by everybody.
+    pub memory_used: Option<usize>,
+    /// Bytes.
+    pub memory_total: Option<usize>,
+}

@@ -1,0 +1,165 @@
+//! What a run shows while it goes on, and the signals that end it: a line for each step, and on a terminal a panel
+//! below them; or the events of the log, or nothing.
+//!
+//! Knows texts, events and signals; not what a step is. What the panel says is made in `panel.rs`.
+
+mod panel;
+
+use std::io::{IsTerminal, Write, stdout};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use console::Term;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use panel::{Panel, shortened};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+use train::{Observer, Result, TrainError};
+
+/// Draws of the panel in a second, at most.
+const DRAWS: u8 = 10;
+
+/// What goes to standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// Lines for people; on a terminal a panel as well.
+    Lines,
+    /// The events of the log, one JSON object on a line.
+    Events,
+    Nothing,
+}
+
+/// Sentences of other threads, which wait for the next thing that a run shows.
+static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// A sentence to be shown in between what a run shows by itself.
+pub fn say(text: String) {
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+}
+
+/// What was said and not shown.
+pub fn unsaid() -> Vec<String> {
+    std::mem::take(&mut SAID.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Lines go to standard output, signals come from the system.
+pub struct Console {
+    signal: Arc<AtomicUsize>,
+    show: Show,
+    /// Files that are told where the log is, as soon as there is one.
+    announce: Vec<PathBuf>,
+    /// On a terminal, from the first step on.
+    bar: Option<ProgressBar>,
+    panel: Panel,
+}
+
+impl Console {
+    /// From now on the first SIGINT, SIGTERM or SIGUSR1 is remembered; a second SIGINT ends the process.
+    pub fn new(show: Show, announce: Vec<PathBuf>) -> Result<Console> {
+        let (signal, stopping) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let failed = |error: std::io::Error| TrainError::Failed(format!("cannot watch for signals: {error}"));
+        // The order matters: the check of the second signal comes before the mark of the first.
+        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, stopping.clone()).map_err(failed)?;
+        flag::register(SIGINT, stopping).map_err(failed)?;
+        for number in [SIGINT, SIGTERM, SIGUSR1] {
+            flag::register_usize(number, signal.clone(), number as usize).map_err(failed)?;
+        }
+        Ok(Console { signal, show, announce, bar: None, panel: Panel::default() })
+    }
+
+    pub fn exit_code(&self) -> u8 {
+        128 + self.signal.load(Ordering::SeqCst) as u8
+    }
+
+    fn print(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(shortened(text, width())),
+            // A reader that has gone away does not end a run.
+            None => {
+                let text = if stdout().is_terminal() { shortened(text, width()) } else { text };
+                let _ = writeln!(stdout(), "{text}").and_then(|()| stdout().flush());
+            }
+        }
+    }
+
+    /// Shows what others said: beside what a program reads, on standard error.
+    fn pass_on(&self) {
+        for text in unsaid() {
+            match self.show {
+                Show::Lines => self.print(&format!("Note: {text}")),
+                Show::Events | Show::Nothing => eprintln!("surogate: {text}"),
+            }
+        }
+    }
+}
+
+impl Observer for Console {
+    fn line(&mut self, text: &str) {
+        self.pass_on();
+        if self.show == Show::Lines {
+            self.print(text);
+        }
+    }
+
+    fn event(&mut self, event: &Value) {
+        if matches!(event["event"].as_str(), Some("start" | "resume")) {
+            let told = format!("{}\n", json!({"log": event["manifest"]["log"], "output": event["manifest"]["output"]}));
+            for path in std::mem::take(&mut self.announce) {
+                // Who does not listen any more need not know.
+                let _ =
+                    std::fs::OpenOptions::new().write(true).open(path).and_then(|mut f| f.write_all(told.as_bytes()));
+            }
+        }
+        if self.show == Show::Events {
+            self.print(&event.to_string());
+        }
+        self.panel.take(event);
+        if let Some(bar) = &self.bar {
+            bar.set_message(self.panel.line(width()));
+        }
+    }
+
+    fn progress(&mut self, done: u64, total: u64) {
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        if self.show != Show::Lines || dumb || !stdout().is_terminal() {
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| bar(done, total));
+        bar.set_position(done);
+        if done >= total {
+            bar.finish_and_clear();
+            self.bar = None;
+        }
+    }
+
+    fn interrupted(&mut self) -> bool {
+        self.signal.load(Ordering::SeqCst) != 0
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Columns of the terminal.
+fn width() -> usize {
+    usize::from(Term::stdout().size().1)
+}
+
+fn bar(done: u64, total: u64) -> ProgressBar {
+    let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let part = if colour { "{wide_bar:.cyan/dim}" } else { "{wide_bar}" };
+    let template = format!("{part} {{pos}}/{{len}} · {{elapsed}} gone, {{eta}} left\n{{msg}}");
+    let style = ProgressStyle::with_template(&template).expect("the template is our own").progress_chars("━╸─");
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(DRAWS));
+    // What was done by earlier processes is not part of this one's speed.
+    bar.set_position(done);
+    bar.reset_eta();
+    bar.with_style(style)
+}

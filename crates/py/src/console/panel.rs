@@ -1,0 +1,166 @@
+//! The line below the bar: the loss with its course as a small picture, throughput, utilisation, memory.
+//!
+//! Knows events of the log and columns; not how anything is drawn.
+
+use serde_json::Value;
+
+/// Parts of the course that are remembered: two become one when there are more.
+const COURSE: usize = 128;
+
+/// Columns of the picture.
+const PICTURE: (usize, usize) = (8, 32);
+
+const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// What is known of a run from its events.
+#[derive(Default)]
+pub struct Panel {
+    loss: Option<f64>,
+    course: Course,
+    evaluation: Option<f64>,
+    tokens_per_second: Option<f64>,
+    mfu: Option<f64>,
+    memory: Option<f64>,
+}
+
+impl Panel {
+    pub fn take(&mut self, event: &Value) {
+        let number = |name: &str| event[name].as_f64();
+        match event["event"].as_str() {
+            Some("step") => {
+                self.loss = number("loss");
+                self.loss.into_iter().for_each(|loss| self.course.add(loss));
+                // Of single steps the speed jumps: a mean of about ten of them.
+                let now = number("tokens_per_second");
+                let mean = self.tokens_per_second.zip(now).map(|(before, now)| before + (now - before) / 10.0);
+                self.tokens_per_second = mean.or(now);
+                (self.mfu, self.memory) = (number("mfu"), number("memory"));
+            }
+            Some("evaluation") => self.evaluation = number("loss"),
+            _ => {}
+        }
+    }
+
+    /// At most so many columns; what finds no place is left out, the last first.
+    pub fn line(&self, columns: usize) -> String {
+        let Some(loss) = self.loss else { return String::new() };
+        let mut parts = vec![format!("loss {loss:.4}")];
+        parts.extend(self.tokens_per_second.map(|speed| format!("{speed:.0} tok/s")));
+        parts.extend(self.evaluation.map(|loss| format!("eval {loss:.4}")));
+        parts.extend(self.memory.map(|bytes| format!("{:.2} GiB", bytes / (1u64 << 30) as f64)));
+        parts.extend(self.mfu.map(|mfu| format!("{:.1} % MFU", mfu * 100.0)));
+        let length = |parts: &[String]| parts.iter().map(|part| part.chars().count() + 3).sum::<usize>() - 3;
+        while parts.len() > 1 && length(&parts) > columns {
+            parts.pop();
+        }
+        let room = columns.saturating_sub(length(&parts) + 1).min(PICTURE.1);
+        if room >= PICTURE.0 {
+            parts[0] = format!("{} {}", parts[0], self.course.picture(room));
+        }
+        parts.join(" · ")
+    }
+}
+
+/// A line of ` | ` parts without the last ones, where it is longer than the terminal is wide.
+pub fn shortened(text: &str, columns: usize) -> &str {
+    let mut text = text;
+    while text.chars().count() > columns
+        && let Some((before, _)) = text.rsplit_once(" | ")
+    {
+        text = before;
+    }
+    text
+}
+
+/// Values in parts of equal length, each the mean of what falls into it.
+struct Course {
+    /// (sum, values) of each part.
+    parts: Vec<(f64, u32)>,
+    /// Values that a full part has.
+    length: u32,
+}
+
+impl Default for Course {
+    fn default() -> Self {
+        Course { parts: Vec::new(), length: 1 }
+    }
+}
+
+impl Course {
+    fn add(&mut self, value: f64) {
+        match self.parts.last_mut().filter(|last| last.1 < self.length) {
+            Some(last) => *last = (last.0 + value, last.1 + 1),
+            None => self.parts.push((value, 1)),
+        }
+        if self.parts.len() > COURSE {
+            let pair = |pair: &[(f64, u32)]| pair.iter().fold((0.0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+            self.parts = self.parts.chunks(2).map(pair).collect();
+            self.length *= 2;
+        }
+    }
+
+    /// The means as bars of eight heights, from the lowest to the highest of them.
+    fn picture(&self, columns: usize) -> String {
+        let columns = columns.min(self.parts.len());
+        let means: Vec<f64> = (0..columns)
+            .map(|i| {
+                let part = &self.parts[i * self.parts.len() / columns..(i + 1) * self.parts.len() / columns];
+                let (sum, values) = part.iter().fold((0.0, 0), |of, part| (of.0 + part.0, of.1 + part.1));
+                sum / f64::from(values)
+            })
+            .collect();
+        let low = means.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let level = |mean: f64| (((mean - low) / (high - low).max(1e-12) * 7.0).round() as usize).min(7);
+        means.into_iter().map(|mean| LEVELS[level(mean)]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn after(steps: u32) -> Panel {
+        let mut panel = Panel::default();
+        for step in 0..steps {
+            let loss = 10.0 - f64::from(step) * 9.0 / f64::from(steps);
+            panel.take(
+                &json!({"event": "step", "loss": loss, "tokens_per_second": 1000.0, "mfu": 0.5, "memory": 1 << 30}),
+            );
+        }
+        panel.take(&json!({"event": "evaluation", "loss": 2.5}));
+        panel
+    }
+
+    #[test]
+    fn the_course_falls_as_the_loss_does_however_long_it_is() {
+        for steps in [8, 100, 5000] {
+            let line = after(steps).line(80);
+            let picture: Vec<char> = line.chars().filter(|c| LEVELS.contains(c)).collect();
+            assert!(picture.len() >= 8 && picture.is_sorted_by(|a, b| a >= b), "{line}");
+            assert_eq!((picture[0], *picture.last().unwrap()), ('█', '▁'));
+        }
+    }
+
+    #[test]
+    fn it_is_never_wider_than_the_terminal() {
+        let panel = after(300);
+        for columns in 12..200 {
+            assert!(panel.line(columns).chars().count() <= columns.max(11), "{}", panel.line(columns));
+        }
+        let line = panel.line(80);
+        let (before, behind) =
+            (line.starts_with("loss 1.0300 █"), line.ends_with("1000 tok/s · eval 2.5000 · 1.00 GiB · 50.0 % MFU"));
+        assert!(before && behind, "{line}");
+        assert!(panel.line(20).starts_with("loss 1.0300 █") && !panel.line(20).contains("tok/s"), "{}", panel.line(20));
+        assert_eq!(Panel::default().line(80), "");
+    }
+
+    #[test]
+    fn lines_lose_their_last_parts_first() {
+        assert_eq!(shortened("a | bb | cc", 11), "a | bb | cc");
+        assert_eq!(shortened("a | bb | cc", 10), "a | bb");
+        assert_eq!(shortened("abcdef", 3), "abcdef");
+    }
+}

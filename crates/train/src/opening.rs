@@ -1,0 +1,52 @@
+//! What the log of a run begins with: everything that a reader of the log alone needs to know of it.
+//!
+//! Gathers; decides nothing.
+
+use program::{MemoryLine, PlanLine};
+use serde_json::{Map, Value, json};
+
+use crate::config::rows;
+use crate::error::Result;
+use crate::place::Place;
+use crate::record::reasons;
+use crate::trainer::Trainer;
+
+/// The event `start`, or `resume` where steps were done before: the manifest, the options with the reasons for what
+/// was left open, the plan, the data check.
+pub fn opening(place: &Place, trainer: &mut Trainer, manifest: &Value) -> Result<Value> {
+    let step = trainer.steps_done();
+    let reasons = reasons(place, trainer);
+    let because: Map<String, Value> =
+        reasons.iter().map(|(name, reason)| (name.clone(), reason.because.clone().into())).collect();
+    let given: Vec<&str> = rows().map(|row| row.name).filter(|name| trainer.config.is_written(name)).collect();
+    Ok(json!({
+        "event": if step == 0 { "start" } else { "resume" },
+        "step": step,
+        "manifest": manifest,
+        "options": trainer.config.resolved_json(&reasons),
+        "given": given,
+        "because": because,
+        "plan": plan(trainer)?,
+        "data": trainer.feed.as_ref().map(|feed| feed.check_json()),
+    }))
+}
+
+fn plan(trainer: &mut Trainer) -> Result<Value> {
+    let program = trainer.engine()?.program().clone();
+    let lines = |of: &[MemoryLine]| -> Vec<Value> {
+        of.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect()
+    };
+    let decision = |of: &PlanLine| {
+        json!({
+            "entry": of.kind.name(), "part": of.part, "layers": of.layers, "decision": of.decision, "bytes": of.bytes,
+            "seconds": of.seconds, "reason": of.reason,
+        })
+    };
+    Ok(json!({
+        "memory": lines(&program.memory),
+        "activations": lines(&program.activations),
+        "phases": lines(&program.phases),
+        "decisions": program.plan.iter().map(decision).collect::<Vec<Value>>(),
+        "machine_memory": program.machine.memory,
+    }))
+}

@@ -1,0 +1,110 @@
+"""The report of a run as one HTML file, while it goes on and afterwards, and several runs beside each other.
+
+Reads logs only; nothing of an engine is needed, and a page loads nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import RunError
+from ..stream import Event, History, history_of, log_of
+
+#: Seconds after which a browser loads the page of a run that goes on anew, and in which it is written at least.
+REFRESH = 10.0
+
+#: Share of the time that writing the page may take.
+SHARE = 0.02
+
+NAME = "report.html"
+
+
+class LiveReport:
+    """Keeps the page of a run up to date while it goes on."""
+
+    wants_all = True
+
+    def __init__(self, output: Path, say: Callable[[str], None]) -> None:
+        self.interval = 1.0
+        self._say = say
+        self._failed = False
+        self._path = output / NAME
+        self._history = History()
+        self._due = 0.0
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            self._history.take(event)
+        if time.monotonic() >= self._due and self._history.end is None:
+            self._write(is_running=True)
+
+    def close(self, end: Event | None) -> None:
+        if self._history.opening:
+            self._write(is_running=False)
+
+    def _write(self, is_running: bool) -> None:
+        from .page import render
+
+        begin = time.monotonic()
+        try:
+            replace(self._path, render(self._history, is_running, REFRESH))
+            self._failed = False
+        except OSError as error:
+            # A disk that is full now may have room later.
+            if not self._failed:
+                self._say(f"the report cannot be written: {error}")
+            self._failed = True
+        now = time.monotonic()
+        self._due = now + max(REFRESH / 2, (now - begin) / SHARE)
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file so that whoever reads it sees the old one or the new one."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def write(runs: list[Path], output: Path | None) -> Path:
+    """Writes the page of a run, or of several beside each other; gives its place.
+
+    Raises RunError where there is no log to read.
+    """
+    histories = [_history(run) for run in runs]
+    if len(runs) == 1:
+        from .page import render
+
+        path = output or (runs[0] if runs[0].is_dir() else runs[0].parent) / NAME
+        text = render(histories[0])
+    else:
+        from .compare import render as side_by_side
+
+        path = output or Path("comparison.html")
+        text = side_by_side(list(zip(_names(runs, histories), histories, strict=True)))
+    try:
+        replace(path, text)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error}") from None
+    return path
+
+
+def _history(run: Path) -> History:
+    log = log_of(run)
+    if log is None:
+        raise RunError(f"{run}: there is no log of a run here; name the `output_dir` of a run, or its log")
+    history = history_of(log)
+    if not history.opening:
+        raise RunError(f"{log}: this is not the log of a run, or of none that this version can read")
+    return history
+
+
+def _names(runs: list[Path], histories: list[History]) -> list[str]:
+    """The names of the runs, or of their folders where those are the same."""
+    names = [str(history.manifest.get("run", run.name)) for run, history in zip(runs, histories, strict=True)]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]

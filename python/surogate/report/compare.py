@@ -1,0 +1,82 @@
+"""Several runs on one page: their curves over each other, their numbers and the options in which they differ."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..stream import History
+from .charts import Chart, Line
+from .page import STATES, document, state, throughput
+from .series import finite, smoothed
+from .words import bytes_text, count, duration, table, value_text
+
+#: Colours that lines can have.
+COLOURS = 8
+
+#: Options that differ by their nature.
+OWN = {"output_dir", "run_name", "log_file", "checkpoint_dir", "wandb_name", "aim_name"}
+
+
+def render(histories: list[tuple[str, History]]) -> str:
+    """The page, for runs with their names."""
+    numbered = [(name, history, 1 + i % COLOURS) for i, (name, history) in enumerate(histories)]
+
+    def lines(key: str) -> list[Line]:
+        found = []
+        for name, history, colour in numbered:
+            points = finite([(step["step"] + 1, step.get(key)) for step in history.steps.values()])
+            found.append(Line(name, points if len(points) < 30 else smoothed(points), colour))
+        return found
+
+    held_out = [
+        Line(name, finite([(at, of["loss"]) for at, of in sorted(history.evaluations.items())]), colour)
+        for name, history, colour in numbered
+    ]
+    charts = [
+        Chart("Loss", lines("loss"), unit="smoothed", wide=True),
+        Chart("Evaluation", held_out),
+        Chart("Gradient norm", lines("grad_norm"), unit="smoothed", log=True),
+        Chart("Learning rate", lines("learning_rate"), floor=0),
+        Chart("Throughput", lines("tokens_per_second"), unit="tokens a second", floor=0),
+    ]
+    body = (
+        f"<header><h1>{len(numbered)} runs</h1></header><h2>In numbers</h2>{_numbers(numbered)}"
+        f'<div class="charts">{"".join(chart.html() for chart in charts)}</div>{_differences(numbered)}'
+    )
+    return document(", ".join(name for name, _ in histories), body)
+
+
+def _numbers(numbered: list[tuple[str, History, int]]) -> str:
+    rows = []
+    for name, history, colour in numbered:
+        steps = list(history.steps.values())
+        losses = smoothed(finite([(step["step"], step["loss"]) for step in steps]))
+        evaluations = [of["loss"] for of in history.evaluations.values() if of["loss"] is not None]
+        memory = max((step["memory"] for step in steps if step.get("memory")), default=0)
+        rows.append(
+            [
+                f'<span class="dot c{colour}"></span>{escape(name)}',
+                escape(STATES[state(history, False)]),
+                escape(str(history.manifest.get("machine", {}).get("name", ""))),
+                str(history.done),
+                f"{losses[-1][1]:.4f}" if losses else "–",
+                f"{min(evaluations):.4f}" if evaluations else "–",
+                count(throughput(history) or 0),
+                bytes_text(memory) if memory else "–",
+                duration(sum(step["seconds"] for step in steps)),
+            ]
+        )
+    head = ["run", "", "machine", "steps", "loss, smoothed", "best evaluation", "tokens/s", "memory", "in steps"]
+    return table(head, rows, ["", "s", "s", "n", "n", "n", "n", "n", "n"])
+
+
+def _differences(numbered: list[tuple[str, History, int]]) -> str:
+    names = list(dict.fromkeys(name for _, history, _ in numbered for name in history.options))
+    rows = []
+    for option in names:
+        values = [value_text(history.options.get(option)) for _, history, _ in numbered]
+        if option not in OWN and len(set(values)) > 1:
+            rows.append([f"<code>{escape(option)}</code>", *[f"<code>{escape(value)}</code>" for value in values]])
+    if not rows:
+        return "<h2>Options</h2><p>They have the same options.</p>"
+    return f"<h2>Options that differ</h2>{table(['option', *[name for name, _, _ in numbered]], rows)}"

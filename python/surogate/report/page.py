@@ -1,0 +1,180 @@
+"""The report of one run: the page from its history.
+
+Knows what a run's curves are called; how they are drawn is `charts.py`'s, the tables are `sections.py`'s.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+
+from ..stream import History
+from . import sections
+from .charts import Chart, Line, course
+from .series import finite, median, smoothed
+from .words import bytes_text, count, duration, percent
+
+#: What a run is doing, in a word, and the class of its chip.
+STATES = {
+    "running": "running",
+    "finished": "finished",
+    "interrupted": "interrupted",
+    "failed": "failed",
+    "silent": "ended without a word",
+}
+
+
+def state(history: History, is_running: bool) -> str:
+    """One of [`STATES`]."""
+    if history.end is not None:
+        return history.end["event"]
+    return "running" if is_running else "silent"
+
+
+def render(history: History, is_running: bool = False, refresh: float = 0) -> str:
+    """The page. `refresh` are the seconds after which a browser loads it anew, while the run goes on."""
+    now = state(history, is_running)
+    name = str(history.manifest.get("run", "run"))
+    body = (
+        _header(history, now)
+        + _error(history)
+        + tiles(history)
+        + f'<div class="charts">{"".join(chart.html() for chart in charts(history))}</div>'
+        + sections.memory(history)
+        + sections.decisions(history)
+        + sections.data(history)
+        + sections.options(history)
+        + sections.environment(history)
+        + sections.marks(history)
+    )
+    return document(name, body, refresh if now == "running" else 0)
+
+
+def document(title: str, body: str, refresh: float = 0) -> str:
+    """A whole page: style and script are in it, nothing is loaded."""
+    style, script = ((files(__package__) / name).read_text("utf-8") for name in ("style.css", "page.js"))
+    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · surogate</title><style>{style}</style></head>"
+        f'<body data-refresh="{refresh:g}" data-run="{escape(title)}"><main>{body}'
+        f"<footer>Written {written}.</footer></main><script>{script}</script></body></html>\n"
+    )
+
+
+def _header(history: History, now: str) -> str:
+    manifest, total = history.manifest, history.total
+    machine = manifest.get("machine", {}).get("name", "")
+    task = {"sft": "fine-tuning", "pt": "training"}.get(manifest.get("task", ""), "training")
+    began = str(manifest.get("started", ""))[:16].replace("T", " ")
+    bar = ""
+    if total:
+        bar = f'<div class="progress"><div style="width:{100 * min(1.0, history.done / total):.2f}%"></div></div>'
+    return (
+        f'<header><div class="title"><h1>{escape(str(manifest.get("run", "run")))}</h1>'
+        f'<span class="chip {now}">{STATES[now]}</span></div>'
+        f"<p>{task} of {escape(str(manifest.get('model', '')))} on {escape(str(machine))}, started {escape(began)}</p>"
+        f"{bar}</header>"
+    )
+
+
+def _error(history: History) -> str:
+    if history.end and history.end["event"] == "failed":
+        return f'<div class="card error mono">{escape(str(history.end.get("error")))}</div>'
+    return ""
+
+
+def tiles(history: History) -> str:
+    """The run in a few numbers."""
+    steps = list(history.steps.values())
+    if not steps:
+        return ""
+    last = steps[-1]
+    seconds = sum(step["seconds"] for step in steps)
+    found = [(f"{history.done}" + (f" / {count(history.total)}" if history.total else ""), "steps")]
+    losses = smoothed(finite([(step["step"], step["loss"]) for step in steps]))
+    if losses:
+        found.append((f"{losses[-1][1]:.4f}", "loss, smoothed"))
+    evaluations = finite([(at, of["loss"]) for at, of in history.evaluations.items()])
+    if evaluations:
+        at, best = min(evaluations, key=lambda point: point[1])
+        found.append((f"{best:.4f}", f"best evaluation, after {at:.0f} steps"))
+    speed = throughput(history)
+    if speed:
+        words = [("mfu", "MFU"), ("ceiling", "of the ceiling")]
+        shares = [f"{percent(last[key])} {word}" for key, word in words if last.get(key)]
+        found.append((f"{count(speed)}", " · ".join(["tokens a second", *shares])))
+    memory = max((step["memory"] for step in steps if step.get("memory")), default=0)
+    if memory:
+        found.append((bytes_text(memory), "memory in use, at most"))
+    found.append((duration(seconds), "in steps"))
+    if history.total and history.done < history.total and history.end is None:
+        found.append((duration(seconds / len(steps) * (history.total - history.done)), "left"))
+    cells = "".join(
+        f'<div class="tile card"><b>{value}</b><small>{escape(name)}</small></div>' for value, name in found
+    )
+    return f'<div class="tiles">{cells}</div>'
+
+
+def throughput(history: History) -> float | None:
+    """Tokens a second, the median of the steps: the first ones of a process and those that waited do not count."""
+    return median([step["tokens_per_second"] for step in history.steps.values()])
+
+
+def charts(history: History) -> list[Chart]:
+    """The curves over steps."""
+    steps = list(history.steps.values())
+    options = history.options
+
+    def of(key: str, factor: float = 1.0) -> list[tuple[float, float | None]]:
+        return [(step["step"] + 1, step[key] * factor if step.get(key) is not None else None) for step in steps]
+
+    held_out = finite([(at, event["loss"]) for at, event in sorted(history.evaluations.items())])
+    openings = [mark["step"] for mark in history.marks if mark["event"] == "resume"]
+    resumed = [(step, f"went on after {step} steps") for step in openings]
+    clip = options.get("max_grad_norm") or 0
+    loss = [*course("loss", of("loss")), Line("evaluation", held_out, 2, dots=True)]
+    return [
+        Chart("Loss", loss, wide=True, marks=resumed, until=history.total),
+        Chart(
+            "Gradient norm",
+            course("norm", of("grad_norm"), 4),
+            unit="before clipping",
+            log=True,
+            level=(f"clipped above {clip:g}", clip) if clip else None,
+        ),
+        Chart("Learning rate", [Line("learning rate", finite(of("learning_rate")), 5)], floor=0),
+        Chart("Throughput", course("tokens a second", of("tokens_per_second"), 3), unit="tokens a second", floor=0),
+        Chart(
+            "Share of what the device can do",
+            course("of the measured ceiling", of("ceiling", 100), 3)[-1:] + course("MFU", of("mfu", 100), 1)[-1:],
+            unit="%, of products",
+            floor=0,
+        ),
+        *device_charts(history),
+    ]
+
+
+def device_charts(history: History) -> list[Chart]:
+    """What the device's instruments said."""
+    looks = sorted(history.device.items())
+
+    def of(key: str, factor: float = 1.0):
+        return finite([(at + 1, event[key] * factor if event.get(key) is not None else None) for at, event in looks])
+
+    clock, power = of("clock_mhz"), of("power_watts")
+    limit = next((event["power_limit_watts"] for _, event in looks if event.get("power_limit_watts")), None)
+    return [
+        Chart(
+            "Device load",
+            [Line("busy", of("utilization", 100), 7), Line("memory busy", of("memory_utilization", 100), 4)],
+            unit="%",
+            floor=0,
+            top=100,
+        ),
+        Chart("Clock", [Line("multiprocessors", clock, 1)], unit="MHz", floor=0),
+        Chart("Power", [Line("power", power, 6)], unit="W", floor=0, level=("limit", limit) if limit else None),
+        Chart("Memory in use", [Line("memory", of("memory_used", 1 / (1 << 30)), 3)], unit="GiB", floor=0),
+    ]

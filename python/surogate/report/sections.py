@@ -1,0 +1,178 @@
+"""The parts of a report below the curves: the memory plan as a picture, the data check, options, environment.
+
+Each takes what the log's first line says and gives HTML; a part of which nothing is known is empty.
+"""
+
+from __future__ import annotations
+
+import platform
+from html import escape
+from typing import Any
+
+from ..stream import Event, History
+from .words import bytes_text, count, pairs, percent, table, value_text
+
+#: Colours of the plan's classes by their names; others take what is left.
+COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activations": 3, "workspace": 7}
+
+
+def memory(history: History) -> str:
+    """Bars to scale: what the plan holds, and what its activations are at their fullest."""
+    plan = history.opening.get("plan") or {}
+    classes = [line for line in plan.get("memory", []) if line["bytes"] > 0]
+    if not classes:
+        return ""
+    total = sum(line["bytes"] for line in classes)
+    coloured = [(line, COLOURS.get(line["class"], 8)) for line in sorted(classes, key=lambda line: -line["bytes"])]
+    machine = plan.get("machine_memory") or 0
+    measured = max((event["memory"] for event in history.steps.values() if event.get("memory")), default=0)
+    head = bytes_text(total)
+    if machine:
+        head += f" of {bytes_text(machine)} ({percent(total / machine)})"
+    bars = _bar("Planned", head, coloured, total)
+    rows = [_row(line["class"], line["bytes"], total, line["note"], colour) for line, colour in coloured]
+    parts = [line for line in plan.get("activations", []) if line["bytes"] > 0]
+    if parts:
+        inside = [(line, 1 + (i + 2) % 7) for i, line in enumerate(parts)]
+        size = sum(line["bytes"] for line in parts)
+        bars += _bar("Activations at their fullest", bytes_text(size), inside, size)
+        rows += [_row("activations: " + line["class"], line["bytes"], total, line["note"], c) for line, c in inside]
+    if measured:
+        whose = "on a GPU by everybody, on a CPU by the process"
+        rows.append(["<b>most in use, as measured</b>", bytes_text(measured), "", whose])
+    phases = ", ".join(f"{line['class']} {bytes_text(line['bytes'])}" for line in plan.get("phases", []))
+    note = f"<p class='s'>Activations by phase: {escape(phases)}</p>" if phases else ""
+    picture = f'<div class="card bars">{bars}{note}</div>'
+    listed = table(["", "bytes", "share", ""], rows, ["", "n", "n", "s"])
+    return _section("Memory", f'<div class="columns">{picture}{listed}</div>')
+
+
+def _bar(name: str, text: str, lines: list[tuple[Event, int]], total: int) -> str:
+    parts = "".join(
+        f'<div class="c{colour}" style="flex:{line["bytes"] / total:.5f}" '
+        f'title="{escape(line["class"])}: {bytes_text(line["bytes"])}"></div>'
+        for line, colour in lines
+    )
+    head = f"<span>{escape(name)}</span><span>{escape(text)}</span>"
+    return f'<div class="bar-head">{head}</div><div class="bar">{parts}</div>'
+
+
+def _row(name: str, size: int, total: int, note: str, colour: int) -> list[str]:
+    return [f'<span class="dot c{colour}"></span>{escape(name)}', bytes_text(size), percent(size / total), escape(note)]
+
+
+def decisions(history: History) -> str:
+    """What is kept, computed again or done in parts."""
+    lines = (history.opening.get("plan") or {}).get("decisions", [])
+    rows = [
+        [
+            escape(line["part"]),
+            escape(line["layers"]),
+            escape(line["decision"]),
+            bytes_text(line["bytes"]),
+            f"{1e3 * line['seconds']:.3f} ms" if line["seconds"] else "",
+            escape(line["reason"]),
+        ]
+        for line in lines
+    ]
+    head = ["part", "layers", "decision", "bytes", "costs", "because"]
+    return _folded("What the plan decided", table(head, rows, ["", "", "", "n", "n", "s"])) if rows else ""
+
+
+def data(history: History) -> str:
+    """The table of the data check."""
+    check = history.opening.get("data") or {}
+    if not check:
+        return ""
+    rows = []
+    for of in check["datasets"]:
+        dropped = "; ".join(f"{drop['rows']} × {drop['reason']} ({drop['example']})" for drop in of["dropped"])
+        numbers = [of["rows_read"], of["rows_kept"], of["documents"], of["tokens"]]
+        share = percent(of["trained_tokens"] / of["tokens"]) if of["tokens"] else "–"
+        rows.append([escape(of["name"]), *map(count, numbers), share, count(of["longest"]), escape(dropped) or "none"])
+    head = ["data set", "rows read", "kept", "documents", "tokens", "trained", "longest", "left out"]
+    fill = (
+        f"{count(check['documents'])} documents to train on, {count(check['held_out'])} for evaluation; "
+        f"{count(check['rows'])} rows of up to {count(check['row_tokens'])} tokens in {count(check['micro_batches'])} "
+        f"micro-batches, {check['layout']}, {percent(check['fill'])} full"
+    )
+    body = table(head, rows, ["v", "n", "n", "n", "n", "n", "n", "v"])
+    return _section("Data", f"{body}<p class='s'>{escape(fill)}.</p>")
+
+
+def options(history: History) -> str:
+    """Given first, then what was chosen and why; the rest folded away."""
+    values, given = history.options, set(history.opening.get("given") or [])
+    because = history.opening.get("because") or {}
+    if not values:
+        return ""
+
+    def row(name: str, remark: str) -> list[str]:
+        return [f"<code>{escape(name)}</code>", f"<code>{escape(value_text(values[name]))}</code>", escape(remark)]
+
+    said = [row(name, "") for name in values if name in given]
+    chosen = [row(name, because[name]) for name in values if name in because]
+    rest = [row(name, "")[:2] for name in values if name not in given and name not in because]
+    head, classes = ["option", "value", ""], ["", "v", "s"]
+    short = [cells[:2] for cells in said]
+    return _section(
+        "Options",
+        table(["given", "value"], short, classes)
+        + _folded(f"Chosen for this run ({len(chosen)})", table(head, chosen, classes))
+        + _folded(f"Left at their defaults ({len(rest)})", table(head[:2], rest, classes)),
+    )
+
+
+def environment(history: History) -> str:
+    """What the run was made of, and on what."""
+    manifest = history.manifest
+    machine: dict[str, Any] = manifest.get("machine", {})
+    digests = manifest.get("digests", {})
+    parameters = manifest.get("parameters", {})
+    rows = [
+        ("machine", f"{machine.get('name')} ({machine.get('arch')}), {bytes_text(machine.get('memory') or 0)}"),
+        ("backend", f"{machine.get('backend')}: {machine.get('because')}"),
+        ("surogate", str(manifest.get("surogate"))),
+        ("model", str(manifest.get("folder") or manifest.get("model"))),
+        ("architecture", str(manifest.get("architecture"))),
+        ("parameters", f"{count(parameters.get('total', 0))}, {count(parameters.get('trained', 0))} trained"),
+        ("output", str(manifest.get("output"))),
+        ("log", str(manifest.get("log"))),
+    ]
+    versions = manifest.get("versions")
+    if isinstance(versions, dict):
+        rows += [(name, value_text(value)) for name, value in versions.items()]
+    rows += [(f"digest of the {name}", _digest(value)) for name, value in digests.items() if value]
+    rows.append(("report by", f"Python {platform.python_version()}"))
+    return _section("Environment", pairs(rows))
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {str(part)[:16]}" for name, part in value.items())
+    return str(value)[:16]
+
+
+def marks(history: History) -> str:
+    """When the run was opened, saved, ended."""
+    rows = []
+    for event in history.marks:
+        text = {
+            "start": "started",
+            "resume": f"went on after {event.get('step')} steps",
+            "checkpoint": f"saved {event.get('path')}",
+            "finished": f"finished: {event.get('result')}",
+            "interrupted": f"interrupted: {event.get('checkpoint')}",
+            "failed": f"failed: {event.get('error')}",
+        }[event["event"]]
+        rows.append((event["time"][:19].replace("T", " "), text))
+    return _section("What happened", pairs(rows)) if rows else ""
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def _folded(title: str, body: str) -> str:
+    inside = body.replace("card scroll", "scroll", 1)
+    return f'<details class="card"><summary>{escape(title)}</summary>{inside}</details>'

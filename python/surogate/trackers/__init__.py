@@ -1,0 +1,68 @@
+"""Services that get the metrics of a run, through their own clients.
+
+Which numbers an event holds is said here once; each file knows one client. None of them is imported before it is asked
+for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..stream import Event
+
+_GIB = 1 << 30
+
+#: Event → (group, numbers as they are).
+_NUMBERS: dict[str, tuple[str, list[str]]] = {
+    "step": (
+        "train",
+        ["loss", "grad_norm", "learning_rate", "epoch", "tokens", "seconds", "tokens_per_second", "mfu", "ceiling"],
+    ),
+    "evaluation": ("eval", ["loss", "tokens", "seconds"]),
+    "device": (
+        "device",
+        [
+            "utilization",
+            "memory_utilization",
+            "clock_mhz",
+            "memory_clock_mhz",
+            "power_watts",
+            "temperature_celsius",
+        ],
+    ),
+}
+
+_BYTES = {"memory": "memory_gib", "memory_used": "memory_used_gib"}
+
+
+def scalars(event: Event) -> tuple[int, dict[str, float]]:
+    """The steps that are done at an event, and its numbers by names such as `train/loss`."""
+    group, names = _NUMBERS.get(event["event"], ("", []))
+    if not group:
+        return 0, {}
+    found = {f"{group}/{name}": event[name] for name in names if event.get(name) is not None}
+    for name, as_gib in _BYTES.items():
+        if event.get(name) is not None:
+            found[f"{group}/{as_gib}"] = event[name] / _GIB
+    # An evaluation counts the steps before it, the others are numbered from 0.
+    return event["step"] + (event["event"] != "evaluation"), found
+
+
+def tracker(spec: dict[str, Any], output: Path):
+    """The tracker that a description names."""
+    match spec["tracker"]:
+        case "wandb":
+            from .wandb import Wandb
+
+            return Wandb(spec, output)
+        case "aim":
+            from .aim import Aim
+
+            return Aim(spec, output)
+        case "tensorboard":
+            from .tensorboard import TensorBoard
+
+            return TensorBoard(output)
+        case other:
+            raise ValueError(f"there is no tracker `{other}`")

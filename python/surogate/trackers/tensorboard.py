@@ -1,0 +1,41 @@
+"""Event files for TensorBoard, written by its own package."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from ..stream import OPENINGS, Event
+from . import scalars
+
+
+class TensorBoard:
+    """Files in the folder `tensorboard` of the run: `tensorboard --logdir` on it, or on a folder of runs."""
+
+    interval = 1.0
+    wants_all = False
+
+    def __init__(self, output: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(output / "tensorboard"))
+
+    def take(self, events: list[Event]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Entry
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for event in events:
+            wall = datetime.fromisoformat(event["time"]).timestamp()
+            if event["event"] in OPENINGS:
+                # What an earlier process did beyond this step is done again.
+                begin = SessionLog(status=SessionLog.START)
+                self._writer.add_event(Entry(wall_time=wall, step=event["step"] + 1, session_log=begin))
+            step, numbers = scalars(event)
+            if numbers:
+                values = [Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+                self._writer.add_event(Entry(wall_time=wall, step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self, end: Event | None) -> None:
+        self._writer.close()

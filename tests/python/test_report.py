@@ -1,0 +1,232 @@
+"""The report: what stands on the page, that the page is whole and loads nothing, and runs beside each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+from surogate.cli import main
+from surogate.report import page
+from surogate.report.series import Axis, short, smoothed, thinned
+from surogate.report.words import bytes_text, duration
+from surogate.stream import History, Stream, history_of, log_of
+
+VOID = {"meta", "br", "path", "link", "img", "input"}
+
+
+def opening(step: int = 0, **changes) -> dict:
+    manifest = {
+        "run": "a <b>run</b>",
+        "run_id": "1",
+        "steps": 10,
+        "model": "m",
+        "machine": {"name": "cpu", "memory": 1 << 34},
+    }
+    memory = [
+        {"class": "weights", "bytes": 3 << 20, "note": "base"},
+        {"class": "activations", "bytes": 1 << 20, "note": ""},
+    ]
+    return {
+        "event": "resume" if step else "start",
+        "time": "2026-01-01T00:00:00Z",
+        "step": step,
+        "manifest": manifest,
+        "options": {"model": "m", "learning_rate": 0.1, "max_grad_norm": 1.0, "device": "cpu"},
+        "given": ["model", "learning_rate"],
+        "because": {"device": "no GPU"},
+        "plan": {"memory": memory, "activations": [], "phases": [], "decisions": [], "machine_memory": 1 << 34},
+        "data": {
+            "datasets": [
+                {
+                    "name": "set.jsonl",
+                    "rows_read": 12345,
+                    "rows_kept": 12000,
+                    "documents": 12000,
+                    "tokens": 1000,
+                    "trained_tokens": 250,
+                    "longest": 9,
+                    "dropped": [{"reason": "too long", "rows": 345, "example": "set.jsonl:7: <script>"}],
+                }
+            ],
+            "documents": 1,
+            "held_out": 1,
+            "rows": 1,
+            "row_tokens": 8,
+            "micro_batches": 1,
+            "layout": "packed",
+            "fill": 0.5,
+        },
+        **changes,
+    }
+
+
+def step(number: int, loss: float | None = None, **changes) -> dict:
+    loss = 5 / (1 + number) if loss is None else loss
+    return {
+        "event": "step",
+        "time": "2026-01-01T00:00:01Z",
+        "step": number,
+        "loss": loss,
+        "grad_norm": 0.5 * loss,
+        "learning_rate": 0.1,
+        "tokens": 100,
+        "seconds": 0.5,
+        "tokens_per_second": 200.0,
+        "mfu": 0.4,
+        "ceiling": 0.6,
+        "memory": 2 << 20,
+        **changes,
+    }
+
+
+def history(*events: dict) -> History:
+    made = History()
+    for event in events:
+        made.take(event)
+    return made
+
+
+class Whole(HTMLParser):
+    """Every element is closed, in order; nothing is loaded from anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.loads += [value for name, value in attributes if name in ("src", "href", "xlink:href", "srcset")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def check(text: str) -> None:
+    whole = Whole()
+    whole.feed(text)
+    assert not whole.open and not whole.loads
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_a_page_says_what_there_is_to_know():
+    events = [opening(), *[step(i) for i in range(5)], {"event": "evaluation", "step": 5, "loss": 1.25}]
+    text = page.render(history(*events), is_running=True, refresh=10)
+    check(text)
+    for words in (
+        "Loss",
+        "Gradient norm",
+        "clipped above 1",
+        "Learning rate",
+        "Throughput",
+        "40.0 % MFU",
+        "60.0 % of the ceiling",
+        "1.2500",
+        "best evaluation, after 5 steps",
+        "3.0 MiB",
+        "4.0 MiB of 16.0 GiB",
+        "12\u202f345",
+        "25.0 %",
+        "345 × too long",
+        "no GPU",
+        'data-refresh="10"',
+        'class="chip running"',
+        "a &lt;b&gt;run&lt;/b&gt;",
+        "set.jsonl:7: &lt;script&gt;",
+    ):
+        assert words in text, words
+    assert "<script>)" not in text
+
+
+@pytest.mark.parametrize("kind", ["finished", "interrupted", "failed"])
+def test_a_run_that_has_ended_says_how(kind):
+    end = {"event": kind, "time": "2026-01-01T00:00:02Z", "error": "the disk is full", "result": "r", "checkpoint": "c"}
+    text = page.render(history(opening(), step(0), end))
+    check(text)
+    assert f'class="chip {kind}"' in text and 'data-refresh="0"' in text
+    assert ("the disk is full" in text) == (kind == "failed")
+    assert 'class="chip silent"' in page.render(history(opening(), step(0)))
+
+
+def test_a_page_of_a_run_without_a_step_or_a_number_is_whole():
+    check(page.render(history(opening(data=None, plan={}))))
+    check(page.render(history(opening(), step(0, float("nan"), grad_norm=None, mfu=None, memory=None))))
+
+
+def test_steps_that_are_done_again_stand_there_once(tmp_path):
+    log = tmp_path / "log-a.json"
+    first = [opening(), *[step(i, 1.0) for i in range(5)], {"event": "evaluation", "step": 4, "loss": 1}]
+    log.write_text("".join(json.dumps(event) + "\n" for event in first) + '{"event": "st')
+    stream, seen = Stream(log), History()
+    for event in stream.read():
+        seen.take(event)
+    assert (seen.done, seen.evaluations.keys()) == (5, {4})
+    # The next process cuts off what is not whole.
+    again = [opening(3), step(3, 2.0)]
+    log.write_text("".join(json.dumps(event) + "\n" for event in [*first, *again]))
+    for event in stream.read():
+        seen.take(event)
+    assert [of["loss"] for of in seen.steps.values()] == [1, 1, 1, 2] and not seen.evaluations
+    assert stream.read() == [] and seen.since == 3
+    assert history_of(log).steps == seen.steps and log_of(tmp_path) == log
+
+
+def test_a_long_run_is_a_small_page_that_is_written_fast():
+    long = history(opening(), *[step(i, 5 - i / 1e5 + (i % 7)) for i in range(100_000)])
+    begin = time.process_time()
+    text = page.render(long)
+    assert time.process_time() - begin < 5 and len(text) < 600_000
+    peaks = thinned([(i, 100.0 if i == 54_321 else 0.0) for i in range(100_000)])
+    assert (54_321, 100.0) in peaks and len(peaks) <= 800
+    assert smoothed([(i, 3.0) for i in range(1000)])[-1] == (999, pytest.approx(3.0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log"), [(0, 1, False), (2.31, 2.32, False), (-5, 900, False), (0.02, 50, True), (3, 3, False)]
+)
+def test_axes_have_a_few_marks_around_the_values(low, high, log):
+    axis = Axis(low, high, log)
+    assert 2 <= len(axis.marks) <= 8
+    assert 0 <= axis.place(low) <= axis.place(high) <= 1
+    assert len({short(mark) for mark in axis.marks}) == len(axis.marks)
+
+
+def test_numbers_are_short():
+    assert [short(x) for x in (0, 0.0003, 2.5, 12_000, 3.4e6, 1500, 0.5)] == [
+        "0",
+        "3e-4",
+        "2.5",
+        "12k",
+        "3.4M",
+        "1500",
+        "0.5",
+    ]
+    assert [duration(s) for s in (2, 42, 187, 7500, 100_000)] == ["2.0 s", "42 s", "3:07 min", "2:05 h", "1 d 3 h"]
+    assert [bytes_text(b) for b in (5, 2048, 5 << 20, 140 << 30)] == ["5 B", "2.0 KiB", "5.0 MiB", "140 GiB"]
+
+
+def test_runs_stand_beside_each_other(tmp_path, capsys):
+    for name, rate in (("one", 0.1), ("two", 0.2)):
+        (tmp_path / name).mkdir()
+        first = opening(options={"learning_rate": rate, "model": "m"})
+        first["manifest"]["run"] = name
+        events = [first, *[step(i, rate + i) for i in range(40)]]
+        (tmp_path / name / "log-x.json").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert main(["report", str(tmp_path / "one")]) == 0
+    assert (tmp_path / "one" / "report.html").is_file()
+    out = tmp_path / "both.html"
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(out)]) == 0
+    text = out.read_text()
+    check(text)
+    assert "Options that differ" in text and "<code>learning_rate</code>" in text and "<code>model</code>" not in text
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "one" / "report.html"), str(out)]
+    (tmp_path / "none").mkdir()
+    assert main(["report", str(tmp_path / "none")]) == 1
+    assert "there is no log of a run here" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Services that get the metrics: what reaches them, and that no failure of theirs touches the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+from surogate import beside
+from surogate.cli import main
+
+#: A client that keeps what it is told, with the calls of Aim's.
+AIM = """
+import json, os
+class Run(dict):
+    def __init__(self, run_hash=None, repo=None, experiment=None, **more):
+        self.hash, self.repo = run_hash or "made-up", repo
+        self.told = {"hash": run_hash, "experiment": experiment, "values": []}
+    def track(self, value, name, step, epoch, context):
+        self.told["values"].append([context["subset"] + "/" + name, step, value])
+    def close(self):
+        with open(os.path.join(self.repo, "told"), "a") as file:
+            file.write(json.dumps({**self.told, "name": self.name, "max_steps": self["options"]["max_steps"]}) + "\\n")
+"""
+
+
+def options(folder: Path, **changes: object) -> list[str]:
+    words = {
+        "model": REPOSITORY / "examples/stories/model",
+        "datasets": json.dumps([{"path": str(REPOSITORY / "examples/stories/data/shakespeare.txt"), "type": "text"}]),
+        "output-dir": folder / "output",
+        "device": "cpu",
+        "run-name": "tracked",
+        "sequence-len": 64,
+        "max-steps": 4,
+        "save-steps": 2,
+        "gradient-accumulation-steps": 1,
+        "log_gpu_util": 2,
+        **changes,
+    }
+    (folder / "run.yaml").write_text("")
+    return ["sft", str(folder / "run.yaml"), *[part for k, v in words.items() for part in (f"--{k}", str(v))]]
+
+
+def losses(folder: Path) -> list[float]:
+    (log,) = (folder / "output").glob("log-*.json")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event["loss"] for event in events if event["event"] == "step"]
+
+
+def module(folder: Path, name: str, text: str, monkeypatch) -> None:
+    place = folder / "modules"
+    place.mkdir(exist_ok=True)
+    (place / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(place))
+
+
+def test_tensorboard_gets_the_curves_and_forgets_what_is_done_again(tmp_path, capfd):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = options(tmp_path, **{"report_to": "[tensorboard]"})
+    assert main(words) == 0
+    for gone in ("adapter", "checkpoint-4"):
+        (tmp_path / "output" / gone).rename(tmp_path / gone)
+    assert main([*words, "--resume-from-checkpoint", "true", "--max-steps", "5"]) == 0, capfd.readouterr().err
+    curves = EventAccumulator(str(tmp_path / "output" / "tensorboard"))
+    curves.Reload()
+    seen = [(value.step, value.value) for value in curves.Scalars("train/loss")]
+    first = losses(tmp_path)
+    assert [at for at, _ in seen] == [1, 2, 3, 4, 5]
+    assert [value for _, value in seen] == pytest.approx(first[:2] + first[4:])
+    assert [value.step for value in curves.Scalars("device/memory_used_gib")] == [2, 4]
+    assert len(curves.Scalars("eval/loss")) >= 1 and curves.Scalars("train/tokens_per_second")[0].value > 0
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """What a file of W&B consists of: blocks of 32 KiB, in which pieces with a checksum, a length and a kind lie."""
+    found, at, whole = [], 7, b""
+    while at + 7 <= len(data):
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if (1 << 15) - at % (1 << 15) < 7 or kind == 0:
+            at += (1 << 15) - at % (1 << 15)
+            continue
+        whole = data[at + 7 : at + 7 + length] if kind in (1, 2) else whole + data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            found.append(whole)
+    return found
+
+
+def test_wandb_gets_a_run_of_its_own(tmp_path, capfd, monkeypatch):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    named = {"wandb_project": "a project", "wandb_name": "a name"}
+    assert main(options(tmp_path, **{"report_to": "[wandb]"}, **named)) == 0
+    assert capfd.readouterr().err == ""
+    (file,) = (tmp_path / "output" / "wandb").glob("offline-run-*/*.wandb")
+    records = [Record.FromString(data) for data in pieces(file.read_bytes())]
+    run = next(record.run for record in records if record.HasField("run"))
+    assert (run.project, run.display_name) == ("a project", "a name")
+    assert run.run_id == json.loads((tmp_path / "output" / "manifest.json").read_text())["run_id"]
+    rows = [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
+    assert [row["train/loss"] for row in rows if "train/loss" in row] == pytest.approx(losses(tmp_path))
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+    assert any(record.HasField("exit") and record.exit.exit_code == 0 for record in records)
+
+
+def test_aim_gets_a_run_that_is_gone_on_with(tmp_path, capfd, monkeypatch):
+    module(tmp_path, "aim", AIM, monkeypatch)
+    (tmp_path / "repo").mkdir()
+    named = {"aim_experiment": "an experiment", "aim_name": "a name", "aim_repo": tmp_path / "repo"}
+    words = options(tmp_path, **{"report_to": "[aim]"}, **named)
+    assert main(words) == 0
+    assert main([*words, "--resume-from-checkpoint", "true", "--max-steps", "5"]) == 0, capfd.readouterr().err
+    first, second = [json.loads(line) for line in (tmp_path / "repo" / "told").read_text().splitlines()]
+    assert (first["hash"], second["hash"]) == (None, "made-up")
+    assert (first["experiment"], first["name"], first["max_steps"]) == ("an experiment", "a name", 4)
+    told = [value for told in (first, second) for value in told["values"] if value[0] == "train/loss"]
+    assert [step for _, step, _ in told] == [1, 2, 3, 4, 5]
+    assert [value for _, _, value in told] == pytest.approx(losses(tmp_path))
+
+
+if find_spec("aim") is not None:
+
+    def test_a_repository_of_aim_holds_the_run(tmp_path, capfd):
+        assert main(options(tmp_path, **{"report_to": "[aim]", "aim_repo": tmp_path / "repo"})) == 0
+        program = """
+import aim, sys
+repo = aim.Repo(sys.argv[1])
+run = aim.Run(repo.list_all_runs()[0], repo=repo, read_only=True)
+losses = [m for m in run.metrics() if (m.name, m.context["subset"]) == ("loss", "train")]
+print(run.name, [m.values.sparse_list()[1] for m in losses])
+"""
+        words = [sys.executable, "-c", program, str(tmp_path / "repo")]
+        said = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert said.stdout.startswith("tracked [["), said.stderr
+        assert json.loads(said.stdout.split(" ", 1)[1])[0] == pytest.approx(losses(tmp_path))
+
+
+def test_a_package_that_is_missing_is_named_and_the_run_goes_on(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(beside, "find_spec", lambda name: None)
+    assert main(options(tmp_path, **{"report_to": "[wandb, aim]"})) == 0
+    err = capfd.readouterr().err
+    assert "the package is not installed" in err and "pip install 'surogate[wandb]'" in err and "surogate[aim]" in err
+    assert len(losses(tmp_path)) == 4 and (tmp_path / "output" / "adapter").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        ("raise RuntimeError('the service is down')", "RuntimeError: the service is down"),
+        ("import time\ntime.sleep(1000)", "did not come to its end"),
+        ("import os\nos._exit(3)", ""),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", ""),
+    ],
+    ids=["fails", "hangs", "ends", "crashes"],
+)
+def test_a_client_that_misbehaves_does_not_touch_the_run(tmp_path, capfd, monkeypatch, client, told):
+    module(tmp_path, "wandb", client, monkeypatch)
+    monkeypatch.setattr(beside, "PATIENCE", 3.0)
+    begin = time.monotonic()
+    assert main(options(tmp_path, **{"report_to": "[wandb]"})) == 0
+    assert time.monotonic() - begin < 30
+    out, err = capfd.readouterr()
+    assert told in out + err
+    assert len(losses(tmp_path)) == 4 and (tmp_path / "output" / "adapter").is_dir()
+    assert "finished" in (tmp_path / "output" / "report.html").read_text()
+
+
+def test_readers_notice_that_a_run_was_killed(tmp_path):
+    words = [sys.executable, "-m", "surogate", *options(tmp_path, **{"max-steps": 100000, "save-steps": 100000})]
+    page = tmp_path / "output" / "report.html"
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        try:
+            _wait(lambda: page.is_file() and 'class="chip running"' in page.read_text())
+        finally:
+            process.send_signal(signal.SIGKILL)
+    _wait(lambda: "ended without a word" in page.read_text())
+    assert [name for name in os.listdir(tmp_path / "output") if name.startswith(".")] == []
+
+
+def _wait(is_so) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -104,6 +104,8 @@ def parser() -> argparse.ArgumentParser:
     report = _command(commands, "report", "show a run as a page, or several beside each other", False)
     report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
     report.add_argument("--output", help="file to write; left out: report.html in RUN, comparison.html for several")
+    completion = _command(commands, "completion", "print the script that completes commands and options", False)
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
     doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -132,6 +132,14 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _completion(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import completion
+
+    print(completion.script(options.shell, parser()), end="")
+    return 0
+
+
 def _report(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import report
@@ -149,6 +157,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "export": _export,
     "merge": _merge,
     "report": _report,
+    "completion": _completion,
     "schema": _schema,
     "doctor": _doctor,
 }

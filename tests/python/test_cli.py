@@ -221,8 +221,9 @@ def test_a_terminal_gets_a_bar_below_the_lines(run_file, colour):
     assert process.returncode == 0, text
     assert " left" in text and "Step 39/40 | Loss: " in text
     assert re.search(r"loss \d\.\d{4} [▁-█]{8,32} · \d+ tok/s", text), text
-    lines = re.findall(r"(?:Step \d+/40|loss \d)[^\x1b\r\n]*", text)
-    assert len(lines) > 40 and max(len(line.rstrip()) for line in lines) <= 80, lines
+    pieces = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|\s{3,}|[\r\n━╸─]", text)
+    lines = [found[0] for piece in pieces if (found := re.search(r"(Step \d|loss \d\.).*", piece))]
+    assert len(lines) > 40 and max(map(len, lines)) <= 80, lines
     assert ("\x1b[36m" in text) == colour
 
 

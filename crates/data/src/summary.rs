@@ -104,7 +104,7 @@ impl DatasetSummary {
     }
 
     /// Place and detail of the first of dropped rows.
-    fn example(&self, of: &Dropped) -> String {
+    pub fn example(&self, of: &Dropped) -> String {
         let file = self.files.get(of.file).map_or(Cow::Borrowed(""), |file| file.to_string_lossy());
         format!("{file}, row {}: {}", of.row, of.detail)
     }

@@ -29,10 +29,9 @@ impl Feed {
 }
 
 fn dataset(of: &DatasetSummary) -> Value {
-    let dropped = of
-        .dropped
-        .iter()
-        .map(|(reason, dropped)| json!({"reason": reason.name(), "rows": dropped.rows, "example": dropped.example}));
+    let dropped = of.dropped.iter().map(
+        |(reason, dropped)| json!({"reason": reason.name(), "rows": dropped.rows, "example": of.example(dropped)}),
+    );
     json!({
         "name": of.name,
         "rows_read": of.rows_read,

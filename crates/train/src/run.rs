@@ -267,7 +267,7 @@ impl Run {
         if let Some(mut startup) = trainer.startup.take() {
             startup.done("first step");
             observer.line(&startup.line());
-            self.log.write(&startup.to_json())?;
+            self.tell(startup.to_json(), observer)?;
         }
         observer.line(&metrics.line(total));
         observer.progress(metrics.step + 1, total.unwrap_or_default());

@@ -86,12 +86,12 @@ impl Op for NewtonSchulzPolynomial {
         let [a, b, c] = factors(call.attrs).expect("checked by the shape rule");
         let float = |x: f64| format!("{:e}f", x as f32);
         let defines = [
-            ("A", float(a)),
-            ("B", float(b)),
-            ("C", float(c)),
-            ("N", p.shape[2].to_string()),
+            ("UNIT", float(a)),
+            ("LINEAR", float(b)),
+            ("QUADRATIC", float(c)),
+            ("SIDE", p.shape[2].to_string()),
             ("COUNT", format!("{}ull", p.len())),
-            ("T", device_type(p.dtype).to_owned()),
+            ("MATRIX_T", device_type(p.dtype).to_owned()),
             ("THREADS", THREADS.to_string()),
         ];
         Lowered::Kernels(vec![KernelSpec {

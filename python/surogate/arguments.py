@@ -29,6 +29,7 @@ FLAGS = {
 
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
+    "init": {"--output": 1},
     "merge": {"--model": 1, "--output": 1},
     "report": {"--output": 1},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
@@ -91,6 +92,12 @@ def parser() -> argparse.ArgumentParser:
     for command in (show, plan):
         command.add_argument("--machine", help="plan for this machine instead of the present one, such as h200")
         command.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
+    init = _command(commands, "init", "write a run.yaml for a model and data, with what the plan says of this machine")
+    init.add_argument("model", metavar="MODEL", help="folder or name of the model")
+    init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the data")
+    init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
+    init.add_argument("--machine", help="plan for this machine instead of the present one, such as h200")
+    init.add_argument("--output", default="run.yaml", help="file to write; left out: run.yaml")
     merge = _command(commands, "merge", "add an adapter to the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
     merge.add_argument("--model", help="folder or name of the model; left out: the one that the adapter names")

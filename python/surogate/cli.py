@@ -132,6 +132,12 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _init(options: Namespace, overrides: Overrides) -> int:
+    from . import init
+
+    return init.run(options, overrides)
+
+
 def _completion(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import completion
@@ -154,6 +160,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "tokenize": _tokenize,
     "show": _show,
     "plan": _plan,
+    "init": _init,
     "export": _export,
     "merge": _merge,
     "report": _report,

@@ -72,10 +72,11 @@ class History:
 
     def take(self, event: Event) -> None:
         """Adds the next event of the log."""
-        kind, step = event["event"], event.get("step")
+        kind: str = event["event"]
+        step: int = event.get("step", 0)
         if kind in OPENINGS:
-            self._go_back(step or 0)
-            self.opening, self.end, self.since = event, None, step or 0
+            self._go_back(step)
+            self.opening, self.end, self.since = event, None, step
             self.marks.append(event)
         elif kind == "step":
             self.steps[step] = event

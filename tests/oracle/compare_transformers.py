@@ -505,7 +505,9 @@ class NorMuon(torch.optim.Optimizer):
                 state["rows"] = self.beta2 * state.get("rows", 0.0) + (1 - self.beta2) * squares
                 even = direction / (state["rows"].sqrt() + 1e-8)
                 norm = even.norm()
-                kept = torch.where(even * p >= 0, 1 - rate * self.decay, 1.0) if self.cautious else 1 - rate * self.decay
+                kept = (
+                    torch.where(even * p >= 0, 1 - rate * self.decay, 1.0) if self.cautious else 1 - rate * self.decay
+                )
                 # Without a gradient so far there is no direction.
                 step = 0.2 * rate * p.numel() ** 0.5 / norm * even if norm > 0 else torch.zeros_like(even)
                 p.copy_(p * kept - step)
@@ -580,7 +582,11 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
     }
     normuon = None
     if rng.random() < 0.5:
-        normuon = {"momentum": rng.choice([0.95, 0.8]), "beta2": rng.choice([0.95, 0.5]), "cautious": rng.random() < 0.5}
+        normuon = {
+            "momentum": rng.choice([0.95, 0.8]),
+            "beta2": rng.choice([0.95, 0.5]),
+            "cautious": rng.random() < 0.5,
+        }
         options |= {
             "optimizer": "normuon",
             "normuon_momentum": normuon["momentum"],

@@ -1,7 +1,7 @@
 """`surogate init`: a commented run.yaml for a model, data and a machine, from plan and data check.
 
-What a run costs is asked of the engine for each way to cut a step into micro-batches; nothing is estimated here. What is
-not written stays at the engine's default.
+What a run costs is asked of the engine for each way to cut a step into micro-batches; nothing is estimated here. What
+is not written stays at its default.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ def test_links_of_pages_lead_to_files(page):
 
 
 QUOTED = re.compile(r"^```python\n# (surogate/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+QUOTED_RUST = re.compile(r"^```rust\n// (crates/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_quoted_code_is_the_code():
@@ -45,6 +46,10 @@ def test_quoted_code_is_the_code():
     assert len(quotes) >= 5
     for file, text in quotes:
         assert text in (REPOSITORY / "python" / file).read_text(), f"{file} has no\n{text}"
+    of_engine = [quote for page in PAGES for quote in QUOTED_RUST.findall(page.read_text())]
+    assert of_engine
+    for file, text in of_engine:
+        assert text in (REPOSITORY / file).read_text(), f"{file} has no\n{text}"
 
 
 def test_there_are_examples_and_pages():

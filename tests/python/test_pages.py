@@ -1,0 +1,132 @@
+"""What the pages show is executed: every command of surogate, every YAML as a plan, every Python example; and every
+message that troubleshooting speaks of is one that the program can print.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+
+import pytest
+from conftest import REPOSITORY
+from surogate.cli import main
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+MODEL = "examples/stories/model"
+
+# Commands that are not executed, and why: they are of other programs, or need a network or minutes.
+ELSEWHERE = {
+    r"pip install .*": "installs; CI does it",
+    r"\./test\.sh": "is what runs this",
+    r"python3 -m venv .*|\. \.venv/bin/activate": "is what CI does",
+    r"(python|bash) bench/.*": "measures on a GPU",
+    r"surogate sft examples/gsm8k\.yaml": "fetches a model",
+}
+
+# Python examples that go on with names of the text around them.
+PREAMBLE = """
+import surogate
+ids, labels = [[1, 403, 407]], [[1, 403, 407]]
+model = surogate.load("examples/stories/model")
+"""
+
+
+def blocks(language: str) -> list:
+    """The code blocks of a language, page by page."""
+    found = []
+    for page in PAGES:
+        texts = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        found += [pytest.param(text, id=f"{page.name}-{i}") for i, text in enumerate(texts)]
+    return found
+
+
+def commands(page) -> list[str]:
+    """The command lines of a page."""
+    texts = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for text in texts for line in text.splitlines()]
+    return [part.strip() for line in lines if line for part in line.split("&&")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with the run of the quickstart, cut short."""
+    folder = tmp_path_factory.mktemp("finished")
+    words = ["sft", str(REPOSITORY / "examples/stories.yaml"), "--output-dir", str(folder / "stories"), "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)
+        assert main([*words, "--max-steps", "2"]) == 0
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, finished):
+    """A folder that looks as the pages suppose: examples, a run.yaml, a finished run."""
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "model").symlink_to(REPOSITORY / MODEL)
+    shutil.copytree(finished, tmp_path / "output")
+    shutil.copytree(finished / "stories" / "adapter", tmp_path / "my-adapter")
+    (tmp_path / "run.yaml").write_text((REPOSITORY / "examples/stories.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_do_what_they_say(page, place, capfd):
+    executed = 0
+    for line in commands(page):
+        if any(re.fullmatch(pattern, line) for pattern in ELSEWHERE):
+            continue
+        words = shlex.split(line)
+        assert words[0] == "surogate", f"{line}: a command that is neither executed nor listed"
+        if words[1] in ("sft", "pt"):
+            if "--resume-from-checkpoint" not in words and "--output-dir" not in words:
+                shutil.rmtree(place / "output" / "stories", ignore_errors=True)
+            words += [] if "--max-steps" in words else ["--max-steps", "2"]
+        assert main(words[1:]) == 0, f"{line}: {capfd.readouterr().err}"
+        executed += 1
+    assert executed or page.name in ("README.md", "performance.md"), "nothing of this page was executed"
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_configurations_are_planned(text, place, capfd):
+    (place / "page.yaml").write_text(text)
+    changes = ["--model", MODEL, "--sequence-len", "64", "--machine", "h200"]
+    if "rope_scaling" in text:
+        pytest.fail("a page changes the model's positions: plan it by hand here")
+    assert main(["plan", "page.yaml", *changes]) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize("text", [block for block in blocks("python") if "import surogate" in block.values[0]])
+def test_examples_in_python_run(text, place):
+    exec(compile(text.replace("range(10)", "range(2)"), "page", "exec"), {})
+
+
+def test_the_python_api_goes_on_with_its_examples(place):
+    names: dict[str, object] = {}
+    exec(PREAMBLE, names)
+    page = (REPOSITORY / "docs/python-api.md").read_text()
+    examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    executed = [text for text in examples if "loss_and_gradients" in text or "Trainer(" in text]
+    assert len(executed) == 2
+    for text in executed:
+        exec(text.replace("range(100)", "range(2)"), names)
+    assert (place / "result").is_dir()
+
+
+def _source() -> str:
+    """All texts of the program, those that are broken over lines joined."""
+    files = [*(REPOSITORY / "crates").rglob("src/**/*.rs"), *(REPOSITORY / "python" / "surogate").rglob("*.py")]
+    text = "\n".join(file.read_text() for file in files)
+    return re.sub(r'\\\n\s*|"\s*\n\s*f?"', "", text)
+
+
+def test_messages_of_troubleshooting_are_real():
+    page = (REPOSITORY / "docs/troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    source = _source()
+    assert len(messages) > 25
+    # Calls on files are named when they fail: `io("create", …)` prints `cannot create …`.
+    said = [re.sub(r"^cannot (\w+)$", r'io("\1"', message) for message in messages]
+    assert not [message for message in said if message not in source]

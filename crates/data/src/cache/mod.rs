@@ -29,7 +29,7 @@ pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
 use crate::corpus::Corpus;
 use crate::dataset::DatasetSpec;
-use crate::mmap::MappedFile;
+use crate::mmap::WordFile;
 use crate::prepare::PrepareOptions;
 use crate::segment::Segment;
 use crate::summary::DatasetSummary;
@@ -199,8 +199,8 @@ fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Resu
 }
 
 fn map(path: &Path, file: &SegmentFile) -> Result<Segment, String> {
-    let mapped = MappedFile::open(path).map_err(|e| e.to_string())?;
-    let whole = mapped.len() as u64 == file.bytes;
+    let mapped = WordFile::open(path).map_err(|e| e.to_string())?;
+    let whole = 4 * mapped.words().len() as u64 == file.bytes;
     Segment::of_file(mapped).filter(|_| whole).ok_or_else(|| format!("segment {} is not whole", file.name))
 }
 

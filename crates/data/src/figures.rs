@@ -1,0 +1,108 @@
+//! What reading kept rows costs: tokens a second and memory, for a cache of 2 GiB. Measured on demand, by
+//! `bench/data/from_cache.py`; asserts only what must hold on any machine.
+//!
+//! Knows the cache from inside, because 500 million tokens take too long to encode.
+
+use std::fs;
+use std::sync::Arc;
+
+use tensor::philox::{Purpose, word};
+
+use crate::batch::IGNORE;
+use crate::cache::{Found, Key, RowCache};
+use crate::corpus::DocumentSet;
+use crate::document::Document;
+use crate::gather::Gathering;
+use crate::loader::{Layout, Loader, LoaderSpec, Padding, Position, extent};
+use crate::summary::DatasetSummary;
+
+const SEQ_LEN: usize = 2048;
+/// Tokens of the cache if the variable says nothing: 2 GiB of ids.
+const TOKENS: usize = 1 << 29;
+const VARIABLE: &str = "SUROGATE_FIGURE_TOKENS";
+
+/// A conversation: its length is log-normal around 300 tokens, a quarter of it is the question.
+fn document(i: u64) -> Document {
+    let uniform = |k: u64| f64::from(word(5, Purpose::Shuffle, 7, k as u32, i)) / f64::from(u32::MAX);
+    let normal = (-2.0 * uniform(0).max(1e-9).ln()).sqrt() * (std::f64::consts::TAU * uniform(1)).cos();
+    let n = ((300.0 * (0.8 * normal).exp()) as usize).clamp(8, SEQ_LEN);
+    let mut document = Document::all_trained((0..n).map(|t| ((i as usize * 31 + t * 7) % 50_000) as i32).collect());
+    document.labels[..n / 4].fill(IGNORE);
+    document.weights[..n / 4].fill(0.0);
+    document
+}
+
+/// Seconds that this thread has run.
+fn processor_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts the time of threads");
+    let nanoseconds = text.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+    nanoseconds.expect("its first number is the time") as f64 * 1e-9
+}
+
+/// Resident bytes of the process.
+fn resident() -> usize {
+    let text = fs::read_to_string("/proc/self/status").expect("Linux describes processes");
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("with their memory");
+    line.trim().trim_end_matches(" kB").parse::<usize>().expect("in kB") << 10
+}
+
+#[test]
+#[ignore = "writes 2 GiB and measures; bench/data/from_cache.py runs it"]
+fn reading_kept_rows() {
+    let wanted: usize = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(TOKENS);
+    let place = tempfile::tempdir().unwrap();
+    let cache = RowCache::new(place.path().to_owned());
+    let key = Key { text: "figures".to_owned(), digest: "f".repeat(64) };
+    let mut gathering = Gathering::new(Some(cache.begin(&key, &|| {}).unwrap()));
+    let mut written = 0;
+    for i in 0.. {
+        let document = document(i);
+        written += document.len();
+        gathering.push(&document);
+        if written >= wanted {
+            break;
+        }
+    }
+    let (_, writer, failed) = gathering.finish();
+    assert!(failed.is_none(), "{failed:?}");
+    writer.unwrap().commit(&key, &DatasetSummary::default(), Vec::new()).unwrap();
+
+    let before = resident();
+    let start = processor_seconds();
+    let Found::Rows(corpus, _) = cache.find(&key, &|_| None) else { panic!("the entry was written") };
+    let spec = LoaderSpec {
+        batch_size: 8,
+        seq_len: SEQ_LEN,
+        layout: Layout::Packed,
+        padding: Padding::End,
+        shuffle: true,
+        seed: 1,
+        epochs: Some(1),
+        pad_id: 0,
+        longest_padding: SEQ_LEN,
+        prefetch: 0,
+    };
+    let documents = DocumentSet::all(Arc::new(corpus));
+    let fill = extent(&documents, &spec).unwrap().fill;
+    let ready = processor_seconds();
+    let count = documents.len();
+    let loader = Loader::new(documents, spec, Position::default()).unwrap();
+    let (mut tokens, mut most) = (0, 0);
+    for (number, batch) in loader.enumerate() {
+        tokens += batch.input_ids.len();
+        if number % 64 == 0 {
+            most = most.max(resident());
+        }
+    }
+    let seconds = processor_seconds() - ready;
+    let bytes: u64 =
+        fs::read_dir(place.path().join(&key.digest)).unwrap().flatten().map(|f| f.metadata().unwrap().len()).sum();
+    assert!(fill > 0.97, "{fill}");
+    println!(
+        "FIGURES {{\"cache_bytes\": {bytes}, \"documents\": {count}, \"tokens\": {written}, \"tokens_per_second\": {:.0}, \
+         \"opening_seconds\": {:.3}, \"memory_bytes\": {}, \"fill\": {fill:.4}}}",
+        tokens as f64 * fill / seconds,
+        ready - start,
+        most.saturating_sub(before),
+    );
+}

@@ -167,6 +167,9 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
 # Options whose effect another test shows: the file that it stands in, which names the option.
 ELSEWHERE = {
     "memory_limit": "tests/python/test_plan.py",
+    "offload_master": "crates/train/tests/offload.rs",
+    "offload_optimizer": "crates/train/tests/offload.rs",
+    "use_zero_copy": "crates/train/tests/offload.rs",
     "output_dir": "tests/python/test_cli.py",
     "model_name": "crates/train/src/config/tests.rs",
     "dataset": "tests/python/test_guides.py",

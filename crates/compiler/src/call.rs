@@ -49,7 +49,7 @@ pub fn compile_call(
     Program {
         name: op.name().to_owned(),
         machine: machine.clone(),
-        arenas: kinds.map(|kind| Arena { kind, bytes: bytes(kind) }).to_vec(),
+        arenas: kinds.map(|kind| Arena::on_device(kind, bytes(kind))).to_vec(),
         parameters: Vec::new(),
         constants: Vec::new(),
         scalars: Vec::new(),

@@ -8,11 +8,13 @@ mod autodiff;
 mod call;
 mod lower;
 pub mod memory;
+mod offload;
 mod options;
 mod pass;
 mod passes;
 mod plan;
 mod recipes;
+mod slices;
 mod update;
 
 use graph::{Graph, Model};
@@ -22,7 +24,9 @@ use thiserror::Error;
 pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
 pub use autodiff::differentiate;
 pub use call::compile_call;
-pub use options::{CompileOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training};
+pub use options::{
+    CompileOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training,
+};
 pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 
@@ -71,6 +75,7 @@ pub fn compile_observed(
     machine: &Machine,
     passes: &mut Passes<'_>,
 ) -> Result<Program, CompileError> {
+    offload::check(options)?;
     let mut graphs = Vec::new();
     for variant in &options.variants {
         for kind in options.entry_kinds() {

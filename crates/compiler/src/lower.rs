@@ -6,14 +6,15 @@ use std::collections::{HashMap, HashSet};
 use graph::{Graph, Node, Parameter, ParameterId, ValueId};
 use ops::{Class, LowerCall, Lowered};
 use program::{
-    Arena, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId, Launch,
-    Machine, MemoryLine, PlanLine, Program, Provenance, Step, TensorRef, Variant, scalar,
+    Arena, ArenaId, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
+    Launch, Machine, MemoryLine, PlanLine, Program, Provenance, Step, TensorRef, Variant, check_order, scalar,
 };
 use tensor::{Attrs, DType};
 
 use crate::memory::{
     ALIGNMENT_BYTES, Buffers, Fixed, ParameterPlan, Usage, align, dtype_of, place, plan_parameters, shadow_adapters,
 };
+use crate::offload::Offload;
 use crate::{CompileError, CompileOptions, update};
 
 /// The arenas of every program, in order.
@@ -28,6 +29,9 @@ pub(crate) mod arena {
     pub const SCALARS: ArenaId = ArenaId(5);
     pub const CONSTANTS: ArenaId = ArenaId(6);
     pub const ACTIVATIONS: ArenaId = ArenaId(7);
+    /// From here on an arena is there only if it holds something, or one behind it does.
+    pub const MASTERS: ArenaId = ArenaId(8);
+    pub const WAITING: ArenaId = ArenaId(9);
 }
 
 /// Step scalars with their types. Each has a slot of its own.
@@ -65,6 +69,8 @@ pub(crate) struct Lowering<'a> {
     constants_end: usize,
     pub batch_bytes: usize,
     activation_bytes: usize,
+    /// Bytes of activations that wait in host memory.
+    waiting_bytes: usize,
     /// What the activation arena holds at its fullest.
     activations: Vec<MemoryLine>,
     phases: Vec<MemoryLine>,
@@ -81,6 +87,7 @@ impl<'a> Lowering<'a> {
             constants_end: 0,
             batch_bytes: 0,
             activation_bytes: 0,
+            waiting_bytes: 0,
             activations: Vec::new(),
             phases: Vec::new(),
             plan: Vec::new(),
@@ -148,9 +155,6 @@ impl<'a> Lowering<'a> {
         outputs: &[TensorRef],
         taken: usize,
     ) -> Option<TensorRef> {
-        if self.machine.arch == program::Arch::Cpu {
-            return None;
-        }
         let call = LowerCall { inputs, outputs, attrs, machine: self.machine, documents: Documents::Rows };
         let bytes = op.scratch(&call);
         let start = align(taken, ALIGNMENT_BYTES);
@@ -215,6 +219,7 @@ pub(crate) fn program(
 ) -> Result<Program, CompileError> {
     let table = &graphs.first().expect("at least one entry is asked for").2;
     let parameters = plan_parameters(table, options);
+    let offload = Offload::new(options);
     let mut lowering = Lowering::new(machine);
     lowering.plan = plan;
     let mut entries = Vec::new();
@@ -229,9 +234,14 @@ pub(crate) fn program(
         }
     }
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
-        entries.push(update::entry(&parameters, optimizer, options.seed, &mut lowering));
+        entries.push(update::entry(&parameters, optimizer, options.seed, &offload, &mut lowering));
     }
-    let program = assemble(name, entries, parameters, lowering, options);
+    for entry in &entries {
+        if let Err(race) = check_order(entry) {
+            panic!("lowering orders transfers and computation by events: {race}");
+        }
+    }
+    let program = assemble(name, entries, parameters, lowering, options, &offload);
     let needed: usize = program.memory.iter().map(|line| line.bytes).sum();
     let available = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
     if needed > available {
@@ -254,21 +264,36 @@ fn assemble(
     parameters: ParameterPlan,
     lowering: Lowering<'_>,
     options: &CompileOptions,
+    offload: &Offload,
 ) -> Program {
-    let arenas = [
+    let mut kinds = vec![
         (ArenaKind::Weights, parameters.weights_bytes, "base weights"),
         (ArenaKind::Adapters, parameters.adapters_bytes, "LoRA matrices"),
         (ArenaKind::Gradients, parameters.gradients_bytes, "f32 gradients of what is trained"),
-        (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states, f32 copies of weights"),
+        (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states"),
         (ArenaKind::Batch, lowering.batch_bytes, "batch tensors"),
         (ArenaKind::Scalars, SCALAR_BYTES, "step scalars"),
         (ArenaKind::Constants, lowering.constants_end, "tables computed while compiling"),
         (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
+        (ArenaKind::Masters, parameters.masters_bytes, "f32 copies of weights"),
+        (ArenaKind::Waiting, lowering.waiting_bytes, "activations that wait for the backward pass"),
     ];
-    let mut memory: Vec<MemoryLine> = arenas
+    while kinds.len() > arena::MASTERS.0 as usize && kinds.last().is_some_and(|(_, bytes, _)| *bytes == 0) {
+        kinds.pop();
+    }
+    let place = |index: usize| offload.place(ArenaId(index as u32));
+    let arenas: Vec<Arena> = kinds
         .iter()
-        .map(|(kind, bytes, note)| MemoryLine { class: kind.name().into(), bytes: *bytes, note: (*note).into() })
+        .enumerate()
+        .map(|(index, (kind, bytes, _))| Arena { kind: *kind, bytes: *bytes, place: place(index) })
         .collect();
+    let line = |(arena, (_, _, note)): (&Arena, &(ArenaKind, usize, &str))| MemoryLine {
+        class: arena.kind.name().into(),
+        bytes: arena.bytes,
+        note: (*note).into(),
+    };
+    let mut memory: Vec<MemoryLine> =
+        arenas.iter().zip(&kinds).filter(|(arena, _)| !arena.is_on_host()).map(line).collect();
     if lowering.machine.context_bytes > 0 {
         memory.push(MemoryLine {
             class: "context".into(),
@@ -279,7 +304,7 @@ fn assemble(
     Program {
         name: name.to_owned(),
         machine: lowering.machine.clone(),
-        arenas: arenas.iter().map(|(kind, bytes, _)| Arena { kind: *kind, bytes: *bytes }).collect(),
+        arenas,
         parameters: parameters.slots,
         constants: lowering.constants,
         scalars: SCALARS.iter().map(|(name, _)| ((*name).to_owned(), scalar_ref(name))).collect(),

@@ -41,6 +41,26 @@ pub struct PlanOptions {
     pub attention_chunks: Option<usize>,
     /// Most bytes of the whole plan, where that is less than the machine has.
     pub memory_limit: Option<usize>,
+    pub offload: OffloadOptions,
+}
+
+/// What lies in host memory while the device does not need it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OffloadOptions {
+    /// The residual stream that the backward pass reads.
+    pub residual: Option<bool>,
+    /// f32 copies of weights.
+    pub master: Option<bool>,
+    /// Optimizer states.
+    pub optimizer: Option<bool>,
+    /// Gradients of what is trained, between micro-steps and until the update.
+    pub gradients: Option<bool>,
+    /// The update reads and writes states and copies where they lie, instead of moving them slice by slice.
+    pub zero_copy: bool,
+    /// What the host never reads may lie in write-combined memory.
+    pub write_combined: bool,
+    /// Device memory of one slice of the update, bytes; a good size where it is not given.
+    pub slice_bytes: Option<usize>,
 }
 
 /// Parts of a layer that the backward pass computes again (`Some(true)`) or finds kept

@@ -1,5 +1,5 @@
 //! The update entry: gradient norm, clipping, optimizer. One launch for each run of the flat
-//! arenas; nothing here knows a parameter's name. What matrices need besides stands in `update/matrices.rs`.
+//! arenas, or for each slice of one; nothing here knows a parameter's name. What matrices need besides stands in `update/matrices.rs`.
 
 mod matrices;
 
@@ -8,8 +8,10 @@ use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenan
 use tensor::{Attrs, DType, HostTensor};
 
 use crate::lower::{Lowering, arena, scalar_ref};
-use crate::memory::{ParameterPlan, Run};
+use crate::memory::ParameterPlan;
+use crate::offload::{Offload, Stream};
 use crate::options::OptimizerOptions;
+use crate::slices::{Pipeline, Slice, Slices};
 
 /// f32: Σ gradient², before the division by the weight sum.
 pub(crate) const SUM_SQUARES: &str = "sum_squares";
@@ -22,48 +24,64 @@ pub(crate) fn entry(
     parameters: &ParameterPlan,
     optimizer: &OptimizerOptions,
     seed: u64,
+    offload: &Offload,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
-    let mut steps = Vec::new();
+    let slices = Slices::new(&parameters.runs, offload);
+    let taken = slices.bytes;
+    lowering.update_workspace(taken);
+    let mut stream = Stream::default();
+    let mut pipeline = Pipeline::begin(&slices, provenance("update"), &mut stream);
     let sum_squares = scalar_ref(SUM_SQUARES);
-    steps.push(step(Instruction::Zero { at: sum_squares.clone() }, "zero", Default::default()));
+    stream.push(step(Instruction::Zero { at: sum_squares.clone() }, "zero", Default::default()));
     let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [parameters.gradients_bytes / DType::F32.size()]);
-    push(&mut steps, lowering, "sum_squares", Attrs::new(), vec![all], vec![sum_squares.clone()]);
-    push(
-        &mut steps,
+    let steps = &mut stream.steps;
+    push_behind(steps, lowering, taken, "sum_squares", Attrs::new(), vec![all], vec![sum_squares.clone()]);
+    push_behind(
+        steps,
         lowering,
+        taken,
         "gradient_scale",
         Attrs::new().with("max_norm", optimizer.max_grad_norm),
         vec![sum_squares, scalar_ref(scalar::WEIGHT_SUM)],
         [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
     );
     let mut streams = 0..;
-    for run in &parameters.runs {
+    let mut number = 0;
+    for slice in &slices.all {
+        pipeline.arrive(slice, &mut stream);
+        let (run, steps) = (&slice.run, &mut stream.steps);
         match &run.state {
             Some(OptimizerState::Matrices { .. }) => {
-                matrices::update(&mut steps, lowering, run, optimizer, seed, &mut streams);
+                matrices::update(steps, lowering, run, optimizer, seed, &mut streams);
             }
             _ => {
-                let stream = streams.next().expect("there is always a further number");
-                update_run(&mut steps, lowering, run, optimizer, seed, stream);
+                if slice.start.is_none_or(|start| start == 0) {
+                    number = streams.next().expect("there is always a further number");
+                }
+                update_run(steps, lowering, taken, slice, optimizer, seed, number);
             }
         }
         if let Some(master) = &run.master {
             let attrs = Attrs::new().with("dtype", run.weight.dtype.name());
-            push(&mut steps, lowering, "cast", attrs, vec![master.clone()], vec![run.weight.clone()]);
+            push_behind(steps, lowering, taken, "cast", attrs, vec![master.clone()], vec![run.weight.clone()]);
         }
+        pipeline.leave(slice, &mut stream);
     }
-    Entry { kind: EntryKind::Update, variant: None, steps, inputs: Vec::new(), outputs: Vec::new() }
+    pipeline.end(&mut stream);
+    Entry { kind: EntryKind::Update, variant: None, steps: stream.steps, inputs: Vec::new(), outputs: Vec::new() }
 }
 
 fn update_run(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
-    run: &Run,
+    taken: usize,
+    slice: &Slice,
     optimizer: &OptimizerOptions,
     seed: u64,
     stream: usize,
 ) {
+    let run = &slice.run;
     let updated = run.master.as_ref().unwrap_or(&run.weight);
     let attrs = Attrs::new()
         .with("beta1", optimizer.beta1)
@@ -73,6 +91,10 @@ fn update_run(
         .with("stochastic_rounding", updated.dtype == DType::BF16)
         .with("seed", seed)
         .with("stream", stream as u64);
+    let attrs = match slice.start {
+        Some(start) => attrs.with("start", start as u64),
+        None => attrs,
+    };
     let scalars = [
         scalar::LEARNING_RATE,
         scalar::BIAS_CORRECTION_1,
@@ -87,7 +109,7 @@ fn update_run(
     match run.state.as_ref().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => {
             outputs.extend([first.clone(), second.clone()]);
-            push(steps, lowering, "adamw", attrs, inputs, outputs);
+            push_behind(steps, lowering, taken, "adamw", attrs, inputs, outputs);
         }
         OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
             inputs.extend([true, false].map(|signed| lowering.constant(&code_map(signed))));
@@ -95,7 +117,7 @@ fn update_run(
             let scales = [first_scale, second_scale].map(|t| TensorRef { shape: vec![blocks], ..t.clone() });
             outputs.extend([first.clone(), second.clone()]);
             outputs.extend(scales);
-            push(steps, lowering, "adamw_8bit", attrs, inputs, outputs);
+            push_behind(steps, lowering, taken, "adamw_8bit", attrs, inputs, outputs);
         }
         OptimizerState::Matrices { .. } => panic!("matrices have an update of their own"),
     }
@@ -135,6 +157,10 @@ fn push_behind(
     steps.push(step(instruction, op.name(), cost));
 }
 
+fn provenance(op: &str) -> Provenance {
+    Provenance { op: op.to_owned(), phase: "update", layer: None, at: None }
+}
+
 fn step(instruction: Instruction, op: &str, cost: program::Cost) -> Step {
-    Step { instruction, provenance: Provenance { op: op.to_owned(), phase: "update", layer: None, at: None }, cost }
+    Step { instruction, provenance: provenance(op), cost }
 }

@@ -27,14 +27,14 @@ fn cpu(memory: usize) -> Machine {
 fn keep() -> PlanOptions {
     let no = Some(false);
     let recompute = RecomputeOptions { swiglu: no, rmsnorm: no, ffn: no, qkv: no, att: no, block: no, lora: no };
-    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None }
+    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..Default::default() }
 }
 
 fn only(set: impl Fn(&mut RecomputeOptions)) -> PlanOptions {
     let mut recompute =
         RecomputeOptions { rmsnorm: Some(false), swiglu: Some(false), qkv: Some(false), ..Default::default() };
     set(&mut recompute);
-    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None }
+    PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..Default::default() }
 }
 
 /// Loss and all gradients after two micro-steps, as bits.

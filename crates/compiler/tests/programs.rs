@@ -29,8 +29,7 @@ fn kind(step: &Step) -> String {
         Instruction::Gemm(gemm) => format!("gemm+{}", gemm.low_rank.len()),
         Instruction::AttentionForward(_) => "attention".into(),
         Instruction::AttentionBackward(_) => "attention_backward".into(),
-        Instruction::Copy { .. } => "copy".into(),
-        Instruction::Zero { .. } => "zero".into(),
+        _ => program::kind_of(step).into(),
     }
 }
 

@@ -171,8 +171,7 @@ impl Memory {
 
 /// Whether the spans of two tensors share a byte; gaps count.
 pub fn overlap(a: &TensorRef, b: &TensorRef) -> bool {
-    let apart = a.offset + a.span() <= b.offset || b.offset + b.span() <= a.offset;
-    a.arena == b.arena && !apart && !a.is_empty() && !b.is_empty()
+    a.overlaps(b)
 }
 
 #[cfg(test)]
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
 
     fn memory(bytes: usize) -> Memory {
-        Memory::allocate(&[Arena { kind: ArenaKind::Activations, bytes }]).unwrap()
+        Memory::allocate(&[Arena::on_device(ArenaKind::Activations, bytes)]).unwrap()
     }
 
     fn dense(offset: usize, len: usize) -> TensorRef {

@@ -12,6 +12,7 @@ mod backend;
 mod call;
 mod copy;
 mod finite;
+mod lanes;
 mod layout;
 mod matmul;
 mod rows;

@@ -1,12 +1,14 @@
-//! A loaded program: its memory, every instruction made ready, and the loop over them.
+//! A loaded program: its memory, every instruction made ready, and the loop over them. Transfers are put off until
+//! something waits for them: the latest that a program's events allow, where another backend does them early.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use program::{BackendError, Instruction, MemoryLine, Program, Provenance, Session, Step, TensorRef};
+use program::{BackendError, EventId, Instruction, Lane, MemoryLine, Program, Provenance, Session, Step, TensorRef};
 use rayon::ThreadPool;
 
 use crate::arena::Memory;
+use crate::lanes::Lanes;
 use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul, rows};
 
@@ -17,6 +19,8 @@ enum Prepared {
     Gemm(Box<matmul::Prepared>),
     Copy(copy::Prepared),
     Zero(TensorRef),
+    Record(EventId, Lane),
+    Wait(EventId, Lane),
 }
 
 impl Prepared {
@@ -27,6 +31,7 @@ impl Prepared {
             Prepared::Gemm(gemm) => gemm.run(memory, scratch),
             Prepared::Copy(copy) => copy.run(memory, scratch),
             Prepared::Zero(at) => copy::zero(memory, at),
+            Prepared::Record(..) | Prepared::Wait(..) => {}
         }
     }
 }
@@ -71,8 +76,12 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepar
         Instruction::AttentionForward(a) => call::Prepared::attention_forward(a).map(Prepared::Call),
         Instruction::AttentionBackward(a) => call::Prepared::attention_backward(a).map(Prepared::Call),
         Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(|gemm| Prepared::Gemm(Box::new(gemm))),
-        Instruction::Copy { from, to } => copy::Prepared::new(from, to).map(Prepared::Copy),
+        Instruction::Copy { from, to } | Instruction::Transfer { from, to, .. } => {
+            copy::Prepared::new(from, to).map(Prepared::Copy)
+        }
         Instruction::Zero { at } => Ok(Prepared::Zero(at.clone())),
+        Instruction::Record { event, lane } => Ok(Prepared::Record(*event, *lane)),
+        Instruction::Wait { event, lane } => Ok(Prepared::Wait(*event, *lane)),
     };
     let prepared = prepared.map_err(|message| BackendError::Failed {
         call: "loading a program on the CPU".into(),
@@ -84,7 +93,7 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepar
         Prepared::Rows(rows) => rows.reserve(scratch),
         Prepared::Gemm(gemm) => gemm.reserve(scratch),
         Prepared::Copy(copy) => copy.reserve(scratch),
-        Prepared::Zero(_) => {}
+        Prepared::Zero(_) | Prepared::Record(..) | Prepared::Wait(..) => {}
     }
     Ok(prepared)
 }
@@ -104,14 +113,27 @@ fn run_entry(
     check_finite: bool,
     mut done: impl FnMut(),
 ) -> Result<(), BackendError> {
-    for (step, instruction) in steps.iter().zip(prepared) {
-        instruction.run(memory, scratch);
+    let mut lanes = Lanes::default();
+    for (index, (step, instruction)) in steps.iter().zip(prepared).enumerate() {
+        let lane = step.instruction.lane();
+        match instruction {
+            Prepared::Wait(event, Lane::Compute) => {
+                lanes.catch_up(*event, &mut |due: usize| prepared[due].run(memory, scratch))
+            }
+            Prepared::Record(event, Lane::Compute) => lanes.passed(*event),
+            Prepared::Record(event, lane) => lanes.record(*lane, *event),
+            Prepared::Wait(event, lane) => lanes.wait(*lane, *event),
+            _ if lane != Lane::Compute => lanes.put_off(lane, index),
+            instruction => instruction.run(memory, scratch),
+        }
         done();
-        if let Some(message) = check_finite.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
+        let look = check_finite && lane == Lane::Compute;
+        if let Some(message) = look.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
             let context = Some(place(&step.provenance));
             return Err(BackendError::Failed { call: "the check for finite values".into(), message, context });
         }
     }
+    assert!(lanes.is_empty(), "an entry waits for its transfers before it ends");
     Ok(())
 }
 

@@ -67,7 +67,7 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
     let step =
         Step { instruction: Instruction::Launch(launch), provenance: Provenance::default(), cost: Cost::default() };
     let program = Program {
-        arenas: vec![Arena { kind: ArenaKind::Activations, bytes: offset }],
+        arenas: vec![Arena::on_device(ArenaKind::Activations, offset)],
         entries: vec![Entry {
             kind: EntryKind::Forward,
             variant: None,

@@ -21,7 +21,7 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
     Program {
         name: "test".into(),
         machine: Machine::cpu(1 << 30, 1),
-        arenas: vec![Arena { kind: ArenaKind::Activations, bytes: ARENA }],
+        arenas: vec![Arena::on_device(ArenaKind::Activations, ARENA)],
         parameters: vec![],
         constants,
         scalars: vec![],

@@ -1,4 +1,4 @@
-//! One GPU with everything that instructions are prepared with: stream, compiler, libraries, and
+//! One GPU with everything that instructions are prepared with: streams, compiler, libraries, and
 //! what was prepared before. It knows kernels and plans; it does not know instructions.
 
 use crate::algorithms::{Algorithms, Chooser, Operands};
@@ -12,6 +12,7 @@ use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
 use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
 use crate::nvrtc::{Compiler, KernelSource};
+use program::Lane;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -81,7 +82,10 @@ pub(crate) struct Engine {
     disk_cache: DiskCache,
     /// Decisions that a user should be able to see, each once.
     pub notes: Vec<String>,
+    /// What is computed is queued here.
     pub stream: Stream,
+    to_host: Stream,
+    to_device: Stream,
     pub device: Arc<Device>,
 }
 
@@ -92,7 +96,7 @@ impl Engine {
         let device = Device::open(&driver, options.device)?;
         let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
         let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
-        let stream = Stream::new(&device)?;
+        let (stream, to_host, to_device) = (Stream::new(&device)?, Stream::new(&device)?, Stream::new(&device)?);
         let cudnn = match open_cudnn(&options.search) {
             Ok(opened) => {
                 let cudnn = Cudnn::new(opened);
@@ -110,6 +114,8 @@ impl Engine {
             chooser,
             device,
             stream,
+            to_host,
+            to_device,
             compiler,
             kernel_cache,
             disk_cache,
@@ -120,6 +126,19 @@ impl Engine {
             own,
             notes,
         })
+    }
+
+    pub fn lane(&self, lane: Lane) -> &Stream {
+        match lane {
+            Lane::Compute => &self.stream,
+            Lane::ToHost => &self.to_host,
+            Lane::ToDevice => &self.to_device,
+        }
+    }
+
+    /// Waits for every lane.
+    pub fn synchronise(&self) -> Result<()> {
+        Lane::ALL.into_iter().try_for_each(|lane| self.lane(lane).synchronise())
     }
 
     pub fn architecture(&self) -> Architecture {

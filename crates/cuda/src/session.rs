@@ -1,14 +1,17 @@
 //! A loaded program on one GPU: its memory, its prepared instructions, and running an entry point.
 
 use crate::algorithms::Algorithms;
-use crate::driver::{DeviceBuffer, Event, Graph};
+use crate::driver::{DeviceBuffer, Event, Graph, PinnedBuffer};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
-use crate::prepare::{Kernels, Memory, Planned, Preparation, Prepared};
+use crate::prepare::{Events, Kernels, Memory, Planned, Preparation, Prepared};
 use crate::transfer::{Readings, Uploads};
-use program::{Arch, Arena, BackendError, Choices, MemoryLine, Program, Reading, Session, Step, TensorRef};
+use program::{Arch, Arena, BackendError, Choices, MemoryLine, Place, Program, Reading, Session, Step, TensorRef};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Beside the bytes of an arena that is not on the device.
+const ON_HOST: &str = "on the host";
 
 /// One entry point, ready to run.
 struct PreparedEntry {
@@ -48,10 +51,10 @@ impl CudaSession {
         clock.stop("kernels");
         let mut planned = vec![];
         for entry in &program.entries {
-            let mut steps = vec![];
+            let (mut steps, mut events) = (vec![], Events::new(&engine.device));
             for (index, step) in entry.steps.iter().enumerate() {
                 let context = || format!("preparing {}", place(entry.kind.name(), index, step));
-                steps.push(plan(&mut engine, &memory, &kernels, step).during(context)?);
+                steps.push(plan(&mut engine, &memory, &kernels, &mut events, step).during(context)?);
             }
             planned.push(steps);
         }
@@ -111,7 +114,7 @@ impl CudaSession {
             mark.record(&engine.stream)?;
             marks.push(mark);
         }
-        engine.stream.synchronise()?;
+        engine.synchronise()?;
         marks.windows(2).map(|pair| Ok(f64::from(pair[1].since(&pair[0])?) / 1e3)).collect()
     }
 
@@ -147,6 +150,11 @@ impl Session for CudaSession {
         let CudaSession { engine, memory, uploads, .. } = self;
         let mut write = || {
             engine.device.bind()?;
+            if let Some(place) = on_host(memory, at, bytes.len()) {
+                engine.synchronise()?;
+                place.copy_from_slice(bytes);
+                return Ok(());
+            }
             let (buffer, offset) = place_of(memory, at, bytes.len());
             uploads.write(&engine.stream, buffer, offset, bytes)
         };
@@ -156,6 +164,11 @@ impl Session for CudaSession {
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
         let mut read = || {
             self.engine.device.bind()?;
+            if let Some(place) = on_host(&mut self.memory, at, out.len()) {
+                self.engine.synchronise()?;
+                out.copy_from_slice(place);
+                return Ok(());
+            }
             let (buffer, offset) = place_of(&self.memory, at, out.len());
             buffer.read(&self.engine.stream, offset, out)
         };
@@ -195,15 +208,18 @@ impl Session for CudaSession {
         let mut run = || {
             engine.device.bind()?;
             entries[entry].steps[index].queue(engine)?;
-            engine.stream.synchronise()
+            engine.synchronise()
         };
         run().during(|| place(name, index, &steps[index])).map_err(backend_error)
     }
 
     fn allocated(&self) -> Vec<MemoryLine> {
         let line = |class: &str, bytes, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
-        let arenas = self.program.arenas.iter().zip(&self.memory.arenas);
-        let arenas = arenas.map(|(arena, buffer)| line(arena.kind.name(), buffer.len(), ""));
+        let arenas = self.program.arenas.iter().zip(self.memory.arenas.iter().zip(&self.memory.hosts));
+        let arenas = arenas.map(|(arena, (buffer, host))| match host {
+            Some((host, _)) => line(arena.kind.name(), host.bytes().len(), ON_HOST),
+            None => line(arena.kind.name(), buffer.len(), ""),
+        });
         arenas.chain([line("workspace", self.workspace.len(), "of libraries, one instruction at a time")]).collect()
     }
 
@@ -227,7 +243,7 @@ impl Session for CudaSession {
     fn synchronize(&mut self) -> std::result::Result<(), BackendError> {
         let wait = || {
             self.engine.device.bind()?;
-            self.engine.stream.synchronise()
+            self.engine.synchronise()
         };
         wait().map_err(backend_error)
     }
@@ -236,11 +252,18 @@ impl Session for CudaSession {
 impl Drop for CudaSession {
     fn drop(&mut self) {
         // Memory is freed next: nothing may still be using it. A failure at exit cannot be acted on.
-        let _ = self.engine.device.bind().and_then(|()| self.engine.stream.synchronise());
+        let _ = self.engine.device.bind().and_then(|()| self.engine.synchronise());
     }
 }
 
-/// The buffer and byte offset of a dense tensor, whose size is checked against the host side.
+/// The bytes of a dense tensor in host memory, if it lies there.
+fn on_host<'a>(memory: &'a mut Memory, at: &TensorRef, host_bytes: usize) -> Option<&'a mut [u8]> {
+    let (buffer, _) = memory.hosts[at.arena.0 as usize].as_mut()?;
+    assert!(at.is_dense() && at.bytes() == host_bytes, "the host reads and writes dense tensors as a whole, not {at}");
+    Some(&mut buffer.bytes_mut()[at.offset..at.offset + host_bytes])
+}
+
+/// The buffer and byte offset of a dense tensor in device memory, whose size is checked against the host side.
 fn place_of<'a>(memory: &'a Memory, at: &TensorRef, host_bytes: usize) -> (&'a DeviceBuffer, usize) {
     assert!(at.is_dense(), "the host reads and writes dense tensors, not {at}");
     assert_eq!(at.bytes(), host_bytes, "the host side has exactly the size of {at}");
@@ -265,14 +288,14 @@ impl Clock {
     }
 }
 
-fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, step: &Step) -> Result<Planned> {
-    Planned::new(&mut Preparation { engine, memory, kernels }, &step.instruction)
+fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, events: &mut Events, step: &Step) -> Result<Planned> {
+    Planned::new(&mut Preparation { engine, memory, kernels, events }, &step.instruction)
 }
 
 fn queue(engine: &Engine, prepared: &mut [Prepared], steps: &[Step], entry: &str, check: bool) -> Result<()> {
     for (index, (prepared, step)) in prepared.iter_mut().zip(steps).enumerate() {
         let queued = prepared.queue(engine);
-        let done = if check { queued.and_then(|()| engine.stream.synchronise()) } else { queued };
+        let done = if check { queued.and_then(|()| engine.synchronise()) } else { queued };
         done.during(|| place(entry, index, step))?;
     }
     Ok(())
@@ -301,10 +324,24 @@ fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
 /// The arenas; what is in them is undefined.
 fn allocate(program: &Program, engine: &Engine) -> Result<Memory> {
     let allocate = |arena: &Arena| {
-        let buffer = DeviceBuffer::new(&engine.device, arena.bytes);
+        let bytes = if arena.is_on_host() { 0 } else { arena.bytes };
+        let buffer = DeviceBuffer::new(&engine.device, bytes);
         buffer.during(|| format!("allocating the arena of {}", arena.kind.name()))
     };
-    Ok(Memory { arenas: program.arenas.iter().map(allocate).collect::<Result<_>>()? })
+    let lock = |arena: &Arena| {
+        let buffer = match arena.place {
+            Place::Device => return Ok(None),
+            Place::Host { write_combined: false } => PinnedBuffer::new(&engine.device, arena.bytes),
+            Place::Host { write_combined: true } => PinnedBuffer::write_combined(&engine.device, arena.bytes),
+        };
+        let buffer = buffer.during(|| format!("allocating the arena of {} on the host", arena.kind.name()))?;
+        let address = buffer.device_address()?;
+        Ok(Some((buffer, address)))
+    };
+    Ok(Memory {
+        arenas: program.arenas.iter().map(allocate).collect::<Result<_>>()?,
+        hosts: program.arenas.iter().map(lock).collect::<Result<_>>()?,
+    })
 }
 
 /// Zeros everywhere, then the constants: after planning, which uses the arenas for its measurements.

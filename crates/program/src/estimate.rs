@@ -1,12 +1,15 @@
 //! What a program will cost on its machine: operations, bytes and time of an entry point. Two times: the bound at the
 //! machine's ceilings, where an instruction takes the longer of its arithmetic and its traffic, and the estimate with
-//! what of these is reached in a step.
+//! what of these is reached in a step. Transfers run beside the computation; what waits for them waits.
+
+use std::collections::HashMap;
 
 use tensor::DType;
 
-use crate::instruction::{Cost, Instruction, Step};
+use crate::instruction::{Cost, Instruction, Lane, Step};
 use crate::machine::Machine;
-use crate::program::Entry;
+use crate::memory::TensorRef;
+use crate::program::{Entry, Program};
 
 /// Totals of one run of an entry point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,6 +23,10 @@ pub struct Estimate {
     /// Seconds at the machine's ceilings, which no run beats.
     pub ceiling: f64,
     pub instructions: usize,
+    /// Of `seconds`, those in which the computation waits for transfers.
+    pub waiting: f64,
+    /// Bytes between device and host that transfers move.
+    pub transferred: f64,
 }
 
 /// What decides how much of the machine's ceilings an instruction reaches.
@@ -62,8 +69,9 @@ pub fn expected(work: Work, cost: Cost, dtype: Option<DType>, machine: &Machine)
     own + extra / (reached.bandwidth * machine.bandwidth) + launches as f64 * reached.launch
 }
 
-fn work_of(step: &Step, machine: &Machine) -> Work {
-    match &step.instruction {
+/// What an instruction of the computation is; none for those beside it.
+fn work_of(step: &Step, machine: &Machine) -> Option<Work> {
+    Some(match &step.instruction {
         Instruction::Gemm(gemm) => {
             // Too few tiles for the device: the sum over k is cut, and its parts are added by a further kernel.
             let split = gemm.batch * gemm.m.div_ceil(TILE) * gemm.n.div_ceil(TILE) * 2 <= machine.units;
@@ -75,29 +83,83 @@ fn work_of(step: &Step, machine: &Machine) -> Work {
         Instruction::AttentionBackward(_) => Work::AttentionBackward,
         Instruction::Launch(launch) => Work::Stream { launches: launch.calls.len().max(1) },
         Instruction::Copy { .. } | Instruction::Zero { .. } => Work::Stream { launches: 1 },
+        Instruction::Transfer { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => return None,
+    })
+}
+
+/// Seconds of a transfer with the other direction under way; none for any other instruction.
+fn transfer(step: &Step, machine: &Machine) -> f64 {
+    match &step.instruction {
+        Instruction::Transfer { from, .. } => from.bytes() as f64 / (machine.link.both_ways / 2.0),
+        _ => 0.0,
     }
 }
 
-/// Seconds that one instruction is expected to take.
-pub fn seconds(step: &Step, machine: &Machine) -> f64 {
-    expected(work_of(step, machine), step.cost, step.instruction.compute_dtype(), machine)
+/// Seconds for what an instruction of the computation reads and writes where it lies in host memory.
+fn reaching(step: &Step, program: &Program) -> f64 {
+    let on_host = |at: &&&TensorRef| program.arenas[at.arena.0 as usize].is_on_host();
+    let bytes = |of: &[&TensorRef]| of.iter().filter(on_host).map(|at| at.bytes()).sum::<usize>() as f64;
+    // What an update writes it has read before.
+    let (read, written) = (bytes(&step.instruction.reads()), bytes(&step.instruction.writes()));
+    let link = &program.machine.link;
+    ((read + written) / link.one_way).max((read + 2.0 * written) / link.both_ways)
+}
+
+/// Seconds that one instruction is expected to take; none for marks and waits, whose time is that of others.
+pub fn seconds(step: &Step, program: &Program) -> f64 {
+    let machine = &program.machine;
+    let Some(work) = work_of(step, machine) else { return transfer(step, machine) };
+    expected(work, step.cost, step.instruction.compute_dtype(), machine).max(reaching(step, program))
 }
 
 /// Seconds that one instruction takes at the machine's ceilings.
-pub fn ceiling(step: &Step, machine: &Machine) -> f64 {
+pub fn ceiling(step: &Step, program: &Program) -> f64 {
+    let machine = &program.machine;
+    if work_of(step, machine).is_none() {
+        return transfer(step, machine);
+    }
     let rate = rate(step.instruction.compute_dtype(), machine);
-    (step.cost.flops / rate).max(step.cost.bytes / machine.bandwidth)
+    (step.cost.flops / rate).max(step.cost.bytes / machine.bandwidth).max(reaching(step, program))
 }
 
-/// Adds up an entry point.
-pub fn estimate(entry: &Entry, machine: &Machine) -> Estimate {
-    entry.steps.iter().fold(Estimate::default(), |sum, step| Estimate {
+/// Adds up an entry point of a program.
+pub fn estimate(entry: &Entry, program: &Program) -> Estimate {
+    let (seconds, waiting) = run(entry, |step| seconds(step, program));
+    let (ceiling, _) = run(entry, |step| ceiling(step, program));
+    let start = Estimate { seconds, ceiling, waiting, ..Estimate::default() };
+    entry.steps.iter().fold(start, |sum, step| Estimate {
         flops: sum.flops + step.cost.flops,
         bytes: sum.bytes + step.cost.bytes,
-        seconds: sum.seconds + seconds(step, machine),
-        ceiling: sum.ceiling + ceiling(step, machine),
         instructions: sum.instructions + 1,
+        transferred: sum.transferred
+            + match &step.instruction {
+                Instruction::Transfer { from, .. } => from.bytes() as f64,
+                _ => 0.0,
+            },
+        ..sum
     })
+}
+
+/// Lets the lanes run against one another: seconds until the computation is done, and how many of these it waits.
+fn run(entry: &Entry, seconds: impl Fn(&Step) -> f64) -> (f64, f64) {
+    let mut clocks = [0.0f64; Lane::ALL.len()];
+    let mut marks = HashMap::new();
+    let mut waiting = 0.0;
+    for step in &entry.steps {
+        let clock = &mut clocks[step.instruction.lane() as usize];
+        match &step.instruction {
+            Instruction::Record { event, .. } => {
+                marks.insert(*event, *clock);
+            }
+            Instruction::Wait { event, lane } => {
+                let wait = marks.get(event).map_or(0.0, |mark: &f64| (mark - *clock).max(0.0));
+                *clock += wait;
+                waiting += if *lane == Lane::Compute { wait } else { 0.0 };
+            }
+            _ => *clock += seconds(step),
+        }
+    }
+    (clocks[Lane::Compute as usize], waiting)
 }
 
 /// The kind of an instruction for tables: `gemm`, `attention`, or the operation's name.
@@ -108,6 +170,9 @@ pub fn kind_of(step: &Step) -> &str {
         Instruction::Launch(launch) => &launch.op,
         Instruction::Copy { .. } => "copy",
         Instruction::Zero { .. } => "zero",
+        Instruction::Transfer { .. } => "transfer",
+        Instruction::Record { .. } => "record",
+        Instruction::Wait { .. } => "wait",
     }
 }
 

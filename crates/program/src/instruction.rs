@@ -146,6 +146,33 @@ pub struct AttentionBackward {
     pub deterministic: bool,
 }
 
+/// A queue of instructions. Each works in order; between them only events keep an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Everything but transfers. An entry begins and ends on it.
+    Compute,
+    /// Transfers from the device to the host.
+    ToHost,
+    /// Transfers from the host to the device.
+    ToDevice,
+}
+
+impl Lane {
+    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::ToHost, Lane::ToDevice];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Lane::Compute => "compute",
+            Lane::ToHost => "to host",
+            Lane::ToDevice => "to device",
+        }
+    }
+}
+
+/// A mark in a lane, by a number that is its own within an entry. Recorded once, before it is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId(pub u32);
+
 /// One instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
@@ -161,6 +188,23 @@ pub enum Instruction {
     /// Every byte zero.
     Zero {
         at: TensorRef,
+    },
+    /// Bytes between device and host memory, beside the computation: dense tensors of one type. `lane` is
+    /// that of the direction.
+    Transfer {
+        from: TensorRef,
+        to: TensorRef,
+        lane: Lane,
+    },
+    /// Marks the present end of a lane.
+    Record {
+        event: EventId,
+        lane: Lane,
+    },
+    /// What follows on `lane` waits until the lane of the event has come to its mark.
+    Wait {
+        event: EventId,
+        lane: Lane,
     },
 }
 
@@ -205,8 +249,8 @@ impl Instruction {
                 let s = &a.shared;
                 vec![&s.q, &s.k, &s.v, &s.o, &s.lse, &s.document_start, &a.d_o]
             }
-            Instruction::Copy { from, .. } => vec![from],
-            Instruction::Zero { .. } => vec![],
+            Instruction::Copy { from, .. } | Instruction::Transfer { from, .. } => vec![from],
+            Instruction::Zero { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }
     }
 
@@ -217,8 +261,19 @@ impl Instruction {
             Instruction::Gemm(g) => vec![&g.d],
             Instruction::AttentionForward(a) => vec![&a.shared.o, &a.shared.lse],
             Instruction::AttentionBackward(a) => vec![&a.d_q, &a.d_k, &a.d_v],
-            Instruction::Copy { to, .. } => vec![to],
+            Instruction::Copy { to, .. } | Instruction::Transfer { to, .. } => vec![to],
             Instruction::Zero { at } => vec![at],
+            Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
+        }
+    }
+
+    /// The queue that the instruction stands in.
+    pub fn lane(&self) -> Lane {
+        match self {
+            Instruction::Transfer { lane, .. } | Instruction::Record { lane, .. } | Instruction::Wait { lane, .. } => {
+                *lane
+            }
+            _ => Lane::Compute,
         }
     }
 

@@ -9,6 +9,7 @@ mod gauges;
 mod instruction;
 mod machine;
 mod memory;
+mod order;
 mod parameter;
 mod program;
 mod text;
@@ -17,10 +18,11 @@ pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use estimate::{Estimate, Work, ceiling, estimate, expected, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
-    Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, Gemm, Instruction, Kernel, KernelCall,
-    KernelId, Launch, LowRank, Provenance, Step,
+    Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel,
+    KernelCall, KernelId, Lane, Launch, LowRank, Provenance, Step,
 };
-pub use machine::{Arch, Machine, Reached};
-pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};
+pub use machine::{Arch, Link, Machine, Reached};
+pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
+pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, PlanLine, Program, Variant, scalar};

@@ -20,6 +20,14 @@ impl fmt::Display for Arch {
     }
 }
 
+/// Rates of the way between device and host memory, bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    pub one_way: f64,
+    /// The sum of both directions at the same time.
+    pub both_ways: f64,
+}
+
 /// What of a machine's ceilings instructions reach in the middle of a step, and what each kernel costs beside its
 /// work: the difference between a bound and an estimate. Shares of the rates of [`Machine`]; measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,6 +82,8 @@ pub struct Machine {
     pub memory: usize,
     /// Copy bandwidth (read + write), bytes per second.
     pub bandwidth: f64,
+    /// Copies between device and page-locked host memory: one way, and both at once together, bytes per second.
+    pub link: Link,
     /// Dense bf16 matrix rate, FLOP/s: the best large product.
     pub bf16_flops: f64,
     /// f32 matrix rate, FLOP/s.
@@ -96,6 +106,7 @@ impl Machine {
             arch: Arch::Cpu,
             memory,
             bandwidth: cores_at(5e9),
+            link: Link { one_way: cores_at(5e9), both_ways: cores_at(5e9) },
             bf16_flops: cores_at(170e9),
             f32_flops: cores_at(100e9),
             units: cores,
@@ -105,13 +116,15 @@ impl Machine {
     }
 
     /// One NVIDIA H200 (SXM). Copy 4.27 TB/s; bf16 product of 8192³ 808 TFLOP/s while the card is cool, 665 where
-    /// nothing else runs for minutes; measured 2026-11-20 with driver 580.159 and CUDA 13.0.
+    /// nothing else runs for minutes; page-locked host memory 55.5 GB/s each way; measured
+    /// 2026-11-20 with driver 580.159 and CUDA 13.0.
     pub fn h200() -> Self {
         Machine {
             name: "h200".into(),
             arch: Arch::Cuda("sm_90a".into()),
             memory: 143_771 << 20,
             bandwidth: 4.27e12,
+            link: Link { one_way: 55.5e9, both_ways: 102e9 },
             bf16_flops: 808e12,
             f32_flops: 50e12,
             units: 132,

@@ -15,7 +15,7 @@ pub enum ArenaKind {
     Adapters,
     /// f32 gradients of everything that is trained.
     Gradients,
-    /// Optimizer states and f32 master weights.
+    /// Optimizer states.
     Optimizer,
     /// Batch tensors.
     Batch,
@@ -25,6 +25,10 @@ pub enum ArenaKind {
     Constants,
     /// Values between operations, and the scratch memory of single instructions.
     Activations,
+    /// f32 copies of weights, which the optimizer updates in their place.
+    Masters,
+    /// Activations that wait in host memory for the backward pass.
+    Waiting,
 }
 
 impl ArenaKind {
@@ -38,8 +42,20 @@ impl ArenaKind {
             ArenaKind::Scalars => "scalars",
             ArenaKind::Constants => "constants",
             ArenaKind::Activations => "activations",
+            ArenaKind::Masters => "master",
+            ArenaKind::Waiting => "waiting",
         }
     }
+}
+
+/// Whose memory an arena is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The device's own.
+    Device,
+    /// The host's, where the device reaches it too. Write-combined memory is read by the host at a
+    /// fraction of its speed.
+    Host { write_combined: bool },
 }
 
 /// One allocation, made once.
@@ -47,6 +63,19 @@ impl ArenaKind {
 pub struct Arena {
     pub kind: ArenaKind,
     pub bytes: usize,
+    pub place: Place,
+}
+
+impl Arena {
+    /// An arena in the device's memory.
+    pub fn on_device(kind: ArenaKind, bytes: usize) -> Arena {
+        Arena { kind, bytes, place: Place::Device }
+    }
+
+    /// True where the memory is the host's.
+    pub fn is_on_host(&self) -> bool {
+        self.place != Place::Device
+    }
 }
 
 /// A strided tensor inside an arena.
@@ -89,6 +118,12 @@ impl TensorRef {
         }
         let last: usize = self.shape.iter().zip(&self.strides).map(|(n, s)| (n - 1) * s).sum();
         (last + 1) * self.dtype.size()
+    }
+
+    /// Whether the spans of two tensors share a byte; gaps count.
+    pub fn overlaps(&self, other: &TensorRef) -> bool {
+        let apart = self.offset + self.span() <= other.offset || other.offset + other.span() <= self.offset;
+        self.arena == other.arena && !apart && !self.is_empty() && !other.is_empty()
     }
 
     /// True when the elements lie behind one another without gaps, in row-major order.

@@ -4,7 +4,7 @@ use tensor::HostTensor;
 
 use crate::instruction::{Documents, Kernel, Step};
 use crate::machine::Machine;
-use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, TensorRef};
+use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
 use crate::parameter::ParameterSlot;
 
 /// Names of the step scalars. The host writes the first group before an entry runs; the program
@@ -153,5 +153,16 @@ impl Program {
     /// Bytes of all arenas.
     pub fn arena_bytes(&self) -> usize {
         self.arenas.iter().map(|a| a.bytes).sum()
+    }
+
+    /// What lies in host memory, line by line: no part of [`Program::memory`], which is the device's.
+    pub fn host_memory(&self) -> Vec<MemoryLine> {
+        let on_host = self.arenas.iter().filter(|arena| arena.is_on_host() && arena.bytes > 0);
+        let line = |arena: &Arena| {
+            let write_combined = arena.place == Place::Host { write_combined: true };
+            let note = if write_combined { "page-locked, write-combined" } else { "page-locked" };
+            MemoryLine { class: arena.kind.name().into(), bytes: arena.bytes, note: note.into() }
+        };
+        on_host.map(line).collect()
     }
 }

@@ -41,6 +41,9 @@ impl fmt::Display for Step {
             Instruction::AttentionBackward(_) => ("attention backward".into(), String::new()),
             Instruction::Copy { .. } => ("copy".into(), String::new()),
             Instruction::Zero { .. } => ("zero".into(), String::new()),
+            Instruction::Transfer { lane, .. } => (format!("transfer {}", lane.name()), String::new()),
+            Instruction::Record { event, lane } => return write!(f, "record e{} on {}", event.0, lane.name()),
+            Instruction::Wait { event, lane } => return write!(f, "wait for e{} on {}", event.0, lane.name()),
         };
         let (writes, reads) = (list(&self.instruction.writes()), list(&self.instruction.reads()));
         write!(f, "{kind}{detail}: {writes} <- {reads}")
@@ -65,7 +68,8 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "program {} for {} ({})", self.name, self.machine.name, self.machine.arch)?;
         for (index, arena) in self.arenas.iter().enumerate() {
-            writeln!(f, "  arena a{index} {}: {} bytes", arena.kind.name(), arena.bytes)?;
+            let host = if arena.is_on_host() { ", on the host" } else { "" };
+            writeln!(f, "  arena a{index} {}: {} bytes{host}", arena.kind.name(), arena.bytes)?;
         }
         for entry in &self.entries {
             write!(f, "{entry}")?;

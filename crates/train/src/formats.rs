@@ -63,6 +63,16 @@ fn stored(source: &ModelSource) -> Result<DType> {
 /// Whether f32 copies of what is trained are kept beside it.
 pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, problems: &mut Vec<Problem>) -> bool {
     let own = word(trained);
+    let keeps =
+        matches!(config.precision.master_dtype, Setting::Value(asked) if dtype_of(asked).size() > trained.size());
+    if config.offload.offload_master == Setting::Value(true) && !keeps {
+        let message = format!("`offload_master: true`, but what is trained in {own} has no further copy to move");
+        let hint = match trained {
+            DType::F32 => "remove `offload_master`".to_owned(),
+            _ => "set `master_dtype: float32`, or remove `offload_master`".to_owned(),
+        };
+        problems.push(config.mistake("offload_master", message, Some(hint)));
+    }
     match config.precision.master_dtype {
         Setting::Auto => {
             let because = "the type of what is trained: no further copy is kept";

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use compiler::{
-    AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training,
+    AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions,
+    Training,
 };
 use options::Setting;
+use program::Machine;
 
-use crate::config::{self, Config, Problem, Reason, Reasons};
+use crate::config::{self, Config, MachineFacts, Problem, Reason, Reasons};
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
 use crate::peft;
@@ -67,6 +69,14 @@ impl Plan {
     }
 }
 
+/// An error where the options promise what a machine with so many visible GPUs cannot keep.
+pub fn require_machine(config: &Config, machine: &Machine, gpus: usize) -> Result<()> {
+    match config.check_machine(&MachineFacts::of(machine, gpus)) {
+        problems if problems.is_empty() => Ok(()),
+        problems => Err(TrainError::Config(problems)),
+    }
+}
+
 /// What the options say about memory; what they leave open the compiler decides.
 fn memory_options(config: &Config) -> PlanOptions {
     let asked = |setting: Setting<bool>| match setting {
@@ -93,6 +103,15 @@ fn memory_options(config: &Config) -> PlanOptions {
         head_chunks: parts(config.memory.lmhead_chunks),
         attention_chunks: parts(config.memory.attn_bwd_chunks),
         memory_limit: config.offload.memory_limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
+        offload: OffloadOptions {
+            residual: asked(config.offload.offload_residual),
+            master: asked(config.offload.offload_master),
+            optimizer: asked(config.offload.offload_optimizer),
+            gradients: asked(config.offload.offload_grads),
+            zero_copy: config.offload.use_zero_copy,
+            write_combined: config.offload.use_write_combined,
+            slice_bytes: None,
+        },
     }
 }
 

@@ -87,7 +87,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
 fn planned_seconds(program: &Program, accumulation: u32) -> Option<f64> {
     let seconds = |kind: EntryKind| {
         let entry = program.entries.iter().rfind(|entry| entry.kind == kind);
-        entry.map_or(0.0, |entry| estimate(entry, &program.machine).seconds)
+        entry.map_or(0.0, |entry| estimate(entry, program).seconds)
     };
     let (first, next) = (seconds(EntryKind::FirstMicroStep), seconds(EntryKind::NextMicroStep));
     let planned = first + next * (f64::from(accumulation) - 1.0) + seconds(EntryKind::Update);

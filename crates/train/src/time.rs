@@ -26,8 +26,8 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
                 "phase": step.provenance.phase,
                 "layer": step.provenance.layer,
                 "seconds": time,
-                "planned": seconds(step, &program.machine),
-                "ceiling": ceiling(step, &program.machine),
+                "planned": seconds(step, &program),
+                "ceiling": ceiling(step, &program),
                 "flops": step.cost.flops,
                 "bytes": step.cost.bytes,
                 "text": step.to_string(),
@@ -65,8 +65,8 @@ pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)]) -> Vec<ClassTime
             class.flops += step.cost.flops;
             class.bytes += step.cost.bytes;
             if measured {
-                *class.ceiling.get_or_insert(0.0) += ceiling(step, &program.machine);
-                *class.planned.get_or_insert(0.0) += seconds(step, &program.machine);
+                *class.ceiling.get_or_insert(0.0) += ceiling(step, program);
+                *class.planned.get_or_insert(0.0) += seconds(step, program);
             }
         }
     }

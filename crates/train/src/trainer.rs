@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
 use crate::startup::Startup;
@@ -69,6 +69,7 @@ impl Trainer {
     /// Nothing is compiled before the first batch is known.
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
         let mut startup = Startup::begin();
+        plan::require_machine(&config, &device.machine, device.gpus)?;
         let plan = Plan::new(&config, &source)?;
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),

@@ -1,21 +1,75 @@
-//! On a machine with a GPU: every operation's examples on CUDA against the reference. Runs where
-//! SUROGATE_GPU_TESTS=1 is set, and fails there without a GPU; elsewhere it says that it did not run.
+//! On a machine with a GPU: every operation's examples on CUDA against the reference, and runs with something on the
+//! host against runs without. Runs where SUROGATE_GPU_TESTS=1 is set, and fails there without a GPU; elsewhere it says
+//! that it did not run.
 
+mod stories;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
 use train::device::{Device, DeviceRequest};
 
-#[test]
-fn every_operation_agrees_with_its_reference() {
+/// The GPU; none where its tests are not asked for. `eager`: without CUDA graphs.
+fn device(eager: bool) -> Option<Device> {
     if std::env::var_os("SUROGATE_GPU_TESTS").is_none() {
         println!("not run: SUROGATE_GPU_TESTS is not set");
-        return;
+        return None;
     }
     let sites = std::env::var_os("SUROGATE_SITE_PACKAGES").unwrap_or_default();
     let request = DeviceRequest {
         device: options::Setting::Value(train::config::Device::Cuda),
         site_packages: std::env::split_paths(&sites).collect(),
+        eager,
         ..DeviceRequest::default()
     };
-    let device = Device::open(&request).unwrap();
+    Some(Device::open(&request).unwrap())
+}
+
+/// Losses of steps and evaluations, and every file of weights and states.
+fn run(output: &Path, options: &Value, device: &Arc<Device>) -> (Vec<f64>, Vec<(String, Vec<u8>)>) {
+    let config = stories::config(output, options);
+    train::run(config, stories::source(), device.clone(), &mut stories::Lines::default()).unwrap();
+    let mut files = Vec::new();
+    for folder in ["checkpoint-12", "model", "adapter"].map(|name| output.join(name)).iter().filter(|f| f.is_dir()) {
+        for name in stories::names(folder).into_iter().filter(|name| name.ends_with(".safetensors")) {
+            files.push((name.clone(), fs::read(folder.join(name)).unwrap()));
+        }
+    }
+    let events = stories::events(output);
+    ([stories::losses(&events, "step"), stories::losses(&events, "evaluation")].concat(), files)
+}
+
+/// Everything that can lie on the host, replayed and queued one by one.
+#[test]
+fn what_lies_on_the_host_changes_no_bit() {
+    let full = json!({"lora": false, "torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "master_dtype": "float32"});
+    let adapters = json!({"torch_dtype": "bfloat16"});
+    let states = json!({"offload_optimizer": true, "offload_master": true});
+    let in_place = json!({"offload_optimizer": true, "offload_master": true, "use_zero_copy": true});
+    let cases = [(&full, vec![states, in_place]), (&adapters, vec![json!({"offload_optimizer": true})])];
+    for eager in [false, true] {
+        let Some(device) = device(eager).map(Arc::new) else { return };
+        for (base, choices) in &cases {
+            let place = tempfile::tempdir().unwrap();
+            let expected = run(&place.path().join("plain"), base, &device);
+            assert!(expected.1.len() >= 3 && expected.0.len() >= 14, "{:?}", expected.0);
+            for (index, choice) in choices.iter().enumerate() {
+                let mut options = (*base).clone();
+                options.as_object_mut().unwrap().extend(choice.as_object().unwrap().clone());
+                let found = run(&place.path().join(index.to_string()), &options, &device);
+                println!("eager {eager}, {options}: {:?}", found.0.last());
+                assert_eq!(found.0, expected.0, "eager {eager}, {options}");
+                assert!(found == expected, "eager {eager}, {options}: other weights or states");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_operation_agrees_with_its_reference() {
+    let Some(device) = device(false) else { return };
     let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1).unwrap();
     for row in &rows {
         let verdict = if row.passed() { "ok" } else { "FAILED" };

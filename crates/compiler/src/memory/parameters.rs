@@ -41,6 +41,7 @@ pub(crate) struct ParameterPlan {
     pub adapters_bytes: usize,
     pub gradients_bytes: usize,
     pub optimizer_bytes: usize,
+    pub masters_bytes: usize,
 }
 
 /// How the optimizer treats a parameter: the sort key of the arenas.
@@ -122,7 +123,7 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
             run.state = Some(cursor.state(run.gradient.len(), run.rows, treatment.form));
             if optimizer.master && run.weight.dtype != DType::F32 {
                 let elements = run.weight.len();
-                run.master = Some(take(&mut cursor.optimizer, arena::OPTIMIZER, DType::F32, elements, &[elements]));
+                run.master = Some(take(&mut cursor.masters, arena::MASTERS, DType::F32, elements, &[elements]));
             }
         }
         runs_with_state.push(run);
@@ -148,6 +149,7 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
         adapters_bytes: cursor.adapters,
         gradients_bytes: cursor.gradients,
         optimizer_bytes: cursor.optimizer,
+        masters_bytes: cursor.masters,
     }
 }
 
@@ -158,6 +160,7 @@ struct Cursor {
     adapters: usize,
     gradients: usize,
     optimizer: usize,
+    masters: usize,
 }
 
 impl Cursor {

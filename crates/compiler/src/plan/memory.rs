@@ -1,10 +1,11 @@
 //! What a graph needs of memory, before anything is lowered.
 
 use graph::Graph;
-use program::{EntryKind, Machine, Variant};
+use program::{ArenaId, EntryKind, Machine, Place, Variant};
 
-use crate::lower::{Lowering, SCALAR_BYTES, fixed_places};
+use crate::lower::{Lowering, SCALAR_BYTES, arena, fixed_places};
 use crate::memory::{Buffers, ParameterPlan, place, plan_parameters, shadow_adapters};
+use crate::offload::Offload;
 use crate::options::CompileOptions;
 use crate::update;
 
@@ -19,17 +20,20 @@ impl<'a> Memory<'a> {
     pub fn new(graphs: &[(EntryKind, Variant, Graph)], options: &CompileOptions, machine: &'a Machine) -> Memory<'a> {
         let table = &graphs.first().expect("at least one entry is asked for").2;
         let parameters = plan_parameters(table, options);
+        let offload = Offload::new(options);
         let mut lowering = Lowering::new(machine);
         for (_, _, graph) in graphs {
             fixed_places(graph, &parameters, &mut lowering);
         }
         if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
-            update::entry(&parameters, optimizer, options.seed, &mut lowering);
+            update::entry(&parameters, optimizer, options.seed, &offload, &mut lowering);
         }
+        let on_device = |arena: ArenaId, bytes: usize| if offload.place(arena) == Place::Device { bytes } else { 0 };
         let of_parameters = parameters.weights_bytes
             + parameters.adapters_bytes
-            + parameters.gradients_bytes
-            + parameters.optimizer_bytes;
+            + on_device(arena::GRADIENTS, parameters.gradients_bytes)
+            + on_device(arena::OPTIMIZER, parameters.optimizer_bytes)
+            + on_device(arena::MASTERS, parameters.masters_bytes);
         let rest = lowering.batch_bytes + lowering.constant_bytes() + SCALAR_BYTES + machine.context_bytes;
         Memory { machine, fixed_bytes: of_parameters + rest, parameters }
     }

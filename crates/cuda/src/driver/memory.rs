@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::{Device, Stream};
-use crate::error::{Error, Result};
+use crate::error::{During, Error, Result};
 use crate::sys::driver as sys;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -137,6 +137,26 @@ impl Stream {
         self.device.check("cuMemcpyDtoDAsync", status)
     }
 
+    /// Copies `bytes` from a device address to page-locked host memory: returns at once.
+    ///
+    /// # Safety
+    /// Both ranges lie inside live allocations; the host leaves its side alone until the stream has come past the copy.
+    pub unsafe fn copy_to_host(&self, target: *mut u8, source: u64, bytes: usize) -> Result<()> {
+        // SAFETY: promised by the caller.
+        let status = unsafe { (self.device.table().cuMemcpyDtoHAsync_v2)(target.cast(), source, bytes, self.raw()) };
+        self.device.check("cuMemcpyDtoHAsync", status)
+    }
+
+    /// Copies `bytes` from page-locked host memory to a device address: returns at once.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy_to_host`].
+    pub unsafe fn copy_to_device(&self, target: u64, source: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: promised by the caller.
+        let status = unsafe { (self.device.table().cuMemcpyHtoDAsync_v2)(target, source.cast(), bytes, self.raw()) };
+        self.device.check("cuMemcpyHtoDAsync", status)
+    }
+
     /// Sets `count` elements of `width` bytes (1, 2 or 4) to the low bits of `value`.
     ///
     /// # Safety
@@ -172,12 +192,43 @@ unsafe impl Send for PinnedBuffer {}
 impl PinnedBuffer {
     /// Zeroed. Cached by the CPU (not write-combined), so it may be read back at full speed.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<PinnedBuffer> {
+        Self::with_flags(device, bytes, sys::HOST_ALLOC_DEVICE_MAP)
+    }
+
+    /// Zeroed. The CPU writes it as fast as any, and reads it at a fraction of its speed.
+    pub fn write_combined(device: &Arc<Device>, bytes: usize) -> Result<PinnedBuffer> {
+        Self::with_flags(device, bytes, sys::HOST_ALLOC_DEVICE_MAP | sys::HOST_ALLOC_WRITE_COMBINED)
+    }
+
+    fn with_flags(device: &Arc<Device>, bytes: usize, flags: u32) -> Result<PinnedBuffer> {
         let mut pointer: *mut c_void = std::ptr::null_mut();
         // SAFETY: the pointer is to a live local.
-        device.check("cuMemHostAlloc", unsafe { (device.table().cuMemHostAlloc)(&mut pointer, bytes.max(1), 0) })?;
+        let status = unsafe { (device.table().cuMemHostAlloc)(&mut pointer, bytes.max(1), flags) };
+        device.check("cuMemHostAlloc", status).during(|| format!("page-locking {bytes} bytes of host memory"))?;
         // SAFETY: freshly allocated with at least `bytes`.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
         Ok(PinnedBuffer { device: device.clone(), pointer: pointer.cast(), bytes })
+    }
+
+    /// Where a kernel finds it.
+    pub fn device_address(&self) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the pointer is to a live local; the memory was allocated for the device to reach.
+        let status =
+            unsafe { (self.device.table().cuMemHostGetDevicePointer_v2)(&mut address, self.pointer.cast(), 0) };
+        self.device.check("cuMemHostGetDevicePointer", status)?;
+        Ok(address)
+    }
+
+    /// Where a copy finds byte `offset`; panics when `bytes` from there do not lie inside.
+    pub fn slice(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(
+            offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
+            "bytes {offset}..+{bytes} lie outside a buffer of {} bytes",
+            self.bytes
+        );
+        // SAFETY: inside the allocation.
+        unsafe { self.pointer.add(offset) }
     }
 
     /// The contents. Meaningful only after the copies into it have been waited for.

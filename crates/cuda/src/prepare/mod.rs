@@ -9,20 +9,33 @@ mod attention;
 mod launch;
 mod product;
 mod strided;
+mod transfer;
 
-use crate::driver::{DeviceBuffer, Stream};
+use crate::driver::{DeviceBuffer, PinnedBuffer, Stream};
 use crate::engine::Engine;
 use crate::error::Result;
 use program::{Instruction, TensorRef};
 
-/// The program's arenas in device memory.
+/// The program's arenas.
 pub(crate) struct Memory {
+    /// In device memory; empty for those on the host.
     pub arenas: Vec<DeviceBuffer>,
+    /// In host memory, each with the address under which kernels reach it.
+    pub hosts: Vec<Option<(PinnedBuffer, u64)>>,
 }
 
 impl Memory {
-    /// The device address of a tensor's first element. The whole span lies inside its arena.
+    /// The page-locked memory that a tensor lies in, if it does.
+    pub fn host(&self, at: &TensorRef) -> Option<&PinnedBuffer> {
+        self.hosts[at.arena.0 as usize].as_ref().map(|(buffer, _)| buffer)
+    }
+
+    /// The address of a tensor's first element for kernels. The whole span lies inside its arena.
     pub fn address(&self, at: &TensorRef) -> u64 {
+        if let Some((buffer, address)) = &self.hosts[at.arena.0 as usize] {
+            buffer.slice(at.offset, at.span());
+            return address + at.offset as u64;
+        }
         self.arenas[at.arena.0 as usize].slice(at.offset, at.span())
     }
 }
@@ -32,6 +45,8 @@ pub(crate) struct Preparation<'a> {
     pub engine: &'a mut Engine,
     pub memory: &'a Memory,
     pub kernels: &'a Kernels,
+    /// Of the entry.
+    pub events: &'a mut Events,
 }
 
 /// An instruction with its plan, before the workspace exists.
@@ -40,6 +55,7 @@ pub(crate) enum Planned {
     Product(product::PlannedProduct),
     Attention(Box<attention::PlannedAttention>),
     Strided(strided::Strided),
+    Lane(transfer::OnLane),
 }
 
 /// An instruction that can be queued.
@@ -48,9 +64,11 @@ pub(crate) enum Prepared {
     Product(product::PreparedProduct),
     Attention(Box<attention::PreparedAttention>),
     Strided(strided::Strided),
+    Lane(transfer::OnLane),
 }
 
 pub(crate) use launch::Kernels;
+pub(crate) use transfer::Events;
 
 impl Planned {
     pub fn new(p: &mut Preparation, instruction: &Instruction) -> Result<Planned> {
@@ -61,13 +79,16 @@ impl Planned {
             Instruction::AttentionBackward(a) => Planned::Attention(Box::new(attention::plan_backward(p, a)?)),
             Instruction::Copy { from, to } => Planned::Strided(strided::copy(p, from, to)?),
             Instruction::Zero { at } => Planned::Strided(strided::zero(p, at)?),
+            Instruction::Transfer { from, to, lane } => Planned::Lane(transfer::transfer(p, from, to, *lane)),
+            Instruction::Record { event, lane } => Planned::Lane(transfer::record(p, *event, *lane)?),
+            Instruction::Wait { event, lane } => Planned::Lane(transfer::wait(p, *event, *lane)?),
         })
     }
 
     /// Bytes of workspace that the instruction uses while it runs.
     pub fn workspace(&self) -> usize {
         match self {
-            Planned::Launches(_) | Planned::Strided(_) => 0,
+            Planned::Launches(_) | Planned::Strided(_) | Planned::Lane(_) => 0,
             Planned::Product(product) => product.workspace(),
             Planned::Attention(attention) => attention.workspace(),
         }
@@ -80,12 +101,13 @@ impl Planned {
             Planned::Product(product) => Prepared::Product(product.bind(workspace)),
             Planned::Attention(attention) => Prepared::Attention(Box::new(attention.bind(engine, workspace)?)),
             Planned::Strided(strided) => Prepared::Strided(strided),
+            Planned::Lane(on_lane) => Prepared::Lane(on_lane),
         })
     }
 }
 
 impl Prepared {
-    /// Queues the instruction on the engine's stream.
+    /// Queues the instruction on its lane.
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
         let stream: &Stream = &engine.stream;
         match self {
@@ -93,6 +115,7 @@ impl Prepared {
             Prepared::Product(product) => product.queue(engine),
             Prepared::Attention(attention) => attention.queue(engine),
             Prepared::Strided(strided) => strided.queue(stream),
+            Prepared::Lane(on_lane) => on_lane.queue(engine),
         }
     }
 }

@@ -17,6 +17,9 @@ pub const SUCCESS: Result32 = 0;
 pub const ERROR_OUT_OF_MEMORY: Result32 = 2;
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DEFAULT: c_uint = 0;
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+pub const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
+pub const HOST_ALLOC_WRITE_COMBINED: c_uint = 4;
 pub const CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
 
 /// Values of `CUdevice_attribute`.
@@ -60,6 +63,7 @@ function_table! {
     cuMemFree_v2(DevicePointer) -> Result32;
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Result32;
     cuMemFreeHost(*mut c_void) -> Result32;
+    cuMemHostGetDevicePointer_v2(*mut DevicePointer, *mut c_void, c_uint) -> Result32;
     cuMemcpyHtoDAsync_v2(DevicePointer, *const c_void, usize, Stream) -> Result32;
     cuMemcpyDtoHAsync_v2(*mut c_void, DevicePointer, usize, Stream) -> Result32;
     cuMemcpyDtoDAsync_v2(DevicePointer, DevicePointer, usize, Stream) -> Result32;

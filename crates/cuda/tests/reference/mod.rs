@@ -58,7 +58,7 @@ impl Layout {
         Arc::new(Program {
             name: "test".into(),
             machine: Machine { arch: Arch::Cuda(architecture), ..Machine::h200() },
-            arenas: vec![Arena { kind: ArenaKind::Activations, bytes: self.bytes }],
+            arenas: vec![Arena::on_device(ArenaKind::Activations, self.bytes)],
             parameters: vec![],
             constants: vec![],
             scalars: vec![],

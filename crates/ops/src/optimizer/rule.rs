@@ -2,7 +2,7 @@
 //! weight is rounded to its storage type. The formulas stand with the optimizers.
 
 use graph::{Element, ValueType};
-use program::TensorRef;
+use program::{Arg, TensorRef};
 use tensor::philox::{self, Purpose};
 use tensor::{Attrs, DType, bf16_to_f32, f32_to_bf16_stochastic};
 
@@ -24,6 +24,11 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute { name: "seed", kind: "int", doc: "key of the random numbers" },
     Attribute { name: "stream", kind: "int", doc: "keeps the random numbers of different tensors apart" },
+    Attribute {
+        name: "start",
+        kind: "int?",
+        doc: "elements of the whole tensor before these, a multiple of four: the random numbers go on from there",
+    },
 ];
 
 /// Inputs: gradient, learning_rate, bias_correction_1, bias_correction_2, gradient_scale, applied, step.
@@ -50,7 +55,16 @@ pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
     attrs.flag("stochastic_rounding").map_err(|e| e.0)?;
     seed_of(attrs)?;
     attrs.size("stream").map_err(|e| e.0)?;
+    if start(attrs)? % 4 != 0 {
+        return Err("`start` must be a multiple of four".into());
+    }
     gradient.last().ok_or_else(|| "the number of elements must be known".into())
+}
+
+/// Elements of the whole tensor before those of a call.
+pub fn start(attrs: &Attrs) -> Result<usize, String> {
+    let given = attrs.get("start").map(|_| attrs.size("start"));
+    given.transpose().map(|start| start.unwrap_or(0)).map_err(|e| e.0)
 }
 
 /// Attributes and scalars of one call as numbers.
@@ -78,6 +92,8 @@ pub struct Rounding {
     seed: u64,
     stream: u32,
     step: u32,
+    /// Blocks of four elements before those of the call.
+    before: usize,
 }
 
 impl Rounding {
@@ -88,14 +104,14 @@ impl Rounding {
             seed: seed_of(attrs).expect("checked by the shape rule"),
             stream: attrs.size("stream").expect("checked by the shape rule") as u32,
             step: step as u32,
+            before: start(attrs).expect("checked by the shape rule") / 4,
         })
     }
 
-    /// Rounds new weights to what will be stored. The first is element `start` of the tensor, a multiple of
-    /// four.
+    /// Rounds new weights to what will be stored. The first is element `start` of the call, a multiple of four.
     pub fn round<T: Real>(&self, weights: &mut [T], start: usize) {
         for (i, four) in weights.chunks_mut(4).enumerate() {
-            let index = (start / 4 + i) as u64;
+            let index = (self.before + start / 4 + i) as u64;
             let words = philox::words(self.seed, Purpose::StochasticRounding, self.stream, self.step, index);
             for (weight, word) in four.iter_mut().zip(words) {
                 *weight = T::from_f32(bf16_to_f32(f32_to_bf16_stochastic(weight.to_f32(), word)));
@@ -126,7 +142,7 @@ impl<T: Real> Rule<T> {
     }
 
     /// Rounds new weights to what will be stored, when that is decided by random numbers; otherwise
-    /// the backend rounds. The first is element `start` of the tensor, a multiple of four.
+    /// the backend rounds. The first is element `start` of the call, a multiple of four.
     pub fn round(&self, weights: &mut [T], start: usize) {
         if let Some(rounding) = self.rounding {
             rounding.round(weights, start);
@@ -161,6 +177,11 @@ pub fn defines(attrs: &Attrs, weight: &TensorRef, tensors: &[&TensorRef], thread
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into()
+}
+
+/// The blocks of four elements before those of a call, as `optimizer` kernels take them behind all tensors.
+pub fn before(attrs: &Attrs) -> Arg {
+    Arg::I64((start(attrs).expect("checked by the shape rule") / 4) as i64)
 }
 
 /// Gradient and scalars of an example with `n` elements.

@@ -10,6 +10,7 @@ use super::{
 use data::AgentForm;
 use data::template::families;
 use options::{Reader, Setting, Table};
+use program::{Arch, Machine};
 
 use crate::conversation::loss_rule;
 
@@ -304,6 +305,17 @@ pub struct MachineFacts {
     pub gpus: u32,
     /// Compute capability of the weakest of them as two digits, such as 90. Absent without a GPU.
     pub compute_capability: Option<u32>,
+}
+
+impl MachineFacts {
+    /// What a machine of the plan says of `gpus` visible GPUs.
+    pub fn of(machine: &Machine, gpus: usize) -> MachineFacts {
+        let digits = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok();
+        match &machine.arch {
+            Arch::Cpu => MachineFacts { gpus: 0, compute_capability: None },
+            Arch::Cuda(name) => MachineFacts { gpus: gpus.max(1) as u32, compute_capability: digits(name) },
+        }
+    }
 }
 
 impl Config {

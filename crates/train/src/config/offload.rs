@@ -8,18 +8,19 @@ options! {
     pub struct Offload: "Offloading" {
         /// The residual stream between layers.
         offload_residual: Setting<bool> = auto, pending, resumable;
-        /// The master copy of the weights.
-        offload_master: Setting<bool> = auto, pending, resumable;
+        /// The master copy of the weights, which `master_dtype: float32` keeps beside those in 16 bits.
+        offload_master: Setting<bool> = auto, resumable;
         /// Quantised weights. Needs `persistent_quants`.
         offload_quants: Setting<bool> = auto, pending, resumable;
         /// Optimizer states. Slow per step, so it pays with many micro-batches in a step.
-        offload_optimizer: Setting<bool> = auto, pending, resumable;
+        offload_optimizer: Setting<bool> = auto, resumable;
         /// Gradients.
         offload_grads: Setting<bool> = auto, pending, resumable;
         /// Keep quantised weights from step to step instead of quantising again. Needs `shard_weights`.
         persistent_quants: bool = false, pending, resumable;
-        /// Let kernels read and write offloaded optimizer states in host memory, instead of copying them.
-        use_zero_copy: bool = false, pending, resumable;
+        /// Let the update's kernels read and write offloaded optimizer states and master copies where they lie in host
+        /// memory, instead of copying them slice by slice.
+        use_zero_copy: bool = false, resumable;
         /// Permission to use write-combined host memory, which the GPU reads faster and the CPU slower.
         use_write_combined: bool = false, resumable;
         /// Most memory that the plan may use, such as `22GiB`: of the GPU, or of the host where the run is on the CPU.

@@ -325,7 +325,6 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
-        ("offload_optimizer: true", "`offload_optimizer: true` is not available yet"),
     ] {
         assert_eq!(told_messages(&format!("model: m\n{line}\n")), [message]);
     }
@@ -336,8 +335,8 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
 fn permissions_are_given_on_any_machine_and_promises_are_not() {
     let config = good("model: m\ndevice: cpu\nuse_cuda_graphs: true\nuse_fused_rope: true\nuse_write_combined: true\n");
     assert!(config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty());
-    let told = told_messages("model: m\ndevice: cpu\noffload_grads: true\n");
-    assert!(told[1].contains("but `device` is cpu"), "{told:?}");
+    let told = told_messages("model: m\ndevice: cpu\noffload_optimizer: true\n");
+    assert!(told[0].contains("but `device` is cpu"), "{told:?}");
     let problems = good("model: m\ndevice: cuda\n").check_machine(&MachineFacts { gpus: 0, compute_capability: None });
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].place.location.as_ref().map(|at| (at.line, at.column)), Some((2, 9)));

@@ -9,7 +9,7 @@ use program::{Arch, Documents, EntryKind, Machine, Program, Variant};
 use crate::advice::with_advice;
 use crate::config::Config;
 use crate::error::Result;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::source::ModelSource;
 
 /// Documents of a packed row that a preview reckons with; the data decides in the run.
@@ -67,6 +67,7 @@ impl Preview {
 
     /// Compiles for a machine, which need not be this one.
     pub fn new(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Preview> {
+        plan::require_machine(config, machine, config.hardware.gpus as usize)?;
         let plan = Plan::new(config, source)?;
         let mut options = plan.compile.clone();
         let variant = variant(config, &plan, machine);
@@ -88,10 +89,9 @@ impl Preview {
 
     /// All instructions one after the other.
     pub fn estimate(&self) -> Estimate {
-        let machine = &self.program.machine;
         let of = |kind: EntryKind| {
             let entry = self.program.entries.iter().find(|entry| entry.kind == kind);
-            entry.map(|entry| program::estimate(entry, machine)).unwrap_or_default()
+            entry.map(|entry| program::estimate(entry, &self.program)).unwrap_or_default()
         };
         let [first, next, update] = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Update].map(of);
         let more = (self.accumulation - 1) as f64;

@@ -29,6 +29,11 @@ impl Preview {
             }
         }
         lines.push(format!("{}  in all", mib(self.memory_bytes())));
+        let host = program.host_memory();
+        if !host.is_empty() {
+            lines.push("On the host:".to_owned());
+            lines.extend(host.iter().map(|part| line(part, 0)));
+        }
         let activations = program.memory.iter().find(|of| of.class == "activations").map_or(0, |of| of.bytes);
         let fixed = self.memory_bytes() - activations;
         let phases = program.phases.iter().map(|of| format!("{} {}", of.class, mib(fixed + of.bytes).trim_start()));
@@ -115,6 +120,7 @@ impl Preview {
             "activations": lines(&program.activations),
             "activations_by_phase": lines(&program.phases),
             "memory_bytes": self.memory_bytes(),
+            "host_memory": lines(&program.host_memory()),
             "decisions": program.plan.iter().map(decision).collect::<Vec<Value>>(),
             "estimate": {
                 "meaning": "expected, from rates measured in steps; ceiling_seconds at the machine's ceilings",

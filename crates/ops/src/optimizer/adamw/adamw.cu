@@ -2,7 +2,8 @@
 //   w *= 1 − lr·decay;  m += (g − m)(1 − β1);  v = β2·v + (1 − β2)g²;  w −= lr/c1 · m/(√v/√c2 + eps)
 // with g = gradient·scale. gradient, m, v f32 [COUNT], w WEIGHT_T [COUNT]. Nothing changes when
 // *applied is 0. Each thread takes four neighbours: one block of random words rounds their weights.
-// Products and sums are written uncontracted: the bits are those of the CPU reference.
+// `before` such blocks of the whole tensor come before these. Products and sums are written uncontracted:
+// the bits are those of the CPU reference.
 #include "types.cuh"
 #include "pack.cuh"
 #include "philox.cuh"
@@ -11,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 adamw(const float* __restrict__ gradient, const float* __restrict__ learning_rate,
       const float* __restrict__ correction1, const float* __restrict__ correction2,
       const float* __restrict__ gradient_scale, const float* __restrict__ applied, const int* __restrict__ step,
-      WEIGHT_T* __restrict__ weight, float* __restrict__ first, float* __restrict__ second) {
+      WEIGHT_T* __restrict__ weight, float* __restrict__ first, float* __restrict__ second, const u64 before) {
   const u64 block = (u64)blockIdx.x * THREADS + threadIdx.x, start = block * 4;
   if (*applied == 0.0f || start >= COUNT) return;
   const int count = COUNT - start < 4 ? (int)(COUNT - start) : 4;
@@ -22,7 +23,7 @@ adamw(const float* __restrict__ gradient, const float* __restrict__ learning_rat
   const float rate = *learning_rate, scale = *gradient_scale, root = sqrtf(*correction2);
   const float kept = __fsub_rn(1.0f, __fmul_rn(rate, WEIGHT_DECAY)), size = __fdiv_rn(rate, *correction1);
 #if STOCHASTIC
-  const Philox dice = philox_words(SEED, PURPOSE_STOCHASTIC_ROUNDING, STREAM, (u32)*step, block);
+  const Philox dice = philox_words(SEED, PURPOSE_STOCHASTIC_ROUNDING, STREAM, (u32)*step, before + block);
 #endif
 #pragma unroll
   for (int i = 0; i < 4; i++) {

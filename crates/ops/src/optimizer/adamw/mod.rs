@@ -113,7 +113,11 @@ impl Op for AdamW {
             grid: [weight.len().div_ceil(THREADS as usize * ELEMENTS) as u32, 1, 1],
             block: [THREADS, 1, 1],
             shared_bytes: 0,
-            args: (0..rule::INPUTS).map(Arg::Input).chain((0..3).map(Arg::Output)).collect(),
+            args: (0..rule::INPUTS)
+                .map(Arg::Input)
+                .chain((0..3).map(Arg::Output))
+                .chain([rule::before(call.attrs)])
+                .collect(),
         }])
     }
 
@@ -128,6 +132,8 @@ impl Op for AdamW {
             ];
             Example::new(rule::example_inputs(n, applied), rule::example_attrs(stochastic)).with_state(state)
         };
-        vec![example(4096, false, true), example(10_003, true, true), example(100, false, false)]
+        let mut part = example(4096, true, true);
+        part.attrs = part.attrs.with("start", 8192u64);
+        vec![example(4096, false, true), example(10_003, true, true), example(100, false, false), part]
     }
 }

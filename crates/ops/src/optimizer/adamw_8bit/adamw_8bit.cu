@@ -3,7 +3,8 @@
 //   m = β1·m + (1 − β1)g;  v = β2·v + (1 − β2)g²;  w −= lr·√c2/c1 · m/(√v + √c2·eps);  w *= 1 − lr·decay
 // with the moments in f32, then requantise to the nearest code. g = gradient·scale. A negative m
 // never takes the code of 0. Nothing changes when *applied is 0. Products and sums are written
-// uncontracted: codes and weights are those of the CPU reference.
+// uncontracted: codes and weights are those of the CPU reference. `before` groups of four elements of the whole
+// tensor come before these.
 #include "types.cuh"
 #include "pack.cuh"
 #include "philox.cuh"
@@ -92,7 +93,7 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
            const float* __restrict__ gradient_scale, const float* __restrict__ applied, const int* __restrict__ step,
            const float* __restrict__ map_signed, const float* __restrict__ map_unsigned, WEIGHT_T* __restrict__ weight,
            unsigned char* __restrict__ first, unsigned char* __restrict__ second, float* __restrict__ first_scale,
-           float* __restrict__ second_scale, const u32* __restrict__ index) {
+           float* __restrict__ second_scale, const u32* __restrict__ index, const u64 before) {
   __shared__ float book1[256], book2[256];
   __shared__ u32 tables[3 * BUCKETS];
   if (*applied == 0.0f) return;
@@ -132,7 +133,7 @@ adamw_8bit(const float* __restrict__ gradient, const float* __restrict__ learnin
 #pragma unroll
     for (int half = 0; half < 2; half++) {
 #if STOCHASTIC
-      const Philox dice = philox_words(SEED, PURPOSE_STOCHASTIC_ROUNDING, STREAM, (u32)*step, start / 4 + half);
+      const Philox dice = philox_words(SEED, PURPOSE_STOCHASTIC_ROUNDING, STREAM, (u32)*step, before + start / 4 + half);
 #endif
 #pragma unroll
       for (int j = 0; j < 4; j++) {

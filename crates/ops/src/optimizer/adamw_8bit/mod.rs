@@ -98,7 +98,7 @@ impl Op for AdamW8bit {
             args: (0..call.inputs.len())
                 .map(Arg::Input)
                 .chain((0..5).map(Arg::Output))
-                .chain([Arg::Scratch(0)])
+                .chain([Arg::Scratch(0), rule::before(call.attrs)])
                 .collect(),
         };
         defines.retain(|(name, _)| name == "THREADS");
@@ -134,6 +134,8 @@ impl Op for AdamW8bit {
                 scales(0.05),
             ])
         };
-        vec![example(4096, false, true), example(5_003, true, true), example(300, false, false)]
+        let mut part = example(4096, true, true);
+        part.attrs = part.attrs.with("start", 8192u64);
+        vec![example(4096, false, true), example(5_003, true, true), example(300, false, false), part]
     }
 }

@@ -1,0 +1,116 @@
+//! What lies in host memory, and the instructions that move it beside the computation. Knows arenas and lanes;
+//! when something is moved is decided where it is used.
+
+use program::{ArenaId, Cost, EventId, Instruction, Lane, Place, Provenance, Step, TensorRef};
+
+use crate::CompileError;
+use crate::lower::arena;
+use crate::options::{CompileOptions, OptimizerKind};
+
+/// Device memory of one slice of the update, bytes: 0.6 ms of the link of an H200, long beside what queueing a
+/// transfer takes and short beside the whole.
+const SLICE_BYTES: usize = 32 << 20;
+
+/// What lies in host memory: the options, with everything decided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Offload {
+    pub residual: bool,
+    pub master: bool,
+    pub optimizer: bool,
+    pub gradients: bool,
+    /// The update works on states and copies where they lie.
+    pub zero_copy: bool,
+    write_combined: bool,
+    /// Bytes of one slice of the update.
+    pub slice_bytes: usize,
+}
+
+impl Offload {
+    pub fn new(options: &CompileOptions) -> Offload {
+        let of = &options.plan.offload;
+        Offload {
+            residual: of.residual.unwrap_or(false),
+            master: of.master.unwrap_or(false),
+            optimizer: of.optimizer.unwrap_or(false),
+            gradients: of.gradients.unwrap_or(false),
+            zero_copy: of.zero_copy,
+            write_combined: of.write_combined,
+            slice_bytes: of.slice_bytes.unwrap_or(SLICE_BYTES),
+        }
+    }
+
+    /// Whose memory an arena is. What checkpoints read is never write-combined.
+    pub fn place(&self, of: ArenaId) -> Place {
+        let host = |on: bool, write_combined: bool| if on { Place::Host { write_combined } } else { Place::Device };
+        match of {
+            arena::GRADIENTS => host(self.gradients, self.write_combined),
+            arena::OPTIMIZER => host(self.optimizer, false),
+            arena::MASTERS => host(self.master, false),
+            arena::WAITING => host(true, self.write_combined),
+            _ => Place::Device,
+        }
+    }
+}
+
+/// Refuses what is asked to lie in host memory and cannot.
+pub(crate) fn check(options: &CompileOptions) -> Result<(), CompileError> {
+    let of = &options.plan.offload;
+    let optimizer = options.training.as_ref().and_then(|training| training.optimizer.as_ref());
+    let matrices = optimizer.is_some_and(|optimizer| matches!(optimizer.kind, OptimizerKind::NorMuon { .. }));
+    let asked = [("offload_optimizer", of.optimizer), ("offload_master", of.master), ("offload_grads", of.gradients)];
+    match asked.into_iter().find(|(_, asked)| matrices && *asked == Some(true)) {
+        Some((name, _)) => Err(CompileError::Options(format!(
+            "`{name}: true` is not available yet with `optimizer: normuon`, whose matrices are updated as a whole"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Instructions of an entry, with events of its own numbering.
+#[derive(Default)]
+pub(crate) struct Stream {
+    pub steps: Vec<Step>,
+    events: u32,
+    /// Lanes that have waited for the computation's beginning.
+    forked: [bool; Lane::ALL.len()],
+}
+
+impl Stream {
+    pub fn push(&mut self, step: Step) {
+        self.steps.push(step);
+    }
+
+    /// Marks the present end of a lane.
+    pub fn record(&mut self, lane: Lane, from: &Provenance) -> EventId {
+        let event = EventId(self.events);
+        self.events += 1;
+        self.silent(Instruction::Record { event, lane }, from);
+        event
+    }
+
+    pub fn wait(&mut self, lane: Lane, event: EventId, from: &Provenance) {
+        self.forked[lane as usize] = true;
+        self.silent(Instruction::Wait { event, lane }, from);
+    }
+
+    /// Makes what follows on a lane wait for all that was computed so far.
+    pub fn follow(&mut self, lane: Lane, from: &Provenance) {
+        let event = self.record(Lane::Compute, from);
+        self.wait(lane, event, from);
+    }
+
+    /// Moves bytes. The first transfer of a lane follows what was computed so far.
+    pub fn transfer(&mut self, lane: Lane, moved: (TensorRef, TensorRef), from: &Provenance) {
+        if !self.forked[lane as usize] {
+            self.follow(lane, from);
+        }
+        let (source, target) = moved;
+        let cost = Cost { flops: 0.0, bytes: source.bytes() as f64 };
+        let instruction = Instruction::Transfer { from: source, to: target, lane };
+        self.steps.push(Step { instruction, provenance: from.clone(), cost });
+    }
+
+    fn silent(&mut self, instruction: Instruction, from: &Provenance) {
+        self.steps.push(Step { instruction, provenance: from.clone(), cost: Cost::default() });
+    }
+}

@@ -1,0 +1,164 @@
+//! What lies in host memory: the same bits as without, whichever way it comes and goes. The backend of these tests
+//! puts transfers off until something waits for them; that the events also allow them early is checked when the
+//! program is made.
+
+mod support;
+
+use std::sync::Arc;
+
+use compiler::{AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, compile};
+use program::{
+    ArenaKind, Backend, EntryKind, Instruction, Lane, Machine, OptimizerState, Program, Session, TensorRef, scalar,
+};
+use support::{VARIANT, adapter, options};
+use tensor::{DType, HostTensor};
+
+fn model() -> graph::Model {
+    graph::from_json(include_str!("../../train/tests/ir/stories.json")).unwrap()
+}
+
+fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<u8> {
+    let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+    session.read(at, &mut tensor.bytes).unwrap();
+    tensor.bytes
+}
+
+fn write(session: &mut dyn Session, at: &TensorRef, values: impl Iterator<Item = f32>) {
+    let values: Vec<f32> = values.take(at.len()).collect();
+    let bytes = HostTensor::from_f32(at.shape.clone(), &values).cast(at.dtype).bytes;
+    session.write(at, &bytes).unwrap();
+}
+
+/// Numbers between −0.1 and 0.1.
+fn numbers(seed: usize) -> impl Iterator<Item = f32> {
+    (0..).map(move |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1e4 - 0.1)
+}
+
+fn fill(session: &mut dyn Session, name: &str, at: &TensorRef, micro_step: usize) {
+    let id = |i: usize| (i * 37 + micro_step * 11) % 500;
+    let ints: Vec<i32> = match name {
+        "input_ids" => (0..at.len()).map(|i| id(i) as i32).collect(),
+        "targets" => (0..at.len()).map(|i| id(i + 1) as i32).collect(),
+        "position_ids" => (0..at.len()).map(|i| (i % VARIANT.seq_len) as i32).collect(),
+        "weights" => return write(session, at, std::iter::repeat(1.0)),
+        _ => vec![0; at.len()],
+    };
+    session.write(at, &HostTensor::from_i32(at.shape.clone(), &ints).bytes).unwrap();
+}
+
+/// Loss, norm, weights, states and copies after two steps of two micro-steps, as bits.
+fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
+    let program = Arc::new(program);
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    let session = session.as_mut();
+    for (index, slot) in program.parameters.iter().enumerate() {
+        write(session, &slot.weight, numbers(index));
+        slot.master.iter().for_each(|master| write(session, master, numbers(index)));
+    }
+    let mut results = Vec::new();
+    for step in 0..2 {
+        for (micro_step, kind) in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep].into_iter().enumerate() {
+            let entry = program.entry(kind, Some(VARIANT)).unwrap();
+            for (name, at) in &program.entries[entry].inputs {
+                fill(session, name, at, 2 * step + micro_step);
+            }
+            session.run(entry).unwrap();
+        }
+        let scalars =
+            [(scalar::LEARNING_RATE, 1e-2), (scalar::BIAS_CORRECTION_1, 0.1), (scalar::BIAS_CORRECTION_2, 1e-3)];
+        for (name, value) in scalars {
+            write(session, program.scalar(name).unwrap(), std::iter::once(value));
+        }
+        session.run(program.entry(EntryKind::Update, None).unwrap()).unwrap();
+        for name in [scalar::LOSS_SUM, scalar::GRADIENT_NORM] {
+            results.push((name.to_owned(), read(session, program.scalar(name).unwrap())));
+        }
+    }
+    for slot in &program.parameters {
+        let states = slot.state.iter().flat_map(OptimizerState::tensors).map(|(_, at)| at);
+        let kept = [Some(&slot.weight), slot.gradient.as_ref(), slot.master.as_ref()];
+        for at in kept.into_iter().flatten().chain(states) {
+            results.push((format!("{}: {at}", slot.name), read(session, at)));
+        }
+    }
+    results
+}
+
+fn assert_same(found: Vec<(String, Vec<u8>)>, expected: &[(String, Vec<u8>)], what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for ((name, found), (_, expected)) in found.iter().zip(expected) {
+        assert!(found == expected, "{what}: other bits of {name}");
+    }
+}
+
+fn with(options: &CompileOptions, offload: OffloadOptions) -> CompileOptions {
+    CompileOptions { plan: PlanOptions { offload, ..options.plan.clone() }, ..options.clone() }
+}
+
+/// Full and adapters, both optimizers, with and without f32 copies.
+fn cases() -> Vec<(String, CompileOptions)> {
+    let mut cases = Vec::new();
+    for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+        for (adapters, master) in [(false, false), (false, true), (true, false)] {
+            let mut of = options();
+            (of.weights, of.compute, of.outputs, of.evaluate) = (DType::BF16, DType::BF16, Vec::new(), false);
+            of.adapter = adapters.then(|| AdapterOptions { rank: 64, ..adapter() });
+            let optimizer = of.training.as_mut().unwrap().optimizer.as_mut().unwrap();
+            (optimizer.kind, optimizer.master) = (kind, master);
+            cases.push((format!("{kind:?}, adapters {adapters}, copies {master}"), of));
+        }
+    }
+    cases
+}
+
+fn transfers(program: &Program, kind: EntryKind, lane: Lane) -> usize {
+    let entry = program.entries.iter().find(|entry| entry.kind == kind).unwrap();
+    let is_it =
+        |instruction: &Instruction| matches!(instruction, Instruction::Transfer { .. }) && instruction.lane() == lane;
+    entry.steps.iter().filter(|step| is_it(&step.instruction)).count()
+}
+
+fn bytes(program: &Program, kind: ArenaKind) -> (usize, usize) {
+    let arenas = program.arenas.iter().filter(|arena| arena.kind == kind);
+    arenas.fold((0, 0), |(device, host), arena| match arena.is_on_host() {
+        true => (device, host + arena.bytes),
+        false => (device + arena.bytes, host),
+    })
+}
+
+/// States and copies, through slices or where they lie.
+#[test]
+fn states_and_copies_on_the_host_change_no_bit() {
+    let on = Some(true);
+    let slice_bytes = Some(40_000);
+    let choices = [
+        ("states", OffloadOptions { optimizer: on, slice_bytes, ..Default::default() }),
+        ("copies", OffloadOptions { master: on, slice_bytes, ..Default::default() }),
+        ("both", OffloadOptions { optimizer: on, master: on, slice_bytes, ..Default::default() }),
+        ("both in one slice", OffloadOptions { optimizer: on, master: on, ..Default::default() }),
+        ("both in place", OffloadOptions { optimizer: on, master: on, zero_copy: true, ..Default::default() }),
+    ];
+    for machine in [Machine::cpu(1 << 30, 2), Machine::h200()] {
+        for (case, options) in cases() {
+            let plain = compile(&model(), &options, &machine).unwrap();
+            let on_device = [ArenaKind::Optimizer, ArenaKind::Masters].map(|kind| bytes(&plain, kind).0);
+            let expected = bits(plain);
+            for (choice, offload) in choices {
+                let program = compile(&model(), &with(&options, offload), &machine).unwrap();
+                let what = format!("{case}, {choice}, {}", machine.name);
+                let moved = [offload.optimizer, offload.master].map(|asked| asked == on);
+                for (kind, (moved, before)) in
+                    [ArenaKind::Optimizer, ArenaKind::Masters].into_iter().zip(moved.into_iter().zip(on_device))
+                {
+                    let wanted = if moved { (0, before) } else { (before, 0) };
+                    assert_eq!(bytes(&program, kind), wanted, "{what}");
+                }
+                let counts = [Lane::ToDevice, Lane::ToHost].map(|lane| transfers(&program, EntryKind::Update, lane));
+                let some = !offload.zero_copy && (moved[0] || on_device[1] > 0);
+                assert!(counts[0] == counts[1] && (counts[0] > 0) == some, "{what}: {counts:?}");
+                assert!(counts[0] >= 10 || !some || offload.slice_bytes.is_none(), "{what}: {counts:?}");
+                assert_same(bits(program), &expected, &what);
+            }
+        }
+    }
+}

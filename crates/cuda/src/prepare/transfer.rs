@@ -1,0 +1,89 @@
+//! Transfers between device and host memory on streams of their own, and the events between streams. No knowledge
+//! of what is moved or why.
+#![allow(unsafe_code, reason = "copies between addresses that the program describes")]
+
+use super::Preparation;
+use crate::driver::{Device, Event};
+use crate::engine::Engine;
+use crate::error::Result;
+use program::{EventId, Lane, TensorRef};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The events of one entry.
+pub(crate) struct Events {
+    device: Arc<Device>,
+    known: HashMap<EventId, Arc<Event>>,
+}
+
+impl Events {
+    pub fn new(device: &Arc<Device>) -> Events {
+        Events { device: device.clone(), known: HashMap::new() }
+    }
+
+    fn get(&mut self, id: EventId) -> Result<Arc<Event>> {
+        if let Some(event) = self.known.get(&id) {
+            return Ok(event.clone());
+        }
+        let event = Arc::new(Event::without_time(&self.device)?);
+        self.known.insert(id, event.clone());
+        Ok(event)
+    }
+}
+
+/// What is queued on a lane.
+pub(crate) struct OnLane {
+    lane: Lane,
+    what: What,
+}
+
+enum What {
+    ToHost { host: *mut u8, device: u64, bytes: usize },
+    ToDevice { device: u64, host: *const u8, bytes: usize },
+    Record(Arc<Event>),
+    Wait(Arc<Event>),
+}
+
+// SAFETY: the pointers lead to page-locked memory of the session that owns this.
+unsafe impl Send for What {}
+
+pub(super) fn transfer(p: &mut Preparation, from: &TensorRef, to: &TensorRef, lane: Lane) -> OnLane {
+    assert!(
+        from.is_dense() && to.is_dense() && from.dtype == to.dtype && from.len() == to.len(),
+        "a transfer moves dense bytes as they are: {from} to {to}"
+    );
+    let bytes = from.bytes();
+    let what = match (lane, p.memory.host(from), p.memory.host(to)) {
+        (Lane::ToHost, None, Some(host)) => {
+            What::ToHost { host: host.slice(to.offset, bytes), device: p.memory.address(from), bytes }
+        }
+        (Lane::ToDevice, Some(host), None) => {
+            What::ToDevice { device: p.memory.address(to), host: host.slice(from.offset, bytes), bytes }
+        }
+        _ => panic!("a transfer is on the lane of its direction: {from} to {to} is not {}", lane.name()),
+    };
+    OnLane { lane, what }
+}
+
+pub(super) fn record(p: &mut Preparation, event: EventId, lane: Lane) -> Result<OnLane> {
+    Ok(OnLane { lane, what: What::Record(p.events.get(event)?) })
+}
+
+pub(super) fn wait(p: &mut Preparation, event: EventId, lane: Lane) -> Result<OnLane> {
+    Ok(OnLane { lane, what: What::Wait(p.events.get(event)?) })
+}
+
+impl OnLane {
+    pub fn queue(&self, engine: &Engine) -> Result<()> {
+        let stream = engine.lane(self.lane);
+        match &self.what {
+            // SAFETY: both ranges lie in the session's arenas; the host reads and writes these only after it
+            // has waited for every lane.
+            What::ToHost { host, device, bytes } => unsafe { stream.copy_to_host(*host, *device, *bytes) },
+            // SAFETY: as above.
+            What::ToDevice { device, host, bytes } => unsafe { stream.copy_to_device(*device, *host, *bytes) },
+            What::Record(event) => event.record(stream),
+            What::Wait(event) => stream.wait(event),
+        }
+    }
+}

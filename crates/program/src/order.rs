@@ -1,0 +1,163 @@
+//! Whether the lanes of an entry can race: two instructions of different lanes that touch the same bytes, one of
+//! them writing, need an event between them. Knows reads and writes; not what is computed.
+
+use std::collections::HashMap;
+
+use crate::instruction::{EventId, Instruction, Lane};
+use crate::memory::TensorRef;
+use crate::program::Entry;
+
+const LANES: usize = Lane::ALL.len();
+
+/// How far each lane has come, as far as one of them knows.
+type Clock = [usize; LANES];
+
+struct Access<'a> {
+    /// Its number among the accesses of its lane, from 1.
+    time: usize,
+    step: usize,
+    at: &'a TensorRef,
+    writes: bool,
+}
+
+/// Checks that every order of execution that the events of an entry allow gives what running it instruction by
+/// instruction gives, and that nothing is left running at its end. The error names the instructions.
+pub fn check_order(entry: &Entry) -> Result<(), String> {
+    let mut known: [Clock; LANES] = [[0; LANES]; LANES];
+    // Lanes that have waited for one that the entry has begun on.
+    let mut joined = [false; LANES];
+    let mut marks: HashMap<EventId, Clock> = HashMap::new();
+    let mut accesses: [Vec<Access<'_>>; LANES] = Default::default();
+    let name = |index: usize| format!("instruction {index} of {} ({})", entry.kind.name(), entry.steps[index]);
+    for (index, step) in entry.steps.iter().enumerate() {
+        let lane = step.instruction.lane() as usize;
+        match &step.instruction {
+            Instruction::Record { event, .. } => {
+                if lane != Lane::Compute as usize && !joined[lane] {
+                    return Err(format!("{}: nothing was queued on its lane", name(index)));
+                }
+                if marks.insert(*event, known[lane]).is_some() {
+                    return Err(format!("{}: the event was recorded before", name(index)));
+                }
+                continue;
+            }
+            Instruction::Wait { event, .. } => {
+                let mark = marks.get(event).ok_or_else(|| format!("{}: nothing recorded it", name(index)))?;
+                joined[lane] = true;
+                (0..LANES).for_each(|other| known[lane][other] = known[lane][other].max(mark[other]));
+                continue;
+            }
+            _ => {}
+        }
+        if lane != Lane::Compute as usize && !joined[lane] {
+            return Err(format!("{}: its lane has not waited for the beginning of the entry", name(index)));
+        }
+        known[lane][lane] += 1;
+        let time = known[lane][lane];
+        let writes = step.instruction.writes().into_iter().map(|at| (at, true));
+        let touched = step.instruction.reads().into_iter().map(|at| (at, false)).chain(writes);
+        for (at, writes) in touched {
+            for other in (0..LANES).filter(|other| *other != lane) {
+                let open = accesses[other].iter().rev().take_while(|before| before.time > known[lane][other]);
+                if let Some(race) = open.into_iter().find(|b| (b.writes || writes) && b.at.overlaps(at)) {
+                    return Err(format!("{} and {} touch {at} with no event between", name(race.step), name(index)));
+                }
+            }
+            accesses[lane].push(Access { time, step: index, at, writes });
+        }
+    }
+    let end = known[Lane::Compute as usize];
+    match Lane::ALL.into_iter().find(|lane| end[*lane as usize] < known[*lane as usize][*lane as usize]) {
+        Some(lane) => Err(format!("{} ends while transfers {} are under way", entry.kind.name(), lane.name())),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensor::DType;
+
+    use super::*;
+    use crate::instruction::{Cost, Provenance, Step};
+    use crate::memory::ArenaId;
+    use crate::program::EntryKind;
+
+    fn at(arena: u32, offset: usize) -> TensorRef {
+        TensorRef::dense(ArenaId(arena), offset, DType::F32, [4])
+    }
+
+    fn check(instructions: Vec<Instruction>) -> Result<(), String> {
+        let step = |instruction| Step { instruction, provenance: Provenance::default(), cost: Cost::default() };
+        let steps = instructions.into_iter().map(step).collect();
+        check_order(&Entry { kind: EntryKind::Update, variant: None, steps, inputs: vec![], outputs: vec![] })
+    }
+
+    fn record(event: u32, lane: Lane) -> Instruction {
+        Instruction::Record { event: EventId(event), lane }
+    }
+
+    fn wait(event: u32, lane: Lane) -> Instruction {
+        Instruction::Wait { event: EventId(event), lane }
+    }
+
+    /// Zeroed, stored, and overwritten when that is done.
+    fn stored() -> Vec<Instruction> {
+        vec![
+            Instruction::Zero { at: at(0, 0) },
+            record(0, Lane::Compute),
+            wait(0, Lane::ToHost),
+            Instruction::Transfer { from: at(0, 0), to: at(1, 0), lane: Lane::ToHost },
+            record(1, Lane::ToHost),
+            wait(1, Lane::Compute),
+            Instruction::Zero { at: at(0, 8) },
+        ]
+    }
+
+    #[test]
+    fn every_event_of_a_store_is_needed() {
+        assert_eq!(check(stored()), Ok(()));
+        for (left_out, expected) in [(2, "has not waited"), (5, "no event between")] {
+            let mut instructions = stored();
+            instructions.remove(left_out);
+            let message = check(instructions).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+        let mut early = stored();
+        early.swap(0, 2);
+        early.swap(0, 1);
+        let message = check(early).unwrap_err();
+        assert!(message.contains("no event between"), "{message}");
+        let mut elsewhere = stored();
+        elsewhere.remove(5);
+        elsewhere[5] = Instruction::Zero { at: at(0, 16) };
+        assert!(check(elsewhere).unwrap_err().contains("are under way"));
+    }
+
+    #[test]
+    fn lanes_are_ordered_through_one_another() {
+        let fetched = |through: bool| {
+            let mut all = stored();
+            all.truncate(5);
+            // Fetching back what is being stored needs the store's event, which the computation may pass on.
+            all.extend(through.then(|| wait(1, Lane::Compute)));
+            all.extend([record(2, Lane::Compute), wait(2, Lane::ToDevice)]);
+            all.extend([
+                Instruction::Transfer { from: at(1, 0), to: at(0, 64), lane: Lane::ToDevice },
+                record(3, Lane::ToDevice),
+                wait(3, Lane::Compute),
+                Instruction::Copy { from: at(0, 64), to: at(0, 80) },
+                record(4, Lane::ToHost),
+                wait(4, Lane::Compute),
+            ]);
+            check(all)
+        };
+        assert_eq!(fetched(true), Ok(()));
+        assert!(fetched(false).unwrap_err().contains("no event between"));
+    }
+
+    #[test]
+    fn what_was_never_recorded_is_not_waited_for() {
+        assert!(check(vec![wait(0, Lane::Compute)]).unwrap_err().contains("nothing recorded"));
+        assert!(check(vec![record(0, Lane::Compute), record(0, Lane::Compute)]).unwrap_err().contains("before"));
+    }
+}

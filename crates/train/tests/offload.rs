@@ -1,0 +1,87 @@
+//! Runs whose states, copies, activations or gradients lie in host memory leave what runs leave whose do not: the
+//! program of a GPU, run on the CPU.
+
+mod stories;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use program::Machine;
+use serde_json::{Value, json};
+use stories::{Lines, config, events, losses, names, source};
+use train::{Device, Outcome};
+
+fn device(machine: Machine) -> Arc<Device> {
+    let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
+    Arc::new(Device { backend, machine, because: "asked for".into(), gpus: 1 })
+}
+
+fn merged(parts: &[&Value]) -> Value {
+    let pairs = parts.iter().flat_map(|part| part.as_object().unwrap().clone());
+    Value::Object(pairs.collect())
+}
+
+/// Losses of steps and evaluations, and every file of weights and states.
+fn run(output: &Path, options: &Value, stop_after: Option<usize>) -> (Vec<f64>, Vec<(String, Vec<u8>)>) {
+    let mut observer = Lines { stop_after, ..Lines::default() };
+    let outcome = train::run(config(output, options), source(), device(Machine::h200()), &mut observer).unwrap();
+    assert_eq!(matches!(outcome, Outcome::Interrupted(_)), stop_after.is_some());
+    let mut files = Vec::new();
+    for folder in ["checkpoint-6", "model", "adapter"].map(|name| output.join(name)).iter().filter(|f| f.is_dir()) {
+        for name in names(folder).into_iter().filter(|name| name.ends_with(".safetensors")) {
+            files.push((name.clone(), fs::read(folder.join(name)).unwrap()));
+        }
+    }
+    let events = events(output);
+    ([losses(&events, "step"), losses(&events, "evaluation")].concat(), files)
+}
+
+#[test]
+fn a_run_leaves_the_same_whatever_lies_on_the_host() {
+    let base = json!({"device": "auto", "max_steps": 6, "eval_steps": 3, "save_steps": 3, "torch_dtype": "bfloat16"});
+    let full = json!({"lora": false, "optimizer": "adamw_8bit", "master_dtype": "float32"});
+    let adapters = json!({"optimizer": "adamw", "lora_rank": 16});
+    let cases = [
+        (&full, vec![json!({"offload_optimizer": true, "offload_master": true})]),
+        (&adapters, vec![json!({"offload_optimizer": true, "use_zero_copy": true})]),
+    ];
+    for (trained, choices) in cases {
+        let place = tempfile::tempdir().unwrap();
+        let options = merged(&[&base, trained]);
+        let expected = run(&place.path().join("plain"), &options, None);
+        assert!(expected.1.len() >= 3 && expected.0.len() >= 8, "{:?}", expected.0);
+        for (index, choice) in choices.iter().enumerate() {
+            let options = merged(&[&options, choice]);
+            let output = place.path().join(index.to_string());
+            assert!(run(&output, &options, None) == expected, "{options}: another result");
+            // Begun without, ended with it.
+            let output = place.path().join(format!("{index} again"));
+            run(&output, &merged(&[&base, trained]), Some(3));
+            let again = merged(&[&options, &json!({"resume_from_checkpoint": true})]);
+            let (_, files) = run(&output, &again, None);
+            assert!(files == expected.1, "{options}: another result after an interruption");
+        }
+    }
+}
+
+#[test]
+fn a_cpu_moves_nothing_to_the_host() {
+    let place = tempfile::tempdir().unwrap();
+    for option in ["offload_optimizer", "use_zero_copy"] {
+        let options = json!({"device": "auto", option: true});
+        let cpu = device(Machine::cpu(1 << 30, 2));
+        let refused = train::run(config(place.path(), &options), source(), cpu, &mut Lines::default());
+        let message = refused.err().unwrap().to_string();
+        assert!(message.contains(option) && message.contains("no GPU is visible"), "{message}");
+    }
+}
+
+#[test]
+fn copies_that_are_not_there_are_not_moved() {
+    let place = tempfile::tempdir().unwrap();
+    let options = json!({"device": "auto", "offload_master": true, "torch_dtype": "bfloat16", "lora": false});
+    let refused = train::run(config(place.path(), &options), source(), device(Machine::h200()), &mut Lines::default());
+    let message = refused.err().unwrap().to_string();
+    assert!(message.contains("offload_master") && message.contains("master_dtype: float32"), "{message}");
+}

@@ -155,6 +155,9 @@ impl<'a> Lowering<'a> {
         outputs: &[TensorRef],
         taken: usize,
     ) -> Option<TensorRef> {
+        if self.machine.arch == program::Arch::Cpu {
+            return None;
+        }
         let call = LowerCall { inputs, outputs, attrs, machine: self.machine, documents: Documents::Rows };
         let bytes = op.scratch(&call);
         let start = align(taken, ALIGNMENT_BYTES);

@@ -29,7 +29,7 @@ def render(histories: list[tuple[str, History]]) -> str:
         return found
 
     held_out = [
-        Line(name, finite([(at, of["loss"]) for at, of in sorted(history.evaluations.items())]), colour)
+        Line(name, finite([(at, of["loss"]) for at, of in sorted(history.evaluations.items())]), colour, dots=True)
         for name, history, colour in numbered
     ]
     charts = [

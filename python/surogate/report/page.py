@@ -93,7 +93,7 @@ def tiles(history: History) -> str:
         return ""
     last = steps[-1]
     seconds = sum(step["seconds"] for step in steps)
-    found = [(f"{history.done}" + (f" / {count(history.total)}" if history.total else ""), "steps")]
+    found = [(count(history.done) + (f" / {count(history.total)}" if history.total else ""), "steps")]
     losses = smoothed(finite([(step["step"], step["loss"]) for step in steps]))
     if losses:
         found.append((f"{losses[-1][1]:.4f}", "loss, smoothed"))
@@ -109,9 +109,10 @@ def tiles(history: History) -> str:
     memory = max((step["memory"] for step in steps if step.get("memory")), default=0)
     if memory:
         found.append((bytes_text(memory), "memory in use, at most"))
-    found.append((duration(seconds), "in steps"))
+    left = ""
     if history.total and history.done < history.total and history.end is None:
-        found.append((duration(seconds / len(steps) * (history.total - history.done)), "left"))
+        left = f", {duration(seconds / len(steps) * (history.total - history.done))} left"
+    found.append((duration(seconds), f"in steps{left}"))
     cells = "".join(
         f'<div class="tile card"><b>{value}</b><small>{escape(name)}</small></div>' for value, name in found
     )
@@ -149,7 +150,10 @@ def charts(history: History) -> list[Chart]:
         Chart("Throughput", course("tokens a second", of("tokens_per_second"), 3), unit="tokens a second", floor=0),
         Chart(
             "Share of what the device can do",
-            course("of the measured ceiling", of("ceiling", 100), 3)[-1:] + course("MFU", of("mfu", 100), 1)[-1:],
+            [
+                Line("of the measured ceiling", smoothed(finite(of("ceiling", 100))), 3),
+                Line("of the peak (MFU)", smoothed(finite(of("mfu", 100))), 1),
+            ],
             unit="%, of products",
             floor=0,
         ),

@@ -38,13 +38,13 @@ def memory(history: History) -> str:
         bars += _bar("Activations at their fullest", bytes_text(size), inside, size)
         rows += [_row("activations: " + line["class"], line["bytes"], total, line["note"], c) for line, c in inside]
     if measured:
-        whose = "on a GPU by everybody, on a CPU by the process"
-        rows.append(["<b>most in use, as measured</b>", bytes_text(measured), "", whose])
+        whose = '<small class="note">on a GPU by everybody, on a CPU by the process</small>'
+        rows.append([f"most in use, as measured{whose}", bytes_text(measured), ""])
     phases = ", ".join(f"{line['class']} {bytes_text(line['bytes'])}" for line in plan.get("phases", []))
     note = f"<p class='s'>Activations by phase: {escape(phases)}</p>" if phases else ""
     picture = f'<div class="card bars">{bars}{note}</div>'
-    listed = table(["", "bytes", "share", ""], rows, ["", "n", "n", "s"])
-    return _section("Memory", f'<div class="columns">{picture}{listed}</div>')
+    listed = table(["", "bytes", "share"], rows, ["", "n", "n"])
+    return _section("Memory", f'{picture}<div class="below">{listed}</div>')
 
 
 def _bar(name: str, text: str, lines: list[tuple[Event, int]], total: int) -> str:
@@ -58,7 +58,8 @@ def _bar(name: str, text: str, lines: list[tuple[Event, int]], total: int) -> st
 
 
 def _row(name: str, size: int, total: int, note: str, colour: int) -> list[str]:
-    return [f'<span class="dot c{colour}"></span>{escape(name)}', bytes_text(size), percent(size / total), escape(note)]
+    named = f'<span class="dot c{colour}"></span>{escape(name)}<small class="note">{escape(note)}</small>'
+    return [named, bytes_text(size), percent(size / total)]
 
 
 def decisions(history: History) -> str:

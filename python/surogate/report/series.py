@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 Points = list[tuple[float, float]]
 
@@ -32,15 +33,21 @@ def thinned(points: Points, parts: int = PARTS) -> Points:
 
 
 def smoothed(points: Points, parts: int = PARTS) -> Points:
-    """The mean over about a thirtieth of the series, the latest weighing most; at most one point for each part."""
-    keep = 1 - 1 / max(2.0, len(points) / 30)
-    mean, weight, out = 0.0, 0.0, []
-    stride = max(1, len(points) // parts)
-    for i, (x, y) in enumerate(points):
-        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
-        if i % stride == 0 or i == len(points) - 1:
-            out.append((x, mean / weight))
-    return out
+    """The mean over the neighbours of each point, about a thirtieth of the series in all and fewer at its ends; at most
+    one point for each part, and the last.
+    """
+    reach = len(points) // 60
+    sums = list(accumulate((y for _, y in points), initial=0.0))
+    stride = max(1, -(-len(points) // parts))
+    chosen = [*range(0, len(points) - 1, stride), len(points) - 1] if points else []
+
+    def mean(i: int) -> float:
+        near = min(reach, i, len(points) - 1 - i)
+        # At an end the neighbours of the other side count too: a single value says little.
+        low, high = max(0, i - max(near, reach // 2)), min(len(points), i + max(near, reach // 2) + 1)
+        return (sums[high] - sums[low]) / (high - low)
+
+    return [(points[i][0], mean(i)) for i in chosen]
 
 
 def median(values: Sequence[float]) -> float | None:

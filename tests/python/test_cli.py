@@ -85,9 +85,13 @@ def test_a_run_from_yaml_to_adapter(capfd, run_file):
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     losses = [event["loss"] for event in steps if event["event"] == "step"]
     assert len(losses) == 12 and losses[-1] < losses[0]
-    expected = {"adapter", "checkpoint-6", "checkpoint-12", "manifest.json", "report.html", "resolved.yaml", log.name}
+    expected = {"adapter", "checkpoint-6", "checkpoint-12", "manifest.json", "report.html", "resolved.yaml"}
+    expected |= {log.name, "trainer_state.json"}
     assert {entry.name for entry in folder.iterdir()} == expected
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert (state["global_step"], state["max_steps"]) == (12, 12)
+    assert [entry["loss"] for entry in state["log_history"] if "loss" in entry] == losses
     code, _, err = run(capfd, "sft", path)
     assert code == 2 and "holds another run" in err
 
@@ -265,7 +269,7 @@ def test_doctor_never_fails(capsys):
     code, out, _ = run(capsys, "doctor", "--json")
     found = json.loads(out)
     assert code == 0 and found["device"] in ("cpu", "cuda")
-    assert [row["library"] for row in found["libraries"]] == ["driver", "nvrtc", "cublaslt", "cudnn", "nccl"]
+    assert [row["library"] for row in found["libraries"]] == ["driver", "nvrtc", "cublaslt", "cudnn", "nccl", "nvml"]
     for row in found["libraries"]:
         wanted = {"version", "path", "origin"} if row["found"] else {"missing", "mend"}
         assert wanted <= row.keys() and row["needed_for"], row

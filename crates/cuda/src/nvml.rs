@@ -103,3 +103,60 @@ impl Instruments {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::library::{Search, open_nvml};
+    use std::process::Command;
+
+    /// A library with the calls of the real one: GPU 0000:01:00.0, which has no clock of its memory.
+    const STANDING_IN: &str = r#"
+#include <string.h>
+typedef struct { unsigned gpu, memory; } load_t;
+typedef struct { unsigned long long total, free, used; } memory_t;
+static int gpu;
+unsigned nvmlInit_v2(void) { return 0; }
+const char *nvmlErrorString(unsigned status) { return status == 3 ? "Not Supported" : "Not Found"; }
+unsigned nvmlSystemGetDriverVersion(char *text, unsigned length) { strncpy(text, "580.65.06", length); return 0; }
+unsigned nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) {
+  *device = &gpu;
+  return strcmp(bus, "0000:01:00.0") ? 6 : 0;
+}
+unsigned nvmlDeviceGetUtilizationRates(void *device, load_t *of) { of->gpu = 97; of->memory = 61; return device != &gpu; }
+unsigned nvmlDeviceGetClockInfo(void *device, unsigned which, unsigned *mhz) { *mhz = 1755; return which == 1 ? 0 : 3; }
+unsigned nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = 650500; return 0; }
+unsigned nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts) { *milliwatts = 700000; return 0; }
+unsigned nvmlDeviceGetTemperature(void *device, unsigned which, unsigned *degrees) { *degrees = which ? 0 : 62; return 0; }
+unsigned nvmlDeviceGetMemoryInfo(void *device, memory_t *of) {
+  of->total = 150000000000ull; of->free = 100000000000ull; of->used = 50000000000ull;
+  return 0;
+}
+"#;
+
+    #[test]
+    fn the_instruments_of_the_right_gpu_are_read_with_their_units() {
+        let place = tempfile::tempdir().unwrap();
+        let (source, library) = (place.path().join("nvml.c"), place.path().join("libnvidia-ml.so.1"));
+        std::fs::write(&source, STANDING_IN).unwrap();
+        let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+        assert!(made.success());
+        let search = Search { named: vec![place.path().to_owned()], ..Search::default() };
+        let open = || Nvml::new(open_nvml(&search).unwrap()).unwrap();
+        assert_eq!(open().driver_version().unwrap(), "580.65.06");
+        let expected = Gauges {
+            utilization: Some(0.97),
+            memory_utilization: Some(0.61),
+            clock: Some(1755.0),
+            memory_clock: None,
+            power: Some(650.5),
+            power_limit: Some(700.0),
+            temperature: Some(62.0),
+            memory_used: Some(50_000_000_000),
+            memory_total: Some(150_000_000_000),
+        };
+        assert_eq!(open().instruments(c"0000:01:00.0").unwrap().gauges().unwrap(), expected);
+        let error = open().instruments(c"0000:02:00.0").err().unwrap().to_string();
+        assert!(error.starts_with("nvmlDeviceGetHandleByPciBusId failed with Not Found"), "{error}");
+    }
+}

@@ -305,7 +305,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let report = Report::new(&machine(root.path(), 13, 13));
         let of = |kind| state(&report, kind).clone().unwrap();
-        let versions = Kind::ALL.map(|kind| of(kind).version);
+        let kinds = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl];
+        let versions = kinds.map(|kind| of(kind).version);
         assert_eq!(versions, ["CUDA 13.0", "13.2", "13.3.4", "9.19.0", "2.28.9"].map(str::to_owned));
         assert_eq!(of(Kind::Driver).origin, Origin::Variable);
         assert_eq!(of(Kind::Cudnn).origin, Origin::Wheel);

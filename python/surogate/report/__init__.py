@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import RunError
 from ..stream import Event, History, history_of, log_of
+from . import state
 
 #: Seconds after which a browser loads the page of a run that goes on anew, and in which it is written at least.
 REFRESH = 10.0
@@ -38,6 +39,8 @@ class LiveReport:
     def take(self, events: list[Event]) -> None:
         for event in events:
             self._history.take(event)
+        for folder in state.places(events):
+            self._replace(folder / state.NAME, state.text(self._history))
         if time.monotonic() >= self._due and self._history.end is None:
             self._write(is_running=True)
 
@@ -49,16 +52,19 @@ class LiveReport:
         from .page import render
 
         begin = time.monotonic()
+        self._replace(self._path, render(self._history, is_running, REFRESH))
+        now = time.monotonic()
+        self._due = now + max(REFRESH / 2, (now - begin) / SHARE)
+
+    def _replace(self, path: Path, text: str) -> None:
         try:
-            replace(self._path, render(self._history, is_running, REFRESH))
+            replace(path, text)
             self._failed = False
         except OSError as error:
             # A disk that is full now may have room later.
             if not self._failed:
-                self._say(f"the report cannot be written: {error}")
+                self._say(f"{path.name} cannot be written: {error}")
             self._failed = True
-        now = time.monotonic()
-        self._due = now + max(REFRESH / 2, (now - begin) / SHARE)
 
 
 def replace(path: Path, text: str) -> None:

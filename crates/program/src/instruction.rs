@@ -283,6 +283,8 @@ impl Instruction {
             Instruction::Gemm(g) => Some(g.a.dtype),
             Instruction::AttentionForward(a) => Some(a.shared.q.dtype),
             Instruction::AttentionBackward(a) => Some(a.shared.q.dtype),
+            // Arithmetic that counts beside the traffic is that of small products, in the type of the first factor.
+            Instruction::Launch(l) => l.inputs.first().map(|input| input.dtype),
             _ => None,
         }
     }

@@ -18,9 +18,8 @@ pub(super) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64
     let work = match (op.class(), node.phase) {
         (Class::View, _) => return 0.0,
         (Class::Matmul, _) => Work::Product { launches: 1, extra: 0.0 },
-        (Class::Attention, Phase::Backward) => Work::AttentionBackward,
-        (Class::Attention, _) => Work::AttentionForward,
-        _ => Work::Stream { launches: 1 },
+        (Class::Attention, phase) => Work::Attention { backward: phase == Phase::Backward, filled: 1.0 },
+        _ => Work::Kernel { launches: 1 },
     };
     let dense =
         |id: &graph::ValueId| TensorRef::dense(ArenaId(0), 0, dtype_of(graph, *id), graph.value(*id).shape.clone());

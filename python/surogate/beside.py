@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -71,10 +72,11 @@ class Beside:
                     process.wait(max(0.0, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     _warn(f"{name} did not come to its end within {PATIENCE:.0f} s of the run's, and was ended")
+        except KeyboardInterrupt:
+            _warn("what was still to be handed on is left: the log has everything")
         finally:
             for process in self._processes.values():
-                process.kill()
-                process.wait()
+                _end(process)
             for text in _native.unsaid():
                 _warn(text)
 
@@ -85,6 +87,13 @@ def _close(process: subprocess.Popen[str]) -> None:
             process.stdin.close()
     except OSError:
         pass  # It has ended already.
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends it with what it has started, if it has not ended by itself."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _listen(process: subprocess.Popen[str]) -> None:

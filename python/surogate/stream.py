@@ -134,6 +134,15 @@ def log_of(run: Path) -> Path | None:
     return logs[-1] if logs else None
 
 
+def is_running(run: Path) -> bool:
+    """Whether a process holds the folder of a run, as the system lists its locks; nothing is touched."""
+    try:
+        held, inode = Path("/proc/locks").read_text(), run.stat().st_ino
+    except OSError:
+        return False
+    return any(" FLOCK " in line and f":{inode} " in line for line in held.splitlines())
+
+
 def history_of(log: Path) -> History:
     """The history that a log tells by now."""
     history = History()

@@ -185,6 +185,9 @@ def test_readers_notice_that_a_run_was_killed(tmp_path):
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
         try:
             _wait(lambda: page.is_file() and 'class="chip running"' in page.read_text())
+            copy = tmp_path / "copy.html"
+            assert main(["report", str(tmp_path / "output"), "--output", str(copy)]) == 0
+            assert 'class="chip running"' in copy.read_text()
         finally:
             process.send_signal(signal.SIGKILL)
     _wait(lambda: "ended without a word" in page.read_text())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import RunError
-from ..stream import Event, History, history_of, log_of
+from ..stream import Event, History, history_of, is_running, log_of
 from . import state
 
 #: Seconds after which a browser loads the page of a run that goes on anew, and in which it is written at least.
@@ -87,7 +87,8 @@ def write(runs: list[Path], output: Path | None) -> Path:
         from .page import render
 
         path = output or (runs[0] if runs[0].is_dir() else runs[0].parent) / NAME
-        text = render(histories[0])
+        running = is_running(runs[0] if runs[0].is_dir() else runs[0].parent)
+        text = render(histories[0], running, REFRESH)
     else:
         from .compare import render as side_by_side
 

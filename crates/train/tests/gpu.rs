@@ -78,3 +78,21 @@ fn every_operation_agrees_with_its_reference() {
     let failed: Vec<_> = rows.iter().filter(|row| !row.passed()).collect();
     assert!(failed.is_empty(), "{} of {} results differ: {failed:?}", failed.len(), rows.len());
 }
+
+#[test]
+fn the_instruments_of_the_gpu_are_in_the_log() {
+    let Some(device) = device(false).map(Arc::new) else { return };
+    let place = tempfile::tempdir().unwrap();
+    let _ = run(place.path(), &json!({"log_gpu_util": 3}), &device);
+    let events = stories::events(place.path());
+    let looks: Vec<&Value> = events.iter().filter(|event| event["event"] == "device").collect();
+    assert_eq!(looks.len(), 4);
+    for look in looks {
+        let number = |name: &str| look[name].as_f64().unwrap_or_else(|| panic!("{name}: {look}"));
+        assert!((0.0..=1.0).contains(&number("utilization")), "{look}");
+        assert!(number("power_watts") > 10.0 && number("clock_mhz") > 100.0, "{look}");
+        assert!(number("memory_used") > 1e8 && number("memory_used") < number("memory_total"), "{look}");
+        let share = number("memory_total") / device.machine.memory as f64;
+        assert!((0.9..1.1).contains(&share), "the same card, but for what the driver keeps: {look}");
+    }
+}

@@ -78,7 +78,8 @@ impl Console {
             Some(bar) => bar.println(shortened(text, width())),
             // A reader that has gone away does not end a run.
             None => {
-                let text = if stdout().is_terminal() { shortened(text, width()) } else { text };
+                let is_shown_to_people = self.show == Show::Lines && stdout().is_terminal();
+                let text = if is_shown_to_people { shortened(text, width()) } else { text };
                 let _ = writeln!(stdout(), "{text}").and_then(|()| stdout().flush());
             }
         }

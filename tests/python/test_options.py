@@ -168,6 +168,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
 ELSEWHERE = {
     "memory_limit": "tests/python/test_plan.py",
     "offload_master": "crates/train/tests/offload.rs",
+    "offload_residual": "crates/train/tests/offload.rs",
     "offload_optimizer": "crates/train/tests/offload.rs",
     "use_zero_copy": "crates/train/tests/offload.rs",
     "output_dir": "tests/python/test_cli.py",

@@ -13,8 +13,9 @@ use tensor::{Attrs, DType};
 
 use crate::memory::{
     ALIGNMENT_BYTES, Buffers, Fixed, ParameterPlan, Usage, align, dtype_of, place, plan_parameters, shadow_adapters,
+    waiting_bytes,
 };
-use crate::offload::Offload;
+use crate::offload::{Offload, Stream, Trips};
 use crate::{CompileError, CompileOptions, update};
 
 /// The arenas of every program, in order.
@@ -110,6 +111,12 @@ impl<'a> Lowering<'a> {
                 None => self.phases.push(line),
             }
         }
+    }
+
+    /// Takes what waits on the host in an entry into the plan.
+    fn waits(&mut self, buffers: &Buffers) {
+        let bytes = waiting_bytes(buffers.trips.iter().map(|(trip, _)| trip));
+        self.waiting_bytes = self.waiting_bytes.max(bytes);
     }
 
     /// Places a constant; equal contents share one place.
@@ -399,27 +406,31 @@ fn entry(
     let shadow = shadow_adapters(graph, &mut placement);
     let buffers = Buffers::plan(graph, &placement, shadow.as_ref(), lowering.machine, variant.documents);
     lowering.uses(buffers.usage(graph, kind), buffers.bytes);
-    let resolve = |t: &TensorRef| placement.resolve(t, arena::ACTIVATIONS, &buffers.offsets);
-    let at = |id: &ValueId| resolve(placement.get(*id).expect("every value was placed"));
+    lowering.waits(&buffers);
+    let resolve = |t: &TensorRef, node: usize| buffers.place(&placement, t, node);
+    let at = |id: &ValueId, node: usize| resolve(placement.get(*id).expect("every value was placed"), node);
     let accumulating = accumulating(graph, kind);
 
-    let mut steps = Vec::new();
+    let mut stream = Stream::default();
+    let mut trips = Trips::new(&buffers);
     if let Some(shadow) = &shadow {
         let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
         let node = first.expect("a shadow replaces at least one node").1;
         let origin = Provenance { layer: None, at: None, ..provenance(node) };
-        steps.push(copy(resolve(&shadow.from), resolve(&shadow.to), origin));
+        stream.push(copy(resolve(&shadow.from, 0), resolve(&shadow.to, 0), origin));
     }
     let replaced = |index: usize| shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
+        trips.before(index, &provenance(node), &mut stream);
         for copied in placement.copies.get(&index).into_iter().flatten() {
-            steps.push(copy(resolve(&copied.from), resolve(&copied.to), provenance(node)));
+            stream.push(copy(resolve(&copied.from, index), resolve(&copied.to, index), provenance(node)));
         }
         let op = ops::find(&node.op).expect("the verifier knows every operation");
         if is_view(node) || replaced(index) {
+            trips.behind(index, &provenance(node), &mut stream);
             continue;
         }
-        let outputs: Vec<TensorRef> = node.outputs.iter().map(at).collect();
+        let outputs: Vec<TensorRef> = node.outputs.iter().map(|id| at(id, index)).collect();
         let mut attrs = node.attrs.clone();
         if accumulating.contains(&index) {
             let supported = op.attributes().iter().any(|a| a.name == "accumulate");
@@ -428,16 +439,18 @@ fn entry(
         }
         let scratch = buffers.scratch[index]
             .map(|(offset, bytes)| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [bytes]));
-        let inputs = node.inputs.iter().map(at).collect();
+        let inputs = node.inputs.iter().map(|id| at(id, index)).collect();
         let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
-        steps.push(Step { instruction, provenance: provenance(node), cost });
+        stream.push(Step { instruction, provenance: provenance(node), cost });
+        trips.behind(index, &provenance(node), &mut stream);
     }
-    let named = |(name, id): &(String, ValueId)| (name.clone(), at(id));
+    let end = graph.nodes.len();
+    let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     Entry {
         kind,
         variant: Some(variant),
-        steps,
-        inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id))).collect(),
+        steps: stream.steps,
+        inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
     }
 }

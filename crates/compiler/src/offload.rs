@@ -5,6 +5,7 @@ use program::{ArenaId, Cost, EventId, Instruction, Lane, Place, Provenance, Step
 
 use crate::CompileError;
 use crate::lower::arena;
+use crate::memory::Buffers;
 use crate::options::{CompileOptions, OptimizerKind};
 
 /// Device memory of one slice of the update, bytes: 0.6 ms of the link of an H200, long beside what queueing a
@@ -112,5 +113,48 @@ impl Stream {
 
     fn silent(&mut self, instruction: Instruction, from: &Provenance) {
         self.steps.push(Step { instruction, provenance: from.clone(), cost: Cost::default() });
+    }
+}
+
+/// The transfers of an entry's values that wait on the host, as its nodes come up.
+pub(crate) struct Trips<'a> {
+    buffers: &'a Buffers,
+    stored: Vec<Option<EventId>>,
+    fetched: Vec<Option<EventId>>,
+}
+
+impl<'a> Trips<'a> {
+    pub fn new(buffers: &'a Buffers) -> Trips<'a> {
+        let none = vec![None; buffers.trips.len()];
+        Trips { buffers, stored: none.clone(), fetched: none }
+    }
+
+    /// What is due before a node: places are freed first, then taken again.
+    pub fn before(&mut self, node: usize, from: &Provenance, stream: &mut Stream) {
+        let trips = || self.buffers.trips.iter().map(|(trip, _)| trip).enumerate();
+        for (index, _) in trips().filter(|(_, trip)| trip.released + 1 == node) {
+            let stored = self.stored[index].expect("a value is stored before its place is free");
+            stream.wait(Lane::Compute, stored, from);
+        }
+        for (index, _) in trips().filter(|(_, trip)| trip.fetched == node) {
+            let [_, host, behind] = self.buffers.stations(index);
+            stream.follow(Lane::ToDevice, from);
+            stream.transfer(Lane::ToDevice, (host, behind), from);
+            self.fetched[index] = Some(stream.record(Lane::ToDevice, from));
+        }
+        for (index, _) in trips().filter(|(_, trip)| trip.needed == node) {
+            let fetched = self.fetched[index].expect("a value is fetched before it is needed");
+            stream.wait(Lane::Compute, fetched, from);
+        }
+    }
+
+    /// What is due behind a node.
+    pub fn behind(&mut self, node: usize, from: &Provenance, stream: &mut Stream) {
+        for (index, _) in self.buffers.trips.iter().enumerate().filter(|(_, (trip, _))| trip.written == node) {
+            let [before, host, _] = self.buffers.stations(index);
+            stream.follow(Lane::ToHost, from);
+            stream.transfer(Lane::ToHost, (before, host), from);
+            self.stored[index] = Some(stream.record(Lane::ToHost, from));
+        }
     }
 }

@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, compile};
+use compiler::{AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, RecomputeOptions, compile};
 use program::{
     ArenaKind, Backend, EntryKind, Instruction, Lane, Machine, OptimizerState, Program, Session, TensorRef, scalar,
 };
@@ -157,6 +157,35 @@ fn states_and_copies_on_the_host_change_no_bit() {
                 let some = !offload.zero_copy && (moved[0] || on_device[1] > 0);
                 assert!(counts[0] == counts[1] && (counts[0] > 0) == some, "{what}: {counts:?}");
                 assert!(counts[0] >= 10 || !some || offload.slice_bytes.is_none(), "{what}: {counts:?}");
+                assert_same(bits(program), &expected, &what);
+            }
+        }
+    }
+}
+
+/// What enters the layers waits on the host for the backward pass, alone and with everything else computed again.
+#[test]
+fn the_residual_stream_on_the_host_changes_no_bit() {
+    let block = RecomputeOptions { block: Some(true), ..Default::default() };
+    for machine in [Machine::cpu(1 << 30, 2), Machine::h200()] {
+        for recompute in [RecomputeOptions::default(), block] {
+            for (case, mut options) in cases() {
+                options.plan.recompute = recompute;
+                let off = OffloadOptions { residual: Some(false), ..Default::default() };
+                let plain = compile(&model(), &with(&options, off), &machine).unwrap();
+                let on_device = bytes(&plain, ArenaKind::Activations).0;
+                assert_eq!(bytes(&plain, ArenaKind::Waiting), (0, 0));
+                let expected = bits(plain);
+                let on = OffloadOptions { residual: Some(true), ..Default::default() };
+                let program = compile(&model(), &with(&options, on), &machine).unwrap();
+                let what = format!("{case}, block {:?}, {}", recompute.block, machine.name);
+                for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
+                    let counts = [Lane::ToHost, Lane::ToDevice].map(|lane| transfers(&program, kind, lane));
+                    assert!(counts[0] == counts[1] && counts[0] >= 3, "{what}: {counts:?}");
+                }
+                assert!(bytes(&program, ArenaKind::Waiting).1 > 0, "{what}");
+                let left = bytes(&program, ArenaKind::Activations).0;
+                assert!(left < on_device || recompute.block.is_none(), "{what}: {left} of {on_device}");
                 assert_same(bits(program), &expected, &what);
             }
         }

@@ -108,6 +108,8 @@ pub struct Graph {
     pub gradients: Vec<(ParameterId, ValueId)>,
     /// Values that enter an iteration of a repeat from the one before it: the residual stream.
     pub carried: Vec<ValueId>,
+    /// Values that may wait in host memory where nothing reads them for long.
+    pub waiting: Vec<ValueId>,
 }
 
 impl Graph {

@@ -47,8 +47,12 @@ fn what_lies_on_the_host_changes_no_bit() {
     let full = json!({"lora": false, "torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "master_dtype": "float32"});
     let adapters = json!({"torch_dtype": "bfloat16"});
     let states = json!({"offload_optimizer": true, "offload_master": true});
+    let residual = json!({"offload_residual": true, "recompute_block": true});
     let in_place = json!({"offload_optimizer": true, "offload_master": true, "use_zero_copy": true});
-    let cases = [(&full, vec![states, in_place]), (&adapters, vec![json!({"offload_optimizer": true})])];
+    let cases = [
+        (&full, vec![states, in_place, residual]),
+        (&adapters, vec![json!({"offload_optimizer": true, "offload_residual": true})]),
+    ];
     for eager in [false, true] {
         let Some(device) = device(eager).map(Arc::new) else { return };
         for (base, choices) in &cases {

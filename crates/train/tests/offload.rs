@@ -43,7 +43,7 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
     let full = json!({"lora": false, "optimizer": "adamw_8bit", "master_dtype": "float32"});
     let adapters = json!({"optimizer": "adamw", "lora_rank": 16});
     let cases = [
-        (&full, vec![json!({"offload_optimizer": true, "offload_master": true})]),
+        (&full, vec![json!({"offload_optimizer": true, "offload_master": true, "offload_residual": true})]),
         (&adapters, vec![json!({"offload_optimizer": true, "use_zero_copy": true})]),
     ];
     for (trained, choices) in cases {
@@ -68,7 +68,7 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
 #[test]
 fn a_cpu_moves_nothing_to_the_host() {
     let place = tempfile::tempdir().unwrap();
-    for option in ["offload_optimizer", "use_zero_copy"] {
+    for option in ["offload_optimizer", "use_zero_copy", "offload_residual"] {
         let options = json!({"device": "auto", option: true});
         let cpu = device(Machine::cpu(1 << 30, 2));
         let refused = train::run(config(place.path(), &options), source(), cpu, &mut Lines::default());

@@ -4,10 +4,13 @@
 use graph::{Graph, Phase, ValueId};
 use ops::{Class, LowerCall};
 use program::{Documents, EntryKind, Machine, MemoryLine, TensorRef};
+use tensor::DType;
 
 use super::intervals::{Interval, pack};
 use super::place::Placement;
 use super::shadow::Shadow;
+use super::trips::{Trip, plan_trips};
+use crate::lower::arena;
 
 /// What a buffer is there for: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +36,10 @@ impl Purpose {
 
 /// The arena of one entry.
 pub(crate) struct Buffers {
-    /// By buffer of the placement.
-    pub offsets: Vec<usize>,
+    /// By buffer of the placement: for those that wait on the host, before they do.
+    offsets: Vec<usize>,
+    /// What waits on the host, each with its offset behind that.
+    pub trips: Vec<(Trip, usize)>,
     /// By node: offset and bytes of its scratch memory.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the arena.
@@ -58,19 +63,47 @@ impl Buffers {
         machine: &Machine,
         documents: Documents,
     ) -> Buffers {
+        let trips = plan_trips(graph, placement, machine);
         let mut intervals = lives(graph, placement, shadow);
+        for trip in &trips {
+            let (whole, _) = intervals[trip.buffer];
+            intervals[trip.buffer] = (Interval { last: trip.released, ..whole }, Purpose::Passing);
+            intervals.push((Interval { first: trip.fetched, ..whole }, Purpose::Passing));
+        }
         let sizes = scratch_sizes(graph, placement, machine, documents);
         let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
         let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
         let (mut offsets, bytes) = pack(&plain);
-        let scratch_offsets = offsets.split_off(placement.buffers.len());
+        let scratch_offsets = offsets.split_off(placement.buffers.len() + trips.len());
+        let behind = offsets.split_off(placement.buffers.len());
+        let trips = trips.into_iter().zip(behind).collect();
         let mut scratch = vec![None; sizes.len()];
         for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
             scratch[node] = Some((offset, sizes[node]));
         }
-        Buffers { offsets, scratch, bytes, intervals }
+        Buffers { offsets, trips, scratch, bytes, intervals }
+    }
+
+    /// Where a tensor lies when a node runs.
+    pub fn place(&self, placement: &Placement, tensor: &TensorRef, node: usize) -> TensorRef {
+        let buffer = placement.buffer_of(tensor);
+        let behind = |(trip, _): &&(Trip, usize)| Some(trip.buffer) == buffer && node >= trip.fetched;
+        match (buffer, self.trips.iter().find(behind)) {
+            (Some(_), Some((_, offset))) => {
+                TensorRef { arena: arena::ACTIVATIONS, offset: tensor.offset + offset, ..tensor.clone() }
+            }
+            _ => placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
+        }
+    }
+
+    /// A waiting buffer as bytes: in its first place, on the host, and in its second place.
+    pub fn stations(&self, index: usize) -> [TensorRef; 3] {
+        let (trip, behind) = &self.trips[index];
+        let at = |arena, offset| TensorRef::dense(arena, offset, DType::U8, [trip.bytes]);
+        let before = self.offsets[trip.buffer];
+        [at(arena::ACTIVATIONS, before), at(arena::WAITING, trip.host), at(arena::ACTIVATIONS, *behind)]
     }
 
     /// What lies in the arena when, for the lines of the plan.

@@ -55,6 +55,11 @@ fn operation(node: &Node) -> &'static dyn Op {
     ops::find(&node.op).expect("the verifier knows every operation")
 }
 
+/// True for another look at the same memory.
+pub(super) fn is_view(node: &Node) -> bool {
+    operation(node).class() == Class::View
+}
+
 /// True for views whose inputs are parts of the output.
 fn joins(node: &Node) -> bool {
     matches!(node.op.as_str(), "concat" | "stack")

@@ -23,6 +23,7 @@ use crate::options::CompileOptions;
 use head::Head;
 use memory::Memory;
 use parts::{Part, Parts};
+pub(crate) use time::node_seconds;
 
 /// Share of the fastest fitting plan's time that a smaller one may cost.
 const MARGIN: f64 = 0.015;
@@ -51,6 +52,8 @@ pub(crate) struct Decision {
     recomputed: Vec<Parts>,
     head_parts: usize,
     attention_parts: usize,
+    /// The residual stream waits on the host for the backward pass.
+    waiting: bool,
 }
 
 /// Work of an attention's part, in rows times key heads, that still fills a GPU.
@@ -75,6 +78,8 @@ enum Axis {
     Head(Vec<usize>),
     /// The same of the attention's backward pass.
     Attention(Vec<usize>),
+    /// The residual stream waits on the host.
+    Waiting,
 }
 
 impl Axis {
@@ -82,12 +87,13 @@ impl Axis {
         match self {
             Axis::Layers(_, layers) => *layers,
             Axis::Head(parts) | Axis::Attention(parts) => parts.len(),
+            Axis::Waiting => 1,
         }
     }
 
     /// Whether it may be given up just to be small.
     fn is_cheap(&self) -> bool {
-        !matches!(self, Axis::Attention(_))
+        !matches!(self, Axis::Attention(_) | Axis::Waiting)
     }
 }
 
@@ -99,6 +105,7 @@ impl Decision {
                 Axis::Layers(parts, _) => {
                     decision.recomputed[..*level].iter_mut().for_each(|layer| *layer = layer.and(*parts));
                 }
+                Axis::Waiting => decision.waiting = true,
                 Axis::Head(parts) => decision.head_parts = decision.head_parts.max(parts[level - 1]),
                 Axis::Attention(parts) => decision.attention_parts = decision.attention_parts.max(parts[level - 1]),
             }
@@ -110,6 +117,9 @@ impl Decision {
         let mut graph = graph.clone();
         if let Some(head) = head {
             head::split_head(&mut graph, head, self.head_parts);
+        }
+        if self.waiting {
+            graph.waiting = recompute::residual_stream(&graph);
         }
         recompute::recompute(&mut graph, &self.recomputed);
         attention::split_attention(&mut graph, self.attention_parts);
@@ -168,6 +178,7 @@ impl Search<'_> {
             recomputed: vec![asked; layers],
             head_parts: self.head_parts(options, head.as_ref())?,
             attention_parts: self.attention_parts(options)?,
+            waiting: self.kind == EntryKind::FirstMicroStep && options.plan.offload.residual == Some(true),
         };
         let axes = self.axes(options, head.as_ref(), open, &start);
         let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
@@ -245,6 +256,10 @@ impl Search<'_> {
         }
         axes.push(Axis::Attention(doubled(1, |parts| parts <= heads)));
         axes.push(Axis::Head(many));
+        // Last: the computation may have to wait for the link.
+        if trains && self.machine.arch != Arch::Cpu && options.plan.offload.residual.is_none() {
+            axes.push(Axis::Waiting);
+        }
         axes.retain(|axis| axis.levels() > 0 && !matches!(axis, Axis::Layers(parts, _) if *parts == Parts::default()));
         axes
     }

@@ -54,6 +54,16 @@ fn kept_sums(graph: &Graph, layers: &[Parts]) -> HashSet<ValueId> {
     kept
 }
 
+/// The residual stream of the forward pass: what enters the layers, and the sums inside of them.
+pub fn residual_stream(graph: &Graph) -> Vec<ValueId> {
+    let sums = graph.nodes.iter().filter(|node| node.phase == Phase::Forward && node.layer.is_some());
+    let sums = sums.filter(|node| pair(node).is_some()).map(|node| node.outputs[0]);
+    let mut stream: Vec<ValueId> = graph.carried.iter().copied().chain(sums).collect();
+    stream.sort_unstable();
+    stream.dedup();
+    stream
+}
+
 fn operation(node: &Node) -> &'static dyn Op {
     ops::find(&node.op).expect("the verifier knows every operation")
 }

@@ -61,8 +61,12 @@ pub(super) fn lines(
     }
     if let Some(bytes) = Some(carried_bytes(graph)).filter(|bytes| *bytes > 0 && kind == EntryKind::FirstMicroStep) {
         let layers = (0..decision.recomputed.len()).collect::<Vec<_>>();
-        let reason = "everything else is computed from it";
-        result.push(line("residual stream between layers", ranges(&layers), "kept".into(), bytes, 0.0, reason));
+        let (decided, reason) = match (decision.waiting, reasons.start.waiting) {
+            (false, _) => ("kept", "everything else is computed from it"),
+            (true, true) => ("on the host", "asked for"),
+            (true, false) => ("on the host", "needed to fit: `offload_residual`"),
+        };
+        result.push(line("residual stream between layers", ranges(&layers), decided.into(), bytes, 0.0, reason));
     }
     let parts_reason = |of: fn(&Decision) -> usize, chosen: usize| match () {
         () if of(reasons.start) == chosen => "as asked, or at no cost",

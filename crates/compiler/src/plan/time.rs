@@ -13,7 +13,7 @@ pub(super) fn seconds(graph: &Graph, machine: &Machine) -> f64 {
 }
 
 /// Seconds of one node.
-pub(super) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64 {
+pub(crate) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64 {
     let op = ops::find(&node.op).expect("the verifier knows every operation");
     let work = match (op.class(), node.phase) {
         (Class::View, _) => return 0.0,

@@ -6,8 +6,8 @@ options! {
     /// Tensors that are kept in host memory and copied when they are needed. Left at `auto`, the planner decides.
     /// Needs a GPU.
     pub struct Offload: "Offloading" {
-        /// The residual stream between layers.
-        offload_residual: Setting<bool> = auto, pending, resumable;
+        /// The residual stream: what enters each layer, as far as the backward pass needs it again.
+        offload_residual: Setting<bool> = auto, resumable;
         /// The master copy of the weights, which `master_dtype: float32` keeps beside those in 16 bits.
         offload_master: Setting<bool> = auto, resumable;
         /// Quantised weights. Needs `persistent_quants`.

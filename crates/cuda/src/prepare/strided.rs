@@ -27,8 +27,13 @@ pub(super) fn copy(p: &mut Preparation, from: &TensorRef, to: &TensorRef) -> Res
     if from.dtype == to.dtype && from.is_dense() && to.is_dense() {
         return Ok(Strided::Copy { to: target, from: source, bytes: from.bytes() });
     }
-    let (from, to) = one_shape(from, to);
     let (source_type, target_type) = types(from.dtype, to.dtype)?;
+    if from.is_dense() && to.is_dense() {
+        let function = p.engine.own_function(kernels::strided(source_type, target_type), "dense_copy")?;
+        let arguments = Arguments::new().word(target).word(source).word(to.len() as u64);
+        return Ok(Strided::Kernel(PreparedCall::new(function, "dense_copy", shape(to.len()), arguments)));
+    }
+    let (from, to) = one_shape(from, to);
     let function = p.engine.own_function(kernels::strided(source_type, target_type), "strided_copy")?;
     let arguments = Arguments::new().word(target).word(source).structure(&layout(&from, &to));
     Ok(Strided::Kernel(PreparedCall::new(function, "strided_copy", shape(to.len()), arguments)))

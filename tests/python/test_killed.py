@@ -60,8 +60,10 @@ def whole(path: Path) -> tuple[str, float]:
     return text, time.monotonic() - begin
 
 
-def saved(output: Path) -> list[int]:
-    """Steps of the checkpoints that are there; each of them must be whole."""
+def saved(output: Path, whole_ones: bool = True) -> list[int]:
+    """Steps of the checkpoints that are there; each of them must be whole, unless that is not asked for."""
+    if not whole_ones:
+        return sorted(int(folder.name.split("-")[1]) for folder in output.glob("checkpoint-*"))
     steps = []
     for state in output.glob("checkpoint-*/state.json"):
         for name, of in json.loads(state.read_text())["files"].items():

@@ -6,15 +6,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use data::safetensors::{NamedTensor, Weights, write};
+use data::safetensors::Weights;
 use program::{Choices, Documents, OptimizerState, ParameterSlot, TensorRef, Variant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tensor::HostTensor;
 
 use crate::digest;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
+use crate::export::{ReadTensor, Trained, write_tensors};
+use crate::feed::Feed;
 use crate::staged::{Staged, remove};
 use crate::trainer::{Progress, Trainer};
 use crate::written::Written;
@@ -54,6 +55,9 @@ pub struct State {
     pub model: ModelDigest,
     /// The documents that are trained on.
     pub data: Option<DataDigest>,
+    /// The documents that are held out for evaluation.
+    #[serde(default)]
+    pub validation: Option<DataDigest>,
     /// Batch shapes that were compiled.
     pub shapes: Vec<ShapeRecord>,
     /// What the backend chose by timing.
@@ -200,12 +204,16 @@ impl Trainer {
     }
 
     /// Writes a checkpoint that appears when it is committed.
-    pub(crate) fn stage_checkpoint(&mut self, folder: &Path) -> Result<Staged> {
+    fn stage_checkpoint(&mut self, folder: &Path) -> Result<Staged> {
         let staged = Staged::begin(&self.written, folder)?;
-        self.write_result(staged.path())?;
-        self.write_optimizer(&staged.path().join(OPTIMIZER))?;
-        let files = digest::of_files(staged.path(), |_| true).map_err(|e| TrainError::io("read", staged.path(), e))?;
-        let files = files.into_iter().map(|(name, bytes, digest)| (name, FileRecord { bytes, digest })).collect();
+        let outline = self.outline()?;
+        let engine = self.engine()?;
+        outline.write(&staged, &mut |at| engine.tensor(at))?;
+        Ok(staged)
+    }
+
+    /// All of a checkpoint but its tensors, as the run is now.
+    pub(crate) fn outline(&mut self) -> Result<Outline> {
         let state = State {
             version: VERSION,
             digest: NO_DIGEST.to_owned(),
@@ -220,25 +228,43 @@ impl Trainer {
             resolved: self.config.resolved_json(&self.reasons()),
             model: self.model_digest()?.clone(),
             data: self.data_digest(),
+            validation: self.feed.as_ref().and_then(Feed::validation_digest),
             shapes: self.engine()?.options().variants.iter().map(ShapeRecord::from).collect(),
             choices: self.choices()?,
-            files,
+            files: BTreeMap::new(),
         };
-        let text = serde_json::to_string_pretty(&state).expect("a state is always representable as JSON") + "\n";
-        let digest = digest::of_bytes(text.as_bytes());
-        staged.write(STATE, &text.replacen(NO_DIGEST, &digest, 1))?;
-        Ok(staged)
+        Ok(Outline { trained: self.trained()?, state })
+    }
+}
+
+/// All of a checkpoint but its tensors, apart from the session that holds these.
+#[derive(Debug)]
+pub(crate) struct Outline {
+    trained: Trained,
+    state: State,
+}
+
+impl Outline {
+    /// Everything that a checkpoint takes from the program's memory.
+    pub fn tensors(&self) -> Vec<TensorRef> {
+        let states = self.trained.program.parameters.iter().flat_map(optimizer_tensors).map(|(_, at)| at);
+        self.trained.weights().chain(states).cloned().collect()
     }
 
-    fn write_optimizer(&mut self, path: &Path) -> Result<()> {
-        let engine = self.engine()?;
-        let program = engine.program().clone();
-        let mut tensors: Vec<(String, HostTensor)> = Vec::new();
-        for (name, at) in program.parameters.iter().flat_map(optimizer_tensors) {
-            tensors.push((name, engine.tensor(at)?));
-        }
-        let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
-        write(path, &named, &Default::default()).map_err(|e| TrainError::Failed(e.to_string()))
+    /// Writes all files; the last says of the others what they must contain.
+    pub fn write(mut self, staged: &Staged, read: &mut ReadTensor<'_>) -> Result<()> {
+        let folder = staged.path();
+        self.trained.write(folder, read)?;
+        let states = self.trained.program.parameters.iter().flat_map(optimizer_tensors);
+        let states = states.map(|(name, at)| Ok((name, read(at)?))).collect::<Result<Vec<_>>>()?;
+        write_tensors(&folder.join(OPTIMIZER), &states)?;
+        drop(states);
+        let files = digest::of_files(folder, |_| true).map_err(|e| TrainError::io("read", folder, e))?;
+        let files = files.into_iter().map(|(name, bytes, digest)| (name, FileRecord { bytes, digest }));
+        self.state.files = files.collect();
+        let text = serde_json::to_string_pretty(&self.state).expect("a state is always representable as JSON") + "\n";
+        let digest = digest::of_bytes(text.as_bytes());
+        staged.write(STATE, &text.replacen(NO_DIGEST, &digest, 1))
     }
 }
 

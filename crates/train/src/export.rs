@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterRules, CompileOptions};
+use compiler::{AdapterOptions, AdapterRules, CompileOptions};
 use data::Batch;
 use data::safetensors::{NamedTensor, TensorInfo, write};
-use program::{Choices, Documents, EntryKind, ParameterSlot, Variant};
+use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
 use crate::config::Init;
@@ -62,20 +62,20 @@ impl Trainer {
     }
 
     /// Writes adapter or model into an existing folder.
-    pub(crate) fn write_result(&mut self, folder: &Path) -> Result<()> {
-        let Some(adapter) = self.plan.compile.adapter.clone() else { return self.write_model(folder) };
-        let base = self.config.model.model.clone();
-        let engine = self.engine()?;
-        let program = engine.program().clone();
-        let mut tensors: Vec<(String, HostTensor)> = Vec::new();
-        for slot in Part::Adapter.of(&program) {
-            tensors.push((slot.name.clone(), weights::read(engine.session(), slot)?));
+    fn write_result(&mut self, folder: &Path) -> Result<()> {
+        if self.plan.compile.adapter.is_none() {
+            return self.write_model(folder);
         }
-        let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
-        let failed = |e: data::DataError| TrainError::Failed(e.to_string());
-        write(&folder.join("adapter_model.safetensors"), &named, &Default::default()).map_err(failed)?;
-        let config = peft::config(&adapter, &program, &base);
-        write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
+        let trained = self.trained()?;
+        let engine = self.engine()?;
+        trained.write(folder, &mut |at| engine.tensor(at))
+    }
+
+    /// What the run trains, apart from the session that holds it.
+    pub(crate) fn trained(&mut self) -> Result<Trained> {
+        let (adapter, base) = (self.plan.compile.adapter.clone(), self.config.model.model.clone());
+        let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
+        Ok(Trained { program: self.engine()?.program().clone(), adapter, base, source, dtype })
     }
 
     /// Writes the weights, adapters added, one after the other, and what else belongs to a model.
@@ -85,11 +85,6 @@ impl Trainer {
         let engine = self.engine()?;
         let program = engine.program().clone();
         let slots: HashMap<&str, &ParameterSlot> = Part::Base.of(&program).map(|s| (s.name.as_str(), s)).collect();
-        let info = |slot: &ParameterSlot| TensorInfo {
-            name: slot.name.clone(),
-            dtype: slot.weight.dtype,
-            shape: slot.weight.shape.clone(),
-        };
         write_weights(folder, Part::Base.of(&program).map(info).collect(), |tensor| {
             let slot = slots[tensor.name.as_str()];
             let weight = weights::read(engine.session(), slot)?;
@@ -164,6 +159,55 @@ impl Trainer {
         copy.run(EntryKind::Forward, variant, batch)?;
         copy.output(EntryKind::Forward, variant, "logits")
     }
+}
+
+/// The trained part of a model and how it is written; the tensors themselves come from elsewhere.
+#[derive(Debug)]
+pub(crate) struct Trained {
+    pub program: Arc<Program>,
+    adapter: Option<AdapterOptions>,
+    base: String,
+    source: Arc<ModelSource>,
+    dtype: DType,
+}
+
+/// Gives the contents of a place in a program's memory.
+pub(crate) type ReadTensor<'a> = dyn FnMut(&TensorRef) -> Result<HostTensor> + 'a;
+
+impl Trained {
+    fn part(&self) -> Part {
+        if self.adapter.is_some() { Part::Adapter } else { Part::Base }
+    }
+
+    /// The weights that are written.
+    pub fn weights(&self) -> impl Iterator<Item = &TensorRef> {
+        self.part().of(&self.program).map(|slot| &slot.weight)
+    }
+
+    /// Writes the adapter in PEFT's form, or the model in Hugging Face's, into an existing folder.
+    pub fn write(&self, folder: &Path, read: &mut ReadTensor<'_>) -> Result<()> {
+        let slots: Vec<&ParameterSlot> = self.part().of(&self.program).collect();
+        let Some(adapter) = &self.adapter else {
+            let by_name: HashMap<&str, &ParameterSlot> = slots.iter().map(|slot| (slot.name.as_str(), *slot)).collect();
+            let bytes = |tensor: &TensorInfo| Ok(read(&by_name[tensor.name.as_str()].weight)?.bytes);
+            write_weights(folder, slots.iter().map(|slot| info(slot)).collect(), bytes)?;
+            return write_files(&self.source.config, self.dtype, &self.source.folder, folder);
+        };
+        let tensors = slots.iter().map(|slot| Ok((slot.name.clone(), read(&slot.weight)?)));
+        write_tensors(&folder.join("adapter_model.safetensors"), &tensors.collect::<Result<Vec<_>>>()?)?;
+        let config = peft::config(adapter, &self.program, &self.base);
+        write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
+    }
+}
+
+/// Writes tensors to one file.
+pub(crate) fn write_tensors(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()> {
+    let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
+    write(path, &named, &Default::default()).map_err(|e| TrainError::Failed(e.to_string()))
+}
+
+fn info(slot: &ParameterSlot) -> TensorInfo {
+    TensorInfo { name: slot.name.clone(), dtype: slot.weight.dtype, shape: slot.weight.shape.clone() }
 }
 
 /// A row of tokens spread over the vocabulary.

@@ -189,6 +189,12 @@ impl Feed {
         DataDigest { documents: self.documents.len(), digest: self.documents.digest() }
     }
 
+    /// What identifies the documents that are held out; none without them.
+    pub fn validation_digest(&self) -> Option<DataDigest> {
+        let (documents, _) = self.validation.as_ref()?;
+        Some(DataDigest { documents: documents.len(), digest: documents.digest() })
+    }
+
     /// Every batch of the validation data; `None` where there is none.
     pub fn validation(&self) -> Result<Option<Loader>> {
         let Some((documents, spec)) = &self.validation else { return Ok(None) };

@@ -35,6 +35,7 @@ mod record;
 mod resume;
 mod rope_scaling;
 mod run;
+mod saving;
 pub mod schedule;
 pub mod source;
 mod staged;

@@ -26,13 +26,13 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     let machine = trainer.device.machine.clone();
     let (model, folder) = (trainer.config.model.model.clone(), trainer.source.folder.clone());
     let options = trainer.config.resolved_json(&trainer.reasons());
-    let model_digest = trainer.model_digest()?.clone();
     let (data, name, run_id) = (trainer.data_digest(), trainer.name.clone(), trainer.written.owner.clone());
     let written = trainer.written.records();
     let (task, because) = (trainer.config.task.name(), trainer.device.because.clone());
     let backend = trainer.device.backend.name();
     let program = trainer.engine()?.program().clone();
     let choices = trainer.choices()?;
+    let model_digest = trainer.model_digest()?.clone();
     let count = |trained: bool| -> usize {
         let slots = program.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(|slot| slot.weight.len()).sum()
@@ -160,6 +160,38 @@ impl Trainer {
     }
 }
 
+/// Options of recomputation, and the parts of a layer in the plan's table that each of them stands for.
+const PARTS: [(&str, &[&str]); 6] = [
+    ("recompute_swiglu", &["feed-forward activation"]),
+    ("recompute_rmsnorm", &["norms"]),
+    ("recompute_ffn", &["feed-forward activation", "feed-forward products"]),
+    ("recompute_qkv", &["head norms and rotation", "query, key and value projections"]),
+    ("recompute_att", &["head norms and rotation", "query, key and value projections", "attention"]),
+    ("recompute_block", &["residual stream inside the layer"]),
+];
+
+/// What the plan decided about parts of the layers: true or false where it is one decision for all of them, and
+/// the decisions with their reasons. None where the model has no such part.
+fn decided(plan: &[PlanLine], parts: &[&str]) -> Option<(Value, String)> {
+    let of_parts = |line: &&PlanLine| line.kind == EntryKind::FirstMicroStep && parts.contains(&line.part.as_str());
+    let lines: Vec<&PlanLine> = plan.iter().filter(of_parts).collect();
+    let mut words: Vec<String> = Vec::new();
+    for line in &lines {
+        let word = format!("{} of layers {} {}: {}", line.part, line.layers, line.decision, line.reason);
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    let all = |decision: &str| lines.iter().all(|line| line.decision == decision);
+    let value = match () {
+        () if lines.is_empty() => return None,
+        () if all("computed again") => json!(true),
+        () if all("kept") => json!(false),
+        () => json!("auto"),
+    };
+    Some((value, words.join("; ")))
+}
+
 /// Notes a choice where the option was left open.
 fn chooser<'a>(config: &Config, reasons: &'a mut Reasons) -> impl FnMut(&str, Value, &str) + 'a {
     let given = config.to_json();
@@ -179,6 +211,12 @@ pub fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
     choose("log_file", json!(place.log), "in `output_dir`");
     for name in ["wandb_name", "aim_name"] {
         choose(name, json!(trainer.name), "`run_name`");
+    }
+    let plan = trainer.engine.as_ref().map(|engine| engine.program().plan.clone()).unwrap_or_default();
+    for (name, parts) in PARTS {
+        if let Some((value, because)) = decided(&plan, parts) {
+            choose(name, value, &because);
+        }
     }
     drop(choose);
     reasons

@@ -174,6 +174,16 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
+    let held_out = trainer.feed.as_ref().and_then(|feed| feed.validation_digest());
+    if let (Some(then), Some(now)) = (&state.validation, held_out)
+        && *then != now
+    {
+        notes.push(format!(
+            "the documents held out for evaluation are not those of the checkpoint ({} then, {} now; contents are \
+             compared, too): losses on them do not go on from those before",
+            then.documents, now.documents
+        ));
+    }
     if state.surogate != env!("CARGO_PKG_VERSION") {
         notes.push(format!(
             "the checkpoint was written by surogate {}, this is {}",

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -16,6 +17,7 @@ use crate::opening::opening;
 use crate::place::Place;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
 use crate::resume::{self, Start};
+use crate::saving::{Begun, Saving};
 use crate::source::ModelSource;
 use crate::staged::{Staged, replace_file};
 use crate::step::Advance;
@@ -67,12 +69,18 @@ pub fn run(
     let mut start = Start::find(&config, &place)?;
     let mut trainer = Trainer::new(config, source, device)?;
     trainer.name = place.name.clone();
+    trainer.begin_digest();
     prepare(&place, &mut start, &mut trainer)?;
     for note in place.notes.iter().chain(&start.notes) {
         observer.line(&format!("Note: {note}"));
     }
     let mut run = Run::start(place, &mut trainer, observer)?;
-    let outcome = run.steps(&mut trainer, observer);
+    let mut outcome = run.steps(&mut trainer, observer);
+    if let Err(error) = run.publish_checkpoint(&mut trainer, observer)
+        && outcome.is_ok()
+    {
+        outcome = Err(error);
+    }
     let event = match &outcome {
         Ok(Outcome::Finished(folder)) => json!({"event": "finished", "result": folder}),
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
@@ -123,8 +131,12 @@ struct Run {
     place: Place,
     log: Log,
     manifest: Value,
-    /// Step count of the last checkpoint.
+    /// Step count of the last checkpoint, in the making or there.
     saved: Option<u64>,
+    /// The checkpoint whose files are being written.
+    saving: Option<Saving>,
+    /// Why checkpoints are written at once has been told.
+    told_waiting: bool,
     /// Steps of this process.
     measured: Measured,
     instruments: Instruments,
@@ -133,7 +145,6 @@ struct Run {
 impl Run {
     /// Writes what is decided and tells it.
     fn start(place: Place, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
-        let mut log = Log::open(&place.log)?;
         let of_data = trainer.feed.iter().flat_map(|feed| &feed.notes);
         for note in trainer.plan.notes.iter().chain(of_data) {
             observer.line(&format!("Note: {note}"));
@@ -156,6 +167,9 @@ impl Run {
             observer.line(&format!("Note: {note}"));
         }
         let run_id = trainer.written.owner.clone();
+        // What keeps the log from being written is told before the folder is the run's own. Nothing lies between
+        // the two: a later process knows the log by the manifest.
+        let mut log = Log::open(&place.log)?;
         // The manifest first: it makes the folder the run's own.
         write_manifest(&place, &run_id, &manifest)?;
         replace_file(&place.output.join(RESOLVED), &run_id, resolved.as_bytes())?;
@@ -169,7 +183,8 @@ impl Run {
         }
         let saved = (step > 0).then_some(step);
         let instruments = Instruments::new(trainer.config.logging.log_gpu_util);
-        Ok(Run { place, log, manifest, saved, measured: Measured::default(), instruments })
+        let measured = Measured::default();
+        Ok(Run { place, log, manifest, saved, saving: None, told_waiting: false, measured, instruments })
     }
 
     /// Writes an event to the log and tells it.
@@ -215,6 +230,9 @@ impl Run {
             if !started {
                 break;
             }
+            if self.saving.as_ref().is_some_and(Saving::is_done) {
+                self.publish_checkpoint(trainer, observer)?;
+            }
             let done = trainer.steps_done();
             let stop = observer.interrupted();
             if !stop && !is_timed && done % eval_steps != 0 && done % save_steps != 0 && done < total {
@@ -226,7 +244,9 @@ impl Run {
             }
             if stop {
                 observer.line("Stopping: saving a checkpoint");
-                return self.save(trainer, observer).map(Outcome::Interrupted);
+                self.save(trainer, observer)?;
+                self.publish_checkpoint(trainer, observer)?;
+                return Ok(Outcome::Interrupted(checkpoint::folder_of(&self.place.checkpoints, done)));
             }
             if done % eval_steps == 0 {
                 self.evaluate(trainer, observer)?;
@@ -237,6 +257,7 @@ impl Run {
         }
         self.evaluate(trainer, observer)?;
         self.save(trainer, observer)?;
+        self.publish_checkpoint(trainer, observer)?;
         self.finish(trainer, observer)
     }
 
@@ -307,21 +328,56 @@ impl Run {
         Ok(())
     }
 
-    fn save(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<PathBuf> {
+    /// Begins a checkpoint of the present step: it appears when its files are written. One at a time.
+    fn save(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
         let step = trainer.steps_done();
-        let folder = checkpoint::folder_of(&self.place.checkpoints, step);
         if self.saved == Some(step) {
-            return Ok(folder);
+            return Ok(());
         }
+        self.publish_checkpoint(trainer, observer)?;
         self.place.check_present()?;
-        let staged = trainer.stage_checkpoint(&folder)?;
+        let folder = checkpoint::folder_of(&self.place.checkpoints, step);
+        let begin = Instant::now();
+        let outline = trainer.outline()?;
+        match Saving::begin(trainer, outline, folder.clone())? {
+            Begun::InTheMaking(saving) => self.saving = Some(saving),
+            Begun::Written(staged) => {
+                if !std::mem::replace(&mut self.told_waiting, true) {
+                    observer.line(
+                        "Note: host memory does not suffice for a copy of a checkpoint: steps wait until it is written",
+                    );
+                }
+                self.publish_staged(trainer, staged, (step, &folder), observer)?;
+            }
+        }
+        self.saved = Some(step);
+        let held = begin.elapsed().as_secs_f64();
+        self.tell(json!({"event": "saving", "step": step, "held_seconds": held}), observer)
+    }
+
+    /// Waits for the checkpoint in the making, if there is one, and lets it appear.
+    fn publish_checkpoint(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        let Some(saving) = self.saving.take() else { return Ok(()) };
+        let (step, folder) = (saving.step, saving.folder.clone());
+        let staged = saving.finish();
+        // A folder that is gone is the reason for what the writing says.
+        self.place.check_present()?;
+        self.publish_staged(trainer, staged?, (step, &folder), observer)
+    }
+
+    /// Lets a checkpoint appear, and removes those that are too many.
+    fn publish_staged(
+        &mut self,
+        trainer: &mut Trainer,
+        staged: Staged,
+        (step, folder): (u64, &Path),
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
         self.record(trainer, Some(&staged))?;
         staged.commit(&mut trainer.written)?;
-        self.saved = Some(step);
         checkpoint::rotate(&self.place.checkpoints, &trainer.written, trainer.config.run.save_total_limit)?;
         self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));
-        self.tell(json!({"event": "checkpoint", "step": step, "path": folder}), observer)?;
-        Ok(folder)
+        self.tell(json!({"event": "checkpoint", "step": step, "path": folder}), observer)
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use compiler::CompileOptions;
 use data::safetensors::Weights;
@@ -61,6 +62,8 @@ pub struct Trainer {
     /// Until the first step is told.
     pub(crate) startup: Option<Startup>,
     model_digest: Option<ModelDigest>,
+    /// Reads the model's files for the digest meanwhile.
+    digesting: Option<JoinHandle<Result<ModelDigest>>>,
     data_digest: Option<DataDigest>,
 }
 
@@ -106,6 +109,7 @@ impl Trainer {
             written,
             progress: Progress::default(),
             model_digest: None,
+            digesting: None,
             data_digest,
         })
     }
@@ -143,10 +147,20 @@ impl Trainer {
         }
     }
 
+    /// Begins to read the model's files for their digest: large ones take a while, in which a program is compiled.
+    pub(crate) fn begin_digest(&mut self) {
+        let (source, weights) = (self.source.clone(), self.config.model.init == Init::Pretrained);
+        self.digesting = thread::Builder::new().name("digest".into()).spawn(move || source.digest(weights)).ok();
+    }
+
     /// What identifies the model's files. Reads them once.
     pub(crate) fn model_digest(&mut self) -> Result<&ModelDigest> {
         if self.model_digest.is_none() {
-            self.model_digest = Some(self.source.digest(self.config.model.init == Init::Pretrained)?);
+            self.model_digest = Some(match self.digesting.take().map(JoinHandle::join) {
+                Some(Ok(digest)) => digest?,
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+                None => self.source.digest(self.config.model.init == Init::Pretrained)?,
+            });
             self.startup_phase("digest of the model");
         }
         Ok(self.model_digest.as_ref().expect("just made"))

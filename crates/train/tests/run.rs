@@ -29,8 +29,12 @@ fn an_adapter_is_trained_saved_and_exported() {
     assert_eq!(checkpoints, ["checkpoint-10", "checkpoint-12"]);
     let expected = ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "state.json"];
     assert_eq!(names(&output.join("checkpoint-12")), expected);
+    let held: Vec<u64> =
+        events.iter().filter(|of| of["held_seconds"].is_number()).filter_map(|of| of["step"].as_u64()).collect();
+    assert_eq!(held, [5, 10, 12], "the log says how long steps were held");
     let resolved = std::fs::read_to_string(output.join("resolved.yaml")).unwrap();
     assert!(resolved.contains("torch_dtype: float32  # auto: "), "{resolved}");
+    assert!(resolved.contains("recompute_att: false  # auto: "), "the plan's decisions are recorded: {resolved}");
 
     let manifest: Value =
         serde_json::from_str(&std::fs::read_to_string(output.join("manifest.json")).unwrap()).unwrap();

@@ -1,0 +1,167 @@
+"""A run that meets faults again and again loses nothing but steps after its last checkpoint, and ends with the bits of
+a run that met none.
+
+Faults: the process is killed, the disk is full, a file of a checkpoint is damaged, the clock jumps by years. Without
+more said there are a few of each kind; SUROGATE_FAULTS_MINUTES=60 goes on for an hour. What happens when is random,
+and the seed is printed: SUROGATE_FAULT_SEED=… repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_killed import SAVE_STEPS, STEPS, digests, losses, options, saved, whole
+
+MINUTES = float(os.environ.get("SUROGATE_FAULTS_MINUTES", "0"))
+
+KINDS = ["killed", "full", "damaged", "clock", "killed"]
+"""One of each, and the commonest twice."""
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* The clock of the day jumps by JUMP seconds once the process is AFTER milliseconds old. */
+int clock_gettime(clockid_t id, struct timespec *now) {
+  static int (*real)(clockid_t, struct timespec *);
+  static struct timespec begin;
+  if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+  int result = real(id, now);
+  if (result || (id != CLOCK_REALTIME && id != CLOCK_REALTIME_COARSE)) return result;
+  struct timespec age;
+  real(CLOCK_MONOTONIC, &age);
+  if (!begin.tv_sec) begin = age;
+  long milliseconds = (age.tv_sec - begin.tv_sec) * 1000 + (age.tv_nsec - begin.tv_nsec) / 1000000;
+  if (milliseconds >= atol(getenv("AFTER"))) now->tv_sec += atol(getenv("JUMP"));
+  return result;
+}
+"""
+
+
+def jumping_clock(folder: Path) -> Path | None:
+    """A library that is loaded before all others, and moves the clock; none where there is no C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    (folder / "clock.c").write_text(CLOCK)
+    library = folder / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "clock.c", "-ldl"], check=True)
+    return library
+
+
+def damage(moments: random.Random, output: Path) -> str | None:
+    """Damages a file of the newest checkpoint, if another one is left."""
+    checkpoints = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    if len(checkpoints) < 2:
+        return None
+    path = moments.choice(sorted(file for file in checkpoints[-1].iterdir() if file.is_file()))
+    content = bytearray(path.read_bytes())
+    how = moments.choice(["flipped", "cut", "removed"])
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: moments.randrange(len(content))])
+    else:
+        content[moments.randrange(len(content))] ^= 1 << moments.randrange(8)
+        path.write_bytes(content)
+    return f"{path.parent.name}/{path.name} {how}"
+
+
+class Run:
+    """A run in a folder, and what is known of it."""
+
+    def __init__(self, path: Path, output: Path, straight: Path, moments: random.Random, seconds: float) -> None:
+        self.path, self.output, self.straight = path, output, straight
+        self.moments, self.seconds = moments, seconds
+        self.clock = jumping_clock(path.parent)
+        self.newest, self.finished = 0, 0
+
+    def meets(self, kind: str) -> None:
+        """One process that meets a fault, or ends before it does."""
+        environment, limit, patience, allowed = dict(os.environ), None, None, {0}
+        if kind == "killed":
+            patience, allowed = self.moments.uniform(0.0, self.seconds), {0, -signal.SIGKILL}
+        elif kind == "full":
+            largest = max((file.stat().st_size for file in self.straight.glob("checkpoint-*/*")), default=1)
+            limit, allowed = self.moments.randrange(4096, largest), {0, 1}
+        elif kind == "damaged":
+            where = damage(self.moments, self.output)
+            print(f"damaged: {where}")
+            if where is not None:
+                self.newest = saved(self.output, whole_ones=False)[-2]
+        elif kind == "clock" and self.clock is not None:
+            years = self.moments.choice([-30, -1, 1, 30])
+            after = int(self.moments.uniform(0, 1000 * self.seconds))
+            environment |= {"LD_PRELOAD": str(self.clock), "JUMP": str(years * 31_557_600), "AFTER": str(after)}
+
+        def full() -> None:  # No file may grow beyond this: the system's answer is that of a full disk.
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        words = [sys.executable, "-m", "surogate", "sft", str(self.path)]
+        out = self.path.parent / "said.txt"
+        with out.open("w") as said:
+            process = subprocess.Popen(
+                words, stdout=said, stderr=said, env=environment, preexec_fn=full if limit else None
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        text = out.read_text()
+        assert process.returncode in allowed, f"{kind}: exit code {process.returncode}\n{text}"
+        if process.returncode == 1:
+            assert "cannot write" in text and "too large" in text, text
+        self.check(process.returncode == 0)
+
+    def check(self, ended: bool) -> None:
+        steps = saved(self.output)
+        assert not self.newest or (steps and steps[-1] >= self.newest), f"checkpoint-{self.newest} was lost: {steps}"
+        self.newest = steps[-1] if steps else 0
+        if ended:
+            self.compare()
+            self.finished += 1
+            shutil.rmtree(self.output)
+            self.newest = 0
+
+    def compare(self) -> None:
+        assert digests(self.output) == digests(self.straight), "other bits than without faults"
+        assert losses(self.output) == losses(self.straight), "other losses than without faults"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and preloading as Linux has them")
+def test_faults_again_and_again(tmp_path):
+    for name in ("straight", "faulty"):
+        of_run = options(tmp_path / name, lora_dropout=0.1, save_total_limit=3)
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(of_run))
+    _, seconds = whole(tmp_path / "straight.yaml")
+    seed = int(os.environ.get("SUROGATE_FAULT_SEED", time.time_ns() % 10**6))
+    print(f"SUROGATE_FAULT_SEED={seed}, {seconds:.2f} s straight through, {STEPS} steps, saved every {SAVE_STEPS}")
+    moments = random.Random(seed)
+    run = Run(tmp_path / "faulty.yaml", tmp_path / "faulty", tmp_path / "straight", moments, seconds)
+    met: dict[str, int] = dict.fromkeys(KINDS, 0)
+    end = time.monotonic() + 60 * MINUTES
+    kinds = moments.sample(KINDS, len(KINDS))
+    while kinds or time.monotonic() < end:
+        kind = kinds.pop() if kinds else moments.choice(KINDS)
+        run.meets(kind)
+        met[kind] += 1
+    whole(tmp_path / "faulty.yaml")
+    run.compare()
+    left = [entry.name for entry in run.output.iterdir() if entry.name.startswith(".")]
+    assert left == [], "nothing that was in the making is left over"
+    print(f"{met} and {run.finished + 1} times to the end")

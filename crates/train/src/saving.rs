@@ -74,11 +74,21 @@ impl Saving {
     }
 }
 
-/// Bytes of host memory that can be taken without swapping, as the system reckons them.
+/// Bytes of host memory that can be taken without swapping, as the system reckons them, and no more than the
+/// limit of this process' control group leaves. None where the system does not say.
 fn available() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kilobytes| kilobytes * 1024)
+    let of_machine = line.split_whitespace().nth(1)?.parse::<usize>().ok()? * 1024;
+    Some(left_to_group().map_or(of_machine, |of_group| of_machine.min(of_group)))
+}
+
+/// What the limit of the control group leaves, with what it holds of files that can be dropped; none without a limit.
+fn left_to_group() -> Option<usize> {
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let number = |name: &str| read(name)?.trim().parse::<usize>().ok();
+    let dropped = read("memory.stat")?.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+    Some((number("memory.max")? + dropped.unwrap_or(0)).saturating_sub(number("memory.current")?))
 }
 
 #[cfg(test)]

@@ -90,3 +90,40 @@ def test_a_run_that_fails_is_told(tmp_path):
         pytest.skip("there is a GPU here")
     assert "lora-8b" in done.stdout and "FAILED: the run ended with" in done.stdout, done.stdout + done.stderr
     assert not (tmp_path / "record.csv").is_file() or len((tmp_path / "record.csv").read_text().splitlines()) == 1
+
+
+def test_the_peers_best_variant_stands_beside_ours(tmp_path):
+    peer = tmp_path / "peer"
+    peer.mkdir()
+    (peer / "lean.py").write_text("")
+    (peer / "peers.py").write_text(
+        """
+import json, os
+def Clock(limit): return limit
+def C(part, peer, mode, model, settings, limit): return (peer, mode, model, settings)
+def case_lean(case, clock):
+    assert case == ("lean", "lora", "qwen3-0.6b", [[(2, 4)]]), case
+    with open(os.environ["OUT"] + "/peers.jsonl", "a") as file:
+        for rate, how in ((90.0, "compiled"), (100.0, "graph")):
+            row = {"tok_s": rate, "bs": 2, "ga": 4, "variant": how}
+            file.write(json.dumps(row) + chr(10))
+"""
+    )
+    words = [
+        "--device",
+        "cpu",
+        "--tiny",
+        "--seconds",
+        "0.3",
+        "--warm-up",
+        "0",
+        "--commit",
+        "abc",
+        "--out",
+        tmp_path / "out",
+    ]
+    done = table(*words, "--csv", tmp_path / "record.csv", "--only", "lora-0.6b", "--peer", peer / "lean.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert result["peer"] == {"tokens_per_second": 100.0, "batch": 2, "accumulation": 4, "how": "graph"}
+    assert "peer beside it 100 (graph, short run)" in (tmp_path / "record.csv").read_text()

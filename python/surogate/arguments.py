@@ -32,6 +32,7 @@ COMMAND_FLAGS = {
     "init": {"--output": 1},
     "merge": {"--model": 1, "--output": 1},
     "report": {"--output": 1},
+    "tokenize": {"--debug": 0},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         shown.add_argument("--json", action="store_true", help="print the events of the log, a JSON object on a line")
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml")
+    tokenize.add_argument("--debug", action="store_true", help="show the first rows, here and as a page in output_dir")
     tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])

@@ -8,7 +8,9 @@ configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shutil
 import signal
 import sys
 import warnings
@@ -75,7 +77,25 @@ def _train(options: Namespace, overrides: Overrides) -> int:
 def _tokenize(options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides)
     folder, ir = open_source(config, weights=False)
-    print(_native.check_data(hub.with_data(config), folder, ir), end="")
+    config = hub.with_data(config)
+    if options.debug:
+        return _show_rows(config, folder, ir)
+    print(_native.check_data(config, folder, ir), end="")
+    return 0
+
+
+def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
+    """Some rows on the terminal, more of them as a page in the output folder."""
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    width = min(shutil.get_terminal_size((80, 24)).columns, 120)
+    table, rows, page = _native.show_data(config, folder, ir, rows=8, shown=2, tokens=600, color=color, width=width)
+    place = Path(config.output_dir) / "data.html"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(page, encoding="utf-8")
+    except OSError as error:
+        return _fail(f"{place}: the page cannot be written: {error}", 1)
+    print(f"{table}\n{rows}\nThe first rows as a page: {place}")
     return 0
 
 

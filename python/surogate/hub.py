@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import _native
+from . import _native, buckets
 from .errors import ConfigError, ModelConfigError, RunError
 
 #: What is fetched from a repository: weights in safetensors, configuration, tokenizer, templates.
@@ -49,12 +49,13 @@ FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".t
 
 
 def with_data(config: _native.Config) -> _native.Config:
-    """The configuration with the files of its data sets on the hub, which are fetched."""
-    files = {
-        place: data_files(path, subset, split)
-        for place, path, subset, split in config.data_sets
-        if not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path)
-    }
+    """The configuration with the files of its data sets on the hub and in buckets, which are fetched."""
+    files = {}
+    for place, path, subset, split in config.data_sets:
+        if buckets.is_address(path):
+            files[place] = buckets.data_files(path, subset, split, FILES)
+        elif not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path):
+            files[place] = data_files(path, subset, split)
     return config.with_files(files) if files else config
 
 

@@ -29,6 +29,7 @@ pub mod prepare;
 pub mod rows;
 pub mod safetensors;
 mod segment;
+pub mod show;
 pub mod spans;
 pub mod summary;
 pub mod template;

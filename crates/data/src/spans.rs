@@ -168,7 +168,8 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
     let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
     let base = render(&plain)?.text;
     let sentinels = sentinels(&base);
-    let first = messages.iter().position(|message| message.role() != "system").unwrap_or(messages.len());
+    let is_opening = |message: &Message| ["system", "developer"].contains(&message.role());
+    let first = messages.iter().position(|message| !is_opening(message)).unwrap_or(messages.len());
     let mut start = |i: usize| -> Result<Option<Range<usize>>, RowError> {
         if i >= plain.len() {
             return Ok(None);

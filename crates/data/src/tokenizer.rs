@@ -53,8 +53,17 @@ pub struct Tokenizer {
 }
 
 /// The files of a folder that make its tokenizer.
-const FILES: [&str; 5] =
-    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"];
+const FILES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    TOOL_TEMPLATE,
+];
+
+/// The template for conversations with tools, beside `chat_template.jinja`.
+const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
 impl Tokenizer {
     /// Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` of a folder.
@@ -189,11 +198,17 @@ fn special_tokens(library: &Library, config: &Map<String, Value>, names: &Map<St
         .collect()
 }
 
-/// `chat_template.jinja` wins over the config, where the template is a string or a list of named ones.
+/// The template, and the one for conversations with tools. `chat_template.jinja` wins over the config, where the template
+/// is a string or a list of named ones; further ones lie in a folder beside it, each under its name.
 fn template_texts(folder: &Path, config: &Map<String, Value>) -> Result<(Option<String>, Option<String>), DataError> {
-    let file = folder.join("chat_template.jinja");
-    if file.is_file() {
-        return Ok((Some(fs::read_to_string(&file).map_err(|e| DataError::io("read", &file, e))?), None));
+    let read = |file: &str| -> Result<Option<String>, DataError> {
+        let file = folder.join(file);
+        let text = || fs::read_to_string(&file).map_err(|e| DataError::io("read", &file, e));
+        file.is_file().then(text).transpose()
+    };
+    let (own, tools) = (read("chat_template.jinja")?, read(TOOL_TEMPLATE)?);
+    if own.is_some() || tools.is_some() {
+        return Ok((own, tools));
     }
     let legacy = read_object(&folder.join("chat_template.json"))?;
     match config.get("chat_template").or_else(|| legacy.get("chat_template")) {

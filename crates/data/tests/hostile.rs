@@ -1,9 +1,10 @@
 //! Readers, renderer and spans under bytes that nobody meant: whatever comes in, there is a row, an error, and no panic.
 //!
-//! The bytes are drawn, the same in every run; a failure names its number.
+//! The bytes are drawn, the same in every run; a failure names its number. `SUROGATE_ROUNDS=100` draws a hundred times as
+//! many.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use data::rows;
 use data::spans::{Markers, Message, trained_spans};
@@ -25,6 +26,15 @@ impl Dice {
     fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
         from[self.below(from.len())]
     }
+}
+
+/// How many draws a test makes, when a usual run makes `usual`.
+fn rounds(usual: u64) -> u64 {
+    usual * std::env::var("SUROGATE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 const PIECES: [&str; 24] = [
@@ -66,11 +76,13 @@ fn readers_take_any_bytes() {
                 encoder.finish().unwrap()
             }
             "zst" => zstd::encode_all(&text[..], 1).unwrap(),
+            "parquet" => fs::read(fixture("parquet/rows.parquet")).unwrap(),
+            "arrow" => fs::read(fixture("arrow/types.arrow")).unwrap(),
             _ => text.to_vec(),
         }
     };
-    for name in ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.parquet", "a.jsonl.gz", "a.csv.zst"] {
-        for seed in 0..150 {
+    for name in ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.parquet", "a.arrow", "a.jsonl.gz", "a.csv.zst"] {
+        for seed in 0..rounds(150) {
             let mut dice = Dice { seed, at: 0 };
             let mut bytes = whole(name);
             if seed % 3 == 0 {
@@ -122,7 +134,7 @@ fn templates_are_refused_or_end() {
     ];
     let messages = [Message::new("user", "q").fields, Message::new("assistant", "a").fields];
     let mut rendered = 0;
-    for seed in 0..400 {
+    for seed in 0..rounds(400) {
         let mut dice = Dice { seed, at: 0 };
         let source: String = (0..1 + dice.below(6)).map(|_| dice.pick(&pieces)).collect();
         let Ok(template) = ChatTemplate::new(&source, Map::new(), clock_now()) else { continue };
@@ -132,6 +144,35 @@ fn templates_are_refused_or_end() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}";
     let endless = ChatTemplate::new(endless, Map::new(), clock_now()).unwrap();
     assert!(endless.render(Conversation { messages: &messages, tools: None }, false).is_err(), "fuel ends it");
+}
+
+#[test]
+fn real_templates_with_holes_are_refused_or_end() {
+    let mut call = Message::new("assistant", "a").fields;
+    call.insert("tool_calls".into(), json!([{"function": {"name": "f", "arguments": {"x": 1}}}]));
+    let messages = [Message::new("system", "s").fields, Message::new("user", "q").fields, call];
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let mut rendered = 0;
+    for (number, name) in ["qwen3", "smollm2", "gpt-oss", "mistral-nemo"].into_iter().enumerate() {
+        let source = fs::read_to_string(fixture(&format!("templates/{name}/chat_template.jinja"))).unwrap();
+        let lines: Vec<&str> = source.split_inclusive('\n').collect();
+        for seed in 0..rounds(60) {
+            let mut dice = Dice { seed: seed * 4 + number as u64, at: 0 };
+            let mut lines = lines.clone();
+            for _ in 0..1 + dice.below(3) {
+                let (from, to) = (dice.below(lines.len()), dice.below(lines.len()));
+                match dice.below(3) {
+                    0 => drop(lines.remove(from)),
+                    1 => lines.swap(from, to),
+                    _ => lines.insert(to, lines[from]),
+                }
+            }
+            let Ok(template) = ChatTemplate::new(&lines.concat(), Map::new(), clock_now()) else { continue };
+            let conversation = Conversation { messages: &messages, tools: Some(&tools) };
+            rendered += usize::from(template.render(conversation, true).is_ok());
+        }
+    }
+    assert!(rendered > 20, "only {rendered} of the templates are any");
 }
 
 #[test]
@@ -156,7 +197,7 @@ fn spans_hold_the_answers_whatever_stands_in_them() {
         "</think>",
         "same",
     ];
-    for seed in 0..300 {
+    for seed in 0..rounds(300) {
         let mut dice = Dice { seed, at: 0 };
         let count = 1 + dice.below(6);
         let talk: Vec<Message> = (0..count)

@@ -50,6 +50,12 @@ impl Config {
         &self.config.model.model
     }
 
+    /// Folder of what the run writes.
+    #[getter]
+    fn output_dir(&self) -> &str {
+        &self.config.run.output_dir
+    }
+
     /// False when the weights are drawn, so that a config.json is enough.
     #[getter]
     fn needs_weights(&self) -> bool {
@@ -126,4 +132,10 @@ pub fn choose_files(
 ) -> PyResult<Vec<String>> {
     let chosen = train::choose_files(&names, card, subset, split);
     chosen.map_err(|(problem, hint)| crate::errors::DataError::new_err(format!("{source}: {problem} ({hint})")))
+}
+
+/// The names that a pattern means, in their order.
+#[pyfunction]
+pub fn matching_names(pattern: &str, names: Vec<String>) -> Vec<String> {
+    train::matching_names(pattern, names)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::show::Terminal;
 use data::template::{ChatTemplate, Conversation, clock_now};
 use data::{AgentForm, DialogueEncoder, DialogueOptions, LossRule};
 use pyo3::exceptions::PyValueError;
@@ -25,8 +26,32 @@ fn json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
 /// Prepares the data of a run without training: the table of the data check.
 #[pyfunction]
 pub fn check_data(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str) -> PyResult<String> {
-    let table = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?));
-    table.map_err(|error| train_error(py, error))
+    let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, 0));
+    checked.map(|checked| checked.table).map_err(|error| train_error(py, error))
+}
+
+/// The same with the first rows as they are trained: the table, the rows for a terminal, and a page of HTML. `shown` rows
+/// of `tokens` tokens at most go to the terminal, `rows` to the page.
+#[pyfunction]
+#[pyo3(signature = (config, folder, ir, *, rows, shown, tokens, color, width))]
+#[allow(clippy::too_many_arguments)] // keywords of a Python function
+pub fn show_data(
+    py: Python<'_>,
+    config: &Config,
+    folder: PathBuf,
+    ir: &str,
+    rows: usize,
+    shown: usize,
+    tokens: usize,
+    color: bool,
+    width: usize,
+) -> PyResult<(String, String, String)> {
+    let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, rows));
+    let checked = checked.map_err(|error| train_error(py, error))?;
+    let part = &checked.rows[..shown.min(checked.rows.len())];
+    let terminal = data::show::terminal(part, 1, Terminal { color, width, tokens });
+    let page = data::show::page("Rows as they are trained", &checked.table, &checked.rows);
+    Ok((checked.table, terminal, page))
 }
 
 /// A model folder's tokenizer and chat template.

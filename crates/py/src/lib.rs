@@ -23,9 +23,9 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::config::{Config, choose_files, config_help, config_schema};
+    use crate::config::{Config, choose_files, config_help, config_schema, matching_names};
     #[pymodule_export]
-    use crate::data::{Tokenizer, check_data};
+    use crate::data::{Tokenizer, check_data, show_data};
     #[pymodule_export]
     use crate::doctor::{check_operations, examine_machine};
     #[pymodule_export]

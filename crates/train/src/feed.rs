@@ -7,6 +7,7 @@ mod check;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::show::ShownRow;
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent,
     InstructionColumns, Keeping, Layout, Loader, LoaderSpec, Padding, Position, PrepareOptions, Prepared, RowCache,
@@ -157,6 +158,17 @@ impl Feed {
             loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
         let most = batches.map(|batch| count_documents(&batch)).max().unwrap_or(1);
         Ok((most + most / 4).next_power_of_two())
+    }
+
+    /// The first rows that training takes, with their texts where the model's folder has a tokenizer.
+    fn first_rows(&self, source: &ModelSource, count: usize) -> Result<Vec<ShownRow>> {
+        let has_tokenizer = source.folder.join("tokenizer.json").is_file();
+        let tokenizer = has_tokenizer.then(|| Tokenizer::from_folder(&source.folder)).transpose();
+        let tokenizer = tokenizer.map_err(TrainError::Data)?;
+        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
+        let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+        let rows = loader.flat_map(|batch| data::show::rows(&batch, tokenizer.as_ref(), self.spec.pad_id));
+        Ok(rows.filter(|row| !row.documents.is_empty()).take(count).collect())
     }
 
     /// The next batch begins at a place in the training data.
@@ -359,8 +371,17 @@ fn row_length(layout: &Layout, sequence_len: usize, rows: usize) -> usize {
     }
 }
 
-/// Prepares the data of a run and tells what became of it, without training: the notes and the table of the data check.
-pub fn check_data(config: &Config, source: &ModelSource) -> Result<String> {
+/// What became of the data of a run.
+#[derive(Clone, Debug)]
+pub struct CheckedData {
+    /// The notes and the table of the data check.
+    pub table: String,
+    /// The first rows that training takes.
+    pub rows: Vec<ShownRow>,
+}
+
+/// Prepares the data of a run without training. `rows`: how many rows are wanted to be looked at.
+pub fn check_data(config: &Config, source: &ModelSource, rows: usize) -> Result<CheckedData> {
     let problems = config.check_datasets();
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
@@ -368,7 +389,14 @@ pub fn check_data(config: &Config, source: &ModelSource) -> Result<String> {
     let plan = Plan::new(config, source)?;
     let feed = Feed::new(config, source, plan.sequence_len)?;
     let notes: String = feed.notes.iter().map(|note| format!("Note: {note}\n")).collect();
-    Ok(notes + &feed.check_table())
+    let rows = if rows == 0 { Vec::new() } else { feed.first_rows(source, rows)? };
+    Ok(CheckedData { table: notes + &feed.check_table(), rows })
+}
+
+/// The names that a pattern of a data set's path means.
+pub fn matching_names(pattern: &str, names: Vec<String>) -> Vec<String> {
+    let test = data::rows::files::glob(pattern);
+    names.into_iter().filter(|name| test.is_match(name)).collect()
 }
 
 /// The files of a data set among the names of a folder, before any is fetched; else the problem and what helps.

@@ -48,7 +48,7 @@ mod written;
 
 pub use device::{Device, DeviceRequest};
 pub use error::{Result, TrainError};
-pub use feed::{check_data, choose_files};
+pub use feed::{CheckedData, check_data, choose_files, matching_names};
 pub use gguf::{GgufDone, write_gguf};
 pub use merge::{Merged, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};

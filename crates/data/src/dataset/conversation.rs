@@ -104,8 +104,16 @@ fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<Messa
     {
         fields.insert("content".to_owned(), Value::String(text));
     }
-    if let Some(other @ (Value::Number(_) | Value::Bool(_))) = fields.get("content") {
-        return Err(wrong("content", "a string", other));
+    // What a tool returns may be anything; templates write it as they see fit.
+    let is_result = fields.get("role").is_some_and(|role| role == "tool");
+    match fields.get("content") {
+        None | Some(Value::Null | Value::String(_)) => {}
+        Some(Value::Array(_) | Value::Object(_)) if is_result => {}
+        Some(Value::Array(_)) => {
+            let problem = "column `content`: a list of parts of which some are no text (only text is trained on)";
+            return Err(RowError::new(RowReason::WrongType, problem));
+        }
+        Some(other) => return Err(wrong("content", "a string", other)),
     }
     if !fields.contains_key("content") && !fields.contains_key("tool_calls") {
         return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`)"));
@@ -223,6 +231,18 @@ mod tests {
         assert_eq!(mapped.unwrap(), openai);
         let parts = json!({"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]});
         assert_eq!(read(parts).unwrap(), openai);
+    }
+
+    #[test]
+    fn content_is_text() {
+        for content in [json!([{"type": "image"}]), json!(["a", 1]), json!({"text": "a"}), json!(7), json!(true)] {
+            let error = read(json!({"role": "user", "content": content})).unwrap_err();
+            assert_eq!(error.reason, RowReason::WrongType, "{error}");
+        }
+        for content in [json!({"temperature": 20}), json!([1, 2]), json!("20"), json!(null)] {
+            let result = read(json!({"role": "tool", "content": content})).unwrap();
+            assert_eq!(result.fields["content"], content);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use options::{Node, Reader, Tree};
 use regex::Regex;
 use serde_json::Value;
 
-use super::{DATA, format_of};
+use super::{DATA, format_of, saved};
 use crate::error::DataError;
 
 /// The split that is meant where none is named.
@@ -50,7 +50,7 @@ pub struct NoChoice {
     pub hint: String,
 }
 
-fn no(problem: impl Into<String>, hint: impl Into<String>) -> NoChoice {
+pub(super) fn no(problem: impl Into<String>, hint: impl Into<String>) -> NoChoice {
     NoChoice { problem: problem.into(), hint: hint.into() }
 }
 
@@ -59,6 +59,11 @@ fn no(problem: impl Into<String>, hint: impl Into<String>) -> NoChoice {
 ///
 /// Errors: there is no such subset or split, or no data file at all.
 pub fn choose(names: &[String], card: Option<&str>, subset: Option<&str>, split: &str) -> Result<Chosen, NoChoice> {
+    if subset.is_none()
+        && let Some(chosen) = saved::choose(names, split)
+    {
+        return chosen;
+    }
     let mut names: Vec<String> = names.iter().filter(|name| is_data(name)).cloned().collect();
     names.sort();
     if names.is_empty() {
@@ -91,7 +96,7 @@ fn known() -> String {
 }
 
 /// The distinct words of a list, for a message.
-fn listed<'a>(words: impl Iterator<Item = &'a str>) -> String {
+pub(super) fn listed<'a>(words: impl Iterator<Item = &'a str>) -> String {
     let mut words: Vec<&str> = words.collect();
     words.sort_unstable();
     words.dedup();
@@ -191,7 +196,7 @@ fn split_of(name: &str) -> Option<String> {
 }
 
 /// A pattern of `*` (inside a name), `**` (any depth), `?`, `[…]` and `{a,b}` as an expression over a whole path.
-pub(super) fn glob(pattern: &str) -> Regex {
+pub fn glob(pattern: &str) -> Regex {
     let mut text = String::from("^");
     let mut rest = pattern;
     let mut depth = 0;

@@ -3,10 +3,12 @@
 //! Knows file formats, but not what a row means. Adding a format is one file here, its extension in [`DATA`] and one line
 //! in [`open_file`].
 
+mod arrow;
 mod csv;
 pub mod files;
 pub(crate) mod json;
 mod parquet;
+mod saved;
 mod stream;
 mod text;
 
@@ -44,7 +46,7 @@ pub struct Row {
 pub type Rows = Box<dyn Iterator<Item = Row> + Send>;
 
 /// Extensions of the formats that are read.
-const DATA: [&str; 6] = ["jsonl", "json", "csv", "tsv", "parquet", "txt"];
+const DATA: [&str; 7] = ["jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt"];
 
 /// Extensions that say how a file is packed.
 const PACKINGS: [(&str, Packing); 3] = [("gz", Packing::Gzip), ("zst", Packing::Zstd), ("zstd", Packing::Zstd)];
@@ -70,6 +72,7 @@ pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
     for file in rest {
         match format_of(file) {
             Some(("parquet", None)) => drop(parquet::open(file)?),
+            Some(("arrow", None)) => drop(arrow::open(file)?),
             _ => drop(File::open(file).map_err(|e| DataError::io("open", file, e))?),
         }
     }
@@ -96,8 +99,9 @@ fn open_file(path: &Path, text_field: &str) -> Result<Rows, DataError> {
         Some(("tsv", _)) => csv::open(path, b'\t'),
         Some(("txt", _)) => text::open(path, text_field),
         Some(("parquet", None)) => parquet::open(path),
+        Some(("arrow", None)) => arrow::open(path),
         _ => Err(DataError::invalid(path.display(), "this is no format that is read")
-            .hint(format!("known are .{}; all but parquet also as .gz and .zst", DATA.join(", .")))),
+            .hint(format!("known are .{}; all but parquet and arrow also as .gz and .zst", DATA.join(", .")))),
     }
 }
 

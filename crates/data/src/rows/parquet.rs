@@ -1,7 +1,7 @@
 //! `.parquet` by the row interface of the parquet crate, without arrow: rows become JSON objects.
 //!
-//! Lists, structs and maps nest as they do in JSON; dates and times are refused by name, because no dataset type reads
-//! them.
+//! Lists, structs and maps nest as they do in JSON; dates, times and decimals are texts. Bytes that are no text, such as
+//! images, are left out of the row.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,8 +26,8 @@ pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
     Ok(Box::new(ParquetRows { rows, file: shared(path), read: 0, expected, ended: false }))
 }
 
-/// The library panics on some damaged files; for us a damaged file is the user's, not an invariant of ours. What
-/// panicked is not used again.
+/// The library panics on some damaged files; for us a damaged file is the user's, not an invariant of ours.
+/// What panicked is not used again.
 fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -71,7 +71,13 @@ impl Iterator for ParquetRows {
 }
 
 fn object(row: ParquetRow) -> Result<Map<String, Value>, String> {
-    row.into_columns().into_iter().map(|(name, field)| Ok((name, value(&field)?))).collect()
+    fields(row.get_column_iter())
+}
+
+fn fields<'a>(columns: impl Iterator<Item = (&'a String, &'a Field)>) -> Result<Map<String, Value>, String> {
+    let is_text = |field: &Field| !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err());
+    let readable = columns.filter(|(_, field)| is_text(field));
+    readable.map(|(name, field)| Ok((name.clone(), value(field)?))).collect()
 }
 
 fn value(field: &Field) -> Result<Value, String> {
@@ -95,12 +101,7 @@ fn value(field: &Field) -> Result<Value, String> {
             let text = std::str::from_utf8(bytes.data()).map_err(|e| format!("binary column is no text: {e}"))?;
             Value::String(text.to_owned())
         }
-        Field::Group(row) => {
-            let columns = row.get_column_iter();
-            Value::Object(
-                columns.map(|(name, field)| Ok((name.clone(), value(field)?))).collect::<Result<_, String>>()?,
-            )
-        }
+        Field::Group(row) => Value::Object(fields(row.get_column_iter())?),
         Field::ListInternal(list) => Value::Array(list.elements().iter().map(value).collect::<Result<_, _>>()?),
         Field::MapInternal(map) => {
             let entries = map.entries().iter().map(|(key, field)| match value(key)? {
@@ -114,6 +115,6 @@ fn value(field: &Field) -> Result<Value, String> {
         | Field::TimeMillis(_)
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
-        | Field::TimestampMicros(_) => return Err("columns of decimal, date or time type are not read".to_owned()),
+        | Field::TimestampMicros(_) => Value::String(field.to_string()),
     })
 }

@@ -6,6 +6,7 @@
 pub mod families;
 mod generation;
 mod python;
+mod reasoning;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -86,9 +87,12 @@ impl ChatTemplate {
         let refused = |e: Error| RowError::new(RowReason::Template, describe(&e));
         let mut variables: Vec<(&str, Value)> =
             self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
-        variables.push(("messages", Value::from(Serde(conversation.messages))));
+        let messages = reasoning::under_every_name(conversation.messages);
+        variables.push(("messages", Value::from(Serde(&*messages))));
         variables.push(("tools", conversation.tools.map_or(Value::from(()), |tools| Value::from(Serde(tools)))));
-        variables.push(("documents", Value::from(())));
+        if !self.variables.contains_key("documents") {
+            variables.push(("documents", Value::from(())));
+        }
         variables.push(("add_generation_prompt", Value::from(generation_prompt)));
         let template = self.environment.get_template("chat").expect("the template was added when it was compiled");
         let text = template.render(Value::from_pairs(variables)).map_err(refused)?;
@@ -139,6 +143,13 @@ fn environment(clock: DateTime, readings: Readings) -> Environment<'static> {
     environment.add_filter("tojson", |value: &Value, options: Kwargs| python::tojson(value, options));
     environment.add_filter("string", |value: &Value| python::print(value));
     environment.add_filter(generation::FILTER, generation::mark);
+    // jinja2's undefined is empty, and so it has a length.
+    for name in ["length", "count"] {
+        environment.add_filter(name, |value: &Value| match value.is_undefined() {
+            true => Ok(0),
+            false => minijinja::filters::length(value),
+        });
+    }
     // The engine's own test says that `none` can be iterated; jinja2 says that it cannot.
     environment.add_test("iterable", |value: &Value| {
         !value.is_none() && !value.is_undefined() && (value.as_str().is_some() || value.try_iter().is_ok())

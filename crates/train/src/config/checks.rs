@@ -219,16 +219,21 @@ fn check_template(config: &Config, reader: &mut Reader) {
     reader.report("template", format!("there is no template `{name}`"), Some(hint));
 }
 
-/// Places and forms that data cannot be read from yet.
-const UNREADABLE: &[(&str, &str)] = &[("s3://", ""), ("gs://", ""), ("", ".arrow"), ("", ".feather")];
+/// Places that data cannot be read from, and what can be done.
+const UNREADABLE: &[(&str, &str)] = &[
+    ("hdfs://", "copy it to a local folder, or to a bucket"),
+    ("az://", "copy it to a local folder, or to a bucket of S3 or GCS"),
+    ("gcs://", "write it as `gs://bucket/path`"),
+    ("http://", "fetch it, and give the file"),
+    ("https://", "fetch it, and give the file; a set on the hub is written `owner/name`"),
+];
 
 fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
     let at = |name: &str| format!("{path}.{name}");
     let of = dataset.path.as_str();
-    if let Some((start, end)) = UNREADABLE.iter().find(|(start, end)| of.starts_with(start) && of.ends_with(end)) {
-        let message = format!("`{}: {of}`: data from `{start}{end}` cannot be read yet", at("path"));
-        let hint = "copy it to a local folder as jsonl, json, csv, parquet or txt".to_owned();
-        reader.report(&at("path"), message, Some(hint));
+    if let Some((start, hint)) = UNREADABLE.iter().find(|(start, _)| of.starts_with(start)) {
+        let message = format!("`{}: {of}`: data cannot be read from `{start}`", at("path"));
+        reader.report(&at("path"), message, Some((*hint).to_owned()));
     }
     if reader.is_faulty(&at("type")) {
         return;

@@ -32,7 +32,8 @@ options! {
 options! {
     /// One set of rows.
     pub struct Dataset: "Data set" {
-        /// A file, a folder, a pattern of files, or a set on the hub as `owner/name` or `owner/name@revision`.
+        /// A file, a folder, a pattern of files (each also as `s3://…` or `gs://…`), or a set on the hub as `owner/name` or
+        /// `owner/name@revision`.
         path: String = required;
         /// What a row is.
         r#type: DatasetType = required;

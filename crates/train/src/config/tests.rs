@@ -294,10 +294,10 @@ fn conversations_are_checked_when_they_are_configured() {
     assert!(told("model: m\nloss_scale: {\"(\": 1}\n").contains("neither a role"));
     assert!(told("model: m\nagent_template: x\n").contains("there is no agent template `x` | known are hermes, react"));
     assert!(told("model: m\npadding_free: true\n").contains("no effect on packed rows"));
+    let from = |path: &str| format!("model: m\ndatasets: [{{path: '{path}', type: text}}]\n");
+    assert!(told(&from("https://host/rows.jsonl")).contains("cannot be read from `https://`"));
     for path in ["s3://bucket/rows.jsonl", "gs://bucket/rows", "rows.arrow"] {
-        assert!(
-            told(&format!("model: m\ndatasets: [{{path: '{path}', type: text}}]\n")).contains("cannot be read yet")
-        );
+        good(&from(path));
     }
     let formatted = "{path: d.jsonl, type: instruction, instruction_field: a, output_field: b, prompt_format: '{instruction}{output}'}";
     let text = format!("model: m\nloss_scale: all\ndatasets: [{formatted}]\n");

@@ -1,0 +1,140 @@
+//! Rows as the model gets them, for eyes: every token with its text, where documents begin, what is trained.
+//!
+//! Reads batches, so that what is shown is what is trained on, and not what somebody meant. Knows no colours.
+
+mod page;
+mod terminal;
+
+use crate::batch::{Batch, IGNORE};
+use crate::tokenizer::Tokenizer;
+
+pub use page::page;
+pub use terminal::{Terminal, terminal};
+
+/// One token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShownToken {
+    pub id: i32,
+    pub text: String,
+    /// Weight in the loss; 0: not trained.
+    pub weight: f32,
+}
+
+/// One row of a batch.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct ShownRow {
+    /// In their order, without padding.
+    pub documents: Vec<Vec<ShownToken>>,
+    /// Tokens that fill the row up.
+    pub padding: usize,
+}
+
+impl ShownRow {
+    /// Tokens of the row, padding included.
+    pub fn len(&self) -> usize {
+        self.documents.iter().map(Vec::len).sum::<usize>() + self.padding
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Tokens of which something is trained.
+fn trained(tokens: &[ShownToken]) -> usize {
+    tokens.iter().filter(|token| token.weight != 0.0).count()
+}
+
+/// The rows of a batch. Without a tokenizer the ids stand for the texts. `pad_id` is what padding consists of.
+pub fn rows(batch: &Batch, tokenizer: Option<&Tokenizer>, pad_id: i32) -> Vec<ShownRow> {
+    let n = batch.seq_len;
+    (0..batch.batch).map(|row| shown(batch, row * n..(row + 1) * n, tokenizer, pad_id)).collect()
+}
+
+fn shown(batch: &Batch, range: std::ops::Range<usize>, tokenizer: Option<&Tokenizer>, pad_id: i32) -> ShownRow {
+    let ids = &batch.input_ids[range.clone()];
+    let starts = &batch.document_start[range.clone()];
+    let (targets, weights) = (&batch.targets[range.clone()], &batch.weights[range]);
+    let mut row = ShownRow::default();
+    let mut begin = 0;
+    while begin < ids.len() {
+        let end = (begin + 1..ids.len()).find(|&t| starts[t] != starts[begin]).unwrap_or(ids.len());
+        // The last token of a document predicts nothing; the others predict the next.
+        let weight = |t: usize| if t > begin && targets[t - 1] != IGNORE { weights[t - 1] } else { 0.0 };
+        if ids[begin..end].iter().all(|&id| id == pad_id) && (begin..end).all(|t| weight(t) == 0.0) {
+            row.padding += end - begin;
+        } else {
+            let texts = texts(&ids[begin..end], tokenizer);
+            let token = |(i, text)| ShownToken { id: ids[begin + i], text, weight: weight(begin + i) };
+            row.documents.push(texts.into_iter().enumerate().map(token).collect());
+        }
+        begin = end;
+    }
+    row
+}
+
+/// What each token adds to the text. A token that holds a part of a character is shown as the vocabulary writes it.
+fn texts(ids: &[i32], tokenizer: Option<&Tokenizer>) -> Vec<String> {
+    let Some(encoder) = tokenizer.map(Tokenizer::encoder) else {
+        return ids.iter().map(|id| format!("{id} ")).collect();
+    };
+    let decode = |ids: &[i32]| {
+        let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+        encoder.decode(&ids, false).ok()
+    };
+    let text = |i: usize| -> Option<String> {
+        // Beside its predecessor: some decoders drop the blank before the first word.
+        let before = i.saturating_sub(1);
+        let (prefix, both) = (decode(&ids[before..i])?, decode(&ids[before..=i])?);
+        let own = both.strip_prefix(&prefix)?;
+        (!own.contains('\u{fffd}')).then(|| own.to_owned())
+    };
+    let written = |id: i32| encoder.id_to_token(id as u32).unwrap_or_else(|| format!("[{id}]"));
+    (0..ids.len()).map(|i| text(i).unwrap_or_else(|| written(ids[i]))).collect()
+}
+
+/// A character that would move a cursor or hide, as one that is seen.
+fn visible(c: char) -> char {
+    match c {
+        '\n' => '↵',
+        '\t' => '⇥',
+        '\u{7f}' => '␡',
+        c if (c as u32) < 0x20 => char::from_u32(0x2400 + c as u32).expect("the control pictures begin there"),
+        c if c.is_control() || ('\u{200b}'..='\u{200f}').contains(&c) || ('\u{202a}'..='\u{202e}').contains(&c) => '␦',
+        '\u{2066}'..='\u{2069}' | '\u{feff}' => '␦',
+        c => c,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two documents of 3 and 2 tokens and 3 of padding; the second and third token and the last are trained.
+    pub(super) fn batch() -> Batch {
+        Batch {
+            batch: 1,
+            seq_len: 8,
+            input_ids: vec![5, 6, 7, 8, 9, 0, 0, 0],
+            position_ids: vec![0, 1, 2, 0, 1, 0, 1, 2],
+            targets: vec![6, 7, IGNORE, 9, IGNORE, IGNORE, IGNORE, IGNORE],
+            weights: vec![1.0, 0.5, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+            document_start: vec![0, 0, 0, 3, 3, 5, 5, 5],
+        }
+    }
+
+    #[test]
+    fn a_token_is_trained_where_the_one_before_it_predicts_it() {
+        let shown = rows(&batch(), None, 0);
+        assert_eq!((shown.len(), shown[0].padding, shown[0].len()), (1, 3, 8));
+        let weights: Vec<Vec<f32>> = shown[0].documents.iter().map(|d| d.iter().map(|t| t.weight).collect()).collect();
+        assert_eq!(weights, [vec![0.0, 1.0, 0.5], vec![0.0, 1.0]]);
+        assert_eq!(shown[0].documents[1][0].text, "8 ");
+    }
+
+    #[test]
+    fn nothing_that_moves_a_cursor_is_shown_as_it_is() {
+        let text: String = "a\u{1b}[2J\n\u{202e}\u{7f}".chars().map(visible).collect();
+        assert_eq!(text, "a␛[2J↵␦␡");
+    }
+}

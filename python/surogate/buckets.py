@@ -1,0 +1,200 @@
+"""From `s3://` and `gs://` addresses to local files. The engine only ever sees files.
+
+Listing, signing, credentials and retries are obstore's, the Python face of the object_store library: the variables
+`AWS_*` and `GOOGLE_*`, web identities and a machine's own role. Keys of the AWS profile are added here. What was
+fetched is kept under its version and never fetched again. Which files belong to a split is the engine's to say.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from . import _native
+from .errors import DataError, RunError
+
+#: Files that are fetched at once.
+AT_ONCE = 8
+
+#: Times that a broken transfer is taken up again where it ended.
+ATTEMPTS = 5
+
+#: Bytes that are written at once.
+BLOCK = 8 << 20
+
+INSTALL = "data in a bucket need obstore: pip install 'surogate[cloud]'"
+
+
+def is_address(path: str) -> bool:
+    """Whether a data set's path lies in a bucket."""
+    return path.startswith(("s3://", "gs://"))
+
+
+def data_files(path: str, subset: str | None, split: str, endings: tuple[str, ...]) -> list[Path]:
+    """The local files of an object (known by the `endings` of its name), a pattern or a folder of a bucket: only those
+    of the subset and split are fetched."""
+    try:
+        import obstore
+    except ImportError as error:
+        raise RunError(f"data set `{path}`: {INSTALL}") from error
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise DataError(f"data set `{path}`: an address has the form `{scheme}://bucket/path`")
+    try:
+        store = _store(scheme, bucket)
+        objects = _objects(store, key, path, subset, split, endings)
+        place = cache_folder() / _origin(scheme) / quote(bucket, safe="")
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(lambda of: _fetched(store, of, place), objects))
+    except (obstore.exceptions.BaseError, OSError) as error:
+        raise RunError(f"data set `{path}`: {_reason(error, scheme)}") from error
+
+
+def cache_folder() -> Path:
+    """Where what was fetched is kept: SUROGATE_OBJECTS, else `surogate/objects` in the user's folder for caches."""
+    if own := os.environ.get("SUROGATE_OBJECTS"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surogate" / "objects"
+
+
+def _store(scheme: str, bucket: str) -> Any:
+    from obstore.store import GCSStore, S3Store
+
+    names = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"] if scheme == "s3" else ["GOOGLE_BASE_URL"]
+    endpoint = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    options: dict[str, Any] = {"client_options": {"allow_http": True}} if endpoint.startswith("http://") else {}
+    if scheme == "gs":
+        return GCSStore(bucket, **options)
+    return S3Store(bucket, **_profile(), **options)
+
+
+def _profile() -> dict[str, str]:
+    """Keys and region of the AWS profile, where the variables name none. Profiles without keys of their own are left to
+    the variables: `aws configure export-credentials --format env` prints them."""
+    home = Path.home() / ".aws"
+    name = os.environ.get("AWS_PROFILE") or "default"
+    values: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
+    ):
+        parser = configparser.RawConfigParser()
+        parser.read(os.environ.get(variable) or home / file, encoding="utf-8")
+        values |= dict(parser[section]) if parser.has_section(section) else {}
+    found: dict[str, str] = {}
+    if not os.environ.get("AWS_ACCESS_KEY_ID") and "aws_access_key_id" in values and "aws_secret_access_key" in values:
+        names = {"aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key"}
+        names["aws_session_token"] = "session_token"
+        found = {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
+    if not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION") and "region" in values:
+        found["region"] = values["region"]
+    return found
+
+
+def _objects(
+    store: Any, key: str, path: str, subset: str | None, split: str, endings: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """What is meant by a path: its objects, in the order in which they are read."""
+    import obstore
+
+    is_pattern = any(sign in key for sign in "*?[{")
+    if is_pattern or key.endswith(endings):
+        if subset is not None or split != "train":
+            what = f"subset `{subset}`" if subset is not None else f"split `{split}`"
+            raise DataError(f"data set `{path}`: a file has no {what} (remove the option, or give the folder)")
+        if not is_pattern:
+            return [obstore.head(store, key)]
+    parts = key.strip("/").split("/")
+    plain = next((i for i, part in enumerate(parts) if any(sign in part for sign in "*?[{")), len(parts))
+    prefix = "/".join(parts[:plain])
+    below = f"{prefix}/" if prefix else ""
+    listed = {of["path"].removeprefix(below): of for chunk in obstore.list(store, prefix or None) for of in chunk}
+    if is_pattern:
+        names = sorted(_native.matching_names("/".join(parts[plain:]), list(listed)))
+        if not names:
+            raise DataError(f"data set `{path}`: no object matches this pattern")
+        return [listed[name] for name in names]
+    card = None
+    if "README.md" in listed:
+        card = bytes(obstore.get(store, below + "README.md").bytes()).decode("utf-8", errors="replace")
+    return [listed[name] for name in _native.choose_files(path, list(listed), card, subset, split)]
+
+
+def _origin(scheme: str) -> str:
+    """The scheme, told apart by the server that the variables name."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if scheme == "s3" else ("GOOGLE_BASE_URL",)
+    server = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return f"{scheme}-{hashlib.sha256(server.encode()).hexdigest()[:12]}" if server else scheme
+
+
+def _fetched(store: Any, of: dict[str, Any], place: Path) -> Path:
+    """The local copy of an object in the version that the listing told."""
+    key, size = of["path"], int(of["size"])
+    version = f"{of.get('version') or ''}|{of.get('e_tag') or of['last_modified']}|{size}"
+    *folders, name = (quote(part, safe="=+,@ ").replace("..", "%2E%2E") for part in key.split("/"))
+    target = place.joinpath(*folders, hashlib.sha256(version.encode()).hexdigest()[:16], name)
+    if target.is_file() and target.stat().st_size == size:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes may fetch the same object: each writes a file of its own, and both are the same.
+    part = target.with_name(f".{name}.{os.getpid()}")
+    try:
+        with open(part, "wb") as file:
+            _receive(store, of, file, size)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _receive(store: Any, of: dict[str, Any], file: Any, size: int) -> None:
+    """Writes the object; a transfer that breaks is taken up where it ended, as long as the object is the same."""
+    import obstore
+
+    options: dict[str, Any] = {"if_match": of["e_tag"]} if of.get("e_tag") else {}
+    for attempt in range(ATTEMPTS + 1):
+        begin = file.tell()
+        if begin == size:
+            return
+        try:
+            asked = options | ({"range": {"offset": begin}} if begin else {})
+            for block in _blocks(obstore.get(store, of["path"], options=asked)):
+                file.write(block)
+        except obstore.exceptions.PreconditionError:
+            raise OSError(f"`{of['path']}` was written anew while it was read") from None
+        except obstore.exceptions.BaseError:
+            if attempt == ATTEMPTS:
+                raise
+    if file.tell() != size:
+        raise OSError(f"`{of['path']}` ends after {file.tell()} of {size} bytes")
+
+
+def _blocks(result: Any) -> Iterable[bytes]:
+    return result.stream(min_chunk_size=BLOCK)
+
+
+def _reason(error: Exception, scheme: str) -> str:
+    """The first line of what the library says, and what helps."""
+    text = str(error).split("\n", 1)[0].strip()
+    variables = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    open_to_all = "AWS_SKIP_SIGNATURE=true"
+    if scheme == "gs":
+        variables, open_to_all = "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE=true"
+    if isinstance(error, FileNotFoundError):
+        return f"there is no such object ({text})"
+    if "NoSuchBucket" in str(error):
+        return f"there is no such bucket ({text})"
+    if isinstance(error, PermissionError) or any(word in str(error) for word in ("403", "401", "credential")):
+        return f"access is refused: {text} (set {variables}; {open_to_all} for a bucket that is open to all)"
+    if "redirect" in str(error):
+        return f"{text} (set AWS_REGION to the bucket's region)"
+    return text

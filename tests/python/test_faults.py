@@ -98,6 +98,9 @@ class Run:
             largest = max((file.stat().st_size for file in self.straight.glob("checkpoint-*/*")), default=1)
             limit, allowed = self.moments.randrange(4096, largest), {0, 1}
         elif kind == "damaged":
+            if len(saved(self.output)) < 2:
+                # A run that is on its way has more than one checkpoint.
+                self.meets("killed")
             where = damage(self.moments, self.output)
             print(f"damaged: {where}")
             if where is not None:

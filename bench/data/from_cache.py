@@ -59,9 +59,7 @@ def main() -> None:
         )
     rates = [of["tokens_per_second"] / 1e6 for of in rounds]
     grown = max(of["memory_bytes"] for of in rounds) / 2**20
-    print(
-        f"median {statistics.median(rates):.1f} M tokens/s (least {min(rates):.1f}), at most {grown:.0f} MiB more"
-    )
+    print(f"median {statistics.median(rates):.1f} M tokens/s (least {min(rates):.1f}), at most {grown:.0f} MiB more")
 
 
 if __name__ == "__main__":

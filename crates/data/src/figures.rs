@@ -13,7 +13,7 @@ use crate::cache::{Found, Key, RowCache};
 use crate::corpus::DocumentSet;
 use crate::document::Document;
 use crate::gather::Gathering;
-use crate::loader::{Layout, Loader, LoaderSpec, Padding, Position, extent};
+use crate::loader::{Layout, Loader, LoaderSpec, Padding, Position, Share, extent};
 use crate::summary::DatasetSummary;
 
 const SEQ_LEN: usize = 2048;
@@ -72,6 +72,7 @@ fn reading_kept_rows() {
     let Found::Rows(corpus, _) = cache.find(&key, &|_| None) else { panic!("the entry was written") };
     let spec = LoaderSpec {
         batch_size: 8,
+        share: Share::WHOLE,
         seq_len: SEQ_LEN,
         layout: Layout::Packed,
         padding: Padding::End,

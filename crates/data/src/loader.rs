@@ -36,11 +36,26 @@ pub enum Padding {
     Beginning,
 }
 
+/// Which rows of each micro-batch of all ranks are dealt here. All ranks walk through one packing, so the rows of a step
+/// do not depend on how many share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// From 0.
+    pub rank: usize,
+    pub ranks: usize,
+}
+
+impl Share {
+    /// All rows.
+    pub const WHOLE: Share = Share { rank: 0, ranks: 1 };
+}
+
 /// What a [`Loader`] is told.
 #[derive(Clone, Debug)]
 pub struct LoaderSpec {
-    /// Rows of a micro-batch.
+    /// Rows of a micro-batch of one rank.
     pub batch_size: usize,
+    pub share: Share,
     /// Tokens of a row.
     pub seq_len: usize,
     pub layout: Layout,
@@ -146,25 +161,28 @@ impl Cursor {
     /// The next micro-batch; the last one is filled up with rows in which nothing is trained.
     fn next_batch(&mut self) -> Option<Batch> {
         let batch_size = self.spec.batch_size;
-        let rows: Vec<Vec<u32>> = std::iter::from_fn(|| self.next_row()).take(batch_size).collect();
-        if rows.is_empty() {
+        let Share { rank, ranks } = self.spec.share;
+        let of_all: Vec<Vec<u32>> = std::iter::from_fn(|| self.next_row()).take(batch_size * ranks).collect();
+        if of_all.is_empty() {
             return None;
         }
+        let rows = of_all.chunks(batch_size).nth(rank).unwrap_or_default();
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
             lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
         };
-        let longest = || rows.iter().map(length_of).max().unwrap_or(0);
+        // Ranks step together: they take the length that the longest row of all needs.
+        let longest = || of_all.iter().map(length_of).max().unwrap_or(0);
+        let joined = || of_all.chunks(batch_size).map(|rows| length_of(&rows.concat())).max().unwrap_or(0);
         let batch = match &self.spec.layout {
-            Layout::Packed => self.assemble(&rows, batch_size, self.spec.seq_len),
-            Layout::Padded(lengths) => self.assemble(&rows, batch_size, fitting(lengths, longest())),
+            Layout::Packed => self.assemble(rows, batch_size, self.spec.seq_len),
+            Layout::Padded(lengths) => self.assemble(rows, batch_size, fitting(lengths, longest())),
             Layout::Joined(lengths) => {
-                let joined = rows.concat();
-                let length = fitting(lengths, length_of(&joined));
-                self.assemble(&[joined], 1, length)
+                let length = fitting(lengths, joined());
+                self.assemble(&[rows.concat()], 1, length)
             }
         };
-        self.read.extend(rows.into_iter().flatten());
+        self.read.extend(rows.iter().flatten());
         if self.read.len() >= READ {
             self.documents.corpus.release(self.read.drain(..).map(|document| document as usize));
         }
@@ -342,6 +360,7 @@ fn spawn(mut cursor: Cursor, ahead: usize) -> Source {
 impl Cursor {
     fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
         assert!(spec.batch_size > 0 && spec.seq_len > 0, "a micro-batch has rows and tokens");
+        assert!(spec.share.rank < spec.share.ranks, "a rank is one of those that there are");
         if documents.is_empty() {
             return Err(DataError::invalid("datasets", "there are no documents to train on"));
         }
@@ -367,7 +386,7 @@ impl Cursor {
 pub struct Extent {
     /// Rows of all epochs.
     pub rows: u64,
-    /// Micro-batches; the last may hold empty rows.
+    /// Micro-batches of each rank; the last may hold empty rows, or nothing else.
     pub micro_batches: u64,
     /// Share of the first epoch's row tokens that are not padding, in 0..=1; padding counts up to `seq_len`.
     pub fill: f64,
@@ -388,5 +407,5 @@ pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, Data
     let rows = if spec.epochs == Some(0) { 0 } else { first + further };
     let tokens: usize = documents.members.iter().map(|&d| documents.corpus.length(d as usize)).sum();
     let fill = tokens as f64 / (first * spec.seq_len as u64) as f64;
-    Ok(Extent { rows, micro_batches: rows.div_ceil(spec.batch_size as u64), fill })
+    Ok(Extent { rows, micro_batches: rows.div_ceil((spec.batch_size * spec.share.ranks) as u64), fill })
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::cache::{EntryWriter, Found, RowCache, Stamp};
 use crate::corpus::Corpus;
-use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, SAMPLE, detect, encoder};
+use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, Part, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
@@ -87,6 +87,11 @@ pub fn prepare_cached(
         kept += usize::from(from == Origin::Kept);
         corpus.extend(&rows);
         summary.datasets.push(counted);
+    }
+    if taken < datasets.len()
+        && let Some(reason) = tokenizer.and_then(|tokenizer| tokenizer.encoder().slow_because())
+    {
+        notes.push(format!("this tokenizer is not for the faster encoder: {reason}"));
     }
     if let Some(Keeping { cache, .. }) = keeping {
         let sets = |n: usize| if n == 1 { "1 set".to_owned() } else { format!("{n} sets") };
@@ -245,7 +250,9 @@ fn read_dataset(
     gathering: &mut Gathering,
     summary: &mut DatasetSummary,
 ) -> Result<(), DataError> {
-    let rows = rows.take(spec.samples.unwrap_or(usize::MAX));
+    let Part { number, of } = spec.part;
+    assert!(number < of, "a part is one of those that there are");
+    let rows = rows.take(spec.samples.unwrap_or(usize::MAX)).skip(number).step_by(of);
     let truncation = spec.kind.truncation(options.truncation);
     let expected = encoder.expected();
     let encode = |row: &Row| -> Result<Vec<Document>, RowError> {

@@ -4,12 +4,14 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 use tokenizers::PostProcessorWrapper;
 
 use crate::error::{DataError, RowError, RowReason};
+use crate::fast_encoder::FastEncoder;
 
 /// Token ids with the bytes of the text that each stands for. Tokens that the tokenizer adds itself have an empty
 /// range.
@@ -24,6 +26,8 @@ pub trait Tokenize: Send + Sync {
     /// `special`: let the tokenizer add its own tokens (usually BOS). Special tokens inside the text are recognised.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, RowError>;
     fn encode_with_offsets(&self, text: &str, special: bool) -> Result<Encoded, RowError>;
+    /// Why texts are encoded by the library of record and not by the faster encoder; `None`: they are not.
+    fn slow_because(&self) -> Option<&str>;
     fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, RowError>;
     fn token_to_id(&self, token: &str) -> Option<u32>;
     fn id_to_token(&self, id: u32) -> Option<String>;
@@ -224,13 +228,19 @@ fn template_texts(folder: &Path, config: &Map<String, Value>) -> Result<(Option<
     }
 }
 
-/// The tokenizers crate.
-struct Library {
+/// The variable that chooses the encoder: `library` for that of record, to compare.
+const ENCODER: &str = "SUROGATE_ENCODER";
+
+/// The tokenizers crate, and the faster encoder where it gives the same.
+pub(crate) struct Library {
     tokenizer: tokenizers::Tokenizer,
+    path: PathBuf,
+    /// Made at the first text, or why there is none.
+    fast: OnceLock<Result<FastEncoder, String>>,
 }
 
 impl Library {
-    fn open(path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let invalid = |e: tokenizers::Error| DataError::invalid(path.display(), e);
         let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(invalid)?;
         tokenizer.with_truncation(None).map_err(invalid)?;
@@ -239,7 +249,21 @@ impl Library {
             keep_white_space(&mut processor);
             tokenizer.with_post_processor(Some(processor));
         }
-        Ok(Library { tokenizer })
+        Ok(Library { tokenizer, path: path.to_owned(), fast: OnceLock::new() })
+    }
+
+    pub(crate) fn fast(&self) -> &Result<FastEncoder, String> {
+        let reference = |text: &str, special| self.encode_slowly(text, special).ok();
+        self.fast.get_or_init(|| match std::env::var(ENCODER) {
+            Ok(name) if name == "library" => Err(format!("{ENCODER} names the library")),
+            _ => FastEncoder::open(&self.path, &self.tokenizer, &reference),
+        })
+    }
+
+    /// By the library of record.
+    pub(crate) fn encode_slowly(&self, text: &str, special: bool) -> Result<Encoded, RowError> {
+        let encoding = self.tokenizer.encode(text, special).map_err(row_error)?;
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
     fn special_texts(&self) -> Vec<String> {
@@ -264,12 +288,16 @@ fn row_error(error: tokenizers::Error) -> RowError {
 
 impl Tokenize for Library {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, RowError> {
-        Ok(self.tokenizer.encode_fast(text, special).map_err(row_error)?.get_ids().to_vec())
+        Ok(self.encode_with_offsets(text, special)?.ids)
     }
 
     fn encode_with_offsets(&self, text: &str, special: bool) -> Result<Encoded, RowError> {
-        let encoding = self.tokenizer.encode(text, special).map_err(row_error)?;
-        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+        let fast = self.fast().as_ref().ok().and_then(|fast| fast.encode(text, special));
+        fast.map_or_else(|| self.encode_slowly(text, special), Ok)
+    }
+
+    fn slow_because(&self) -> Option<&str> {
+        self.fast().as_ref().err().map(String::as_str)
     }
 
     fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, RowError> {

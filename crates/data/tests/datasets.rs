@@ -90,6 +90,7 @@ fn instructions_train_the_answer_and_the_end_token() {
     let documents = DocumentSet::all(prepared.corpus);
     let spec = LoaderSpec {
         batch_size: 2,
+        share: data::Share::WHOLE,
         seq_len: 1024,
         layout: Layout::Packed,
         padding: data::Padding::End,
@@ -361,4 +362,31 @@ fn a_split_and_a_pattern_choose_files() {
     let one =
         DatasetSpec { split: "test".to_owned(), ..dataset(folder.path().join("test.jsonl"), DatasetKind::Tokens) };
     assert!(firsts(one).unwrap_err().contains("a file has no split"));
+}
+
+/// What nodes read: each its own rows, together all of them, none twice; broken rows are counted where they lie.
+#[test]
+fn parts_of_a_set_are_rows_in_turn() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("a.jsonl");
+    let rows =
+        (0..50).map(|i| if i == 31 { "broken\n".to_owned() } else { format!("{{\"input_ids\": [{i}, 400]}}\n") });
+    fs::write(&path, rows.collect::<String>()).unwrap();
+    let spec = DatasetSpec { samples: Some(40), ..dataset(path, DatasetKind::Tokens) };
+    let firsts = |number: usize, of: usize| {
+        let spec = DatasetSpec { part: data::Part { number, of }, ..spec.clone() };
+        let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).unwrap();
+        let firsts = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids[0]).collect::<Vec<_>>();
+        (firsts, prepared.summary.datasets[0].rows_read, prepared.summary.datasets[0].failures())
+    };
+    for of in [1, 3, 4] {
+        let parts: Vec<_> = (0..of).map(|number| firsts(number, of)).collect();
+        assert_eq!(parts.iter().map(|part| (part.1, part.2)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)), (40, 1));
+        for (number, (firsts, ..)) in parts.iter().enumerate() {
+            assert!(firsts.iter().all(|&i| i as usize % of == number));
+        }
+        let mut all: Vec<i32> = parts.into_iter().flat_map(|part| part.0).collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq((0..40).filter(|&i| i != 31)), "{of} parts");
+    }
 }

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use data::{Batch, Corpus, Document, DocumentSet, IGNORE, Layout, Loader, LoaderSpec, Padding, Position, extent};
+use tensor::philox::{Purpose, word};
+
+use data::{
+    Batch, Corpus, Document, DocumentSet, IGNORE, Layout, Loader, LoaderSpec, Padding, Position, Share, extent,
+};
 
 const PAD: i32 = 0;
 
@@ -20,6 +24,7 @@ fn spec(layout: Layout, prefetch: usize) -> LoaderSpec {
     let padding = Padding::End;
     LoaderSpec {
         batch_size: 3,
+        share: Share::WHOLE,
         seq_len: 32,
         layout,
         padding,
@@ -264,4 +269,78 @@ fn padding_in_front_and_no_padding_train_the_same_tokens() {
         Loader::new(documents.clone(), spec(Layout::Joined(vec![24, 48, 96]), 0), Position::default()).unwrap();
     loader.by_ref().take(half).for_each(drop);
     assert_eq!(batches(&documents, &spec(Layout::Joined(vec![24, 48, 96]), 0), loader.position()), joined[half..]);
+}
+
+/// The rows of `ranks` loaders of one micro-batch, one below the other, as one loader of so many times the rows has them.
+fn below_each_other(parts: &[Batch]) -> Batch {
+    let mut all = Batch {
+        batch: 0,
+        input_ids: vec![],
+        position_ids: vec![],
+        targets: vec![],
+        weights: vec![],
+        document_start: vec![],
+        ..parts[0].clone()
+    };
+    for part in parts {
+        assert_eq!(part.seq_len, all.seq_len, "ranks step together");
+        all.batch += part.batch;
+        all.input_ids.extend(&part.input_ids);
+        all.position_ids.extend(&part.position_ids);
+        all.targets.extend(&part.targets);
+        all.weights.extend(&part.weights);
+        all.document_start.extend(&part.document_start);
+    }
+    all
+}
+
+#[test]
+fn ranks_deal_one_packing_among_themselves() {
+    let documents = corpus(150);
+    for layout in [Layout::Packed, Layout::Padded(vec![8, 16, 32])] {
+        let alone = LoaderSpec { batch_size: 6, ..spec(layout.clone(), 0) };
+        let whole = batches(&documents, &alone, Position::default());
+        for ranks in [2, 3, 6] {
+            let of = |rank: usize, from: Position| {
+                let share = Share { rank, ranks };
+                let of = LoaderSpec { batch_size: 6 / ranks, share, ..spec(layout.clone(), 2) };
+                assert_eq!(extent(&documents, &of).unwrap(), extent(&documents, &alone).unwrap());
+                Loader::new(documents.clone(), of, from).unwrap()
+            };
+            let mut loaders: Vec<Loader> = (0..ranks).map(|rank| of(rank, Position::default())).collect();
+            for (number, expected) in whole.iter().enumerate() {
+                let parts: Vec<Batch> = loaders.iter_mut().map(|loader| loader.next().unwrap()).collect();
+                assert_eq!(&below_each_other(&parts), expected, "{ranks} ranks");
+                let position = loaders[0].position();
+                assert!(loaders.iter().all(|loader| loader.position() == position));
+                // Another number of ranks goes on where these are.
+                if number == whole.len() / 2 {
+                    let rest: Vec<Batch> = Loader::new(documents.clone(), alone.clone(), position).unwrap().collect();
+                    assert_eq!(rest, whole[number + 1..]);
+                }
+            }
+            assert!(loaders.iter_mut().all(|loader| loader.next().is_none()));
+        }
+    }
+}
+
+/// Lengths of conversations, questions and texts as data sets have them: packing wastes little of any.
+#[test]
+fn rows_are_full_for_lengths_of_many_kinds() {
+    let random = |i: u64, k: u32| f64::from(word(3, Purpose::Shuffle, 6, k, i)) / f64::from(u32::MAX);
+    let normal = |i| (-2.0 * random(i, 0).max(1e-9).ln()).sqrt() * (std::f64::consts::TAU * random(i, 1)).cos();
+    let seq_len = 2048.0;
+    let kinds: [(&str, &dyn Fn(u64) -> f64); 3] = [
+        ("conversations", &|i| 600.0 * (0.9 * normal(i)).exp()),
+        ("questions", &|i| 150.0 * (0.5 * normal(i)).exp()),
+        ("texts in pieces", &|i| if random(i, 2) < 0.6 { seq_len } else { seq_len * random(i, 3) }),
+    ];
+    for (name, length) in kinds {
+        let document = |i: u64| Document::all_trained(vec![1; (length(i).min(seq_len) as usize).max(2)]);
+        let documents = DocumentSet::all(Arc::new(Corpus::of((0..12_000).map(document))));
+        let spec = LoaderSpec { seq_len: seq_len as usize, epochs: Some(1), ..spec(Layout::Packed, 0) };
+        let fill = extent(&documents, &spec).unwrap().fill;
+        println!("{name}: {:.2} % full", 100.0 * fill);
+        assert!(fill >= 0.97, "{name}: {fill}");
+    }
 }

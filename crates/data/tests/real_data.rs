@@ -162,6 +162,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
     }
     let spec = LoaderSpec {
         batch_size: 2,
+        share: data::Share::WHOLE,
         seq_len: 2048,
         layout: Layout::Packed,
         padding: data::Padding::End,

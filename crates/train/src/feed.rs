@@ -11,7 +11,7 @@ use data::show::ShownRow;
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent,
     InstructionColumns, Keeping, Layout, Loader, LoaderSpec, Padding, Position, PrepareOptions, Prepared, RowCache,
-    Summary, SystemPrompt, Tokenizer, Truncation,
+    Share, Summary, SystemPrompt, Tokenizer, Truncation,
 };
 use program::{Arch, Documents, Machine, Variant};
 
@@ -95,6 +95,7 @@ impl Feed {
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
         let train_spec = LoaderSpec {
             batch_size,
+            share: Share::WHOLE,
             seq_len: row,
             layout,
             padding: match config.template.padding_side {

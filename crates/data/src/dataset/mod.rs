@@ -41,13 +41,28 @@ pub struct DatasetSpec {
     pub kind: DatasetKind,
     /// Only the first rows, if set.
     pub samples: Option<usize>,
+    /// Which of these rows are read here.
+    pub part: Part,
+}
+
+/// Rows number, number + of, number + 2·of, … of a set: what one of several nodes reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// From 0.
+    pub number: usize,
+    pub of: usize,
+}
+
+impl Part {
+    /// Every row.
+    pub const WHOLE: Part = Part { number: 0, of: 1 };
 }
 
 impl DatasetSpec {
     /// All rows of the split for training.
     pub fn new(path: impl Into<PathBuf>, kind: DatasetKind) -> Self {
         let split = crate::rows::files::TRAIN.to_owned();
-        DatasetSpec { path: path.into(), files: None, subset: None, split, kind, samples: None }
+        DatasetSpec { path: path.into(), files: None, subset: None, split, kind, samples: None, part: Part::WHOLE }
     }
 }
 

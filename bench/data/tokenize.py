@@ -43,7 +43,8 @@ def encode(rows):
     return {"input_ids": told["input_ids"], "labels": labels}
 
 rows = Dataset.from_json(data, cache_dir=cache)
-done = rows.map(encode, batched=True, num_proc=int(workers) if len(rows) > 1 else None, remove_columns=rows.column_names)
+several = int(workers) if len(rows) > 1 else None
+done = rows.map(encode, batched=True, num_proc=several, remove_columns=rows.column_names)
 print("TOKENS", sum(map(len, done["input_ids"])), sum(x != -100 for row in done["labels"] for x in row))
 """
 
@@ -143,7 +144,8 @@ def main() -> None:
             for index, what in enumerate(("wall", "processor")):
                 ratios = sorted(pair["peer"][index] / pair[name][index] for pair in rounds)
                 print(
-                    f"{name}: {statistics.median(ratios):.2f}x of the peer by {what} time ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+                    f"{name}: {statistics.median(ratios):.2f}x of the peer by {what} time "
+                    f"({ratios[0]:.2f}-{ratios[-1]:.2f})"
                 )
 
 

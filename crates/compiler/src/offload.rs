@@ -15,10 +15,8 @@ const SLICE_BYTES: usize = 32 << 20;
 /// What lies in host memory: the options, with everything decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Offload {
-    pub residual: bool,
     pub master: bool,
     pub optimizer: bool,
-    pub gradients: bool,
     /// The update works on states and copies where they lie.
     pub zero_copy: bool,
     write_combined: bool,
@@ -30,21 +28,18 @@ impl Offload {
     pub fn new(options: &CompileOptions) -> Offload {
         let of = &options.plan.offload;
         Offload {
-            residual: of.residual.unwrap_or(false),
             master: of.master.unwrap_or(false),
             optimizer: of.optimizer.unwrap_or(false),
-            gradients: of.gradients.unwrap_or(false),
             zero_copy: of.zero_copy,
             write_combined: of.write_combined,
             slice_bytes: of.slice_bytes.unwrap_or(SLICE_BYTES),
         }
     }
 
-    /// Whose memory an arena is. What checkpoints read is never write-combined.
+    /// Whose memory an arena is. What the host reads for a checkpoint is never write-combined.
     pub fn place(&self, of: ArenaId) -> Place {
         let host = |on: bool, write_combined: bool| if on { Place::Host { write_combined } } else { Place::Device };
         match of {
-            arena::GRADIENTS => host(self.gradients, self.write_combined),
             arena::OPTIMIZER => host(self.optimizer, false),
             arena::MASTERS => host(self.master, false),
             arena::WAITING => host(true, self.write_combined),
@@ -58,7 +53,7 @@ pub(crate) fn check(options: &CompileOptions) -> Result<(), CompileError> {
     let of = &options.plan.offload;
     let optimizer = options.training.as_ref().and_then(|training| training.optimizer.as_ref());
     let matrices = optimizer.is_some_and(|optimizer| matches!(optimizer.kind, OptimizerKind::NorMuon { .. }));
-    let asked = [("offload_optimizer", of.optimizer), ("offload_master", of.master), ("offload_grads", of.gradients)];
+    let asked = [("offload_optimizer", of.optimizer), ("offload_master", of.master)];
     match asked.into_iter().find(|(_, asked)| matrices && *asked == Some(true)) {
         Some((name, _)) => Err(CompileError::Options(format!(
             "`{name}: true` is not available yet with `optimizer: normuon`, whose matrices are updated as a whole"

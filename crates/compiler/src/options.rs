@@ -53,8 +53,6 @@ pub struct OffloadOptions {
     pub master: Option<bool>,
     /// Optimizer states.
     pub optimizer: Option<bool>,
-    /// Gradients of what is trained, between micro-steps and until the update.
-    pub gradients: Option<bool>,
     /// The update reads and writes states and copies where they lie, instead of moving them slice by slice.
     pub zero_copy: bool,
     /// What the host never reads may lie in write-combined memory.

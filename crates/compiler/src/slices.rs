@@ -22,11 +22,10 @@ pub(crate) struct Slice {
     moved: Vec<Moved>,
 }
 
-/// A tensor that is fetched for the update, and stored behind it if the update writes it.
+/// A tensor that is fetched for the update, and stored behind it.
 struct Moved {
     host: TensorRef,
     device: TensorRef,
-    written: bool,
 }
 
 /// All slices of an update in order.
@@ -43,8 +42,7 @@ impl Slices {
         let mut all = Vec::new();
         let mut slot_bytes = 0;
         for run in runs {
-            let bytes: usize =
-                tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(|(t, _)| t.bytes()).sum();
+            let bytes: usize = tensors(&mut run.clone()).iter().filter(|t| moves(t.arena)).map(|t| t.bytes()).sum();
             if bytes == 0 {
                 all.push(Slice { run: run.clone(), start: None, moved: Vec::new() });
                 continue;
@@ -71,26 +69,24 @@ impl Slice {
     /// Gives what moves a place behind one another; says how many bytes they take.
     fn lay_out(&mut self, moves: impl Fn(ArenaId) -> bool) -> usize {
         let mut end = 0;
-        for (tensor, written) in tensors(&mut self.run).into_iter().filter(|(t, _)| moves(t.arena)) {
+        for tensor in tensors(&mut self.run).into_iter().filter(|t| moves(t.arena)) {
             let device = TensorRef::dense(arena::ACTIVATIONS, end, tensor.dtype, tensor.shape.clone());
             end = align(end + device.bytes(), ALIGNMENT_BYTES);
             let host = std::mem::replace(tensor, device.clone());
-            self.moved.push(Moved { host, device, written });
+            self.moved.push(Moved { host, device });
         }
         end
     }
 
     fn shift(&mut self, by: usize) {
-        let run = tensors(&mut self.run).into_iter().map(|(tensor, _)| tensor);
+        let run = tensors(&mut self.run).into_iter();
         let moved = self.moved.iter_mut().map(|moved| &mut moved.device);
         run.filter(|tensor| tensor.arena == arena::ACTIVATIONS).chain(moved).for_each(|tensor| tensor.offset += by);
     }
 }
 
-/// The tensors of a run that may lie in host memory, each with whether the update writes it.
-fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
-    let mut all = vec![(&mut run.gradient, false)];
-    all.extend(run.master.as_mut().map(|master| (master, true)));
+/// The tensors of a run that may lie in host memory.
+fn tensors(run: &mut Run) -> Vec<&mut TensorRef> {
     let states = match run.state.as_mut().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => vec![first, second],
         OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
@@ -98,8 +94,7 @@ fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
         }
         OptimizerState::Matrices { first, rows } => vec![first, rows],
     };
-    all.extend(states.into_iter().map(|state| (state, true)));
-    all
+    run.master.iter_mut().chain(states).collect()
 }
 
 /// The part of a run from an element on, which begins a block of the optimizer.
@@ -129,9 +124,8 @@ fn part(run: &Run, start: usize, elements: usize) -> Run {
 pub(crate) struct Pipeline<'a> {
     moving: Vec<&'a Slice>,
     fetched: Vec<EventId>,
-    /// When the place of a slice is free again.
+    /// When a slice is stored, and its place free again.
     freed: Vec<EventId>,
-    last_stored: Option<EventId>,
     from: Provenance,
 }
 
@@ -139,7 +133,7 @@ impl<'a> Pipeline<'a> {
     /// Begins to fetch the first slices.
     pub fn begin(slices: &'a Slices, from: Provenance, stream: &mut Stream) -> Pipeline<'a> {
         let moving = slices.all.iter().filter(|slice| !slice.moved.is_empty()).collect();
-        let mut pipeline = Pipeline { moving, fetched: Vec::new(), freed: Vec::new(), last_stored: None, from };
+        let mut pipeline = Pipeline { moving, fetched: Vec::new(), freed: Vec::new(), from };
         (0..SLOTS).for_each(|_| pipeline.fetch(stream));
         pipeline
     }
@@ -170,25 +164,19 @@ impl<'a> Pipeline<'a> {
             return;
         }
         let computed = stream.record(Lane::Compute, &self.from);
-        let written: Vec<&Moved> = slice.moved.iter().filter(|moved| moved.written).collect();
-        let freed = match written.is_empty() {
-            true => computed,
-            false => {
-                stream.wait(Lane::ToHost, computed, &self.from);
-                for moved in written {
-                    stream.transfer(Lane::ToHost, (moved.device.clone(), moved.host.clone()), &self.from);
-                }
-                *self.last_stored.insert(stream.record(Lane::ToHost, &self.from))
-            }
-        };
-        self.freed.push(freed);
+        stream.wait(Lane::ToHost, computed, &self.from);
+        for moved in &slice.moved {
+            stream.transfer(Lane::ToHost, (moved.device.clone(), moved.host.clone()), &self.from);
+        }
+        let stored = stream.record(Lane::ToHost, &self.from);
+        self.freed.push(stored);
         self.fetch(stream);
     }
 
     /// Waits for what is still under way.
     pub fn end(self, stream: &mut Stream) {
-        if let Some(stored) = self.last_stored {
-            stream.wait(Lane::Compute, stored, &self.from);
+        if let Some(stored) = self.freed.last() {
+            stream.wait(Lane::Compute, *stored, &self.from);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! cheap ones first. Nothing is changed in the run itself.
 
 use options::Setting;
-use program::Machine;
+use program::{Arch, Machine};
 
 use crate::config::{Config, Dtype, OptimizerKind};
 use crate::error::TrainError;
@@ -29,13 +29,14 @@ pub fn with_advice(error: TrainError, config: &Config, source: &ModelSource, mac
 /// Single changes that suffice; where none does, the shortest list of them that does, as one text.
 fn changes(config: &Config, source: &ModelSource, machine: &Machine) -> Vec<String> {
     let fits = |config: &Config| Preview::new(config, source, machine).is_ok();
-    let single = CHANGES.iter().filter_map(|change| least(*change, config, source, fits));
+    let known = CHANGES.iter().filter(|(of_gpu, _)| !of_gpu || machine.arch != Arch::Cpu).map(|(_, change)| change);
+    let single = known.clone().filter_map(|change| least(*change, config, source, fits));
     let enough: Vec<String> = single.take(MOST).map(|(_, text)| text).collect();
     if !enough.is_empty() {
         return enough;
     }
     let (mut changed, mut told) = (config.clone(), Vec::new());
-    for change in CHANGES {
+    for change in known {
         if let Some((_, text)) = least(*change, &changed, source, fits) {
             told.push(text);
             return vec![told.join(" and ")];
@@ -73,8 +74,17 @@ fn least(
 type Change = fn(&mut Config, &ModelSource) -> Option<String>;
 
 /// Those that keep the numbers of training come first.
-const CHANGES: &[Change] =
-    &[planned, smaller_batch, raised_limit, smaller_states, half_precision, shorter_rows, adapters];
+/// With each whether it is one for GPUs alone.
+const CHANGES: &[(bool, Change)] = &[
+    (false, planned),
+    (false, smaller_batch),
+    (true, moved_to_host),
+    (false, raised_limit),
+    (false, smaller_states),
+    (false, half_precision),
+    (false, shorter_rows),
+    (false, adapters),
+];
 
 /// Parts that are kept by order are left to the plan.
 fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
@@ -88,6 +98,7 @@ fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
         ("recompute_att", &mut of.recompute_att),
         ("recompute_block", &mut of.recompute_block),
         ("recompute_lora", &mut of.recompute_lora),
+        ("offload_residual", &mut config.offload.offload_residual),
     ] {
         if *setting == Setting::Value(false) {
             *setting = Setting::Auto;
@@ -118,6 +129,31 @@ fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
             of.per_device_train_batch_size, of.gradient_accumulation_steps
         )
     })
+}
+
+/// What only the update needs waits in host memory.
+fn moved_to_host(config: &mut Config, _: &ModelSource) -> Option<String> {
+    let normuon = config.optimizer.optimizer == OptimizerKind::NorMuon;
+    let copies = config.precision.master_dtype == Setting::Value(Dtype::Float32)
+        && config.model.torch_dtype != Setting::Value(Dtype::Float32);
+    let of = &mut config.offload;
+    for (name, setting, there) in
+        [("offload_optimizer", &mut of.offload_optimizer, true), ("offload_master", &mut of.offload_master, copies)]
+    {
+        if there && !normuon && *setting != Setting::Value(true) {
+            *setting = Setting::Value(true);
+            let both = name == "offload_master";
+            return Some(
+                if both {
+                    "`offload_optimizer: true` with `offload_master: true`"
+                } else {
+                    "`offload_optimizer: true`"
+                }
+                .into(),
+            );
+        }
+    }
+    None
 }
 
 fn raised_limit(config: &mut Config, _: &ModelSource) -> Option<String> {

@@ -107,7 +107,6 @@ fn memory_options(config: &Config) -> PlanOptions {
             residual: asked(config.offload.offload_residual),
             master: asked(config.offload.offload_master),
             optimizer: asked(config.offload.offload_optimizer),
-            gradients: asked(config.offload.offload_grads),
             zero_copy: config.offload.use_zero_copy,
             write_combined: config.offload.use_write_combined,
             slice_bytes: None,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use program::Machine;
 use serde_json::{Value, json};
 use stories::{Lines, config, events, losses, names, source};
+use train::preview::Preview;
 use train::{Device, Outcome};
 
 fn device(machine: Machine) -> Arc<Device> {
@@ -84,4 +85,31 @@ fn copies_that_are_not_there_are_not_moved() {
     let refused = train::run(config(place.path(), &options), source(), device(Machine::h200()), &mut Lines::default());
     let message = refused.err().unwrap().to_string();
     assert!(message.contains("offload_master") && message.contains("master_dtype: float32"), "{message}");
+}
+
+#[test]
+fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
+    let place = tempfile::tempdir().unwrap();
+    let options = json!({"device": "auto", "lora": false, "offload_optimizer": true, "use_write_combined": true,
+        "offload_residual": true, "recompute_block": true, "memory_limit": null});
+    let preview =
+        |more: Value| Preview::advised(&config(place.path(), &merged(&[&options, &more])), &source(), &Machine::h200());
+    for in_place in [false, true] {
+        let found = preview(json!({"use_zero_copy": in_place})).unwrap();
+        let (text, host) = (found.plan_text(), found.estimate().host.unwrap());
+        assert!(text.contains("On the host:") && text.contains("tokens a step"), "{text}");
+        assert!(
+            text.contains("optimizer      page-locked\n") && text.contains("page-locked, write-combined"),
+            "{text}"
+        );
+        // f32 states of the whole model, there and back.
+        let states: usize =
+            found.program.host_memory().iter().filter(|l| l.class == "optimizer").map(|l| l.bytes).sum();
+        assert!((host.update_bytes / (2 * states) as f64 - 1.0).abs() < 0.02, "{} of {states}", host.update_bytes);
+        assert!(host.micro_step_bytes > 0.0 && host.update_seconds > 0.0);
+    }
+    let refused =
+        preview(json!({"memory_limit": "601MiB", "offload_optimizer": "auto", "per_device_train_batch_size": 1}));
+    let message = refused.err().unwrap().to_string();
+    assert!(message.contains("`offload_optimizer: true`"), "{message}");
 }

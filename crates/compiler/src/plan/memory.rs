@@ -31,7 +31,7 @@ impl<'a> Memory<'a> {
         let on_device = |arena: ArenaId, bytes: usize| if offload.place(arena) == Place::Device { bytes } else { 0 };
         let of_parameters = parameters.weights_bytes
             + parameters.adapters_bytes
-            + on_device(arena::GRADIENTS, parameters.gradients_bytes)
+            + parameters.gradients_bytes
             + on_device(arena::OPTIMIZER, parameters.optimizer_bytes)
             + on_device(arena::MASTERS, parameters.masters_bytes);
         let rest = lowering.batch_bytes + lowering.constant_bytes() + SCALAR_BYTES + machine.context_bytes;

@@ -4,7 +4,7 @@
 mod text;
 
 use graph::Graph;
-use program::{Arch, Documents, EntryKind, Machine, Program, Variant};
+use program::{Arch, Documents, EntryKind, Instruction, Lane, Machine, Place, Program, TensorRef, Variant};
 
 use crate::advice::with_advice;
 use crate::config::Config;
@@ -40,7 +40,26 @@ pub struct Estimate {
     pub step_flops: f64,
     /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
     pub step_bytes: f64,
+    /// What lies on the host, where something does.
+    pub host: Option<HostEstimate>,
 }
+
+/// What it costs that something lies in host memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostEstimate {
+    /// Bytes between device and host in a micro-step after the first, and in the update.
+    pub micro_step_bytes: f64,
+    pub update_bytes: f64,
+    /// Seconds of these in which nothing is computed.
+    pub micro_step_seconds: f64,
+    pub update_seconds: f64,
+    /// Tokens of a step from which it costs less than [`FREE`] of the step; none where no number of micro-steps
+    /// makes it that cheap.
+    pub free_tokens: Option<u64>,
+}
+
+/// Share of a step that is as good as nothing.
+const FREE: f64 = 0.015;
 
 fn variant(config: &Config, plan: &Plan, machine: &Machine) -> Variant {
     let (batch, seq_len) = (config.training.per_device_train_batch_size as usize, plan.sequence_len);
@@ -105,6 +124,36 @@ impl Preview {
             tokens_per_second: tokens / step_seconds,
             step_flops: first.flops + next.flops * more + update.flops,
             step_bytes: first.bytes + next.bytes * more + update.bytes,
+            host: self.host_estimate(),
         }
+    }
+
+    fn host_estimate(&self) -> Option<HostEstimate> {
+        if self.program.host_memory().is_empty() {
+            return None;
+        }
+        let mut at_hand = self.program.clone();
+        at_hand.arenas.iter_mut().for_each(|arena| arena.place = Place::Device);
+        let of = |kind: EntryKind| {
+            let entry = self.program.entries.iter().find(|entry| entry.kind == kind)?;
+            let (found, without) = (program::estimate(entry, &self.program), program::estimate(entry, &at_hand));
+            let reached = entry.steps.iter().filter(|step| step.instruction.lane() == Lane::Compute);
+            let reached: usize = reached.map(|step| self.reached_bytes(&step.instruction)).sum();
+            let waiting = found.seconds - (without.seconds - without.waiting);
+            Some((found.transferred + reached as f64, waiting.max(0.0), found.seconds))
+        };
+        let (micro_step_bytes, micro_step_seconds, seconds) = of(EntryKind::NextMicroStep)?;
+        let (update_bytes, update_seconds, _) = of(EntryKind::Update)?;
+        let spare = FREE * seconds - micro_step_seconds;
+        let micro_steps = (update_seconds / spare).ceil().max(1.0);
+        let free_tokens = (spare > 0.0).then(|| micro_steps as u64 * (self.batch * self.sequence_len) as u64);
+        Some(HostEstimate { micro_step_bytes, update_bytes, micro_step_seconds, update_seconds, free_tokens })
+    }
+
+    /// Bytes of host memory that an instruction of the computation reads and writes in place.
+    fn reached_bytes(&self, instruction: &Instruction) -> usize {
+        let on_host = |at: &&TensorRef| self.program.arenas[at.arena.0 as usize].is_on_host();
+        let bytes = |of: Vec<&TensorRef>| of.into_iter().filter(on_host).map(TensorRef::bytes).sum::<usize>();
+        bytes(instruction.reads()) + 2 * bytes(instruction.writes())
     }
 }

@@ -3,7 +3,7 @@
 use program::{MemoryLine, PlanLine};
 use serde_json::{Value, json};
 
-use super::Preview;
+use super::{HostEstimate, Preview};
 
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -53,7 +53,7 @@ impl Preview {
              Expected, from rates measured in steps:\n\
              {:>12.2} ms  a micro-step\n{:>12.2} ms  the update\n{:>12.2} ms  a step, {:.0} tokens a second\n\
              {:>12.2} ms  a step at the machine's ceilings, which no run beats\n\
-             {:>12.3} TFLOP and {:.3} TB moved in a step\n{notes}",
+             {:>12.3} TFLOP and {:.3} TB moved in a step\n{}{notes}",
             self.program.name,
             machine.name,
             machine.arch,
@@ -70,6 +70,7 @@ impl Preview {
             of.ceiling_seconds * 1e3,
             of.step_flops / 1e12,
             of.step_bytes / 1e12,
+            of.host.as_ref().map(host_text).unwrap_or_default(),
         )
     }
 
@@ -131,10 +132,32 @@ impl Preview {
                 "tokens_per_second": of.tokens_per_second,
                 "step_flops": of.step_flops,
                 "step_bytes": of.step_bytes,
+                "host": of.host.map(|host| json!({
+                    "micro_step_bytes": host.micro_step_bytes,
+                    "update_bytes": host.update_bytes,
+                    "micro_step_seconds": host.micro_step_seconds,
+                    "update_seconds": host.update_seconds,
+                    "free_tokens": host.free_tokens,
+                })),
             },
             "notes": self.notes,
         })
     }
+}
+
+fn host_text(of: &HostEstimate) -> String {
+    let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+    let free = match of.free_tokens {
+        Some(tokens) => format!("free (under 1.5 %) from {tokens} tokens a step"),
+        None => "free at no number of tokens a step".to_owned(),
+    };
+    format!(
+        "{:>12.3} GiB a micro-step and {:.3} GiB in the update between device and host, waiting {:.2} and {:.2} ms: {free}\n",
+        gib(of.micro_step_bytes),
+        gib(of.update_bytes),
+        of.micro_step_seconds * 1e3,
+        of.update_seconds * 1e3,
+    )
 }
 
 fn decision_text(of: &PlanLine) -> String {

@@ -108,8 +108,10 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
         assert!((host.update_bytes / (2 * states) as f64 - 1.0).abs() < 0.02, "{} of {states}", host.update_bytes);
         assert!(host.micro_step_bytes > 0.0 && host.update_seconds > 0.0);
     }
-    let refused =
-        preview(json!({"memory_limit": "601MiB", "offload_optimizer": "auto", "per_device_train_batch_size": 1}));
+    let tight = json!({"offload_optimizer": "auto", "per_device_train_batch_size": 4, "sequence_len": 512,
+        "lmhead_chunks": 1, "attn_bwd_chunks": 1});
+    let whole = preview(tight.clone()).unwrap().memory_bytes();
+    let refused = preview(merged(&[&tight, &json!({"memory_limit": whole - 1_000_000})]));
     let message = refused.err().unwrap().to_string();
     assert!(message.contains("`offload_optimizer: true`"), "{message}");
 }

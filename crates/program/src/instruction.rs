@@ -30,6 +30,12 @@ pub enum Arg {
     Output(usize),
     /// Address inside the instruction's scratch memory, in bytes from its start.
     Scratch(usize),
+    /// A description of an input of four axes for the copy engine of Hopper and later (64-byte aligned, 128 bytes):
+    /// it moves boxes of these extents, zeros where they leave the tensor, in the 128-byte swizzle.
+    Boxes {
+        input: usize,
+        extents: [u32; 4],
+    },
     I32(i32),
     U32(u32),
     I64(i64),

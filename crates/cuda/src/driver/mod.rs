@@ -9,11 +9,13 @@ mod graph;
 mod memory;
 mod module;
 mod stream;
+mod tensor_map;
 
 pub use graph::Graph;
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Function, LaunchShape, Module};
 pub use stream::{Event, Stream};
+pub use tensor_map::Described;
 
 use crate::error::{Error, Result};
 use crate::sys::driver::{self as sys, DriverTable};

@@ -2,13 +2,14 @@
 #![allow(unsafe_code, reason = "launches kernels with arguments that the program describes")]
 
 use super::Preparation;
-use crate::driver::{Function, LaunchShape, Module, Stream};
+use crate::driver::{Described, Function, LaunchShape, Module, Stream};
 use crate::engine::Engine;
 use crate::error::{During, Result};
 use crate::nvrtc::KernelSource;
-use program::{Arg, Kernel, KernelCall, KernelId, Launch};
+use program::{Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
 use std::ffi::c_void;
 use std::sync::Arc;
+use tensor::DType;
 
 /// Above this a kernel must ask for dynamic shared memory.
 const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
@@ -129,19 +130,33 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
         function.allow_shared_memory(call.shared_bytes as usize)?;
     }
     let scratch = launch.scratch.as_ref().map(|at| p.memory.address(at));
-    let arguments = call.args.iter().fold(Arguments::new(), |arguments, arg| {
-        arguments.word(match *arg {
+    let mut arguments = Arguments::new();
+    for arg in &call.args {
+        let word = match *arg {
             Arg::Input(i) => p.memory.address(&launch.inputs[i]),
             Arg::Output(i) => p.memory.address(&launch.outputs[i]),
             Arg::Scratch(offset) => scratch.expect("a call with a scratch argument has scratch memory") + offset as u64,
+            Arg::Boxes { input, extents } => {
+                let described = boxes(&launch.inputs[input], p.memory.address(&launch.inputs[input]), extents);
+                arguments = arguments.structure(&described.encode(&p.engine.device)?);
+                continue;
+            }
             Arg::I32(value) => value as u32 as u64,
             Arg::U32(value) => value as u64,
             Arg::I64(value) => value as u64,
             Arg::F32(value) => value.to_bits() as u64,
-        })
-    });
+        };
+        arguments = arguments.word(word);
+    }
     let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes };
     Ok(PreparedCall::new(function, name, shape, arguments))
+}
+
+/// A tensor as the copy engine is told of it.
+fn boxes(tensor: &TensorRef, address: u64, boxes: [u32; 4]) -> Described {
+    let four = |of: &[usize]| -> [usize; 4] { of.try_into().expect("boxes are cut out of tensors of four axes") };
+    assert!(tensor.dtype == DType::BF16, "boxes are cut out of bf16 tensors: {tensor}");
+    Described { address, shape: four(&tensor.shape), strides: four(&tensor.strides), boxes }
 }
 
 #[cfg(test)]

@@ -42,6 +42,18 @@ pub mod function_attribute {
     pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 }
 
+/// 8-byte words of a `CUtensorMap`.
+pub const TENSOR_MAP_WORDS: usize = 16;
+
+/// Values of the enumerations of `cuTensorMapEncodeTiled`.
+pub mod tensor_map {
+    pub const BF16: u32 = 9;
+    pub const NO_INTERLEAVE: u32 = 0;
+    pub const SWIZZLE_128_BYTES: u32 = 3;
+    pub const PROMOTE_TO_128_BYTES: u32 = 2;
+    pub const ZEROS_OUTSIDE: u32 = 0;
+}
+
 function_table! {
     /// Entry points of `libcuda.so.1`; the `_v2` suffixes are part of the ABI names.
     DriverTable:
@@ -88,6 +100,9 @@ function_table! {
     cuFuncGetAttribute(*mut c_int, u32, Function) -> Result32;
     cuLaunchKernel(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void,
+    ) -> Result32;
+    cuTensorMapEncodeTiled(
+        *mut c_void, u32, u32, DevicePointer, *const u64, *const u64, *const u32, *const u32, u32, u32, u32, u32,
     ) -> Result32;
     cuGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> Result32;
     cuGraphInstantiateWithFlags(*mut GraphExec, Graph, u64) -> Result32;

@@ -5,7 +5,7 @@ use program::{Attention as Shared, AttentionBackward as Instruction, Cost, Tenso
 use tensor::Attrs;
 
 use super::library::{backward_bytes, takes_instruction};
-use super::{ATTRIBUTES, Extents, Reading, check, cpu, example_calls, example_inputs, kernels};
+use super::{ATTRIBUTES, Extents, Reading, check, cpu, example_calls, example_inputs, hopper, kernels};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -58,12 +58,16 @@ impl Op for AttentionBackward {
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match call.machine.arch {
             program::Arch::Cpu => 0,
+            _ if hopper::takes(call) => hopper::scratch(call),
             _ if takes_instruction(call) => backward_bytes(call),
             _ => kernels::backward_scratch(call),
         }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        if hopper::takes(call) {
+            return Lowered::Kernels(hopper::backward(call));
+        }
         if !takes_instruction(call) {
             return Lowered::Kernels(kernels::backward(call));
         }

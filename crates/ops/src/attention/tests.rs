@@ -141,10 +141,26 @@ fn the_library_takes_bf16_and_the_kernels_the_rest() {
     };
     let (cpu, gpu) = (Machine::cpu(1 << 30, 2), Machine::h200());
     assert_eq!(instructions(&cpu, DType::F32, 20), (true, true));
-    assert_eq!(instructions(&gpu, DType::BF16, 128), (true, true));
+    assert_eq!(instructions(&gpu, DType::BF16, 64), (true, true));
     assert_eq!(instructions(&gpu, DType::F32, 128), (false, false));
     assert_eq!(instructions(&gpu, DType::BF16, 256), (false, false));
     assert_eq!(instructions(&gpu, DType::BF16, 20), (false, false));
+}
+
+/// Full rows of heads of 128 on Hopper: our kernel, which needs a tenth of the library's scratch memory.
+#[test]
+fn the_backward_pass_of_full_rows_on_hopper_is_our_own() {
+    let shape = [2, 2048, 16, 8, 128];
+    let hopper = Call::new(&Machine::h200(), DType::BF16, shape, Documents::Rows);
+    let ampere = Machine { arch: program::Arch::Cuda("sm_80".into()), ..Machine::h200() };
+    let library = Call::new(&ampere, DType::BF16, shape, Documents::Rows);
+    assert_eq!((hopper.instructions(), library.instructions()), ((true, false), (true, true)));
+    assert_eq!(Call::new(&Machine::h200(), DType::BF16, shape, PACKED).instructions(), (true, true));
+    let [ours, theirs] = [&hopper, &library].map(|call| call.both(|op, call| op.scratch(call)).1);
+    // dq in f32, two numbers for every query and head, a turn for every 64 queries and a ticket.
+    let queries = 2 * 2048 * 16;
+    assert_eq!(ours, queries * 128 * 4 + queries * 8 + (queries / 64 + 1) * 4);
+    assert!(ours * 8 < theirs, "{ours} against {theirs}");
 }
 
 #[test]
@@ -227,7 +243,9 @@ fn scratch_is_a_close_upper_bound_of_the_librarys_workspace() {
         // Packed: as many tokens as half of the slots could hold.
         let [rows, tokens] = if *packed { [1, slots * longest / 2] } else { [slots, longest] };
         let shape = [rows, tokens, heads, kv_heads, head_dim];
-        let call = Call::new(&Machine::h200(), DType::BF16, shape, documents);
+        // On Hopper our own kernel takes the backward pass of full rows.
+        let arch = program::Arch::Cuda(if *packed { "sm_90a" } else { "sm_80" }.into());
+        let call = Call::new(&Machine { arch, ..Machine::h200() }, DType::BF16, shape, documents);
         let planned = call.both(|op, call| op.scratch(call));
         // The backend adds row sums, packed also dk and dv of every query head.
         let own = tokens * rows * heads * (4 + if *packed && heads > kv_heads { 4 * head_dim } else { 0 });

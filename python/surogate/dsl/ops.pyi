@@ -85,7 +85,7 @@ def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float]) -
 
     max_norm: clip the norm to this; 0 for not at all"""
 
-def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
+def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None) -> Any:
     """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w
     − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate,
     bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n],
@@ -97,9 +97,10 @@ def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float 
     weight_decay: decoupled: each step takes learning_rate·weight_decay
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
-    stream: keeps the random numbers of different tensors apart"""
+    stream: keeps the random numbers of different tensors apart
+    start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there"""
 
-def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
+def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None) -> Any:
     """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m
     ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m
     and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. gradient
@@ -113,7 +114,8 @@ def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: f
     weight_decay: decoupled: each step takes learning_rate·weight_decay
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
-    stream: keeps the random numbers of different tensors apart"""
+    stream: keeps the random numbers of different tensors apart
+    start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there"""
 
 def dynamic_map(*inputs: Tensor | Parameter, signed: bool | each[bool]) -> Any:
     """The code book of `adamw_8bit`'s moments, ascending. → f32 [256].

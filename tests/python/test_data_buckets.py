@@ -17,9 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("obstore", reason="obstore is not installed: pip install 'surogate[cloud]'")
-server = pytest.importorskip("moto.server", reason="moto is not installed: pip install '.[dev]'")
+from moto import server
 
 ROWS = "".join(json.dumps({"input_ids": [i % 90, 1, 2, 3]}) + "\n" for i in range(20_000)).encode() * 8
 OBJECTS = {

@@ -83,6 +83,19 @@ fn every_operation_agrees_with_its_reference() {
     assert!(failed.is_empty(), "{} of {} results differ: {failed:?}", failed.len(), rows.len());
 }
 
+/// An order that depends on timing shows in the low bits, and so in the errors.
+#[test]
+fn every_operation_gives_the_same_bits_again() {
+    let Some(device) = device(false) else { return };
+    let check = || train::conformance::check(device.backend.as_ref(), &device.machine, 2).unwrap();
+    let first = check();
+    for _ in 0..3 {
+        for (row, again) in first.iter().zip(check()) {
+            assert!(row.error.to_bits() == again.error.to_bits(), "{row:?} and then {again:?}");
+        }
+    }
+}
+
 #[test]
 fn the_instruments_of_the_gpu_are_in_the_log() {
     let Some(device) = device(false).map(Arc::new) else { return };

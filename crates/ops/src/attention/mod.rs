@@ -122,7 +122,8 @@ fn example_calls() -> Vec<([usize; 5], Vec<i32>, Attrs)> {
         ([2, 6, 2, 1, 16], vec![0, 0, 0, 3, 3, 5, 0, 1, 1, 1, 4, 4], attrs(0.25)),
         ([1, 9, 3, 3, 8], vec![0, 0, 0, 0, 0, 5, 5, 5, 5], attrs(0.4).with("window", 3)),
         ([1, 70, 2, 1, 40], (0..70).map(|i| if i < 37 { 0 } else { 37 }).collect(), attrs(0.2)),
-        ([2, 150, 2, 1, 128], vec![0; 300], attrs(0.09)),
+        // Five tiles of keys for Hopper's backward pass: three lead, two follow, and two heads share them.
+        ([1, 600, 2, 1, 128], vec![0; 600], attrs(0.09)),
         ([1, 20, 2, 1, 132], (0..20).map(|i| if i < 11 { 0 } else { 11 }).collect(), attrs(0.1).with("window", 6)),
     ]
 }

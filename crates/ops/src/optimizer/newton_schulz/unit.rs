@@ -5,13 +5,13 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
+use super::super::sum_squares::sum_of_squares;
 use super::matrices;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
-use crate::vector::{Loop, sum_of, vectorised};
 
 const SOURCE: &str = include_str!("unit.cu");
 const HEADERS: &[(&str, &str)] =
@@ -22,22 +22,11 @@ const THREADS: usize = 256;
 const ELEMENTS_PER_BLOCK: usize = THREADS * 16;
 const MOST_BLOCKS: usize = 128;
 
-/// Elements of one partial sum on the CPU.
+/// Elements that one task divides on the CPU.
 const CHUNK: usize = 4096;
 
 /// y = x/(‖x‖ + epsilon) for each matrix
 pub struct UnitMatrices;
-
-struct SquaresOf;
-
-impl<'a, T: Real> Loop<&'a [T]> for SquaresOf {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run(chunk: &'a [T]) -> f64 {
-        sum_of(chunk, |x| x.to_f64() * x.to_f64())
-    }
-}
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let epsilon = call.attrs.float("epsilon").expect("checked by the shape rule");
@@ -45,8 +34,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let [y] = call.outputs_mut();
     let elements = (shape[1] * shape[2]).max(1);
     for (x, y) in x.chunks(elements).zip(y.real().chunks_mut(elements)) {
-        let partials: Vec<f64> = x.par_chunks(CHUNK).map(|chunk| vectorised(SquaresOf, chunk)).collect();
-        let below = T::from_f64(partials.iter().sum::<f64>().sqrt() + epsilon);
+        let below = T::from_f64(sum_of_squares(x).sqrt() + epsilon);
         let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
         chunks.for_each(|(y, x)| y.iter_mut().zip(x).for_each(|(y, x)| *y = *x / below));
     }

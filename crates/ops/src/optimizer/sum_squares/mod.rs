@@ -29,11 +29,16 @@ const CHUNK: usize = 4096;
 pub struct SumSquares;
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
-    let x = call.inputs[0].real();
-    let partials: Vec<f64> = x.par_chunks(CHUNK).map(|chunk| vectorised(SquaresOf, chunk)).collect();
+    let squares = sum_of_squares(call.inputs[0].real());
     let [sum] = call.outputs_mut();
     let sum = &mut sum.real()[0];
-    *sum = T::from_f64(sum.to_f64() + partials.iter().sum::<f64>());
+    *sum = T::from_f64(sum.to_f64() + squares);
+}
+
+/// Σ x² in f64, in an order that does not depend on the number of threads.
+pub(super) fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
+    let partials: Vec<f64> = x.par_chunks(CHUNK).map(|chunk| vectorised(SquaresOf, chunk)).collect();
+    partials.iter().sum()
 }
 
 struct SquaresOf;

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +57,49 @@ def test_an_adapter_in_every_form(capsys, trained):
     for words in (["hf"], ["peft"], ["gguf", "--encoding", "q8_0"]):
         code, _, err = run(capsys, "export", folder, "--format", *words)
         assert code == 2 and "nothing is overwritten" in err, err
+
+
+def test_a_result_is_checked_without_a_second_model(tmp_path):
+    """What is allocated while a result is written and checked stays far below the weights."""
+    fields = tiny_llama(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=20, vocab_size=4096, num_attention_heads=8
+    )
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    trainer = surogate.Trainer(
+        {
+            "model": str(tmp_path),
+            "init": "random",
+            "device": "cpu",
+            "torch_dtype": "float32",
+            "lora_rank": 2,
+            "lora_target_modules": ["q_proj"],
+            "sequence_len": 16,
+            "output_dir": str(tmp_path / "run"),
+        }
+    )
+    ids = np.arange(8).reshape(1, 1, 8) + 1
+    trainer.step({"input_ids": ids, "labels": ids}, learning_rate=1e-3)
+
+    def allocated() -> int:
+        """Bytes of memory of the process that are not those of mapped files."""
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(r"RssAnon:\s+(\d+)", status)[1])
+
+    before, most, ended = allocated(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.002):
+            most = max(most, allocated())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    trainer.export_merged(tmp_path / "merged")
+    ended.set()
+    watcher.join()
+    weights = sum(file.stat().st_size for file in (tmp_path / "merged").glob("*.safetensors"))
+    assert weights > 1 << 30, "smaller ones are loaded a second time as well"
+    assert most - before < weights // 10, f"{(most - before) >> 20} MiB for {weights >> 20} MiB of weights"
 
 
 def test_what_has_no_such_form_is_refused(capsys, tmp_path, make_model):

@@ -1,9 +1,9 @@
 """A run that meets faults again and again loses nothing but steps after its last checkpoint, and ends with the bits of
 a run that met none.
 
-Faults: the process is killed, the disk is full, a file of a checkpoint is damaged, the clock jumps by years. Without
-more said there are a few of each kind; SUROGATE_FAULTS_MINUTES=60 goes on for an hour. What happens when is random,
-and the seed is printed: SUROGATE_FAULT_SEED=… repeats it.
+Faults: the process is killed, the disk is full, a file of a checkpoint is damaged, a tracker fails, hangs or crashes,
+the clock jumps by years. There are a few of each kind; SUROGATE_FAULTS_MINUTES=60 goes on for an hour.
+What happens when is random, and the seed is printed: SUROGATE_FAULT_SEED=… repeats it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,28 @@ from test_killed import SAVE_STEPS, STEPS, digests, losses, options, saved, whol
 
 MINUTES = float(os.environ.get("SUROGATE_FAULTS_MINUTES", "0"))
 
-KINDS = ["killed", "full", "damaged", "clock", "killed"]
+KINDS = ["killed", "full", "damaged", "tracker", "clock", "killed"]
 """One of each, and the commonest twice."""
+
+TRACKERS = {
+    "fails at once": "raise RuntimeError('the service is down')",
+    "hangs": "import time\ntime.sleep(1000)",
+    "crashes": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+    "fails later": """
+class Settings:
+    def __init__(self, **more): ...
+class Run:
+    url, told = None, 0
+    def define_metric(self, *names, **more): ...
+    def log(self, numbers):
+        self.told += 1
+        if self.told > 7:
+            raise ConnectionError('the service went down')
+    def finish(self, exit_code): raise ConnectionError('the service is down')
+def init(**more): return Run()
+""",
+}
+"""What a client of a service does, as the text of the module that is imported."""
 
 CLOCK = r"""
 #define _GNU_SOURCE
@@ -92,19 +112,32 @@ class Run:
     def meets(self, kind: str) -> None:
         """One process that meets a fault, or ends before it does."""
         environment, limit, patience, allowed = dict(os.environ), None, None, {0}
+        words = [sys.executable, "-m", "surogate", "sft", str(self.path)]
         if kind == "killed":
             patience, allowed = self.moments.uniform(0.0, self.seconds), {0, -signal.SIGKILL}
         elif kind == "full":
             largest = max((file.stat().st_size for file in self.straight.glob("checkpoint-*/*")), default=1)
             limit, allowed = self.moments.randrange(4096, largest), {0, 1}
         elif kind == "damaged":
-            if len(saved(self.output)) < 2:
+            for _ in range(8):
                 # A run that is on its way has more than one checkpoint.
-                self.meets("killed")
+                if len(saved(self.output)) < 2:
+                    self.meets("killed")
             where = damage(self.moments, self.output)
             print(f"damaged: {where}")
             if where is not None:
                 self.newest = saved(self.output, whole_ones=False)[-2]
+        elif kind == "tracker":
+            how = self.moments.choice(sorted(TRACKERS))
+            modules = self.path.parent / "modules"
+            modules.mkdir(exist_ok=True)
+            (modules / "wandb.py").write_text(TRACKERS[how])
+            environment["PYTHONPATH"] = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
+            words += ["--report-to", "[wandb]"]
+            print(f"tracker: {how}")
+            # One that hangs is waited for after the run; half of the processes are killed before their end.
+            if how == "hangs" or self.moments.random() < 0.5:
+                patience, allowed = self.moments.uniform(0.0, 2 * self.seconds), {0, -signal.SIGKILL}
         elif kind == "clock" and self.clock is not None:
             years = self.moments.choice([-30, -1, 1, 30])
             after = int(self.moments.uniform(0, 1000 * self.seconds))
@@ -114,7 +147,6 @@ class Run:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-        words = [sys.executable, "-m", "surogate", "sft", str(self.path)]
         out = self.path.parent / "said.txt"
         with out.open("w") as said:
             process = subprocess.Popen(

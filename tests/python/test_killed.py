@@ -127,3 +127,35 @@ def test_killed_again_and_again(tmp_path, changed):
     assert losses(killed) == losses(straight)
     left = [entry.name for entry in killed.iterdir() if entry.name.startswith(".")]
     assert left == [], "nothing that was in the making is left over"
+
+
+def test_killed_in_the_middle_of_an_evaluation(tmp_path):
+    """The step is told, its checkpoint is there or not yet, and the loss held out is half added up."""
+    changed = {"validation_split_ratio": 0.6, "max_steps": 8, "eval_steps": 2, "save_steps": 2, "save_total_limit": 4}
+    changed["datasets"] = [{**options(tmp_path)["datasets"][0], "samples": 600}]
+    for name in ("straight", "killed"):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(options(tmp_path / name, **changed)))
+    whole(tmp_path / "straight.yaml")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+
+    def told() -> list[tuple[str, int]]:
+        """What the log of the run says has happened."""
+        lines = [line for log in killed.glob("log-*.json") for line in log.read_text().splitlines()]
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return [(e["event"], e["step"]) for e in events if e["event"] in ("step", "evaluation")]
+
+    # Step 3 is the fourth: an evaluation follows it.
+    for _ in range(20):
+        with start(tmp_path / "killed.yaml") as process:
+            while process.poll() is None and ("step", 3) not in told():
+                time.sleep(0.002)
+            process.kill()
+            process.stdout.read()
+        if ("evaluation", 4) not in told():
+            break
+        killed.rename(tmp_path / f"too-late-{time.time_ns()}")
+    assert ("step", 3) in told() and ("evaluation", 4) not in told(), "no process was killed in an evaluation"
+    whole(tmp_path / "killed.yaml")
+    assert losses(killed) == losses(straight)
+    name = "adapter/adapter_model.safetensors"
+    assert (killed / name).read_bytes() == (straight / name).read_bytes()

@@ -166,6 +166,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
 
 # Options whose effect another test shows: the file that it stands in, which names the option.
 ELSEWHERE = {
+    "apply_recommended_values": "crates/train/tests/recommend.rs",
     "memory_limit": "tests/python/test_plan.py",
     "offload_master": "crates/train/tests/offload.rs",
     "offload_residual": "crates/train/tests/offload.rs",

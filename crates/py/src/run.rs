@@ -83,10 +83,11 @@ pub fn preview(
     let text = py.detach(|| {
         let source = ModelSource::open(Path::new(&folder), ir)?.configured(&config.config)?;
         let machine = machine(config, machine_name, site_packages)?;
+        let config = train::recommended(&config.config, &source, &machine)?;
         if what == "graph" {
-            return Ok(train::preview::graph(&config.config, &source, &machine)?.to_string());
+            return Ok(train::preview::graph(&config, &source, &machine)?.to_string());
         }
-        let preview = Preview::advised(&config.config, &source, &machine)?;
+        let preview = Preview::advised(&config, &source, &machine)?;
         Ok(match what {
             "program" => preview.program.to_string(),
             "memory" => preview.memory_text(),

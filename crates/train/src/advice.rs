@@ -133,24 +133,24 @@ fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
 
 /// What only the update needs waits in host memory.
 fn moved_to_host(config: &mut Config, _: &ModelSource) -> Option<String> {
+    Some(match next_to_move(config)? {
+        "offload_optimizer" => "`offload_optimizer: true`".into(),
+        last => format!("`offload_optimizer: true` with `{last}: true`"),
+    })
+}
+
+/// Moves to host memory what waits there at the least cost, of what is on the device: the option that says so.
+pub(crate) fn next_to_move(config: &mut Config) -> Option<&'static str> {
     let normuon = config.optimizer.optimizer == OptimizerKind::NorMuon;
     let copies = config.precision.master_dtype == Setting::Value(Dtype::Float32)
         && config.model.torch_dtype != Setting::Value(Dtype::Float32);
     let of = &mut config.offload;
-    for (name, setting, there) in
-        [("offload_optimizer", &mut of.offload_optimizer, true), ("offload_master", &mut of.offload_master, copies)]
-    {
+    let all =
+        [("offload_optimizer", &mut of.offload_optimizer, true), ("offload_master", &mut of.offload_master, copies)];
+    for (name, setting, there) in all {
         if there && !normuon && *setting != Setting::Value(true) {
             *setting = Setting::Value(true);
-            let both = name == "offload_master";
-            return Some(
-                if both {
-                    "`offload_optimizer: true` with `offload_master: true`"
-                } else {
-                    "`offload_optimizer: true`"
-                }
-                .into(),
-            );
+            return Some(name);
         }
     }
     None

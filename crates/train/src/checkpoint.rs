@@ -11,6 +11,7 @@ use program::{Choices, Documents, OptimizerState, ParameterSlot, TensorRef, Vari
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::config::Reasons;
 use crate::digest;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
@@ -52,6 +53,9 @@ pub struct State {
     /// The options as they were given, and with what was chosen for those that were left open.
     pub options: Value,
     pub resolved: Value,
+    /// Those of them that were chosen by `apply_recommended_values`.
+    #[serde(default)]
+    pub recommended: Reasons,
     pub model: ModelDigest,
     /// The documents that are trained on.
     pub data: Option<DataDigest>,
@@ -226,6 +230,7 @@ impl Trainer {
             position: self.position(),
             options: self.config.to_json(),
             resolved: self.config.resolved_json(&self.reasons()),
+            recommended: self.config.recommended.clone().unwrap_or_default(),
             model: self.model_digest()?.clone(),
             data: self.data_digest(),
             validation: self.feed.as_ref().and_then(Feed::validation_digest),

@@ -16,6 +16,7 @@ mod names;
 mod offload;
 mod optimizer;
 mod precision;
+mod recommended;
 mod recompute;
 mod reference;
 mod resolved;
@@ -102,6 +103,8 @@ macro_rules! union_of_tables {
             $( $(#[doc = $doc])+ pub $field: $table, )+
             /// Files of data sets whose path is a name, by the place of the set, such as `datasets[0]`.
             pub fetched: BTreeMap<String, Vec<PathBuf>>,
+            /// What was chosen for options that were left out, once `apply_recommended_values` was carried out.
+            pub recommended: Option<Reasons>,
             written: Written,
         }
 
@@ -111,7 +114,7 @@ macro_rules! union_of_tables {
         impl Config {
             fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
-                Config { task, $($field,)+ fetched: BTreeMap::new(), written: Written::default() }
+                Config { task, $($field,)+ fetched: BTreeMap::new(), recommended: None, written: Written::default() }
             }
 
             /// The values of each table, in the order of [`SECTIONS`] and their rows.

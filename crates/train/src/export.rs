@@ -1,5 +1,6 @@
 //! The result of a run in the form that everybody reads: an adapter as PEFT writes it, or a model
-//! as transformers does. It is loaded again and compared with the live model before it counts.
+//! as transformers does. It is read again and compared with the live model before it counts: tensor by tensor
+//! (`recheck.rs`), and where a second model is cheap by its logits, too.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,6 +19,7 @@ use crate::merge::merged;
 use crate::model::Model;
 use crate::model_folder::{pretty, write_files, write_weights};
 use crate::peft;
+use crate::recheck::Live;
 use crate::source::ModelSource;
 use crate::staged::{Staged, write_synced};
 use crate::trainer::Trainer;
@@ -25,6 +27,9 @@ use crate::weights::{self, Part};
 
 /// Tokens of the row on which a result is compared with the live model, at most.
 const CHECKED_TOKENS: usize = 32;
+
+/// A model of up to so many bytes is also loaded a second time, and its logits are compared.
+const LOADED_AGAIN: usize = 1 << 30;
 
 impl Trainer {
     /// Writes the adapter, or without one the model, to a folder that then appears whole.
@@ -98,9 +103,24 @@ impl Trainer {
         write_files(&source.config, dtype, &source.folder, folder)
     }
 
+    /// Reads what was written and compares it with the live model.
+    fn check_result(&mut self, folder: &Path, is_model: bool) -> Result<()> {
+        let rules = self.plan.compile.adapter.as_ref().map(AdapterRules::new).transpose()?;
+        let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
+        let engine = self.engine()?;
+        let program = engine.program().clone();
+        let mut live = Live { session: engine.session(), program: &program, rules: rules.as_ref() };
+        match is_model {
+            true => live.compare_model(&source, dtype, folder)?,
+            false => live.compare_adapter(folder)?,
+        }
+        let bytes: usize = Part::Base.of(&program).map(|slot| slot.weight.bytes()).sum();
+        if bytes <= LOADED_AGAIN { self.check_logits(folder, is_model) } else { Ok(()) }
+    }
+
     /// Loads what was written the way any user would, and compares logits with the live weights in
     /// the same program.
-    fn check_result(&mut self, folder: &Path, is_model: bool) -> Result<()> {
+    fn check_logits(&mut self, folder: &Path, is_model: bool) -> Result<()> {
         let length = self.source.max_positions().unwrap_or(CHECKED_TOKENS).min(CHECKED_TOKENS);
         let batch = check_batch(self.source.vocab_size()?, length);
         let dtype = self.plan.compile.weights;

@@ -86,7 +86,7 @@ pub fn pretty(value: &Value) -> String {
 }
 
 /// The model's configuration with the element type of the weights, in the spelling that it uses.
-fn with_dtype(config: &Value, dtype: DType) -> Value {
+pub fn with_dtype(config: &Value, dtype: DType) -> Value {
     let mut config = config.clone();
     let name = match dtype {
         DType::BF16 => "bfloat16",

@@ -16,8 +16,12 @@ use crate::trainer::Trainer;
 pub fn opening(place: &Place, trainer: &mut Trainer, manifest: &Value) -> Result<Value> {
     let step = trainer.steps_done();
     let reasons = reasons(place, trainer);
-    let because: Map<String, Value> =
-        reasons.iter().map(|(name, reason)| (name.clone(), reason.because.clone().into())).collect();
+    let recommended = trainer.config.recommended.clone().unwrap_or_default();
+    let because: Map<String, Value> = reasons
+        .iter()
+        .chain(&recommended)
+        .map(|(name, reason)| (name.clone(), reason.because.clone().into()))
+        .collect();
     let given: Vec<&str> = rows().map(|row| row.name).filter(|name| trainer.config.is_written(name)).collect();
     Ok(json!({
         "event": if step == 0 { "start" } else { "resume" },

@@ -20,6 +20,9 @@ use crate::source::ModelSource;
 /// Row lengths beyond this are worth a word when nobody asked for them.
 const LONG_ROWS: usize = 8192;
 
+/// Tokens of a row where the user leaves the choice, and as many as the model takes.
+const RECOMMENDED_ROWS: usize = 2048;
+
 /// Decisions of a run before anything is compiled.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -143,8 +146,14 @@ fn sequence_len(
             (length as usize, "max_model_len")
         }
         (Setting::Auto, Setting::Auto) => {
-            let length = own.unwrap_or(2048);
-            let because = if own.is_some() { "the model's positions" } else { "the model names no limit" };
+            let recommended = config.run.apply_recommended_values;
+            let all = own.unwrap_or(RECOMMENDED_ROWS);
+            let length = if recommended { all.min(RECOMMENDED_ROWS) } else { all };
+            let because = match own {
+                Some(_) if length < all => "recommended: longer rows cost more, and few documents need them",
+                Some(_) => "the model's positions",
+                None => "the model names no limit",
+            };
             reasons.insert("sequence_len".into(), reason(length, because));
             if length > LONG_ROWS {
                 notes.push(format!(

@@ -130,9 +130,8 @@ impl Measured {
     }
 }
 
-/// What may lie in host memory: nothing yet.
-const OFFLOADED: &[&str] =
-    &["offload_residual", "offload_master", "offload_quants", "offload_optimizer", "offload_grads"];
+/// What may lie in host memory if the options say so.
+const OFFLOADED: &[&str] = &["offload_master", "offload_quants", "offload_optimizer", "offload_grads"];
 
 impl Trainer {
     /// What was chosen for options that were left open, as far as it concerns what is computed.
@@ -148,7 +147,7 @@ impl Trainer {
         choose("dataloader_num_workers", json!(feed::workers(config)), "the cores of this machine");
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
         for name in OFFLOADED {
-            choose(name, json!(false), "everything stays on the device");
+            choose(name, json!(false), "it stays on the device");
         }
         if let Some(total) = self.total_steps() {
             let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
@@ -192,6 +191,17 @@ fn decided(plan: &[PlanLine], parts: &[&str]) -> Option<(Value, String)> {
     Some((value, words.join("; ")))
 }
 
+/// In how many parts the plan does a piece of work, and why; none where there is no plan, or it says so in other words.
+fn parts_of(plan: &[PlanLine], part: &str) -> Option<(Value, String)> {
+    let mut lines = plan.iter().filter(|line| line.kind == EntryKind::FirstMicroStep).peekable();
+    lines.peek()?;
+    let Some(line) = lines.find(|line| line.part == part) else {
+        return Some((json!(1), "fits, and is fastest".to_owned()));
+    };
+    let parts: usize = line.decision.split(' ').next()?.parse().ok()?;
+    Some((json!(parts), line.reason.clone()))
+}
+
 /// Notes a choice where the option was left open.
 fn chooser<'a>(config: &Config, reasons: &'a mut Reasons) -> impl FnMut(&str, Value, &str) + 'a {
     let given = config.to_json();
@@ -217,6 +227,14 @@ pub fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
         if let Some((value, because)) = decided(&plan, parts) {
             choose(name, value, &because);
         }
+    }
+    for (name, part) in [("lmhead_chunks", "output head"), ("attn_bwd_chunks", "attention's backward pass")] {
+        if let Some((parts, because)) = parts_of(&plan, part) {
+            choose(name, parts, &because);
+        }
+    }
+    if let Some(line) = plan.iter().find(|line| line.part == "residual stream between layers") {
+        choose("offload_residual", json!(line.decision != "kept"), &line.reason);
     }
     drop(choose);
     reasons

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -16,6 +17,9 @@ use crate::written::Record;
 
 /// Options that may change as long as their product is the same: rows of a step.
 const SPLIT: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+
+/// What is asked of model and data.
+const SAME_BEGINNING: &str = "a run goes on only with what it began with";
 
 /// Where a run begins.
 #[derive(Debug, Default)]
@@ -147,21 +151,24 @@ fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
     Ok(start)
 }
 
-/// Whether the trainer's run is the one of the checkpoint: every option that may not change, model and data.
-/// Gives what did change, a sentence each.
+/// The options with what `apply_recommended_values` chose when the run began: a resumed run does not choose anew.
+pub fn as_recommended(config: &Arc<Config>, checkpoint: &Checkpoint) -> Arc<Config> {
+    match config.run.apply_recommended_values {
+        true => Arc::new(config.with_recommended(checkpoint.state.recommended.clone())),
+        false => config.clone(),
+    }
+}
+
+/// Whether the trainer's run is the one of the checkpoint: every option that may not change, the model's
+/// configuration, the data. Gives what did change, a sentence each. Weights take longer: [`check_weights`] is for them.
 pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<String>> {
     let resolved = trainer.config.resolved_json(&trainer.reasons());
     let (mut problems, mut notes) = compare(&trainer.config, &resolved, &checkpoint.state);
     let state = &checkpoint.state;
-    let hint = Some("a run goes on only with what it began with".to_owned());
-    let digest = trainer.model_digest()?.clone();
-    // Under an adapter the base weights are those of the model's folder; a run that trains them has its own.
-    let weights = trainer.plan.compile.adapter.is_some() && digest.weights != state.model.weights;
-    if digest.config != state.model.config || weights {
-        let what = if weights { "weights" } else { "`config.json`" };
-        let message = format!("the model's {what} are not those of the checkpoint");
-        problems.push(trainer.config.mistake("model", message, hint.clone()));
+    if trainer.source.config_digest()? != state.model.config {
+        problems.push(not_the_models(trainer, "`config.json`"));
     }
+    let hint = Some(SAME_BEGINNING.to_owned());
     if let (Some(then), Some(now)) = (&state.data, trainer.data_digest())
         && *then != now
     {
@@ -194,6 +201,22 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
     Ok(notes)
 }
 
+/// Whether the weights under an adapter are those that the run began with; a run that trains its weights has its own.
+/// Waits until they are read, which goes on beside compiling and loading: called after those, and before anything is
+/// trained or written.
+pub fn check_weights(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<()> {
+    let adapted = trainer.plan.compile.adapter.is_some();
+    if !adapted || trainer.model_digest()?.weights == checkpoint.state.model.weights {
+        return Ok(());
+    }
+    Err(TrainError::Config(vec![not_the_models(trainer, "weights")]))
+}
+
+fn not_the_models(trainer: &Trainer, what: &str) -> Problem {
+    let message = format!("the model's {what} are not those of the checkpoint");
+    trainer.config.mistake("model", message, Some(SAME_BEGINNING.to_owned()))
+}
+
 impl Trainer {
     /// Goes on at a checkpoint, before the first step. Gives what differs from it where it may, a sentence each.
     ///
@@ -201,8 +224,10 @@ impl Trainer {
     pub fn resume(&mut self, folder: &Path) -> Result<Vec<String>> {
         let damaged = |why| TrainError::Usage(format!("{} is no whole checkpoint: {why}", folder.display()));
         let checkpoint = Checkpoint::open(folder).map_err(damaged)?;
+        self.begin_digest();
         let notes = check(self, &checkpoint)?;
         self.restore(&checkpoint)?;
+        check_weights(self, &checkpoint)?;
         Ok(notes)
     }
 

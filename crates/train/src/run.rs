@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use program::{EntryKind, PlanLine};
 use serde_json::{Value, json};
 
 use crate::checkpoint;
@@ -67,10 +68,11 @@ pub fn run(
     }
     let place = Place::open(&config, &source)?;
     let mut start = Start::find(&config, &place)?;
+    let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_recommended(&config, from));
     let mut trainer = Trainer::new(config, source, device)?;
     trainer.name = place.name.clone();
     trainer.begin_digest();
-    prepare(&place, &mut start, &mut trainer)?;
+    prepare(&place, &mut start, &mut trainer, observer)?;
     for note in place.notes.iter().chain(&start.notes) {
         observer.line(&format!("Note: {note}"));
     }
@@ -95,7 +97,7 @@ pub fn run(
 }
 
 /// Takes up what an earlier process left, and checks that nothing of others stands in the way.
-fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer) -> Result<()> {
+fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
     if let Some(run_id) = &start.run_id {
         trainer.written.owner = run_id.clone();
         trainer.written.take_back(&start.written)?;
@@ -111,6 +113,10 @@ fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer) -> Result<()
     if let Some(checkpoint) = &start.checkpoint {
         start.notes.extend(resume::check(trainer, checkpoint)?);
         trainer.restore(checkpoint)?;
+        if trainer.is_digesting() {
+            observer.line("Comparing the model's weights with those that the run began with");
+        }
+        resume::check_weights(trainer, checkpoint)?;
         start.notes.push(format!("going on after {from} steps, from {}", checkpoint.folder.display()));
     }
     Ok(())
@@ -119,6 +125,13 @@ fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer) -> Result<()
 /// Where the result will lie.
 fn result_folder(place: &Place, trainer: &Trainer) -> PathBuf {
     place.output.join(if trainer.plan.compile.adapter.is_some() { "adapter" } else { "model" })
+}
+
+/// A decision of the plan that is not the obvious one, for people.
+fn planned(of: &PlanLine) -> Option<String> {
+    let layers = if of.layers.is_empty() { String::new() } else { format!(", layers {}", of.layers) };
+    let told = of.kind == EntryKind::FirstMicroStep && of.decision != "kept";
+    told.then(|| format!("Recommended: {}: {}{layers} ({})", of.part, of.decision, of.reason))
 }
 
 fn write_manifest(place: &Place, run_id: &str, manifest: &Value) -> Result<()> {
@@ -149,6 +162,7 @@ impl Run {
         for note in trainer.plan.notes.iter().chain(of_data) {
             observer.line(&format!("Note: {note}"));
         }
+        trainer.config.recommendations().iter().for_each(|line| observer.line(line));
         observer.line(&format!("Run {} on {} ({})", trainer.name, trainer.device.machine.name, trainer.device.because));
         if let Some(feed) = &trainer.feed {
             for line in feed.check_table().lines() {
@@ -162,6 +176,9 @@ impl Run {
             "{} parameters, {} trained; {memory:.0} MiB planned; {} steps",
             total["total"], total["trained"], manifest["steps"]
         ));
+        if trainer.config.run.apply_recommended_values {
+            trainer.engine()?.program().plan.iter().filter_map(planned).for_each(|line| observer.line(&line));
+        }
         let resolved = trainer.config.resolved_yaml(&reasons(&place, trainer));
         for note in trainer.engine()?.session().notes() {
             observer.line(&format!("Note: {note}"));

@@ -40,10 +40,16 @@ impl ModelSource {
         Ok(ModelSource { folder: folder.to_owned(), config, model })
     }
 
+    /// Of `config.json` as it is in the folder.
+    pub fn config_digest(&self) -> Result<String> {
+        let path = self.folder.join("config.json");
+        digest::of_file(&path).map_err(|e| TrainError::io("read", &path, e))
+    }
+
     /// What identifies the model's files; `weights`: those of the weights, too.
     pub fn digest(&self, weights: bool) -> Result<ModelDigest> {
         let failed = |e| TrainError::io("read", &self.folder, e);
-        let config = digest::of_file(&self.folder.join("config.json")).map_err(failed)?;
+        let config = self.config_digest()?;
         let of_weights = || -> std::io::Result<String> {
             let files = digest::of_files(&self.folder, |name| name.ends_with(".safetensors"))?;
             let text: String = files.iter().map(|(name, bytes, digest)| format!("{name} {bytes} {digest}\n")).collect();

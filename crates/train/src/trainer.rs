@@ -19,6 +19,7 @@ use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
 use crate::plan::{self, Plan};
+use crate::recommend::recommended;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
 use crate::startup::Startup;
@@ -73,6 +74,7 @@ impl Trainer {
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
         let mut startup = Startup::begin();
         plan::require_machine(&config, &device.machine, device.gpus)?;
+        let config = Arc::new(recommended(&config, &source, &device.machine)?);
         let plan = Plan::new(&config, &source)?;
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
@@ -151,6 +153,11 @@ impl Trainer {
     pub(crate) fn begin_digest(&mut self) {
         let (source, weights) = (self.source.clone(), self.config.model.init == Init::Pretrained);
         self.digesting = thread::Builder::new().name("digest".into()).spawn(move || source.digest(weights)).ok();
+    }
+
+    /// Whether the model's files are still being read.
+    pub(crate) fn is_digesting(&self) -> bool {
+        self.digesting.as_ref().is_some_and(|reading| !reading.is_finished())
     }
 
     /// What identifies the model's files. Reads them once.

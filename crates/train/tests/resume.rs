@@ -185,6 +185,62 @@ fn data_that_changed_under_its_name_are_noticed() {
 }
 
 #[test]
+fn other_documents_held_out_are_told_and_the_run_goes_on() {
+    let place = tempfile::tempdir().unwrap();
+    let (output, held_out) = (place.path().join("out"), place.path().join("held_out.txt"));
+    let text = "All the world's a stage, and all the men and women merely players. ".repeat(40);
+    fs::write(&held_out, &text).unwrap();
+    let options = json!({"validation_datasets": [{"path": held_out, "type": "text"}], "max_steps": 4, "eval_steps": 2});
+    run(&output, &options, Some(2)).0.unwrap();
+    let told =
+        |lines: &[String]| lines.iter().any(|line| line.contains("the documents held out for evaluation are not"));
+    let (outcome, lines) = resumed(&output, &options, Some(1));
+    assert!(outcome.is_ok() && !told(&lines), "the same documents: {lines:?}");
+    fs::write(&held_out, text.replacen("stage", "page", 1)).unwrap();
+    let (outcome, lines) = resumed(&output, &options, None);
+    assert!(matches!(outcome.unwrap(), Outcome::Finished(_)) && told(&lines), "{lines:?}");
+}
+
+#[test]
+fn an_evaluation_that_was_not_reached_is_made_up_for_once() {
+    // The run is ended at a step with an evaluation: the checkpoint comes first, and then there is no more time.
+    let options = json!({"max_steps": 6, "eval_steps": 2, "save_steps": 100});
+    let logged = assert_resumes(&options, &[2, 2]);
+    let evaluated: Vec<&Value> = logged.iter().filter(|e| e["event"] == "evaluation").map(|e| &e["step"]).collect();
+    assert_eq!(evaluated, [2, 4, 6]);
+}
+
+#[test]
+fn weights_that_changed_under_an_adapter_are_noticed_before_anything_is_written() {
+    let place = tempfile::tempdir().unwrap();
+    let (output, model) = (place.path().join("out"), place.path().join("model"));
+    fs::create_dir(&model).unwrap();
+    let shipped = stories::root().join("examples/stories/model");
+    for name in names(&shipped) {
+        fs::copy(shipped.join(&name), model.join(&name)).unwrap();
+    }
+    let from = || {
+        let ir = include_str!("ir/stories.json");
+        std::sync::Arc::new(train::ModelSource::open(&model, ir).unwrap())
+    };
+    let options = json!({"model": model, "max_steps": 4});
+    let go = |more: Value, stop_after: Option<usize>| {
+        let mut observer = Lines { stop_after, ..Lines::default() };
+        train::run(config(&output, &merged(&options, more)), from(), device(), &mut observer)
+    };
+    go(json!({}), Some(2)).unwrap();
+    let weights = model.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let manifest = || fs::read(output.join("manifest.json")).unwrap();
+    let before = (manifest(), events(&output).len());
+    let error = go(json!({"resume_from_checkpoint": true}), None).unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("the model's weights are not those"), "{error}");
+    assert!((manifest(), events(&output).len()) == before);
+}
+
+#[test]
 fn without_a_checkpoint_a_run_starts_at_step_0_and_says_so() {
     let place = tempfile::tempdir().unwrap();
     let output = place.path().join("out");

@@ -196,7 +196,9 @@ fn check_conversations(config: &Config, reader: &mut Reader) {
         let hint = Some(format!("known are {}", AgentForm::NAMES.join(", ")));
         reader.report("agent_template", format!("there is no agent template `{name}`"), hint);
     }
-    if of.padding_free && config.data.sample_packing && !reader.is_faulty("sample_packing") {
+    let packed =
+        config.data.sample_packing && (reader.is_written("sample_packing") || !config.run.apply_recommended_values);
+    if of.padding_free && packed && !reader.is_faulty("sample_packing") {
         let hint = Some(
             "packed rows have no padding between documents: remove `padding_free`, or set `sample_packing: false`"
                 .to_string(),

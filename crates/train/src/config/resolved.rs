@@ -2,11 +2,12 @@
 
 use super::{Config, SECTIONS};
 use options::Row;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// What a later stage chose for an option that was left open.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reason {
     /// The chosen value.
     pub value: Value,
@@ -46,8 +47,10 @@ impl Config {
                 if reason.is_some() {
                     assert!(value == "auto", "option `{}` is not open, so nothing may be chosen for it", row.name);
                 }
+                let recommended = self.recommended.as_ref().and_then(|chosen| chosen.get(row.name));
                 let remark = match reason {
                     Some(reason) => format!("  # auto: {}", reason.because.replace('\n', " ")),
+                    None if let Some(reason) = recommended => format!("  # recommended: {}", reason.because),
                     None if self.is_written(row.name) => "  # given".into(),
                     None => String::new(),
                 };

@@ -8,8 +8,11 @@ options! {
     pub struct Run: "Run" {
         /// Name of the run in logs and file names. `auto` makes one from the model and the time.
         run_name: Setting<String> = auto, resumable;
-        /// Fill every option that is left out with the planner's best value, and print what was chosen and why.
-        apply_recommended_values: bool = false, pending;
+        /// Choose for options that are left out what the plan finds best for this machine, and print what was chosen and
+        /// why: how the rows of a step are cut into micro-batches (their number stays the same), `recipe`,
+        /// `sample_packing`, rows of at most 2048 tokens, and what waits in host memory where nothing fits without. A
+        /// resumed run keeps what was chosen when it began.
+        apply_recommended_values: bool = false;
         /// Passes over the training data. `max_steps` wins if it is set.
         num_epochs: u32 = 3, min = 1, resumable;
         /// Folder for everything that the run writes: resolved options, log, checkpoints, result.

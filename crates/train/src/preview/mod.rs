@@ -7,7 +7,7 @@ use graph::Graph;
 use program::{Arch, Documents, EntryKind, Instruction, Lane, Machine, Place, Program, TensorRef, Variant};
 
 use crate::advice::with_advice;
-use crate::config::Config;
+use crate::config::{Config, Reasons};
 use crate::error::Result;
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
@@ -20,6 +20,9 @@ pub struct Preview {
     pub program: Program,
     /// What the user should know, a sentence each.
     pub notes: Vec<String>,
+    recommended: Option<Reasons>,
+    /// The same, a line each.
+    recommendations: Vec<String>,
     batch: usize,
     sequence_len: usize,
     accumulation: usize,
@@ -95,6 +98,8 @@ impl Preview {
         Ok(Preview {
             program,
             notes: plan.notes,
+            recommended: config.recommended.clone(),
+            recommendations: config.recommendations(),
             batch: variant.batch,
             sequence_len: variant.seq_len,
             accumulation: config.training.gradient_accumulation_steps as usize,

@@ -47,7 +47,8 @@ impl Preview {
         let of = self.estimate();
         let share = 100.0 * self.memory_bytes() as f64 / machine.memory as f64;
         let gib = machine.memory as f64 / (1u64 << 30) as f64;
-        let notes: String = self.notes.iter().map(|note| format!("Note: {note}\n")).collect();
+        let notes = self.notes.iter().map(|note| format!("Note: {note}\n"));
+        let notes: String = self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect();
         format!(
             "{} on {} ({}): {} × {} tokens, {} micro-steps a step\n\n{}{:>16}  of the machine's {gib:.0} GiB\n\n{}\
              Expected, from rates measured in steps:\n\
@@ -140,6 +141,7 @@ impl Preview {
                     "free_tokens": host.free_tokens,
                 })),
             },
+            "recommended": self.recommended,
             "notes": self.notes,
         })
     }

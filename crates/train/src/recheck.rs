@@ -1,0 +1,221 @@
+//! A result read again from its files and held to the live model, tensor by tensor: every weight that was copied bit for
+//! bit, every weight that an adapter was added to by what it does to a vector. Blocks of a few MiB are in memory at a
+//! time, and no second model, so that a result can be checked wherever the run itself fits.
+//!
+//! Knows files and parameters; what a result is written from is known to `export.rs`.
+
+use std::path::Path;
+
+use compiler::AdapterRules;
+use data::safetensors::{TensorView, Weights};
+use program::{ParameterSlot, Program, Session, TensorRef};
+use rayon::prelude::*;
+use tensor::{DType, HostTensor, convert};
+
+use crate::error::{Result, TrainError};
+use crate::model_folder::with_dtype;
+use crate::peft;
+use crate::source::{ModelSource, read_config};
+use crate::weights::Part;
+
+/// Elements that are compared at a time, about.
+const BLOCK: usize = 1 << 20;
+
+/// Fewer result elements than this are not worth a thread.
+const ROWS_PER_THREAD: usize = 64;
+
+/// What a result is compared with.
+pub(crate) struct Live<'a> {
+    pub session: &'a mut dyn Session,
+    pub program: &'a Program,
+    /// The scales of the adapter that is trained, if there is one.
+    pub rules: Option<&'a AdapterRules>,
+}
+
+impl Live<'_> {
+    /// An error where a folder in Hugging Face's form is not the live model, its adapter added.
+    pub fn compare_model(&mut self, source: &ModelSource, dtype: DType, folder: &Path) -> Result<()> {
+        if read_config(folder)? != with_dtype(&source.config, dtype) {
+            return Err(differs("`config.json` is not what was written".to_owned()));
+        }
+        let files = source.weights(folder)?;
+        self.compare_names(Part::Base, &files)?;
+        for slot in Part::Base.of(self.program) {
+            let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+            match self.rules.and_then(|rules| Some((rules, peft::matrices_of(self.program, &slot.name)?))) {
+                None => self.compare_bits(slot, &view)?,
+                Some((rules, (a, b))) => {
+                    let scale = rules.scale(slot.name.trim_end_matches(".weight"))?;
+                    self.compare_sum(slot, &view, (a, b), scale)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An error where a folder in PEFT's form is not the live adapter: its matrices, and what they are scaled with.
+    pub fn compare_adapter(&mut self, folder: &Path) -> Result<()> {
+        let read = AdapterRules::new(&peft::read_options(folder, DType::F32)?)?;
+        let files = Weights::open(folder).map_err(TrainError::model_file)?;
+        self.compare_names(Part::Adapter, &files)?;
+        for slot in Part::Adapter.of(self.program) {
+            let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+            self.compare_bits(slot, &view)?;
+            let module = slot.name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
+            let (Some(rules), Some(module)) = (self.rules, module) else { continue };
+            let (found, live) = (read.scale(module)?, rules.scale(module)?);
+            if found != live {
+                return Err(differs(format!("`{module}` has the scale {found}, the live adapter {live}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_names(&self, part: Part, files: &Weights) -> Result<()> {
+        let wanted: Vec<&str> = part.of(self.program).map(|slot| slot.name.as_str()).collect();
+        match files.names().iter().find(|name| !wanted.contains(name)) {
+            Some(name) => Err(differs(format!("`{name}` is no weight of the live model"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The same type, shape, bits; and numbers throughout.
+    fn compare_bits(&mut self, slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {
+        let at = &slot.weight;
+        check_form(slot, view)?;
+        let (size, mut bytes) = (at.dtype.size(), Vec::new());
+        for (index, found) in view.bytes.chunks(BLOCK * size).enumerate() {
+            bytes.resize(found.len(), 0);
+            let part = TensorRef::dense(at.arena, at.offset + index * BLOCK * size, at.dtype, [found.len() / size]);
+            self.session.read(&part, &mut bytes)?;
+            if bytes != found {
+                return Err(differs(format!("`{}` has other bits in the file than in the live model", slot.name)));
+            }
+            check_finite(&slot.name, &floats(at.dtype, found))?;
+        }
+        Ok(())
+    }
+
+    /// The weight in the file against W + scale·B·A, both multiplied with one vector in f64: the file holds the sum
+    /// rounded once, so each of its elements is off by at most a relative rounding.
+    fn compare_sum(
+        &mut self,
+        slot: &ParameterSlot,
+        view: &TensorView<'_>,
+        (a, b): (&ParameterSlot, &ParameterSlot),
+        scale: f64,
+    ) -> Result<()> {
+        let at = &slot.weight;
+        check_form(slot, view)?;
+        let (rows, columns) = (at.shape[0], at.shape[1]);
+        let x: Vec<f64> = (0..columns).map(sign).collect();
+        let added = self.added(slot, (a, b), scale, &x)?;
+        let rows_at_once = (BLOCK / columns).max(1);
+        let row_bytes = columns * at.dtype.size();
+        let (mut bytes, mut off, mut all) = (Vec::new(), 0.0, 0.0);
+        for first in (0..rows).step_by(rows_at_once) {
+            let count = rows_at_once.min(rows - first);
+            let found = &view.bytes[first * row_bytes..(first + count) * row_bytes];
+            bytes.resize(found.len(), 0);
+            let part = TensorRef::dense(at.arena, at.offset + first * row_bytes, at.dtype, [count * columns]);
+            self.session.read(&part, &mut bytes)?;
+            let found = floats(at.dtype, found);
+            check_finite(&slot.name, &found)?;
+            let (found_sums, live_sums) = (products(&found, &x), products(&floats(at.dtype, &bytes), &x));
+            for ((found, live), added) in found_sums.iter().zip(&live_sums).zip(&added[first..]) {
+                off += (found - live - added).powi(2);
+            }
+            all += found.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+        }
+        // With independent signs the squares of the sums are, in the mean, the squares of the elements: `off` against
+        // `all` is the relative error of the elements.
+        let (difference, allowed) = ((off / all.max(f64::MIN_POSITIVE)).sqrt(), allowed(at.dtype));
+        if difference <= allowed {
+            return Ok(());
+        }
+        Err(differs(format!(
+            "`{}` is not its weight with the adapter added: relative difference {difference:.1e}, allowed {allowed:.0e}",
+            slot.name
+        )))
+    }
+
+    /// scale·B·A·x in f64, or scale·Aᵀ·Bᵀ·x where the weight is kept as [in, out].
+    fn added(
+        &mut self,
+        slot: &ParameterSlot,
+        (a, b): (&ParameterSlot, &ParameterSlot),
+        scale: f64,
+        x: &[f64],
+    ) -> Result<Vec<f64>> {
+        let mut read = |of: &ParameterSlot| -> Result<HostTensor> { crate::weights::read(self.session, of) };
+        let (a, b) = (read(a)?, read(b)?);
+        let (rank, inputs, outputs) = (a.shape[0], a.shape[1], b.shape[0]);
+        let (a, b) = (a.to_f32(), b.to_f32());
+        let (inner, left, rows) = match slot.transposed {
+            false => (products(&a, x), b, outputs),
+            true => (products_of_transposed(&b, rank, x), transposed(&a, rank), inputs),
+        };
+        assert_eq!(left.len(), rows * rank, "an adapter has its weight's sizes");
+        Ok(products(&left, &inner).into_iter().map(|sum| scale * sum).collect())
+    }
+}
+
+/// Relative error of one rounding to a type, with room for the sums being made in f32.
+fn allowed(dtype: DType) -> f64 {
+    if dtype == DType::F32 { 1e-5 } else { 8e-3 }
+}
+
+fn differs(what: String) -> TrainError {
+    TrainError::Failed(format!("the exported result was read again and differs from the live model: {what}"))
+}
+
+fn check_form(slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {
+    if (view.dtype, view.shape) == (slot.weight.dtype, slot.weight.shape.as_slice()) {
+        return Ok(());
+    }
+    Err(differs(format!(
+        "`{}` is {} {:?}, in the live model {} {:?}",
+        slot.name, view.dtype, view.shape, slot.weight.dtype, slot.weight.shape
+    )))
+}
+
+fn check_finite(name: &str, values: &[f32]) -> Result<()> {
+    if values.iter().all(|value| value.is_finite()) {
+        return Ok(());
+    }
+    let what = format!("`{name}` of the trained model holds values that are not finite: nothing is exported");
+    Err(TrainError::Diverged { what })
+}
+
+fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let mut values = vec![0u8; bytes.len() / dtype.size() * 4];
+    convert(dtype, bytes, DType::F32, &mut values);
+    values.chunks_exact(4).map(|part| f32::from_le_bytes(part.try_into().expect("four bytes"))).collect()
+}
+
+/// 1 or -1 for an index: the last bit of a mixed number.
+fn sign(index: usize) -> f64 {
+    let mixed = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if (mixed ^ (mixed >> 29)).count_ones() % 2 == 0 { 1.0 } else { -1.0 }
+}
+
+/// A matrix times a vector, in f64.
+fn products(matrix: &[f32], x: &[f64]) -> Vec<f64> {
+    let rows = matrix.par_chunks(x.len()).with_min_len(ROWS_PER_THREAD);
+    rows.map(|row| row.iter().zip(x).map(|(value, x)| f64::from(*value) * x).sum()).collect()
+}
+
+/// The transpose of a matrix of `columns` columns times a vector, in f64.
+fn products_of_transposed(matrix: &[f32], columns: usize, x: &[f64]) -> Vec<f64> {
+    let mut sums = vec![0.0; columns];
+    for (row, x) in matrix.chunks(columns).zip(x) {
+        sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value) * x);
+    }
+    sums
+}
+
+/// [rows, columns] → [columns, rows].
+fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
+    let columns = values.len() / rows;
+    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
+}

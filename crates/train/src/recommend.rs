@@ -1,0 +1,188 @@
+//! `apply_recommended_values`: values for options that the user left out, by which the same training is done in less
+//! time, or fits at all. Each is found by planning with it; nothing that the user wrote is touched.
+//!
+//! Decides how a step is cut into micro-batches, the formats of products, whether rows are packed, and what waits in
+//! host memory. What stays `auto` is decided by the plan, with or without this.
+
+use program::{Arch, Machine};
+use serde_json::{Value, json};
+
+use crate::advice;
+use crate::config::{Config, MachineFacts, Reason, Reasons, Recipe, rows};
+use crate::error::Result;
+use crate::preview::Preview;
+use crate::source::ModelSource;
+
+/// Expected times that differ by less than this are the same: the smaller plan is taken.
+const AS_FAST: f64 = 0.985;
+
+const BATCH: &str = "per_device_train_batch_size";
+const ACCUMULATION: &str = "gradient_accumulation_steps";
+
+/// The configuration with the best values for what was left out, where the options ask for it. A configuration that has
+/// recorded choices keeps them.
+pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Config> {
+    if !config.run.apply_recommended_values || config.recommended.is_some() {
+        return Ok(config.clone());
+    }
+    let mut chosen = packing(config);
+    let mut tight = config.with_recommended(chosen.clone());
+    let mut moved = Vec::new();
+    loop {
+        let (found, refused) = tried(&tight, source, machine, candidates(&tight, machine));
+        if let Some(best) = best(&found) {
+            chosen.extend(reasons(&tight, best, &found, refused, machine));
+            let because = format!("needed to fit on {}: only the update reads it", machine.name);
+            let on_host = |name: &str| (name.to_owned(), Reason { value: json!(true), because: because.clone() });
+            chosen.extend(moved.into_iter().map(on_host));
+            break;
+        }
+        match next_to_move(&mut tight, machine) {
+            Some(name) => moved.push(name),
+            // Nothing fits: the run's own plan says what would.
+            None => break,
+        }
+    }
+    Ok(config.with_recommended(chosen))
+}
+
+/// Rows are filled with whole documents, unless that contradicts what was asked for.
+fn packing(config: &Config) -> Reasons {
+    let name = "sample_packing";
+    let (value, because) = match config.template.padding_free {
+        true => (false, "`padding_free: true` lays rows end to end instead"),
+        false => (true, "rows are filled with whole documents, and nothing is computed for padding"),
+    };
+    let chosen = (!config.is_written(name))
+        .then(|| (name.to_owned(), Reason { value: json!(value), because: because.to_owned() }));
+    chosen.into_iter().collect()
+}
+
+/// One way to do the run's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Candidate {
+    rows: u32,
+    accumulation: u32,
+    recipe: Recipe,
+}
+
+/// A candidate that fits.
+#[derive(Clone, Copy, Debug)]
+struct Tried {
+    of: Candidate,
+    tokens_per_second: f64,
+    bytes: usize,
+}
+
+/// Every cut of a step into equal micro-batches, and every recipe that this machine can do, as far as they were left open.
+fn candidates(config: &Config, machine: &Machine) -> Vec<Candidate> {
+    let own = own(config);
+    let step = own.rows.saturating_mul(own.accumulation);
+    let open = !config.is_written(BATCH) && !config.is_written(ACCUMULATION);
+    let cuts: Vec<(u32, u32)> = match open {
+        true => (1..=step).filter(|rows| step.is_multiple_of(*rows)).map(|rows| (rows, step / rows)).collect(),
+        false => vec![(own.rows, own.accumulation)],
+    };
+    let all = recipes(config, machine).into_iter();
+    all.flat_map(|recipe| {
+        cuts.iter().map(move |(rows, accumulation)| Candidate { rows: *rows, accumulation: *accumulation, recipe })
+    })
+    .collect()
+}
+
+/// What the run would do by itself.
+fn own(config: &Config) -> Candidate {
+    let of = &config.training;
+    Candidate {
+        rows: of.per_device_train_batch_size,
+        accumulation: of.gradient_accumulation_steps,
+        recipe: config.precision.recipe,
+    }
+}
+
+/// Recipes that are built and that the machine has the units for. FP4 is never chosen for anybody.
+fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
+    let own = config.precision.recipe;
+    let pending = rows().find(|row| row.name == "recipe").map_or(&[][..], |row| row.pending_words);
+    let mut all = vec![own];
+    let fp8 = Recipe::Fp8Hybrid;
+    if !config.is_written("recipe") && machine.arch != Arch::Cpu && !pending.contains(&fp8.name()) {
+        let asked = with(config, Candidate { recipe: fp8, ..self::own(config) });
+        all.extend(asked.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
+    }
+    all
+}
+
+fn with(config: &Config, of: Candidate) -> Config {
+    let mut config = config.clone();
+    config.training.per_device_train_batch_size = of.rows;
+    config.training.gradient_accumulation_steps = of.accumulation;
+    config.precision.recipe = of.recipe;
+    config
+}
+
+/// Plans with each candidate: those that fit, and how many do not.
+fn tried(config: &Config, source: &ModelSource, machine: &Machine, all: Vec<Candidate>) -> (Vec<Tried>, usize) {
+    let count = all.len();
+    let plan = |of: Candidate| {
+        let preview = Preview::new(&with(config, of), source, machine).ok()?;
+        Some(Tried { of, tokens_per_second: preview.estimate().tokens_per_second, bytes: preview.memory_bytes() })
+    };
+    let found: Vec<Tried> = all.into_iter().filter_map(plan).collect();
+    let refused = count - found.len();
+    (found, refused)
+}
+
+/// The fastest; among those that are as fast, the smallest.
+fn best(found: &[Tried]) -> Option<Tried> {
+    let most = found.iter().map(|of| of.tokens_per_second).fold(0.0, f64::max);
+    let near = found.iter().filter(|of| of.tokens_per_second >= AS_FAST * most);
+    near.min_by_key(|of| of.bytes).copied()
+}
+
+fn reasons(config: &Config, best: Tried, found: &[Tried], refused: usize, machine: &Machine) -> Reasons {
+    let mut chosen = Reasons::new();
+    let mut choose = |name: &str, value: Value, because: &str| {
+        if !config.is_written(name) {
+            chosen.insert(name.to_owned(), Reason { value, because: because.to_owned() });
+        }
+    };
+    let own = own(config);
+    let because = cut_reason(best, own, found, refused, machine);
+    choose(BATCH, json!(best.of.rows), &because);
+    choose(ACCUMULATION, json!(best.of.accumulation), &because);
+    let because = match best.of.recipe == own.recipe {
+        true => "the fastest that is built and that this machine has the units for",
+        false => "faster than bf16 by the plan, with products in 8 bits; the losses are not the same bits",
+    };
+    choose("recipe", json!(best.of.recipe.name()), because);
+    chosen
+}
+
+/// Why a step is cut as it is, in one line.
+fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, machine: &Machine) -> String {
+    let rows = own.rows * own.accumulation;
+    let gib = best.bytes as f64 / (1u64 << 30) as f64;
+    let cuts = found.iter().filter(|of| of.of.recipe == best.of.recipe).count();
+    if cuts + refused <= 1 {
+        return format!("{rows} rows a step, as given");
+    }
+    let mut text = format!("the same {rows} rows a step; {gib:.2} GiB on {}", machine.name);
+    // Rates of a CPU are those of another one: they put candidates in order, and are not worth a figure.
+    if machine.arch != Arch::Cpu {
+        text += &format!(", {:.0} tokens a second expected", best.tokens_per_second);
+        if let Some(other) = found.iter().find(|of| of.of == own).filter(|other| other.of != best.of) {
+            text += &format!(", {:.0} at {} × {}", other.tokens_per_second, own.rows, own.accumulation);
+        }
+    }
+    if refused > 0 {
+        text += &format!("; {refused} of the ways to cut them do not fit");
+    }
+    text
+}
+
+/// Moves to host memory what only the update needs, of what the user left open.
+fn next_to_move(config: &mut Config, machine: &Machine) -> Option<&'static str> {
+    let open = !["offload_optimizer", "offload_master"].iter().any(|name| config.is_written(name));
+    if machine.arch == Arch::Cpu || !open { None } else { advice::next_to_move(config) }
+}

@@ -30,6 +30,25 @@ pub(crate) struct Operands<'a> {
     pub arenas: &'a [DeviceBuffer],
 }
 
+/// A decision between ways to compute one thing, the usual one first.
+pub(crate) struct Contest<'a> {
+    /// Everything that the thing's speed depends on.
+    pub name: String,
+    /// What the choice is recorded as.
+    pub ways: Vec<String>,
+    /// Text of what takes part: a choice that is remembered holds as long as it stays the same.
+    pub texts: &'a [&'static str],
+}
+
+impl Contest<'_> {
+    fn entry(&self, stream: &Stream) -> Result<String> {
+        let text = self.texts.concat();
+        let version = digest(&[text.as_bytes()]);
+        let device = stream.device.properties.to_string();
+        Ok(entry_name(&device, stream.device.driver.version()?, &version, &self.name))
+    }
+}
+
 /// Finds the algorithm of each product once.
 pub(crate) struct Chooser {
     given: Algorithms,
@@ -61,6 +80,40 @@ impl Chooser {
         };
         self.chosen.insert(name, digits(plan.algorithm()));
         Ok(plan)
+    }
+
+    /// The way that was chosen before: in this run, in the run's record or on this machine. Without timing the first.
+    pub fn settled(&mut self, stream: &Stream, contest: &Contest) -> Result<Option<usize>> {
+        let position = |way: &str| contest.ways.iter().position(|w| w == way);
+        let way = match self.chosen.get(&contest.name).or_else(|| self.given.get(&contest.name)) {
+            Some(way) => Some(position(way).ok_or_else(|| unknown_way(contest, way))?),
+            None if !self.time => Some(0),
+            None => {
+                let remembered = self.cache.read(&contest.entry(stream)?);
+                remembered.and_then(|bytes| position(std::str::from_utf8(&bytes).ok()?))
+            }
+        };
+        if let Some(way) = way {
+            self.chosen.insert(contest.name.clone(), contest.ways[way].clone());
+        }
+        Ok(way)
+    }
+
+    /// Makes ready to time; the workspace for it. Overwrites everything in the arenas at its first call.
+    pub fn ready(&mut self, stream: &Stream, limit: usize, arenas: &[DeviceBuffer]) -> Result<u64> {
+        if self.workspace.is_none() {
+            self.workspace = Some(DeviceBuffer::new(&stream.device, limit)?);
+            arenas.iter().try_for_each(|arena| fill(stream, arena))?;
+        }
+        Ok(self.workspace.as_ref().expect("allocated above").address())
+    }
+
+    /// Records and remembers the way that won by its times.
+    pub fn settle(&mut self, stream: &Stream, contest: &Contest, times: &[f32]) -> Result<usize> {
+        let best = pick(times);
+        self.cache.write(&contest.entry(stream)?, contest.ways[best].as_bytes())?;
+        self.chosen.insert(contest.name.clone(), contest.ways[best].clone());
+        Ok(best)
     }
 
     /// Frees what timing took.
@@ -96,33 +149,52 @@ impl Chooser {
         Ok(plan)
     }
 
-    /// The least milliseconds of each plan. The second-level cache is swept before every run, and the
-    /// plans take turns, so that none profits from its place.
     fn time(&mut self, lt: &CublasLt, stream: &Stream, plans: &[ProductPlan], at: Operands) -> Result<Vec<f32>> {
-        if self.workspace.is_none() {
-            self.workspace = Some(DeviceBuffer::new(&stream.device, lt.workspace_limit)?);
-            at.arenas.iter().try_for_each(|arena| fill(stream, arena))?;
+        let workspace = self.ready(stream, lt.workspace_limit, at.arenas)?;
+        race(stream, at.arenas, plans.len(), |plan| {
+            // SAFETY: the operands lie in the arenas as the product describes them, the workspace is as large as any
+            // algorithm may ask, and the stream is waited for behind the run.
+            unsafe { plans[plan].run(stream, at.addresses, at.bias, workspace) }
+        })
+    }
+}
+
+/// The least milliseconds of each of `count` ways, which `queue` queues. The second-level cache is swept before every
+/// run, and the ways take turns, so that none profits from its place.
+pub(crate) fn race(
+    stream: &Stream,
+    arenas: &[DeviceBuffer],
+    count: usize,
+    mut queue: impl FnMut(usize) -> Result<()>,
+) -> Result<Vec<f32>> {
+    let mut least = vec![f32::INFINITY; count];
+    for round in 0..ROUNDS {
+        let mut marks = vec![];
+        for way in 0..count {
+            sweep(stream, arenas)?;
+            let (start, end) = (Event::new(&stream.device)?, Event::new(&stream.device)?);
+            start.record(stream)?;
+            queue(way)?;
+            end.record(stream)?;
+            marks.push((start, end));
         }
-        let workspace = self.workspace.as_ref().expect("allocated above").address();
-        let mut least = vec![f32::INFINITY; plans.len()];
-        for round in 0..ROUNDS {
-            let mut marks = vec![];
-            for plan in plans {
-                sweep(stream, at.arenas)?;
-                let (start, end) = (Event::new(&stream.device)?, Event::new(&stream.device)?);
-                start.record(stream)?;
-                // SAFETY: the operands lie in the arenas as the product describes them, the workspace
-                // is as large as any algorithm may ask, and the stream is waited for below.
-                unsafe { plan.run(stream, at.addresses, at.bias, workspace)? };
-                end.record(stream)?;
-                marks.push((start, end));
-            }
-            stream.synchronise()?;
-            for (least, (start, end)) in least.iter_mut().zip(&marks).filter(|_| round > 0) {
-                *least = least.min(end.since(start)?);
-            }
+        stream.synchronise()?;
+        for (least, (start, end)) in least.iter_mut().zip(&marks).filter(|_| round > 0) {
+            *least = least.min(end.since(start)?);
         }
-        Ok(least)
+    }
+    Ok(least)
+}
+
+fn unknown_way(contest: &Contest, way: &str) -> Error {
+    Error::Unsupported {
+        what: contest.name.clone(),
+        reason: format!(
+            "the run's record says `{way}`, but here there is only {}; go on with the version and the kind of GPU that \
+             the run began with",
+            contest.ways.join(", ")
+        ),
+        context: String::new(),
     }
 }
 

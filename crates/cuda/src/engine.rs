@@ -1,12 +1,12 @@
 //! One GPU with everything that instructions are prepared with: streams, compiler, libraries, and
 //! what was prepared before. It knows kernels and plans; it does not know instructions.
 
-use crate::algorithms::{Algorithms, Chooser, Operands};
+use crate::algorithms::{self, Algorithms, Chooser, Contest, Operands};
 use crate::cublaslt::{CublasLt, Product, ProductPlan};
 use crate::cudnn::sdpa::{Gradients, Sdpa, SdpaPlan};
 use crate::cudnn::{Cudnn, Handle, Target};
 use crate::disk_cache::DiskCache;
-use crate::driver::{Architecture, Device, Driver, Function, Module, Stream};
+use crate::driver::{Architecture, Device, DeviceBuffer, Driver, Function, Module, Stream};
 use crate::error::{During, Error, Result};
 use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
@@ -203,6 +203,31 @@ impl Engine {
         let module = self.module(&kernel.source())?;
         self.own.push((kernel, module.clone()));
         module.function(entry)
+    }
+
+    /// Compiles side by side and loads those of the backend's own kernels that are not there yet.
+    pub fn load_own(&mut self, kernels: Vec<OwnKernel>) -> Result<()> {
+        let missing: Vec<OwnKernel> =
+            kernels.into_iter().filter(|kernel| self.own.iter().all(|(known, _)| known != kernel)).collect();
+        let sources: Vec<KernelSource> = missing.iter().map(OwnKernel::source).collect();
+        let modules = self.modules(&sources)?;
+        self.own.extend(missing.iter().cloned().zip(modules));
+        Ok(())
+    }
+
+    /// The fastest of a contest's ways by the clock, which `queue` queues with a workspace. May overwrite the arenas.
+    pub fn race(
+        &mut self,
+        contest: &Contest,
+        arenas: &[DeviceBuffer],
+        mut queue: impl FnMut(&Engine, usize, u64) -> Result<()>,
+    ) -> Result<usize> {
+        let workspace = self.chooser.ready(&self.stream, self.cublaslt.workspace_limit, arenas)?;
+        let engine: &Engine = self;
+        let ways = contest.ways.len();
+        let times = algorithms::race(&engine.stream, arenas, ways, |way| queue(engine, way, workspace))
+            .during(|| format!("timing the {}", contest.name))?;
+        self.chooser.settle(&self.stream, contest, &times)
     }
 
     /// The plan for a product, made at its first use, which may overwrite the arenas.

@@ -4,7 +4,7 @@
 //! arithmetic, and what is reached of them is as on an H200: it serves plans but is no promise.
 
 use crate::driver::{Architecture, Properties};
-use program::{Arch, Machine};
+use program::{Arch, Machine, Reached};
 
 /// Share of the peak that the best matrix product reaches, as measured on an H200 (808 of 989 TFLOP/s).
 const PRODUCT_SHARE: f64 = 0.82;
@@ -17,6 +17,7 @@ pub fn machine(properties: &Properties) -> Machine {
     if properties.name.contains("H200") && properties.architecture == (Architecture { major: 9, minor: 0 }) {
         return Machine { memory, ..Machine::h200() };
     }
+    let own_products = properties.architecture == (Architecture { major: 9, minor: 0 });
     let cycles = properties.multiprocessors as f64 * properties.clock;
     Machine {
         name: properties.name.clone(),
@@ -26,6 +27,7 @@ pub fn machine(properties: &Properties) -> Machine {
         bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.architecture),
         f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.architecture),
         units: properties.multiprocessors as usize,
+        reached: Reached { addend_pass: !own_products, ..Reached::H200 },
         ..Machine::h200()
     }
 }

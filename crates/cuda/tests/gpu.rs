@@ -484,3 +484,124 @@ fn a_failing_kernel_is_named_with_its_instruction() {
     let text = session.run(0).unwrap_err().to_string();
     assert!(text.contains("instruction 0 of forward: test") && text.contains("cuStreamSynchronize"), "{text}");
 }
+
+/// A product of bf16 with its addends: (m, n, k), B across, the slices with their rank and scale, a bias.
+struct Adapted {
+    extents: (usize, usize, usize),
+    across: bool,
+    slices: Vec<(usize, usize)>,
+    rank: usize,
+    scale: f32,
+    bias: bool,
+}
+
+impl Adapted {
+    /// The result with the given choices, its error against f64, and the choices that were made.
+    fn run(&self, options: &Options, architecture: &str) -> (Vec<u8>, f64, cuda::Algorithms) {
+        let (m, n, k) = self.extents;
+        let mut layout = Layout::default();
+        let mut place = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
+        let stored = |rows: usize, columns: usize| if self.across { [rows, columns] } else { [columns, rows] };
+        // A and D are slices of wider rows; all T lie beside each other.
+        let (wide_a, b, wide_d) = (place([m, k + 8]), place(stored(k, n)), place([m, n + 64]));
+        let ts = place([m, self.rank * self.slices.len().max(1)]);
+        let us: Vec<TensorRef> = self.slices.iter().map(|(_, count)| place(stored(self.rank, *count))).collect();
+        let bias = place([1, n]);
+        let a = TensorRef { shape: vec![m, k], ..wide_a.clone() };
+        let d = TensorRef { shape: vec![m, n], offset: wide_d.offset + 128, ..wide_d.clone() };
+        let low_rank = us.iter().zip(&self.slices).enumerate().map(|(s, (u, columns))| LowRank {
+            t: TensorRef { shape: vec![m, self.rank], offset: ts.offset + 2 * s * self.rank, ..ts.clone() },
+            b: u.clone(),
+            transpose_b: !self.across,
+            scale: self.scale,
+            columns: *columns,
+        });
+        let vector = TensorRef { shape: vec![n], strides: vec![1], ..bias.clone() };
+        let gemm = Gemm {
+            batch: 1,
+            m,
+            n,
+            k,
+            a,
+            b: b.clone(),
+            d,
+            transpose_a: false,
+            transpose_b: !self.across,
+            scale: 1.0,
+            bias: self.bias.then_some(vector),
+            accumulate: false,
+            low_rank: low_rank.collect(),
+        };
+        let mut session = load(options, layout.program(architecture.into(), vec![], vec![Instruction::Gemm(gemm)]));
+        let mut numbers = Numbers::new(8);
+        let mut fill = |at: &TensorRef| {
+            let value = numbers.tensor(at.dtype, &at.shape);
+            write(&mut session, at, &value);
+            value.to_f64()
+        };
+        let (av, bv, dv, tv, biasv) = (fill(&wide_a), fill(&b), fill(&wide_d), fill(&ts), fill(&bias));
+        let uv: Vec<Vec<f64>> = us.iter().map(&mut fill).collect();
+        run(&mut session);
+        let at =
+            |rows: usize, columns: usize, r: usize, c: usize| if self.across { r * columns + c } else { c * rows + r };
+        let mut expected = dv;
+        for i in 0..m {
+            for j in 0..n {
+                let mut sum: f64 = (0..k).map(|l| av[i * (k + 8) + l] * bv[at(k, n, l, j)]).sum();
+                sum += if self.bias { biasv[j] } else { 0.0 };
+                for (s, (first, count)) in self.slices.iter().enumerate().filter(|(_, (f, c))| (*f..f + c).contains(&j))
+                {
+                    let t = |l: usize| tv[i * self.rank * self.slices.len() + s * self.rank + l];
+                    let products = (0..self.rank).map(|l| t(l) * uv[s][at(self.rank, *count, l, j - first)]);
+                    sum += self.scale as f64 * products.sum::<f64>();
+                }
+                expected[i * (n + 64) + 64 + j] = sum;
+            }
+        }
+        let result = read(&mut session, &wide_d);
+        let error = relative_error(&result.to_f64(), &expected);
+        (result.bytes, error, session.algorithms().clone())
+    }
+}
+
+#[test]
+fn every_way_to_compute_an_adapted_product_agrees() {
+    let Some((options, architecture)) = gpu() else { return };
+    let timed = Options { time_products: true, ..options.clone() };
+    let case = |extents, across, slices: &[(usize, usize)], rank, scale, bias| Adapted {
+        extents,
+        across,
+        slices: slices.to_vec(),
+        rank,
+        scale,
+        bias,
+    };
+    let cases = [
+        case((600, 704, 328), false, &[(8, 120), (192, 512)], 8, 1.5, false),
+        case((300, 448, 200), true, &[(64, 192)], 24, 0.75, false),
+        case((130, 296, 512), false, &[], 16, 1.0, true),
+        case((1, 640, 64), true, &[(0, 64), (64, 64), (128, 64), (576, 64)], 48, 1.0, false),
+        case((513, 512, 72), false, &[(0, 256), (256, 128), (384, 128)], 64, 2.0, true),
+    ];
+    for case in cases {
+        let (_, _, chosen) = case.run(&timed, &architecture);
+        let name = chosen.keys().find(|name| name.starts_with("way of")).cloned();
+        if architecture != "sm_90a" {
+            assert_eq!(name, None, "only Hopper has a choice");
+            continue;
+        }
+        let name = name.expect("the kernel takes all of these");
+        for way in ["library", "own 256", "own 128"] {
+            let mut algorithms = chosen.clone();
+            algorithms.retain(|key, _| *key == name);
+            algorithms.insert(name.clone(), way.to_owned());
+            let forced = Options { algorithms, ..options.clone() };
+            let (bits, error, _) = case.run(&forced, &architecture);
+            assert!(error < 4e-3, "{name}, {way}: relative error {error:.1e}");
+            assert!(case.run(&forced, &architecture).0 == bits, "{name}, {way}: other bits in a second run");
+        }
+        let wrong = Options { algorithms: [(name.clone(), "own 7".to_owned())].into(), ..options.clone() };
+        let refused = std::panic::catch_unwind(|| case.run(&wrong, &architecture).1);
+        assert!(refused.is_err(), "a way of another version is refused");
+    }
+}

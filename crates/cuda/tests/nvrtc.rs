@@ -52,6 +52,20 @@ fn the_backends_own_kernels_compile_for_every_architecture() {
     }
 }
 
+/// Products that the compiler lets wait for each other are slow and right: no other test sees it.
+#[test]
+fn hoppers_product_compiles_without_waits_between_its_steps() {
+    let Some(compiler) = compiler() else { return };
+    for kernel in cuda::kernels::HopperProduct::samples() {
+        let mut source = kernel.source();
+        let options: Vec<String> = source.options.iter().cloned().chain(["--ptxas-options=-v".to_owned()]).collect();
+        source.options = &options;
+        let compiled = compiler.compile(&source, "sm_90a").unwrap_or_else(|e| panic!("{e}"));
+        assert!(!compiled.log.contains("serialized"), "{options:?}: {}", compiled.log);
+        assert!(compiled.log.contains(" 0 bytes spill stores"), "{options:?}: {}", compiled.log);
+    }
+}
+
 #[test]
 fn a_refusal_names_kernel_file_and_line() {
     let Some(compiler) = compiler() else { return };

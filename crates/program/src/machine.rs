@@ -45,7 +45,8 @@ pub struct Reached {
     /// Attention where a library does it, of the rate of its type.
     pub attention_forward: f64,
     pub attention_backward: f64,
-    /// Low-rank addends of a product take a pass of their own over its result.
+    /// Low-rank addends of a product take a pass of their own over its result: not on Hopper, whose products take them
+    /// along.
     pub addend_pass: bool,
 }
 
@@ -74,7 +75,7 @@ impl Reached {
         kernels: 340.0 / 808.0,
         attention_forward: 440.0 / 808.0,
         attention_backward: 300.0 / 808.0,
-        addend_pass: true,
+        addend_pass: false,
     };
 }
 

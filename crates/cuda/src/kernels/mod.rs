@@ -1,5 +1,5 @@
-//! The backend's own device code: layout changes, document offsets and low-rank addends. Operations' kernels come with
-//! the program; these realise instructions that carry no kernel.
+//! The backend's own device code: layout changes, document offsets, low-rank addends and Hopper's products. Operations'
+//! kernels come with the program; these realise instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
 
@@ -77,7 +77,67 @@ pub fn addends(rows: usize, d_row: usize, rank: usize, scale: f32, across: bool,
     OwnKernel::new("addends.cu", include_str!("addends.cu"), &[], &defines)
 }
 
-/// Every translation unit in a few typical variants: what a build without a GPU compiles.
+/// A product of Hopper's kernel, as far as its code depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperProduct {
+    /// Columns of a tile: 256 or 128.
+    pub wide: usize,
+    /// The second factors are [k, n], not [n, k].
+    pub across: bool,
+    /// Largest rank of an addend; 0 without addends.
+    pub rank: usize,
+    /// The addends have a factor.
+    pub scaled: bool,
+}
+
+impl HopperProduct {
+    pub const TALL: usize = 128;
+    pub const DEEP: usize = 64;
+    /// Most addends of one product.
+    pub const SLICES: usize = 4;
+    pub const THREADS: u32 = 384;
+
+    /// Steps whose operands are under way at once: as many as shared memory holds beside two pieces of the result for
+    /// each warpgroup.
+    const fn stages(self) -> usize {
+        if self.wide == 256 { 4 } else { 6 }
+    }
+
+    /// Dynamic shared memory, a kibibyte of alignment included.
+    pub const fn shared_bytes(self) -> usize {
+        self.stages() * 2 * Self::DEEP * (Self::TALL + self.wide) + (32 << 10) + 1024
+    }
+
+    pub fn kernel(self) -> OwnKernel {
+        let defines = [
+            ("WIDE", self.wide),
+            ("ACROSS", self.across as usize),
+            ("ADDEND_STEPS", self.rank.div_ceil(16)),
+            ("SCALED", self.scaled as usize),
+            ("SLICES", Self::SLICES),
+            ("STAGES", self.stages()),
+        ];
+        let defines = defines.map(|(name, value)| (name, value.to_string()));
+        OwnKernel::new("product.cu", PRODUCT, &[device::HANDOFF, device::WGMMA], &defines)
+    }
+
+    /// What a choice that was made by timing depends on beside the product.
+    pub fn text() -> [&'static str; 3] {
+        [PRODUCT, device::HANDOFF.1, device::WGMMA.1]
+    }
+
+    /// Every variant in use, for a build without a GPU.
+    pub fn samples() -> Vec<OwnKernel> {
+        let variant = |wide, across, rank, scaled| HopperProduct { wide, across, rank, scaled }.kernel();
+        let widths = [256, 128].into_iter();
+        let both = widths.flat_map(|wide| [false, true].map(|across| (wide, across)));
+        both.flat_map(|(w, a)| [variant(w, a, 0, false), variant(w, a, 16, !a), variant(w, a, 48, true)]).collect()
+    }
+}
+
+const PRODUCT: &str = include_str!("product.cu");
+
+/// Every translation unit for any architecture in a few typical variants: what a build without a GPU compiles.
 pub fn samples() -> Vec<OwnKernel> {
     let mut kernels = vec![documents(2, 64, 16, 40, 3)];
     for (from, to) in [("float", "bf16"), ("bf16", "float"), ("f16", "float"), ("bf16", "bf16"), ("int", "int")] {

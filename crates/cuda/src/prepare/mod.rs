@@ -6,6 +6,7 @@
 
 mod addends;
 mod attention;
+mod hopper;
 mod launch;
 mod product;
 mod strided;

@@ -1,13 +1,15 @@
 //! Gemm instructions as cuBLASLt products. Low-rank addends follow: in one pass over D by the backend's own
-//! kernel, or as further products onto it.
+//! kernel, or as further products onto it. On Hopper the backend's own product takes part, which needs no pass for
+//! them; the clock decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
 use super::launch::PreparedCall;
-use super::{Memory, Preparation, addends};
-use crate::algorithms::Operands;
+use super::{Memory, Preparation, addends, hopper};
+use crate::algorithms::{Contest, Operands};
 use crate::cublaslt::{Operand, Product, alignment};
 use crate::engine::{Engine, ProductId};
 use crate::error::Result;
+use crate::kernels::HopperProduct;
 use program::{Gemm, LowRank, TensorRef};
 
 struct Part {
@@ -16,28 +18,82 @@ struct Part {
     bias: Option<u64>,
 }
 
-/// A product and its addends, in order.
-pub(crate) struct PlannedProduct {
+/// The library's product and the addends, in order.
+struct Library {
     parts: Vec<Part>,
     addends: Option<PreparedCall>,
+}
+
+/// The way that a product is computed.
+enum Way {
+    Library(Library),
+    Own(PreparedCall),
+}
+
+/// A product with its way.
+pub(crate) struct PlannedProduct {
+    way: Way,
     workspace: usize,
 }
 
 /// A [`PlannedProduct`] with its workspace.
 pub(crate) struct PreparedProduct {
-    parts: Vec<Part>,
-    addends: Option<PreparedCall>,
+    way: Way,
     workspace: u64,
 }
 
+/// The library's way in the record of choices; variants of the own kernel are named by the width of their tiles.
+const LIBRARY: &str = "library";
+
 pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedProduct> {
+    let variants = hopper::variants(p, gemm);
+    if variants.is_empty() {
+        let way = Way::Library(library(p, gemm)?);
+        return Ok(PlannedProduct::new(p, way));
+    }
+    let widths = variants.iter().map(|variant| format!("own {}", variant.wide));
+    let contest = Contest {
+        name: description(p, gemm),
+        ways: [LIBRARY.to_owned()].into_iter().chain(widths).collect(),
+        texts: &HopperProduct::text(),
+    };
+    let way = match p.engine.chooser.settled(&p.engine.stream, &contest)? {
+        Some(0) => Way::Library(library(p, gemm)?),
+        Some(own) => Way::Own(hopper::call(p, gemm, variants[own - 1])?),
+        None => race(p, gemm, &variants, &contest)?,
+    };
+    Ok(PlannedProduct::new(p, way))
+}
+
+fn library(p: &mut Preparation, gemm: &Gemm) -> Result<Library> {
     let mut parts = vec![part(p, &main_product(gemm), &gemm.a, &gemm.b, &gemm.d, 0, gemm.bias.as_ref())?];
     let addends = addends::plan(p, gemm)?;
     for addend in gemm.low_rank.iter().filter(|_| addends.is_none()) {
         parts.push(part(p, &addend_product(gemm, addend), &addend.t, &addend.b, &gemm.d, addend.columns.0, None)?);
     }
-    let workspace = parts.iter().map(|part| p.engine.product_plan(part.plan).workspace()).max().unwrap_or(0);
-    Ok(PlannedProduct { parts, addends, workspace })
+    Ok(Library { parts, addends })
+}
+
+/// The fastest of all ways.
+fn race(p: &mut Preparation, gemm: &Gemm, variants: &[HopperProduct], contest: &Contest) -> Result<Way> {
+    p.engine.load_own(variants.iter().map(|variant| variant.kernel()).collect())?;
+    let mut ways = vec![Way::Library(library(p, gemm)?)];
+    for variant in variants {
+        ways.push(Way::Own(hopper::call(p, gemm, *variant)?));
+    }
+    let best = p.engine.race(contest, &p.memory.arenas, |engine, way, workspace| ways[way].queue(engine, workspace))?;
+    Ok(ways.swap_remove(best))
+}
+
+/// Everything that decides how fast each way is.
+fn description(p: &Preparation, gemm: &Gemm) -> String {
+    let addresses = [&gemm.a, &gemm.b, &gemm.d].map(|at| alignment(p.memory.address(at)));
+    let product = Product { alignment: addresses, ..main_product(gemm) }.description();
+    let addends = gemm.low_rank.iter().map(|a| {
+        let (_, rank, row) = matrix("T", &a.t);
+        format!(", addend {rank} by {row} on {}+{} times {}", a.columns.0, a.columns.1, a.scale)
+    });
+    addends.fold(format!("way of {product}"), |text, addend| text + &addend)
 }
 
 fn part(
@@ -120,23 +176,52 @@ fn operand(what: &str, at: &TensorRef, transposed: bool, extents: (usize, usize)
 }
 
 impl PlannedProduct {
+    fn new(p: &Preparation, way: Way) -> PlannedProduct {
+        let workspace = way.workspace(p.engine);
+        PlannedProduct { way, workspace }
+    }
+
     pub fn workspace(&self) -> usize {
         self.workspace
     }
 
     pub fn bind(self, workspace: u64) -> PreparedProduct {
-        PreparedProduct { parts: self.parts, addends: self.addends, workspace }
+        PreparedProduct { way: self.way, workspace }
     }
 }
 
 impl PreparedProduct {
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
+        self.way.queue(engine, self.workspace)
+    }
+}
+
+impl Way {
+    fn workspace(&self, engine: &Engine) -> usize {
+        match self {
+            Way::Library(library) => {
+                library.parts.iter().map(|part| engine.product_plan(part.plan).workspace()).max().unwrap_or(0)
+            }
+            Way::Own(_) => 0,
+        }
+    }
+
+    fn queue(&mut self, engine: &Engine, workspace: u64) -> Result<()> {
+        match self {
+            Way::Library(library) => library.queue(engine, workspace),
+            Way::Own(call) => call.queue(&engine.stream),
+        }
+    }
+}
+
+impl Library {
+    fn queue(&mut self, engine: &Engine, workspace: u64) -> Result<()> {
         for part in &self.parts {
             // SAFETY: the operands lie in the session's arenas with the layouts that were planned,
             // and the workspace is as large as the plans ask.
             unsafe {
                 let plan = engine.product_plan(part.plan);
-                plan.run(&engine.stream, part.addresses, part.bias, self.workspace)?;
+                plan.run(&engine.stream, part.addresses, part.bias, workspace)?;
             }
         }
         self.addends.iter_mut().try_for_each(|call| call.queue(&engine.stream))

@@ -97,11 +97,7 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let gradients = KernelSpec {
         entry: "attention_gradients",
         source: GRADIENTS.to_owned(),
-        headers: vec![
-            TYPES,
-            ("handoff.cuh", include_str!("../cuda/handoff.cuh")),
-            ("wgmma.cuh", include_str!("../cuda/wgmma.cuh")),
-        ],
+        headers: vec![TYPES, device::HANDOFF, device::WGMMA],
         defines,
         grid: [(e.batch * e.kv_heads * e.tokens.div_ceil(KEYS)) as u32, 1, 1],
         block: [THREADS, 1, 1],

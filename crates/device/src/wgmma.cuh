@@ -3,7 +3,8 @@
 // A tile of R rows of 64 bf16 lies in 128-byte rows, the 16-byte chunk c of row r at chunk c ^ (r & 7) (the
 // 128-byte swizzle); its address is a multiple of 1024. Wider tiles are halves of 64 columns behind one another.
 #pragma once
-#include "types.cuh"
+typedef unsigned int u32;
+typedef unsigned long long u64;
 
 // Byte offset of a 16-byte chunk inside a half of 64 columns.
 __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
@@ -51,6 +52,34 @@ __device__ __forceinline__ void product_64x128(float (&d)[64], u32 a0, u32 a1, u
       "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
       : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48)
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+}
+// d [64, n] (+)= a [64, 16] b [16, n], both from shared memory, a's columns summed over; B_ROWS: b's rows are.
+template <int B_ROWS> __device__ __forceinline__ void product_64x256(float (&d)[128], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+      "%60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, "
+      "%100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, "
+      "%120, %121, %122, %123, %124, %125, %126, %127}, "
+      "%128, %129, add, 1, 1, 0, %131;\n}\n"
+      : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48), F16(d, 64), F16(d, 80), F16(d, 96), F16(d, 112)
+      : "l"(a), "l"(b), "r"(add), "n"(B_ROWS));
+}
+template <int B_ROWS> __device__ __forceinline__ void product_64x128(float (&d)[64], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+      "%60, %61, %62, %63}, "
+      "%64, %65, add, 1, 1, 0, %67;\n}\n"
+      : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48)
+      : "l"(a), "l"(b), "r"(add), "n"(B_ROWS));
 }
 #undef F4
 #undef F16

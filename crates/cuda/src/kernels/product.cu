@@ -1,0 +1,174 @@
+// A product with its low-rank addends in one pass on Hopper: D = A·op(B) + scale·Σ T_s·op(U_s), D's slice s alone for
+// addend s, plus a bias of D's columns; bf16, summed in f32, rounded once. A [m, k] in rows; B [n, k], or [k, n] where
+// ACROSS, and U_s likewise; T_s [m, rank]. Addends are steps of the sum before the others: zeros outside a factor make
+// all steps alike. At most SLICES of them, of ranks up to 16·ADDEND_STEPS; their scale counts where SCALED.
+//
+// Two blocks of a cluster take TALL rows each of the same WIDE columns of D, and each fetches half of B for both. One
+// warp fetches, two warpgroups multiply 64 rows each, STAGES steps of DEEP under way. Persistent blocks walk over D in
+// squares of about GROUP pairs of tiles, so that what is read again lies in the second-level cache.
+#include "handoff.cuh"
+#include "wgmma.cuh"
+
+#define TALL 128
+#define DEEP 64
+#define A_BYTES (TALL * DEEP * 2)
+#define B_BYTES (WIDE * DEEP * 2)
+#define STAGE_BYTES (A_BYTES + B_BYTES)
+#define PIECE_BYTES (64 * 64 * 2)
+#define GROUP 8
+
+struct Addends {
+  TensorMap t[SLICES], u[SLICES];
+};
+// First column and number of columns of each addend, in order.
+struct Slices {
+  int first[SLICES], count[SLICES];
+};
+
+struct Stage {
+  int index;
+  u32 phase;
+  __device__ __forceinline__ void next() {
+    if (++index == STAGES) index = 0, phase ^= 1;
+  }
+};
+
+// Pair of tiles down and tile across of number `t`.
+__device__ __forceinline__ void tile_of(int t, int pairs, int across, int& pair, int& column) {
+  const int group = t / (GROUP * across), rest = t % (GROUP * across), here = min(GROUP, pairs - group * GROUP);
+  pair = group * GROUP + rest % here, column = rest / here;
+}
+
+// The addends on columns n … n + WIDE: from `first` to before `last`.
+__device__ __forceinline__ void addends_of(const Slices& slices, int count, int n, int& first, int& last) {
+  first = last = 0;
+#pragma unroll
+  for (int s = 0; s < SLICES; s++) {
+    first += s < count && slices.first[s] + slices.count[s] <= n;
+    last += s < count && slices.first[s] < n + WIDE;
+  }
+}
+
+// This block's half of columns n … and rows k … of B, to both blocks.
+__device__ __forceinline__ void fetch_half(u32 to, const TensorMap* map, u32 barrier, int k, int n, u32 rank) {
+  if (ACROSS) copy_box_to_both(to + rank * (B_BYTES / 2), map, barrier, 0, k, n / 64 + rank * (WIDE / 128), 0);
+  else copy_box_to_both(to + rank * (B_BYTES / 2), map, barrier, k, n + rank * (WIDE / 2), 0, 0);
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[WIDE / 2], u32 a, u32 b, int k, int& add) {
+  const u64 right = ACROSS ? rows_summed(b + k * 2048, 64 * DEEP * 2) : columns_summed(b + k * 32);
+#if WIDE == 256
+  product_64x256<ACROSS>(sum, columns_summed(a + k * 32), right, add);
+#else
+  product_64x128<ACROSS>(sum, columns_summed(a + k * 32), right, add);
+#endif
+  add = 1;
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,
+        const __grid_constant__ Addends addends, const __grid_constant__ Slices slices, int addend_count,
+        float scale, const u32* bias, int width, int pairs, int across, int steps) {
+  extern __shared__ unsigned char raw[];
+  __shared__ __align__(8) u64 barriers[2 * STAGES];
+  const u32 base = (shared_address(raw) + 1023) & ~1023u, out = base + STAGES * STAGE_BYTES;
+  const u32 full = shared_address(barriers), empty = full + 8 * STAGES, rank = cluster_rank();
+  const int warpgroup = threadIdx.x / 128, tiles = pairs * across;
+  if (threadIdx.x == 0)
+    for (int s = 0; s < STAGES; s++) barrier_init(full + 8 * s, 1), barrier_init(empty + 8 * s, 4);
+  cluster_meet();
+  Stage at = {0, 0};
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      for (int t = blockIdx.x / 2; t < tiles; t += gridDim.x / 2) {
+        int pair, column, s, last;
+        tile_of(t, pairs, across, pair, column);
+        const int m = (pair * 2 + rank) * TALL, n = column * WIDE;
+        addends_of(slices, addend_count, n, s, last);
+        for (; s < last; s++, at.next()) {
+          barrier_wait(empty + 8 * at.index, at.phase ^ 1);
+          const u32 to = base + at.index * STAGE_BYTES, barrier = full + 8 * at.index;
+          barrier_expect(barrier, STAGE_BYTES);
+          copy_box(to, &addends.t[s], barrier, 0, m, 0, 0);
+          fetch_half(to + A_BYTES, &addends.u[s], barrier, 0, n - slices.first[s], rank);
+        }
+        for (int k = 0; k < steps; k++, at.next()) {
+          barrier_wait(empty + 8 * at.index, at.phase ^ 1);
+          const u32 to = base + at.index * STAGE_BYTES, barrier = full + 8 * at.index;
+          barrier_expect(barrier, STAGE_BYTES);
+          copy_box(to, &a, barrier, k * DEEP, m, 0, 0);
+          fetch_half(to + A_BYTES, &b, barrier, k * DEEP, n, rank);
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int half = warpgroup - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    const u32 mine = out + half * 2 * PIECE_BYTES;
+    float sum[WIDE / 2];
+    for (int t = blockIdx.x / 2; t < tiles; t += gridDim.x / 2) {
+      int pair, column, s, last, add = 0;
+      tile_of(t, pairs, across, pair, column);
+      const int m = (pair * 2 + rank) * TALL + half * 64, n = column * WIDE;
+      addends_of(slices, addend_count, n, s, last);
+      for (; s < last; s++, at.next()) {
+        barrier_wait(full + 8 * at.index, at.phase);
+        const u32 from = base + at.index * STAGE_BYTES;
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < ADDEND_STEPS; k++) multiply(sum, from + half * (A_BYTES / 2), from + A_BYTES, k, add);
+        products_commit();
+        products_wait<0>();
+        if (thread < 2) barrier_arrive_at(empty + 8 * at.index, thread);
+      }
+#if SCALED
+#pragma unroll
+      for (int i = 0; i < WIDE / 2; i++) sum[i] *= scale;
+#endif
+      u32 previous = 0;
+      for (int k = 0; k < steps; k++, at.next()) {
+        barrier_wait(full + 8 * at.index, at.phase);
+        const u32 from = base + at.index * STAGE_BYTES;
+        products_begin();
+#pragma unroll
+        for (int part = 0; part < DEEP / 16; part++)
+          multiply(sum, from + half * (A_BYTES / 2), from + A_BYTES, part, add);
+        products_commit();
+        products_wait<1>();
+        if (k > 0 && thread < 2) barrier_arrive_at(previous, thread);
+        previous = empty + 8 * at.index;
+      }
+      products_wait<0>();
+      if (thread < 2) barrier_arrive_at(previous, thread);
+#pragma unroll
+      for (int piece = 0; piece < WIDE / 64; piece++) {
+        const u32 to = mine + piece % 2 * PIECE_BYTES;
+        if (bias) {
+#pragma unroll
+          for (int j = 0; j < 8; j++) {
+            const int first = n + piece * 64 + j * 8 + lane % 4 * 2;
+            const u32 both = first < width ? bias[first / 2] : 0;
+            float* x = sum + piece * 32 + j * 4;
+            x[0] += __uint_as_float(both << 16), x[1] += __uint_as_float(both & 0xffff0000u);
+            x[2] += __uint_as_float(both << 16), x[3] += __uint_as_float(both & 0xffff0000u);
+          }
+        }
+        if (thread == 0) stores_read<1>();
+        meet<128>(1 + half);
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          const float* x = sum + piece * 32 + j * 4;
+          store_matrices(to + swizzled(warp * 16 + lane % 16, j + lane / 16), bf16_pair(x[0], x[1]),
+                         bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
+        }
+        publish_to_products();
+        meet<128>(1 + half);
+        if (thread == 0) store_box(&d, to, n + piece * 64, m, 0, 0);
+      }
+    }
+    if (thread == 0) stores_done();
+  }
+  // A block stays until its neighbour has taken all that comes from it.
+  cluster_meet();
+}

@@ -1,0 +1,200 @@
+//! Products on Hopper by the backend's own kernel, low-rank addends included: which products it takes, and its calls.
+//! Whether it runs is decided beside the library's way, in `product.rs`.
+
+use super::Preparation;
+use super::launch::{Arguments, PreparedCall};
+use crate::driver::{Architecture, Described, LaunchShape};
+use crate::error::Result;
+use crate::kernels::HopperProduct;
+use program::{Gemm, LowRank, TensorRef};
+use tensor::DType;
+
+const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
+
+/// What the copy engine asks of addresses and of rows, in bytes.
+const ALIGNMENT: usize = 16;
+/// Columns of a box of the copy engine.
+const BOX: usize = 64;
+
+/// The variants of the kernel that take a product, the likely best first; none where it does not.
+pub(super) fn variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
+    if p.engine.architecture() == HOPPER && takes(gemm) { shapes(gemm) } else { vec![] }
+}
+
+fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {
+    let rank = gemm.low_rank.iter().map(|a| rank_of(a).expect("a product that the kernel takes")).max().unwrap_or(0);
+    let scaled = gemm.low_rank.first().is_some_and(|a| a.scale != 1.0);
+    [256, 128].map(|wide| HopperProduct { wide, across: !gemm.transpose_b, rank, scaled }).into()
+}
+
+/// Whether the kernel takes a product: bf16 throughout, nothing added to D but addends of one kind and a bias.
+fn takes(gemm: &Gemm) -> bool {
+    let plain = gemm.batch == 1 && !gemm.transpose_a && !gemm.accumulate && gemm.scale == 1.0;
+    let across = !gemm.transpose_b;
+    let factors = described(&gemm.a) && described(&gemm.d) && described(&gemm.b);
+    let bias = gemm.bias.as_ref().is_none_or(|b| b.dtype == DType::BF16 && b.offset % 4 == 0 && gemm.n % 2 == 0);
+    let ordered = gemm.low_rank.windows(2).all(|pair| pair[0].columns.0 + pair[0].columns.1 <= pair[1].columns.0);
+    let columns = !across || gemm.n.is_multiple_of(BOX);
+    let few = gemm.low_rank.len() <= HopperProduct::SLICES;
+    plain && factors && bias && ordered && columns && few && gemm.low_rank.iter().all(|a| takes_addend(gemm, a))
+}
+
+fn takes_addend(gemm: &Gemm, a: &LowRank) -> bool {
+    let alike = a.transpose_b == gemm.transpose_b && a.scale == gemm.low_rank[0].scale;
+    let rank = rank_of(a).is_some_and(|rank| rank <= BOX);
+    let columns = gemm.transpose_b || (a.columns.0.is_multiple_of(BOX) && a.columns.1.is_multiple_of(BOX));
+    alike && rank && columns && described(&a.t) && described(&a.b)
+}
+
+fn rank_of(a: &LowRank) -> Option<usize> {
+    a.t.as_matrix().map(|(_, rank, _)| rank)
+}
+
+/// Whether the copy engine takes boxes of a matrix.
+fn described(at: &TensorRef) -> bool {
+    let rows = at.as_matrix().is_some_and(|(_, _, row)| (row * at.dtype.size()).is_multiple_of(ALIGNMENT));
+    at.dtype == DType::BF16 && at.offset.is_multiple_of(ALIGNMENT) && rows
+}
+
+/// The call of a variant.
+pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> Result<PreparedCall> {
+    let function = p.engine.own_function(variant.kernel(), "product")?;
+    function.allow_shared_memory(variant.shared_bytes())?;
+    let maps = Maps { p, variant };
+    let (pairs, across) = (gemm.m.div_ceil(2 * HopperProduct::TALL), gemm.n.div_ceil(variant.wide));
+    // A product without addends still has the places of their descriptions: what fills them is not read.
+    let mut ts = [maps.left(&gemm.a)?; HopperProduct::SLICES];
+    let mut us = [maps.right(&gemm.b)?; HopperProduct::SLICES];
+    let (mut firsts, mut counts) = ([0; HopperProduct::SLICES], [0; HopperProduct::SLICES]);
+    for (s, a) in gemm.low_rank.iter().enumerate() {
+        (ts[s], us[s]) = (maps.left(&a.t)?, maps.right(&a.b)?);
+        (firsts[s], counts[s]) = (a.columns.0 as u32, a.columns.1 as u32);
+    }
+    let slices: Vec<u32> = firsts.into_iter().chain(counts).collect();
+    let slices: Vec<u64> = slices.chunks(2).map(|pair| pair[0] as u64 | (pair[1] as u64) << 32).collect();
+    let scale = gemm.low_rank.first().map_or(1.0, |a| a.scale);
+    let arguments = Arguments::new()
+        .structure(&maps.left(&gemm.a)?)
+        .structure(&maps.right(&gemm.b)?)
+        .structure(&maps.result(&gemm.d)?)
+        .structure(&[ts, us].as_flattened().as_flattened())
+        .structure(&slices)
+        .word(gemm.low_rank.len() as u64)
+        .word(scale.to_bits() as u64)
+        .word(gemm.bias.as_ref().map_or(0, |bias| p.memory.address(bias)))
+        .word(gemm.n as u64)
+        .word(pairs as u64)
+        .word(across as u64)
+        .word(gemm.k.div_ceil(HopperProduct::DEEP) as u64);
+    let clusters = (p.engine.device.properties.multiprocessors as usize / 2).min(pairs * across);
+    let shape = LaunchShape {
+        grid: [2 * clusters as u32, 1, 1],
+        block: [HopperProduct::THREADS, 1, 1],
+        shared_bytes: variant.shared_bytes() as u32,
+    };
+    Ok(PreparedCall::new(function, "product", shape, arguments))
+}
+
+/// Descriptions of a product's matrices for the copy engine.
+struct Maps<'a, 'p> {
+    p: &'a Preparation<'p>,
+    variant: HopperProduct,
+}
+
+type Map = [u64; 16];
+
+impl Maps<'_, '_> {
+    /// A, or T of an addend: rows of one block.
+    fn left(&self, at: &TensorRef) -> Result<Map> {
+        self.rows(at, HopperProduct::TALL)
+    }
+
+    fn result(&self, at: &TensorRef) -> Result<Map> {
+        self.rows(at, BOX)
+    }
+
+    /// B, or U of an addend: half the columns of a tile.
+    fn right(&self, at: &TensorRef) -> Result<Map> {
+        if !self.variant.across {
+            return self.rows(at, self.variant.wide / 2);
+        }
+        let (rows, columns, row) = at.as_matrix().expect("checked to be a matrix");
+        let boxes = [1, (self.variant.wide / 2 / BOX) as u32, HopperProduct::DEEP as u32, BOX as u32];
+        self.describe(at, [1, columns / BOX, rows, BOX], [0, BOX, row, 1], boxes)
+    }
+
+    fn rows(&self, at: &TensorRef, tall: usize) -> Result<Map> {
+        let (rows, columns, row) = at.as_matrix().expect("checked to be a matrix");
+        self.describe(at, [1, 1, rows, columns], [0, 0, row, 1], [1, 1, tall as u32, BOX as u32])
+    }
+
+    fn describe(&self, at: &TensorRef, shape: [usize; 4], strides: [usize; 4], boxes: [u32; 4]) -> Result<Map> {
+        let described = Described { address: self.p.memory.address(at), shape, strides, boxes };
+        described.encode(&self.p.engine.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use program::ArenaId;
+
+    fn dense(shape: [usize; 2]) -> TensorRef {
+        TensorRef::dense(ArenaId(0), 0, DType::BF16, shape)
+    }
+
+    fn gemm() -> Gemm {
+        let addend = |first, count| LowRank {
+            t: dense([512, 16]),
+            b: dense([count, 16]),
+            transpose_b: true,
+            scale: 2.0,
+            columns: (first, count),
+        };
+        Gemm {
+            batch: 1,
+            m: 512,
+            n: 200,
+            k: 128,
+            a: dense([512, 128]),
+            b: dense([200, 128]),
+            d: dense([512, 200]),
+            transpose_a: false,
+            transpose_b: true,
+            scale: 1.0,
+            bias: None,
+            accumulate: false,
+            low_rank: vec![addend(0, 120), addend(120, 80)],
+        }
+    }
+
+    #[test]
+    fn only_what_the_kernel_computes_is_taken() {
+        assert!(takes(&gemm()));
+        assert_eq!(shapes(&gemm())[0], HopperProduct { wide: 256, across: false, rank: 16, scaled: true });
+        assert!(!takes(&Gemm { accumulate: true, ..gemm() }));
+        assert!(!takes(&Gemm { scale: 0.5, ..gemm() }));
+        assert!(!takes(&Gemm { d: TensorRef { dtype: DType::F32, ..gemm().d }, ..gemm() }));
+        assert!(!takes(&Gemm { a: TensorRef { offset: 8, ..gemm().a }, ..gemm() }));
+        let mut unordered = gemm();
+        unordered.low_rank.reverse();
+        assert!(!takes(&unordered));
+        let mut unlike = gemm();
+        unlike.low_rank[1].scale = 1.0;
+        assert!(!takes(&unlike));
+    }
+
+    #[test]
+    fn factors_across_come_in_whole_boxes() {
+        let across = |n: usize| Gemm {
+            n,
+            b: dense([128, n]),
+            d: dense([512, n]),
+            transpose_b: false,
+            low_rank: vec![],
+            ..gemm()
+        };
+        assert!(takes(&across(192)));
+        assert!(!takes(&across(200)));
+    }
+}

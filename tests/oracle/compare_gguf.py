@@ -22,17 +22,32 @@ import surogate as engine
 import torch
 from compare_transformers import Report, relative
 from surogate.cli import main as surogate
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 #: Relative L2 of a matrix read back.
 ALLOWED = {"f32": 1e-7, "f16": 5e-4, "bf16": 4e-3, "q8_0": 8e-3}
+
+KINDS = [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config, GPT2Config]
 
 STORIES = Path(__file__).resolve().parents[2] / "examples/stories/model"
 
 
 def draw(rng: random.Random, folder: Path):
-    kind = rng.choice([LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+    kind = rng.choice(KINDS)
     heads = rng.choice([2, 4])
+    if kind is GPT2Config:
+        # transformers takes the number of positions from nowhere in the file: its own is 1024.
+        sizes = {"vocab_size": 512, "n_positions": 1024, "n_embd": heads * 32, "n_layer": 2, "n_head": heads}
+        return save(rng, folder, GPT2Config(**sizes, initializer_range=0.1))
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     if kind is LlamaConfig and rng.random() < 0.5:
         rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -41,7 +56,7 @@ def draw(rng: random.Random, folder: Path):
         vocab_size=512,
         hidden_size=heads * 32,
         intermediate_size=rng.choice([96, 172]),
-        num_hidden_layers=2,
+        num_hidden_layers=4 if kind is SmolLM3Config else 2,
         num_attention_heads=heads,
         num_key_value_heads=rng.choice([1, heads]),
         head_dim=32,
@@ -51,12 +66,19 @@ def draw(rng: random.Random, folder: Path):
         initializer_range=0.1,
     )
     config.sliding_window = None
+    config.pad_token_id = 0
+    return save(rng, folder, config)
+
+
+def save(rng: random.Random, folder: Path, config):
+    """A model with norms and biases that are not all the same."""
     torch.manual_seed(rng.randrange(1 << 30))
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
+                is_scale = ("norm" in name or ".ln_" in name) and name.endswith("weight")
+                parameter.normal_(float(is_scale), 0.1)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((STORIES / name).read_bytes())
@@ -66,7 +88,8 @@ def draw(rng: random.Random, folder: Path):
 def models(report: Report, rng: random.Random, folder: Path) -> None:
     encoding = rng.choice(list(ALLOWED))
     model = draw(rng, folder / "model")
-    report.case += f" {model.config.model_type} {encoding} {model.config.rope_parameters['rope_type']}"
+    rotation = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "none")
+    report.case += f" {model.config.model_type} {encoding} {rotation}"
     words = ["export", str(folder / "model"), "--format", "gguf", "--encoding", encoding]
     if code := surogate([*words, "--output", str(folder / "m.gguf")]):
         return report.fail(f"surogate export ended with {code}")
@@ -82,14 +105,16 @@ def models(report: Report, rng: random.Random, folder: Path) -> None:
         if other is None:
             report.fail(f"{name} is not in the file")
             continue
-        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+        if arch in ("llama", "smollm3") and ("q_proj" in name or "k_proj" in name):
             heads = model.config.num_attention_heads if "q_proj" in name else model.config.num_key_value_heads
             other = other.reshape(heads, -1, 2, *other.shape[1:]).swapaxes(1, 2).reshape(other.shape)
+        if arch == "gpt2" and other.ndim == 2 and (".attn." in name or ".mlp." in name):
+            other = other.T
         report.check(name, relative(other, weight.numpy()), ALLOWED[encoding], encoding)
     if set(found) - {"rope_freqs.weight"}:
         report.fail(f"the file also has {sorted(found)}")
-    # transformers takes Qwen3's heads and Llama 3's scaling from nowhere in the file.
-    if model.config.model_type != "qwen3" and model.config.rope_parameters["rope_type"] == "default":
+    # transformers takes Qwen3's heads and Llama 3's scaling from nowhere in the file, and does not know SmolLM3's form.
+    if model.config.model_type not in ("qwen3", "smollm3") and rotation in ("default", "none"):
         loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file="m.gguf", dtype=torch.float32).eval()
         ids = torch.tensor([[rng.randrange(512) for _ in range(24)]])
         with torch.no_grad():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import surogate
-from conftest import REPOSITORY, tiny_llama, tiny_qwen3
+from conftest import REPOSITORY, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_smollm3
 from surogate import ConfigError, ModelConfigError, vocabulary
 from surogate.cli import main
 from surogate.models import gguf
@@ -130,6 +130,37 @@ def test_tensors_are_called_as_in_gguf():
     other = json.loads(gguf.describe(tiny_qwen3(), [], "tiny"))
     assert all("interleave_heads" not in tensor for tensor in other["tensors"])
     assert "blk.0.attn_q_norm.weight" in [tensor["name"] for tensor in other["tensors"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "encoding"),
+    [
+        (tiny_llama(), "bf16"),
+        (tiny_mistral(sliding_window=None), "f16"),
+        (tiny_qwen2(), "q8_0"),
+        (tiny_qwen3(), "f32"),
+        (tiny_smollm3(no_rope_layer_interval=4), "q8_0"),
+        (tiny_gpt2(), "bf16"),
+    ],
+    ids=lambda of: of if isinstance(of, str) else of["model_type"],
+)
+def test_every_architecture_has_a_form(capsys, make_model, fields, encoding):
+    model = make_model({**fields, "initializer_range": 0.3})
+    code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", encoding)
+    assert code == 0 and "read again and compared" in out, err
+    content = (model / f"{model.name}-{encoding}.gguf").read_bytes()
+    assert content[:4] == b"GGUF" and gguf.FORMS[fields["architectures"][0]].name.encode() in content
+
+
+def test_what_readers_would_compute_otherwise_is_refused():
+    for fields, named in [
+        (tiny_mistral(), "sliding_window"),
+        (tiny_smollm3(), "no_rope_layers"),
+        (tiny_gpt2(activation_function="relu"), "activation_function"),
+        (tiny_gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_weights"),
+    ]:
+        with pytest.raises(ModelConfigError, match=named):
+            gguf.describe(fields, [], "x")
 
 
 def test_the_vocabulary_of_the_example(tmp_path):

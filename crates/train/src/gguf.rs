@@ -41,6 +41,9 @@ struct Source {
     /// [in, out] in the model, [out, in] in the file.
     #[serde(default)]
     transpose: bool,
+    /// Kept in f32 under every encoding.
+    #[serde(default)]
+    exact: bool,
 }
 
 /// The stretching of Llama 3.1: long waves by the whole factor, short ones not, between them gradually.
@@ -96,7 +99,7 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
     }
     for source in &of.tensors {
         let tensor = entry(&files, source, encoding)?;
-        if tensor.shape.len() > 1 && tensor.encoding != encoding {
+        if tensor.encoding == Encoding::F16 && encoding != Encoding::F16 {
             in_f16.push(tensor.name.clone());
         }
         table.push(tensor);
@@ -160,6 +163,7 @@ fn entry(files: &Weights, source: &Source, encoding: Encoding) -> Result<GgufTen
     let row = shape.last().copied().unwrap_or(1);
     let encoding = match shape.len() {
         0 | 1 => Encoding::F32,
+        _ if source.exact => Encoding::F32,
         _ if row.is_multiple_of(encoding.block()) => encoding,
         _ => Encoding::F16,
     };

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..dsl.model import find
@@ -17,7 +18,7 @@ from . import build
 
 Metadata = list[tuple[str, str, Any]]
 
-#: Names of modules outside of the layers, and inside layer i.
+#: Names of modules of Llama and its kin, outside of the layers and inside layer i.
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 INSIDE = {
     "input_layernorm": "attn_norm",
@@ -32,15 +33,97 @@ INSIDE = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)\.(weight|bias)")
+LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)\.(weight|bias)")
+
+#: The same of GPT-2.
+GPT2_OUTSIDE = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "lm_head": "output",
+}
+GPT2_INSIDE = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def _llama_sizes(config: Any) -> Metadata:
+    """What Llama and its kin are made of."""
+    sizes = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
+    }
+    return [
+        *((name, "u32", value) for name, value in sizes.items()),
+        ("attention.layer_norm_rms_epsilon", "f32", config.rms_norm_eps),
+        ("rope.freq_base", "f32", config.rope.theta),
+    ]
+
+
+def _gpt2_sizes(config: Any) -> Metadata:
+    sizes = {
+        "context_length": config.n_positions,
+        "embedding_length": config.n_embd,
+        "block_count": config.n_layer,
+        "feed_forward_length": config.n_inner,
+        "attention.head_count": config.n_head,
+        "vocab_size": config.vocab_size,
+    }
+    epsilon = ("attention.layer_norm_epsilon", "f32", config.layer_norm_epsilon)
+    return [*((name, "u32", value) for name, value in sizes.items()), epsilon]
+
+
+def _llama_problems(config: Any) -> list[str]:
+    """What the form has no key for."""
+    windows = [*getattr(config, "windows", []), getattr(config, "window", None)]
+    shorter = any(window is not None and window < config.max_position_embeddings for window in windows)
+    said = "`sliding_window`: readers of this form attend to everything; set it to null to say so"
+    return [said] if shorter else []
+
+
+def _smollm3_problems(config: Any) -> list[str]:
+    every_fourth = [(i + 1) % 4 != 0 for i in range(config.num_hidden_layers)]
+    said = "`no_rope_layers`: readers of this form leave every fourth layer without positions, and no other"
+    return _llama_problems(config) + ([] if config.rotated == every_fourth else [said])
+
+
+def _gpt2_problems(config: Any) -> list[str]:
+    problems = []
+    if config.activation_function not in ("gelu_new", "gelu_pytorch_tanh"):
+        problems.append(
+            f"`activation_function`: readers of this form compute gelu_new, not {config.activation_function}"
+        )
+    if not config.scale_attn_weights or config.scale_attn_by_inverse_layer_idx:
+        problems.append("`scale_attn_weights`: readers of this form divide scores by the root of the head size alone")
+    return problems
 
 
 @dataclass(frozen=True)
 class Form:
-    """How one architecture is written. With `interleaved`, rotated pairs lie beside each other."""
+    """How one architecture is written."""
 
     name: str
+    #: Rotated pairs lie beside each other.
     interleaved: bool = False
+    #: Matrices of layers are kept as [in, out] by the model.
+    transposed: bool = False
+    outside: dict[str, str] = field(default_factory=lambda: OUTSIDE)
+    inside: dict[str, str] = field(default_factory=lambda: INSIDE)
+    sizes: Callable[[Any], Metadata] = _llama_sizes
+    problems: Callable[[Any], list[str]] = _llama_problems
 
 
 FORMS = {
@@ -48,7 +131,19 @@ FORMS = {
     "MistralForCausalLM": Form("llama", interleaved=True),
     "Qwen2ForCausalLM": Form("qwen2"),
     "Qwen3ForCausalLM": Form("qwen3"),
+    "SmolLM3ForCausalLM": Form("smollm3", interleaved=True, problems=_smollm3_problems),
+    "GPT2LMHeadModel": Form(
+        "gpt2",
+        transposed=True,
+        outside=GPT2_OUTSIDE,
+        inside=GPT2_INSIDE,
+        sizes=_gpt2_sizes,
+        problems=_gpt2_problems,
+    ),
 }
+
+#: Tensors that readers take as f32 alone.
+EXACT = {"position_embd.weight"}
 
 
 def describe(fields: dict[str, Any], vocabulary: Metadata, name: str) -> str:
@@ -65,28 +160,12 @@ def describe(fields: dict[str, Any], vocabulary: Metadata, name: str) -> str:
         )
     config: Any = architecture.config.from_dict(architecture.name, fields)
     rotation, frequencies, problems = _rotation(form, config)
-    if any(window is not None for window in getattr(config, "windows", [])):
-        problems.append("`sliding_window`: readers of this form attend to everything; set it to null to say so")
+    problems += form.problems(config)
     if problems:
         raise ModelConfigError(architecture.name, problems)
-    key = form.name
-    sizes = {
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
-        "vocab_size": config.vocab_size,
-    }
-    metadata: Metadata = [("general.architecture", "text", key), ("general.type", "text", "model")]
+    metadata: Metadata = [("general.architecture", "text", form.name), ("general.type", "text", "model")]
     metadata.append(("general.name", "text", name))
-    metadata += [(f"{key}.{name}", "u32", value) for name, value in sizes.items()]
-    metadata.append((f"{key}.attention.layer_norm_rms_epsilon", "f32", config.rms_norm_eps))
-    metadata.append((f"{key}.rope.freq_base", "f32", config.rope.theta))
+    metadata += [(f"{form.name}.{key}", kind, value) for key, kind, value in form.sizes(config)]
     metadata += rotation + vocabulary
     tensors = [_source(parameter, form, config) for parameter in _parameters(build(fields))]
     repeated = ["lm_head.weight"] if config.tie_word_embeddings else []
@@ -96,8 +175,8 @@ def describe(fields: dict[str, Any], vocabulary: Metadata, name: str) -> str:
 
 def _rotation(form: Form, config: Any) -> tuple[Metadata, dict[str, Any] | None, list[str]]:
     """Keys of the scaling, settings of a table of factors, and what has no form."""
-    rope, key = config.rope, f"{form.name}.rope.scaling"
-    if rope.type == "default":
+    rope, key = getattr(config, "rope", None), f"{form.name}.rope.scaling"
+    if rope is None or rope.type == "default":
         return [], None, []
     if rope.type == "linear":
         return [(f"{key}.type", "text", "linear"), (f"{key}.factor", "f32", rope.settings["factor"])], None, []
@@ -105,7 +184,7 @@ def _rotation(form: Form, config: Any) -> tuple[Metadata, dict[str, Any] | None,
         length = rope.settings[ORIGINAL_LENGTH]
         keys = [(f"{key}.type", "text", "yarn"), (f"{key}.factor", "f32", rope.settings["factor"])]
         return [*keys, (f"{key}.original_context_length", "u32", length)], None, []
-    if rope.type == "llama3" and form.interleaved:
+    if rope.type == "llama3" and form.name == "llama":
         table = {"name": "rope_freqs.weight", "head_dim": config.head_dim, "theta": rope.theta, **rope.settings}
         return [], table, []
     return [], None, [f"`rope_scaling`: type {rope.type!r} with {sorted(rope.settings)} has no GGUF form here yet"]
@@ -124,10 +203,13 @@ def _parameters(ir: str) -> list[str]:
 def _source(parameter: str, form: Form, config: Any) -> dict[str, Any]:
     if inside := LAYER.fullmatch(parameter):
         layer, module, part = inside.groups()
-        source: dict[str, Any] = {"name": f"blk.{layer}.{INSIDE[module]}.{part}", "from": parameter}
-        heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
-        if form.interleaved and module in heads:
-            source["interleave_heads"] = heads[module]
+        source: dict[str, Any] = {"name": f"blk.{layer}.{form.inside[module]}.{part}", "from": parameter}
+        if form.interleaved and module in ("self_attn.q_proj", "self_attn.k_proj"):
+            queries = module == "self_attn.q_proj"
+            source["interleave_heads"] = config.num_attention_heads if queries else config.num_key_value_heads
+        if form.transposed and part == "weight" and "norm" not in source["name"]:
+            source["transpose"] = True
         return source
     module, part = parameter.rsplit(".", 1)
-    return {"name": f"{OUTSIDE[module]}.{part}", "from": parameter}
+    name = f"{form.outside[module]}.{part}"
+    return {"name": name, "from": parameter, **({"exact": True} if name in EXACT else {})}

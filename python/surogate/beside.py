@@ -24,9 +24,9 @@ PATIENCE = 60.0
 
 
 class Beside:
-    """The readers of one run."""
+    """The readers of one run: its trackers, and who makes the report, if it is to have one."""
 
-    def __init__(self, trackers: list[dict[str, Any]]) -> None:
+    def __init__(self, trackers: list[dict[str, Any]], report: bool = True) -> None:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         for spec in trackers:
             name = spec["tracker"]
@@ -35,7 +35,8 @@ class Beside:
                 _warn(f"  hint: pip install 'surogate[{name}]', or pip install {name}")
             else:
                 self._start(name, {**spec, "reader": name})
-        self._start("report", {"reader": "report"})
+        if report:
+            self._start("report", {"reader": "report"})
 
     def _start(self, name: str, spec: dict[str, Any]) -> None:
         environment = {**os.environ, "PYTHONPATH": _import_path()}

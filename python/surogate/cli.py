@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import _native, errors, export, hub, merge
+from . import _native, errors, export, extras, hub, merge
 from .arguments import UsageError, parser, split_overrides
 from .beside import Beside
 from .machine import site_packages
@@ -131,10 +131,11 @@ def _plan(options: Namespace, overrides: Overrides) -> int:
 def _doctor(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     text, findings = _native.examine_machine(site_packages())
+    found = extras.find()
     if options.json:
-        print(findings)
+        print(json.dumps({**json.loads(findings), "extras": extras.facts(found)}))
     else:
-        print(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}")
+        print(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}\n{extras.text(found)}")
     if options.operations:
         verdict, differing = _native.check_operations(site_packages())
         print(verdict, file=sys.stderr if options.json else sys.stdout)

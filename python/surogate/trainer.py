@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy.typing as npt
 
 from . import _native, hub
 from .arrays import floats, integers, optional
+from .beside import Beside
 from .machine import site_packages
 from .run import load_config, open_source
 
@@ -23,13 +27,38 @@ class Trainer:
 
     `config` is a path to a YAML file, YAML text, or a dict of the same options. Datasets are only
     needed when a step is not given a batch.
+
+    With `report_to` or `log_file` among the options it writes a log into `output_dir` and hands it to the
+    services, as a run of the command line does. The log ends with :meth:`close`, with the end of a `with`
+    block, or with the process.
     """
 
     def __init__(self, config: str | os.PathLike[str] | Mapping[str, Any], task: str = "sft") -> None:
         loaded = load_config(config, task)
         folder, ir = open_source(loaded)
         loaded = hub.with_data(loaded)
-        self._native = _native.Trainer(loaded, folder, ir, site_packages())
+        trackers = json.loads(loaded.trackers)
+        beside = Beside(trackers, report=False) if trackers else None
+        try:
+            self._native = _native.Trainer(loaded, folder, ir, site_packages(), beside.doors if beside else [])
+        except BaseException:
+            if beside:
+                beside.finish()
+            raise
+        self._end = weakref.finalize(self, _end, self._native, beside, None)
+
+    def close(self) -> None:
+        """Ends the log, and waits until the services have it. The trainer goes on without one."""
+        self._end()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and (left := self._end.detach()):
+            native, beside, _ = left[2]
+            _end(native, beside, f"{type(error).__name__}: {error}")
+        self.close()
 
     def step(
         self, batch: Mapping[str, npt.ArrayLike] | None = None, learning_rate: float | None = None
@@ -70,6 +99,14 @@ class Trainer:
         """Writes the model with the adapter added to its weights (in float32, rounded once), loaded
         again and compared like :meth:`export`. Without an adapter this is :meth:`export`."""
         self._native.export_merged(Path(path))
+
+
+def _end(native: _native.Trainer, beside: Beside | None, error: str | None) -> None:
+    try:
+        native.close(error)
+    finally:
+        if beside:
+            beside.finish()
 
 
 def _arrays(batch: Mapping[str, npt.ArrayLike]) -> tuple[Any, ...]:

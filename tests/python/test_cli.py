@@ -273,6 +273,11 @@ def test_doctor_never_fails(capsys):
     for row in found["libraries"]:
         wanted = {"version", "path", "origin"} if row["found"] else {"missing", "mend"}
         assert wanted <= row.keys() and row["needed_for"], row
+    installed = {row["extra"]: row["version"] for row in found["extras"]}
+    assert installed.keys() == {"wandb", "aim", "tensorboard", "cloud", "distributed"}
+    code, out, _ = run(capsys, "doctor")
+    assert all(f"  {row['package']:<12} {row['version'] or 'not installed'}" in out for row in found["extras"])
+    assert "runs over several machines, which this version does not do yet" in out
 
 
 def test_doctor_says_which_command_mends_what_is_missing(capsys, monkeypatch, tmp_path):

@@ -29,6 +29,12 @@ PREAMBLE = """
 import surogate
 ids, labels = [[1, 403, 407]], [[1, 403, 407]]
 model = surogate.load("examples/stories/model")
+options = {
+    "model": "examples/stories/model",
+    "datasets": [{"path": "examples/stories/data/shakespeare.txt", "type": "text"}],
+    "sequence_len": 64,
+    "device": "cpu",
+}
 """
 
 
@@ -109,7 +115,7 @@ def test_the_python_api_goes_on_with_its_examples(place):
     page = (REPOSITORY / "docs/python-api.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     executed = [text for text in examples if "loss_and_gradients" in text or "Trainer(" in text]
-    assert len(executed) == 2
+    assert len(executed) == 3
     for text in executed:
         exec(text.replace("range(100)", "range(2)"), names)
     assert (place / "result").is_dir()

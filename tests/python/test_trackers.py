@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import surogate
 from conftest import REPOSITORY
 from surogate import beside
 from surogate.cli import main
@@ -151,6 +152,106 @@ print(run.name, [m.values.sparse_list()[1] for m in losses])
         assert said.stdout.startswith("tracked [["), said.stderr
         # They are kept by digests of the steps, not in their order.
         assert sorted(json.loads(said.stdout.split(" ", 1)[1])[0]) == pytest.approx(sorted(losses(tmp_path)))
+
+
+def driven(folder: Path, **changes: object) -> surogate.Trainer:
+    """The same run, to be driven step by step."""
+    text = REPOSITORY / "examples/stories/data/shakespeare.txt"
+    given = {
+        "model": str(REPOSITORY / "examples/stories/model"),
+        "datasets": [{"path": str(text), "type": "text", "samples": 100}],
+        "output_dir": str(folder / "output"),
+        "device": "cpu",
+        "run_name": "tracked",
+        "sequence_len": 64,
+        "max_steps": 4,
+        "gradient_accumulation_steps": 1,
+        "log_gpu_util": 2,
+    }
+    return surogate.Trainer({**given, **changes})
+
+
+def test_a_trainer_that_is_driven_tells_the_same(tmp_path, capfd):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with driven(tmp_path, report_to=["tensorboard"]) as trainer:
+        steps = [trainer.step() for _ in range(4)]
+        held_out = trainer.evaluate()
+        trainer.save(tmp_path / "saved")
+    assert capfd.readouterr().err == ""
+    (log,) = (tmp_path / "output").glob("log-tracked-*.json")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    names = [
+        "start",
+        "startup",
+        "step",
+        "step",
+        "device",
+        "step",
+        "step",
+        "device",
+        "evaluation",
+        "checkpoint",
+        "finished",
+    ]
+    assert [event["event"] for event in events] == names
+    assert events[0]["options"]["max_steps"] == 4 and events[0]["manifest"]["run"] == "tracked"
+    assert losses(tmp_path) == [step["loss"] for step in steps]
+    found = EventAccumulator(str(tmp_path / "output" / "tensorboard")).Reload()
+    told = {name: [(e.step, e.value) for e in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    assert told["train/loss"] == [(i + 1, pytest.approx(step["loss"])) for i, step in enumerate(steps)]
+    assert told["eval/loss"] == [(4, pytest.approx(held_out["loss"]))] and len(told["device/utilization"]) == 2
+    assert not (tmp_path / "output" / "report.html").exists()
+    page = tmp_path / "report.html"
+    assert main(["report", str(log), "--output", str(page)]) == 0 and "tracked" in page.read_text()
+
+
+def test_a_trainer_tells_how_it_ended(tmp_path):
+    def events(folder: Path) -> list[dict]:
+        (log,) = (folder / "output").glob("log-*.json")
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        driven(tmp_path / "a", log_file="auto", report_to=["tensorboard"]) as trainer,
+    ):
+        trainer.step()
+        1 / 0
+    assert (events(tmp_path / "a")[-1]["event"], events(tmp_path / "a")[-1]["error"]) == (
+        "failed",
+        "ZeroDivisionError: division by zero",
+    )
+    # One that is forgotten ends with the process, or when nobody has it any more.
+    log = tmp_path / "b.json"
+    trainer = driven(tmp_path / "b", log_file=str(log))
+    trainer.step()
+    del trainer
+    assert json.loads(log.read_text().splitlines()[-1])["event"] == "finished"
+    # One that goes on says where.
+    trainer = driven(tmp_path / "c", log_file=str(log))
+    trainer.step()
+    trainer.save(tmp_path / "checkpoint")
+    again = driven(
+        tmp_path / "d", log_file=str(tmp_path / "d.json"), resume_from_checkpoint=str(tmp_path / "checkpoint")
+    )
+    again.step()
+    again.close()
+    again.step()
+    told = [json.loads(line) for line in (tmp_path / "d.json").read_text().splitlines()]
+    assert [(e["event"], e.get("step")) for e in told if e["event"] != "startup"] == [
+        ("resume", 1),
+        ("step", 1),
+        ("device", 1),
+        ("finished", None),
+    ]
+
+
+def test_without_a_reader_a_trainer_writes_nothing(tmp_path):
+    trainer = driven(tmp_path)
+    trainer.step()
+    trainer.close()
+    driven(tmp_path, log_file=str(tmp_path / "empty.json")).close()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_package_that_is_missing_is_named_and_the_run_goes_on(tmp_path, capfd, monkeypatch):

@@ -26,6 +26,8 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Missing {
     pub reason: String,
+    /// Where it was looked for, if it is not there at all.
+    pub looked_for: Vec<String>,
     /// A command, or what to do where no command does it.
     pub mend: String,
 }
@@ -152,6 +154,7 @@ fn conflicts(libraries: &[LibraryReport]) -> Vec<Missing> {
     let newer = [Kind::Nvrtc, Kind::CublasLt].into_iter().filter_map(|kind| {
         let of = cuda(kind).filter(|of| of.0 > driver.0)?;
         Some(Missing {
+            looked_for: Vec::new(),
             reason: format!(
                 "{} is of CUDA {}, and the driver takes programs up to CUDA {}.{}",
                 kind.title(),
@@ -185,11 +188,11 @@ fn missing(kind: Kind, error: Error) -> Missing {
         }
         _ => reinstall.unwrap_or_else(driver),
     };
-    let reason = match error {
-        Error::LibraryMissing { tried, .. } => format!("not found; looked for {}", tried.join(", ")),
-        other => other.to_string(),
+    let (reason, looked_for) = match error {
+        Error::LibraryMissing { tried, .. } => ("not found".to_owned(), tried),
+        other => (other.to_string(), Vec::new()),
     };
-    Missing { reason, mend }
+    Missing { reason, looked_for, mend }
 }
 
 /// From the loaded kernel module.
@@ -211,8 +214,10 @@ impl fmt::Display for Missing {
     }
 }
 
+/// Libraries that are not there at all are told together, by what mends it: a machine without a GPU lacks most of them.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut absent: Vec<(&str, Vec<&LibraryReport>)> = Vec::new();
         for library in &self.libraries {
             let title = library.kind.title();
             match &library.state {
@@ -221,11 +226,21 @@ impl fmt::Display for Report {
                     let release = release.map(|release| format!(", release {release}")).unwrap_or_default();
                     writeln!(f, "{title}: {}{release}, {} ({})", found.version, found.path.display(), found.origin)?;
                 }
+                Err(missing) if !missing.looked_for.is_empty() => {
+                    match absent.iter_mut().find(|(mend, _)| *mend == missing.mend) {
+                        Some((_, libraries)) => libraries.push(library),
+                        None => absent.push((&missing.mend, vec![library])),
+                    }
+                }
                 Err(missing) => {
                     writeln!(f, "{title}: not usable: {missing}")?;
                     writeln!(f, "  needed for {}", library.kind.needed_for())?;
                 }
             }
+        }
+        for (mend, libraries) in absent {
+            let told = libraries.iter().map(|of| format!("{} (for {})", of.kind.title(), of.kind.needed_for()));
+            writeln!(f, "Not found: {}\n  to mend it: {mend}", told.collect::<Vec<_>>().join("; "))?;
         }
         self.conflicts.iter().try_for_each(|conflict| writeln!(f, "Conflict: {conflict}"))?;
         match &self.devices {
@@ -236,6 +251,7 @@ impl fmt::Display for Report {
                     writeln!(f, "GPU {index}: {}, {}, {gib:.0} GiB", d.name, d.architecture)?;
                 }
             }
+            Err(missing) if !missing.looked_for.is_empty() => writeln!(f, "GPUs: none: there is no driver")?,
             Err(missing) => writeln!(f, "GPUs: none: {missing}")?,
         }
         Ok(())

@@ -17,7 +17,7 @@ pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, 
         let report = Report::new(&Search::from_environment(site_packages));
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let verdict = if report.usable() { "cuda" } else { "cpu" };
-        let text = format!("CPU: {cores} threads\n{report}{}\nruns by default on: {verdict}", cache_text());
+        let text = format!("Runs go to: {verdict}\nCPU: {cores} threads\n{report}{}", cache_text());
         (text, to_json(&report, cores, verdict).to_string())
     })
 }
@@ -44,7 +44,7 @@ pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>) -> PyResult
 }
 
 fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {
-    let missing = |of: &Missing| json!({"missing": of.reason, "mend": of.mend});
+    let missing = |of: &Missing| json!({"missing": of.reason, "looked_for": of.looked_for, "mend": of.mend});
     let library = |of: &LibraryReport| {
         let mut row = match &of.state {
             Ok(found) => json!({"version": found.version, "path": found.path, "origin": found.origin.to_string()}),

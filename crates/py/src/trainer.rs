@@ -5,51 +5,88 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use train::{Device, DeviceRequest, EvaluationMetrics, ModelSource, StepMetrics};
+use serde_json::json;
+use train::{Device, DeviceRequest, EvaluationMetrics, Journal, ModelSource, StepMetrics};
 
 use crate::arrays::{self, BatchArrays};
 use crate::config::Config;
+use crate::console;
 use crate::errors::train_error;
 
 /// A run that is driven by its caller.
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Trainer {
-    trainer: Mutex<train::Trainer>,
+    driven: Mutex<Driven>,
+}
+
+/// A trainer, and the log that its options ask for.
+struct Driven {
+    trainer: train::Trainer,
+    journal: Option<Journal>,
+    /// Files that are told where the log is, as soon as it says what it is of.
+    announce: Vec<PathBuf>,
 }
 
 /// Model, device and options of a run, ready to train. `ir` is the model's graph as JSON.
-pub fn open(
+fn open(
     config: &Config,
     folder: &std::path::Path,
     ir: &str,
     site_packages: Vec<PathBuf>,
-) -> train::Result<train::Trainer> {
+    announce: Vec<PathBuf>,
+) -> train::Result<Driven> {
     let config = Arc::new(config.config.clone());
     let source = Arc::new(ModelSource::open(folder, ir)?.configured(&config)?);
     let request = DeviceRequest::of(&config, site_packages);
     let device = Arc::new(Device::open(&request)?);
-    let mut trainer = train::Trainer::new(config, source, device)?;
-    trainer.resume_as_configured()?;
-    Ok(trainer)
+    let trainer = train::Trainer::begin(config.clone(), source, device)?;
+    let journal = Journal::begin(&config, &trainer)?;
+    Ok(Driven { trainer, journal, announce })
+}
+
+impl Driven {
+    /// Tells what was done, where there is a log.
+    fn tell(
+        &mut self,
+        tell: impl FnOnce(&mut Journal, &mut train::Trainer) -> train::Result<Option<String>>,
+    ) -> train::Result<()> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        let said = tell(journal, &mut self.trainer)?;
+        said.into_iter().for_each(console::say);
+        if journal.is_open() {
+            let (log, output) = (json!(journal.path()), json!(journal.output()));
+            console::announce(&std::mem::take(&mut self.announce), &log, &output);
+        }
+        Ok(())
+    }
 }
 
 impl Trainer {
-    fn with<T: Send>(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&mut train::Trainer) -> train::Result<T> + Send,
-    ) -> PyResult<T> {
-        let result = py.detach(|| call(&mut self.trainer.lock().unwrap_or_else(PoisonError::into_inner)));
+    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut Driven) -> train::Result<T> + Send) -> PyResult<T> {
+        let result = py.detach(|| call(&mut self.driven.lock().unwrap_or_else(PoisonError::into_inner)));
         result.map_err(|error| train_error(py, error))
     }
 }
 
 #[pymethods]
 impl Trainer {
+    /// The files of `announce` are told where the log is, once there is one.
     #[new]
-    fn new(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str, site_packages: Vec<PathBuf>) -> PyResult<Self> {
-        let trainer = py.detach(|| open(config, &folder, ir, site_packages));
-        trainer.map(|trainer| Trainer { trainer: Mutex::new(trainer) }).map_err(|error| train_error(py, error))
+    fn new(
+        py: Python<'_>,
+        config: &Config,
+        folder: PathBuf,
+        ir: &str,
+        site_packages: Vec<PathBuf>,
+        announce: Vec<PathBuf>,
+    ) -> PyResult<Self> {
+        let driven = py.detach(|| open(config, &folder, ir, site_packages, announce));
+        driven.map(|driven| Trainer { driven: Mutex::new(driven) }).map_err(|error| train_error(py, error))
+    }
+
+    /// Ends the log, with an error if there was one.
+    fn close(&self, py: Python<'_>, error: Option<String>) -> PyResult<()> {
+        self.with(py, |driven| driven.journal.take().map_or(Ok(()), |journal| journal.close(error.as_deref())))
     }
 
     /// One step, on the arrays or on the next batches of the data; None at their end.
@@ -60,43 +97,58 @@ impl Trainer {
         learning_rate: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let batches = batch.as_ref().map(arrays::batches).transpose()?;
-        let metrics = self.with(py, |trainer| match &batches {
-            Some(batches) => trainer.step(batches, learning_rate).map(Some),
-            None => trainer.next_step(learning_rate),
+        let metrics = self.with(py, |driven| {
+            let metrics = match &batches {
+                Some(batches) => driven.trainer.step(batches, learning_rate).map(Some)?,
+                None => driven.trainer.next_step(learning_rate)?,
+            };
+            if let Some(metrics) = &metrics {
+                driven.tell(|journal, trainer| journal.step(trainer, metrics))?;
+            }
+            Ok(metrics)
         })?;
         metrics.map(|metrics| step_metrics(py, &metrics)).transpose()
     }
 
     /// The loss over the validation data; None where there is none.
     fn evaluate<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let metrics = self.with(py, train::Trainer::evaluate)?;
+        let metrics = self.with(py, |driven| {
+            let metrics = driven.trainer.evaluate()?;
+            if let Some(metrics) = &metrics {
+                driven.tell(|journal, trainer| journal.evaluation(trainer, metrics).map(|()| None))?;
+            }
+            Ok(metrics)
+        })?;
         metrics.map(|metrics| evaluation_metrics(py, &metrics)).transpose()
     }
 
     /// Writes a checkpoint.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |trainer| trainer.save(&path))
+        self.with(py, |driven| {
+            driven.trainer.save(&path)?;
+            driven.tell(|journal, trainer| journal.checkpoint(trainer, &path).map(|()| None))
+        })
     }
 
     /// Writes the adapter or the model, loads it again and compares.
     fn export(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |trainer| trainer.export(&path))
+        self.with(py, |driven| driven.trainer.export(&path))
     }
 
     /// Writes the model with the adapter added to its weights, loads it again and compares.
     fn export_merged(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |trainer| trainer.export_merged(&path))
+        self.with(py, |driven| driven.trainer.export_merged(&path))
     }
 
     /// Where the time of a micro-step goes, a row for each instruction, as JSON.
     fn time_breakdown(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |trainer| Ok(trainer.time_breakdown()?.to_string()))
+        self.with(py, |driven| Ok(driven.trainer.time_breakdown()?.to_string()))
     }
 
     /// Steps of the run; None where the options do not say.
     #[getter]
     fn total_steps(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        self.with(py, |trainer| Ok(trainer.total_steps()))
+        self.with(py, |driven| Ok(driven.trainer.total_steps()))
     }
 }
 

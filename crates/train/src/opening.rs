@@ -13,8 +13,7 @@ use crate::trainer::Trainer;
 
 /// The event `start`, or `resume` where steps were done before: the manifest, the options with the reasons for what
 /// was left open, the plan, the data check.
-pub fn opening(place: &Place, trainer: &mut Trainer, manifest: &Value) -> Result<Value> {
-    let step = trainer.steps_done();
+pub fn opening(place: &Place, trainer: &mut Trainer, manifest: &Value, step: u64) -> Result<Value> {
     let reasons = reasons(place, trainer);
     let recommended = trainer.config.recommended.clone().unwrap_or_default();
     let because: Map<String, Value> = reasons

@@ -42,8 +42,8 @@ pub struct Place {
     pub notes: Vec<String>,
     /// File system and inode of the folder of checkpoints.
     identity: (u64, u64),
-    /// Keeps other processes out of `output` for as long as it is open.
-    _lock: File,
+    /// Keeps other processes out of `output` for as long as it is open; none where others may write there, too.
+    _lock: Option<File>,
 }
 
 impl Place {
@@ -70,14 +70,23 @@ impl Place {
             (options::Setting::Auto, Some(name)) => name.to_owned(),
             _ => run_name(config, source),
         };
-        let file = || format!("log-{}-{}.json", name.replace(['/', '\\'], "-"), Zoned::now().strftime("%Y%m%d-%H%M%S"));
         let log = match (config.logging.log_file.value(), said("log")) {
             (Some(path), _) => PathBuf::from(path),
             (None, Some(path)) => PathBuf::from(path),
-            (None, None) => output.join(file()),
+            (None, None) => output.join(log_name(&name)),
         };
         let identity = identity(&checkpoints)?;
-        Ok(Place { output, checkpoints, log, name, earlier, notes, identity, _lock: lock })
+        Ok(Place { output, checkpoints, log, name, earlier, notes, identity, _lock: Some(lock) })
+    }
+
+    /// The place of a trainer that is driven by its caller: a log, and nothing that another run could miss.
+    pub fn of_caller(config: &Config, name: &str) -> Result<Place> {
+        let output = PathBuf::from(&config.run.output_dir);
+        fs::create_dir_all(&output).map_err(|e| TrainError::io("create", &output, e))?;
+        let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
+        let log = config.logging.log_file.value().map_or_else(|| output.join(log_name(name)), PathBuf::from);
+        let (name, identity) = (name.to_owned(), identity(&output)?);
+        Ok(Place { output, checkpoints, log, name, earlier: None, notes: Vec::new(), identity, _lock: None })
     }
 
     /// Checks before the first step that nothing of others stands where the run will write: options, results,
@@ -122,6 +131,10 @@ impl Place {
             "the folder of checkpoints is no longer there, or another one has taken its place: is something unmounted?";
         Err(TrainError::Failed(format!("cannot write to {}: {text}", self.checkpoints.display())))
     }
+}
+
+fn log_name(run: &str) -> String {
+    format!("log-{}-{}.json", run.replace(['/', '\\'], "-"), Zoned::now().strftime("%Y%m%d-%H%M%S"))
 }
 
 fn identity(folder: &Path) -> Result<(u64, u64)> {

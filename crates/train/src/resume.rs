@@ -10,8 +10,10 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, State, step_of};
 use crate::config::{Config, Problem, Resume, rows};
+use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::place::Place;
+use crate::source::ModelSource;
 use crate::trainer::Trainer;
 use crate::written::Record;
 
@@ -218,31 +220,44 @@ fn not_the_models(trainer: &Trainer, what: &str) -> Problem {
 }
 
 impl Trainer {
+    /// A trainer that is driven by its caller: new, or at the checkpoint that the options name.
+    ///
+    /// Errors: those of [`Trainer::new`], a damaged checkpoint, and one of another run: other options, model or data.
+    pub fn begin(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
+        let folder = match &config.run.resume_from_checkpoint {
+            Resume::No => return Trainer::new(config, source, device),
+            Resume::From(folder) => PathBuf::from(folder),
+            Resume::Newest => {
+                let message = "a trainer that is driven by its caller has no folder in which to look for checkpoints";
+                let hint = Some("name one: `resume_from_checkpoint: PATH`".to_owned());
+                return Err(TrainError::Config(vec![config.mistake("resume_from_checkpoint", message, hint)]));
+            }
+        };
+        let checkpoint = whole(&folder)?;
+        let mut trainer = Trainer::new(as_recommended(&config, &checkpoint), source, device)?;
+        trainer.go_on(&checkpoint)?;
+        Ok(trainer)
+    }
+
     /// Goes on at a checkpoint, before the first step. Gives what differs from it where it may, a sentence each.
     ///
     /// Errors: a damaged checkpoint, and one of another run: other options, model or data.
     pub fn resume(&mut self, folder: &Path) -> Result<Vec<String>> {
-        let damaged = |why| TrainError::Usage(format!("{} is no whole checkpoint: {why}", folder.display()));
-        let checkpoint = Checkpoint::open(folder).map_err(damaged)?;
-        self.begin_digest();
-        let notes = check(self, &checkpoint)?;
-        self.restore(&checkpoint)?;
-        check_weights(self, &checkpoint)?;
-        Ok(notes)
+        self.go_on(&whole(folder)?)
     }
 
-    /// As [`Trainer::resume`], where the options name a checkpoint.
-    pub fn resume_as_configured(&mut self) -> Result<Vec<String>> {
-        match self.config.run.resume_from_checkpoint.clone() {
-            Resume::No => Ok(Vec::new()),
-            Resume::From(folder) => self.resume(Path::new(&folder)),
-            Resume::Newest => {
-                let message = "a trainer that is driven by its caller has no folder in which to look for checkpoints";
-                let hint = Some("name one: `resume_from_checkpoint: PATH`".to_owned());
-                Err(TrainError::Config(vec![self.config.mistake("resume_from_checkpoint", message, hint)]))
-            }
-        }
+    fn go_on(&mut self, checkpoint: &Checkpoint) -> Result<Vec<String>> {
+        self.begin_digest();
+        let notes = check(self, checkpoint)?;
+        self.restore(checkpoint)?;
+        check_weights(self, checkpoint)?;
+        Ok(notes)
     }
+}
+
+fn whole(folder: &Path) -> Result<Checkpoint> {
+    let damaged = |why| TrainError::Usage(format!("{} is no whole checkpoint: {why}", folder.display()));
+    Checkpoint::open(folder).map_err(damaged)
 }
 
 /// The options against those of a checkpoint: problems, and what differs where it may.

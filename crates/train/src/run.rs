@@ -191,7 +191,7 @@ impl Run {
         write_manifest(&place, &run_id, &manifest)?;
         replace_file(&place.output.join(RESOLVED), &run_id, resolved.as_bytes())?;
         let step = trainer.steps_done();
-        observer.event(&log.write(opening(&place, trainer, &manifest)?)?);
+        observer.event(&log.write(opening(&place, trainer, &manifest, step)?)?);
         if trainer.config.logging.debug_memory_breakdown {
             let (classes, in_use) = trainer.memory_breakdown()?;
             memory::table(&classes, in_use).iter().for_each(|line| observer.line(line));

@@ -44,6 +44,14 @@ pub fn unsaid() -> Vec<String> {
     std::mem::take(&mut SAID.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Tells files where the log of a run is. Who does not listen any more need not know.
+pub fn announce(files: &[PathBuf], log: &Value, output: &Value) {
+    let told = format!("{}\n", json!({"log": log, "output": output}));
+    for path in files {
+        let _ = std::fs::OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(told.as_bytes()));
+    }
+}
+
 /// Lines go to standard output, signals come from the system.
 pub struct Console {
     signal: Arc<AtomicUsize>,
@@ -106,12 +114,8 @@ impl Observer for Console {
 
     fn event(&mut self, event: &Value) {
         if matches!(event["event"].as_str(), Some("start" | "resume")) {
-            let told = format!("{}\n", json!({"log": event["manifest"]["log"], "output": event["manifest"]["output"]}));
-            for path in std::mem::take(&mut self.announce) {
-                // Who does not listen any more need not know.
-                let _ =
-                    std::fs::OpenOptions::new().write(true).open(path).and_then(|mut f| f.write_all(told.as_bytes()));
-            }
+            let (log, output) = (&event["manifest"]["log"], &event["manifest"]["output"]);
+            announce(&std::mem::take(&mut self.announce), log, output);
         }
         if self.show == Show::Events {
             self.print(&event.to_string());

@@ -1,0 +1,109 @@
+//! The log of a trainer that is driven by its caller: the same events as those of a run from the command line, for
+//! the same readers. It begins with the first step, when the caller has shown what a batch is.
+//!
+//! Knows what is told; when, is the caller's.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::instruments::Instruments;
+use crate::log::Log;
+use crate::metrics::{EvaluationMetrics, StepMetrics};
+use crate::opening::opening;
+use crate::place::Place;
+use crate::record::manifest;
+use crate::trainer::Trainer;
+
+/// A log in the making.
+pub struct Journal {
+    place: Place,
+    log: Log,
+    instruments: Instruments,
+    is_open: bool,
+}
+
+impl Journal {
+    /// Begins a log where the options ask for somebody who reads it, or name its file. A log that cannot be written is
+    /// told now.
+    pub fn begin(config: &Config, trainer: &Trainer) -> Result<Option<Journal>> {
+        if config.logging.trackers().is_empty() && config.logging.log_file.value().is_none() {
+            return Ok(None);
+        }
+        let place = Place::of_caller(config, &trainer.name)?;
+        let log = Log::open(&place.log)?;
+        let instruments = Instruments::new(config.logging.log_gpu_util);
+        Ok(Some(Journal { place, log, instruments, is_open: false }))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.place.log
+    }
+
+    /// The folder of the run.
+    pub fn output(&self) -> &Path {
+        &self.place.output
+    }
+
+    /// Tells a step; the first is told after what it is a step of. Gives the sentence that there is to say, if any.
+    pub fn step(&mut self, trainer: &mut Trainer, metrics: &StepMetrics) -> Result<Option<String>> {
+        self.open(trainer, metrics.step)?;
+        if let Some(mut startup) = trainer.startup.take() {
+            startup.done("first step");
+            self.log.write(startup.to_json())?;
+        }
+        self.log.write(metrics.to_json())?;
+        Ok(match self.instruments.look(metrics.step + 1, &trainer.device) {
+            Some(Ok(event)) => self.log.write(event).map(|_| None)?,
+            Some(Err(why)) => Some(why),
+            None => None,
+        })
+    }
+
+    /// Tells an evaluation.
+    pub fn evaluation(&mut self, trainer: &mut Trainer, metrics: &EvaluationMetrics) -> Result<()> {
+        self.open(trainer, metrics.step)?;
+        self.log.write(metrics.to_json()).map(drop)
+    }
+
+    /// Tells a checkpoint that is there.
+    pub fn checkpoint(&mut self, trainer: &mut Trainer, folder: &Path) -> Result<()> {
+        let step = trainer.steps_done();
+        self.open(trainer, step)?;
+        self.log.write(json!({"event": "checkpoint", "step": step, "path": folder})).map(drop)
+    }
+
+    /// Tells that the caller has done: with an error, if something went wrong. A trainer that never stepped leaves no
+    /// log.
+    pub fn close(self, error: Option<&str>) -> Result<()> {
+        let Journal { place, mut log, is_open, .. } = self;
+        if !is_open {
+            drop(log);
+            let is_empty = std::fs::metadata(&place.log).is_ok_and(|data| data.len() == 0);
+            return Ok(if is_empty {
+                drop(std::fs::remove_file(&place.log))
+            });
+        }
+        let event = match error {
+            None => json!({"event": "finished", "result": Value::Null}),
+            Some(error) => json!({"event": "failed", "error": error, "exit_code": 1}),
+        };
+        log.write(event).map(drop)
+    }
+
+    fn open(&mut self, trainer: &mut Trainer, step: u64) -> Result<()> {
+        if !std::mem::replace(&mut self.is_open, true) {
+            let manifest = manifest(&self.place, trainer)?;
+            self.log.write(opening(&self.place, trainer, &manifest, step)?)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the log says by now what run it is of.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+}

@@ -171,6 +171,7 @@ ELSEWHERE = {
     "offload_master": "crates/train/tests/offload.rs",
     "offload_residual": "crates/train/tests/offload.rs",
     "offload_optimizer": "crates/train/tests/offload.rs",
+    "offload_grads": "crates/train/tests/offload.rs",
     "use_zero_copy": "crates/train/tests/offload.rs",
     "output_dir": "tests/python/test_cli.py",
     "model_name": "crates/train/src/config/tests.rs",

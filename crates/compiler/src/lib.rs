@@ -6,6 +6,7 @@
 mod adapter;
 mod autodiff;
 mod call;
+mod deposits;
 mod lower;
 pub mod memory;
 mod offload;
@@ -75,16 +76,17 @@ pub fn compile_observed(
     machine: &Machine,
     passes: &mut Passes<'_>,
 ) -> Result<Program, CompileError> {
-    offload::check(options)?;
     let mut graphs = Vec::new();
     for variant in &options.variants {
         for kind in options.entry_kinds() {
             graphs.push((kind, *variant, entry_graph(model, options, machine, kind, *variant, passes)?));
         }
     }
+    // What the update needs first: how much is left for activations follows from it.
+    let (options, mut plan) = plan::place_states(&graphs, options, machine)?;
     // What is kept, computed again, or done in parts. Nothing may share computations after it.
-    let plan = plan::decide(&mut graphs, options, machine)?;
-    lower::program(&model.architecture, graphs, plan, options, machine)
+    plan.extend(plan::decide(&mut graphs, &options, machine)?);
+    lower::program(&model.architecture, graphs, plan, &options, machine)
 }
 
 /// The graph of one entry, ready to be lowered.

@@ -11,6 +11,7 @@ use program::{
 };
 use tensor::{Attrs, DType};
 
+use crate::deposits::Deposits;
 use crate::memory::{
     ALIGNMENT_BYTES, Buffers, Fixed, ParameterPlan, Usage, align, dtype_of, place, plan_parameters, shadow_adapters,
     waiting_bytes,
@@ -130,6 +131,11 @@ impl<'a> Lowering<'a> {
         at
     }
 
+    /// Bytes of the activation arena that the entries so far need.
+    pub fn activation_bytes(&self) -> usize {
+        self.activation_bytes
+    }
+
     pub fn into_kernels(self) -> Vec<Kernel> {
         self.kernels
     }
@@ -240,7 +246,7 @@ pub(crate) fn program(
             other => std::slice::from_ref(other),
         };
         for kind in kinds {
-            entries.push(entry(graph, *kind, *variant, &parameters, &mut lowering));
+            entries.push(entry(graph, *kind, *variant, &parameters, &offload, &mut lowering));
         }
     }
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
@@ -282,7 +288,7 @@ fn assemble(
         (ArenaKind::Gradients, parameters.gradients_bytes, "f32 gradients of what is trained"),
         (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states"),
         (ArenaKind::Batch, lowering.batch_bytes, "batch tensors"),
-        (ArenaKind::Scalars, SCALAR_BYTES, "step scalars"),
+        (ArenaKind::Scalars, parameters.scalar_bytes(), "step scalars, sums of the gradients' squares"),
         (ArenaKind::Constants, lowering.constants_end, "tables computed while compiling"),
         (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
         (ArenaKind::Masters, parameters.masters_bytes, "f32 copies of weights"),
@@ -399,12 +405,13 @@ fn entry(
     kind: EntryKind,
     variant: Variant,
     parameters: &ParameterPlan,
+    offload: &Offload,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
     let fixed = fixed_places(graph, parameters, lowering);
     let mut placement = place(graph, &fixed);
     let shadow = shadow_adapters(graph, &mut placement);
-    let buffers = Buffers::plan(graph, &placement, shadow.as_ref(), lowering.machine, variant.documents);
+    let buffers = Buffers::plan(graph, &placement, shadow.as_ref(), lowering.machine, variant.documents, offload);
     lowering.uses(buffers.usage(graph, kind), buffers.bytes);
     lowering.waits(&buffers);
     let resolve = |t: &TensorRef, node: usize| buffers.place(&placement, t, node);
@@ -413,6 +420,7 @@ fn entry(
 
     let mut stream = Stream::default();
     let mut trips = Trips::new(&buffers);
+    let mut deposits = Deposits::new(&buffers, kind, parameters);
     if let Some(shadow) = &shadow {
         let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
         let node = first.expect("a shadow replaces at least one node").1;
@@ -422,12 +430,14 @@ fn entry(
     let replaced = |index: usize| shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
         trips.before(index, &provenance(node), &mut stream);
+        deposits.before(index, &provenance(node), &mut stream);
         for copied in placement.copies.get(&index).into_iter().flatten() {
             stream.push(copy(resolve(&copied.from, index), resolve(&copied.to, index), provenance(node)));
         }
         let op = ops::find(&node.op).expect("the verifier knows every operation");
         if is_view(node) || replaced(index) {
             trips.behind(index, &provenance(node), &mut stream);
+            deposits.behind(index, &provenance(node), lowering, &mut stream);
             continue;
         }
         let outputs: Vec<TensorRef> = node.outputs.iter().map(|id| at(id, index)).collect();
@@ -443,7 +453,9 @@ fn entry(
         let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
         stream.push(Step { instruction, provenance: provenance(node), cost });
         trips.behind(index, &provenance(node), &mut stream);
+        deposits.behind(index, &provenance(node), lowering, &mut stream);
     }
+    deposits.end(&graph.nodes.last().map(provenance).unwrap_or_default(), &mut stream);
     let end = graph.nodes.len();
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     Entry {

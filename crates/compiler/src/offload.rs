@@ -3,10 +3,9 @@
 
 use program::{ArenaId, Cost, EventId, Instruction, Lane, Place, Provenance, Step, TensorRef};
 
-use crate::CompileError;
 use crate::lower::arena;
 use crate::memory::Buffers;
-use crate::options::{CompileOptions, OptimizerKind};
+use crate::options::CompileOptions;
 
 /// Device memory of one slice of the update, bytes: 0.6 ms of the link of an H200, long beside what queueing a
 /// transfer takes and short beside the whole.
@@ -17,7 +16,8 @@ const SLICE_BYTES: usize = 32 << 20;
 pub(crate) struct Offload {
     pub master: bool,
     pub optimizer: bool,
-    /// The update works on states and copies where they lie.
+    pub gradients: bool,
+    /// The update works on states, copies and gradients where they lie.
     pub zero_copy: bool,
     write_combined: bool,
     /// Bytes of one slice of the update.
@@ -30,6 +30,7 @@ impl Offload {
         Offload {
             master: of.master.unwrap_or(false),
             optimizer: of.optimizer.unwrap_or(false),
+            gradients: of.gradients.unwrap_or(false),
             zero_copy: of.zero_copy,
             write_combined: of.write_combined,
             slice_bytes: of.slice_bytes.unwrap_or(SLICE_BYTES),
@@ -42,23 +43,10 @@ impl Offload {
         match of {
             arena::OPTIMIZER => host(self.optimizer, false),
             arena::MASTERS => host(self.master, false),
+            arena::GRADIENTS => host(self.gradients, false),
             arena::WAITING => host(true, self.write_combined),
             _ => Place::Device,
         }
-    }
-}
-
-/// Refuses what is asked to lie in host memory and cannot.
-pub(crate) fn check(options: &CompileOptions) -> Result<(), CompileError> {
-    let of = &options.plan.offload;
-    let optimizer = options.training.as_ref().and_then(|training| training.optimizer.as_ref());
-    let matrices = optimizer.is_some_and(|optimizer| matches!(optimizer.kind, OptimizerKind::NorMuon { .. }));
-    let asked = [("offload_optimizer", of.optimizer), ("offload_master", of.master)];
-    match asked.into_iter().find(|(_, asked)| matrices && *asked == Some(true)) {
-        Some((name, _)) => Err(CompileError::Options(format!(
-            "`{name}: true` is not available yet with `optimizer: normuon`, whose matrices are updated as a whole"
-        ))),
-        None => Ok(()),
     }
 }
 

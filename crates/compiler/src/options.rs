@@ -41,10 +41,12 @@ pub struct PlanOptions {
     pub attention_chunks: Option<usize>,
     /// Most bytes of the whole plan, where that is less than the machine has.
     pub memory_limit: Option<usize>,
+    /// Micro-steps of a step, for weighing what is done in each of them against what is done once; 0 counts as 1.
+    pub micro_steps: usize,
     pub offload: OffloadOptions,
 }
 
-/// What lies in host memory while the device does not need it.
+/// What lies in host memory while the device does not need it. `None` leaves it to the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OffloadOptions {
     /// The residual stream that the backward pass reads.
@@ -53,7 +55,9 @@ pub struct OffloadOptions {
     pub master: Option<bool>,
     /// Optimizer states.
     pub optimizer: Option<bool>,
-    /// The update reads and writes states and copies where they lie, instead of moving them slice by slice.
+    /// Gradients, from the node of the backward pass that completes them until the update.
+    pub gradients: Option<bool>,
+    /// The update reads and writes states, copies and gradients where they lie, instead of moving them slice by slice.
     pub zero_copy: bool,
     /// What the host never reads may lie in write-combined memory.
     pub write_combined: bool,

@@ -1,11 +1,14 @@
 //! The update of what lies in host memory: slice by slice through a few places on the device, so that one slice is
-//! fetched and another stored while a third is updated. Knows runs and where their tensors lie; not the update.
+//! fetched and another stored while a third is updated. Knows runs, their matrices and where their tensors lie; not
+//! what an update computes.
 
 use program::{ArenaId, EventId, Lane, OptimizerState, Place, Provenance, TensorRef};
+use tensor::DType;
 
 use crate::lower::arena;
-use crate::memory::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, Run, align};
+use crate::memory::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, Matrices, Run, align};
 use crate::offload::{Offload, Stream};
+use crate::update::{Batch, batches};
 
 /// Slices on the device at a time: one on its way in, one at work, one on its way out.
 const SLOTS: usize = 3;
@@ -13,24 +16,40 @@ const SLOTS: usize = 3;
 /// Slices begin on multiples of this many elements, so that every tensor of theirs begins on 16 bytes.
 const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
 
-/// A part of a run as it is updated.
+/// What is done at once in an update, with tensors where the update finds them.
 pub(crate) struct Slice {
-    /// Its tensors where the update finds them.
-    pub run: Run,
-    /// Elements of the run before it; none for a run in one piece.
-    pub start: Option<usize>,
+    pub work: Work,
+    /// Keeps its random numbers apart from those of the others.
+    pub number: usize,
     moved: Vec<Moved>,
 }
 
-/// A tensor that is fetched for the update, and stored behind it.
+/// What an update consists of.
+pub(crate) enum Work {
+    /// A run that is updated element by element, or the part of it that begins at this element.
+    Elements { run: Box<Run>, start: Option<usize> },
+    /// A run of matrices that are all on the device.
+    Matrices(Box<Run>),
+    /// The momentum of one matrix, which is that of this index in its batch.
+    Momentum { batch: usize, index: usize, gradient: TensorRef, first: TensorRef },
+    /// The step of matrices of a batch from this index on, and the weights that are rounded from their copies.
+    Step { batch: usize, from: usize, matrices: Matrices, decay: bool, rounded: Option<TensorRef> },
+    /// The weights of a run, rounded from their copies.
+    Rounding { master: TensorRef, weight: TensorRef },
+}
+
+/// A tensor that is fetched for the update and, where the update writes it, stored behind it.
 struct Moved {
     host: TensorRef,
     device: TensorRef,
+    stored: bool,
 }
 
 /// All slices of an update in order.
 pub(crate) struct Slices {
     pub all: Vec<Slice>,
+    /// Matrices that are made orthogonal together, of those that move.
+    pub batches: Vec<Batch>,
     /// Bytes of the activation arena through which they pass, from its start.
     pub bytes: usize,
 }
@@ -39,29 +58,91 @@ impl Slices {
     /// Cuts the runs as far as something of theirs lies in host memory and is not used there.
     pub fn new(runs: &[Run], offload: &Offload) -> Slices {
         let moves = |of: ArenaId| matches!(offload.place(of), Place::Host { .. }) && !offload.zero_copy;
-        let mut all = Vec::new();
-        let mut slot_bytes = 0;
+        let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
         for run in runs {
-            let bytes: usize = tensors(&mut run.clone()).iter().filter(|t| moves(t.arena)).map(|t| t.bytes()).sum();
-            if bytes == 0 {
-                all.push(Slice { run: run.clone(), start: None, moved: Vec::new() });
-                continue;
-            }
-            let elements = run.gradient.len();
-            let parts = bytes.div_ceil(offload.slice_bytes);
-            let step = align(elements.div_ceil(parts), GRANULE);
-            for start in (0..elements).step_by(step) {
-                let run = part(run, start, step.min(elements - start));
-                let mut slice = Slice { run, start: Some(start), moved: Vec::new() };
-                slot_bytes = slot_bytes.max(slice.lay_out(moves));
-                all.push(slice);
+            let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
+            match (&run.state, bytes) {
+                (Some(OptimizerState::Matrices { .. }), 0) => cut.whole_matrices(run),
+                (Some(OptimizerState::Matrices { first, .. }), _) => cut.matrices(run, first, moves(arena::MASTERS)),
+                (_, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 1),
+                _ => cut.elements(run, bytes.div_ceil(offload.slice_bytes)),
             }
         }
+        let Cut { mut all, batches, .. } = cut;
+        let slot_bytes = all.iter_mut().map(|slice| slice.lay_out(moves)).max().unwrap_or(0);
         for (index, slice) in all.iter_mut().filter(|slice| !slice.moved.is_empty()).enumerate() {
             slice.shift(index % SLOTS * slot_bytes);
         }
         let moving = all.iter().filter(|slice| !slice.moved.is_empty()).count();
-        Slices { all, bytes: slot_bytes * moving.min(SLOTS) }
+        Slices { all, batches, bytes: slot_bytes * moving.min(SLOTS) }
+    }
+}
+
+fn bytes_of((tensor, _): &(&mut TensorRef, bool)) -> usize {
+    tensor.bytes()
+}
+
+/// Slices as they are cut, nothing of them moved yet.
+struct Cut {
+    all: Vec<Slice>,
+    batches: Vec<Batch>,
+    /// Numbers that are taken.
+    numbers: usize,
+}
+
+impl Cut {
+    /// Adds work that takes so many numbers.
+    fn push(&mut self, work: Work, numbers: usize) {
+        self.all.push(Slice { work, number: self.numbers, moved: Vec::new() });
+        self.numbers += numbers;
+    }
+
+    fn elements(&mut self, run: &Run, parts: usize) {
+        let elements = run.gradient.len();
+        let step = align(elements.div_ceil(parts), GRANULE);
+        for start in (0..elements).step_by(step) {
+            let run = Box::new(part(run, start, step.min(elements - start)));
+            self.push(Work::Elements { run, start: Some(start) }, 0);
+        }
+        self.numbers += 1;
+    }
+
+    fn whole_matrices(&mut self, run: &Run) {
+        let parts = batches(&run.matrices, run.weight.dtype).iter().map(|batch| batch.parts.len()).sum();
+        self.push(Work::Matrices(Box::new(run.clone())), parts);
+    }
+
+    /// Momentum matrix by matrix until a batch is complete, then its steps: by matrices where their copies move, else
+    /// as the run in one piece takes them.
+    fn matrices(&mut self, run: &Run, first: &TensorRef, copies_move: bool) {
+        let flat = |of: &TensorRef, matrix: &TensorRef| {
+            let start = (matrix.offset - first.offset) / DType::F32.size();
+            TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [matrix.len()])
+        };
+        let rounded = run.master.as_ref().filter(|_| copies_move).map(|_| &run.weight);
+        for of in batches(&run.matrices, run.weight.dtype) {
+            let batch = self.batches.len();
+            let matrices = of.parts.iter().flat_map(|part| (0..part.count()).map(|at| part.part(at, 1)));
+            for (index, matrix) in matrices.enumerate() {
+                let [gradient, first] = [&run.gradient, first].map(|of| flat(of, &matrix.first));
+                self.push(Work::Momentum { batch, index, gradient, first }, 0);
+            }
+            let mut from = 0;
+            for part in &of.parts {
+                let step = if rounded.is_some() { 1 } else { part.count() };
+                for at in (0..part.count()).step_by(step) {
+                    let matrices = part.part(at, step);
+                    let rounded = rounded.map(|weight| flat(weight, &matrices.first));
+                    self.push(Work::Step { batch, from: from + at, matrices, decay: run.decay, rounded }, 0);
+                }
+                from += part.count();
+                self.numbers += 1;
+            }
+            self.batches.push(of);
+        }
+        if let (Some(master), None) = (&run.master, rounded) {
+            self.push(Work::Rounding { master: master.clone(), weight: run.weight.clone() }, 0);
+        }
     }
 }
 
@@ -69,24 +150,42 @@ impl Slice {
     /// Gives what moves a place behind one another; says how many bytes they take.
     fn lay_out(&mut self, moves: impl Fn(ArenaId) -> bool) -> usize {
         let mut end = 0;
-        for tensor in tensors(&mut self.run).into_iter().filter(|t| moves(t.arena)) {
+        let mut moved = Vec::new();
+        for (tensor, stored) in self.work.tensors().into_iter().filter(|(t, _)| moves(t.arena)) {
             let device = TensorRef::dense(arena::ACTIVATIONS, end, tensor.dtype, tensor.shape.clone());
             end = align(end + device.bytes(), ALIGNMENT_BYTES);
             let host = std::mem::replace(tensor, device.clone());
-            self.moved.push(Moved { host, device });
+            moved.extend(rows(&host).into_iter().zip(rows_like(&device, &host)).map(|(host, device)| Moved {
+                host,
+                device,
+                stored,
+            }));
         }
+        self.moved = moved;
         end
     }
 
     fn shift(&mut self, by: usize) {
-        let run = tensors(&mut self.run).into_iter();
+        let tensors = self.work.tensors().into_iter().map(|(tensor, _)| tensor);
         let moved = self.moved.iter_mut().map(|moved| &mut moved.device);
-        run.filter(|tensor| tensor.arena == arena::ACTIVATIONS).chain(moved).for_each(|tensor| tensor.offset += by);
+        tensors.filter(|tensor| tensor.arena == arena::ACTIVATIONS).chain(moved).for_each(|t| t.offset += by);
     }
 }
 
-/// The tensors of a run that may lie in host memory.
-fn tensors(run: &mut Run) -> Vec<&mut TensorRef> {
+impl Work {
+    /// The tensors that may lie in host memory, and whether the update writes them.
+    fn tensors(&mut self) -> Vec<(&mut TensorRef, bool)> {
+        match self {
+            Work::Elements { run, .. } => tensors(run),
+            Work::Momentum { gradient, first, .. } => vec![(gradient, false), (first, true)],
+            Work::Step { matrices, .. } => vec![(&mut matrices.weight, true), (&mut matrices.rows, true)],
+            Work::Matrices(_) | Work::Rounding { .. } => Vec::new(),
+        }
+    }
+}
+
+/// The tensors of a run that may lie in host memory, and whether the update writes them.
+fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
     let states = match run.state.as_mut().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => vec![first, second],
         OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
@@ -94,7 +193,25 @@ fn tensors(run: &mut Run) -> Vec<&mut TensorRef> {
         }
         OptimizerState::Matrices { first, rows } => vec![first, rows],
     };
-    run.master.iter_mut().chain(states).collect()
+    let written = run.master.iter_mut().chain(states).map(|tensor| (tensor, true));
+    std::iter::once((&mut run.gradient, false)).chain(written).collect()
+}
+
+/// A tensor as transfers take it: whole if it is dense, else along its first axis.
+fn rows(of: &TensorRef) -> Vec<TensorRef> {
+    rows_like(of, of)
+}
+
+/// A tensor cut as another of its shape is.
+fn rows_like(of: &TensorRef, like: &TensorRef) -> Vec<TensorRef> {
+    if like.is_dense() {
+        return vec![TensorRef::dense(of.arena, of.offset, of.dtype, of.shape.clone())];
+    }
+    let row = |at: usize| {
+        let offset = of.offset + at * of.strides[0] * of.dtype.size();
+        TensorRef::dense(of.arena, offset, of.dtype, of.shape[1..].to_vec())
+    };
+    (0..of.shape[0]).map(row).collect()
 }
 
 /// The part of a run from an element on, which begins a block of the optimizer.
@@ -112,7 +229,7 @@ fn part(run: &Run, start: usize, elements: usize) -> Run {
             first_scale: scale(first_scale),
             second_scale: scale(second_scale),
         },
-        OptimizerState::Matrices { .. } => panic!("matrices are updated as a whole"),
+        OptimizerState::Matrices { .. } => panic!("matrices are not cut by elements"),
     });
     let mut part = run.clone();
     (part.weight, part.gradient, part.state) = (flat(&run.weight), flat(&run.gradient), state);
@@ -124,8 +241,10 @@ fn part(run: &Run, start: usize, elements: usize) -> Run {
 pub(crate) struct Pipeline<'a> {
     moving: Vec<&'a Slice>,
     fetched: Vec<EventId>,
-    /// When a slice is stored, and its place free again.
+    /// When the place of a slice is free again.
     freed: Vec<EventId>,
+    /// When the last slice that is stored is.
+    stored: Option<EventId>,
     from: Provenance,
 }
 
@@ -133,7 +252,7 @@ impl<'a> Pipeline<'a> {
     /// Begins to fetch the first slices.
     pub fn begin(slices: &'a Slices, from: Provenance, stream: &mut Stream) -> Pipeline<'a> {
         let moving = slices.all.iter().filter(|slice| !slice.moved.is_empty()).collect();
-        let mut pipeline = Pipeline { moving, fetched: Vec::new(), freed: Vec::new(), from };
+        let mut pipeline = Pipeline { moving, fetched: Vec::new(), freed: Vec::new(), stored: None, from };
         (0..SLOTS).for_each(|_| pipeline.fetch(stream));
         pipeline
     }
@@ -163,20 +282,23 @@ impl<'a> Pipeline<'a> {
         if slice.moved.is_empty() {
             return;
         }
-        let computed = stream.record(Lane::Compute, &self.from);
-        stream.wait(Lane::ToHost, computed, &self.from);
-        for moved in &slice.moved {
-            stream.transfer(Lane::ToHost, (moved.device.clone(), moved.host.clone()), &self.from);
+        let mut freed = stream.record(Lane::Compute, &self.from);
+        if slice.moved.iter().any(|moved| moved.stored) {
+            stream.wait(Lane::ToHost, freed, &self.from);
+            for moved in slice.moved.iter().filter(|moved| moved.stored) {
+                stream.transfer(Lane::ToHost, (moved.device.clone(), moved.host.clone()), &self.from);
+            }
+            freed = stream.record(Lane::ToHost, &self.from);
+            self.stored = Some(freed);
         }
-        let stored = stream.record(Lane::ToHost, &self.from);
-        self.freed.push(stored);
+        self.freed.push(freed);
         self.fetch(stream);
     }
 
     /// Waits for what is still under way.
     pub fn end(self, stream: &mut Stream) {
-        if let Some(stored) = self.freed.last() {
-            stream.wait(Lane::Compute, *stored, &self.from);
+        if let Some(stored) = self.stored {
+            stream.wait(Lane::Compute, stored, &self.from);
         }
     }
 }

@@ -8,10 +8,11 @@ use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenan
 use tensor::{Attrs, DType, HostTensor};
 
 use crate::lower::{Lowering, arena, scalar_ref};
-use crate::memory::ParameterPlan;
+use crate::memory::{ParameterPlan, Run, Squares};
 use crate::offload::{Offload, Stream};
 use crate::options::OptimizerOptions;
-use crate::slices::{Pipeline, Slice, Slices};
+use crate::slices::{Pipeline, Slices, Work};
+pub(crate) use matrices::{Batch, batches};
 
 /// f32: Σ gradient², before the division by the weight sum.
 pub(crate) const SUM_SQUARES: &str = "sum_squares";
@@ -32,39 +33,36 @@ pub(crate) fn entry(
     lowering.update_workspace(taken);
     let mut stream = Stream::default();
     let mut pipeline = Pipeline::begin(&slices, provenance("update"), &mut stream);
-    let sum_squares = scalar_ref(SUM_SQUARES);
-    stream.push(step(Instruction::Zero { at: sum_squares.clone() }, "zero", Default::default()));
-    let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [parameters.gradients_bytes / DType::F32.size()]);
-    let steps = &mut stream.steps;
-    push_behind(steps, lowering, taken, "sum_squares", Attrs::new(), vec![all], vec![sum_squares.clone()]);
-    push_behind(
-        steps,
-        lowering,
-        taken,
-        "gradient_scale",
-        Attrs::new().with("max_norm", optimizer.max_grad_norm),
-        vec![sum_squares, scalar_ref(scalar::WEIGHT_SUM)],
-        [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
-    );
-    let mut streams = 0..;
-    let mut number = 0;
+    norm(&mut stream.steps, lowering, taken, parameters, optimizer, offload);
+    let mut orthogonal = matrices::Orthogonal::new(&slices.batches, taken, optimizer, seed);
     for slice in &slices.all {
         pipeline.arrive(slice, &mut stream);
-        let (run, steps) = (&slice.run, &mut stream.steps);
-        match &run.state {
-            Some(OptimizerState::Matrices { .. }) => {
-                matrices::update(steps, lowering, run, optimizer, seed, &mut streams);
-            }
-            _ => {
-                if slice.start.is_none_or(|start| start == 0) {
-                    number = streams.next().expect("there is always a further number");
+        let steps = &mut stream.steps;
+        match &slice.work {
+            Work::Elements { run, start } => {
+                update_run(steps, lowering, taken, run, *start, optimizer, seed, slice.number);
+                if let Some(master) = &run.master {
+                    round(steps, lowering, taken, master, &run.weight);
                 }
-                update_run(steps, lowering, taken, slice, optimizer, seed, number);
             }
-        }
-        if let Some(master) = &run.master {
-            let attrs = Attrs::new().with("dtype", run.weight.dtype.name());
-            push_behind(steps, lowering, taken, "cast", attrs, vec![master.clone()], vec![run.weight.clone()]);
+            Work::Matrices(run) => {
+                matrices::update(steps, lowering, run, taken, optimizer, seed, slice.number);
+                if let Some(master) = &run.master {
+                    round(steps, lowering, taken, master, &run.weight);
+                }
+            }
+            Work::Momentum { batch, index, gradient, first } => {
+                orthogonal.momentum(steps, lowering, (*batch, *index), gradient, first);
+            }
+            Work::Step { batch, from, matrices, decay, rounded } => {
+                orthogonal.step(steps, lowering, (*batch, *from), matrices, *decay, slice.number);
+                if let Some(weight) = rounded {
+                    let flat = matrices.weight.reshape(&[weight.len()]).expect("a matrix that moves lies densely");
+                    let taken = orthogonal.end(*batch);
+                    round(steps, lowering, taken, &flat, weight);
+                }
+            }
+            Work::Rounding { master, weight } => round(steps, lowering, taken, master, weight),
         }
         pipeline.leave(slice, &mut stream);
     }
@@ -72,16 +70,52 @@ pub(crate) fn entry(
     Entry { kind: EntryKind::Update, variant: None, steps: stream.steps, inputs: Vec::new(), outputs: Vec::new() }
 }
 
+/// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there.
+fn norm(
+    steps: &mut Vec<Step>,
+    lowering: &mut Lowering<'_>,
+    taken: usize,
+    parameters: &ParameterPlan,
+    optimizer: &OptimizerOptions,
+    offload: &Offload,
+) {
+    let bytes = parameters.gradients_bytes;
+    let Squares { blocks, sums } = parameters.squares(0..bytes);
+    if !offload.gradients {
+        let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [bytes / DType::F32.size()]);
+        let inputs = vec![all, lowering.constant(&blocks)];
+        push_behind(steps, lowering, taken, "block_squares", Attrs::new(), inputs, vec![sums.clone()]);
+    }
+    let total = scalar_ref(SUM_SQUARES);
+    push_behind(steps, lowering, taken, "total_squares", Attrs::new(), vec![sums], vec![total.clone()]);
+    push_behind(
+        steps,
+        lowering,
+        taken,
+        "gradient_scale",
+        Attrs::new().with("max_norm", optimizer.max_grad_norm),
+        vec![total, scalar_ref(scalar::WEIGHT_SUM)],
+        [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
+    );
+}
+
+/// Weights from their f32 copies.
+fn round(steps: &mut Vec<Step>, lowering: &mut Lowering<'_>, taken: usize, master: &TensorRef, weight: &TensorRef) {
+    let attrs = Attrs::new().with("dtype", weight.dtype.name());
+    push_behind(steps, lowering, taken, "cast", attrs, vec![master.clone()], vec![weight.clone()]);
+}
+
+#[expect(clippy::too_many_arguments, reason = "what an update of elements consists of")]
 fn update_run(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
     taken: usize,
-    slice: &Slice,
+    run: &Run,
+    start: Option<usize>,
     optimizer: &OptimizerOptions,
     seed: u64,
     stream: usize,
 ) {
-    let run = &slice.run;
     let updated = run.master.as_ref().unwrap_or(&run.weight);
     let attrs = Attrs::new()
         .with("beta1", optimizer.beta1)
@@ -91,7 +125,7 @@ fn update_run(
         .with("stochastic_rounding", updated.dtype == DType::BF16)
         .with("seed", seed)
         .with("stream", stream as u64);
-    let attrs = match slice.start {
+    let attrs = match start {
         Some(start) => attrs.with("start", start as u64),
         None => attrs,
     };
@@ -130,19 +164,8 @@ fn code_map(signed: bool) -> HostTensor {
     HostTensor::from_f32([256], result[0].1.real())
 }
 
-fn push(
-    steps: &mut Vec<Step>,
-    lowering: &mut Lowering<'_>,
-    op: &str,
-    attrs: Attrs,
-    inputs: Vec<TensorRef>,
-    outputs: Vec<TensorRef>,
-) {
-    push_behind(steps, lowering, 0, op, attrs, inputs, outputs);
-}
-
-/// As [`push`], while values of the update occupy the first `taken` bytes of the activation arena.
-fn push_behind(
+/// Adds an operation, while values of the update occupy the first `taken` bytes of the activation arena.
+pub(crate) fn push_behind(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
     taken: usize,

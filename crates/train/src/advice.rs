@@ -2,7 +2,7 @@
 //! cheap ones first. Nothing is changed in the run itself.
 
 use options::Setting;
-use program::{Arch, Machine};
+use program::Machine;
 
 use crate::config::{Config, Dtype, OptimizerKind};
 use crate::error::TrainError;
@@ -29,14 +29,13 @@ pub fn with_advice(error: TrainError, config: &Config, source: &ModelSource, mac
 /// Single changes that suffice; where none does, the shortest list of them that does, as one text.
 fn changes(config: &Config, source: &ModelSource, machine: &Machine) -> Vec<String> {
     let fits = |config: &Config| Preview::new(config, source, machine).is_ok();
-    let known = CHANGES.iter().filter(|(of_gpu, _)| !of_gpu || machine.arch != Arch::Cpu).map(|(_, change)| change);
-    let single = known.clone().filter_map(|change| least(*change, config, source, fits));
+    let single = CHANGES.iter().filter_map(|change| least(*change, config, source, fits));
     let enough: Vec<String> = single.take(MOST).map(|(_, text)| text).collect();
     if !enough.is_empty() {
         return enough;
     }
     let (mut changed, mut told) = (config.clone(), Vec::new());
-    for change in known {
+    for change in CHANGES {
         if let Some((_, text)) = least(*change, &changed, source, fits) {
             told.push(text);
             return vec![told.join(" and ")];
@@ -74,17 +73,8 @@ fn least(
 type Change = fn(&mut Config, &ModelSource) -> Option<String>;
 
 /// Those that keep the numbers of training come first.
-/// With each whether it is one for GPUs alone.
-const CHANGES: &[(bool, Change)] = &[
-    (false, planned),
-    (false, smaller_batch),
-    (true, moved_to_host),
-    (false, raised_limit),
-    (false, smaller_states),
-    (false, half_precision),
-    (false, shorter_rows),
-    (false, adapters),
-];
+const CHANGES: &[Change] =
+    &[planned, smaller_batch, raised_limit, smaller_states, half_precision, shorter_rows, adapters];
 
 /// Parts that are kept by order are left to the plan.
 fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
@@ -99,6 +89,9 @@ fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
         ("recompute_block", &mut of.recompute_block),
         ("recompute_lora", &mut of.recompute_lora),
         ("offload_residual", &mut config.offload.offload_residual),
+        ("offload_optimizer", &mut config.offload.offload_optimizer),
+        ("offload_master", &mut config.offload.offload_master),
+        ("offload_grads", &mut config.offload.offload_grads),
     ] {
         if *setting == Setting::Value(false) {
             *setting = Setting::Auto;
@@ -129,31 +122,6 @@ fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
             of.per_device_train_batch_size, of.gradient_accumulation_steps
         )
     })
-}
-
-/// What only the update needs waits in host memory.
-fn moved_to_host(config: &mut Config, _: &ModelSource) -> Option<String> {
-    Some(match next_to_move(config)? {
-        "offload_optimizer" => "`offload_optimizer: true`".into(),
-        last => format!("`offload_optimizer: true` with `{last}: true`"),
-    })
-}
-
-/// Moves to host memory what waits there at the least cost, of what is on the device: the option that says so.
-pub(crate) fn next_to_move(config: &mut Config) -> Option<&'static str> {
-    let normuon = config.optimizer.optimizer == OptimizerKind::NorMuon;
-    let copies = config.precision.master_dtype == Setting::Value(Dtype::Float32)
-        && config.model.torch_dtype != Setting::Value(Dtype::Float32);
-    let of = &mut config.offload;
-    let all =
-        [("offload_optimizer", &mut of.offload_optimizer, true), ("offload_master", &mut of.offload_master, copies)];
-    for (name, setting, there) in all {
-        if there && !normuon && *setting != Setting::Value(true) {
-            *setting = Setting::Value(true);
-            return Some(name);
-        }
-    }
-    None
 }
 
 fn raised_limit(config: &mut Config, _: &ModelSource) -> Option<String> {

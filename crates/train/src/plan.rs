@@ -52,7 +52,7 @@ impl Plan {
         let trained = adapter.as_ref().map_or(dtype, |adapter| adapter.dtype);
         let master = formats::keeps_master(config, trained, &mut reasons, &mut problems);
         formats::check_gradients(config, dtype, &mut problems);
-        formats::check_determinism(config, &mut problems);
+        notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
@@ -106,10 +106,12 @@ fn memory_options(config: &Config) -> PlanOptions {
         head_chunks: parts(config.memory.lmhead_chunks),
         attention_chunks: parts(config.memory.attn_bwd_chunks),
         memory_limit: config.offload.memory_limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
+        micro_steps: config.training.gradient_accumulation_steps as usize,
         offload: OffloadOptions {
             residual: asked(config.offload.offload_residual),
             master: asked(config.offload.offload_master),
             optimizer: asked(config.offload.offload_optimizer),
+            gradients: asked(config.offload.offload_grads),
             zero_copy: config.offload.use_zero_copy,
             write_combined: config.offload.use_write_combined,
             slice_bytes: None,

@@ -1,13 +1,12 @@
 //! `apply_recommended_values`: values for options that the user left out, by which the same training is done in less
 //! time, or fits at all. Each is found by planning with it; nothing that the user wrote is touched.
 //!
-//! Decides how a step is cut into micro-batches, the formats of products, whether rows are packed, and what waits in
-//! host memory. What stays `auto` is decided by the plan, with or without this.
+//! Decides how a step is cut into micro-batches, the formats of products, and whether rows are packed. What stays `auto`,
+//! what waits in host memory among it, is decided by the plan, with or without this.
 
 use program::{Arch, Machine};
 use serde_json::{Value, json};
 
-use crate::advice;
 use crate::config::{Config, MachineFacts, Reason, Reasons, Recipe, rows};
 use crate::error::Result;
 use crate::preview::Preview;
@@ -26,22 +25,11 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine) -> 
         return Ok(config.clone());
     }
     let mut chosen = packing(config);
-    let mut tight = config.with_recommended(chosen.clone());
-    let mut moved = Vec::new();
-    loop {
-        let (found, refused) = tried(&tight, source, machine, candidates(&tight, machine));
-        if let Some(best) = best(&found) {
-            chosen.extend(reasons(&tight, best, &found, refused, machine));
-            let because = format!("needed to fit on {}: only the update reads it", machine.name);
-            let on_host = |name: &str| (name.to_owned(), Reason { value: json!(true), because: because.clone() });
-            chosen.extend(moved.into_iter().map(on_host));
-            break;
-        }
-        match next_to_move(&mut tight, machine) {
-            Some(name) => moved.push(name),
-            // Nothing fits: the run's own plan says what would.
-            None => break,
-        }
+    let packed = config.with_recommended(chosen.clone());
+    let (found, refused) = tried(&packed, source, machine, candidates(&packed, machine));
+    // Where nothing fits, the run's own plan says what would.
+    if let Some(best) = best(&found) {
+        chosen.extend(reasons(&packed, best, &found, refused, machine));
     }
     Ok(config.with_recommended(chosen))
 }
@@ -179,10 +167,4 @@ fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, mach
         text += &format!("; {refused} of the ways to cut them do not fit");
     }
     text
-}
-
-/// Moves to host memory what only the update needs, of what the user left open.
-fn next_to_move(config: &mut Config, machine: &Machine) -> Option<&'static str> {
-    let open = !["offload_optimizer", "offload_master"].iter().any(|name| config.is_written(name));
-    if machine.arch == Arch::Cpu || !open { None } else { advice::next_to_move(config) }
 }

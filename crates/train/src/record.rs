@@ -130,8 +130,24 @@ impl Measured {
     }
 }
 
-/// What may lie in host memory if the options say so.
-const OFFLOADED: &[&str] = &["offload_master", "offload_quants", "offload_optimizer", "offload_grads"];
+/// What may lie in host memory, and what the plan's table calls it.
+const OFFLOADED: [(&str, &str); 5] = [
+    ("offload_residual", "residual stream between layers"),
+    ("offload_master", "f32 copies of weights"),
+    ("offload_quants", "quantised weights"),
+    ("offload_optimizer", "optimizer states"),
+    ("offload_grads", "gradients"),
+];
+
+/// What the plan moved to the host without being asked: options, what they stand for, and why.
+pub(crate) fn moved_unasked(plan: &[PlanLine]) -> Vec<(&'static str, &'static str, &str)> {
+    let on_host = |part: &str| plan.iter().find(|line| line.part == part && line.decision == "on the host");
+    let unasked = |(option, part): &(&'static str, &'static str)| {
+        let reason = on_host(part)?.reason.strip_suffix(&format!(": `{option}`"))?;
+        Some((*option, *part, reason))
+    };
+    OFFLOADED.iter().filter_map(unasked).collect()
+}
 
 impl Trainer {
     /// What was chosen for options that were left open, as far as it concerns what is computed.
@@ -146,7 +162,7 @@ impl Trainer {
         }
         choose("dataloader_num_workers", json!(feed::workers(config)), "the cores of this machine");
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
-        for name in OFFLOADED {
+        for (name, _) in OFFLOADED {
             choose(name, json!(false), "it stays on the device");
         }
         if let Some(total) = self.total_steps() {
@@ -223,6 +239,9 @@ pub fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
         choose(name, json!(trainer.name), "`run_name`");
     }
     let plan = trainer.engine.as_ref().map(|engine| engine.program().plan.clone()).unwrap_or_default();
+    for (name, _, because) in moved_unasked(&plan) {
+        choose(name, json!(true), because);
+    }
     for (name, parts) in PARTS {
         if let Some((value, because)) = decided(&plan, parts) {
             choose(name, value, &because);

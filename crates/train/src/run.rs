@@ -16,7 +16,7 @@ use crate::log::Log;
 use crate::metrics::StepMetrics;
 use crate::opening::opening;
 use crate::place::Place;
-use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
+use crate::record::{MANIFEST, Measured, RESOLVED, manifest, moved_unasked, reasons};
 use crate::resume::{self, Start};
 use crate::saving::{Begun, Saving};
 use crate::source::ModelSource;
@@ -180,6 +180,9 @@ impl Run {
             trainer.engine()?.program().plan.iter().filter_map(planned).for_each(|line| observer.line(&line));
         }
         let resolved = trainer.config.resolved_yaml(&reasons(&place, trainer));
+        for (option, part, because) in moved_unasked(&trainer.engine()?.program().plan) {
+            observer.line(&format!("Note: {part} in host memory: {because}; `{option}: false` keeps it on the device"));
+        }
         for note in trainer.engine()?.session().notes() {
             observer.line(&format!("Note: {note}"));
         }

@@ -186,14 +186,18 @@ fn what_cannot_be_is_told() {
         (json!({"gradient_dtype": "e5m2"}), "`gradient_dtype: float8_e5m2` is not available yet"),
         (json!({"master_dtype": "float16"}), "`master_dtype: float16` is not available yet"),
         (json!({"grad_accumulation_dtype": "bf16"}), "`grad_accumulation_dtype: bfloat16` is not available yet"),
-        (json!({"deterministic": false}), "`deterministic: false` is not available yet"),
         (json!({"init_projections_to_zero": true}), "`init_projections_to_zero: true` needs `init: random`"),
     ] {
         let error = try_trainer(source(), &options).map(|_| ()).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains(word), "{error}");
     }
-    let trainer = trainer(json!({"torch_dtype": "bfloat16", "gradient_dtype": "bf16", "deterministic": true}));
-    assert_eq!(trainer.plan.compile.compute, DType::BF16);
+    for (deterministic, told) in [(json!(true), 0), (json!("auto"), 0), (json!(false), 1)] {
+        let options = json!({"torch_dtype": "bfloat16", "gradient_dtype": "bf16", "deterministic": deterministic});
+        let trainer = trainer(options);
+        assert_eq!(trainer.plan.compile.compute, DType::BF16);
+        let notes = trainer.plan.notes.iter().filter(|note| note.contains("`deterministic: false` changes nothing"));
+        assert_eq!(notes.count(), told, "{deterministic}");
+    }
 }
 
 #[test]

@@ -43,9 +43,17 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
     let base = json!({"device": "auto", "max_steps": 6, "eval_steps": 3, "save_steps": 3, "torch_dtype": "bfloat16"});
     let full = json!({"lora": false, "optimizer": "adamw_8bit", "master_dtype": "float32"});
     let adapters = json!({"optimizer": "adamw", "lora_rank": 16});
+    let matrices = json!({"lora": false, "optimizer": "normuon", "master_dtype": "float32",
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2});
+    let all =
+        json!({"offload_optimizer": true, "offload_master": true, "offload_residual": true, "offload_grads": true});
     let cases = [
-        (&full, vec![json!({"offload_optimizer": true, "offload_master": true, "offload_residual": true})]),
-        (&adapters, vec![json!({"offload_optimizer": true, "use_zero_copy": true})]),
+        (
+            &full,
+            vec![json!({"offload_optimizer": true, "offload_master": true, "offload_residual": true}), all.clone()],
+        ),
+        (&adapters, vec![json!({"offload_optimizer": true, "use_zero_copy": true, "offload_grads": true})]),
+        (&matrices, vec![all]),
     ];
     for (trained, choices) in cases {
         let place = tempfile::tempdir().unwrap();
@@ -69,7 +77,7 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
 #[test]
 fn a_cpu_moves_nothing_to_the_host() {
     let place = tempfile::tempdir().unwrap();
-    for option in ["offload_optimizer", "use_zero_copy", "offload_residual"] {
+    for option in ["offload_optimizer", "use_zero_copy", "offload_residual", "offload_grads"] {
         let options = json!({"device": "auto", option: true});
         let cpu = device(Machine::cpu(1 << 30, 2));
         let refused = train::run(config(place.path(), &options), source(), cpu, &mut Lines::default());
@@ -111,7 +119,38 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
     let tight = json!({"offload_optimizer": "auto", "per_device_train_batch_size": 4, "sequence_len": 512,
         "lmhead_chunks": 1, "attn_bwd_chunks": 1});
     let whole = preview(tight.clone()).unwrap().memory_bytes();
-    let refused = preview(merged(&[&tight, &json!({"memory_limit": whole - 1_000_000})]));
+    // Nothing else makes it fit: the plan moves what was left open, and says so.
+    let limit = json!({"memory_limit": whole - 1_000_000});
+    let found = preview(merged(&[&tight, &limit])).unwrap();
+    assert!(found.memory_bytes() <= whole - 1_000_000);
+    let text = found.plan_text();
+    let told = ["optimizer states (needed to fit: `offload_optimizer`)", "gradients (needed to fit: `offload_grads`)"];
+    assert!(told.iter().any(|told| text.contains(&format!(": {told}"))), "{text}");
+    // What was asked for is obeyed; the refusal says that it stands in the way.
+    let stays = json!({"offload_optimizer": false, "offload_grads": false});
+    let refused = preview(merged(&[&tight, &limit, &stays]));
     let message = refused.err().unwrap().to_string();
-    assert!(message.contains("`offload_optimizer: true`"), "{message}");
+    assert!(message.contains("leave `offload_optimizer`"), "{message}");
+}
+
+/// What the plan decided stands in the log and in `resolved.yaml`, and the run leaves what it leaves without.
+#[test]
+fn a_run_that_would_not_fit_moves_states_and_tells() {
+    let place = tempfile::tempdir().unwrap();
+    let options = json!({"device": "auto", "max_steps": 6, "eval_steps": 3, "save_steps": 3, "lora": false,
+        "optimizer": "adamw", "torch_dtype": "bfloat16", "master_dtype": "float32", "lmhead_chunks": 1,
+        "attn_bwd_chunks": 1, "recompute_block": true, "offload_residual": true});
+    let expected = run(&place.path().join("plain"), &options, None);
+    let begun = events(&place.path().join("plain"));
+    let whole = begun.iter().find_map(|event| event["manifest"]["memory_bytes"].as_u64()).unwrap();
+    let output = place.path().join("limited");
+    let limited = merged(&[&options, &json!({"memory_limit": whole - 300_000})]);
+    let mut observer = Lines::default();
+    train::run(config(&output, &limited), source(), device(Machine::h200()), &mut observer).unwrap();
+    let told = observer.lines.join("\n");
+    assert!(told.contains("in host memory: needed to fit; `offload_"), "{told}");
+    let resolved = fs::read_to_string(output.join("resolved.yaml")).unwrap();
+    let line = |text: &str| resolved.lines().any(|line| line.starts_with("offload_") && line.contains(text));
+    assert!(line("true") && line("needed to fit"), "{resolved}");
+    assert_eq!(losses(&events(&output), "step"), expected.0[..6]);
 }

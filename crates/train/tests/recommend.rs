@@ -108,7 +108,7 @@ fn without_the_option_nothing_is_chosen() {
 }
 
 #[test]
-fn what_only_the_update_needs_moves_where_nothing_fits_otherwise() {
+fn what_waits_on_the_host_is_left_to_the_plan() {
     let full = [
         ("lora", json!(false)),
         ("optimizer", json!("adamw")),
@@ -116,19 +116,22 @@ fn what_only_the_update_needs_moves_where_nothing_fits_otherwise() {
         // The slices in which states are copied otherwise are larger than this model.
         ("use_zero_copy", json!(true)),
     ];
+    let stays = [&full[..], &[("offload_optimizer", json!(false)), ("offload_grads", json!(false))]].concat();
     let at = |kib: usize| Machine { memory: kib << 10, context_bytes: 0, ..Machine::h200() };
-    let moves = |kib: usize| chosen(&choose(&full, &at(kib))).contains_key("offload_optimizer");
-    let fits = |kib: usize| !moves(kib) && chosen(&choose(&full, &at(kib))).contains_key("per_device_train_batch_size");
+    let fits = |kib: usize| chosen(&choose(&stays, &at(kib))).contains_key("per_device_train_batch_size");
     // The least memory in which the run fits as it is; just below it, something has to move.
     let (mut memory, mut enough) = (64, 1 << 20);
     while enough - memory > 1 {
         let middle = (memory + enough) / 2;
         if fits(middle) { enough = middle } else { memory = middle }
     }
-    assert!(moves(memory) && !moves(enough));
-    let mut refused = full.to_vec();
-    refused.push(("offload_optimizer", json!(false)));
-    assert!(!chosen(&choose(&refused, &at(memory))).contains_key("offload_optimizer"), "it was written");
+    assert!(!fits(memory) && fits(enough));
+    let config = choose(&full, &at(memory));
+    let found = chosen(&config);
+    assert!(found.contains_key("per_device_train_batch_size") && !found.contains_key("offload_optimizer"), "{found:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let preview = train::Preview::new(&config, &qwen3(folder.path()), &at(memory)).unwrap();
+    assert!(!preview.program.host_memory().is_empty());
 }
 
 #[test]

@@ -10,7 +10,9 @@ use super::intervals::{Interval, pack};
 use super::place::Placement;
 use super::shadow::Shadow;
 use super::trips::{Trip, plan_trips};
+use super::visits::{Visit, plan_visits};
 use crate::lower::arena;
+use crate::offload::Offload;
 
 /// What a buffer is there for: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,17 +20,20 @@ enum Purpose {
     Kept,
     Passing,
     Adapters,
+    Gradients,
     Workspace,
 }
 
 impl Purpose {
-    const ALL: [Purpose; 4] = [Purpose::Kept, Purpose::Passing, Purpose::Adapters, Purpose::Workspace];
+    const ALL: [Purpose; 5] =
+        [Purpose::Kept, Purpose::Passing, Purpose::Adapters, Purpose::Gradients, Purpose::Workspace];
 
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Purpose::Kept => ("kept", "what the forward pass keeps for the backward pass"),
             Purpose::Passing => ("passing", "values between neighbouring operations"),
             Purpose::Adapters => ("adapters", "LoRA matrices in the type of the products"),
+            Purpose::Gradients => ("gradients", "gradients on their way from and to the host"),
             Purpose::Workspace => ("workspace", "scratch memory of single operations"),
         }
     }
@@ -40,6 +45,8 @@ pub(crate) struct Buffers {
     offsets: Vec<usize>,
     /// What waits on the host, each with its offset behind that.
     pub trips: Vec<(Trip, usize)>,
+    /// Gradients that lie on the host, each visit with its offset.
+    pub visits: Vec<(Visit, usize)>,
     /// By node: offset and bytes of its scratch memory.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the arena.
@@ -62,7 +69,9 @@ impl Buffers {
         shadow: Option<&Shadow>,
         machine: &Machine,
         documents: Documents,
+        offload: &Offload,
     ) -> Buffers {
+        let visits = if offload.gradients { plan_visits(graph, placement, machine) } else { Vec::new() };
         let trips = plan_trips(graph, placement, machine);
         let mut intervals = lives(graph, placement, shadow);
         for trip in &trips {
@@ -70,24 +79,33 @@ impl Buffers {
             intervals[trip.buffer] = (Interval { last: trip.released, ..whole }, Purpose::Passing);
             intervals.push((Interval { first: trip.fetched, ..whole }, Purpose::Passing));
         }
+        intervals.extend(visits.iter().map(|visit| {
+            let interval = Interval { bytes: visit.bytes.len(), first: visit.fetched, last: visit.released };
+            (interval, Purpose::Gradients)
+        }));
         let sizes = scratch_sizes(graph, placement, machine, documents);
         let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
         let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
         let (mut offsets, bytes) = pack(&plain);
-        let scratch_offsets = offsets.split_off(placement.buffers.len() + trips.len());
+        let scratch_offsets = offsets.split_off(placement.buffers.len() + trips.len() + visits.len());
+        let visited = offsets.split_off(placement.buffers.len() + trips.len());
         let behind = offsets.split_off(placement.buffers.len());
         let trips = trips.into_iter().zip(behind).collect();
+        let visits = visits.into_iter().zip(visited).collect();
         let mut scratch = vec![None; sizes.len()];
         for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
             scratch[node] = Some((offset, sizes[node]));
         }
-        Buffers { offsets, trips, scratch, bytes, intervals }
+        Buffers { offsets, trips, visits, scratch, bytes, intervals }
     }
 
     /// Where a tensor lies when a node runs.
     pub fn place(&self, placement: &Placement, tensor: &TensorRef, node: usize) -> TensorRef {
+        if tensor.arena == arena::GRADIENTS {
+            return self.visited(tensor, node).unwrap_or_else(|| tensor.clone());
+        }
         let buffer = placement.buffer_of(tensor);
         let behind = |(trip, _): &&(Trip, usize)| Some(trip.buffer) == buffer && node >= trip.fetched;
         match (buffer, self.trips.iter().find(behind)) {
@@ -96,6 +114,16 @@ impl Buffers {
             }
             _ => placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
         }
+    }
+
+    /// The place of a gradient on the device while it visits there.
+    fn visited(&self, tensor: &TensorRef, node: usize) -> Option<TensorRef> {
+        let here = |(visit, _): &&(Visit, usize)| {
+            visit.bytes.contains(&tensor.offset) && (visit.begin..=visit.last).contains(&node)
+        };
+        let (visit, offset) = self.visits.iter().find(here)?;
+        let offset = tensor.offset - visit.bytes.start + offset;
+        Some(TensorRef { arena: arena::ACTIVATIONS, offset, ..tensor.clone() })
     }
 
     /// A waiting buffer as bytes: in its first place, on the host, and in its second place.

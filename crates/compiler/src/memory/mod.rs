@@ -7,13 +7,15 @@ mod parameters;
 mod place;
 mod shadow;
 mod trips;
+mod visits;
 
 pub(crate) use buffers::{Buffers, Usage};
 pub(crate) use matrices::Matrices;
-pub(crate) use parameters::{ParameterPlan, Run, plan_parameters};
+pub(crate) use parameters::{ParameterPlan, Run, Squares, plan_parameters};
 pub(crate) use place::{Fixed, dtype_of, place};
 pub(crate) use shadow::shadow_adapters;
 pub(crate) use trips::waiting_bytes;
+pub(crate) use visits::Visit;
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
 /// optimizer, and the granule of sharding.

@@ -3,13 +3,16 @@
 //! What is trained lies sorted by how the optimizer treats it, so that one launch covers a whole
 //! run; members of a merge group lie behind one another. Gradients are laid out like the weights.
 
+use std::ops::Range;
+
 use graph::{Graph, Init, Parameter};
+use ops::optimizer::{block_count, blocks_of};
 use program::{ArenaId, Initializer, OptimizerState, ParameterSlot, TensorRef};
-use tensor::DType;
+use tensor::{DType, HostTensor};
 
 use super::matrices::{self, Matrices};
 use super::{ALIGNMENT_ELEMENTS, align};
-use crate::lower::arena;
+use crate::lower::{SCALAR_BYTES, arena};
 use crate::options::{CompileOptions, OptimizerKind};
 
 /// Tensors with fewer elements keep f32 moments (the rule of the 8-bit optimizer).
@@ -42,6 +45,40 @@ pub(crate) struct ParameterPlan {
     pub gradients_bytes: usize,
     pub optimizer_bytes: usize,
     pub masters_bytes: usize,
+    /// First element and number of elements of every gradient in its arena, in order.
+    gradients: Vec<(usize, usize)>,
+}
+
+/// Gradients that lie behind one another, as the sum of their squares takes them.
+pub(crate) struct Squares {
+    /// Their blocks, counted from the first of them.
+    pub blocks: HostTensor,
+    /// f32 [blocks]: where their sums lie from their computation until the update.
+    pub sums: TensorRef,
+}
+
+impl ParameterPlan {
+    /// Those of the gradients in a range of bytes of their arena, which cuts none.
+    pub fn squares(&self, bytes: Range<usize>) -> Squares {
+        let [start, end] = [bytes.start, bytes.end].map(|at| at / DType::F32.size());
+        let number = self.gradients.partition_point(|(first, _)| *first < start);
+        let inside = self.gradients[number..].iter().take_while(|(first, _)| *first < end);
+        let whole = |(first, elements): &(usize, usize)| {
+            assert!(first + elements <= end, "a gradient is written as a whole");
+            (first - start, *elements)
+        };
+        let blocks = blocks_of(inside.map(whole));
+        let before: usize = self.gradients[..number].iter().map(|(_, elements)| block_count(*elements)).sum();
+        let at = SCALAR_BYTES + before * DType::F32.size();
+        let sums = TensorRef::dense(arena::SCALARS, at, DType::F32, [blocks.shape[0]]);
+        Squares { blocks, sums }
+    }
+
+    /// Bytes of the step scalars and of the sums of squares behind them.
+    pub fn scalar_bytes(&self) -> usize {
+        let blocks: usize = self.gradients.iter().map(|(_, elements)| block_count(*elements)).sum();
+        SCALAR_BYTES + blocks * DType::F32.size()
+    }
 }
 
 /// How the optimizer treats a parameter: the sort key of the arenas.
@@ -142,7 +179,15 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
             matrices::add(&mut run.matrices, slot, position);
         }
     }
+    let size = DType::F32.size();
+    let in_arena = |at: &TensorRef| (at.offset / size, at.len());
+    let mut gradients: Vec<_> = slots.iter().filter_map(|slot| slot.gradient.as_ref().map(in_arena)).collect();
+    gradients.sort_unstable();
+    if optimizer.is_none() {
+        gradients.clear();
+    }
     ParameterPlan {
+        gradients,
         slots,
         runs: runs_with_state,
         weights_bytes: cursor.weights,

@@ -3,7 +3,7 @@
 use graph::Graph;
 use program::{ArenaId, EntryKind, Machine, Place, Variant};
 
-use crate::lower::{Lowering, SCALAR_BYTES, arena, fixed_places};
+use crate::lower::{Lowering, arena, fixed_places};
 use crate::memory::{Buffers, ParameterPlan, place, plan_parameters, shadow_adapters};
 use crate::offload::Offload;
 use crate::options::CompileOptions;
@@ -13,7 +13,9 @@ use crate::update;
 pub(super) struct Memory<'a> {
     machine: &'a Machine,
     parameters: ParameterPlan,
+    offload: Offload,
     fixed_bytes: usize,
+    update_bytes: usize,
 }
 
 impl<'a> Memory<'a> {
@@ -28,19 +30,31 @@ impl<'a> Memory<'a> {
         if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
             update::entry(&parameters, optimizer, options.seed, &offload, &mut lowering);
         }
+        let update_bytes = lowering.activation_bytes();
         let on_device = |arena: ArenaId, bytes: usize| if offload.place(arena) == Place::Device { bytes } else { 0 };
         let of_parameters = parameters.weights_bytes
             + parameters.adapters_bytes
-            + parameters.gradients_bytes
+            + on_device(arena::GRADIENTS, parameters.gradients_bytes)
             + on_device(arena::OPTIMIZER, parameters.optimizer_bytes)
             + on_device(arena::MASTERS, parameters.masters_bytes);
-        let rest = lowering.batch_bytes + lowering.constant_bytes() + SCALAR_BYTES + machine.context_bytes;
-        Memory { machine, fixed_bytes: of_parameters + rest, parameters }
+        let rest = lowering.batch_bytes + lowering.constant_bytes() + parameters.scalar_bytes() + machine.context_bytes;
+        Memory { machine, fixed_bytes: of_parameters + rest, update_bytes, parameters, offload }
     }
 
     /// Bytes of everything but the activation arena.
     pub fn fixed_bytes(&self) -> usize {
         self.fixed_bytes
+    }
+
+    /// Bytes of the activation arena that the update needs.
+    pub fn update_bytes(&self) -> usize {
+        self.update_bytes
+    }
+
+    /// Bytes of optimizer states, f32 copies and gradients, wherever they lie.
+    pub fn of_update(&self) -> [usize; 3] {
+        let of = &self.parameters;
+        [of.optimizer_bytes, of.masters_bytes, of.gradients_bytes]
     }
 
     /// Bytes of the activation arena that one entry needs.
@@ -49,6 +63,6 @@ impl<'a> Memory<'a> {
         let fixed = fixed_places(graph, &self.parameters, &mut lowering);
         let mut placement = place(graph, &fixed);
         let shadow = shadow_adapters(graph, &mut placement);
-        Buffers::plan(graph, &placement, shadow.as_ref(), self.machine, variant.documents).bytes
+        Buffers::plan(graph, &placement, shadow.as_ref(), self.machine, variant.documents, &self.offload).bytes
     }
 }

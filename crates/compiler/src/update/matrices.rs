@@ -5,7 +5,7 @@
 use program::{OptimizerState, Step, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
-use super::{push, push_behind};
+use super::push_behind;
 use crate::lower::{Lowering, arena, scalar_ref};
 use crate::memory::{ALIGNMENT_BYTES, Matrices, Run, align};
 use crate::options::{OptimizerKind, OptimizerOptions};
@@ -31,56 +31,155 @@ pub(super) fn update(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
     run: &Run,
+    taken: usize,
     optimizer: &OptimizerOptions,
     seed: u64,
-    streams: &mut impl Iterator<Item = usize>,
+    number: usize,
 ) {
-    let OptimizerKind::NorMuon { momentum, beta2, cautious } = optimizer.kind else {
-        panic!("only NorMuon keeps states of matrices");
-    };
     let Some(OptimizerState::Matrices { first, .. }) = &run.state else {
         panic!("a run of matrices keeps their momentum");
     };
-    let mut inputs = vec![run.gradient.clone()];
-    inputs.extend([scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref));
-    push(steps, lowering, "momentum", Attrs::new().with("momentum", momentum), inputs, vec![first.clone()]);
-    // Products in the type in which the model multiplies the weights.
-    let dtype = run.weight.dtype;
-    for batch in batches(&run.matrices, dtype) {
-        let work = Work::new(&batch, dtype);
-        lowering.update_workspace(work.end);
+    let batches = batches(&run.matrices, run.weight.dtype);
+    let mut orthogonal = Orthogonal::new(&batches, taken, optimizer, seed);
+    orthogonal.mean(steps, lowering, taken, &run.gradient, first);
+    let mut numbers = number..;
+    for (number, batch) in batches.iter().enumerate() {
         let mut from = 0;
-        for part in &batch {
-            let attrs = Attrs::new().with("epsilon", NORM_EPSILON);
-            let to = matrices_of(&work.x, from, part.count());
-            push_behind(steps, lowering, work.end, "unit_matrices", attrs, vec![part.first.clone()], vec![to]);
+        for part in &batch.parts {
+            orthogonal.unit(steps, lowering, (number, from), &part.first);
             from += part.count();
         }
-        let direction = work.orthogonalise(steps, lowering);
         let mut from = 0;
-        for part in batch {
-            let attrs = Attrs::new()
-                .with("beta2", beta2)
-                .with("epsilon", ROW_EPSILON)
-                .with("scale", STEP_SIZE)
-                .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
-                .with("cautious", cautious)
-                .with("stochastic_rounding", part.weight.dtype == DType::BF16)
-                .with("seed", seed)
-                .with("stream", streams.next().expect("there is always a further number") as u64);
-            let mut inputs = vec![matrices_of(&direction, from, part.count())];
-            inputs.extend([scalar::LEARNING_RATE, scalar::UPDATE_APPLIED, scalar::STEP].map(scalar_ref));
+        for (part, stream) in batch.parts.iter().zip(numbers.by_ref()) {
+            orthogonal.step(steps, lowering, (number, from), part, run.decay, stream);
             from += part.count();
-            push_behind(steps, lowering, work.end, "normuon", attrs, inputs, vec![part.weight, part.rows]);
         }
     }
 }
 
+/// Batches of matrices on their way from momentum to step.
+pub(super) struct Orthogonal<'a> {
+    batches: &'a [Batch],
+    /// First bytes of the activation arena, which others occupy.
+    taken: usize,
+    optimizer: &'a OptimizerOptions,
+    seed: u64,
+    /// What the batch became whose matrices were complete last.
+    direction: Option<TensorRef>,
+}
+
+impl<'a> Orthogonal<'a> {
+    pub fn new(batches: &'a [Batch], taken: usize, optimizer: &'a OptimizerOptions, seed: u64) -> Self {
+        Orthogonal { batches, taken, optimizer, seed, direction: None }
+    }
+
+    fn work(&self, batch: usize) -> Work {
+        let Batch { parts, dtype } = &self.batches[batch];
+        Work::new(parts, *dtype, self.taken)
+    }
+
+    /// First byte behind the values of a batch.
+    pub fn end(&self, batch: usize) -> usize {
+        self.work(batch).end
+    }
+
+    fn rule(&self) -> [f64; 2] {
+        let OptimizerKind::NorMuon { momentum, beta2, .. } = self.optimizer.kind else {
+            panic!("only NorMuon keeps states of matrices");
+        };
+        [momentum, beta2]
+    }
+
+    fn mean(
+        &self,
+        steps: &mut Vec<Step>,
+        lowering: &mut Lowering<'_>,
+        taken: usize,
+        gradient: &TensorRef,
+        first: &TensorRef,
+    ) {
+        let mut inputs = vec![gradient.clone()];
+        inputs.extend([scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref));
+        let attrs = Attrs::new().with("momentum", self.rule()[0]);
+        push_behind(steps, lowering, taken, "momentum", attrs, inputs, vec![first.clone()]);
+    }
+
+    /// The momentum of one matrix, and its place in the batch.
+    pub fn momentum(
+        &mut self,
+        steps: &mut Vec<Step>,
+        lowering: &mut Lowering<'_>,
+        (batch, index): (usize, usize),
+        gradient: &TensorRef,
+        first: &TensorRef,
+    ) {
+        self.mean(steps, lowering, self.end(batch), gradient, first);
+        let [rows, columns] = self.batches[batch].parts[0].extents();
+        let matrix = first.reshape(&[1, rows, columns]).expect("a matrix lies densely");
+        self.unit(steps, lowering, (batch, index), &matrix);
+    }
+
+    /// Matrices divided by their norms into the batch from an index on. With the last of them it is made orthogonal.
+    fn unit(
+        &mut self,
+        steps: &mut Vec<Step>,
+        lowering: &mut Lowering<'_>,
+        (batch, from): (usize, usize),
+        first: &TensorRef,
+    ) {
+        let work = self.work(batch);
+        lowering.update_workspace(work.end);
+        let count = first.shape[0];
+        let to = matrices_of(&work.x, from, count);
+        let attrs = Attrs::new().with("epsilon", NORM_EPSILON);
+        push_behind(steps, lowering, work.end, "unit_matrices", attrs, vec![first.clone()], vec![to]);
+        if from + count == work.x.shape[0] {
+            self.direction = Some(work.orthogonalise(steps, lowering));
+        }
+    }
+
+    /// The step of some matrices of the batch that was complete last.
+    pub fn step(
+        &self,
+        steps: &mut Vec<Step>,
+        lowering: &mut Lowering<'_>,
+        (batch, from): (usize, usize),
+        part: &Matrices,
+        decay: bool,
+        stream: usize,
+    ) {
+        let OptimizerKind::NorMuon { cautious, .. } = self.optimizer.kind else {
+            panic!("only NorMuon keeps states of matrices");
+        };
+        let direction = self.direction.as_ref().expect("a batch is made orthogonal before its steps");
+        let attrs = Attrs::new()
+            .with("beta2", self.rule()[1])
+            .with("epsilon", ROW_EPSILON)
+            .with("scale", STEP_SIZE)
+            .with("weight_decay", if decay { self.optimizer.weight_decay } else { 0.0 })
+            .with("cautious", cautious)
+            .with("stochastic_rounding", part.weight.dtype == DType::BF16)
+            .with("seed", self.seed)
+            .with("stream", stream as u64);
+        let mut inputs = vec![matrices_of(direction, from, part.count())];
+        inputs.extend([scalar::LEARNING_RATE, scalar::UPDATE_APPLIED, scalar::STEP].map(scalar_ref));
+        let outputs = vec![part.weight.clone(), part.rows.clone()];
+        push_behind(steps, lowering, self.end(batch), "normuon", attrs, inputs, outputs);
+    }
+}
+
+/// Matrices of equal extents that are made orthogonal together.
+pub(crate) struct Batch {
+    pub parts: Vec<Matrices>,
+    /// In which they are multiplied: that in which the model multiplies the weights.
+    dtype: DType,
+}
+
 /// Rows of matrices cut and put together so that each batch has equal extents and fits.
-fn batches(rows: &[Matrices], dtype: DType) -> Vec<Vec<Matrices>> {
+pub(crate) fn batches(rows: &[Matrices], dtype: DType) -> Vec<Batch> {
     let mut batches: Vec<Vec<Matrices>> = Vec::new();
     for row in rows {
-        let most = (BATCH_BYTES / Work::new(&[row.part(0, 1)], dtype).end).max(1);
+        let most = (BATCH_BYTES / Work::new(&[row.part(0, 1)], dtype, 0).end).max(1);
         let mut from = 0;
         while from < row.count() {
             let open = batches.iter_mut().find(|batch| {
@@ -95,7 +194,7 @@ fn batches(rows: &[Matrices], dtype: DType) -> Vec<Vec<Matrices>> {
             }
         }
     }
-    batches
+    batches.into_iter().map(|parts| Batch { parts, dtype }).collect()
 }
 
 /// Some matrices of a batch.
@@ -119,11 +218,12 @@ struct Work {
 }
 
 impl Work {
-    fn new(batch: &[Matrices], dtype: DType) -> Work {
+    /// Behind the first `start` bytes of the arena.
+    fn new(batch: &[Matrices], dtype: DType, start: usize) -> Work {
         let count = batch.iter().map(Matrices::count).sum();
         let [m, n] = batch[0].extents();
         let small = m.min(n);
-        let mut end = 0;
+        let mut end = align(start, ALIGNMENT_BYTES);
         let mut take = |dtype: DType, rows: usize, columns: usize| {
             let tensor = TensorRef::dense(arena::ACTIVATIONS, end, dtype, [count, rows, columns]);
             end = align(end + tensor.bytes(), ALIGNMENT_BYTES);

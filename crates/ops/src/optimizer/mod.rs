@@ -9,7 +9,7 @@ mod momentum;
 mod newton_schulz;
 mod normuon;
 mod rule;
-mod sum_squares;
+mod squares;
 
 pub use adamw::AdamW;
 pub use adamw_8bit::AdamW8bit;
@@ -18,4 +18,4 @@ pub use gradient_scale::GradientScale;
 pub use momentum::Momentum;
 pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};
 pub use normuon::NorMuon;
-pub use sum_squares::SumSquares;
+pub use squares::{BlockSquares, TotalSquares, block_count, blocks_of};

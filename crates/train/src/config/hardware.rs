@@ -11,8 +11,9 @@ options! {
         device: Setting<Device> = auto;
         /// Permission to record a step once and replay it. A run is never taken off this path silently.
         use_cuda_graphs: bool = true, resumable;
-        /// Whether the same run gives the same bits twice. `auto` is true: every kernel in use does. `false`, which would
-        /// allow others, is *not available yet*.
+        /// Whether the same run gives the same bits twice. `true` refuses what would not, of which there is nothing:
+        /// every kernel in use does. So `auto` is true, and `false`, which allows others where they are faster, changes
+        /// nothing and is answered with a note that says so.
         deterministic: Setting<bool> = auto;
     }
 }

@@ -14,12 +14,13 @@ options! {
         offload_quants: Setting<bool> = auto, pending, resumable;
         /// Optimizer states. Slow per step, so it pays with many micro-batches in a step.
         offload_optimizer: Setting<bool> = auto, resumable;
-        /// Gradients.
-        offload_grads: Setting<bool> = auto, pending, resumable;
+        /// Gradients: each is stored when the backward pass has completed it, and fetched for the next micro-batch and
+        /// for the update.
+        offload_grads: Setting<bool> = auto, resumable;
         /// Keep quantised weights from step to step instead of quantising again. Needs `shard_weights`.
         persistent_quants: bool = false, pending, resumable;
-        /// Let the update's kernels read and write offloaded optimizer states and master copies where they lie in host
-        /// memory, instead of copying them slice by slice.
+        /// Let the update's kernels read and write offloaded optimizer states, master copies and gradients where they lie
+        /// in host memory, instead of copying them slice by slice.
         use_zero_copy: bool = false, resumable;
         /// Permission to use write-combined host memory, which the GPU reads faster and the CPU slower.
         use_write_combined: bool = false, resumable;

@@ -83,6 +83,7 @@ impl Preview {
             if last != Some(of.kind) {
                 text += match of.kind {
                     program::EntryKind::FirstMicroStep => "For the backward pass of a micro-step:\n",
+                    program::EntryKind::Update => "For the update:\n",
                     program::EntryKind::Evaluate => "For the evaluation:\n",
                     _ => "For the forward pass:\n",
                 };
@@ -151,7 +152,7 @@ fn host_text(of: &HostEstimate) -> String {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     let free = match of.free_tokens {
         Some(tokens) => format!("free (under 1.5 %) from {tokens} tokens a step"),
-        None => "free at no number of tokens a step".to_owned(),
+        None => "free with no number of micro-batches of this size".to_owned(),
     };
     format!(
         "{:>12.3} GiB a micro-step and {:.3} GiB in the update between device and host, waiting {:.2} and {:.2} ms: {free}\n",

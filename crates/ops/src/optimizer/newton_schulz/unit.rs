@@ -5,7 +5,7 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
-use super::super::sum_squares::sum_of_squares;
+use super::super::squares::sum_of_squares;
 use super::matrices;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};

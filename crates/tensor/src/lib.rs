@@ -4,6 +4,7 @@
 
 mod attrs;
 mod convert;
+pub mod draw;
 mod dtype;
 mod host;
 pub mod philox;

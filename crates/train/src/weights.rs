@@ -4,7 +4,7 @@
 use data::safetensors::{TensorView, Weights};
 use program::{Initializer, ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
-use tensor::philox::{Purpose, normal_pair, unit, words};
+use tensor::draw::{Sequence, normals, uniforms};
 use tensor::{DType, HostTensor, convert};
 
 use crate::error::{Result, TrainError};
@@ -133,32 +133,43 @@ fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, n
 /// and the element's index.
 pub fn draw(session: &mut dyn Session, program: &Program, part: Part, seed: u64) -> Result<()> {
     for slot in part.of(program) {
-        let values = drawn(slot, seed);
-        let tensor = HostTensor::from_f32(slot.weight.shape.clone(), &values);
-        for at in std::iter::once(&slot.weight).chain(&slot.master) {
-            session.write(at, &tensor.cast(at.dtype).bytes)?;
+        draw_slot(session, slot, seed)?;
+    }
+    Ok(())
+}
+
+fn draw_slot(session: &mut dyn Session, slot: &ParameterSlot, seed: u64) -> Result<()> {
+    let elements = slot.weight.len();
+    let places: Vec<&TensorRef> = std::iter::once(&slot.weight).chain(&slot.master).collect();
+    let mut buffers: Vec<Vec<u8>> =
+        places.iter().map(|at| vec![0; elements.min(CONVERTED) * at.dtype.size()]).collect();
+    for start in (0..elements).step_by(CONVERTED) {
+        let count = CONVERTED.min(elements - start);
+        for (at, buffer) in places.iter().zip(&mut buffers) {
+            let size = at.dtype.size();
+            let target = &mut buffer[..count * size];
+            target.par_chunks_mut(BLOCK * size).enumerate().for_each(|(block, target)| {
+                let mut values = [0.0; BLOCK];
+                let values = &mut values[..target.len() / size];
+                drawn(slot, seed, start + block * BLOCK, values);
+                let bytes: &mut Vec<u8> = &mut Vec::with_capacity(values.len() * size_of::<f32>());
+                values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+                convert(DType::F32, bytes, at.dtype, target);
+            });
+            session.write(&TensorRef::dense(at.arena, at.offset + start * size, at.dtype, [count]), target)?;
         }
     }
     Ok(())
 }
 
-fn drawn(slot: &ParameterSlot, seed: u64) -> Vec<f32> {
-    let mut values = vec![0.0f32; slot.weight.len()];
-    let stream = stream_of(&slot.name);
-    let four = |block: usize| words(seed, Purpose::Initialisation, stream, 0, block as u64);
-    values.par_chunks_mut(4).enumerate().for_each(|(block, values)| {
-        let drawn: [f32; 4] = match slot.init {
-            Initializer::Constant(value) => [value; 4],
-            Initializer::Uniform(bound) => four(block).map(|word| (2.0 * unit(word) - 1.0) * bound),
-            Initializer::Normal(deviation) => {
-                let [a, b, c, d] = four(block);
-                let ((w, x), (y, z)) = (normal_pair(a, b), normal_pair(c, d));
-                [w, x, y, z].map(|x| x * deviation)
-            }
-        };
-        values.copy_from_slice(&drawn[..values.len()]);
-    });
-    values
+/// Values of a parameter from an element on, which is a multiple of 4.
+fn drawn(slot: &ParameterSlot, seed: u64, start: usize, values: &mut [f32]) {
+    let of = Sequence { seed, stream: stream_of(&slot.name), start };
+    match slot.init {
+        Initializer::Constant(value) => values.fill(value),
+        Initializer::Uniform(bound) => uniforms(of, bound, values),
+        Initializer::Normal(deviation) => normals(of, deviation, values),
+    }
 }
 
 /// The random stream of a parameter: its name, hashed (FNV-1a), so that a model with one more layer
@@ -206,6 +217,12 @@ mod tests {
             state: None,
             master: None,
         }
+    }
+
+    fn drawn(slot: &ParameterSlot, seed: u64) -> Vec<f32> {
+        let mut values = vec![0.0; slot.weight.len()];
+        super::drawn(slot, seed, 0, &mut values);
+        values
     }
 
     #[test]

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
+import textwrap
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -55,8 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"surogate: {message}", file=sys.stderr)
+    text = f"surogate: {message}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size((80, 24)).columns
+        text = "\n".join(_wrapped(line, width) for line in text.splitlines())
+    print(text, file=sys.stderr)
     return code
+
+
+def _wrapped(line: str, width: int) -> str:
+    """A line broken between words, further in than it begins. The lines of a file stay as they are."""
+    if len(line) <= width or re.match(r"\s*\d* \|", line):
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _train(options: Namespace, overrides: Overrides) -> int:

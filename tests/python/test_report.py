@@ -14,7 +14,7 @@ from surogate.report.series import Axis, short, smoothed, thinned
 from surogate.report.words import bytes_text, duration
 from surogate.stream import History, Stream, history_of, log_of
 
-VOID = {"meta", "br", "path", "link", "img", "input"}
+VOID = {"meta", "br", "wbr", "path", "link", "img", "input"}
 
 
 def opening(step: int = 0, **changes) -> dict:

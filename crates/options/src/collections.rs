@@ -54,6 +54,9 @@ impl<T: OptionValue> OptionValue for Vec<T> {
         let Tree::List(items) = &node.tree else {
             let hint = match (&T::KIND, &node.tree) {
                 (Kind::Table(_), Tree::Map(_)) => Some("begin each item with `- `".to_string()),
+                (Kind::Table(rows), Tree::Scalar { text, .. }) => {
+                    rows.first().map(|first| format!("write `[{{{}: {text}, …}}]`: each item is a group", first.name))
+                }
                 (_, Tree::Scalar { text, .. }) => Some(format!("write `[{text}]`")),
                 _ => None,
             };

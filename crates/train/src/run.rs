@@ -266,6 +266,7 @@ impl Run {
                 observer.line("Stopping: saving a checkpoint");
                 self.save(trainer, observer)?;
                 self.publish_checkpoint(trainer, observer)?;
+                observer.line("To go on with this run: the same command with --resume-from-checkpoint true");
                 return Ok(Outcome::Interrupted(checkpoint::folder_of(&self.place.checkpoints, done)));
             }
             if done % eval_steps == 0 {

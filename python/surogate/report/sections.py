@@ -90,7 +90,9 @@ def data(history: History) -> str:
         dropped = "; ".join(f"{drop['rows']} × {drop['reason']} ({drop['example']})" for drop in of["dropped"])
         numbers = [of["rows_read"], of["rows_kept"], of["documents"], of["tokens"]]
         share = percent(of["trained_tokens"] / of["tokens"]) if of["tokens"] else "–"
-        rows.append([escape(of["name"]), *map(count, numbers), share, count(of["longest"]), escape(dropped) or "none"])
+        rows.append(
+            [_breaking(of["name"], "/"), *map(count, numbers), share, count(of["longest"]), escape(dropped) or "none"]
+        )
     head = ["data set", "rows read", "kept", "documents", "tokens", "trained", "longest", "left out"]
     fill = (
         f"{count(check['documents'])} documents to train on, {count(check['held_out'])} for evaluation; "
@@ -109,7 +111,11 @@ def options(history: History) -> str:
         return ""
 
     def row(name: str, remark: str) -> list[str]:
-        return [f"<code>{escape(name)}</code>", f"<code>{escape(value_text(values[name]))}</code>", escape(remark)]
+        return [
+            f'<code class="name">{_breaking(name, "_")}</code>',
+            f"<code>{escape(value_text(values[name]))}</code>",
+            escape(remark),
+        ]
 
     said = [row(name, "") for name in values if name in given]
     chosen = [row(name, because[name]) for name in values if name in because]
@@ -168,6 +174,11 @@ def marks(history: History) -> str:
         }[event["event"]]
         rows.append((event["time"][:19].replace("T", " "), text))
     return _section("What happened", pairs(rows)) if rows else ""
+
+
+def _breaking(text: str, after: str) -> str:
+    """A name that may go on in another line after each of these characters."""
+    return escape(text).replace(after, f"{after}<wbr>")
 
 
 def _section(title: str, body: str) -> str:

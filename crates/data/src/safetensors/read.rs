@@ -130,7 +130,7 @@ fn check_layout(entries: &BTreeMap<String, Entry>, data_bytes: usize) -> Result<
     for (name, entry) in by_place {
         if entry.end > data_bytes || entry.begin > entry.end {
             return Err(format!(
-                "tensor `{name}` lies at {}..{}, the data has {data_bytes} bytes",
+                "tensor `{name}` lies at {}..{}, the data has {data_bytes} bytes: the file is cut short, or damaged",
                 entry.begin, entry.end
             ));
         }

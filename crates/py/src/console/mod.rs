@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use panel::{Panel, shortened};
+use panel::{Panel, shortened, wrapped};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
@@ -83,11 +83,14 @@ impl Console {
 
     fn print(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(shortened(text, width())),
+            Some(bar) => wrapped(shortened(text, width()), width()).iter().for_each(|line| bar.println(line)),
             // A reader that has gone away does not end a run.
             None => {
                 let is_shown_to_people = self.show == Show::Lines && stdout().is_terminal();
-                let text = if is_shown_to_people { shortened(text, width()) } else { text };
+                let text = match is_shown_to_people {
+                    true => wrapped(shortened(text, width()), width()).join("\n"),
+                    false => text.to_owned(),
+                };
                 let _ = writeln!(stdout(), "{text}").and_then(|()| stdout().flush());
             }
         }

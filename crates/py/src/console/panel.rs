@@ -61,6 +61,23 @@ impl Panel {
     }
 }
 
+/// A sentence as lines that are no wider than the terminal, broken between words; later ones are indented.
+pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    const INDENT: &str = "  ";
+    let mut lines = vec![String::new()];
+    for word in text.split_inclusive(' ') {
+        let line = lines.last_mut().expect("there is always a line");
+        let is_blank = line.trim().is_empty();
+        if !is_blank && line.chars().count() + word.trim_end().chars().count() > columns {
+            line.truncate(line.trim_end().len());
+            lines.push(format!("{INDENT}{word}"));
+        } else {
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
 /// A line of ` | ` parts without the last ones, where it is longer than the terminal is wide.
 pub fn shortened(text: &str, columns: usize) -> &str {
     let mut text = text;
@@ -131,6 +148,14 @@ mod tests {
         }
         panel.take(&json!({"event": "evaluation", "loss": 2.5}));
         panel
+    }
+
+    #[test]
+    fn a_sentence_is_broken_between_words() {
+        assert_eq!(wrapped("as it is", 20), ["as it is"]);
+        assert_eq!(wrapped("one two three four", 9), ["one two", "  three", "  four"]);
+        assert_eq!(wrapped("   1     2  a/long/path", 12), ["   1     2", "  a/long/path"]);
+        assert_eq!(wrapped("", 9), [""]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A preview as text for people and as JSON for programs.
 
-use program::{MemoryLine, PlanLine};
+use program::{Arch, MemoryLine, PlanLine};
 use serde_json::{Value, json};
 
 use super::{HostEstimate, Preview};
@@ -47,13 +47,17 @@ impl Preview {
         let of = self.estimate();
         let share = 100.0 * self.memory_bytes() as f64 / machine.memory as f64;
         let gib = machine.memory as f64 / (1u64 << 30) as f64;
+        // The rates of a CPU are those of one that was measured: no ceilings of this one.
+        let on_cpu = machine.arch == Arch::Cpu;
+        let line =
+            || format!("{:>12.2} ms  a step at the machine's ceilings, which no run beats\n", of.ceiling_seconds * 1e3);
+        let ceiling = if on_cpu { String::new() } else { line() };
         let notes = self.notes.iter().map(|note| format!("Note: {note}\n"));
         let notes: String = self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect();
         format!(
             "{} on {} ({}): {} × {} tokens, {} micro-steps a step\n\n{}{:>16}  of the machine's {gib:.0} GiB\n\n{}\
-             Expected, from rates measured in steps:\n\
-             {:>12.2} ms  a micro-step\n{:>12.2} ms  the update\n{:>12.2} ms  a step, {:.0} tokens a second\n\
-             {:>12.2} ms  a step at the machine's ceilings, which no run beats\n\
+             {}:\n\
+             {:>12.2} ms  a micro-step\n{:>12.2} ms  the update\n{:>12.2} ms  a step, {:.0} tokens a second\n{}\
              {:>12.3} TFLOP and {:.3} TB moved in a step\n{}{notes}",
             self.program.name,
             machine.name,
@@ -64,11 +68,12 @@ impl Preview {
             self.memory_text(),
             format!("{share:.1} %"),
             self.decisions_text(),
+            if on_cpu { "Expected, by the rates of another CPU" } else { "Expected, from rates measured in steps" },
             of.micro_step_seconds * 1e3,
             of.update_seconds * 1e3,
             of.step_seconds * 1e3,
             of.tokens_per_second,
-            of.ceiling_seconds * 1e3,
+            ceiling,
             of.step_flops / 1e12,
             of.step_bytes / 1e12,
             of.host.as_ref().map(host_text).unwrap_or_default(),

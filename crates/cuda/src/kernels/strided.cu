@@ -30,9 +30,21 @@ extern "C" __global__ void strided_copy(TO* to, const FROM* from, Layout l) {
   convert(from[source], to[target]);
 }
 
+// Neighbouring elements of one thread.
+#define RUN 8
+template <class T> struct alignas(sizeof(T) * RUN < 16 ? sizeof(T) * RUN : 16) Run { T at[RUN]; };
+
 extern "C" __global__ void dense_copy(TO* to, const FROM* from, long long count) {
-  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  if (i < count) convert(from[i], to[i]);
+  const long long first = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * RUN;
+  if (first + RUN <= count && ((unsigned long long)to | (unsigned long long)from) % 16 == 0) {
+    const Run<FROM> x = *reinterpret_cast<const Run<FROM>*>(from + first);
+    Run<TO> y;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) convert(x.at[i], y.at[i]);
+    *reinterpret_cast<Run<TO>*>(to + first) = y;
+  } else {
+    for (long long i = first; i < count && i < first + RUN; i++) convert(from[i], to[i]);
+  }
 }
 
 extern "C" __global__ void strided_zero(TO* to, Layout l) {

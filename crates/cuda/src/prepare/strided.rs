@@ -11,8 +11,9 @@ use program::TensorRef;
 use tensor::DType;
 
 const THREADS: u32 = 256;
-/// As in `strided.cu`.
+/// As in `strided.cu`: the axes of a layout, and the elements of one thread of a dense copy.
 const AXES: usize = 6;
+const RUN: usize = 8;
 
 /// A copy or a fill that can be queued.
 pub(crate) enum Strided {
@@ -31,7 +32,12 @@ pub(super) fn copy(p: &mut Preparation, from: &TensorRef, to: &TensorRef) -> Res
     if from.is_dense() && to.is_dense() {
         let function = p.engine.own_function(kernels::strided(source_type, target_type), "dense_copy")?;
         let arguments = Arguments::new().word(target).word(source).word(to.len() as u64);
-        return Ok(Strided::Kernel(PreparedCall::new(function, "dense_copy", shape(to.len()), arguments)));
+        return Ok(Strided::Kernel(PreparedCall::new(
+            function,
+            "dense_copy",
+            shape(to.len().div_ceil(RUN)),
+            arguments,
+        )));
     }
     let (from, to) = one_shape(from, to);
     let function = p.engine.own_function(kernels::strided(source_type, target_type), "strided_copy")?;
@@ -59,8 +65,8 @@ pub(super) fn zero(p: &mut Preparation, at: &TensorRef) -> Result<Strided> {
     Ok(Strided::Kernel(PreparedCall::new(function, "strided_zero", shape(at.len()), arguments)))
 }
 
-fn shape(elements: usize) -> LaunchShape {
-    let blocks = u32::try_from(elements.div_ceil(THREADS as usize)).expect("fewer than 2^40 elements in a tensor");
+fn shape(threads: usize) -> LaunchShape {
+    let blocks = u32::try_from(threads.div_ceil(THREADS as usize)).expect("fewer than 2^40 threads in a launch");
     LaunchShape { grid: [blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 }
 }
 

@@ -1,7 +1,7 @@
 //! How an operation becomes an instruction: kernel text with its launch, or one of the instruction
 //! kinds that a backend realises with a library.
 
-use program::{Arg, AttentionBackward, AttentionForward, Gemm, Machine, TensorRef};
+use program::{Arch, Arg, AttentionBackward, AttentionForward, Gemm, Machine, TensorRef};
 use tensor::{Attrs, DType};
 
 /// The tensors of one call, with their final layout.
@@ -34,6 +34,11 @@ pub enum Lowered {
     Gemm(Box<Gemm>),
     AttentionForward(Box<AttentionForward>),
     AttentionBackward(Box<AttentionBackward>),
+}
+
+/// Whether a block may have 200 KiB of shared memory: the large GPUs from Hopper on.
+pub(crate) fn is_roomy(machine: &Machine) -> bool {
+    matches!(&machine.arch, Arch::Cuda(name) if name.starts_with("sm_90") || name.starts_with("sm_10"))
 }
 
 /// The device's name of an element type, as `cuda/types.cuh` defines it.

@@ -2,13 +2,13 @@
 //! dt = scale·dy·b and db = scale·dyᵀ·t. As products of their own these are small ones that read dy twice.
 
 use graph::{Dim, Element, ValueType};
-use program::{Arch, Arg, Cost, TensorRef};
+use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
-use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type, is_roomy};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
@@ -28,6 +28,9 @@ const STAGES: usize = 3;
 const WARPS: usize = 4;
 /// Blocks that fill the largest GPUs: two for each multiprocessor.
 const BLOCKS: usize = 264;
+/// Most chunks of rows that wide tiles may lead to: their parts of db are added one behind the other. On an H200, 4096
+/// rows of 1024 columns at rank 16: 16 chunks in tiles of 64 columns 8.3 µs, 64 chunks in tiles of 256 columns 11.9 µs.
+const MOST_CHUNKS: usize = 24;
 /// Most columns of the low-rank factors.
 pub const MOST_RANK: usize = 64;
 
@@ -80,16 +83,17 @@ impl Tiles {
         let results = call.outputs.chunks(2).all(|pair| matrix(&pair[0]) && row_width(&[&pair[0]]) >= 4);
         let dense = factors.iter().skip(1).step_by(2).all(TensorRef::is_dense);
         let fits = matrix(dy) && row_width(&[dy]) == 8 && factors.iter().all(pieces) && results && dense;
-        // Wide tiles leave less to add up; older and smaller GPUs have less shared memory for them.
-        let roomy = matches!(&call.machine.arch, Arch::Cuda(t) if t.starts_with("sm_90") || t.starts_with("sm_10"));
-        let widths: &[usize] = if roomy { &[256, 128, 64] } else { &[128, 64] };
-        let divides = |width: &&usize| reading.columns.iter().all(|(first, n)| n % **width == 0 && first % 8 == 0);
-        let width = *widths.iter().find(divides)?;
         let rows = dy.len() / dy.shape.last()?;
         let columns: usize = reading.columns.iter().map(|(_, n)| n).sum();
         let most = rows.div_ceil(TALL);
-        let chunks = (BLOCKS / (columns / width)).clamp(1, most);
-        (fits && rank <= MOST_RANK).then(|| Tiles { rows, rank, columns, width, chunk: most.div_ceil(chunks) * TALL })
+        // Wide tiles leave less to add up; older and smaller GPUs have less shared memory for them.
+        let widths: &[usize] = if is_roomy(call.machine) { &[256, 128, 64] } else { &[128, 64] };
+        let divides = |width: &usize| reading.columns.iter().all(|(first, n)| n % width == 0 && first % 8 == 0);
+        let fitting: Vec<usize> = widths.iter().copied().filter(divides).collect();
+        let chunks = |width: &usize| (BLOCKS / (columns / width)).clamp(1, most);
+        let width = *fitting.iter().find(|width| chunks(width) <= MOST_CHUNKS).or(fitting.last())?;
+        let chunk = steps(columns / width, most) * TALL;
+        (fits && rank <= MOST_RANK).then(|| Tiles { rows, rank, columns, width, chunk })
     }
 
     fn chunks(&self) -> usize {
@@ -183,6 +187,17 @@ impl Tiles {
             },
         ]
     }
+}
+
+/// Tiles of one block, one below the other: as many as fill the GPU to nine tenths for all of the time, or come nearest.
+fn steps(across: usize, down: usize) -> usize {
+    let filled = |steps: &usize| {
+        let blocks = across * down.div_ceil(*steps);
+        (across * down) as f64 / (BLOCKS * blocks.div_ceil(BLOCKS) * steps) as f64
+    };
+    let choices = || (1..=down).rev();
+    let best = || choices().max_by(|a, b| filled(a).total_cmp(&filled(b))).expect("there are rows");
+    choices().find(|steps| filled(steps) >= 0.88).unwrap_or_else(best)
 }
 
 /// The offset of a row of one of several matrices as a C expression of `row` and `s`.
@@ -349,5 +364,20 @@ impl Op for LowRankBackward {
             // What the tiles do not take.
             example(&[3, 5], 40, 4, &[8, 24], false),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fill_the_gpu() {
+        // 16 tiles side by side, 64 below one another: 256 blocks of 4.
+        assert_eq!(steps(16, 64), 4);
+        // 264 blocks at once of 6 tiles, and 480 in two turns of 13.
+        assert_eq!((steps(24, 64), steps(96, 64)), (6, 13));
+        // Nothing fills it: every tile is a block.
+        assert_eq!(steps(1, 5), 1);
     }
 }

@@ -121,6 +121,8 @@ pub fn entry_graph(
     passes.run("recipe", &mut graph, |g| recipes::run(g, options))?;
     // Products of adapters as such, before one of them becomes part of a sum.
     passes.run("low_rank", &mut graph, |g| passes::low_rank::run(g, machine))?;
+    // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
+    passes.run("dropout_linear", &mut graph, |g| passes::dropout_linear::run(g, machine))?;
     // Last: fused nodes are opaque to every rule above.
     passes.run("fuse", &mut graph, passes::fuse::run)?;
     Ok(graph)

@@ -236,6 +236,39 @@ fn dropout_is_computed_in_training_alone() {
     }
 }
 
+/// On a GPU the masks are made inside the products: as many instructions as without dropout, and the same numbers as
+/// the operations one by one.
+#[test]
+fn dropout_of_adapters_costs_no_instruction_on_a_gpu() {
+    let text = include_str!("fixtures/gated.json").replace(" 32", " 64").replace(" 48", " 128");
+    let wide = graph::from_json(&text).unwrap();
+    let options = |dropout: f64| {
+        let adapter = Some(compiler::AdapterOptions { dropout, ..adapter() });
+        CompileOptions { adapter, weights: DType::BF16, compute: DType::BF16, ..options() }
+    };
+    let steps = |dropout: f64| {
+        let program = compile(&wide, &options(dropout), &Machine::h200()).unwrap();
+        let entry = program.entry(EntryKind::NextMicroStep, Some(VARIANT)).unwrap();
+        program.entries[entry].steps.iter().map(|step| step.provenance.op.clone()).collect::<Vec<_>>()
+    };
+    assert!(steps(0.25).iter().any(|op| op == "dropout_linear_backward"), "{:?}", steps(0.25));
+    assert_eq!(steps(0.25).len(), steps(0.0).len(), "{:?}\n{:?}", steps(0.25), steps(0.0));
+    let found = |machine: &Machine| {
+        let mut passes = Passes::default();
+        let graph = entry_graph(&wide, &options(0.25), machine, EntryKind::FirstMicroStep, VARIANT, &mut passes);
+        let graph = graph.unwrap();
+        loss_and_gradients(&graph, &contents::<f64>(&graph))
+    };
+    let (here, there) = (found(&machine()), found(&Machine::h200()));
+    assert_eq!(here.0, there.0);
+    for (name, gradient) in &here.1 {
+        let norm = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
+        let difference: Vec<f64> = gradient.iter().zip(&there.1[name]).map(|(a, b)| a - b).collect();
+        // The sum with the base weight's part is rounded in one of them alone.
+        assert!(norm(&difference) < 0.01 * norm(gradient), "{name}: {} of {}", norm(&difference), norm(gradient));
+    }
+}
+
 /// Patterns are Python's, which PEFT reads: they may look ahead.
 #[test]
 fn adapter_patterns_may_look_ahead() {

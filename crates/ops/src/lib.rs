@@ -33,7 +33,7 @@ pub use append::Append;
 pub use call::{Call, Data, Input, Output};
 pub use gradient::{Emit, GradientCall, Gradients};
 pub use kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type};
-pub use matmul::MOST_RANK;
+pub use matmul::{MOST_RANK, dropout_linear_fits};
 pub use op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op, Rows};
 pub use real::Real;
 pub use registry::{all, find};

@@ -62,6 +62,8 @@ static OPS: &[&dyn Op] = &[
     &matmul::BatchedMatmul,
     &matmul::SumRows,
     &matmul::LowRankBackward,
+    &matmul::DropoutLinear,
+    &matmul::DropoutLinearBackward,
     &embedding::Embedding,
     &embedding::EmbeddingBackward,
     &rope::RopeFrequencies,

@@ -76,8 +76,12 @@ def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | No
 
     accumulate: add to the results instead of overwriting them"""
 
-def sum_squares(*inputs: Tensor | Parameter) -> Any:
-    """sum += Σ x². x f32 [n] → sum f32 [1]."""
+def block_squares(*inputs: Tensor | Parameter) -> Any:
+    """Σ x² of each block. x f32 [n]; blocks i32 [blocks, 2], of each its first element in units of 256 and its
+    number of elements → sums f32 [blocks]."""
+
+def total_squares(*inputs: Tensor | Parameter) -> Any:
+    """The sum of all. sums f32 [blocks] → total f32 [1]."""
 
 def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float]) -> Any:
     """norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when
@@ -295,6 +299,24 @@ def low_rank_backward(*inputs: Tensor | Parameter, scale: float | each[float] | 
     scale: factor of the products, 1 if absent
     columns: first column and number of columns of each adapter
     accumulate: add to each db instead of overwriting it"""
+
+def dropout_linear(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int] | None = None, stream: int | each[int] | None = None) -> Any:
+    """t = dropout(x)·aᵀ: `linear` behind `dropout` without what lies between them. x […, K], micro_step i32 [1], a
+    [r, K] → t […, r].
+
+    p: probability of dropping an element, in [0, 1)
+    seed: key of the random numbers; models leave it to the compiler
+    stream: keeps the masks of different places apart; likewise"""
+
+def dropout_linear_backward(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int] | None = None, stream: int | each[int] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """Gradients of `dropout_linear`: da = dtᵀ·dropout(x), and with a and base dx = base + dropout(dt·a), the same
+    elements dropped. dt […, r], x […, K], micro_step i32 [1] (, a [r, K], base […, K]) → da f32 [r, K] (, dx like
+    base). With `accumulate`, da is added to.
+
+    p: probability of dropping an element, in [0, 1)
+    seed: key of the random numbers; models leave it to the compiler
+    stream: keeps the masks of different places apart; likewise
+    accumulate: add to da instead of overwriting it"""
 
 def embedding(*inputs: Tensor | Parameter, padding_idx: int | each[int] | None = None) -> Any:
     """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused

@@ -4,6 +4,7 @@ pub mod adapters;
 pub mod common_subexpressions;
 pub mod dead_code;
 pub mod dropout;
+pub mod dropout_linear;
 pub mod expand;
 pub mod fold_constants;
 pub mod fuse;

@@ -24,11 +24,23 @@ __device__ __forceinline__ void load_transposed(u32& r0, u32& r1, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(at) : "memory");
 }
 
+// Two numbers rounded to bf16, the first in the low half.
+__device__ __forceinline__ u32 pair(float low, float high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // 16 bytes from global to shared memory behind the thread's back; zeros where `inside` is false.
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+// The same for N = 4, 8 or 16 bytes.
+template <int N> __device__ __forceinline__ void copy_few_async(u32 to, const void* from, bool inside) {
+  if (N == 16) return copy_async(to, from, inside);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "r"(inside ? N : 0) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N of the groups that were committed last are still under way.

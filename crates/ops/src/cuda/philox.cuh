@@ -5,9 +5,19 @@
 
 struct Philox { u32 word[4]; };
 
+// Both halves of a product. Said outright, since a product of 64 bits costs an addition more.
+__device__ __forceinline__ u64 wide_product(u32 a, u32 b) {
+  u64 y;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(y) : "r"(a), "r"(b));
+  return y;
+}
+constexpr __device__ __forceinline__ u64 product(u32 a, u32 b) {
+  return __builtin_is_constant_evaluated() ? (u64)a * b : wide_product(a, b);
+}
+
 constexpr __device__ __forceinline__ Philox philox4x32(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
   for (int round = 0; round < 10; round++) {
-    const u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
+    const u64 p0 = product(0xD2511F53u, c0), p1 = product(0xCD9E8D57u, c2);
     c0 = (u32)(p1 >> 32) ^ c1 ^ k0;
     c1 = (u32)p1;
     c2 = (u32)(p0 >> 32) ^ c3 ^ k1;

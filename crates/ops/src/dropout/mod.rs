@@ -32,34 +32,98 @@ const CHUNK: usize = 4096;
 /// y = dropout(x, micro_step)
 pub struct Dropout;
 
-/// p and the factor 1/(1 − p), both rounded to f32 as the kernel sees them.
-fn probability(attrs: &Attrs) -> (f32, f32) {
-    let p = attrs.float("p").expect("checked by the shape rule");
-    (p as f32, (1.0 / (1.0 - p)) as f32)
-}
-
 /// The key; 0 until the compiler has set one.
 fn seed(attrs: &Attrs) -> Result<u64, String> {
     if attrs.get("seed").is_some() { seed_of(attrs) } else { Ok(0) }
 }
 
-fn stream(attrs: &Attrs) -> u32 {
-    attrs.optional_int("stream").expect("checked by the shape rule").unwrap_or(0) as u32
+/// What decides in one micro-step which elements of one place are dropped.
+pub(crate) struct Dice {
+    /// The probability and the factor 1/(1 − p), both rounded to f32 as the kernels see them.
+    p: f32,
+    pub scale: f32,
+    pub seed: u64,
+    pub stream: u32,
+    step: u32,
+}
+
+impl Dice {
+    /// The attributes of operations that drop elements.
+    pub const ATTRIBUTES: &'static [Attribute] = &Dice::OWN;
+
+    const OWN: [Attribute; 3] = [
+        Attribute { name: "p", kind: "float", doc: "probability of dropping an element, in [0, 1)" },
+        Attribute { name: "seed", kind: "int?", doc: "key of the random numbers; models leave it to the compiler" },
+        Attribute { name: "stream", kind: "int?", doc: "keeps the masks of different places apart; likewise" },
+    ];
+
+    /// Those, and one more.
+    pub const fn attributes_and(other: Attribute) -> [Attribute; 4] {
+        let [p, seed, stream] = Dice::OWN;
+        [p, seed, stream, other]
+    }
+
+    /// The part of a shape rule that looks at what is dropped and at the attributes.
+    pub fn check(x: &ValueType, step: &ValueType, attrs: &Attrs) -> Result<(), String> {
+        if !x.dtype.is_float() || *step != ValueType::new(Element::I32, [1.into()]) {
+            return Err("x must be floating point, the micro-step i32[1]".into());
+        }
+        let p = attrs.float("p").map_err(|e| e.0)?;
+        if !(0.0..1.0).contains(&p) {
+            return Err(format!("attribute `p` is {p}, expected a number in [0, 1)"));
+        }
+        seed(attrs)?;
+        match attrs.optional_int("stream").map_err(|e| e.0)? {
+            Some(stream) if u32::try_from(stream).is_err() => Err(format!("`stream` is {stream}, expected u32")),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn of(attrs: &Attrs, micro_step: i32) -> Dice {
+        let p = attrs.float("p").expect("checked by the shape rule");
+        Dice {
+            p: p as f32,
+            scale: (1.0 / (1.0 - p)) as f32,
+            seed: seed(attrs).expect("checked by the shape rule"),
+            stream: attrs.optional_int("stream").expect("checked by the shape rule").unwrap_or(0) as u32,
+            step: micro_step as u32,
+        }
+    }
+
+    fn kept(&self, word: u32) -> bool {
+        philox::unit(word) >= self.p
+    }
+
+    /// The smallest random word that keeps an element; none where nothing is kept. A word's top 24 bits decide.
+    pub fn least(&self) -> Option<u32> {
+        let least = (self.p as f64 * (1u64 << 24) as f64).ceil() as u64;
+        u32::try_from(least << 8).ok()
+    }
+
+    /// Zeros for what is dropped of `values`, which begin at index `first` of the tensor.
+    pub fn drop<T: Real>(&self, first: usize, values: &mut [T]) {
+        let mut at = 0;
+        while at < values.len() {
+            let (block, skip) = ((first + at) / WORDS, (first + at) % WORDS);
+            let words = philox::words(self.seed, Purpose::Dropout, self.stream, self.step, block as u64);
+            for (value, word) in values[at..].iter_mut().zip(&words[skip..]) {
+                if !self.kept(*word) {
+                    *value = T::default();
+                }
+            }
+            at += WORDS - skip;
+        }
+    }
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
-    let (p, scale) = probability(call.attrs);
-    let (seed, stream) = (seed(call.attrs).expect("checked by the shape rule"), stream(call.attrs));
-    let (x, step) = (call.inputs[0].real(), call.inputs[1].int()[0] as u32);
+    let x = call.inputs[0].real();
+    let dice = Dice::of(call.attrs, call.inputs[1].int()[0]);
+    let scale = T::from_f32(dice.scale);
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(chunk, (y, x))| {
-        for (i, (y, x)) in y.chunks_mut(WORDS).zip(x.chunks(WORDS)).enumerate() {
-            let block = (chunk * CHUNK / WORDS + i) as u64;
-            let words = philox::words(seed, Purpose::Dropout, stream, step, block);
-            for ((y, x), word) in y.iter_mut().zip(x).zip(words) {
-                *y = if philox::unit(word) >= p { *x * T::from_f32(scale) } else { T::default() };
-            }
-        }
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = *x * scale);
+        dice.drop(chunk * CHUNK, y);
     });
 }
 
@@ -79,29 +143,12 @@ impl Op for Dropout {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[
-            Attribute { name: "p", kind: "float", doc: "probability of dropping an element, in [0, 1)" },
-            Attribute { name: "seed", kind: "int?", doc: "key of the random numbers; models leave it to the compiler" },
-            Attribute { name: "stream", kind: "int?", doc: "keeps the masks of different places apart; likewise" },
-        ]
+        Dice::ATTRIBUTES
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x, step] = inputs else { return Err("takes x and the micro-step".into()) };
-        if !x.dtype.is_float() || *step != ValueType::new(Element::I32, [1.into()]) {
-            return Err("x must be floating point, the micro-step i32[1]".into());
-        }
-        let p = attrs.float("p").map_err(|e| e.0)?;
-        if !(0.0..1.0).contains(&p) {
-            return Err(format!("attribute `p` is {p}, expected a number in [0, 1)"));
-        }
-        seed(attrs)?;
-        match attrs.optional_int("stream").map_err(|e| e.0)? {
-            Some(stream) if u32::try_from(stream).is_err() => {
-                return Err(format!("`stream` is {stream}, expected u32"));
-            }
-            _ => {}
-        }
+        Dice::check(x, step, attrs)?;
         Ok(vec![x.clone()])
     }
 
@@ -122,18 +169,17 @@ impl Op for Dropout {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
-        let (p, scale) = probability(call.attrs);
+        let dice = Dice::of(call.attrs, 0);
         let columns = x.shape.last().copied().unwrap_or(1);
         let width = if row_width(&[x, y]) >= WORDS { WORDS } else { 1 };
-        let seed = seed(call.attrs).expect("checked by the shape rule");
         let mut defines: Vec<(String, String)> = [
             ("COUNT", format!("{}ull", x.len())),
             ("COLUMNS", columns.to_string()),
             ("WIDTH", width.to_string()),
-            ("P", format!("{p:e}f")),
-            ("SCALE", format!("{scale:e}f")),
-            ("SEED", format!("{seed}ull")),
-            ("STREAM", format!("{}u", stream(call.attrs))),
+            ("P", format!("{:e}f", dice.p)),
+            ("SCALE", format!("{:e}f", dice.scale)),
+            ("SEED", format!("{}ull", dice.seed)),
+            ("STREAM", format!("{}u", dice.stream)),
             ("THREADS", THREADS.to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))

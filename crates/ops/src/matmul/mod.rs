@@ -3,6 +3,7 @@
 
 mod batched;
 mod cpu;
+mod dropout_linear;
 mod linear;
 mod low_rank;
 mod product;
@@ -10,6 +11,7 @@ mod sum;
 mod sum_rows;
 
 pub use batched::BatchedMatmul;
+pub use dropout_linear::{DropoutLinear, DropoutLinearBackward, dropout_linear_fits};
 pub use linear::Linear;
 pub use low_rank::{LowRankBackward, MOST_RANK};
 pub use product::Matmul;

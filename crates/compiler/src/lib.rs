@@ -82,11 +82,16 @@ pub fn compile_observed(
             graphs.push((kind, *variant, entry_graph(model, options, machine, kind, *variant, passes)?));
         }
     }
-    // What the update needs first: how much is left for activations follows from it.
-    let (options, mut plan) = plan::place_states(&graphs, options, machine)?;
-    // What is kept, computed again, or done in parts. Nothing may share computations after it.
-    plan.extend(plan::decide(&mut graphs, &options, machine)?);
-    lower::program(&model.architecture, graphs, plan, &options, machine)
+    let compiled = |options: &CompileOptions| {
+        let mut graphs = graphs.clone();
+        // What is kept, computed again, or done in parts. Nothing may share computations after it.
+        let plan = plan::decide(&mut graphs, options, machine)?;
+        lower::program(&model.architecture, graphs, plan, options, machine)
+    };
+    // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
+    let parameters = memory::plan_parameters(&graphs.first().expect("at least one entry is asked for").2, options);
+    let bytes = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
+    plan::least_step(options, machine, bytes, compiled)
 }
 
 /// The graph of one entry, ready to be lowered.

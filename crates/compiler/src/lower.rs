@@ -131,11 +131,6 @@ impl<'a> Lowering<'a> {
         at
     }
 
-    /// Bytes of the activation arena that the entries so far need.
-    pub fn activation_bytes(&self) -> usize {
-        self.activation_bytes
-    }
-
     pub fn into_kernels(self) -> Vec<Kernel> {
         self.kernels
     }

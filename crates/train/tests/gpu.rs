@@ -49,9 +49,13 @@ fn what_lies_on_the_host_changes_no_bit() {
     let states = json!({"offload_optimizer": true, "offload_master": true});
     let residual = json!({"offload_residual": true, "recompute_block": true});
     let in_place = json!({"offload_optimizer": true, "offload_master": true, "use_zero_copy": true});
+    let matrices = json!({"lora": false, "torch_dtype": "bfloat16", "optimizer": "normuon", "master_dtype": "float32"});
+    let gradients = json!({"offload_grads": true});
+    let all = json!({"offload_optimizer": true, "offload_master": true, "offload_grads": true});
     let cases = [
-        (&full, vec![states, in_place, residual]),
-        (&adapters, vec![json!({"offload_optimizer": true, "offload_residual": true})]),
+        (&full, vec![states, in_place, residual, gradients, all.clone()]),
+        (&adapters, vec![json!({"offload_optimizer": true, "offload_residual": true, "offload_grads": true})]),
+        (&matrices, vec![json!({"offload_optimizer": true}), all]),
     ];
     for eager in [false, true] {
         let Some(device) = device(eager).map(Arc::new) else { return };

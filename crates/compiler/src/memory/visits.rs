@@ -15,8 +15,12 @@ use crate::plan::node_seconds;
 /// A place is kept for this much of the time that a transfer should take.
 const SLACK: f64 = 1.25;
 
-/// Bytes of visits that are under way in each direction before the computation waits, beside the last of them.
+/// Bytes of visits that are under way in each direction before the computation waits, or those of the largest of them.
 const AHEAD: usize = 128 << 20;
+
+fn most_ahead(visits: &[Visit]) -> usize {
+    visits.iter().map(Visit::len).max().unwrap_or(0).max(AHEAD)
+}
 
 /// Gradients that are written together, on the device for a while. Nodes by index.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +79,7 @@ pub(crate) fn plan_visits(graph: &Graph, placement: &Placement, machine: &Machin
 /// Gives every visit time to be fetched, each behind the one before, with few under way.
 fn come(visits: &mut [Visit], clock: &[f64], seconds: impl Fn(usize) -> f64) {
     let mut free = f64::INFINITY;
+    let most_ahead = most_ahead(visits);
     for index in (0..visits.len()).rev() {
         let visit = &visits[index];
         free = free.min(clock[visit.begin]) - seconds(visit.len());
@@ -82,7 +87,7 @@ fn come(visits: &mut [Visit], clock: &[f64], seconds: impl Fn(usize) -> f64) {
         let mut ahead = 0;
         let under_way = |before: &&Visit| {
             ahead += before.len();
-            ahead > AHEAD
+            ahead > most_ahead
         };
         let least = visits[..index].iter().rev().find(under_way).map_or(0, |before| before.begin);
         let stored = visits[..index].iter().filter(|before| before.bytes == visit.bytes).map(|before| before.last + 1);
@@ -94,6 +99,7 @@ fn come(visits: &mut [Visit], clock: &[f64], seconds: impl Fn(usize) -> f64) {
 /// Gives every visit time to be stored, each behind the one before, with few under way.
 fn leave(visits: &mut [Visit], clock: &[f64], seconds: impl Fn(usize) -> f64) {
     let mut free: f64 = 0.0;
+    let most_ahead = most_ahead(visits);
     for index in 0..visits.len() {
         let visit = &visits[index];
         free = free.max(clock[visit.last + 1]) + seconds(visit.len());
@@ -101,7 +107,7 @@ fn leave(visits: &mut [Visit], clock: &[f64], seconds: impl Fn(usize) -> f64) {
         let mut ahead = 0;
         let under_way = |behind: &&Visit| {
             ahead += behind.len();
-            ahead > AHEAD
+            ahead > most_ahead
         };
         let most = visits[index + 1..].iter().find(under_way).map_or(clock.len() - 2, |behind| behind.last);
         let again = visits.iter().filter(|next| next.bytes == visit.bytes && next.fetched > visit.last);

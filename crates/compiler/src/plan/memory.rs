@@ -15,7 +15,6 @@ pub(super) struct Memory<'a> {
     parameters: ParameterPlan,
     offload: Offload,
     fixed_bytes: usize,
-    update_bytes: usize,
 }
 
 impl<'a> Memory<'a> {
@@ -30,7 +29,6 @@ impl<'a> Memory<'a> {
         if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
             update::entry(&parameters, optimizer, options.seed, &offload, &mut lowering);
         }
-        let update_bytes = lowering.activation_bytes();
         let on_device = |arena: ArenaId, bytes: usize| if offload.place(arena) == Place::Device { bytes } else { 0 };
         let of_parameters = parameters.weights_bytes
             + parameters.adapters_bytes
@@ -38,23 +36,12 @@ impl<'a> Memory<'a> {
             + on_device(arena::OPTIMIZER, parameters.optimizer_bytes)
             + on_device(arena::MASTERS, parameters.masters_bytes);
         let rest = lowering.batch_bytes + lowering.constant_bytes() + parameters.scalar_bytes() + machine.context_bytes;
-        Memory { machine, fixed_bytes: of_parameters + rest, update_bytes, parameters, offload }
+        Memory { machine, fixed_bytes: of_parameters + rest, parameters, offload }
     }
 
     /// Bytes of everything but the activation arena.
     pub fn fixed_bytes(&self) -> usize {
         self.fixed_bytes
-    }
-
-    /// Bytes of the activation arena that the update needs.
-    pub fn update_bytes(&self) -> usize {
-        self.update_bytes
-    }
-
-    /// Bytes of optimizer states, f32 copies and gradients, wherever they lie.
-    pub fn of_update(&self) -> [usize; 3] {
-        let of = &self.parameters;
-        [of.optimizer_bytes, of.masters_bytes, of.gradients_bytes]
     }
 
     /// Bytes of the activation arena that one entry needs.

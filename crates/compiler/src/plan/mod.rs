@@ -24,7 +24,7 @@ use crate::options::CompileOptions;
 use head::Head;
 use memory::Memory;
 use parts::{Part, Parts};
-pub(crate) use states::place_states;
+pub(crate) use states::least_step;
 pub(crate) use time::node_seconds;
 
 /// Share of the fastest fitting plan's time that a smaller one may cost.
@@ -171,15 +171,8 @@ struct Search<'a> {
     margin: f64,
 }
 
-/// Where a search begins, and what can be given up from there.
-struct Choices {
-    head: Option<Head>,
-    start: Decision,
-    axes: Vec<Axis>,
-}
-
 impl Search<'_> {
-    fn choices(&self, options: &CompileOptions) -> Result<Choices, CompileError> {
+    fn run(&self, options: &CompileOptions) -> Result<(Graph, Vec<PlanLine>), CompileError> {
         let head = Head::find(self.graph);
         let (asked, open) = self.layers(options);
         let layers = self.graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
@@ -190,22 +183,6 @@ impl Search<'_> {
             waiting: self.kind == EntryKind::FirstMicroStep && options.plan.offload.residual == Some(true),
         };
         let axes = self.axes(options, head.as_ref(), open, &start);
-        Ok(Choices { head, start, axes })
-    }
-
-    /// Seconds of the fastest plan that fits, and of the one with nothing given up; none where nothing fits.
-    fn fastest(&self, options: &CompileOptions) -> Result<Option<[f64; 2]>, CompileError> {
-        let Choices { head, start, axes } = self.choices(options)?;
-        let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
-        let fits =
-            |levels: &[usize]| self.memory.activation_bytes(&graph_after(levels), self.variant) <= self.available;
-        let fitting = taken_back(&axes, fits);
-        let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.machine);
-        Ok(fits(&fitting).then(|| [seconds(&fitting), seconds(&vec![0; axes.len()])]))
-    }
-
-    fn run(&self, options: &CompileOptions) -> Result<(Graph, Vec<PlanLine>), CompileError> {
-        let Choices { head, start, axes } = self.choices(options)?;
         let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
         let needed = |levels: &[usize]| self.memory.activation_bytes(&graph_after(levels), self.variant);
         let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.machine);

@@ -160,7 +160,13 @@ fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, mach
     if machine.arch != Arch::Cpu {
         text += &format!(", {:.0} tokens a second expected", best.tokens_per_second);
         if let Some(other) = found.iter().find(|of| of.of == own).filter(|other| other.of != best.of) {
-            text += &format!(", {:.0} at {} × {}", other.tokens_per_second, own.rows, own.accumulation);
+            let (speed, size) = (other.tokens_per_second, other.bytes as f64 / (1u64 << 30) as f64);
+            text += &match speed > best.tokens_per_second {
+                true => {
+                    format!(", as fast as {} × {} ({speed:.0}), which takes {size:.2} GiB", own.rows, own.accumulation)
+                }
+                false => format!(", {speed:.0} at {} × {}", own.rows, own.accumulation),
+            };
         }
     }
     if refused > 0 {

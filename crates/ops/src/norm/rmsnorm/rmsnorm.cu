@@ -46,23 +46,25 @@ rmsnorm_backward(const X_T* __restrict__ x, const W_T* __restrict__ w, const flo
   dx += DX_AT(row);
   Pack<X_T, WIDTH> xs[ITEMS];
   Pack<DY_T, WIDTH> dys[ITEMS];
-  float sum = 0.0f;
+  Pack<W_T, WIDTH> ws[ITEMS];
+  const float scale = r[row];
   FOR_PACKS(n, p) {
     xs[n] = read_pack<WIDTH>(x + p * WIDTH);
     dys[n] = read_pack<WIDTH>(dy + p * WIDTH);
-    const Pack<W_T, WIDTH> ws = read_pack<WIDTH>(w + p * WIDTH);
+    ws[n] = read_pack<WIDTH>(w + p * WIDTH);
+  }
+  float sum = 0.0f;
+  FOR_PACKS(n, p) {
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
-      sum = fmaf(to_float(dys[n].at[j]) * WEIGHT(ws.at[j]), to_float(xs[n].at[j]), sum);
+      sum = fmaf(to_float(dys[n].at[j]) * WEIGHT(ws[n].at[j]), to_float(xs[n].at[j]), sum);
   }
-  const float scale = r[row];
   const float mean = row_sum(sum) * (1.0f / COLUMNS) * scale * scale;
   FOR_PACKS(n, p) {
-    const Pack<W_T, WIDTH> ws = read_pack<WIDTH>(w + p * WIDTH);
     Pack<DX_T, WIDTH> out;
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) {
-      const float through = scale * (to_float(dys[n].at[j]) * WEIGHT(ws.at[j]) - to_float(xs[n].at[j]) * mean);
+      const float through = scale * (to_float(dys[n].at[j]) * WEIGHT(ws[n].at[j]) - to_float(xs[n].at[j]) * mean);
       out.at[j] = from_float<DX_T>(through);
     }
     write_pack(dx + p * WIDTH, out);

@@ -8,13 +8,19 @@ use tensor::{Attrs, DType};
 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
+use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 
-const SOURCE: &str = include_str!("embedding.cu");
-const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
+const LOOK_UP: &str = include_str!("embedding.cu");
+const GRADIENT: &str = include_str!("gradient.cu");
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh"))];
 
 /// Threads of one block.
 const THREADS: usize = 256;
+/// Threads of a block that ranks tokens, and how many of them share a token.
+const RANKING: usize = 1024;
+const STRANDS: usize = 8;
 
 const PADDING: Attribute = Attribute {
     name: "padding_idx",
@@ -42,15 +48,23 @@ fn check_ids(ids: &ValueType) -> Result<(), String> {
     if ids.dtype == Element::I32 { Ok(()) } else { Err(format!("the ids must be i32, not {}", ids.dtype)) }
 }
 
-fn kernel(entry: &'static str, call: &LowerCall<'_>, columns: usize, blocks: usize, args: Vec<Arg>) -> KernelSpec {
-    let defines = [("COLUMNS", columns), ("THREADS", THREADS), ("TOKENS", call.inputs[0].len())];
+/// A kernel of `blocks` blocks of `threads` threads.
+fn kernel(
+    entry: &'static str,
+    source: &str,
+    call: &LowerCall<'_>,
+    (blocks, threads): (usize, usize),
+    numbers: &[(&str, usize)],
+    args: Vec<Arg>,
+) -> KernelSpec {
+    let of_all = [("THREADS", threads), ("TOKENS", call.inputs[0].len())];
     KernelSpec {
         entry,
-        source: SOURCE.to_owned(),
+        source: source.to_owned(),
         headers: HEADERS.to_vec(),
-        defines: defines.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec(),
+        defines: of_all.iter().chain(numbers).map(|(name, n)| ((*name).to_owned(), n.to_string())).collect(),
         grid: [blocks as u32, 1, 1],
-        block: [THREADS as u32, 1, 1],
+        block: [threads as u32, 1, 1],
         shared_bytes: 0,
         args,
     }
@@ -102,8 +116,8 @@ impl Op for Embedding {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (ids, table, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
         let args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0)];
-        let mut kernel = kernel("embedding", call, table.shape[1], ids.len(), args);
-        kernel.defines.push(("ROWS".to_owned(), table.shape[0].to_string()));
+        let numbers = [("ROWS", table.shape[0]), ("COLUMNS", table.shape[1])];
+        let mut kernel = kernel("embedding", LOOK_UP, call, (ids.len(), THREADS), &numbers, args);
         kernel.defines.extend(defines_for("W", table));
         kernel.defines.extend(defines_for("Y", y));
         Lowered::Kernels(vec![kernel])
@@ -174,9 +188,9 @@ impl Op for EmbeddingBackward {
         Cost { flops: inputs[1].len() as f64, bytes: (inputs[0].bytes() + inputs[1].bytes() + touched) as f64 }
     }
 
-    /// `next` and `head`, one i32 for each token.
+    /// Four i32 for each token, and one for each row.
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        8 * call.inputs[0].len()
+        4 * (4 * call.inputs[0].len() + call.outputs[0].shape[0])
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -185,22 +199,28 @@ impl Op for EmbeddingBackward {
         let (rows, columns) = (dw.shape[0], dw.shape[1]);
         let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
         let padding = padding_of(call.attrs, rows).expect("checked by the shape rule");
-        let (next, head) = (Arg::Scratch(0), Arg::Scratch(4 * tokens));
-        let mut kernels = Vec::with_capacity(3);
+        let [rank, total, start, order, first] = [0, 1, 2, 3, 4].map(|n| Arg::Scratch(4 * tokens * n));
+        let ids = || Arg::Input(0);
+        let make = |entry, shape, numbers: &[(&str, usize)], args| kernel(entry, GRADIENT, call, shape, numbers, args);
+        let mut kernels = Vec::with_capacity(5);
         if !accumulate {
             let blocks = dw.len().div_ceil(THREADS * 8).min(4096);
-            let mut clear = kernel("embedding_clear", call, columns, blocks, vec![Arg::Output(0)]);
-            clear.defines.push(("CLEAR".to_owned(), dw.len().to_string()));
-            kernels.push(clear);
+            kernels.push(make("embedding_clear", (blocks, THREADS), &[("CLEAR", dw.len())], vec![Arg::Output(0)]));
         }
-        let args = vec![Arg::Input(0), next.clone(), head.clone()];
-        let mut chains = kernel("embedding_chains", call, columns, tokens.div_ceil(THREADS), args);
-        chains.defines.push(("PADDING".to_owned(), padding.map(|id| id as i64).unwrap_or(-1).to_string()));
-        kernels.push(chains);
-        let args = vec![Arg::Input(0), next, head, Arg::Input(1), Arg::Output(0)];
-        let mut sum = kernel("embedding_backward", call, columns, tokens, args);
-        sum.defines.push(("ROWS".to_owned(), rows.to_string()));
-        sum.defines.push(("ACCUMULATE".to_owned(), (accumulate as u32).to_string()));
+        let ranking = (tokens.div_ceil(RANKING / STRANDS), RANKING);
+        let args = vec![ids(), rank.clone(), total.clone(), first.clone()];
+        kernels.push(make("embedding_rank", ranking, &[("STRANDS", STRANDS), ("ROWS", rows)], args));
+        let args = vec![rank.clone(), total.clone(), start.clone()];
+        kernels.push(make("embedding_starts", (1, 1024), &[("SCAN", 1)], args));
+        let args = vec![ids(), rank.clone(), start.clone(), first, order.clone()];
+        let over_tokens = (tokens.div_ceil(THREADS), THREADS);
+        kernels.push(make("embedding_order", over_tokens, &[("ORDER", 1), ("ROWS", rows)], args));
+        let width = row_width(&[dy, dw]);
+        let threads = columns.div_ceil(width).next_multiple_of(32).min(THREADS);
+        let numbers = [("ROWS", rows), ("COLUMNS", columns), ("ACCUMULATE", accumulate as usize), ("WIDTH", width)];
+        let args = vec![ids(), rank, total, start, order, Arg::Input(1), Arg::Output(0)];
+        let mut sum = make("embedding_backward", (tokens, threads), &numbers, args);
+        sum.defines.push(("PADDING".to_owned(), padding.map(|id| id as i64).unwrap_or(-1).to_string()));
         sum.defines.extend(defines_for("DY", dy));
         kernels.push(sum);
         Lowered::Kernels(kernels)

@@ -83,6 +83,15 @@ impl<'a, T> Output<'a, T> {
         }
     }
 
+    /// The same operand for a shorter time: what a call inside a call writes to.
+    pub fn lend(&mut self) -> Output<'_, T> {
+        match self {
+            Output::Real { shape, data, storage } => Output::Real { shape, data, storage: *storage },
+            Output::Int { shape, data } => Output::Int { shape, data },
+            Output::Byte { shape, data } => Output::Byte { shape, data },
+        }
+    }
+
     pub fn shape(&self) -> &'a [usize] {
         match self {
             Output::Real { shape, .. } | Output::Int { shape, .. } | Output::Byte { shape, .. } => shape,

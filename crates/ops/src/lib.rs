@@ -4,6 +4,7 @@
 //! Invariant: no passes, no drivers, no models, no run configuration. CUDA is text here.
 
 mod append;
+mod beside;
 mod call;
 pub mod evaluate;
 pub mod examples;
@@ -30,11 +31,12 @@ mod vector;
 mod view;
 
 pub use append::Append;
+pub use beside::{BESIDE, Beside};
 pub use call::{Call, Data, Input, Output};
 pub use gradient::{Emit, GradientCall, Gradients};
 pub use kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type};
 pub use matmul::{MOST_RANK, dropout_linear_fits};
-pub use op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op, Rows};
+pub use op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op, Pairing, Rows};
 pub use real::Real;
 pub use registry::{all, find};
 pub use vector::{Loop, largest, sum_of, sum_of_three, vectorised};

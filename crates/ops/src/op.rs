@@ -79,6 +79,12 @@ pub trait Op: Send + Sync {
         None
     }
 
+    /// An input and the result of its shape that may take its place in memory, where nothing else reads the input:
+    /// every element is read before it is written.
+    fn in_place(&self) -> Option<(usize, usize)> {
+        None
+    }
+
     /// FLOPs, and bytes with inputs and outputs counted once.
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
@@ -123,6 +129,11 @@ pub trait Op: Send + Sync {
     fn fusions(&self) -> Vec<Fusion> {
         Vec::new()
     }
+
+    /// For an operation that is two calls of another.
+    fn pairing(&self) -> Option<Pairing> {
+        None
+    }
 }
 
 /// Implements both reference methods of [`Op`] with one generic function.
@@ -153,6 +164,15 @@ pub struct Fusion {
     /// Which input of `second` is the first output of `first`.
     pub operand: usize,
     pub keeps: Keeps,
+}
+
+/// Two calls of `of` with the same `shared` inputs and attributes become this operation: it takes the `own` inputs
+/// of the first, those of the second, the shared ones, and gives the results of both.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairing {
+    pub of: &'static str,
+    pub own: &'static [usize],
+    pub shared: &'static [usize],
 }
 
 /// Which results of the first operation the fused one still gives.

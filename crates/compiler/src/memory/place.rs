@@ -42,8 +42,10 @@ pub(crate) fn place(graph: &Graph, fixed: &Fixed) -> Placement {
     for (id, tensor) in fixed {
         placement.places[id.0 as usize] = Some(tensor.clone());
     }
+    let replaceable = replaceable(graph);
     for index in (0..graph.nodes.len()).rev() {
         placement.hand_down(graph, index);
+        placement.hand_down_in_place(graph, &graph.nodes[index], &replaceable);
     }
     for (index, node) in graph.nodes.iter().enumerate() {
         placement.derive(graph, index, node);
@@ -58,6 +60,15 @@ fn operation(node: &Node) -> &'static dyn Op {
 /// True for another look at the same memory.
 pub(super) fn is_view(node: &Node) -> bool {
     operation(node).class() == Class::View
+}
+
+/// For every value whether one node alone looks at it and its memory.
+fn replaceable(graph: &Graph) -> Vec<bool> {
+    let mut replaceable: Vec<bool> = graph.use_counts().into_iter().map(|uses| uses == 1).collect();
+    for id in graph.nodes.iter().filter(|node| is_view(node)).flat_map(|node| node.inputs.iter().chain(&node.outputs)) {
+        replaceable[id.0 as usize] = false;
+    }
+    replaceable
 }
 
 /// True for views whose inputs are parts of the output.
@@ -113,6 +124,17 @@ impl Placement {
             self.hand_down_join(graph, index);
         } else {
             self.hand_down_view(graph, node);
+        }
+    }
+
+    /// An input that only this operation reads lies where the result that may replace it will lie.
+    fn hand_down_in_place(&mut self, graph: &Graph, node: &Node, replaceable: &[bool]) {
+        let Some((input, output)) = operation(node).in_place() else { return };
+        let (id, place) = (node.inputs[input], self.get(node.outputs[output]).expect("results have places").clone());
+        let alike = graph.value(id).shape == place.shape && dtype_of(graph, id) == place.dtype;
+        let free = self.get(id).is_none() && graph.is_computed(id) && replaceable[id.0 as usize];
+        if alike && free && self.owns(&place) {
+            self.set(id, place);
         }
     }
 

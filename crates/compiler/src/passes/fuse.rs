@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 
 use graph::{Graph, Node, ValueId};
-use ops::Fusion;
 use ops::elementwise::{Composed, compose};
+use ops::{Fusion, Pairing};
 use tensor::Attrs;
 
 use crate::CompileError;
@@ -15,8 +15,14 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let rules: Vec<(&'static str, Fusion)> =
         ops::all().iter().flat_map(|op| op.fusions().into_iter().map(|f| (op.name(), f))).collect();
     sum_products(graph);
+    losses_with_gradients(graph);
     for (fused, rule) in &rules {
         apply_rule(graph, fused, rule);
+    }
+    for op in ops::all() {
+        if let Some(pairing) = op.pairing() {
+            join_calls(graph, op.name(), &pairing);
+        }
     }
     join_elementwise(graph);
     Ok(())
@@ -41,6 +47,31 @@ fn sum_products(graph: &mut Graph) {
         let inputs = [base, low_rank].iter().flat_map(|n| graph.nodes[*n].inputs.clone()).collect();
         nodes[index] = Some(Node { op: "matmul_sum".to_owned(), inputs, ..node.clone() });
         (nodes[one], nodes[other]) = (None, None);
+    }
+    graph.nodes = nodes.into_iter().flatten().collect();
+}
+
+/// A loss whose gradient is wanted too becomes one operation in the loss's place: the logits are read once, and
+/// their gradient may lie where they lay. What the gradient is scaled with must be there before.
+fn losses_with_gradients(graph: &mut Graph) {
+    let (uses, producers) = (graph.use_counts(), graph.producers());
+    let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
+    for (index, gradient) in graph.nodes.iter().enumerate().filter(|(_, n)| n.op == "cross_entropy_backward") {
+        let [logits, targets, lse, d] = gradient.inputs[..] else { unreachable!("the verifier counts inputs") };
+        let Some(first) = producers[lse.0 as usize] else { continue };
+        let loss = &graph.nodes[first];
+        let early = producers[d.0 as usize].is_none_or(|at| at < first);
+        let same = loss.op == "cross_entropy" && loss.inputs == [logits, targets] && loss.outputs[1] == lse;
+        if !same || !early || uses[lse.0 as usize] != 1 {
+            continue;
+        }
+        nodes[first] = Some(Node {
+            op: "cross_entropy_with_gradient".to_owned(),
+            inputs: vec![logits, targets, d],
+            outputs: vec![loss.outputs[0], gradient.outputs[0]],
+            ..loss.clone()
+        });
+        nodes[index] = None;
     }
     graph.nodes = nodes.into_iter().flatten().collect();
 }
@@ -89,6 +120,46 @@ fn elementwise_candidate(
     }
     let composed = compose(graph, first, second, &keep)?;
     (composed.inputs.len() + composed.outputs.len() <= MOST_OPERANDS).then_some((first_index, composed))
+}
+
+/// Makes one node of two calls of an operation that share inputs: in the place of the second, if nothing in between
+/// reads what the first gives, or in that of the first, if nothing in between gives what the second reads.
+fn join_calls(graph: &mut Graph, joint: &str, pairing: &Pairing) {
+    let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
+    let mut last: Option<usize> = None;
+    for index in 0..nodes.len() {
+        if nodes[index].as_ref().is_none_or(|node| node.op != pairing.of) {
+            continue;
+        }
+        let place = last.and_then(|first| Some((first, joint_place(&nodes, first, index, pairing)?)));
+        let Some((first, place)) = place else {
+            last = Some(index);
+            continue;
+        };
+        let [first, second] = [first, index].map(|at| nodes[at].take().expect("both calls are there"));
+        let own = [&first, &second].into_iter().flat_map(|node| pairing.own.iter().map(|i| node.inputs[*i]));
+        let inputs = own.chain(pairing.shared.iter().map(|i| second.inputs[*i])).collect();
+        let outputs = [first.outputs, second.outputs.clone()].concat();
+        nodes[place] = Some(Node { op: joint.to_owned(), inputs, outputs, ..second });
+        last = None;
+    }
+    graph.nodes = nodes.into_iter().flatten().collect();
+}
+
+/// Where two calls can be made at once, if they can.
+fn joint_place(nodes: &[Option<Node>], first: usize, second: usize, pairing: &Pairing) -> Option<usize> {
+    let (one, two) = (nodes[first].as_ref()?, nodes[second].as_ref()?);
+    let shared = pairing.shared.iter().all(|i| one.inputs[*i] == two.inputs[*i]);
+    let alike = one.attrs == two.attrs && (one.phase, one.layer) == (two.phase, two.layer);
+    let apart = |ids: &[ValueId], others: &[ValueId]| !ids.iter().any(|id| others.contains(id));
+    if !shared || !alike || !apart(&two.inputs, &one.outputs) {
+        return None;
+    }
+    let between: Vec<&Node> = nodes[first + 1..second].iter().flatten().collect();
+    if between.iter().all(|node| apart(&node.inputs, &one.outputs)) {
+        return Some(second);
+    }
+    between.iter().all(|node| apart(&two.inputs, &node.outputs)).then_some(first)
 }
 
 /// Applies one rule wherever it fits, first to last.

@@ -28,7 +28,8 @@ impl Head {
     /// something stands in between that cannot be done for a part of the rows.
     pub fn find(graph: &Graph) -> Option<Head> {
         let producers = graph.producers();
-        let loss = graph.nodes.iter().position(|node| node.op == "cross_entropy")?;
+        let is_loss = |op: &str| matches!(op, "cross_entropy" | "cross_entropy_with_gradient");
+        let loss = graph.nodes.iter().position(|node| is_loss(&node.op))?;
         let logits = graph.nodes[loss].inputs[0];
         let first = producers[logits.0 as usize]?;
         let tokens = batch_shape(graph);

@@ -8,6 +8,7 @@
 //! must not be found equal.
 
 mod attention;
+mod beside;
 mod head;
 mod memory;
 mod parts;
@@ -199,7 +200,12 @@ impl Search<'_> {
         let reasons = report::Reasons { start: &start, fitting: &start.after(&axes, &fitting) };
         let decision = start.after(&axes, &chosen);
         let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine);
-        Ok((graph_after(&chosen), lines))
+        let plain = graph_after(&chosen);
+        let mut joined = plain.clone();
+        beside::join(&mut joined);
+        // What is read once is held a little longer.
+        let fits = self.memory.activation_bytes(&joined, self.variant) <= self.available;
+        Ok((if fits { joined } else { plain }, lines))
     }
 
     /// What is computed again because it was asked for, and what may be.

@@ -18,7 +18,7 @@ pub use arithmetic::{ADD, MUL, SCALE};
 pub use convert::{CAST, FILL};
 pub use expression::Expr;
 pub use fused::{Composed, Elementwise, compose};
-pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
+pub use swiglu::{SWIGLU, SWIGLU_AND_BACKWARD, SWIGLU_BACKWARD};
 pub use tape::round_to;
 
 use crate::registry::find;

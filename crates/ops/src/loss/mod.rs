@@ -3,5 +3,5 @@
 mod cross_entropy;
 mod weighted_sum;
 
-pub use cross_entropy::{CrossEntropy, CrossEntropyBackward};
+pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropyWithGradient};
 pub use weighted_sum::WeightedSum;

@@ -5,7 +5,7 @@ mod rmsnorm;
 
 pub use layernorm::{AddLayerNorm, LayerNorm, LayerNormBackward, LayerNormBackwardAdd, LayerNormWeightGradient};
 pub use rmsnorm::{
-    AddRmsNorm, RmsNorm, RmsNormBackward, RmsNormBackwardAdd, RmsNormGradients, RmsNormGradientsAdd,
-    RmsNormWeightGradient,
+    AddRmsNorm, RmsNorm, RmsNormAndBackwardAdd, RmsNormBackward, RmsNormBackwardAdd, RmsNormGradients,
+    RmsNormGradientsAdd, RmsNormWeightGradient,
 };
 pub(crate) use rmsnorm::{backward_row, forward_row, sum_partials, write_weight_gradient};

@@ -37,10 +37,9 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], usize, T, T)> for GradientRow {
     }
 }
 
-pub fn forward<T: Real>(call: &mut Call<'_, T>) {
-    let (columns, logits, targets) = (call.inputs[0].columns(), call.inputs[0].real(), call.inputs[1].int());
-    let [token_loss, lse] = call.outputs_mut();
-    let results = token_loss.real().par_iter_mut().zip(lse.real().par_iter_mut());
+/// The loss and the log of the sum of exponentials of every row.
+pub fn losses<T: Real>(columns: usize, logits: &[T], targets: &[i32], token_loss: &mut [T], lse: &mut [T]) {
+    let results = token_loss.par_iter_mut().zip(lse.par_iter_mut());
     results.zip(logits.par_chunks(columns)).zip(targets).for_each(|(((loss, lse), row), target)| {
         if *target == IGNORED {
             (*loss, *lse) = (T::default(), T::default());
@@ -52,11 +51,9 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     });
 }
 
-pub fn backward<T: Real>(call: &mut Call<'_, T>) {
-    let [logits, targets, lse, d] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
-    let (columns, logits, targets, lse, d) = (logits.columns(), logits.real(), targets.int(), lse.real(), d.real());
-    let [d_logits] = call.outputs_mut();
-    let rows = d_logits.real().par_chunks_mut(columns).zip(logits.par_chunks(columns));
+/// The gradient of every row.
+pub fn gradient<T: Real>(columns: usize, logits: &[T], targets: &[i32], lse: &[T], d: &[T], d_logits: &mut [T]) {
+    let rows = d_logits.par_chunks_mut(columns).zip(logits.par_chunks(columns));
     rows.zip(targets).zip(lse).zip(d).for_each(|((((dx, x), target), lse), d)| {
         if *target == IGNORED {
             dx.fill(T::default());
@@ -64,4 +61,16 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
         }
         vectorised(GradientRow, (dx, x, *target as usize, *lse, *d));
     });
+}
+
+pub fn forward<T: Real>(call: &mut Call<'_, T>) {
+    let [logits, targets] = call.inputs else { unreachable!("the shape rule asks for two inputs") };
+    let [token_loss, lse] = call.outputs_mut();
+    losses(logits.columns(), logits.real(), targets.int(), token_loss.real(), lse.real());
+}
+
+pub fn backward<T: Real>(call: &mut Call<'_, T>) {
+    let [logits, targets, lse, d] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [d_logits] = call.outputs_mut();
+    gradient(logits.columns(), logits.real(), targets.int(), lse.real(), d.real(), d_logits.real());
 }

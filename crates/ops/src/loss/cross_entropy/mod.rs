@@ -2,10 +2,12 @@
 //! kept: with it the gradient needs one more read of the logits and nothing else.
 
 mod cpu;
+mod with_gradient;
 
 use graph::{Element, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::Attrs;
+pub use with_gradient::CrossEntropyWithGradient;
 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
@@ -71,18 +73,17 @@ fn cost_of(inputs: &[TensorRef], outputs: &[TensorRef], flops_per_logit: usize) 
 }
 
 /// Logits of a few rows with targets at both ends, in the middle and ignored.
-fn example(columns: usize, backward: bool) -> Example {
+fn example_inputs(columns: usize) -> Vec<ExampleInput> {
     let targets = vec![0, IGNORED, columns as i32 - 1, columns as i32 / 2];
-    let rows = |low, high| ExampleInput::UniformF32 { shape: vec![2, 2], low, high };
-    let mut inputs = vec![
+    vec![
         ExampleInput::Normal { shape: vec![2, 2, columns], scale: 3.0 },
         ExampleInput::Ints { shape: vec![2, 2], values: targets },
-    ];
-    if backward {
-        inputs.extend([rows(8.0, 9.0), rows(-0.5, 1.5)]);
-        return Example::new(inputs, Attrs::new());
-    }
-    Example::new(inputs, Attrs::new()).differentiate(&[0])
+    ]
+}
+
+/// A number for each row of an example.
+fn row_values(low: f64, high: f64) -> ExampleInput {
+    ExampleInput::UniformF32 { shape: vec![2, 2], low, high }
 }
 
 /// token_loss, lse = cross_entropy(logits, targets)
@@ -129,7 +130,8 @@ impl Op for CrossEntropy {
     crate::reference!(cpu::forward);
 
     fn examples(&self) -> Vec<Example> {
-        vec![example(64, false), example(37, false), example(32_000, false)]
+        let example = |columns| Example::new(example_inputs(columns), Attrs::new()).differentiate(&[0]);
+        vec![example(64), example(37), example(32_000)]
     }
 }
 
@@ -147,8 +149,8 @@ impl Op for CrossEntropyBackward {
 
     fn doc(&self) -> &'static str {
         "Gradient of `cross_entropy`: d_logits = (exp(logits − lse) − [column = target])·d_token_loss, 0 where the \
-         target is −100. logits […, V], targets i32 […], lse f32 […], d_token_loss f32 […] → like logits. May be \
-         computed in place."
+         target is −100. logits […, V], targets i32 […], lse f32 […], d_token_loss f32 […] → like logits. May take \
+         the place of the logits."
     }
 
     fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -182,9 +184,17 @@ impl Op for CrossEntropyBackward {
         Lowered::Kernels(vec![spec("cross_entropy_backward", "BACKWARD", call, &tensors)])
     }
 
+    fn in_place(&self) -> Option<(usize, usize)> {
+        Some((0, 0))
+    }
+
     crate::reference!(cpu::backward);
 
     fn examples(&self) -> Vec<Example> {
-        vec![example(64, true), example(37, true), example(32_000, true)]
+        let example = |columns| {
+            let rows = [row_values(8.0, 9.0), row_values(-0.5, 1.5)];
+            Example::new(example_inputs(columns).into_iter().chain(rows).collect(), Attrs::new())
+        };
+        vec![example(64), example(37), example(32_000)]
     }
 }

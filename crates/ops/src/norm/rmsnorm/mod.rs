@@ -3,11 +3,13 @@
 //!
 //! With `offset`, the weight acts as (1 + w), as Gemma stores it.
 
+mod again;
 mod cpu;
 mod fuse;
 mod gradients;
 mod weight;
 
+pub use again::RmsNormAndBackwardAdd;
 pub(crate) use cpu::{backward_row, forward_row, write_weight_gradient};
 pub use fuse::{AddRmsNorm, RmsNormBackwardAdd};
 pub use gradients::{RmsNormGradients, RmsNormGradientsAdd};

@@ -5,7 +5,7 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
-use super::{Deal, INVERSE, OFFSET, check, half, head_shape, tables};
+use super::{Deal, INVERSE, OFFSET, RESIDENT, RESIDENT_WITH_SUMS, Side, check, half, head_shape, tables};
 use crate::call::{Call, Input};
 use crate::elementwise::round_to;
 use crate::gradient::{GradientCall, Gradients};
@@ -18,8 +18,8 @@ use crate::rope::rotation::{Rope, Turns};
 const INPUTS: &str = "dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like \
                       dy, w [D], r f32 [B, T, heads]";
 
-/// Thread blocks at most where each leaves a part of the weight gradient.
-const MOST_PARTS: usize = 264;
+/// Multiprocessors that are filled once where each block leaves a part of the weight gradient.
+const MULTIPROCESSORS: usize = 132;
 
 fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<ValueType, String> {
     let [dy, positions, inv_freq, scaling, x, w, r] = inputs else { return Err(format!("takes {INPUTS}")) };
@@ -89,17 +89,54 @@ fn between(call: &LowerCall<'_>) -> TensorRef {
     TensorRef::dense(dy.arena, 0, dy.dtype, dy.shape.clone())
 }
 
-fn deal(call: &LowerCall<'_>) -> Option<Deal> {
-    Deal::new(&[&call.inputs[0], &call.inputs[4], &call.outputs[0]], &call.inputs[2])
+/// Where the operands of one side stand among the inputs, and its results among the results.
+pub(super) struct Places {
+    pub dy: usize,
+    pub x: usize,
+    pub w: usize,
+    pub r: usize,
+    pub dx: usize,
+    /// The weight gradient, where it is wanted.
+    pub dw: Option<usize>,
 }
 
-fn kernel(call: &LowerCall<'_>, deal: &Deal, partial: bool) -> KernelSpec {
-    let tensors = [("DY", &call.inputs[0]), ("X", &call.inputs[4]), ("DX", &call.outputs[0])];
-    let mut kernel =
-        deal.spec("rope_rmsnorm_backward", call.attrs, &tensors, &call.inputs[5], if partial { 2 } else { 4 });
-    kernel.defines.push(("PARTIAL".to_owned(), (partial as u32).to_string()));
-    kernel.args = (0..7).map(Arg::Input).chain([Arg::Output(0)]).collect();
-    kernel
+/// The one side of the operations here.
+fn alone(dw: Option<usize>) -> [Places; 1] {
+    [Places { dy: 0, x: 4, w: 5, r: 6, dx: 0, dw }]
+}
+
+/// Positions, frequencies and scaling among their inputs.
+const TABLES: [usize; 3] = [1, 2, 3];
+
+/// The kernels of the way back over one side or two, with sums of the weight gradients, and their scratch memory.
+pub(super) fn kernels(call: &LowerCall<'_>, sides: &[Places], tables: [usize; 3]) -> Option<(Vec<KernelSpec>, usize)> {
+    let tensors: Vec<Side<'_>> = sides
+        .iter()
+        .map(|at| vec![("DY", &call.inputs[at.dy]), ("X", &call.inputs[at.x]), ("DX", &call.outputs[at.dx])])
+        .collect();
+    if sides.iter().any(|at| call.inputs[at.w].dtype != call.inputs[sides[0].w].dtype) {
+        return None;
+    }
+    let deal = Deal::new(&tensors, &call.inputs[tables[1]], 1)?;
+    let sums: Vec<usize> = sides.iter().filter_map(|at| at.dw).collect();
+    let resident = if sums.is_empty() { RESIDENT } else { RESIDENT_WITH_SUMS };
+    let mut kernel = deal.spec("rope_rmsnorm_backward", call.attrs, &tensors, &call.inputs[sides[0].w], resident);
+    kernel.defines.push(("PARTIAL".to_owned(), u32::from(!sums.is_empty()).to_string()));
+    let read = sides.iter().flat_map(|at| [at.dy, at.x, at.w, at.r]).chain(tables).map(Arg::Input);
+    kernel.args = read.chain(sides.iter().map(|at| Arg::Output(at.dx))).collect();
+    if sums.is_empty() {
+        return Some((vec![kernel], 0));
+    }
+    let parts = deal.blocks().min(MULTIPROCESSORS * deal.resident(RESIDENT_WITH_SUMS));
+    kernel.grid[0] = parts as u32;
+    kernel.args.push(Arg::Scratch(0));
+    let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
+    let bytes = parts * 2 * deal.pairs * 4;
+    let summed = sums.iter().enumerate().map(|(side, dw)| {
+        sum_partials(2 * deal.pairs, parts, accumulate, Arg::Scratch(side * bytes), Arg::Output(*dw))
+    });
+    let count = sums.len();
+    Some(([kernel].into_iter().chain(summed).collect(), count * bytes))
 }
 
 fn examples(accumulate: &[bool]) -> Vec<Example> {
@@ -148,12 +185,12 @@ impl Op for RopeRmsNormBackward {
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        if deal(call).is_some() { 0 } else { between(call).bytes() }
+        kernels(call, &alone(None), TABLES).map_or_else(|| between(call).bytes(), |(_, scratch)| scratch)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        Lowered::Kernels(match deal(call) {
-            Some(deal) => vec![kernel(call, &deal, false)],
+        Lowered::Kernels(match kernels(call, &alone(None), TABLES) {
+            Some((kernels, _)) => kernels,
             None => apart(call, &RmsNormBackward),
         })
     }
@@ -202,26 +239,20 @@ impl Op for RopeRmsNormGradients {
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        match deal(call) {
-            Some(deal) => deal.blocks().min(MOST_PARTS) * call.outputs[1].bytes(),
-            None => {
-                let between = between(call);
-                let (ins, outs) = ([&call.inputs[4], &call.inputs[5], &call.inputs[6], &between], call.outputs);
-                let ins: Vec<TensorRef> = ins.map(TensorRef::clone).into();
-                between.bytes() + RmsNormGradients.scratch(&LowerCall { inputs: &ins, outputs: outs, ..*call })
-            }
+        if let Some((_, scratch)) = kernels(call, &alone(Some(1)), TABLES) {
+            return scratch;
         }
+        let between = between(call);
+        let (ins, outs) = ([&call.inputs[4], &call.inputs[5], &call.inputs[6], &between], call.outputs);
+        let ins: Vec<TensorRef> = ins.map(TensorRef::clone).into();
+        between.bytes() + RmsNormGradients.scratch(&LowerCall { inputs: &ins, outputs: outs, ..*call })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let Some(deal) = deal(call) else { return Lowered::Kernels(apart(call, &RmsNormGradients)) };
-        let mut both = kernel(call, &deal, true);
-        let parts = deal.blocks().min(MOST_PARTS);
-        both.grid[0] = parts as u32;
-        both.args.push(Arg::Scratch(0));
-        let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-        let columns = call.outputs[1].len();
-        Lowered::Kernels(vec![both, sum_partials(columns, parts, accumulate, Arg::Scratch(0), Arg::Output(1))])
+        Lowered::Kernels(match kernels(call, &alone(Some(1)), TABLES) {
+            Some((kernels, _)) => kernels,
+            None => apart(call, &RmsNormGradients),
+        })
     }
 
     crate::reference!(gradients);

@@ -5,8 +5,10 @@
 //! Shapes that the joint kernels do not cover become the kernels of the pair.
 
 mod backward;
+mod both;
 
 pub use backward::{RopeRmsNormBackward, RopeRmsNormGradients};
+pub use both::{RMSNORM_ROPE_BOTH, ROPE_RMSNORM_BACKWARD_BOTH, ROPE_RMSNORM_GRADIENTS_BOTH};
 use graph::{Dim, Element, ValueType};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
@@ -30,73 +32,92 @@ const EPS: Attribute = Attribute { name: "eps", kind: "float", doc: "added to th
 const OFFSET: Attribute = Attribute { name: "offset", kind: "bool?", doc: "multiply with 1 + w instead of w" };
 const INVERSE: Attribute = Attribute { name: "inverse", kind: "bool?", doc: "rotate by −angle" };
 
-const THREADS: usize = 256;
-/// Thread blocks that a kernel should have at least, before a group of lanes takes more heads of a token:
-/// four for each multiprocessor of the largest GPUs.
-const BLOCKS: usize = 528;
-/// Most heads of one group.
-const MOST_HEADS: usize = 8;
+/// Heads that a group of lanes takes forward, where it keeps few of each.
+const HEADS_OF_A_GROUP: usize = 2;
+/// Threads of one block at least, where the tokens give as many, and at most.
+const FEWEST_THREADS: usize = 128;
+const MOST_THREADS: usize = 1024;
+/// Threads that a multiprocessor holds at once, for the compiler of the device code: what lanes keep in registers
+/// fits. Less where each block also keeps sums for the weight gradient.
+const RESIDENT: usize = 1152;
+const RESIDENT_WITH_SUMS: usize = 640;
 
-/// How heads are dealt to groups of lanes.
+/// The tensors of one side: for every name in the kernel's text its place.
+type Side<'a> = Vec<(&'static str, &'a TensorRef)>;
+
+/// How the heads of one tensor, or of two, are dealt to threads: a block takes some tokens with all their heads.
 struct Deal {
     batch: usize,
     tokens: usize,
-    heads: usize,
+    /// Heads of each side; none for a side that is not there.
+    heads: [usize; 2],
     pairs: usize,
-    /// Groups that share a token's heads.
-    chunks: usize,
+    /// Tokens of a block.
+    together: usize,
+    threads: usize,
 }
 
 impl Deal {
     /// `None` for shapes that the joint kernels do not cover: heads are rotated whole, in packs of eight
-    /// elements, and half a head fills 1, 2, 4, 8 or 16 lanes.
-    fn new(tensors: &[&TensorRef], inv_freq: &TensorRef) -> Option<Deal> {
-        let [batch, tokens, heads, columns] = tensors[0].shape[..] else { return None };
+    /// elements, and half a head fills 1, 2, 4, 8 or 16 lanes. A group of lanes takes `each` heads.
+    fn new(sides: &[Side<'_>], inv_freq: &TensorRef, each: usize) -> Option<Deal> {
+        let [batch, tokens, _, columns] = sides[0][0].1.shape[..] else { return None };
         let pairs = inv_freq.len();
         let lanes = pairs / 8;
-        let fits = 2 * pairs == columns && pairs.is_multiple_of(8) && lanes.is_power_of_two() && lanes <= 16;
-        if !fits || row_width(tensors) != 8 {
+        let all: Vec<&TensorRef> = sides.iter().flatten().map(|(_, tensor)| *tensor).collect();
+        let alike = sides.iter().all(|side| side.iter().zip(&sides[0]).all(|(a, b)| a.1.dtype == b.1.dtype));
+        let whole = all.iter().all(|t| t.shape[3] == columns) && 2 * pairs == columns && pairs.is_multiple_of(8);
+        if !alike || !whole || !lanes.is_power_of_two() || lanes > 16 || row_width(&all) != 8 {
             return None;
         }
-        let blocks = |each: usize| (batch * tokens * (heads / each) * lanes).div_ceil(THREADS);
-        let divides = |each: &usize| heads % each == 0;
-        let each = (1..=MOST_HEADS).rev().filter(divides).find(|each| blocks(*each) >= BLOCKS).unwrap_or(1);
-        Some(Deal { batch, tokens, heads, pairs, chunks: heads / each })
+        let heads = [sides[0][0].1.shape[2], sides.get(1).map_or(0, |side| side[0].1.shape[2])];
+        let of_token = heads.iter().sum::<usize>() * lanes;
+        let fills = |lanes: usize| lanes.is_multiple_of(32 * each) && lanes >= FEWEST_THREADS * each;
+        let together = (1..=FEWEST_THREADS * each).find(|n| fills(n * of_token))?;
+        let threads = together * of_token / each;
+        (threads <= MOST_THREADS).then_some(Deal { batch, tokens, heads, pairs, together, threads })
     }
 
+    /// Blocks of which a multiprocessor holds `resident` threads.
+    fn resident(&self, resident: usize) -> usize {
+        (resident / self.threads).max(1)
+    }
+
+    /// Blocks that take every token once.
     fn blocks(&self) -> usize {
-        (self.batch * self.tokens * self.chunks * (self.pairs / 8)).div_ceil(THREADS)
+        (self.batch * self.tokens).div_ceil(self.together)
     }
 
-    /// The kernel over these strided tensors of four axes, which reads up to `batched` heads at once; `w` is dense.
+    /// The kernel over the sides' strided tensors of four axes; `w` is dense. `resident` threads are to fit.
     fn spec(
         &self,
         entry: &'static str,
         attrs: &Attrs,
-        tensors: &[(&str, &TensorRef)],
+        sides: &[Side<'_>],
         w: &TensorRef,
-        batched: usize,
+        resident: usize,
     ) -> KernelSpec {
-        let each = self.heads / self.chunks;
-        let batched = (1..=batched).rev().find(|n| each % n == 0).expect("one divides everything");
         let flag = |name: &str| attrs.flag(name).expect("checked by the shape rule") as usize;
         let numbers = [
             ("BATCH", self.batch),
             ("TOKENS", self.tokens),
-            ("HEADS", self.heads),
-            ("CHUNKS", self.chunks),
+            ("HEADS_1", self.heads[0]),
+            ("HEADS_2", self.heads[1]),
             ("PAIRS", self.pairs),
-            ("BATCHED", batched),
+            ("TOGETHER", self.together),
             ("OFFSET", flag("offset")),
             ("INVERSE", flag("inverse")),
-            ("THREADS", THREADS),
+            ("THREADS", self.threads),
+            ("BLOCKS", self.resident(resident)),
         ];
         let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
         defines.push(("W_T".to_owned(), device_type(w.dtype).to_owned()));
-        for (name, tensor) in tensors {
+        for (name, tensor) in &sides[0] {
             defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
+        }
+        for (number, (name, tensor)) in sides.iter().enumerate().flat_map(|(i, s)| s.iter().map(move |t| (i + 1, t))) {
             for (axis, stride) in ["B", "S", "H"].iter().zip(&tensor.strides) {
-                defines.push((format!("{name}_{axis}"), stride.to_string()));
+                defines.push((format!("{name}_{axis}{number}"), stride.to_string()));
             }
         }
         KernelSpec {
@@ -105,11 +126,27 @@ impl Deal {
             headers: HEADERS.to_vec(),
             defines,
             grid: [self.blocks() as u32, 1, 1],
-            block: [THREADS as u32, 1, 1],
+            block: [self.threads as u32, 1, 1],
             shared_bytes: 0,
             args: Vec::new(),
         }
     }
+}
+
+/// The heads of a forward pass: `x` to `y` on each side.
+fn forward_kernel(call: &LowerCall<'_>, sides: &[[usize; 4]], tables: [usize; 3]) -> Option<KernelSpec> {
+    let tensors: Vec<Side<'_>> =
+        sides.iter().map(|[x, _, _, y]| vec![("X", &call.inputs[*x]), ("Y", &call.outputs[*y])]).collect();
+    if sides.iter().any(|[_, w, ..]| call.inputs[*w].dtype != call.inputs[sides[0][1]].dtype) {
+        return None;
+    }
+    let deal = Deal::new(&tensors, &call.inputs[tables[1]], HEADS_OF_A_GROUP)?;
+    let mut kernel = deal.spec("rmsnorm_rope", call.attrs, &tensors, &call.inputs[sides[0][1]], RESIDENT);
+    let eps = call.attrs.float("eps").expect("checked by the shape rule");
+    kernel.defines.push(("EPS".to_owned(), format!("{eps:e}f")));
+    let read = sides.iter().flat_map(|[x, w, ..]| [*x, *w]).chain(tables).map(Arg::Input);
+    kernel.args = read.chain(sides.iter().flat_map(|[_, _, r, y]| [*r, *y]).map(Arg::Output)).collect();
+    Some(kernel)
 }
 
 /// The kernels of an operation with other tensors: one half of a pair. `args` names for each of its
@@ -215,7 +252,7 @@ impl Op for RmsNormRope {
         let ([x, w, positions, inv_freq, scaling], [r, y]) = (call.inputs, call.outputs) else {
             unreachable!("the shape rule asks for five inputs and gives two results")
         };
-        let Some(deal) = Deal::new(&[x, y], inv_freq) else {
+        let Some(kernel) = forward_kernel(call, &[[0, 1, 0, 1]], [2, 3, 4]) else {
             // The rotation reads and writes the same place.
             let mut kernels = half(
                 &RmsNorm,
@@ -229,10 +266,6 @@ impl Op for RmsNormRope {
             kernels.extend(half(&Rope, call, &inputs, &[(y, Arg::Output(1))], 0));
             return Lowered::Kernels(kernels);
         };
-        let mut kernel = deal.spec("rmsnorm_rope", call.attrs, &[("X", x), ("Y", y)], w, 2);
-        let eps = call.attrs.float("eps").expect("checked by the shape rule");
-        kernel.defines.push(("EPS".to_owned(), format!("{eps:e}f")));
-        kernel.args = (0..5).map(Arg::Input).chain((0..2).map(Arg::Output)).collect();
         Lowered::Kernels(vec![kernel])
     }
 

@@ -1,13 +1,14 @@
 // RMS normalisation of the heads and their rotation in one pass over memory, and the way back:
 //   rmsnorm_rope: y = rotation(x·r·w), r = 1/sqrt(mean(x²) + EPS);
 //   rope_rmsnorm_backward: d = rotation(dy), dx = r·(d·w − x·r²·mean(d·w·x)); with PARTIAL also Σ d·x·r.
-// x, y, dx, dy [BATCH, TOKENS, HEADS, 2 PAIRS], strided in the first three axes; w [2 PAIRS]; r f32
-// [BATCH·TOKENS·HEADS]; positions i32 [BATCH·TOKENS]; inv_freq f32 [PAIRS]; scaling f32 [1];
-// partial f32 [gridDim.x, 2 PAIRS]. A group of LANES = PAIRS / 8 lanes takes HEADS / CHUNKS heads of a token:
-// a lane holds 8 columns of the first half and the 8 of the second half that turn with them, so sines
-// and cosines are taken once for all heads; it reads BATCHED heads before it works on the first. The value
-// between the two operations is rounded as if stored, and sums run as in rmsnorm.cu: the bits are those
-// of the pair. On an H200, 16,384 tokens of 16 heads: 3.1 TB/s forward, 3.5 backward, 3.2 with PARTIAL.
+// x, y, dx, dy [BATCH, TOKENS, HEADS_1, 2 PAIRS], strided in the first three axes; w [2 PAIRS]; r f32
+// [BATCH·TOKENS·HEADS_1]; positions i32 [BATCH·TOKENS]; inv_freq f32 [PAIRS]; scaling f32 [1]; partial f32
+// [gridDim.x, 2 PAIRS]. With HEADS_2 the same for a second tensor of heads of the same tokens: queries and keys.
+// A block takes TOGETHER tokens with all their heads: it reads, then makes sines and cosines once for all heads,
+// then works. LANES = PAIRS / 8 lanes hold a head, each 8 columns of the first half and the 8 of the second half
+// that turn with them. The value between the two operations is rounded as if stored, and sums run as in rmsnorm.cu:
+// the bits are those of the pair. On an H200, 16 and 8 heads of 128: 4096 tokens 3.1 TB/s forward, 3.7 backward, 2.3
+// with PARTIAL and its sums; 16,384 tokens 3.8, 4.2 and 3.2.
 #include "types.cuh"
 #include "pack.cuh"
 
@@ -19,8 +20,10 @@
 
 #define COLUMNS (2 * PAIRS)
 #define LANES (PAIRS / 8)
-#define EACH (HEADS / CHUNKS)
-#define GROUPS ((size_t)BATCH * TOKENS * CHUNKS)
+#define HEADS (HEADS_1 + HEADS_2)
+#define ALL (BATCH * TOKENS)
+// Heads that a group of lanes takes of a block's tokens.
+#define EACH (TOGETHER * HEADS * LANES / THREADS)
 
 __device__ __forceinline__ float group_sum(float x) {
 #pragma unroll
@@ -28,181 +31,208 @@ __device__ __forceinline__ float group_sum(float x) {
   return x;
 }
 
-// Where a group works: its token, first head and first column.
+struct Turns { float c[TOGETHER][PAIRS], s[TOGETHER][PAIRS]; };
+
+// Sines and cosines of the tokens from `first` on.
+__device__ __forceinline__ void make_turns(Turns& turns, int first, const int* positions, const float* inv_freq,
+                                           float factor) {
+  for (int i = threadIdx.x; i < TOGETHER * PAIRS; i += THREADS) {
+    float s, c;
+    sincosf((float)positions[min(first + i / PAIRS, ALL - 1)] * inv_freq[i % PAIRS], &s, &c);
+    turns.s[i / PAIRS][i % PAIRS] = s * (INVERSE ? -factor : factor);
+    turns.c[i / PAIRS][i % PAIRS] = c * factor;
+  }
+}
+
+// One head of a token: where a group of lanes works.
 struct Place {
+  int local, head, column;
   size_t token, b, t;
-  int head, column;
-  bool inside;
-  __device__ __forceinline__ Place(size_t group) {
-    inside = group < GROUPS;
-    if (!inside) group = GROUPS - 1;
-    token = group / CHUNKS;
+  bool inside, second;
+  __device__ __forceinline__ Place(int first, int e) {
+    const int group = threadIdx.x / LANES + e * (THREADS / LANES);
+    local = group / HEADS;
+    head = group % HEADS;
+    second = head >= HEADS_1;
+    if (second) head -= HEADS_1;
+    inside = first + local < ALL;
+    token = min(first + local, ALL - 1);
     b = token / TOKENS;
     t = token % TOKENS;
-    head = (int)(group % CHUNKS) * EACH;
     column = threadIdx.x % LANES * 8;
   }
+  // Of one value for each head.
+  __device__ __forceinline__ size_t statistic() const { return token * (second ? HEADS_2 : HEADS_1) + head; }
 };
 
-struct Turn {
-  float s[8], c[8];
-  __device__ __forceinline__ Turn(const Place& at, const int* positions, const float* inv_freq, const float* scaling) {
-    const float position = (float)positions[at.token], factor = scaling[0];
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-      sincosf(position * inv_freq[at.column + n], &s[n], &c[n]);
-      s[n] *= INVERSE ? -factor : factor;
-      c[n] *= factor;
-    }
-  }
-};
-
-// The groups of a block, a warp's lanes always together.
-#define FOR_GROUPS(group)                                                                                    \
-  for (size_t group = ((size_t)blockIdx.x * THREADS + threadIdx.x) / LANES,                                  \
-              first = ((size_t)blockIdx.x * THREADS + (threadIdx.x & ~31)) / LANES;                          \
-       first < GROUPS; group += (size_t)gridDim.x * (THREADS / LANES), first += (size_t)gridDim.x * (THREADS / LANES))
+// The place's first element in a strided tensor.
+#if HEADS_2
+#define AT(N, at) \
+  ((at).column + ((at).second ? (at).b * N##_B2 + (at).t * N##_S2 + (size_t)(at).head * N##_H2 \
+                              : (at).b * N##_B1 + (at).t * N##_S1 + (size_t)(at).head * N##_H1))
+#define OF(at, one, two) ((at).second ? two : one)
+#else
+#define AT(N, at) ((at).column + (at).b * N##_B1 + (at).t * N##_S1 + (size_t)(at).head * N##_H1)
+#define OF(at, one, two) (one)
+#endif
 
 #if defined(Y_T)
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
-rmsnorm_rope(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ positions,
-             const float* __restrict__ inv_freq, const float* __restrict__ scaling, float* __restrict__ r,
-             Y_T* __restrict__ y) {
-  FOR_GROUPS(group) {
-    const Place at(group);
-    const Turn turn(at, positions, inv_freq, scaling);
-    const Pack<W_T, 8> w1 = read_pack<8>(w + at.column), w2 = read_pack<8>(w + PAIRS + at.column);
-#pragma unroll 1
-    for (int e0 = 0; e0 < EACH; e0 += BATCHED) {
-      Pack<X_T, 8> as[BATCHED], bs[BATCHED];
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+rmsnorm_rope(const X_T* __restrict__ x1, const W_T* __restrict__ w1,
+#if HEADS_2
+             const X_T* __restrict__ x2, const W_T* __restrict__ w2,
+#endif
+             const int* __restrict__ positions, const float* __restrict__ inv_freq, const float* __restrict__ scaling,
+             float* __restrict__ r1, Y_T* __restrict__ y1
+#if HEADS_2
+             , float* __restrict__ r2, Y_T* __restrict__ y2
+#endif
+) {
+  __shared__ __align__(16) Turns turns;
+  const int first = blockIdx.x * TOGETHER;
+  Pack<X_T, 8> as[EACH], bs[EACH];
 #pragma unroll
-      for (int e = 0; e < BATCHED; e++) {
-        const X_T* from = x + at.b * X_B + at.t * X_S + (size_t)(at.head + e0 + e) * X_H + at.column;
-        as[e] = read_pack<8>(from);
-        bs[e] = read_pack<8>(from + PAIRS);
-      }
+  for (int e = 0; e < EACH; e++) {
+    const Place at(first, e);
+    const X_T* from = OF(at, x1, x2) + AT(X, at);
+    as[e] = read_pack<8>(from);
+    bs[e] = read_pack<8>(from + PAIRS);
+  }
+  make_turns(turns, first, positions, inv_freq, scaling[0]);
+  __syncthreads();
 #pragma unroll
-      for (int e = 0; e < BATCHED; e++) {
-        const size_t h = at.head + e0 + e;
-        const Pack<X_T, 8>&a = as[e], &b = bs[e];
-        float squares1 = 0.0f, squares2 = 0.0f;
+  for (int e = 0; e < EACH; e++) {
+    const Place at(first, e);
+    const W_T* w = OF(at, w1, w2) + at.column;
+    const Pack<W_T, 8> wa = read_pack<8>(w), wb = read_pack<8>(w + PAIRS);
+    const Pack<X_T, 8>&a = as[e], &b = bs[e];
+    float squares_a = 0.0f, squares_b = 0.0f;
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-          squares1 = fmaf(to_float(a.at[n]), to_float(a.at[n]), squares1);
-          squares2 = fmaf(to_float(b.at[n]), to_float(b.at[n]), squares2);
-        }
-        const float scale = rsqrtf(group_sum(squares1 + squares2) * (1.0f / COLUMNS) + EPS);
-        Pack<Y_T, 8> first, second;
+    for (int n = 0; n < 8; n++) {
+      squares_a = fmaf(to_float(a.at[n]), to_float(a.at[n]), squares_a);
+      squares_b = fmaf(to_float(b.at[n]), to_float(b.at[n]), squares_b);
+    }
+    const float scale = rsqrtf(group_sum(squares_a + squares_b) * (1.0f / COLUMNS) + EPS);
+    const float *c = turns.c[at.local] + at.column, *s = turns.s[at.local] + at.column;
+    Pack<Y_T, 8> ya, yb;
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-          const float x1 = to_float(from_float<X_T>(to_float(a.at[n]) * scale * WEIGHT(w1.at[n])));
-          const float x2 = to_float(from_float<X_T>(to_float(b.at[n]) * scale * WEIGHT(w2.at[n])));
-          first.at[n] = from_float<Y_T>(x1 * turn.c[n] - x2 * turn.s[n]);
-          second.at[n] = from_float<Y_T>(x2 * turn.c[n] + x1 * turn.s[n]);
-        }
-        if (at.inside) {
-          Y_T* to = y + at.b * Y_B + at.t * Y_S + h * Y_H + at.column;
-          write_pack(to, first);
-          write_pack(to + PAIRS, second);
-          if (at.column == 0) r[at.token * HEADS + h] = scale;
-        }
-      }
+    for (int n = 0; n < 8; n++) {
+      const float normed_a = to_float(from_float<X_T>(to_float(a.at[n]) * scale * WEIGHT(wa.at[n])));
+      const float normed_b = to_float(from_float<X_T>(to_float(b.at[n]) * scale * WEIGHT(wb.at[n])));
+      ya.at[n] = from_float<Y_T>(normed_a * c[n] - normed_b * s[n]);
+      yb.at[n] = from_float<Y_T>(normed_b * c[n] + normed_a * s[n]);
+    }
+    if (at.inside) {
+      Y_T* to = OF(at, y1, y2) + AT(Y, at);
+      write_pack(to, ya);
+      write_pack(to + PAIRS, yb);
+      if (at.column == 0) OF(at, r1, r2)[at.statistic()] = scale;
     }
   }
 }
 #endif
 
 #if defined(DX_T)
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-rope_rmsnorm_backward(const DY_T* __restrict__ dy, const int* __restrict__ positions,
-                      const float* __restrict__ inv_freq, const float* __restrict__ scaling,
-                      const X_T* __restrict__ x, const W_T* __restrict__ w, const float* __restrict__ r,
-                      DX_T* __restrict__ dx
+// What a lane reads of a head before it works on it.
+struct Read {
+  Pack<DY_T, 8> dya, dyb;
+  Pack<X_T, 8> xa, xb;
+  float scale;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+rope_rmsnorm_backward(const DY_T* __restrict__ dy1, const X_T* __restrict__ x1, const W_T* __restrict__ w1,
+                      const float* __restrict__ r1,
+#if HEADS_2
+                      const DY_T* __restrict__ dy2, const X_T* __restrict__ x2, const W_T* __restrict__ w2,
+                      const float* __restrict__ r2,
+#endif
+                      const int* __restrict__ positions, const float* __restrict__ inv_freq,
+                      const float* __restrict__ scaling, DX_T* __restrict__ dx1
+#if HEADS_2
+                      , DX_T* __restrict__ dx2
+#endif
 #if PARTIAL
                       , float* __restrict__ partial
 #endif
 ) {
+  // Two of them, so that one barrier a step is enough.
+  __shared__ __align__(16) Turns turns[1 + PARTIAL];
 #if PARTIAL
-  float sums1[8] = {}, sums2[8] = {};
+  float sums_a[8] = {}, sums_b[8] = {};
 #endif
-  FOR_GROUPS(group) {
-    const Place at(group);
-    const Turn turn(at, positions, inv_freq, scaling);
-    const Pack<W_T, 8> w1 = read_pack<8>(w + at.column), w2 = read_pack<8>(w + PAIRS + at.column);
-#pragma unroll 1
-    for (int e0 = 0; e0 < EACH; e0 += BATCHED) {
-      Pack<DY_T, 8> as[BATCHED], bs[BATCHED];
-      Pack<X_T, 8> x1s[BATCHED], x2s[BATCHED];
-      float scales[BATCHED];
-#pragma unroll
-      for (int e = 0; e < BATCHED; e++) {
-        const size_t h = at.head + e0 + e;
-        const DY_T* up = dy + at.b * DY_B + at.t * DY_S + h * DY_H + at.column;
-        const X_T* from = x + at.b * X_B + at.t * X_S + h * X_H + at.column;
-        as[e] = read_pack<8>(up);
-        bs[e] = read_pack<8>(up + PAIRS);
-        x1s[e] = read_pack<8>(from);
-        x2s[e] = read_pack<8>(from + PAIRS);
-        scales[e] = r[at.token * HEADS + h];
-      }
-#pragma unroll
-      for (int e = 0; e < BATCHED; e++) {
-        const size_t h = at.head + e0 + e;
-        const Pack<DY_T, 8>&a = as[e], &b = bs[e];
-        const Pack<X_T, 8>&x1 = x1s[e], &x2 = x2s[e];
-        const float scale = scales[e];
-        float d1[8], d2[8], sum1 = 0.0f, sum2 = 0.0f;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-          const float y1 = to_float(a.at[n]), y2 = to_float(b.at[n]);
-          d1[n] = to_float(from_float<DY_T>(y1 * turn.c[n] - y2 * turn.s[n]));
-          d2[n] = to_float(from_float<DY_T>(y2 * turn.c[n] + y1 * turn.s[n]));
-          sum1 = fmaf(d1[n] * WEIGHT(w1.at[n]), to_float(x1.at[n]), sum1);
-          sum2 = fmaf(d2[n] * WEIGHT(w2.at[n]), to_float(x2.at[n]), sum2);
-        }
-        const float mean = group_sum(sum1 + sum2) * (1.0f / COLUMNS) * scale * scale;
-        Pack<DX_T, 8> first, second;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-          first.at[n] = from_float<DX_T>(scale * (d1[n] * WEIGHT(w1.at[n]) - to_float(x1.at[n]) * mean));
-          second.at[n] = from_float<DX_T>(scale * (d2[n] * WEIGHT(w2.at[n]) - to_float(x2.at[n]) * mean));
-        }
-        if (at.inside) {
-          DX_T* to = dx + at.b * DX_B + at.t * DX_S + h * DX_H + at.column;
-          write_pack(to, first);
-          write_pack(to + PAIRS, second);
 #if PARTIAL
-#pragma unroll
-          for (int n = 0; n < 8; n++) {
-            sums1[n] = fmaf(d1[n] * to_float(x1.at[n]), scale, sums1[n]);
-            sums2[n] = fmaf(d2[n] * to_float(x2.at[n]), scale, sums2[n]);
-          }
+  for (int step = 0, first = blockIdx.x * TOGETHER; first < ALL; step ^= 1, first += gridDim.x * TOGETHER)
+#else
+  const int step = 0, first = blockIdx.x * TOGETHER;
 #endif
-        }
-      }
-    }
-  }
-#if PARTIAL
-  // The groups of a warp, then the warps one after the other.
-  __shared__ float total[COLUMNS];
-  const int column = threadIdx.x % LANES * 8;
+  {
+    Read reads[EACH];
 #pragma unroll
-  for (int n = 0; n < 8; n++)
-#pragma unroll
-    for (int offset = LANES; offset < 32; offset <<= 1) {
-      sums1[n] += __shfl_xor_sync(0xffffffffu, sums1[n], offset);
-      sums2[n] += __shfl_xor_sync(0xffffffffu, sums2[n], offset);
+    for (int e = 0; e < EACH; e++) {
+      const Place at(first, e);
+      const DY_T* dy = OF(at, dy1, dy2) + AT(DY, at);
+      const X_T* x = OF(at, x1, x2) + AT(X, at);
+      reads[e] = {read_pack<8>(dy), read_pack<8>(dy + PAIRS), read_pack<8>(x), read_pack<8>(x + PAIRS),
+                  OF(at, r1, r2)[at.statistic()]};
     }
-  for (int warp = 0; warp < THREADS / 32; warp++) {
-    if (threadIdx.x / 32 == warp && threadIdx.x % 32 < LANES)
+    make_turns(turns[step], first, positions, inv_freq, scaling[0]);
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const Place at(first, e);
+      const Read& read = reads[e];
+      const W_T* w = OF(at, w1, w2) + at.column;
+      const Pack<W_T, 8> wa = read_pack<8>(w), wb = read_pack<8>(w + PAIRS);
+      const float *c = turns[step].c[at.local] + at.column, *s = turns[step].s[at.local] + at.column;
+      float da[8], db[8], sum_a = 0.0f, sum_b = 0.0f;
 #pragma unroll
       for (int n = 0; n < 8; n++) {
-        total[column + n] = warp ? total[column + n] + sums1[n] : sums1[n];
-        total[PAIRS + column + n] = warp ? total[PAIRS + column + n] + sums2[n] : sums2[n];
+        const float a = to_float(read.dya.at[n]), b = to_float(read.dyb.at[n]);
+        da[n] = to_float(from_float<DY_T>(a * c[n] - b * s[n]));
+        db[n] = to_float(from_float<DY_T>(b * c[n] + a * s[n]));
+        sum_a = fmaf(da[n] * WEIGHT(wa.at[n]), to_float(read.xa.at[n]), sum_a);
+        sum_b = fmaf(db[n] * WEIGHT(wb.at[n]), to_float(read.xb.at[n]), sum_b);
       }
-    __syncthreads();
+      const float mean = group_sum(sum_a + sum_b) * (1.0f / COLUMNS) * read.scale * read.scale;
+      Pack<DX_T, 8> dxa, dxb;
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        dxa.at[n] = from_float<DX_T>(read.scale * (da[n] * WEIGHT(wa.at[n]) - to_float(read.xa.at[n]) * mean));
+        dxb.at[n] = from_float<DX_T>(read.scale * (db[n] * WEIGHT(wb.at[n]) - to_float(read.xb.at[n]) * mean));
+      }
+      if (at.inside) {
+        DX_T* to = OF(at, dx1, dx2) + AT(DX, at);
+        write_pack(to, dxa);
+        write_pack(to + PAIRS, dxb);
+#if PARTIAL
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+          sums_a[n] = fmaf(da[n] * to_float(read.xa.at[n]), read.scale, sums_a[n]);
+          sums_b[n] = fmaf(db[n] * to_float(read.xb.at[n]), read.scale, sums_b[n]);
+        }
+#endif
+      }
+    }
   }
-  for (int i = threadIdx.x; i < COLUMNS; i += THREADS) partial[(size_t)blockIdx.x * COLUMNS + i] = total[i];
+#if PARTIAL
+  // A group has the same head throughout. The groups of a warp one after the other, then the warps.
+  __shared__ float total[2][COLUMNS];
+  for (int i = threadIdx.x; i < 2 * COLUMNS; i += THREADS) total[i / COLUMNS][i % COLUMNS] = 0.0f;
+  const Place at(0, 0);
+  for (int warp = 0; warp < THREADS / 32; warp++) {
+    __syncthreads();
+    for (int group = 0; group < 32 / LANES && threadIdx.x / 32 == warp; group++, __syncwarp())
+      if (threadIdx.x % 32 / LANES == group)
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+          total[at.second][at.column + n] += sums_a[n];
+          total[at.second][PAIRS + at.column + n] += sums_b[n];
+        }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < (HEADS_2 ? 2 : 1) * COLUMNS; i += THREADS)
+    partial[((size_t)(i / COLUMNS) * gridDim.x + blockIdx.x) * COLUMNS + i % COLUMNS] = total[i / COLUMNS][i % COLUMNS];
 #endif
 }
 #endif

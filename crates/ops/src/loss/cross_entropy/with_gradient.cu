@@ -23,11 +23,6 @@ __device__ __forceinline__ float power_of_two(float x) {
   return y;
 }
 
-// All blocks of the cluster; what they wrote to each other is seen behind it.
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 // Writes a pair of floats to the same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ void send(u32 address, u32 rank, float a, float b) {
   asm volatile(
@@ -47,8 +42,7 @@ cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets,
   const int start = (rank * WARPS + warp) * REGION, count = max(min(REGION, PACKS - start), 0);
   Pack<bf16, 8>* mine = packs + warp * REGION;
   if (lane < PIECES) barrier_init(shared_address(&arrived[warp][lane]), 1);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  meet_cluster();
+  cluster_meet();
 
   const int last = min((int)(blockIdx.x / CLUSTER + 1) * ROWS_EACH, ROWS);
   const auto trained_from = [&](int row) {
@@ -101,7 +95,7 @@ cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets,
     const float of_warp = warp_max(top);
     sum = warp_sum(sum * power_of_two((top - of_warp) * LOG2_E));
     if (lane < CLUSTER) send(shared_address(&parts[parity][rank * WARPS + warp]), lane, of_warp, sum);
-    meet_cluster();
+    cluster_meet();
     float2 part[(CLUSTER * WARPS + 31) / 32];
     top = LOWEST;
 #pragma unroll

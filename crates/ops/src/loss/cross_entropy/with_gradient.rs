@@ -14,7 +14,6 @@ use crate::op::{Class, Example, Op, Rows};
 use crate::real::Real;
 
 const SOURCE: &str = include_str!("with_gradient.cu");
-const HANDOFF: (&str, &str) = ("handoff.cuh", include_str!("../../cuda/handoff.cuh"));
 
 /// Threads of one block of the kernel that reads a row once, and blocks that share a multiprocessor. On an H200,
 /// 4096 rows of 151,936: 646 µs, 3.85 TB/s; the two kernels one after the other 970 µs. More threads are slower.
@@ -75,7 +74,7 @@ impl Deal {
         KernelSpec {
             entry: "cross_entropy_with_gradient",
             source: SOURCE.to_owned(),
-            headers: HEADERS.iter().copied().chain([HANDOFF]).collect(),
+            headers: HEADERS.iter().copied().chain([device::HANDOFF]).collect(),
             defines,
             grid: [(rows.div_ceil(ROWS_EACH) * self.cluster) as u32, 1, 1],
             block: [THREADS as u32, 1, 1],

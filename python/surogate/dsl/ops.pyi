@@ -46,6 +46,9 @@ def swiglu_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). gate, up,
     dy […] → d_gate, d_up."""
 
+def swiglu_and_backward(*inputs: Tensor | Parameter) -> Any:
+    """`swiglu` and `swiglu_backward` in one. gate, up, dy […] → silu(gate)·up, d_gate, d_up."""
+
 def elementwise(*inputs: Tensor | Parameter, expressions: list[str] | each[list[str]], dtypes: list[str] | each[list[str]]) -> Any:
     """One result for each expression over the operands in0, in1, …; made by fusing. operands […] → dtypes […].
 
@@ -67,8 +70,12 @@ def cross_entropy(*inputs: Tensor | Parameter) -> Any:
 
 def cross_entropy_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradient of `cross_entropy`: d_logits = (exp(logits − lse) − [column = target])·d_token_loss, 0 where the
-    target is −100. logits […, V], targets i32 […], lse f32 […], d_token_loss f32 […] → like logits. May be
-    computed in place."""
+    target is −100. logits […, V], targets i32 […], lse f32 […], d_token_loss f32 […] → like logits. May take the
+    place of the logits."""
+
+def cross_entropy_with_gradient(*inputs: Tensor | Parameter) -> Any:
+    """`cross_entropy` and `cross_entropy_backward` in one. logits […, V], targets i32 […], d_token_loss f32 […] →
+    token_loss f32 […], d_logits like logits. d_logits may take the place of the logits."""
 
 def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
     """loss_sum = Σ weights·token_loss, weight_sum = Σ weights. token_loss, weights f32 […] → loss_sum, weight_sum
@@ -187,6 +194,13 @@ def rmsnorm_backward_add(*inputs: Tensor | Parameter, offset: bool | each[bool] 
     """`rmsnorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w [H],
     r f32 […], dy, residual_gradient […, H] → like x.
 
+    offset: multiply with 1 + w instead of w"""
+
+def rmsnorm_and_backward_add(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
+    """`rmsnorm` and `rmsnorm_backward_add` in one. x […, H], w [H], dy, residual_gradient […, H] → y […, H], r f32
+    […], dx like x.
+
+    eps: added to the mean of squares
     offset: multiply with 1 + w instead of w"""
 
 def rmsnorm_gradients(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
@@ -393,6 +407,29 @@ def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[boo
     """As `rope_rmsnorm_backward`, with the weight gradient from the same reading. dy [B, T, heads, D], positions i32
     [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like dy, w [D], r f32 [B, T, heads] → dx like x, dw
     f32 [D]. With `accumulate`, dw is added to.
+
+    inverse: rotate by −angle
+    offset: multiply with 1 + w instead of w
+    accumulate: add to dw instead of overwriting it"""
+
+def rmsnorm_rope_both(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None) -> Any:
+    """`rmsnorm_rope` of two tensors of heads at the same positions. x, w, x2, w2, positions, inv_freq,
+    attention_scaling → r, y, r2, y2.
+
+    eps: added to the mean of squares
+    offset: multiply with 1 + w instead of w
+    inverse: rotate by −angle"""
+
+def rope_rmsnorm_backward_both(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None) -> Any:
+    """`rope_rmsnorm_backward` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2,
+    positions, inv_freq, attention_scaling → dx, dx2.
+
+    inverse: rotate by −angle
+    offset: multiply with 1 + w instead of w"""
+
+def rope_rmsnorm_gradients_both(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """`rope_rmsnorm_gradients` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2,
+    positions, inv_freq, attention_scaling → dx, dw, dx2, dw2. With `accumulate`, dw and dw2 are added to.
 
     inverse: rotate by −angle
     offset: multiply with 1 + w instead of w

@@ -262,7 +262,7 @@ fn dropout_of_adapters_costs_no_instruction_on_a_gpu() {
         loss_and_gradients(&graph, &contents::<f64>(&graph))
     };
     let (here, there) = (found(&machine()), found(&Machine::h200()));
-    assert_eq!(here.0, there.0);
+    assert!((here.0 - there.0).abs() < 1e-14 * here.0.abs(), "{} and {}", here.0, there.0);
     for (name, gradient) in &here.1 {
         let norm = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
         let difference: Vec<f64> = gradient.iter().zip(&there.1[name]).map(|(a, b)| a - b).collect();

@@ -4,12 +4,13 @@
 // A cluster of CLUSTER blocks takes ROWS_EACH rows one after the other and holds a row in shared memory: a warp
 // has REGION packs of its own in PIECES pieces, sums their exponentials as the copy engine brings them, meets the
 // others once for the sum of the row, then replaces each piece by the next row's as soon as its gradient is
-// written. Sums run in a fixed order.
+// written. Sums run in a fixed order. Clusters need sm_90 or later.
 #include "types.cuh"
 #include "pack.cuh"
 #include "reduce.cuh"
 #include "handoff.cuh"
 
+#if __CUDA_ARCH__ >= 900
 #define WARPS (THREADS / 32)
 #define PACKS (COLUMNS / 8)
 #define PIECE ((REGION + PIECES * 32 - 1) / (PIECES * 32) * 32)
@@ -136,3 +137,4 @@ cross_entropy_with_gradient(const bf16* logits, const int* __restrict__ targets,
     parity ^= 1;
   }
 }
+#endif

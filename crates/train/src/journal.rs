@@ -79,13 +79,10 @@ impl Journal {
     /// Tells that the caller has done: with an error, if something went wrong. A trainer that never stepped leaves no
     /// log.
     pub fn close(self, error: Option<&str>) -> Result<()> {
-        let Journal { place, mut log, is_open, .. } = self;
+        let Journal { mut log, is_open, .. } = self;
         if !is_open {
-            drop(log);
-            let is_empty = std::fs::metadata(&place.log).is_ok_and(|data| data.len() == 0);
-            return Ok(if is_empty {
-                drop(std::fs::remove_file(&place.log))
-            });
+            log.withdraw();
+            return Ok(());
         }
         let event = match error {
             None => json!({"event": "finished", "result": Value::Null}),

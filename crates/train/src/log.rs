@@ -27,6 +27,13 @@ impl Log {
         Ok(Log { path: path.to_owned(), file })
     }
 
+    /// Takes back a log that says nothing: what it would have told of did not begin.
+    pub fn withdraw(self) {
+        if self.file.metadata().is_ok_and(|data| data.len() == 0) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
     /// Writes an event with the time at which it happened, as RFC 3339 says it, and gives it with that.
     pub fn write(&mut self, mut event: Value) -> Result<Value> {
         event["time"] = jiff::Timestamp::now().to_string().into();

@@ -191,7 +191,10 @@ impl Run {
         // the two: a later process knows the log by the manifest.
         let mut log = Log::open(&place.log)?;
         // The manifest first: it makes the folder the run's own.
-        write_manifest(&place, &run_id, &manifest)?;
+        if let Err(error) = write_manifest(&place, &run_id, &manifest) {
+            log.withdraw();
+            return Err(error);
+        }
         replace_file(&place.output.join(RESOLVED), &run_id, resolved.as_bytes())?;
         let step = trainer.steps_done();
         observer.event(&log.write(opening(&place, trainer, &manifest, step)?)?);

@@ -164,8 +164,13 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 pub fn replace_file(path: &Path, owner: &str, bytes: &[u8]) -> Result<()> {
     let name = path.file_name().expect("a file to replace has a name").to_string_lossy();
     let temporary = parent(path).join(format!(".{name}.{owner}.tmp"));
-    write_synced(&temporary, bytes)?;
-    fs::rename(&temporary, path).map_err(|e| TrainError::io("write", path, e))?;
+    let replaced = write_synced(&temporary, bytes)
+        .and_then(|()| fs::rename(&temporary, path).map_err(|e| TrainError::io("write", path, e)));
+    if replaced.is_err() {
+        // What could not be written whole is of no use, and its place may be what is lacking.
+        let _ = fs::remove_file(&temporary);
+    }
+    replaced?;
     sync(&parent(path))
 }
 
@@ -178,6 +183,21 @@ mod tests {
         let staged = Staged::begin(written, target)?;
         staged.write("config.json", text)?;
         staged.commit(written)
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_leaves_nothing_beside_it() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("manifest.json");
+        replace_file(&path, "run", b"old").unwrap();
+        replace_file(&path, "run", b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        // A folder is not replaced by a file.
+        let taken = place.path().join("taken");
+        fs::create_dir(&taken).unwrap();
+        assert!(replace_file(&taken, "run", b"new").is_err());
+        let left: Vec<_> = names(place.path()).unwrap().into_iter().collect();
+        assert_eq!(left, ["manifest.json", "taken"]);
     }
 
     fn read(target: &Path) -> String {

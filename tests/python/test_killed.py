@@ -81,9 +81,8 @@ def digests(output: Path) -> dict[str, str]:
 
 
 def losses(output: Path) -> dict[tuple[str, int], float]:
-    """The last word of the log on each step and each evaluation. A process that was killed before its first word leaves
-    an empty log, and its successor begins another."""
-    (log,) = (log for log in output.glob("log-*.json") if log.stat().st_size > 0)
+    """The last word of the log on each step and each evaluation."""
+    (log,) = output.glob("log-*.json")
     events = [json.loads(line) for line in log.read_text().splitlines()]
     return {(e["event"], e["step"]): e["loss"] for e in events if e["event"] in ("step", "evaluation")}
 

@@ -73,7 +73,7 @@ impl Place {
         let log = match (config.logging.log_file.value(), said("log")) {
             (Some(path), _) => PathBuf::from(path),
             (None, Some(path)) => PathBuf::from(path),
-            (None, None) => output.join(log_name(&name)),
+            (None, None) => unused_log(&output).unwrap_or_else(|| output.join(log_name(&name))),
         };
         let identity = identity(&checkpoints)?;
         Ok(Place { output, checkpoints, log, name, earlier, notes, identity, _lock: Some(lock) })
@@ -137,6 +137,14 @@ fn log_name(run: &str) -> String {
     format!("log-{}-{}.json", run.replace(['/', '\\'], "-"), Zoned::now().strftime("%Y%m%d-%H%M%S"))
 }
 
+/// An empty log: a process made it in this folder, which it had locked, and was killed before its first word.
+fn unused_log(folder: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let is_log = |name: &str| name.starts_with("log-") && name.ends_with(".json");
+    let logs = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_log));
+    logs.filter(|entry| entry.metadata().is_ok_and(|of| of.is_file() && of.len() == 0)).map(|entry| entry.path()).min()
+}
+
 fn identity(folder: &Path) -> Result<(u64, u64)> {
     let data = fs::metadata(folder).map_err(|e| TrainError::io("read", folder, e))?;
     Ok((data.dev(), data.ino()))
@@ -191,4 +199,20 @@ fn try_writing(folder: &Path) -> Result<()> {
     let tried = write_synced(&trial, &[0; 4096]);
     let removed = fs::remove_file(&trial).map_err(|e| TrainError::io("remove", &trial, e));
     tried.and(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_empty_log_is_taken_over() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        fs::write(at("log-a-20260101-000000.json"), "{}\n").unwrap();
+        fs::write(at("notes.json"), "").unwrap();
+        assert_eq!(unused_log(place.path()), None);
+        fs::write(at("log-a-20260101-000001.json"), "").unwrap();
+        assert_eq!(unused_log(place.path()), Some(at("log-a-20260101-000001.json")));
+    }
 }

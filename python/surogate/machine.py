@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import site
-import sys
 import sysconfig
 from pathlib import Path
+
+from .import_path import trusted
 
 
 def site_packages() -> list[Path]:
@@ -13,5 +14,6 @@ def site_packages() -> list[Path]:
     named = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         named.append(site.getusersitepackages())
-    named += [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
-    return [Path(entry) for entry in dict.fromkeys(named) if entry and Path(entry).is_dir()]
+    named += [entry for entry in trusted() if entry.endswith(("site-packages", "dist-packages"))]
+    found = [Path(entry) for entry in dict.fromkeys(named) if entry]
+    return [path for path in found if path.is_absolute() and path.is_dir()]

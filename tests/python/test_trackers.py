@@ -255,7 +255,7 @@ def test_without_a_reader_a_trainer_writes_nothing(tmp_path):
 
 
 def test_a_package_that_is_missing_is_named_and_the_run_goes_on(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(beside, "find_spec", lambda name: None)
+    monkeypatch.setattr(beside, "is_installed", lambda package, path: False)
     assert main(options(tmp_path, **{"report_to": "[wandb, aim]"})) == 0
     err = capfd.readouterr().err
     assert "the package is not installed" in err and "pip install 'surogate[wandb]'" in err and "surogate[aim]" in err
@@ -267,8 +267,8 @@ def test_a_package_that_is_missing_is_named_and_the_run_goes_on(tmp_path, capfd,
     [
         ("raise RuntimeError('the service is down')", "RuntimeError: the service is down"),
         ("import time\ntime.sleep(1000)", "did not come to its end"),
-        ("import os\nos._exit(3)", ""),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", ""),
+        ("import os\nos._exit(3)", "wandb gets nothing more: its process ended with 3"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "wandb gets nothing more: its process was"),
     ],
     ids=["fails", "hangs", "ends", "crashes"],
 )

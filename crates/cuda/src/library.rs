@@ -2,7 +2,8 @@
 //!
 //! Three places are looked at, in this order: the folders in `SUROGATE_CUDA_PATH`, the pip wheels
 //! below the site-packages folders that the caller names, the system (toolkit folders, then the
-//! loader's own search). Nothing has to lie on `LD_LIBRARY_PATH`. Whatever is missing is reported,
+//! loader's own search). Nothing has to lie on `LD_LIBRARY_PATH`. No library is taken from the working directory:
+//! variables name folders in full, and a loader that would look there is not asked. Whatever is missing is reported,
 //! not guessed; whether that matters is the caller's decision.
 #![allow(unsafe_code, reason = "opening a shared library runs its initialisers")]
 
@@ -10,11 +11,19 @@ use crate::error::{Error, Result};
 use crate::sys::{cublaslt::CublasLtTable, cudnn::CudnnTable, driver::DriverTable};
 use crate::sys::{nccl::NcclTable, nvml::NvmlTable, nvrtc::NvrtcTable};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Colon-separated folders that win over every other place.
 pub const PATH_VARIABLE: &str = "SUROGATE_CUDA_PATH";
+
+/// The loader's own. It separates with semicolons, too.
+const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
+
+/// Where distributions, containers and WSL put libraries.
+const SYSTEM: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib64"];
 
 /// A library that the backend can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,15 +151,33 @@ pub struct Search {
 impl Search {
     /// The environment's places and the site-packages folders of the Python that runs this process.
     pub fn from_environment(site_packages: Vec<PathBuf>) -> Search {
-        let named = std::env::var_os(PATH_VARIABLE).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
+        Search::from_variables(site_packages, |name| std::env::var_os(name))
+    }
+
+    fn from_variables(site_packages: Vec<PathBuf>, variable: impl Fn(&str) -> Option<OsString>) -> Search {
+        let parts = |name: &str| -> Vec<PathBuf> {
+            let value = variable(name).filter(|value| !value.is_empty()).unwrap_or_default();
+            let separates = |byte: &u8| *byte == b':' || (name == LOADER_VARIABLE && *byte == b';');
+            let parts = value.as_bytes().split(separates).map(|part| PathBuf::from(OsStr::from_bytes(part)));
+            if value.is_empty() { Vec::new() } else { parts.collect() }
+        };
+        // A path that is not full means the working directory, and in the loader's variable even an empty part does.
+        let absolute = |name: &str| parts(name).into_iter().filter(|path| path.is_absolute());
+        let ask_loader = parts(LOADER_VARIABLE).iter().all(|path| path.is_absolute());
         let mut system = Vec::new();
-        for variable in ["CUDA_HOME", "CUDA_PATH"] {
-            system.extend(std::env::var_os(variable).into_iter().flat_map(|root| toolkit_folders(Path::new(&root))));
+        if !ask_loader {
+            system.extend(absolute(LOADER_VARIABLE));
         }
-        system.extend(std::env::var_os("CONDA_PREFIX").map(|root| Path::new(&root).join("lib")));
+        for name in ["CUDA_HOME", "CUDA_PATH"] {
+            system.extend(absolute(name).flat_map(|root| toolkit_folders(&root)));
+        }
+        system.extend(absolute("CONDA_PREFIX").map(|root| root.join("lib")));
         system.extend(toolkits(Path::new("/usr/local")).iter().flat_map(|root| toolkit_folders(root)));
-        system.extend(["/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
-        Search { named, site_packages, system, ask_loader: true }
+        system.extend(SYSTEM.map(PathBuf::from));
+        // Nobody names a folder of this program's own variable by accident, but an empty part.
+        let named = parts(PATH_VARIABLE).into_iter().filter(|path| !path.as_os_str().is_empty());
+        let named = named.filter_map(|path| std::path::absolute(path).ok()).collect();
+        Search { named, site_packages, system, ask_loader }
     }
 
     /// The folders for one library, best first. Folders that do not exist are kept: they are part
@@ -226,6 +253,8 @@ fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
         Err(mut tried) => ask_loader(search, kind).ok_or_else(|| {
             if search.ask_loader {
                 tried.extend(kind.files().iter().map(|file| format!("{file} by the loader's search")));
+            } else {
+                tried.push(format!("not by the loader's search: {LOADER_VARIABLE} has a part that is no full path"));
             }
             Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint(), context: String::new() }
         }),
@@ -330,6 +359,42 @@ mod tests {
         assert_eq!(search(&[], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Wheel, new)));
         let own = touch(named.path(), "lib64/libcublasLt.so.13");
         assert_eq!(search(&[named.path()], &[site.path()]).locate(Kind::CublasLt), Ok((Origin::Variable, own)));
+    }
+
+    #[test]
+    fn nothing_is_taken_from_the_working_directory() {
+        let search = |values: &'static [(&str, &str)]| {
+            let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            Search::from_variables(vec![], value)
+        };
+        let empty = search(&[]);
+        assert!(empty.ask_loader && empty.named.is_empty());
+        for values in [
+            &[(PATH_VARIABLE, ""), ("CUDA_HOME", ""), ("CUDA_PATH", "."), ("CONDA_PREFIX", "here")][..],
+            &[(PATH_VARIABLE, ":"), ("CUDA_HOME", "cuda"), (LOADER_VARIABLE, "")],
+        ] {
+            let found = search(values);
+            assert_eq!((found.named, found.system), (vec![], empty.system.clone()), "{values:?}");
+            assert!(found.ask_loader);
+        }
+        let here = std::env::current_dir().unwrap();
+        let own = search(&[(PATH_VARIABLE, ":/own:libs"), ("CUDA_HOME", "/cuda"), (LOADER_VARIABLE, "/a:/b")]);
+        assert!(
+            own.ask_loader
+                && own.named == [Path::new("/own"), &here.join("libs")]
+                && own.system[0] == Path::new("/cuda/lib64")
+        );
+        for value in ["/a:", ":/a", "/a::/a", "/a:here", "/a;"] {
+            let found = Search::from_variables(vec![], |name| (name == LOADER_VARIABLE).then(|| value.into()));
+            assert!(!found.ask_loader && found.system[0] == Path::new("/a"), "{value}");
+        }
+        assert!(
+            open_nvml(&Search { ask_loader: false, ..Search::default() })
+                .err()
+                .unwrap()
+                .to_string()
+                .contains(LOADER_VARIABLE)
+        );
     }
 
     #[test]

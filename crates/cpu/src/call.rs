@@ -135,9 +135,5 @@ fn in_place(operands: &[Operand]) -> Vec<&TensorRef> {
 
 /// The attributes of the operations that the attention instructions stand for.
 fn attention_attrs(shared: &Attention) -> Attrs {
-    let attrs = Attrs::new().with("scale", shared.scale);
-    match shared.window {
-        Some(window) => attrs.with("window", window),
-        None => attrs,
-    }
+    Attrs::new().with("scale", shared.scale)
 }

@@ -1,5 +1,5 @@
 //! Attention on this backend against the operation's f64 reference: sizes that no tile divides, shared key
-//! heads, documents, windows; and the same bits for any number of threads.
+//! heads, documents, windows, last keys, caps, sinks; and the same bits for any number of threads.
 
 use std::sync::Arc;
 
@@ -15,35 +15,49 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n as u32).map(|i| ((i.wrapping_mul(2654435761) ^ seed) % 4001) as f32 / 1000.0 - 2.0).collect()
 }
 
+#[derive(Clone, Copy, Default)]
 struct Case {
-    shape: [usize; 5],
+    /// (B, T, heads, kv_heads, D, DV)
+    shape: [usize; 6],
     /// First token of the second document.
     cut: usize,
     window: Option<i64>,
+    /// Tokens of each document that see one another whole.
+    prefix: usize,
+    bidirectional: bool,
+    soft_cap: Option<f64>,
+    has_sink: bool,
 }
 
 struct Operands {
     inputs: Vec<(Vec<usize>, Vec<f32>)>,
-    starts: Vec<i32>,
+    /// document_start, last_key
+    ints: Vec<Vec<i32>>,
+    sink: Option<Vec<f32>>,
     attrs: Attrs,
     outputs: Vec<Vec<usize>>,
 }
 
 /// Forward operands, or backward ones with the o and lse that belong to them.
 fn operands(case: &Case, forward: Option<&[Vec<f32>]>) -> Operands {
-    let [b, t, h, g, d] = case.shape;
-    let starts = (0..b * t).map(|i| if i % t < case.cut { 0 } else { case.cut as i32 }).collect();
-    let attrs = Attrs::new().with("scale", 0.2);
-    let attrs = case.window.into_iter().fold(attrs, |attrs, window| attrs.with("window", window));
-    let (wide, narrow) = (vec![b, t, h, d], vec![b, t, g, d]);
+    let [b, t, h, g, d, dv] = case.shape;
+    let start = |i: usize| if i < case.cut { 0 } else { case.cut };
+    let last = |i: usize| i.max((start(i) + case.prefix).min(if i < case.cut { case.cut } else { t }).max(1) - 1);
+    let row = |of: &dyn Fn(usize) -> usize| (0..b * t).map(|i| of(i % t) as i32).collect::<Vec<_>>();
+    let mut ints = vec![row(&start)];
+    ints.extend((case.prefix > 0).then(|| row(&last)));
+    let attrs = case.window.into_iter().fold(Attrs::new(), |attrs, window| attrs.with("window", window));
+    let attrs = case.soft_cap.into_iter().fold(attrs, |attrs, cap| attrs.with("soft_cap", cap));
+    let attrs = if case.bidirectional { attrs.with("bidirectional", true) } else { attrs };
+    let (q, k, v, o) = (vec![b, t, h, d], vec![b, t, g, d], vec![b, t, g, dv], vec![b, t, h, dv]);
     let drawn = |shape: &Vec<usize>, seed: u32| (shape.clone(), values(shape.iter().product(), seed));
-    let mut inputs = vec![drawn(&wide, 1), drawn(&narrow, 2), drawn(&narrow, 3)];
-    let mut outputs = vec![wide.clone(), vec![b, h, t]];
+    let mut inputs = vec![drawn(&q, 1), drawn(&k, 2), drawn(&v, 3)];
+    let mut outputs = vec![o.clone(), vec![b, h, t]];
     if let Some(results) = forward {
-        inputs.extend([(wide.clone(), results[0].clone()), (vec![b, h, t], results[1].clone()), drawn(&wide, 4)]);
-        outputs = vec![wide, narrow.clone(), narrow];
+        inputs.extend([(o.clone(), results[0].clone()), (vec![b, h, t], results[1].clone()), drawn(&o, 4)]);
+        outputs = vec![q, k, v];
     }
-    Operands { inputs, starts, attrs, outputs }
+    Operands { inputs, ints, sink: case.has_sink.then(|| values(h, 5)), attrs, outputs }
 }
 
 fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
@@ -54,7 +68,11 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
         at
     };
     let mut inputs: Vec<TensorRef> = operands.inputs.iter().map(|(shape, _)| place(DType::F32, shape)).collect();
-    inputs.push(place(DType::I32, &operands.inputs[0].0[..2]));
+    let rows = &operands.inputs[0].0[..2];
+    let ints: Vec<TensorRef> = operands.ints.iter().map(|_| place(DType::I32, rows)).collect();
+    inputs.extend(ints.clone());
+    let sink = operands.sink.as_ref().map(|sink| place(DType::F32, &[sink.len()]));
+    inputs.extend(sink.clone());
     let outputs: Vec<TensorRef> = operands.outputs.iter().map(|shape| place(DType::F32, shape)).collect();
     let launch = Launch {
         op: op.into(),
@@ -81,8 +99,12 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
     for (at, (shape, values)) in inputs.iter().zip(&operands.inputs) {
         session.write(at, &HostTensor::from_f32(shape.clone(), values).bytes).unwrap();
     }
-    let starts: Vec<u8> = operands.starts.iter().flat_map(|x| x.to_le_bytes()).collect();
-    session.write(&inputs[inputs.len() - 1], &starts).unwrap();
+    for (at, values) in ints.iter().zip(&operands.ints) {
+        session.write(at, &HostTensor::from_i32(at.shape.clone(), values).bytes).unwrap();
+    }
+    if let (Some(at), Some(values)) = (&sink, &operands.sink) {
+        session.write(at, &HostTensor::from_f32(at.shape.clone(), values).bytes).unwrap();
+    }
     // A second run must not see what the first left in the scratch memory.
     session.run(0).unwrap();
     session.run(0).unwrap();
@@ -116,7 +138,9 @@ fn exact(op: &str, operands: &Operands) -> Vec<Vec<f64>> {
     let wide = |values: &[f32]| Array::Real(values.iter().map(|x| f64::from(*x)).collect());
     let mut arrays: Vec<(Vec<usize>, Array<f64>)> =
         operands.inputs.iter().map(|(shape, values)| (shape.clone(), wide(values))).collect();
-    arrays.push((operands.inputs[0].0[..2].to_vec(), Array::Int(operands.starts.clone())));
+    let rows = operands.inputs[0].0[..2].to_vec();
+    arrays.extend(operands.ints.iter().map(|values| (rows.clone(), Array::Int(values.clone()))));
+    arrays.extend(operands.sink.iter().map(|values| (vec![values.len()], wide(values))));
     let inputs: Vec<(&[usize], &Array<f64>)> = arrays.iter().map(|(shape, array)| (shape.as_slice(), array)).collect();
     let zeros = |shape: &Vec<usize>| (shape.clone(), Array::Real(vec![0.0; shape.iter().product()]));
     let mut outputs: Vec<(Vec<usize>, Array<f64>)> = operands.outputs.iter().map(zeros).collect();
@@ -137,11 +161,20 @@ fn check(case: &Case, op: &str, operands: &Operands) -> Vec<Vec<f32>> {
 
 #[test]
 fn attention_equals_its_reference() {
+    let plain = |[b, t, h, g, d]: [usize; 5], cut: usize| Case { shape: [b, t, h, g, d, d], cut, ..Case::default() };
     let cases = [
-        Case { shape: [2, 5, 4, 2, 8], cut: 3, window: None },
-        Case { shape: [1, 130, 2, 1, 64], cut: 70, window: None },
-        Case { shape: [2, 300, 3, 3, 40], cut: 300, window: Some(17) },
-        Case { shape: [1, 257, 4, 2, 132], cut: 100, window: Some(90) },
+        plain([2, 5, 4, 2, 8], 3),
+        plain([1, 130, 2, 1, 64], 70),
+        Case { window: Some(17), ..plain([2, 300, 3, 3, 40], 300) },
+        Case { window: Some(90), ..plain([1, 257, 4, 2, 132], 100) },
+        Case { prefix: 80, ..plain([1, 200, 2, 1, 24], 110) },
+        Case { prefix: 3, window: Some(5), has_sink: true, ..plain([2, 70, 2, 1, 24], 33) },
+        Case { bidirectional: true, ..plain([2, 150, 2, 2, 16], 150) },
+        Case { bidirectional: true, window: Some(40), soft_cap: Some(1.5), ..plain([1, 150, 2, 2, 16], 150) },
+        Case { soft_cap: Some(0.8), has_sink: true, ..plain([1, 129, 4, 2, 8], 64) },
+        Case { shape: [1, 100, 2, 1, 192, 128], cut: 40, ..Case::default() },
+        Case { shape: [1, 67, 2, 1, 16, 72], cut: 67, has_sink: true, ..Case::default() },
+        plain([1, 66, 1, 1, 512], 66),
     ];
     for case in &cases {
         let forward = check(case, "attention", &operands(case, None));

@@ -337,7 +337,6 @@ fn base() -> Case {
         kv_heads: 2,
         head_dim: 64,
         documents: vec![],
-        window: None,
         deterministic: true,
         merged: false,
         scratch: 16 << 20,
@@ -394,7 +393,6 @@ fn attention_that_cudnn_does_not_take_is_refused_with_its_instruction() {
     let Some((options, architecture)) = gpu() else { return };
     let refusals = [
         (Case { dtype: DType::F32, ..base() }, "cuDNN reads bf16"),
-        (Case { window: Some(8), ..base() }, "a window of 8 keys"),
         (Case { head_dim: 12, ..base() }, "16-byte boundaries"),
         (Case { head_dim: 512, ..base() }, "engine"),
     ];

@@ -15,7 +15,7 @@ mod real;
 mod registry;
 mod verify;
 
-mod attention;
+pub mod attention;
 mod dropout;
 pub mod elementwise;
 mod embedding;

@@ -80,6 +80,7 @@ static OPS: &[&dyn Op] = &[
     &rope::ROPE_RMSNORM_GRADIENTS_BOTH,
     &attention::Attention,
     &attention::AttentionBackward,
+    &attention::AttentionSinkGradient,
 ];
 
 /// Every operation, in the order of the list.

@@ -36,6 +36,11 @@ pub enum Arg {
         input: usize,
         extents: [u32; 4],
     },
+    /// The same of an output, into which the engine writes: nothing where boxes leave the tensor.
+    OutputBoxes {
+        output: usize,
+        extents: [u32; 4],
+    },
     I32(i32),
     U32(u32),
     I64(i64),
@@ -128,8 +133,6 @@ pub struct Attention {
     /// i32 [B, T]: where in its row the document of a token starts.
     pub document_start: TensorRef,
     pub scale: f32,
-    /// Keys that a query sees, itself included; `None` for all of its document before it.
-    pub window: Option<usize>,
     pub documents: Documents,
     /// Planned for the backend's library; the backend checks that it suffices.
     pub scratch: Option<TensorRef>,

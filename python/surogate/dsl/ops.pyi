@@ -435,22 +435,39 @@ def rope_rmsnorm_gradients_both(*inputs: Tensor | Parameter, inverse: bool | eac
     offset: multiply with 1 + w instead of w
     accumulate: add to dw instead of overwriting it"""
 
-def attention(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None, dropout: float | each[float] | None = None) -> Any:
-    """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when document_start[i] ≤ j ≤ i,
-    and with a window j > i − window. q [B, T, heads, D], k and v [B, T, kv_heads, D] (heads share key heads in
-    groups), document_start i32 [B, T] → o [B, T, heads, D], lse f32 [B, heads, T], the log of the sum of the
-    exponentials of a row's scores; lse has no gradient.
+def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
+    """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when first[i] ≤ j ≤ last[i]:
+    first[i] is document_start[i], with a window max(document_start[i], i + 1 − window); last[i] is i, or
+    last_key[i] where that is given (prefixes, spans that see each other), or the end of the row when
+    `bidirectional`. Both never fall from one query to the next and first[i] ≤ i ≤ last[i]. With a sink, exp(sink)
+    of the head joins the sum of the exponentials. q [B, T, heads, D], k [B, T, kv_heads, D], v [B, T, kv_heads,
+    DV] (heads share key heads in groups), document_start i32 [B, T], then as wanted last_key i32 [B, T], sink
+    [heads] → o [B, T, heads, DV], lse f32 [B, heads, T], the log of the sum of the exponentials of a row's
+    scores; lse has no gradient.
 
-    scale: factor of the scores q·k
-    window: keys that a query sees, itself included; absent for all before it
+    scale: factor of the scores q·k; absent for 1/√D
+    window: keys up to itself that a query sees, itself included; absent for all of its document
+    soft_cap: c: the score s becomes c·tanh(s/c)
+    bidirectional: queries see keys behind them, to the end of the row; where rows end or hold documents,
+        `last_key` says it
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
 
-def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float], window: int | each[int] | None = None, dropout: float | each[float] | None = None) -> Any:
-    """Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − mean)·scale over the visible keys,
-    dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under p; a backend may take d_o·o for it,
-    which is the same when o and lse are those that `attention` gives. q, k, v, o, lse, d_o, document_start → dq,
-    dk, dv.
+def attention_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
+    """Gradients of `attention`: with p = exp(s − lse) and ds = p·(d_o·v − mean) over the visible keys, times 1 −
+    (s/soft_cap)² with a cap, dq = scale·Σ ds·k, dk = scale·Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under
+    p, a sink having the value 0; a backend may take d_o·o for it, which is the same when o and lse are those that
+    `attention` gives. q, k, v, o, lse, d_o, document_start, then what `attention` was given of last_key and sink
+    → dq, dk, dv.
 
-    scale: factor of the scores q·k
-    window: keys that a query sees, itself included; absent for all before it
+    scale: factor of the scores q·k; absent for 1/√D
+    window: keys up to itself that a query sees, itself included; absent for all of its document
+    soft_cap: c: the score s becomes c·tanh(s/c)
+    bidirectional: queries see keys behind them, to the end of the row; where rows end or hold documents,
+        `last_key` says it
     dropout: probability of dropping a weight of the softmax; the compiler takes it off where nothing drops"""
+
+def attention_sink_gradient(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """Gradient of the sinks of `attention`: d_sink = −Σ over the queries of exp(sink − lse)·(d_o·o), in f32. o and
+    d_o [B, T, heads, DV], lse f32 [B, heads, T], sink [heads] → d_sink f32 [heads]. With `accumulate`, added to.
+
+    accumulate: add to the result instead of overwriting it"""

@@ -38,8 +38,14 @@ fn divisor_from(n: usize, least: usize) -> usize {
     (least.max(1)..=n).find(|d| n.is_multiple_of(*d)).unwrap_or(n)
 }
 
-/// Axis of the heads, and heads for each key head, of an operand of the attention.
-type Heads = Option<(usize, usize)>;
+/// Where an operand of the attention is cut.
+#[derive(Clone, Copy)]
+struct Axes {
+    /// It has the rows of the batch first.
+    rows: bool,
+    /// Axis of the heads, and heads for each key head.
+    heads: Option<(usize, usize)>,
+}
 
 /// What [`attention_parts`] cuts: the batch into `rows` equal parts, the key heads into `heads`.
 struct AttentionCut {
@@ -50,18 +56,20 @@ struct AttentionCut {
 }
 
 impl AttentionCut {
-    fn of(&self, append: &mut Append<'_>, id: ValueId, heads: Heads) -> Vec<ValueId> {
+    /// The operand of every part: heads inside rows.
+    fn of(&self, append: &mut Append<'_>, id: ValueId, axes: Axes) -> Vec<ValueId> {
         let mut cut = |ids: Vec<ValueId>, axis: usize, size: usize, n: usize| -> Vec<ValueId> {
             let attrs = Attrs::new().with("sizes", vec![size; n]).with("axis", axis as u64);
             let parts =
                 ids.into_iter().map(|id| if n > 1 { append.emit("unstack", &[id], attrs.clone()) } else { vec![id] });
             parts.flatten().collect()
         };
-        let rows = cut(vec![id], 0, self.row_size, self.rows);
-        match heads {
+        let rows = if axes.rows { cut(vec![id], 0, self.row_size, self.rows) } else { vec![id] };
+        let parts = match axes.heads {
             Some((axis, per_key)) => cut(rows, axis, self.head_size * per_key, self.heads),
             None => rows.into_iter().flat_map(|row| vec![row; self.heads]).collect(),
-        }
+        };
+        if axes.rows { parts } else { parts.repeat(self.rows) }
     }
 
     fn joined(&self, append: &mut Append<'_>, mut parts: Vec<ValueId>, id: ValueId) {
@@ -89,11 +97,14 @@ fn attention_parts(graph: &mut Graph, node: &Node, parts: usize) -> Vec<Node> {
     };
     let mut append = Append::new(graph, node.phase);
     append.place_like(node);
-    // q, k, v, o, lse, d_o, document_start
-    let heads: [Heads; 7] =
-        [Some((2, group)), Some((2, 1)), Some((2, 1)), Some((2, group)), Some((1, group)), Some((2, group)), None];
+    // q, k, v, o, lse, d_o, document_start, last_key or a sink [heads], a sink
+    let of = |heads: Option<(usize, usize)>| Axes { rows: true, heads };
+    let mut axes = vec![of(Some((2, group))); 6];
+    (axes[1], axes[2], axes[4]) = (of(Some((2, 1))), of(Some((2, 1))), of(Some((1, group))));
+    let by_row = node.inputs[6..].iter().map(|id| append.value(*id).shape.len() > 1);
+    axes.extend(by_row.map(|rows| if rows { of(None) } else { Axes { rows, heads: Some((0, group)) } }));
     let inputs: Vec<Vec<ValueId>> =
-        node.inputs.iter().zip(heads).map(|(id, heads)| cut.of(&mut append, *id, heads)).collect();
+        node.inputs.iter().zip(axes).map(|(id, axes)| cut.of(&mut append, *id, axes)).collect();
     let mut results = vec![Vec::new(); node.outputs.len()];
     for part in 0..row_parts * head_parts {
         let of_part: Vec<ValueId> = inputs.iter().map(|parts| parts[part]).collect();

@@ -4,12 +4,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use ops::attention::{Extents, Mask, Operands};
 use ops::{Call, Loop, Real, sum_of, sum_of_three, vectorised};
 use program::TensorRef;
 use rayon::prelude::*;
 
 use super::block::{Block, QUERIES};
-use super::{Extents, Room, by_column, by_token, head};
+use super::{Capped, Room, by_column, by_column_units, by_token, by_token_units, head};
 use crate::simd::{MatrixMut, Tiles};
 
 /// What a task keeps from block to block.
@@ -17,6 +18,7 @@ use crate::simd::{MatrixMut, Tiles};
 struct Work {
     weights: Vec<f32>,
     gradients: Vec<f32>,
+    slopes: Vec<f32>,
     left: Vec<u32>,
     queries: Vec<u32>,
     d_o: Vec<u32>,
@@ -36,11 +38,16 @@ fn stretches(blocks: usize) -> Vec<Range<usize>> {
     vec![0..cut, cut..blocks]
 }
 
+/// Units of a key head by token, a value head by token, a key head by column.
+fn key_units(e: &Extents) -> [usize; 3] {
+    [by_token_units(e.tokens, e.head_dim), by_token_units(e.tokens, e.value_dim), by_column_units(e.tokens, e.head_dim)]
+}
+
 pub fn room(inputs: &[TensorRef]) -> Room {
-    let e = Extents::of_shapes(&inputs[0].shape, &inputs[1].shape);
+    let e = Extents::of_call(inputs);
     let tasks = e.batch * e.heads * stretches(e.tokens.div_ceil(QUERIES)).len();
-    let packed = e.batch * e.kv_heads * (2 * e.by_token() + e.by_column());
-    Room { packed, partial: tasks * 2 * e.tokens * e.head_dim }
+    let packed = e.batch * e.kv_heads * key_units(&e).iter().sum::<usize>();
+    Room { packed, partial: tasks * e.tokens * (e.head_dim + e.value_dim) }
 }
 
 /// One key head, packed.
@@ -50,22 +57,33 @@ struct Keys<'a> {
     k_columns: &'a [u32],
 }
 
+impl<'a> Keys<'a> {
+    fn of(e: &Extents, packed: &'a [u32]) -> Self {
+        let [k, v, _] = key_units(e);
+        let (keys, rest) = packed.split_at(k);
+        let (values, k_columns) = rest.split_at(v);
+        Keys { k: keys, v: values, k_columns }
+    }
+}
+
 pub fn run(call: &mut Call<'_, f32>, packed: &mut [u32], partial: &mut [f32]) {
-    let e = Extents::of(call);
-    let inputs = call.inputs;
+    let operands = Operands::of(call);
+    let (inputs, e) = (call.inputs, operands.e);
+    let masks: Vec<Mask<'_>> = (0..e.batch).map(|b| operands.mask(b)).collect();
     let [_, k, v, ..] = inputs else { unreachable!("the shape rule asks for seven inputs") };
-    let key_head = 2 * e.by_token() + e.by_column();
+    let [k_units, v_units, column_units] = key_units(&e);
+    let key_head = k_units + v_units + column_units;
     let packed = &mut packed[..e.batch * e.kv_heads * key_head];
     packed.par_chunks_mut(key_head).enumerate().for_each(|(task, out)| {
         let (k, v) = (head(k, task / e.kv_heads, task % e.kv_heads), head(v, task / e.kv_heads, task % e.kv_heads));
-        let (keys, rest) = out.split_at_mut(e.by_token());
-        let (values, columns) = rest.split_at_mut(e.by_token());
+        let (keys, rest) = out.split_at_mut(k_units);
+        let (values, columns) = rest.split_at_mut(v_units);
         by_token(k, keys);
         by_token(v, values);
-        by_column(k, &e, columns);
+        by_column(k, columns);
     });
     let stretches = stretches(e.tokens.div_ceil(QUERIES));
-    let sums = 2 * e.tokens * e.head_dim;
+    let sums = e.tokens * (e.head_dim + e.value_dim);
     let partial = &mut partial[..e.batch * e.heads * stretches.len() * sums];
     let [dq, dk, dv] = call.outputs_mut();
     let row = e.heads * e.head_dim;
@@ -82,84 +100,95 @@ pub fn run(call: &mut Call<'_, f32>, packed: &mut [u32], partial: &mut [f32]) {
         }
     }
     tasks.into_par_iter().for_each(|(b, h, blocks, dq, sums)| {
-        let keys = &packed[(b * e.kv_heads + h / e.group()) * key_head..][..key_head];
-        let (k, rest) = keys.split_at(e.by_token());
-        let (v, k_columns) = rest.split_at(e.by_token());
-        stretch(inputs, &e, (b, h), blocks, &Keys { k, v, k_columns }, dq, sums);
+        let keys = Keys::of(&e, &packed[(b * e.kv_heads + h / e.group()) * key_head..][..key_head]);
+        stretch(inputs, &operands, (b, h), blocks, (&keys, &masks[b]), dq, sums);
     });
-    let total = |out: &mut [f32], which: usize| {
-        out.par_chunks_mut(e.kv_heads * e.head_dim).enumerate().for_each(|(row, out)| {
+    let total = |out: &mut [f32], columns: usize, at: usize| {
+        out.par_chunks_mut(e.kv_heads * columns).enumerate().for_each(|(row, out)| {
             let (b, j) = (row / e.tokens, row % e.tokens);
             out.fill(0.0);
             let parts = &partial[b * e.heads * stretches.len() * sums..][..e.heads * stretches.len() * sums];
             for (task, part) in parts.chunks(sums).enumerate() {
-                let out = &mut out[task / stretches.len() / e.group() * e.head_dim..][..e.head_dim];
-                let part = &part[(which * e.tokens + j) * e.head_dim..][..e.head_dim];
+                let out = &mut out[task / stretches.len() / e.group() * columns..][..columns];
+                let part = &part[at + j * columns..][..columns];
                 out.iter_mut().zip(part).for_each(|(out, x)| *out += x);
             }
         });
     };
-    total(dk.real(), 0);
-    total(dv.real(), 1);
+    total(dk.real(), e.head_dim, 0);
+    total(dv.real(), e.value_dim, e.tokens * e.head_dim);
 }
 
 fn stretch(
     inputs: &[ops::Input<'_, f32>],
-    e: &Extents,
+    operands: &Operands<'_, f32>,
     (b, h): (usize, usize),
     blocks: Range<usize>,
-    keys: &Keys<'_>,
+    (keys, mask): (&Keys<'_>, &Mask<'_>),
     dq: Vec<MatrixMut<'_, f32>>,
     sums: &mut [f32],
 ) {
-    let [q, _, _, _, lse, d_o, starts] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, _, _, _, lse, d_o, ..] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let (e, scoring) = (&operands.e, operands.scoring(h));
     let (q, d_o) = (head(q, b, h), head(d_o, b, h));
     let lse = &lse.real()[(b * e.heads + h) * e.tokens..][..e.tokens];
-    let starts = &starts.int()[b * e.tokens..][..e.tokens];
     let tiles = Tiles::<f32>::here().expect("looked for when the program is loaded");
     sums.fill(0.0);
     let (dk, dv) = sums.split_at_mut(e.tokens * e.head_dim);
     WORK.with_borrow_mut(|work| {
-        let Work { weights, gradients, left, queries, d_o: d_o_columns } = work;
-        queries.resize(e.by_column(), 0);
-        d_o_columns.resize(e.by_column(), 0);
-        by_column(q, e, queries);
-        by_column(d_o, e, d_o_columns);
+        let Work { weights, gradients, slopes, left, queries, d_o: d_o_columns } = work;
+        queries.resize(by_column_units(e.tokens, e.head_dim), 0);
+        d_o_columns.resize(by_column_units(e.tokens, e.value_dim), 0);
+        by_column(q, queries);
+        by_column(d_o, d_o_columns);
         for (index, mut dq) in blocks.zip(dq) {
-            let block = Block::of(index, e, starts);
+            let block = Block::of(index, e.tokens, mask);
             weights.resize(block.queries.len() * block.width, 0.0);
             gradients.resize(block.queries.len() * block.width, 0.0);
-            block.scores(tiles, q, keys.k, e.scale, weights);
+            slopes.resize(block.width, 0.0);
+            block.scores(tiles, q, keys.k, scoring.scale, weights);
             block.scores(tiles, d_o, keys.v, 1.0, gradients);
             let rows = weights.chunks_mut(block.width).zip(gradients.chunks_mut(block.width));
             for (i, (p, ds)) in block.queries.clone().zip(rows) {
-                let seen = block.seen(i, e, starts);
+                let seen = block.seen(i);
                 for row in [&mut *p, &mut *ds] {
                     row[..seen.start].fill(0.0);
                     row[seen.end..].fill(0.0);
                 }
-                vectorised(ScoreGradients, (&mut p[seen.clone()], &mut ds[seen], lse[i], e.scale));
+                let (p, ds) = (&mut p[seen.clone()], &mut ds[seen]);
+                let slopes = &mut slopes[..p.len()];
+                if let Some(cap) = scoring.soft_cap {
+                    vectorised(Capped, (&mut *p, cap, &mut *slopes));
+                }
+                let sink = scoring.sink.map_or(0.0, |sink| Real::exp(sink - lse[i]));
+                vectorised(ScoreGradients, (p, &mut *ds, lse[i], sink, scoring.scale));
+                if scoring.soft_cap.is_some() {
+                    ds.iter_mut().zip(slopes).for_each(|(ds, slope)| *ds *= *slope);
+                }
             }
-            block.sums_by_query(tiles, e, gradients, keys.k_columns, left, &mut dq);
-            block.add_sums_by_key(tiles, e, gradients, queries, left, dk);
-            block.add_sums_by_key(tiles, e, weights, d_o_columns, left, dv);
+            block.sums_by_query(tiles, gradients, (keys.k_columns, e.head_dim), left, &mut dq);
+            block.add_sums_by_key(tiles, gradients, (queries, e.head_dim), left, dk);
+            block.add_sums_by_key(tiles, weights, (d_o_columns, e.value_dim), left, dv);
         }
     });
 }
 
 /// One query: scores become weights p, their gradients (d_o·v) become ds. The mean gradient is taken of the
-/// weights as they are here: lse is rounded, so that they do not sum to 1.
+/// weights as they are here, that of the sink included: lse is rounded, so that they do not sum to 1.
 struct ScoreGradients;
 
-impl<'a> Loop<(&'a mut [f32], &'a mut [f32], f32, f32)> for ScoreGradients {
+/// Scores, gradients, log-sum-exp, the sink's weight, scale.
+type Gradients<'a> = (&'a mut [f32], &'a mut [f32], f32, f32, f32);
+
+impl<'a> Loop<Gradients<'a>> for ScoreGradients {
     type Output = ();
 
     #[inline(always)]
-    fn run((p, ds, lse, scale): (&'a mut [f32], &'a mut [f32], f32, f32)) {
+    fn run((p, ds, lse, sink, scale): Gradients<'a>) {
         for p in &mut *p {
             *p = Real::exp(*p - lse);
         }
-        let mean = sum_of_three(p, ds, p, |p, ds, _| p * ds) / sum_of(p, |p| p);
+        let mean = sum_of_three(p, ds, p, |p, ds, _| p * ds) / (sum_of(p, |p| p) + sink);
         for (p, ds) in p.iter().zip(ds) {
             *ds = *p * (*ds - mean) * scale;
         }

@@ -6,9 +6,7 @@ mod backward;
 mod block;
 mod forward;
 
-use std::ops::Range;
-
-use ops::{Call, Input};
+use ops::{Call, Input, Loop, Real};
 use program::TensorRef;
 
 use crate::simd::{Matrix, Tiles, WIDTH, pack};
@@ -38,59 +36,19 @@ pub fn find(op: &str) -> Option<Own> {
     }
 }
 
-/// What the calls share.
-#[derive(Clone, Copy)]
-struct Extents {
-    batch: usize,
-    tokens: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    scale: f32,
-    window: Option<usize>,
+/// Units of [`by_token`] for one head of `columns`.
+fn by_token_units(tokens: usize, columns: usize) -> usize {
+    tokens.div_ceil(WIDTH) * WIDTH * columns
 }
 
-impl Extents {
-    fn of(call: &Call<'_, f32>) -> Extents {
-        let number = call.attrs.float("scale").expect("checked by the shape rule");
-        let window = call.attrs.optional_int("window").expect("checked by the shape rule");
-        let shape = |index: usize| call.inputs[index].shape;
-        let mut extents = Extents::of_shapes(shape(0), shape(1));
-        (extents.scale, extents.window) = (number as f32, window.map(|window| window as usize));
-        extents
-    }
+/// Units of [`by_column`] for one head of `columns`.
+fn by_column_units(tokens: usize, columns: usize) -> usize {
+    tokens * column_panels(columns).map(|(_, width)| width).sum::<usize>()
+}
 
-    fn of_shapes(q: &[usize], k: &[usize]) -> Extents {
-        let (batch, tokens, heads, head_dim) = (q[0], q[1], q[2], q[3]);
-        Extents { batch, tokens, heads, kv_heads: k[2], head_dim, scale: 1.0, window: None }
-    }
-
-    /// Query heads that share one key head.
-    fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Units of [`by_token`] for one head.
-    fn by_token(&self) -> usize {
-        self.tokens.div_ceil(WIDTH) * WIDTH * self.head_dim
-    }
-
-    /// Units of [`by_column`] for one head.
-    fn by_column(&self) -> usize {
-        self.tokens * self.column_panels().map(|(_, width)| width).sum::<usize>()
-    }
-
-    /// First column and width of the panels of a head's columns.
-    fn column_panels(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let head_dim = self.head_dim;
-        (0..head_dim).step_by(WIDTH).map(move |first| (first, Tiles::<f32>::panel_width(head_dim - first)))
-    }
-
-    /// The keys that query `i` sees.
-    fn visible(&self, i: usize, starts: &[i32]) -> Range<usize> {
-        let first = starts[i] as usize;
-        first.max(self.window.map_or(0, |window| (i + 1).saturating_sub(window)))..i + 1
-    }
+/// First column and width of the panels of a head's columns.
+fn column_panels(columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..columns).step_by(WIDTH).map(move |first| (first, Tiles::<f32>::panel_width(columns - first)))
 }
 
 /// One head of a tensor [B, T, heads, D]: tokens by columns.
@@ -110,11 +68,26 @@ fn by_token(head: Matrix<'_>, out: &mut [u32]) {
 }
 
 /// Panels whose lines are columns, summed over tokens: for weighted sums of tokens.
-fn by_column(head: Matrix<'_>, extents: &Extents, mut out: &mut [u32]) {
-    for (first, width) in extents.column_panels() {
-        let columns = first..(first + width).min(extents.head_dim);
-        let (panel, rest) = out.split_at_mut(extents.tokens * width);
-        pack(head.block(0..extents.tokens, columns).transposed_if(true), panel);
+fn by_column(head: Matrix<'_>, mut out: &mut [u32]) {
+    for (first, width) in column_panels(head.width()) {
+        let columns = first..(first + width).min(head.width());
+        let (panel, rest) = out.split_at_mut(head.height() * width);
+        pack(head.block(0..head.height(), columns).transposed_if(true), panel);
         out = rest;
+    }
+}
+
+/// Raw scores to capped ones, c·tanh(s/c); gives their slopes, 1 − tanh².
+struct Capped;
+
+impl<'a> Loop<(&'a mut [f32], f32, &'a mut [f32])> for Capped {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((scores, cap, slopes): (&'a mut [f32], f32, &'a mut [f32])) {
+        for (s, slope) in scores.iter_mut().zip(slopes) {
+            let t = Real::tanh(*s / cap);
+            (*s, *slope) = (cap * t, 1.0 - t * t);
+        }
     }
 }

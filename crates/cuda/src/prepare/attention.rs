@@ -116,14 +116,11 @@ fn describe(a: &Attention) -> Sdpa {
     }
 }
 
-/// What cuDNN cannot read, it may read wrongly instead of refusing it: types, alignment, a window, and
-/// for packed rows tokens that are not evenly spaced over all rows.
+/// What cuDNN cannot read, it may read wrongly instead of refusing it: types, alignment, and for
+/// packed rows tokens that are not evenly spaced over all rows.
 fn check(memory: &Memory, a: &Attention, tensors: &[(i64, &TensorRef)]) -> Result<()> {
     let refused = |reason: String| Err(Error::Unsupported { what: "attention".into(), reason, context: String::new() });
     let length = a.q.shape[1];
-    if let Some(window) = a.window.filter(|window| *window < length) {
-        return refused(format!("a window of {window} keys in rows of {length} needs the operation's own kernels"));
-    }
     for (_, at) in tensors {
         let s = strides(at);
         let aligned = memory.address(at).is_multiple_of(16) && [s.row, s.token, s.head].iter().all(|s| s % 8 == 0);

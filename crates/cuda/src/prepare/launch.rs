@@ -6,10 +6,10 @@ use crate::driver::{Described, Function, LaunchShape, Module, Stream};
 use crate::engine::Engine;
 use crate::error::{During, Result};
 use crate::nvrtc::KernelSource;
+use crate::sys::driver::TENSOR_MAP_WORDS;
 use program::{Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
 use std::ffi::c_void;
 use std::sync::Arc;
-use tensor::DType;
 
 /// Above this a kernel must ask for dynamic shared memory.
 const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
@@ -137,8 +137,11 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
             Arg::Output(i) => p.memory.address(&launch.outputs[i]),
             Arg::Scratch(offset) => scratch.expect("a call with a scratch argument has scratch memory") + offset as u64,
             Arg::Boxes { input, extents } => {
-                let described = boxes(&launch.inputs[input], p.memory.address(&launch.inputs[input]), extents);
-                arguments = arguments.structure(&described.encode(&p.engine.device)?);
+                arguments = arguments.structure(&described(p, &launch.inputs[input], extents)?);
+                continue;
+            }
+            Arg::OutputBoxes { output, extents } => {
+                arguments = arguments.structure(&described(p, &launch.outputs[output], extents)?);
                 continue;
             }
             Arg::I32(value) => value as u32 as u64,
@@ -153,10 +156,12 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
 }
 
 /// A tensor as the copy engine is told of it.
-fn boxes(tensor: &TensorRef, address: u64, boxes: [u32; 4]) -> Described {
+fn described(p: &Preparation, tensor: &TensorRef, boxes: [u32; 4]) -> Result<[u64; TENSOR_MAP_WORDS]> {
     let four = |of: &[usize]| -> [usize; 4] { of.try_into().expect("boxes are cut out of tensors of four axes") };
-    assert!(tensor.dtype == DType::BF16, "boxes are cut out of bf16 tensors: {tensor}");
-    Described { address, shape: four(&tensor.shape), strides: four(&tensor.strides), boxes }
+    // The engine moves 16 bits an element; what they stand for is the kernel's.
+    assert!(tensor.dtype.size() == 2, "boxes are cut out of tensors of halves: {tensor}");
+    let (address, shape, strides) = (p.memory.address(tensor), four(&tensor.shape), four(&tensor.strides));
+    Described { address, shape, strides, boxes }.encode(&p.engine.device)
 }
 
 #[cfg(test)]

@@ -111,7 +111,6 @@ pub struct Case {
     pub head_dim: usize,
     /// Per row, the lengths of its documents; empty: every row is one.
     pub documents: Vec<Vec<usize>>,
-    pub window: Option<usize>,
     pub deterministic: bool,
     /// v and dv lie in merged q|k|v buffers.
     pub merged: bool,
@@ -196,7 +195,6 @@ impl Case {
             lse: layout.place(DType::F32, &[b, self.heads, t]),
             document_start: tensors.start.clone(),
             scale: self.scale(),
-            window: self.window,
             documents: self.plan(),
             scratch: (self.scratch > 0).then(|| layout.place(DType::U8, &[self.scratch])),
         };
@@ -224,7 +222,7 @@ impl Case {
             [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]];
         for (token, start) in starts.iter().enumerate() {
             let (row, i) = (token / t, token % t);
-            let first = (*start as usize).max((i + 1).saturating_sub(self.window.unwrap_or(t)));
+            let first = *start as usize;
             for head in 0..self.heads {
                 let at = (token * self.heads + head) * d;
                 let key = |j: usize| ((row * t + j) * self.kv_heads + head / groups) * d;

@@ -1,16 +1,17 @@
 //! The gradients of attention.
 
 use graph::{Element, ValueType};
-use program::{Attention as Shared, AttentionBackward as Instruction, Cost, TensorRef};
+use program::{Arch, Attention as Shared, AttentionBackward as Instruction, Cost, TensorRef};
 use tensor::Attrs;
 
+use super::examples::{Given, calls};
 use super::library::{backward_bytes, takes_instruction};
-use super::{ATTRIBUTES, Extents, Reading, check, cpu, example_calls, example_inputs, hopper, kernels};
+use super::{ATTRIBUTES, BACKWARD_INPUTS, Extents, Optional, Reading, check, cpu, hopper, kernels};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 
-/// dq, dk, dv = attention_backward(q, k, v, o, lse, d_o, document_start)
+/// dq, dk, dv = attention_backward(q, k, v, o, lse, d_o, document_start [, last_key] [, sink])
 pub struct AttentionBackward;
 
 impl Op for AttentionBackward {
@@ -23,10 +24,11 @@ impl Op for AttentionBackward {
     }
 
     fn doc(&self) -> &'static str {
-        "Gradients of `attention`: with p = exp(scale·q·k − lse) and ds = p·(d_o·v − mean)·scale over the visible \
-         keys, dq = Σ ds·k, dk = Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v under p; a backend may take d_o·o \
-         for it, which is the same when o and lse are those that `attention` gives. q, k, v, o, lse, d_o, \
-         document_start → dq, dk, dv."
+        "Gradients of `attention`: with p = exp(s − lse) and ds = p·(d_o·v − mean) over the visible keys, times \
+         1 − (s/soft_cap)² with a cap, dq = scale·Σ ds·k, dk = scale·Σ ds·q, dv = Σ p·d_o. The mean is that of d_o·v \
+         under p, a sink having the value 0; a backend may take d_o·o for it, which is the same when o and lse are \
+         those that `attention` gives. q, k, v, o, lse, d_o, document_start, then what `attention` was given of \
+         last_key and sink → dq, dk, dv."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -34,13 +36,14 @@ impl Op for AttentionBackward {
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [q, k, v, o, lse, d_o, document_start] = inputs else {
-            return Err("takes q, k, v, o, lse, d_o and document_start".into());
+        let [q, k, v, o, lse, d_o, document_start, ..] = inputs else {
+            return Err("takes q, k, v, o, lse, d_o, document_start and as wanted last_key and sink".into());
         };
-        Reading::of(attrs)?;
-        let expected = check(q, k, v, document_start)?;
-        if *lse != expected || o.shape != q.shape || d_o.shape != q.shape {
-            return Err(format!("o and d_o must be shaped like q, lse must be {expected}"));
+        let Optional { last_key, sink } = Optional::of(inputs, BACKWARD_INPUTS)?;
+        let given = |at: Option<usize>| at.map(|at| &inputs[at]);
+        let [like_o, like_lse] = check([q, k, v, document_start], given(last_key), given(sink), attrs)?;
+        if *lse != like_lse || o.shape != like_o.shape || d_o.shape != like_o.shape {
+            return Err(format!("o and d_o must be {like_o}, lse must be {like_lse}"));
         }
         Ok(vec![q.clone(), k.clone(), v.clone()])
     }
@@ -50,14 +53,14 @@ impl Op for AttentionBackward {
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
-        let e = Extents::of(&inputs[0].shape, &inputs[1].shape);
+        let e = Extents::of_call(inputs);
         let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
-        Cost { flops: 10.0 * e.head_dim as f64 * e.pairs(Reading::checked(attrs).window), bytes }
+        Cost { flops: e.flops(&Reading::checked(attrs, e.head_dim), 3.0, 2.0), bytes }
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match call.machine.arch {
-            program::Arch::Cpu => 0,
+            Arch::Cpu => 0,
             _ if hopper::takes(call) => hopper::scratch(call),
             _ if takes_instruction(call) => backward_bytes(call),
             _ => kernels::backward_scratch(call),
@@ -65,17 +68,19 @@ impl Op for AttentionBackward {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        if call.machine.arch == Arch::Cpu {
+            return Lowered::Kernels(vec![]);
+        }
         if hopper::takes(call) {
             return Lowered::Kernels(hopper::backward(call));
         }
         if !takes_instruction(call) {
             return Lowered::Kernels(kernels::backward(call));
         }
-        let [q, k, v, o, lse, d_o, document_start] = call.inputs else {
+        let [q, k, v, o, lse, d_o, document_start, ..] = call.inputs else {
             unreachable!("the shape rule asks for seven inputs")
         };
         let [d_q, d_k, d_v] = call.outputs else { unreachable!("the shape rule gives three results") };
-        let reading = Reading::checked(call.attrs);
         let shared = Shared {
             q: q.clone(),
             k: k.clone(),
@@ -83,8 +88,7 @@ impl Op for AttentionBackward {
             o: o.clone(),
             lse: lse.clone(),
             document_start: document_start.clone(),
-            scale: reading.scale as f32,
-            window: reading.window,
+            scale: Reading::checked(call.attrs, q.shape[3]).scale as f32,
             documents: call.documents,
             scratch: None,
         };
@@ -102,23 +106,25 @@ impl Op for AttentionBackward {
 
     /// `o` and `lse` are those of the forward pass: only then is d_o·o the mean of d_o·v.
     fn examples(&self) -> Vec<Example> {
-        let example = |(shape, starts, attrs): ([usize; 5], Vec<i32>, Attrs)| {
-            let [batch, tokens, heads, _, head_dim] = shape;
-            let mut inputs = example_inputs(shape, &starts);
+        let example = |given: Given| {
+            let [batch, tokens, heads, _, _, value_dim] = given.shape;
+            let (mut inputs, optional) = (given.tensors(), given.optional());
             let document_start = inputs.pop().expect("four inputs");
-            let like_q = || ExampleInput::Normal { shape: vec![batch, tokens, heads, head_dim], scale: 1.0 };
+            let like_o = vec![batch, tokens, heads, value_dim];
+            let places: Vec<usize> = (0..3).chain(6..7 + optional.len()).collect();
             let forward = |result: usize, element: Element, shape: &[usize]| ExampleInput::Computed {
                 op: "attention",
-                inputs: vec![0, 1, 2, 6],
+                inputs: places.clone(),
                 result,
                 element,
                 shape: shape.to_vec(),
             };
-            let o = forward(0, Element::Float, &[batch, tokens, heads, head_dim]);
+            let o = forward(0, Element::Float, &like_o);
             let lse = forward(1, Element::F32, &[batch, heads, tokens]);
-            inputs.extend([o, lse, like_q(), document_start]);
-            Example::new(inputs, attrs)
+            inputs.extend([o, lse, ExampleInput::Normal { shape: like_o, scale: 1.0 }, document_start]);
+            inputs.extend(optional);
+            Example::new(inputs, given.attrs)
         };
-        example_calls().into_iter().map(example).collect()
+        calls().into_iter().map(example).collect()
     }
 }

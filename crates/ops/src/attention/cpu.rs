@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::mask::Mask;
+use super::operands::{Operands, Scoring};
 use super::panels::{LANES, Left, Panels, add_product};
-use super::{Extents, Reading};
 use crate::call::{Call, Input};
 use crate::real::Real;
 use crate::vector::add_scaled;
@@ -57,12 +58,12 @@ struct Block {
 }
 
 impl Block {
-    fn of(index: usize, tokens: usize, starts: &[i32], window: Option<usize>) -> Self {
+    fn of(index: usize, tokens: usize, mask: &Mask<'_>) -> Self {
         let queries = index * QUERIES..((index + 1) * QUERIES).min(tokens);
-        let first = visible(queries.start, starts, window).start / LANES;
-        let panels = first..queries.end.div_ceil(LANES);
+        let seen = mask.visible_to(&queries);
+        let panels = seen.start / LANES..seen.end.div_ceil(LANES);
         let width = panels.len() * LANES;
-        Block { keys: first * LANES..queries.end, queries, panels, width }
+        Block { keys: panels.start * LANES..seen.end, queries, panels, width }
     }
 
     fn head_panels(head_dim: usize) -> Range<usize> {
@@ -78,23 +79,16 @@ impl Block {
     }
 
     /// The columns of a row of scores that query `i` sees.
-    fn columns(&self, i: usize, starts: &[i32], window: Option<usize>) -> Range<usize> {
-        let keys = visible(i, starts, window);
+    fn columns(&self, i: usize, mask: &Mask<'_>) -> Range<usize> {
+        let keys = mask.visible(i);
         keys.start - self.keys.start..keys.end - self.keys.start
     }
 }
 
-/// The keys that query `i` sees.
-fn visible(i: usize, starts: &[i32], window: Option<usize>) -> Range<usize> {
-    let first = starts[i] as usize;
-    first.max(window.map_or(0, |window| (i + 1).saturating_sub(window)))..i + 1
-}
-
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
-    let reading = Reading::checked(call.attrs);
-    let [q, k, v, starts] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
-    let e = Extents::of(q.shape, k.shape);
-    let starts = starts.int();
+    let operands = Operands::of(call);
+    let ([q, k, v, ..], e) = (call.inputs, operands.e) else { unreachable!("the shape rule asks for four inputs") };
+    let masks: Vec<Mask<'_>> = (0..e.batch).map(|b| operands.mask(b)).collect();
     let key_head = |task: usize| (task / e.kv_heads, task % e.kv_heads);
     let packed: Vec<(Panels<T>, Panels<T>)> = (0..e.batch * e.kv_heads)
         .into_par_iter()
@@ -106,9 +100,8 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
         .into_par_iter()
         .map(|task| {
             let (b, h) = (task / blocks / e.heads, task / blocks % e.heads);
-            let (k, v) = &packed[b * e.kv_heads + h / e.group()];
-            let starts = &starts[b * e.tokens..][..e.tokens];
-            attend(task % blocks, Head::of(q, b, h), k, v, starts, reading)
+            let keys = &packed[b * e.kv_heads + h / e.group()];
+            attend(task % blocks, Head::of(q, b, h), keys, e.value_dim, &masks[b], operands.scoring(h))
         })
         .collect();
     let [o, lse] = call.outputs_mut();
@@ -116,11 +109,11 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     for (lse, (_, part)) in lse.zip(&results) {
         lse.copy_from_slice(part);
     }
-    o.real().par_chunks_mut(e.heads * e.head_dim).enumerate().for_each(|(row, o)| {
+    o.real().par_chunks_mut(e.heads * e.value_dim).enumerate().for_each(|(row, o)| {
         let (b, i) = (row / e.tokens, row % e.tokens);
-        for (h, o) in o.chunks_mut(e.head_dim).enumerate() {
+        for (h, o) in o.chunks_mut(e.value_dim).enumerate() {
             let part = &results[(b * e.heads + h) * blocks + i / QUERIES].0;
-            o.copy_from_slice(&part[i % QUERIES * e.head_dim..][..e.head_dim]);
+            o.copy_from_slice(&part[i % QUERIES * e.value_dim..][..e.value_dim]);
         }
     });
 }
@@ -129,33 +122,34 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
 fn attend<T: Real>(
     index: usize,
     q: Head<'_, T>,
-    k: &Panels<T>,
-    v: &Panels<T>,
-    starts: &[i32],
-    reading: Reading,
+    (k, v): &(Panels<T>, Panels<T>),
+    value_dim: usize,
+    mask: &Mask<'_>,
+    scoring: Scoring<T>,
 ) -> (Vec<T>, Vec<T>) {
-    let block = Block::of(index, q.tokens, starts, reading.window);
-    let scale = T::from_f64(reading.scale);
+    let block = Block::of(index, q.tokens, mask);
     let mut weights = block.scores(q, k);
     let mut sums = Vec::with_capacity(block.queries.len());
     let mut lse = Vec::with_capacity(block.queries.len());
     for (i, row) in block.queries.clone().zip(weights.chunks_mut(block.width)) {
-        let seen = block.columns(i, starts, reading.window);
-        let largest = row[seen.clone()].iter().map(|s| scale * *s).fold(T::negative_infinity(), T::max);
+        let seen = block.columns(i, mask);
         row[..seen.start].fill(T::default());
         row[seen.end..].fill(T::default());
-        let mut sum = T::default();
-        for weight in &mut row[seen] {
-            *weight = (scale * *weight - largest).exp();
+        let row = &mut row[seen];
+        row.iter_mut().for_each(|x| *x = scoring.score(*x).0);
+        let largest = row.iter().copied().fold(scoring.sink.unwrap_or(T::negative_infinity()), T::max);
+        let mut sum = scoring.sink.map_or(T::default(), |sink| (sink - largest).exp());
+        for weight in row {
+            *weight = (*weight - largest).exp();
             sum += *weight;
         }
         sums.push(sum);
         lse.push(largest + sum.ln());
     }
-    let mut o = vec![T::default(); block.queries.len() * q.head_dim];
+    let mut o = vec![T::default(); block.queries.len() * value_dim];
     let left = Left { data: &weights, row: block.width, step: 1 };
-    add_product(&mut o, q.head_dim, left, v, block.keys, Block::head_panels(q.head_dim));
-    for (o, sum) in o.chunks_mut(q.head_dim).zip(sums) {
+    add_product(&mut o, value_dim, left, v, block.keys, Block::head_panels(value_dim));
+    for (o, sum) in o.chunks_mut(value_dim).zip(sums) {
         o.iter_mut().for_each(|o| *o = *o / sum);
     }
     (o, lse)
@@ -169,12 +163,11 @@ struct HeadGradients<T> {
 }
 
 pub fn backward<T: Real>(call: &mut Call<'_, T>) {
-    let reading = Reading::checked(call.attrs);
-    let inputs = call.inputs;
-    let e = Extents::of(inputs[0].shape, inputs[1].shape);
+    let operands = Operands::of(call);
+    let (inputs, e) = (call.inputs, operands.e);
     let results: Vec<HeadGradients<T>> = (0..e.batch * e.heads)
         .into_par_iter()
-        .map(|task| head_gradients(inputs, e, reading, task / e.heads, task % e.heads))
+        .map(|task| head_gradients(inputs, &operands, task / e.heads, task % e.heads))
         .collect();
     let [dq, dk, dv] = call.outputs_mut();
     dq.real().par_chunks_mut(e.heads * e.head_dim).enumerate().for_each(|(row, dq)| {
@@ -183,71 +176,75 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
             dq.copy_from_slice(&results[b * e.heads + h].dq[i * e.head_dim..][..e.head_dim]);
         }
     });
-    let sum = |out: &mut [T], part: fn(&HeadGradients<T>) -> &[T]| {
-        out.par_chunks_mut(e.kv_heads * e.head_dim).enumerate().for_each(|(row, out)| {
+    let sum = |out: &mut [T], columns: usize, part: fn(&HeadGradients<T>) -> &[T]| {
+        out.par_chunks_mut(e.kv_heads * columns).enumerate().for_each(|(row, out)| {
             let (b, j) = (row / e.tokens, row % e.tokens);
             out.fill(T::default());
             for (h, result) in results[b * e.heads..(b + 1) * e.heads].iter().enumerate() {
-                let out = &mut out[h / e.group() * e.head_dim..][..e.head_dim];
-                add_scaled(out, T::from_f64(1.0), &part(result)[j * e.head_dim..][..e.head_dim]);
+                let out = &mut out[h / e.group() * columns..][..columns];
+                add_scaled(out, T::from_f64(1.0), &part(result)[j * columns..][..columns]);
             }
         });
     };
-    sum(dk.real(), |r| &r.dk);
-    sum(dv.real(), |r| &r.dv);
+    sum(dk.real(), e.head_dim, |r| &r.dk);
+    sum(dv.real(), e.value_dim, |r| &r.dv);
 }
 
 fn head_gradients<T: Real>(
     inputs: &[Input<'_, T>],
-    e: Extents,
-    reading: Reading,
+    operands: &Operands<'_, T>,
     b: usize,
     h: usize,
 ) -> HeadGradients<T> {
-    let [q, k, v, _, lse, d_o, starts] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, lse, d_o, ..] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let (e, mask, scoring) = (operands.e, operands.mask(b), operands.scoring(h));
     let (k, v) = (Head::of(k, b, h / e.group()), Head::of(v, b, h / e.group()));
     let (q, d_o) = (Head::of(q, b, h), Head::of(d_o, b, h));
     let (k_transposed, v_transposed) = (k.transposed(), v.transposed());
     let (k, q_panels, do_panels) = (k.panels(), q.panels(), d_o.panels());
     let lse = &lse.real()[(b * e.heads + h) * e.tokens..][..e.tokens];
-    let starts = &starts.int()[b * e.tokens..][..e.tokens];
-    let (d, n) = (e.head_dim, e.tokens * e.head_dim);
-    let mut result = HeadGradients { dq: vec![T::default(); n], dk: vec![T::default(); n], dv: vec![T::default(); n] };
+    let (d, dv) = (e.head_dim, e.value_dim);
+    let zeros = |columns: usize| vec![T::default(); e.tokens * columns];
+    let mut result = HeadGradients { dq: zeros(d), dk: zeros(d), dv: zeros(dv) };
     for index in 0..e.tokens.div_ceil(QUERIES) {
-        let block = Block::of(index, e.tokens, starts, reading.window);
+        let block = Block::of(index, e.tokens, &mask);
         let (mut p, mut ds) = (block.scores(q, &k_transposed), block.scores(d_o, &v_transposed));
         let rows = p.chunks_mut(block.width).zip(ds.chunks_mut(block.width));
         for (i, (p, ds)) in block.queries.clone().zip(rows) {
-            let seen = block.columns(i, starts, reading.window);
-            score_gradients(p, ds, seen, lse[i], T::from_f64(reading.scale));
+            score_gradients(p, ds, block.columns(i, &mask), lse[i], &scoring);
         }
-        let (queries, keys, panels) = (block.queries, block.keys, Block::head_panels(d));
+        let (queries, keys) = (block.queries, block.keys);
+        let (panels, v_panels) = (Block::head_panels(d), Block::head_panels(dv));
         let by_query = Left { data: &ds, row: block.width, step: 1 };
         let by_key = |data| Left { data, row: 1, step: block.width };
-        let (query_rows, key_rows) = (queries.start * d..queries.end * d, keys.start * d..keys.end * d);
-        add_product(&mut result.dq[query_rows], d, by_query, &k, keys, panels.clone());
-        add_product(&mut result.dk[key_rows.clone()], d, by_key(&ds), &q_panels, queries.clone(), panels.clone());
-        add_product(&mut result.dv[key_rows], d, by_key(&p), &do_panels, queries, panels);
+        let rows = |of: &Range<usize>, columns: usize| of.start * columns..of.end * columns;
+        add_product(&mut result.dq[rows(&queries, d)], d, by_query, &k, keys.clone(), panels.clone());
+        add_product(&mut result.dk[rows(&keys, d)], d, by_key(&ds), &q_panels, queries.clone(), panels);
+        add_product(&mut result.dv[rows(&keys, dv)], dv, by_key(&p), &do_panels, queries, v_panels);
     }
     result
 }
 
-/// One query: scores become weights p, their gradients (d_o·v) become ds; zero where nothing is seen.
-/// The mean gradient is taken of the weights p as they are here, not as d_o·o: lse is rounded, so that
-/// they do not sum to 1, and any other mean would leave a part of it in every ds.
-fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, scale: T) {
+/// One query: products become weights p, their gradients (d_o·v) become those of the products; zero where nothing
+/// is seen. The mean gradient is taken of the weights p as they are here, not as d_o·o: lse is rounded, so that
+/// they do not sum to 1, and any other mean would leave a part of it in every ds. A sink has a weight and no value.
+fn score_gradients<T: Real>(p: &mut [T], ds: &mut [T], seen: Range<usize>, lse: T, scoring: &Scoring<T>) {
     for row in [&mut *p, &mut *ds] {
         row[..seen.start].fill(T::default());
         row[seen.end..].fill(T::default());
     }
-    let (mut mean, mut sum) = (T::default(), T::default());
+    let mut sum = scoring.sink.map_or(T::default(), |sink| (sink - lse).exp());
+    let mut mean = T::default();
+    let mut slopes = Vec::with_capacity(seen.len());
     for (p, ds) in p[seen.clone()].iter_mut().zip(&ds[seen.clone()]) {
-        *p = (scale * *p - lse).exp();
+        let (s, slope) = scoring.score(*p);
+        slopes.push(slope);
+        *p = (s - lse).exp();
         mean += *p * *ds;
         sum += *p;
     }
     mean = mean / sum;
-    for (p, ds) in p[seen.clone()].iter().zip(&mut ds[seen]) {
-        *ds = *p * (*ds - mean) * scale;
+    for ((p, ds), slope) in p[seen.clone()].iter().zip(&mut ds[seen]).zip(slopes) {
+        *ds = *p * (*ds - mean) * slope;
     }
 }

@@ -1,16 +1,17 @@
 //! The forward operation.
 
 use graph::ValueType;
-use program::{Attention as Shared, AttentionForward, Cost, TensorRef};
+use program::{Arch, Attention as Shared, AttentionForward, Cost, TensorRef};
 use tensor::Attrs;
 
+use super::examples::{Given, calls};
 use super::library::{forward_bytes, takes_instruction};
-use super::{ATTRIBUTES, Extents, Reading, check, cpu, example_calls, example_inputs, kernels};
+use super::{ATTRIBUTES, Extents, FORWARD_INPUTS, Optional, Reading, check, cpu, kernels};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
 
-/// o, lse = attention(q, k, v, document_start)
+/// o, lse = attention(q, k, v, document_start [, last_key] [, sink])
 pub struct Attention;
 
 impl Op for Attention {
@@ -23,9 +24,13 @@ impl Op for Attention {
     }
 
     fn doc(&self) -> &'static str {
-        "o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when document_start[i] ≤ j ≤ i, \
-         and with a window j > i − window. q [B, T, heads, D], k and v [B, T, kv_heads, D] (heads share key heads in \
-         groups), document_start i32 [B, T] → o [B, T, heads, D], lse f32 [B, heads, T], the log of the sum of the \
+        "o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when first[i] ≤ j ≤ last[i]: \
+         first[i] is document_start[i], with a window max(document_start[i], i + 1 − window); last[i] is i, or \
+         last_key[i] where that is given (prefixes, spans that see each other), or the end of the row when \
+         `bidirectional`. Both never fall from one query to the next and first[i] ≤ i ≤ last[i]. With a sink, \
+         exp(sink) of the head joins the sum of the exponentials. q [B, T, heads, D], k [B, T, kv_heads, D], v \
+         [B, T, kv_heads, DV] (heads share key heads in groups), document_start i32 [B, T], then as wanted last_key \
+         i32 [B, T], sink [heads] → o [B, T, heads, DV], lse f32 [B, heads, T], the log of the sum of the \
          exponentials of a row's scores; lse has no gradient."
     }
 
@@ -34,42 +39,54 @@ impl Op for Attention {
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [q, k, v, document_start] = inputs else { return Err("takes q, k, v and document_start".into()) };
-        Reading::of(attrs)?;
-        let lse = check(q, k, v, document_start)?;
-        Ok(vec![q.clone(), lse])
+        let [q, k, v, document_start, ..] = inputs else {
+            return Err("takes q, k, v, document_start and as wanted last_key and sink".into());
+        };
+        let Optional { last_key, sink } = Optional::of(inputs, FORWARD_INPUTS)?;
+        let given = |at: Option<usize>| at.map(|at| &inputs[at]);
+        Ok(check([q, k, v, document_start], given(last_key), given(sink), attrs)?.to_vec())
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
-        let inputs =
-            [call.input(0), call.input(1), call.input(2), call.output(0), call.output(1), call.dy(), call.input(3)];
-        if !call.wanted[..3].contains(&true) {
-            return Gradients::Inputs(vec![None; 4]);
+        let count = call.node.inputs.len();
+        let mut results = vec![None; count];
+        let [o, lse, d_o] = [call.output(0), call.output(1), call.dy()];
+        if call.wanted[..3].contains(&true) {
+            let mut inputs = vec![call.input(0), call.input(1), call.input(2), o, lse, d_o];
+            inputs.extend(&call.node.inputs[3..]);
+            let made = call.emit.emit("attention_backward", &inputs, call.node.attrs.clone());
+            let made = made.into_iter().zip(call.wanted).map(|(id, wanted)| wanted.then_some(id));
+            results.iter_mut().zip(made).for_each(|(result, made)| *result = made);
         }
-        let results = call.emit.emit("attention_backward", &inputs, call.node.attrs.clone());
-        let results = results.into_iter().zip(call.wanted).map(|(id, wanted)| wanted.then_some(id));
-        Gradients::Inputs(results.chain([None]).collect())
+        // A sink comes last; document_start and last_key want none.
+        if count > FORWARD_INPUTS && call.wanted[count - 1] {
+            let inputs = [o, d_o, lse, call.input(count - 1)];
+            results[count - 1] = Some(call.one("attention_sink_gradient", &inputs, Attrs::new()));
+        }
+        Gradients::Inputs(results)
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
-        let e = Extents::of(&inputs[0].shape, &inputs[1].shape);
+        let e = Extents::of_call(inputs);
         let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
-        Cost { flops: 4.0 * e.head_dim as f64 * e.pairs(Reading::checked(attrs).window), bytes }
+        Cost { flops: e.flops(&Reading::checked(attrs, e.head_dim), 1.0, 1.0), bytes }
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match call.machine.arch {
-            program::Arch::Cuda(_) if takes_instruction(call) => forward_bytes(call),
+            Arch::Cuda(_) if takes_instruction(call) => forward_bytes(call),
             _ => 0,
         }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        if call.machine.arch == Arch::Cpu {
+            return Lowered::Kernels(vec![]);
+        }
         if !takes_instruction(call) {
             return Lowered::Kernels(kernels::forward(call));
         }
-        let [q, k, v, document_start] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
-        let reading = Reading::checked(call.attrs);
+        let [q, k, v, document_start, ..] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
         let shared = Shared {
             q: q.clone(),
             k: k.clone(),
@@ -77,8 +94,7 @@ impl Op for Attention {
             o: call.outputs[0].clone(),
             lse: call.outputs[1].clone(),
             document_start: document_start.clone(),
-            scale: reading.scale as f32,
-            window: reading.window,
+            scale: Reading::checked(call.attrs, q.shape[3]).scale as f32,
             documents: call.documents,
             scratch: None,
         };
@@ -88,9 +104,12 @@ impl Op for Attention {
     crate::reference!(cpu::forward);
 
     fn examples(&self) -> Vec<Example> {
-        let example = |(shape, starts, attrs): ([usize; 5], Vec<i32>, Attrs)| {
-            Example::new(example_inputs(shape, &starts), attrs).differentiate(&[0, 1, 2])
+        let example = |given: Given| {
+            let inputs: Vec<_> = given.tensors().into_iter().chain(given.optional()).collect();
+            let sink = given.has_sink.then_some(inputs.len() - 1);
+            let differentiable: Vec<usize> = (0..3).chain(sink).collect();
+            Example::new(inputs, given.attrs).differentiate(&differentiable)
         };
-        example_calls().into_iter().map(example).collect()
+        calls().into_iter().map(example).collect()
     }
 }

@@ -4,6 +4,7 @@
 use program::{Arch, Arg, Documents, TensorRef};
 use tensor::DType;
 
+use super::library::plain;
 use super::{Extents, Reading};
 use crate::kernel::{KernelSpec, LowerCall};
 
@@ -27,11 +28,10 @@ const ALIGNMENT: usize = 16;
 /// key, on Hopper, in layouts that the copy engine reads.
 pub fn takes(call: &LowerCall<'_>) -> bool {
     let [q, k, v, o, _, d_o, _] = call.inputs else { return false };
-    let e = Extents::of(&q.shape, &k.shape);
     matches!(&call.machine.arch, Arch::Cuda(name) if name == "sm_90a")
         && call.documents == Documents::Rows
-        && e.head_dim == HEAD_DIM
-        && Reading::checked(call.attrs).window.is_none_or(|window| window >= e.tokens)
+        && q.shape[3] == HEAD_DIM
+        && plain(call)
         && [q, k, v, o, d_o].into_iter().chain(call.outputs).all(suits)
 }
 
@@ -67,7 +67,7 @@ impl Scratch {
 
 /// Scratch memory of the call, in bytes: 136 MB for 8 rows of 2048 tokens with 16 heads.
 pub fn scratch(call: &LowerCall<'_>) -> usize {
-    Scratch::of(&Extents::of(&call.inputs[0].shape, &call.inputs[1].shape)).bytes
+    Scratch::of(&Extents::of_call(call.inputs)).bytes
 }
 
 /// The statistics of the queries, then the gradients.
@@ -75,7 +75,7 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let [q, k, v, o, lse, d_o, _] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
     let [dq, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
     assert!(lse.is_dense(), "row statistics lie without gaps: {lse}");
-    let e = Extents::of(&q.shape, &k.shape);
+    let e = Extents::of_call(call.inputs);
     let at = Scratch::of(&e);
     let mut defines = numbers(call, &e, &at);
     for (name, tensor) in [("Q", q), ("K", k), ("V", v), ("O", o), ("DO", d_o), ("DQ", dq), ("DK", dk), ("DV", dv)] {
@@ -120,6 +120,6 @@ fn numbers(call: &LowerCall<'_>, e: &Extents, at: &Scratch) -> Vec<(String, Stri
         ("TURNS", at.turn_count),
     ];
     let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
-    defines.push(("SCALE".to_owned(), format!("{:e}f", Reading::checked(call.attrs).scale as f32)));
+    defines.push(("SCALE".to_owned(), format!("{:e}f", Reading::checked(call.attrs, HEAD_DIM).scale as f32)));
     defines
 }

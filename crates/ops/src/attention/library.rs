@@ -6,7 +6,7 @@
 use program::{Arch, Documents, TensorRef};
 use tensor::DType;
 
-use super::{Extents, Reading};
+use super::{Extents, Optional, Reading};
 use crate::kernel::LowerCall;
 
 /// Largest head whose backward pass the library has on every architecture.
@@ -14,11 +14,10 @@ const MAX_HEAD_DIM: usize = 128;
 /// Alignment that the library asks of every tensor: bytes of addresses, and of strides.
 const ALIGNMENT: usize = 16;
 
-/// True when the call, of either pass, becomes an attention instruction. Always so on the CPU; on a
-/// GPU for bf16 heads of up to 128 elements in steps of 8, without a window that hides a key, in
-/// layouts that the library reads.
+/// True when the call, of either pass, becomes an attention instruction: on a GPU for bf16 heads of up to 128
+/// elements in steps of 8 with plain scores, without a window that hides a key, in layouts that the library reads.
 pub fn takes_instruction(call: &LowerCall<'_>) -> bool {
-    call.machine.arch == Arch::Cpu || (forward_takes(call) && gradients(call).iter().all(|t| suits(t, call.documents)))
+    forward_takes(call) && gradients(call).iter().all(|t| suits(t, call.documents))
 }
 
 /// True when the forward pass writes lse as [B, T, heads]: the library does so for packed documents.
@@ -29,19 +28,31 @@ pub fn lse_by_token(call: &LowerCall<'_>) -> bool {
 }
 
 fn forward_takes(call: &LowerCall<'_>) -> bool {
-    let e = Extents::of(&call.inputs[0].shape, &call.inputs[1].shape);
-    let window = Reading::checked(call.attrs).window;
+    let e = Extents::of_call(call.inputs);
     takes_documents(call)
+        && plain(call)
         && e.head_dim.is_multiple_of(8)
         && e.head_dim <= MAX_HEAD_DIM
-        && window.is_none_or(|window| window >= e.tokens)
         && forward_tensors(call).into_iter().all(|t| suits(t, call.documents))
+}
+
+/// True for causal rows or documents without anything else: no window that hides a key, no other last keys, no sink,
+/// no cap, keys and values of one size.
+pub fn plain(call: &LowerCall<'_>) -> bool {
+    let e = Extents::of_call(call.inputs);
+    let reading = Reading::checked(call.attrs, e.head_dim);
+    let optional = Optional::of_call(call.inputs, call.outputs.len());
+    e.head_dim == e.value_dim
+        && reading.hiding_window(e.tokens).is_none()
+        && !reading.bidirectional
+        && reading.soft_cap.is_none()
+        && optional == (Optional { last_key: None, sink: None })
 }
 
 /// A backward pass over packed documents that gives the same bits in every run exists for Hopper only.
 fn takes_documents(call: &LowerCall<'_>) -> bool {
     match &call.machine.arch {
-        Arch::Cpu => true,
+        Arch::Cpu => false,
         Arch::Cuda(name) => call.documents == Documents::Rows || name.starts_with("sm_90"),
     }
 }
@@ -58,7 +69,7 @@ fn gradients<'a>(call: &LowerCall<'a>) -> Vec<&'a TensorRef> {
 }
 
 fn is_backward(call: &LowerCall<'_>) -> bool {
-    call.inputs.len() == 7
+    call.outputs.len() == 3
 }
 
 /// bf16, dense heads, addresses and strides on the library's alignment; tokens of packed rows lie
@@ -94,7 +105,7 @@ pub fn forward_bytes(call: &LowerCall<'_>) -> usize {
 /// whole tiles, dk and dv for every query head where heads share keys, and the f32 row sums d_o·o.
 /// 2.42 GB for 8 rows of 2048 tokens with 32 heads of 128 that share 8.
 pub fn backward_bytes(call: &LowerCall<'_>) -> usize {
-    let e = Extents::of(&call.inputs[0].shape, &call.inputs[1].shape);
+    let e = Extents::of_call(call.inputs);
     let [_, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
     let (slots, longest) = match call.documents {
         Documents::Rows => (e.batch, e.tokens),

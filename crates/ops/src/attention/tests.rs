@@ -4,24 +4,28 @@ use graph::{Dim, Element, ValueType};
 use program::{ArenaId, Documents, Machine, TensorRef};
 use tensor::{Attrs, DType};
 
-use super::{Attention, AttentionBackward, Extents};
+use super::{Attention, AttentionBackward, Extents, Reading};
 use crate::evaluate::{Array, Evaluate, apply};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::Op;
 
 /// Uniform attention over one-hot values: o[i][j] is 1/n for the n keys j that query i sees.
 fn weights(starts: &[i32], window: Option<usize>) -> Vec<Vec<f64>> {
+    let attrs = Attrs::new().with("scale", 1.0);
+    weights_of(starts, None, window.map_or(attrs.clone(), |window| attrs.with("window", window)))
+}
+
+fn weights_of(starts: &[i32], last: Option<&[i32]>, attrs: Attrs) -> Vec<Vec<f64>> {
     let n = starts.len();
     let zeros = Array::Real(vec![0.0; n * n]);
     let one_hot = Array::Real((0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect());
     let shape = [1, n, 1, n];
     let starts = Array::Int(starts.to_vec());
-    let mut attrs = Attrs::new().with("scale", 1.0);
-    if let Some(window) = window {
-        attrs = attrs.with("window", window);
-    }
-    let inputs: [(&[usize], &Array<f64>); 4] =
-        [(&shape, &zeros), (&shape, &zeros), (&shape, &one_hot), (&[1, n], &starts)];
+    let last = last.map(|last| Array::Int(last.to_vec()));
+    let rows = [1, n];
+    let mut inputs: Vec<(&[usize], &Array<f64>)> =
+        vec![(&shape, &zeros), (&shape, &zeros), (&shape, &one_hot), (&rows, &starts)];
+    inputs.extend(last.as_ref().map(|last| (&rows[..], last)));
     let mut out = [(shape.to_vec(), Array::Real(vec![0.0; n * n])), (vec![1, 1, n], Array::Real(vec![0.0; n]))];
     apply(&Attention, &attrs, &inputs, &mut out);
     for (row, lse) in out[0].1.real().chunks(n).zip(out[1].1.real()) {
@@ -48,6 +52,43 @@ fn a_window_counts_the_query_itself() {
 }
 
 #[test]
+fn last_keys_let_queries_see_what_follows() {
+    let of = |starts: &[i32], last: &[i32], attrs: Attrs| seen(&weights_of(starts, Some(last), attrs));
+    // A prefix of two tokens; the third document's tokens see each other.
+    let prefix = of(&[0, 0, 0, 3, 3], &[1, 1, 2, 4, 4], Attrs::new());
+    assert_eq!(prefix, [vec![0, 1], vec![0, 1], vec![0, 1, 2], vec![3, 4], vec![3, 4]]);
+    // A window counts from the query, whatever follows it.
+    let narrow = of(&[0, 0, 0, 0], &[3, 3, 3, 3], Attrs::new().with("window", 2));
+    assert_eq!(narrow, [vec![0, 1, 2, 3], vec![0, 1, 2, 3], vec![1, 2, 3], vec![2, 3]]);
+    let whole = seen(&weights_of(&[0, 0], None, Attrs::new().with("bidirectional", true)));
+    assert_eq!(whole, [vec![0, 1], vec![0, 1]]);
+}
+
+#[test]
+#[should_panic(expected = "query 1 of row 0 sees keys 0..2 of 3, the one before it 0..3")]
+fn intervals_that_go_back_are_a_broken_promise() {
+    weights_of(&[0, 0, 0], Some(&[2, 1, 2]), Attrs::new());
+}
+
+/// Equal scores s, one sink: each of n keys weighs e^s / (n e^s + e^sink).
+#[test]
+fn a_sink_joins_the_sum_and_a_cap_bends_the_scores() {
+    let (ones, shape, sink) = (Array::Real(vec![1.0; 2]), [1, 2, 1, 1], Array::Real(vec![0.7]));
+    let starts = Array::Int(vec![0; 2]);
+    let attrs = Attrs::new().with("scale", 3.0).with("soft_cap", 2.0);
+    let inputs: [(&[usize], &Array<f64>); 5] =
+        [(&shape, &ones), (&shape, &ones), (&shape, &ones), (&[1, 2], &starts), (&[1], &sink)];
+    let mut out = [(shape.to_vec(), Array::Real(vec![0.0; 2])), (vec![1, 1, 2], Array::Real(vec![0.0; 2]))];
+    apply(&Attention, &attrs, &inputs, &mut out);
+    let score = 2.0 * (3.0f64 / 2.0).tanh();
+    for (i, (o, lse)) in out[0].1.real().iter().zip(out[1].1.real()).enumerate() {
+        let seen = (i + 1) as f64 * score.exp();
+        assert!((lse - (seen + 0.7f64.exp()).ln()).abs() < 1e-12, "lse {lse}");
+        assert!((o - seen / (seen + 0.7f64.exp())).abs() < 1e-12, "o {o}");
+    }
+}
+
+#[test]
 fn heads_share_key_heads_in_consecutive_groups() {
     // Four heads, two key heads with values 10 and 20: one token each.
     let (q, k) = (Array::Real(vec![1.0; 4]), Array::Real(vec![1.0; 2]));
@@ -71,7 +112,26 @@ fn shapes_that_do_not_fit_are_refused() {
     assert_eq!(infer(&[2, 5, 2, 8], &attrs).unwrap()[1].to_string(), "f32[2, 6, 5]");
     assert!(infer(&[2, 5, 4, 8], &attrs).unwrap_err().contains("cannot share 4"));
     assert!(infer(&[2, 5, 2, 16], &attrs).unwrap_err().contains("head_dim of q"));
-    assert!(infer(&[2, 5, 2, 8], &attrs.with("window", 0)).unwrap_err().contains("1 or more"));
+    assert!(infer(&[2, 5, 2, 8], &attrs.clone().with("window", 0)).unwrap_err().contains("1 or more"));
+    assert!(infer(&[2, 5, 2, 8], &attrs.clone().with("soft_cap", 0.0)).unwrap_err().contains("more than 0"));
+    let further = |more: &[ValueType], attrs: &Attrs| {
+        let first = [float(&[2, 5, 6, 8]), float(&[2, 5, 2, 8]), float(&[2, 5, 2, 16]), starts.clone()];
+        Attention.infer(&[&first, more].concat(), attrs)
+    };
+    // Values of another size give o that size.
+    assert_eq!(further(&[], &attrs).unwrap()[0].shape, dims(&[2, 5, 6, 16]));
+    let (last, sink) = (starts.clone(), float(&[6]));
+    assert!(
+        further(&[last.clone(), sink.clone()], &attrs).is_ok() && further(std::slice::from_ref(&sink), &attrs).is_ok()
+    );
+    assert!(further(&[sink.clone(), last.clone()], &attrs).unwrap_err().contains("last_key [B, T] and then a sink"));
+    assert!(further(&[float(&[5])], &attrs).unwrap_err().contains("one number for each head"));
+    assert!(further(&[float(&[2, 5])], &attrs).unwrap_err().contains("last_key must be i32"));
+    let both = attrs.with("bidirectional", true);
+    assert!(further(&[last], &both).unwrap_err().contains("give one"));
+    assert!(further(&[sink], &both).is_ok());
+    let wide = [float(&[2, 5, 6, 520]), float(&[2, 5, 2, 520]), float(&[2, 5, 2, 8]), starts.clone()];
+    assert!(Attention.infer(&wide, &both).unwrap_err().contains("1 to 512"));
 }
 
 /// A call of both passes that tests bend.
@@ -119,7 +179,17 @@ impl Call {
         self.both(|op, call| match op.lower(call) {
             Lowered::AttentionForward(_) | Lowered::AttentionBackward(_) => true,
             Lowered::Kernels(kernels) => {
-                assert_eq!(kernels.len(), if op.name() == "attention" { 1 } else { 2 });
+                let gpu = call.machine.arch != program::Arch::Cpu;
+                assert_eq!(
+                    kernels.len(),
+                    if !gpu {
+                        0
+                    } else if op.name() == "attention" {
+                        1
+                    } else {
+                        2
+                    }
+                );
                 false
             }
             Lowered::Gemm(_) => panic!("attention is no product"),
@@ -140,7 +210,7 @@ fn the_library_takes_bf16_and_the_kernels_the_rest() {
         Call::new(machine, dtype, [2, 64, 4, 2, head_dim], Documents::Rows).instructions()
     };
     let (cpu, gpu) = (Machine::cpu(1 << 30, 2), Machine::h200());
-    assert_eq!(instructions(&cpu, DType::F32, 20), (true, true));
+    assert_eq!(instructions(&cpu, DType::BF16, 64), (false, false));
     assert_eq!(instructions(&gpu, DType::BF16, 64), (true, true));
     assert_eq!(instructions(&gpu, DType::F32, 128), (false, false));
     assert_eq!(instructions(&gpu, DType::BF16, 256), (false, false));
@@ -261,8 +331,13 @@ fn scratch_is_a_close_upper_bound_of_the_librarys_workspace() {
 
 #[test]
 fn pairs_are_counted_with_and_without_window() {
-    let e = Extents { batch: 1, tokens: 4, heads: 1, kv_heads: 1, head_dim: 8 };
-    assert_eq!((e.pairs(None), e.pairs(Some(2)), e.pairs(Some(9))), (10.0, 7.0, 10.0));
+    let e = Extents { batch: 1, tokens: 4, heads: 1, kv_heads: 1, head_dim: 8, value_dim: 16 };
+    let pairs = |attrs: Attrs| e.pairs(&Reading::checked(&attrs, 8));
+    let window = |keys: usize| Attrs::new().with("window", keys);
+    assert_eq!([pairs(Attrs::new()), pairs(window(2)), pairs(window(9))], [10.0, 7.0, 10.0]);
+    let whole = window(2).with("bidirectional", true);
+    assert_eq!([pairs(Attrs::new().with("bidirectional", true)), pairs(whole)], [16.0, 13.0]);
+    assert_eq!(e.flops(&Reading::checked(&Attrs::new(), 8), 1.0, 1.0), 2.0 * (8.0 + 16.0) * 10.0);
 }
 
 #[test]

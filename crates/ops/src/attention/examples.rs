@@ -1,0 +1,111 @@
+//! The calls that examples of both passes share: every kind of interval, score and head.
+
+use tensor::Attrs;
+
+use crate::op::ExampleInput;
+
+/// A call of either pass.
+pub struct Given {
+    /// (B, T, heads, kv_heads, D, DV)
+    pub shape: [usize; 6],
+    pub starts: Vec<i32>,
+    pub last_key: Option<Vec<i32>>,
+    pub has_sink: bool,
+    pub attrs: Attrs,
+}
+
+impl Given {
+    /// Full causal rows, heads of one size.
+    fn new([batch, tokens, heads, kv_heads, head_dim]: [usize; 5]) -> Given {
+        Given {
+            shape: [batch, tokens, heads, kv_heads, head_dim, head_dim],
+            starts: vec![0; batch * tokens],
+            last_key: None,
+            has_sink: false,
+            attrs: Attrs::new(),
+        }
+    }
+
+    fn with(self, name: &str, value: impl Into<serde_json::Value>) -> Given {
+        Given { attrs: self.attrs.with(name, value), ..self }
+    }
+
+    fn values_of(mut self, value_dim: usize) -> Given {
+        self.shape[5] = value_dim;
+        self
+    }
+
+    fn with_sink(self) -> Given {
+        Given { has_sink: true, ..self }
+    }
+
+    /// Every row holds documents of these lengths.
+    fn documents(mut self, lengths: &[usize]) -> Given {
+        assert_eq!(lengths.iter().sum::<usize>(), self.shape[1], "documents fill the row");
+        let mut first = 0;
+        let mut row = Vec::new();
+        for length in lengths {
+            row.extend(vec![first; *length]);
+            first += *length as i32;
+        }
+        self.starts = row.repeat(self.shape[0]);
+        self
+    }
+
+    /// In each of these stretches (first, end), queries see one another whole.
+    fn spans(mut self, spans: &[(usize, usize)]) -> Given {
+        let last =
+            |i: usize| spans.iter().find(|(first, end)| (*first..*end).contains(&i)).map_or(i, |(_, end)| end - 1);
+        self.last_key = Some((0..self.shape[1]).map(|i| last(i) as i32).collect::<Vec<_>>().repeat(self.shape[0]));
+        self
+    }
+
+    /// q, k, v, document_start.
+    pub fn tensors(&self) -> Vec<ExampleInput> {
+        let [batch, tokens, heads, kv_heads, head_dim, value_dim] = self.shape;
+        let normal = |heads: usize, columns: usize| ExampleInput::Normal {
+            shape: vec![batch, tokens, heads, columns],
+            scale: 1.0,
+        };
+        vec![normal(heads, head_dim), normal(kv_heads, head_dim), normal(kv_heads, value_dim), self.ints(&self.starts)]
+    }
+
+    /// last_key and sink, where there are any.
+    pub fn optional(&self) -> Vec<ExampleInput> {
+        let last_key = self.last_key.iter().map(|last| self.ints(last));
+        let sink = self.has_sink.then(|| ExampleInput::Normal { shape: vec![self.shape[2]], scale: 1.0 });
+        last_key.chain(sink).collect()
+    }
+
+    fn ints(&self, values: &[i32]) -> ExampleInput {
+        ExampleInput::Ints { shape: self.shape[..2].to_vec(), values: values.to_vec() }
+    }
+}
+
+/// Masks, scores and head sizes, small.
+pub fn calls() -> Vec<Given> {
+    vec![
+        Given::new([2, 5, 4, 2, 8]).with("scale", 0.35),
+        Given::new([1, 1, 2, 1, 8]),
+        Given { starts: vec![0, 0, 0, 3, 3, 5, 0, 1, 1, 1, 4, 4], ..Given::new([2, 6, 2, 1, 16]).with("scale", 0.25) },
+        Given::new([1, 9, 3, 3, 8]).documents(&[5, 4]).with("scale", 0.4).with("window", 3),
+        Given::new([1, 70, 2, 1, 40]).documents(&[37, 33]).with("scale", 0.2),
+        // Five tiles of keys for Hopper's backward pass: three lead, two follow, and two heads share them.
+        Given::new([1, 600, 2, 1, 128]),
+        Given::new([1, 20, 2, 1, 132]).documents(&[11, 9]).with("scale", 0.1).with("window", 6),
+        // A prefix that sees itself whole, image spans, a whole row without a mask.
+        Given::new([1, 70, 2, 1, 16]).spans(&[(0, 30)]),
+        Given::new([2, 65, 2, 2, 24]).documents(&[40, 25]).spans(&[(3, 9), (20, 40), (64, 65)]).with("window", 7),
+        Given::new([2, 63, 2, 1, 16]).with("bidirectional", true),
+        Given::new([1, 33, 2, 1, 8]).with("bidirectional", true).with("window", 4),
+        // Capped scores, sinks, values of another size.
+        Given::new([1, 40, 2, 1, 16]).with("soft_cap", 2.0),
+        Given::new([1, 33, 4, 2, 16]).documents(&[1, 31, 1]).with_sink().with("window", 8),
+        Given::new([1, 30, 4, 2, 24]).values_of(16),
+        Given::new([1, 21, 2, 1, 16]).values_of(40).spans(&[(2, 11)]).with_sink().with("soft_cap", 3.0),
+        Given::new([1, 35, 8, 1, 64]).documents(&[1, 2, 32]),
+        Given::new([1, 34, 1, 1, 192]).values_of(128),
+        Given::new([1, 34, 2, 1, 256]).with("window", 9),
+        Given::new([1, 34, 1, 1, 512]),
+    ]
+}

@@ -1,0 +1,53 @@
+//! Who sees whom: for every query the interval of keys that it sees. For the references; kernels read the same
+//! numbers on the device.
+
+use std::ops::Range;
+
+use super::Reading;
+
+/// One row's intervals. First and last keys never fall from one query to the next, and hold the query itself.
+#[derive(Clone, Copy)]
+pub struct Mask<'a> {
+    starts: &'a [i32],
+    last: Option<&'a [i32]>,
+    window: Option<usize>,
+    bidirectional: bool,
+}
+
+impl<'a> Mask<'a> {
+    /// Of row `b` of tensors [B, T]. Panics where they break the promise.
+    pub fn of_row(b: usize, tokens: usize, starts: &'a [i32], last: Option<&'a [i32]>, reading: &Reading) -> Self {
+        let row = |all: &'a [i32]| &all[b * tokens..(b + 1) * tokens];
+        let mask = Mask {
+            starts: row(starts),
+            last: last.map(row),
+            window: reading.window,
+            bidirectional: reading.bidirectional,
+        };
+        for i in 0..tokens {
+            let (seen, before) = (mask.visible(i), if i > 0 { mask.visible(i - 1) } else { 0..1 });
+            assert!(
+                seen.contains(&i) && seen.end <= tokens && before.start <= seen.start && before.end <= seen.end,
+                "attention: query {i} of row {b} sees keys {seen:?} of {tokens}, the one before it {before:?}: an \
+                 interval holds its query and never goes back"
+            );
+        }
+        mask
+    }
+
+    /// The keys that query `i` sees.
+    pub fn visible(&self, i: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |window| (i + 1).saturating_sub(window));
+        let end = match self.last {
+            Some(last) => last[i] as usize + 1,
+            None if self.bidirectional => self.starts.len(),
+            None => i + 1,
+        };
+        first.max(self.starts[i] as usize)..end
+    }
+
+    /// The keys that any of consecutive queries sees.
+    pub fn visible_to(&self, queries: &Range<usize>) -> Range<usize> {
+        self.visible(queries.start).start..self.visible(queries.end - 1).end
+    }
+}

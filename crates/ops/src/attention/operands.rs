@@ -1,0 +1,208 @@
+//! The operands of a call, read: extents, attributes, which optional inputs there are. For shape rule, lowering and
+//! both realisations on the CPU.
+
+use graph::ValueType;
+use program::TensorRef;
+use tensor::Attrs;
+
+use super::mask::Mask;
+use crate::call::{Call, Input};
+use crate::real::Real;
+
+/// Inputs before the optional ones: q, k, v, document_start, and in the backward pass o, lse, d_o.
+pub const FORWARD_INPUTS: usize = 4;
+pub const BACKWARD_INPUTS: usize = 7;
+
+/// The attributes of a call, read.
+#[derive(Clone, Copy)]
+pub struct Reading {
+    pub scale: f64,
+    pub window: Option<usize>,
+    pub soft_cap: Option<f64>,
+    pub bidirectional: bool,
+}
+
+impl Reading {
+    pub fn of(attrs: &Attrs, head_dim: usize) -> Result<Self, String> {
+        let scale = attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0 / (head_dim as f64).sqrt());
+        let window = match attrs.optional_int("window").map_err(|e| e.0)? {
+            None => None,
+            Some(window) if window > 0 => Some(window as usize),
+            Some(window) => return Err(format!("`window` is {window}, expected 1 or more")),
+        };
+        let soft_cap = attrs.optional_float("soft_cap").map_err(|e| e.0)?;
+        if let Some(cap) = soft_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(format!("`soft_cap` is {cap}, expected more than 0"));
+        }
+        let bidirectional = attrs.flag("bidirectional").map_err(|e| e.0)?;
+        Ok(Reading { scale, window, soft_cap, bidirectional })
+    }
+
+    pub fn checked(attrs: &Attrs, head_dim: usize) -> Self {
+        Self::of(attrs, head_dim).expect("checked by the shape rule")
+    }
+
+    /// The window, where it hides a key of a row.
+    pub fn hiding_window(&self, tokens: usize) -> Option<usize> {
+        self.window.filter(|window| *window < tokens)
+    }
+}
+
+/// Extents of one call.
+#[derive(Clone, Copy)]
+pub struct Extents {
+    pub batch: usize,
+    pub tokens: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Columns of q and k.
+    pub head_dim: usize,
+    /// Columns of v and o.
+    pub value_dim: usize,
+}
+
+impl Extents {
+    pub fn of(q: &[usize], k: &[usize], v: &[usize]) -> Self {
+        Extents { batch: q[0], tokens: q[1], heads: q[2], kv_heads: k[2], head_dim: q[3], value_dim: v[3] }
+    }
+
+    /// Of a call of either pass.
+    pub fn of_call(inputs: &[TensorRef]) -> Self {
+        Extents::of(&inputs[0].shape, &inputs[1].shape, &inputs[2].shape)
+    }
+
+    /// Query heads that share one key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Pairs of query and key that see each other, over all heads, when every row is one document; what
+    /// `last_key` adds is data and not counted.
+    pub fn pairs(&self, reading: &Reading) -> f64 {
+        let tokens = self.tokens as f64;
+        let window = reading.window.map_or(tokens, |window| (window as f64).min(tokens));
+        let behind = if reading.bidirectional { tokens * (tokens - 1.0) / 2.0 } else { 0.0 };
+        (self.batch * self.heads) as f64 * (window * (window + 1.0) / 2.0 + (tokens - window) * window + behind)
+    }
+
+    /// Multiplications and additions of so many products over q's columns and over v's.
+    pub fn flops(&self, reading: &Reading, by_head: f64, by_value: f64) -> f64 {
+        2.0 * (by_head * self.head_dim as f64 + by_value * self.value_dim as f64) * self.pairs(reading)
+    }
+}
+
+/// An operand as far as the number of its axes goes.
+pub trait Axes {
+    fn axes(&self) -> usize;
+}
+
+impl Axes for ValueType {
+    fn axes(&self) -> usize {
+        self.shape.len()
+    }
+}
+
+impl Axes for TensorRef {
+    fn axes(&self) -> usize {
+        self.shape.len()
+    }
+}
+
+impl<T> Axes for Input<'_, T> {
+    fn axes(&self) -> usize {
+        self.shape.len()
+    }
+}
+
+/// Inputs before the optional ones in the pass that has so many results.
+fn required(outputs: usize) -> usize {
+    if outputs == 3 { BACKWARD_INPUTS } else { FORWARD_INPUTS }
+}
+
+/// Places of the optional inputs among a call's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optional {
+    /// i32 [B, T]
+    pub last_key: Option<usize>,
+    /// [heads]
+    pub sink: Option<usize>,
+}
+
+impl Optional {
+    /// Behind `required` inputs: first `last_key`, then the sink, told apart by their axes.
+    pub fn of<T: Axes>(inputs: &[T], required: usize) -> Result<Self, String> {
+        let axes: Vec<usize> = inputs[required.min(inputs.len())..].iter().map(Axes::axes).collect();
+        let (last_key, sink) = match axes[..] {
+            [] => (None, None),
+            [2] => (Some(required), None),
+            [1] => (None, Some(required)),
+            [2, 1] => (Some(required), Some(required + 1)),
+            _ => return Err("behind document_start it takes last_key [B, T] and then a sink [heads], at most".into()),
+        };
+        Ok(Optional { last_key, sink })
+    }
+
+    /// Of a call that passed the shape rule, of either pass.
+    pub fn of_call<T: Axes>(inputs: &[T], outputs: usize) -> Self {
+        Self::of(inputs, required(outputs)).expect("checked by the shape rule")
+    }
+}
+
+/// What turns the product q·k of one head into a score.
+#[derive(Clone, Copy)]
+pub struct Scoring<T> {
+    pub scale: T,
+    pub soft_cap: Option<T>,
+    /// A score that joins the sum of the exponentials alone.
+    pub sink: Option<T>,
+}
+
+impl<T: Real> Scoring<T> {
+    pub fn of_head(reading: &Reading, sink: Option<&Input<'_, T>>, h: usize) -> Self {
+        Scoring {
+            scale: T::from_f64(reading.scale),
+            soft_cap: reading.soft_cap.map(T::from_f64),
+            sink: sink.map(|sink| sink.real()[h]),
+        }
+    }
+
+    /// The score, and its derivative by the product.
+    pub fn score(&self, product: T) -> (T, T) {
+        let s = self.scale * product;
+        let Some(cap) = self.soft_cap else { return (s, self.scale) };
+        let t = (s / cap).tanh();
+        (cap * t, self.scale * (T::from_f64(1.0) - t * t))
+    }
+}
+
+/// What both passes have beside q, k and v.
+pub struct Operands<'a, T> {
+    pub e: Extents,
+    pub reading: Reading,
+    pub starts: &'a [i32],
+    pub last_key: Option<&'a [i32]>,
+    pub sink: Option<&'a Input<'a, T>>,
+}
+
+impl<'a, T: Real> Operands<'a, T> {
+    pub fn of(call: &Call<'a, T>) -> Self {
+        let (inputs, outputs) = (call.inputs, call.outputs.len());
+        let e = Extents::of(inputs[0].shape, inputs[1].shape, inputs[2].shape);
+        let optional = Optional::of_call(inputs, outputs);
+        Operands {
+            e,
+            reading: Reading::checked(call.attrs, e.head_dim),
+            starts: inputs[required(outputs) - 1].int(),
+            last_key: optional.last_key.map(|at| inputs[at].int()),
+            sink: optional.sink.map(|at| &inputs[at]),
+        }
+    }
+
+    pub fn mask(&self, b: usize) -> Mask<'a> {
+        Mask::of_row(b, self.e.tokens, self.starts, self.last_key, &self.reading)
+    }
+
+    pub fn scoring(&self, h: usize) -> Scoring<T> {
+        Scoring::of_head(&self.reading, self.sink, h)
+    }
+}

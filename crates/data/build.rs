@@ -18,28 +18,21 @@ fn main() {
         println!("cargo:rerun-if-changed={VERSIONS}");
     }
     println!("cargo:rerun-if-changed=src");
-    let mut digest = Fnv(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+    let mut digest = blake3::Hasher::new();
+    // Each part with its length.
+    let mut add = |bytes: &[u8]| {
+        digest.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    };
     for file in files {
-        digest.add(file.to_string_lossy().as_bytes());
-        digest.add(&fs::read(&file).unwrap_or_else(|e| panic!("cannot read {}: {e}", file.display())));
+        add(file.to_string_lossy().as_bytes());
+        add(&fs::read(&file).unwrap_or_else(|e| panic!("cannot read {}: {e}", file.display())));
     }
-    println!("cargo:rustc-env=DATA_SOURCES={:032x}", digest.0);
+    println!("cargo:rustc-env=DATA_SOURCES={}", digest.finalize().to_hex());
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap_or_else(|e| panic!("cannot list {}: {e}", folder.display())) {
         let path = entry.unwrap_or_else(|e| panic!("cannot list {}: {e}", folder.display())).path();
         if path.is_dir() { collect(&path, files) } else { files.push(path) }
-    }
-}
-
-/// FNV-1a with 128 bits, each part with its length.
-struct Fnv(u128);
-
-impl Fnv {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
-            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        }
     }
 }

@@ -157,6 +157,9 @@ pub fn weighted_spans(
                 begin..turn_end(&base.text, own, limit, markers)
             }
         };
+        if spans.last().is_some_and(|last| range.start < last.range.end) || range.start > range.end {
+            return Err(disagreement("it cannot be told apart from an earlier message"));
+        }
         spans.push(TrainedSpan { range, weight });
     }
     Ok((base.text, spans))
@@ -186,7 +189,8 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
     }
 }
 
-/// The fields of a message that a template may show, as JSON pointers with the values that replace them.
+/// The fields of a message that a template may show, as JSON pointers with the values that replace them. Only fields that
+/// are there: what a call lacks, a template shows by text of its own.
 fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(String, [Value; 2])> {
     let texts = sentinels.clone().map(Value::from);
     let mut fields = Vec::new();
@@ -203,15 +207,20 @@ fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(S
         _ => {}
     }
     for (i, call) in calls.iter().enumerate() {
-        let function = if call.get("function").is_some() { "/function" } else { "" };
-        let place = format!("/tool_calls/{i}{function}");
-        fields.push((format!("{place}/name"), texts.clone()));
-        let arguments = call.pointer(&format!("{function}/arguments"));
-        let replacement = match arguments {
-            Some(Value::String(_)) => texts.clone(),
-            _ => [json!({ sentinels[0].as_str(): 0 }), json!({ sentinels[1].as_str(): 1 })],
+        let (place, function) = match call.get("function") {
+            Some(function) => (format!("/tool_calls/{i}/function"), function),
+            None => (format!("/tool_calls/{i}"), call),
         };
-        fields.push((format!("{place}/arguments"), replacement));
+        if function.get("name").is_some() {
+            fields.push((format!("{place}/name"), texts.clone()));
+        }
+        if let Some(arguments) = function.get("arguments") {
+            let replacement = match arguments {
+                Value::String(_) => texts.clone(),
+                _ => [json!({ sentinels[0].as_str(): 0 }), json!({ sentinels[1].as_str(): 1 })],
+            };
+            fields.push((format!("{place}/arguments"), replacement));
+        }
     }
     fields
 }
@@ -231,7 +240,8 @@ fn locate(
         let mut renderings = Vec::with_capacity(2);
         for replacement in replacements {
             let mut changed = Value::Object(original.clone());
-            *changed.pointer_mut(&pointer).expect("shown_fields names fields that exist") = replacement;
+            let field = changed.pointer_mut(&pointer).expect("shown_fields names fields that are there");
+            *field = replacement;
             let Value::Object(changed) = changed else { unreachable!("an object stays an object") };
             messages[i] = changed;
             let rendering = render(messages);

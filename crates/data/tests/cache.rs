@@ -224,6 +224,83 @@ fn what_a_dead_process_left_is_removed() {
     assert!(!left.exists() && entry.exists());
 }
 
+/// Sets the time of a file back by a year.
+fn age(path: &Path) {
+    let year = std::time::Duration::from_secs(60 * 60 * 24 * 365);
+    let file = fs::File::options().append(true).open(path).unwrap();
+    file.set_modified(std::time::SystemTime::now() - year).unwrap();
+}
+
+#[test]
+fn only_entries_of_the_cache_are_ever_removed() {
+    let bench = bench();
+    let folder = bench.place.path().join("rows");
+    bench.prepare(&bench.spec(), &options());
+    let old = bench.files("entry").remove(0).parent().unwrap().to_owned();
+    let text = fs::read_to_string(old.join("entry")).unwrap();
+    // A thesis, under names that a cache might have, each with an old file that is called `entry`.
+    let digest = "ab".repeat(32);
+    let partial = format!("{}.1-0.partial", old.file_name().unwrap().to_str().unwrap());
+    let mut foreign = Vec::new();
+    for (name, entry) in [
+        ("thesis", "my first entry"),
+        ("diary.partial", "my first entry"),
+        (&digest[..], "my first entry"),
+        ("cdcd", &text),
+        // The list of another entry.
+        (&"cd".repeat(32), &text),
+        (&partial, "an entry in the making, with a file that the cache does not know"),
+    ] {
+        let place = folder.join(name);
+        fs::create_dir_all(place.join("chapters")).unwrap();
+        for (file, text) in [("entry", entry), ("0.rows.bak", "2"), ("chapters/1.txt", "3"), ("notes.txt", "4")] {
+            fs::write(place.join(file), text).unwrap();
+        }
+        age(&place.join("entry"));
+        let kept = if name == partial { 1 } else { 0 };
+        foreign.extend(["entry", "0.rows.bak", "chapters/1.txt", "notes.txt"][kept..].iter().map(|f| place.join(f)));
+    }
+    // A link to an entry, and something of the user's inside of one.
+    let aside = bench.place.path().join("aside");
+    fs::create_dir(&aside).unwrap();
+    fs::write(aside.join("entry"), &text).unwrap();
+    age(&aside.join("entry"));
+    std::os::unix::fs::symlink(&aside, folder.join("ef".repeat(32))).unwrap();
+    foreign.push(aside.join("entry"));
+    fs::write(old.join("mine.txt"), "5").unwrap();
+    foreign.push(old.join("mine.txt"));
+    age(&old.join("entry"));
+    // Another set: what is old is removed after it is kept.
+    let other = DatasetSpec::new(bench.write("b.jsonl", 9), DatasetKind::Text { field: "text".to_owned() });
+    bench.prepare(&other, &options());
+    bench.prepare(&bench.spec(), &PrepareOptions { max_length: 63, ..options() });
+    foreign.iter().for_each(|path| assert!(path.is_file(), "{} is gone", path.display()));
+    assert!(!old.join("entry").exists() && !old.join("0.rows").exists(), "an old entry goes");
+
+    fs::remove_file(old.join("mine.txt")).unwrap();
+    bench.prepare(&bench.spec(), &options());
+    assert!(old.join("entry").exists());
+    age(&old.join("entry"));
+    bench.prepare(&other, &PrepareOptions { max_length: 62, ..options() });
+    assert!(!old.exists() && !old.with_extension("lock").exists(), "an old entry goes with its lock");
+}
+
+/// A list that names a file elsewhere leads to no file elsewhere.
+#[test]
+fn an_entry_names_its_own_files() {
+    let bench = bench();
+    bench.prepare(&bench.spec(), &options());
+    let list = bench.files("entry").remove(0);
+    let outside = bench.place.path().join("outside.rows");
+    fs::copy(&bench.files(".rows")[0], &outside).unwrap();
+    let text = fs::read_to_string(&list).unwrap();
+    let body = text.split_once('\n').unwrap().1.trim_end().replace("0.rows", "../../outside.rows");
+    fs::write(&list, format!("{}\n{body}\n", blake3::hash(body.as_bytes()).to_hex())).unwrap();
+    let again = bench.prepare(&bench.spec(), &options());
+    assert!(again.notes[0].contains("its list is damaged"), "{:?}", again.notes);
+    assert!(outside.exists());
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_named_and_the_rows_stay_in_memory() {
     let bench = bench();

@@ -6,9 +6,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use data::rows;
 use data::spans::{Markers, Message, trained_spans};
 use data::template::{ChatTemplate, Conversation, clock_now};
+use data::{AgentForm, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, InstructionColumns, LossRule};
+use data::{PrepareOptions, Tokenizer, Truncation, prepare, rows};
 use serde_json::{Map, Value, json};
 use tensor::philox::{Purpose, word};
 
@@ -214,4 +215,144 @@ fn spans_hold_the_answers_whatever_stands_in_them() {
             answers.map(|answer| json!(format!("{}<|end|>", answer.fields["content"].as_str().unwrap()))).collect();
         assert_eq!(found, expected, "{seed}: {text}");
     }
+}
+
+/// Values that a row may hold where something else is meant.
+fn any_value(dice: &mut Dice, depth: usize) -> Value {
+    const NAMES: [&str; 16] = [
+        "role",
+        "content",
+        "from",
+        "value",
+        "tool_calls",
+        "function",
+        "name",
+        "arguments",
+        "thinking",
+        "weight",
+        "train",
+        "reasoning_content",
+        "type",
+        "text",
+        "id",
+        "parameters",
+    ];
+    let texts =
+        ["", "a", "user", "assistant", "tool", "system", "f", "{\"x\": 1}", "[", "ü\u{fdd0}", "<|im_end|>", "text"];
+    match dice.below(if depth > 4 { 6 } else { 9 }) {
+        0 => Value::Null,
+        1 => json!(dice.below(2) == 0),
+        2 => json!(dice.below(300) as i64 - 150),
+        3 => json!(1e300),
+        4 | 5 => json!(dice.pick(&texts)),
+        6 => (0..dice.below(4)).map(|_| any_value(dice, depth + 1)).collect(),
+        _ => (0..dice.below(5)).map(|_| (dice.pick(&NAMES).to_owned(), any_value(dice, depth + 1))).collect(),
+    }
+}
+
+/// Replaces, removes or doubles something anywhere in a value.
+fn spoil(value: &mut Value, dice: &mut Dice) {
+    let inside = match value {
+        Value::Array(list) if !list.is_empty() => {
+            let i = dice.below(list.len());
+            list.get_mut(i)
+        }
+        Value::Object(fields) if !fields.is_empty() => {
+            let i = dice.below(fields.len());
+            fields.values_mut().nth(i)
+        }
+        _ => None,
+    };
+    match (inside, dice.below(4)) {
+        (Some(inside), 1..) => spoil(inside, dice),
+        _ => *value = any_value(dice, 0),
+    }
+}
+
+#[test]
+fn rows_of_any_form_are_counted() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories/model");
+    let tokenizer = std::sync::Arc::new(Tokenizer::from_folder(&model).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let good = json!({
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": [
+                {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+                {"name": "g", "arguments": "{}"},
+            ]},
+            {"role": "tool", "content": {"y": 2}},
+            {"role": "assistant", "content": "b", "weight": 0.5},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "instruction": "i", "output": "o", "input": "x",
+        "input_ids": [1, 2, 3], "labels": [-100, 2, 3], "position_ids": [0, 1, 2], "weights": [1.0, 1.0, 0.5],
+        "text": "t",
+    });
+    let text = |name: &str| Some(name.to_owned());
+    let columns = ConversationColumns { messages: "messages".into(), tools: text("tools"), ..Default::default() };
+    let instruction = InstructionColumns {
+        instruction: "instruction".into(),
+        output: "output".into(),
+        input: text("input"),
+        prompt_format: text("{input}{instruction}{output}!"),
+        ..Default::default()
+    };
+    let kinds = [
+        DatasetKind::Conversation(columns.clone()),
+        DatasetKind::Instruction(instruction.clone()),
+        DatasetKind::Instruction(InstructionColumns { prompt_format: None, ..instruction }),
+        DatasetKind::Tokens,
+        DatasetKind::Text { field: "text".into() },
+        DatasetKind::Auto(Box::default()),
+    ];
+    let templates: Vec<String> = ["qwen3", "smollm2", "gpt-oss", "mistral-nemo"]
+        .iter()
+        .map(|name| fs::read_to_string(fixture(&format!("templates/{name}/chat_template.jinja"))).unwrap())
+        .collect();
+    const ROWS: usize = 40;
+    let mut kept = 0;
+    for seed in 0..rounds(60) {
+        let mut dice = Dice { seed, at: 0 };
+        let mut lines = good.to_string() + "\n";
+        for _ in 1..ROWS {
+            let mut row = good.clone();
+            (0..1 + dice.below(3)).for_each(|_| spoil(&mut row, &mut dice));
+            lines += &format!("{row}\n");
+        }
+        fs::write(&path, lines).unwrap();
+        let losses = [LossRule::Answers, LossRule::LastRound, LossRule::Everything];
+        let weights = [("user", 0.5), ("a+", 2.0), ("system", 1.0)];
+        let by_name = LossRule::by_name(weights).unwrap();
+        let dialogue = DialogueOptions {
+            template: Some(templates[dice.below(4)].clone()),
+            system: (dice.below(2) == 0).then(|| "S".to_owned()),
+            loss: losses.into_iter().chain([by_name]).nth(dice.below(4)).unwrap(),
+            response_prefix: (dice.below(3) == 0).then(|| "a".to_owned()),
+            agent: [None, Some(AgentForm::Hermes), Some(AgentForm::React)][dice.below(3)],
+            keeps_system: dice.below(2) == 0,
+            ..DialogueOptions::default()
+        };
+        let truncation = [Truncation::Delete, Truncation::Left, Truncation::Right, Truncation::Split][dice.below(4)];
+        let options = PrepareOptions {
+            max_length: 1 + dice.below(300),
+            truncation,
+            vocab_size: 1 << 20,
+            workers: dice.below(3),
+            dialogue,
+        };
+        let kind = kinds[dice.below(kinds.len())].clone();
+        match prepare(&[DatasetSpec::new(&path, kind)], Some(&tokenizer), &options) {
+            Ok(prepared) => {
+                let of = &prepared.summary.datasets[0];
+                let dropped: usize = of.dropped.values().map(|dropped| dropped.rows).sum();
+                assert_eq!((of.rows_read, of.rows_kept + dropped), (ROWS, ROWS), "{seed}");
+                kept += of.rows_kept;
+            }
+            Err(error) => assert!(!error.to_string().is_empty(), "{seed}"),
+        }
+    }
+    assert!(kept > 100, "only {kept} rows were kept");
 }

@@ -183,6 +183,40 @@ fn a_prompt_that_opens_the_thought_is_not_trained() {
 }
 
 #[test]
+fn calls_that_lack_a_part_are_rendered_or_refused() {
+    let calls = [
+        json!([{"function": {"name": "f"}}]),
+        json!([{"name": "f"}]),
+        json!([{"function": {"arguments": {"x": 1}}}]),
+        json!([{"arguments": "{}"}]),
+        json!([{"function": {}}]),
+        json!([{"function": null}]),
+        json!([{}]),
+        json!([null]),
+        json!(["f"]),
+        json!([[]]),
+        json!({"name": "f"}),
+        json!("f"),
+    ];
+    for name in FAMILIES {
+        let family = family(name);
+        let mut rendered = 0;
+        for calls in &calls {
+            for content in [json!(""), json!("I look."), json!(null)] {
+                let mut call = with(Message::new("assistant", ""), "tool_calls", calls.clone());
+                call = with(call, "content", content);
+                let talk = [Message::new("user", "q"), call, Message::new("user", "r"), Message::new("assistant", "a")];
+                if let Ok(pieces) = family.trained(&talk) {
+                    rendered += 1;
+                    assert_eq!(pieces.last().unwrap(), &expected(name, "a", true), "{name}: {calls}");
+                }
+            }
+        }
+        assert!(rendered > 0 || name != "smollm2", "{name} does not look at calls");
+    }
+}
+
+#[test]
 fn tool_calls_are_trained_whole() {
     for name in ["qwen3", "mistral-nemo", "gpt-oss"] {
         let golden = fixture(&format!("{name}/golden_chat.jsonl"));

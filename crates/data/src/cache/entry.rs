@@ -16,6 +16,17 @@ pub(super) struct SegmentFile {
     pub digest: String,
 }
 
+/// What the file of segment `n` is called.
+pub(super) fn segment_name(n: usize) -> String {
+    format!("{n}.rows")
+}
+
+/// Whether this is a name that segments have: a plain one, which leads nowhere else.
+pub(super) fn is_segment_name(name: &str) -> bool {
+    let number = name.strip_suffix(".rows").and_then(|number| number.parse::<u32>().ok());
+    number.is_some_and(|number| segment_name(number as usize) == name)
+}
+
 /// The content of an entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Entry {
@@ -39,6 +50,8 @@ impl Entry {
         if blake3::hash(body.as_bytes()).to_hex().as_str() != digest {
             return None;
         }
-        serde_json::from_str(body).ok()
+        serde_json::from_str(body)
+            .ok()
+            .filter(|entry: &Entry| entry.segments.iter().all(|of| is_segment_name(&of.name)))
     }
 }

@@ -13,6 +13,7 @@
 //! An entry appears by renaming, whole or not at all. What is damaged is removed and made anew. Knows no tokenizer and
 //! no template.
 
+mod clearing;
 mod entry;
 mod key;
 mod stamp;
@@ -21,9 +22,10 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use self::entry::{Entry, SegmentFile};
+use self::clearing::remove_own;
+use self::entry::{Entry, SegmentFile, segment_name};
 pub(crate) use self::key::Key;
 pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
@@ -37,9 +39,6 @@ use crate::summary::DatasetSummary;
 const ENTRY: &str = "entry";
 const VERIFIED: &str = "verified";
 const PARTIAL: &str = "partial";
-
-/// Entries that no run has used for so long are removed.
-const KEPT: Duration = Duration::from_secs(60 * 60 * 24 * 30);
 
 /// A folder of encoded rows, shared by all runs that name it.
 #[derive(Clone, Debug)]
@@ -119,7 +118,7 @@ impl RowCache {
             Err(TryLockError::Error(_)) => false,
         };
         if locked {
-            self.clear_unfinished(key);
+            clearing::clear_unfinished(&self.folder, &key.digest);
         }
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let partial = place.with_extension(format!("{}-{number}.{PARTIAL}", std::process::id()));
@@ -127,44 +126,10 @@ impl RowCache {
         Ok(EntryWriter { partial, place, segments: Vec::new(), _lock: lock })
     }
 
-    /// Removes what processes left that did not come to an end; only the holder of the lock may.
-    fn clear_unfinished(&self, key: &Key) {
-        let ours = format!("{}.", key.digest);
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with(&ours) && name.ends_with(PARTIAL) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-    }
-
     /// Removes entries that nobody has used for long and nobody writes.
     pub(crate) fn clear_unused(&self) {
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let used = fs::metadata(path.join(ENTRY)).and_then(|of| of.modified());
-            let old = used.ok().and_then(|used| used.elapsed().ok()).is_some_and(|age| age > KEPT);
-            if !old {
-                continue;
-            }
-            let lock = path.with_extension("lock");
-            if let Ok(file) = File::options().create(true).truncate(false).write(true).open(&lock)
-                && file.try_lock().is_ok()
-            {
-                let _ = remove_entry(&path);
-                let _ = fs::remove_file(lock);
-            }
-        }
+        clearing::clear_unused(&self.folder);
     }
-}
-
-/// Removes an entry so that no process finds a part of it.
-fn remove_entry(place: &Path) -> io::Result<()> {
-    match fs::remove_file(place.join(ENTRY)) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        removed => removed?,
-    }
-    fs::remove_dir_all(place)
 }
 
 type Rows = (Corpus, DatasetSummary);
@@ -216,7 +181,7 @@ pub(crate) struct EntryWriter {
 impl EntryWriter {
     /// Writes a segment and maps it.
     pub(crate) fn add(&mut self, words: &[i32], digest: &str) -> io::Result<Segment> {
-        let name = format!("{}.rows", self.segments.len());
+        let name = segment_name(self.segments.len());
         let path = self.partial.join(&name);
         let mut file = File::create_new(&path)?;
         for block in words.chunks(1 << 18) {
@@ -247,8 +212,8 @@ impl EntryWriter {
         let mut file = File::create_new(self.partial.join(ENTRY))?;
         file.write_all(entry.to_text().as_bytes())?;
         file.sync_data()?;
-        if self.place.exists() {
-            remove_entry(&self.place)?;
+        if fs::symlink_metadata(&self.place).is_ok() {
+            remove_own(&self.place)?;
         }
         fs::rename(&self.partial, &self.place)
     }
@@ -257,7 +222,7 @@ impl EntryWriter {
 impl Drop for EntryWriter {
     fn drop(&mut self) {
         // Nothing is there after a commit.
-        let _ = fs::remove_dir_all(&self.partial);
+        let _ = remove_own(&self.partial);
     }
 }
 

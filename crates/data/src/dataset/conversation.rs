@@ -115,6 +115,9 @@ fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<Messa
         }
         Some(other) => return Err(wrong("content", "a string", other)),
     }
+    if let Some(calls) = fields.get("tool_calls") {
+        check_calls(calls)?;
+    }
     if !fields.contains_key("content") && !fields.contains_key("tool_calls") {
         return Err(RowError::new(RowReason::MissingField, "no `content` (and no `value`)"));
     }
@@ -177,6 +180,26 @@ fn parse_calls(value: &Value) -> Result<Value, RowError> {
         _ => Err(RowError::new(RowReason::MissingField, "the function call has no `name`")),
     });
     Ok(Value::Array(wrapped.collect::<Result<_, _>>()?))
+}
+
+/// Calls as templates read them: objects, each with a name, in `function` or by itself. Arguments may be missing. What is
+/// no list is the template's business.
+fn check_calls(calls: &Value) -> Result<(), RowError> {
+    for (i, call) in calls.as_array().into_iter().flatten().enumerate() {
+        let (place, function) = match call.get("function") {
+            Some(function) => (format!("tool_calls[{i}].function"), function),
+            None => (format!("tool_calls[{i}]"), call),
+        };
+        let function = function.as_object().ok_or_else(|| wrong(&place, "an object with a `name`", function))?;
+        match function.get("name") {
+            Some(Value::String(_)) => {}
+            None | Some(Value::Null) => {
+                return Err(RowError::new(RowReason::MissingField, format!("`{place}` has no `name`")));
+            }
+            Some(other) => return Err(wrong(&format!("{place}.name"), "a string", other)),
+        }
+    }
+    Ok(())
 }
 
 /// The text of parts that are all text: `{"type": "text", "text": …}`.
@@ -260,6 +283,30 @@ mod tests {
             assert_eq!(message.fields, Message::new("assistant", "a").fields);
         }
         assert_eq!(read(json!({"role": "user", "content": "", "train": 1})).unwrap_err().reason, RowReason::WrongType);
+    }
+
+    #[test]
+    fn calls_without_a_name_are_refused_with_their_place() {
+        let of = |calls: Value| read(json!({"role": "assistant", "content": "a", "tool_calls": calls}));
+        for (calls, reason, told) in [
+            (
+                json!([{"function": {"arguments": {}}}]),
+                RowReason::MissingField,
+                "`tool_calls[0].function` has no `name`",
+            ),
+            (json!([{"name": "f"}, {"arguments": "{}"}]), RowReason::MissingField, "`tool_calls[1]` has no `name`"),
+            (json!([{"name": null}]), RowReason::MissingField, "`tool_calls[0]` has no `name`"),
+            (json!([{"name": 7}]), RowReason::WrongType, "`tool_calls[0].name`: expected a string, found a number"),
+            (json!(["f()"]), RowReason::WrongType, "`tool_calls[0]`: expected an object"),
+            (json!([{"function": null, "name": "f"}]), RowReason::WrongType, "`tool_calls[0].function`"),
+        ] {
+            let error = of(calls).unwrap_err();
+            assert_eq!(error.reason, reason, "{error}");
+            assert!(error.detail.contains(told), "{error}");
+        }
+        for calls in [json!([]), json!(""), json!([{"name": "f"}]), json!([{"function": {"name": "f"}}])] {
+            assert!(of(calls.clone()).is_ok(), "{calls}");
+        }
     }
 
     #[test]

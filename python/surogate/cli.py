@@ -116,7 +116,8 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides)
     folder, ir = open_source(config, weights=False)
-    print(_native.preview(what, config, folder, ir, options.machine, site_packages()), end="")
+    config, away = hub.with_data_at_hand(config)
+    print(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")
     return 0
 
 

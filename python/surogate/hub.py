@@ -59,6 +59,44 @@ def with_data(config: _native.Config) -> _native.Config:
     return config.with_files(files) if files else config
 
 
+def with_data_at_hand(config: _native.Config) -> tuple[_native.Config, list[str]]:
+    """The same with what the hub's cache holds, and why the other sets are not at hand. Nothing is fetched."""
+    files, away = {}, []
+    for place, path, subset, split in config.data_sets:
+        if buckets.is_address(path):
+            away.append(f"`{path}` lies in a bucket")
+        elif not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path):
+            found = cached_files(path, subset, split)
+            if found is None:
+                away.append(f"`{path}` is not in the hub's cache")
+            else:
+                files[place] = found
+    return config.with_files(files) if files else config, away
+
+
+def cached_files(path: str, subset: str | None, split: str) -> list[Path] | None:
+    """The files of a set on the hub, if the cache holds all of them in the revision that was fetched last."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    match = HUB_NAME.fullmatch(path)
+    assert match is not None, "only names of the hub are handed here"
+    name, revision = match["name"], match["revision"] or "main"
+    try:
+        names = _cached_names(name, revision)
+    except LocalEntryNotFoundError:
+        return None
+
+    def local(file: str) -> Path | None:
+        found = try_to_load_from_cache(name, file, revision=revision, repo_type="dataset")
+        return Path(found) if isinstance(found, str) else None
+
+    card = local("README.md") if "README.md" in names else None
+    text = card.read_text(encoding="utf-8", errors="replace") if card else None
+    found = [local(file) for file in _native.choose_files(path, names, text, subset, split)]
+    return [file for file in found if file is not None] if all(found) else None
+
+
 def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     """The local files of a set on the hub: only those of the subset and split are fetched."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download

@@ -26,6 +26,9 @@ LONGEST = 2048
 #: Rows of a data set that are looked at.
 SAMPLES = 1000
 
+#: Why the plan is not made of the data.
+NOT_READ = "only the first rows of the data are looked at here"
+
 _GIB = 1 << 30
 
 Override = tuple[str, str]
@@ -83,7 +86,7 @@ def _plan(
         config = load_config({**base, **cut}, task, overrides)
         folder, ir = open_source(config, weights=False)
         try:
-            text = _native.preview("plan.json", config, folder, ir, machine, site_packages())
+            text = _native.preview("plan.json", config, folder, ir, machine, site_packages(), [NOT_READ])
         except MemoryPlanError as error:
             refused = error
             continue

@@ -69,8 +69,10 @@ fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> 
     }
 }
 
-/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`.
+/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why data sets are not at
+/// hand, which are read otherwise.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)] // the stages of the command line
 pub fn preview(
     py: Python<'_>,
     what: &str,
@@ -79,15 +81,18 @@ pub fn preview(
     ir: &str,
     machine_name: Option<&str>,
     site_packages: Vec<PathBuf>,
+    away: Vec<String>,
 ) -> PyResult<String> {
     let text = py.detach(|| {
         let source = ModelSource::open(Path::new(&folder), ir)?.configured(&config.config)?;
         let machine = machine(config, machine_name, site_packages)?;
-        let config = train::recommended(&config.config, &source, &machine)?;
+        let data = train::preview::documents(&config.config, &source, &away)?;
+        let config = train::recommended(&config.config, &source, &machine, data.as_ref().ok())?;
         if what == "graph" {
-            return Ok(train::preview::graph(&config, &source, &machine)?.to_string());
+            return Ok(train::preview::graph(&config, &source, &machine, data.as_ref().ok())?.to_string());
         }
-        let preview = Preview::advised(&config, &source, &machine)?;
+        let mut preview = Preview::advised(&config, &source, &machine, data.as_ref().ok())?;
+        preview.away = data.err();
         Ok(match what {
             "program" => preview.program.to_string(),
             "memory" => preview.memory_text(),

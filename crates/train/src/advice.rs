@@ -5,6 +5,7 @@ use options::Setting;
 use program::Machine;
 
 use crate::config::{Config, Dtype, OptimizerKind};
+use crate::encoded::Encoded;
 use crate::error::TrainError;
 use crate::preview::Preview;
 use crate::source::ModelSource;
@@ -16,9 +17,15 @@ const SHORTEST_ROWS: usize = 128;
 const MOST: usize = 4;
 
 /// A memory error with the changes that would make the run fit; any other error as it is.
-pub fn with_advice(error: TrainError, config: &Config, source: &ModelSource, machine: &Machine) -> TrainError {
+pub fn with_advice(
+    error: TrainError,
+    config: &Config,
+    source: &ModelSource,
+    machine: &Machine,
+    data: Option<&Encoded>,
+) -> TrainError {
     let TrainError::Memory(message) = error else { return error };
-    let changes = changes(config, source, machine);
+    let changes = changes(config, source, machine, data);
     TrainError::Memory(match changes.as_slice() {
         [] => format!("{message}; no change of options makes it fit here: a smaller model or a larger machine does"),
         [all] if all.contains(" and ") => format!("{message}; together these make it fit: {all}"),
@@ -27,8 +34,8 @@ pub fn with_advice(error: TrainError, config: &Config, source: &ModelSource, mac
 }
 
 /// Single changes that suffice; where none does, the shortest list of them that does, as one text.
-fn changes(config: &Config, source: &ModelSource, machine: &Machine) -> Vec<String> {
-    let fits = |config: &Config| Preview::new(config, source, machine).is_ok();
+fn changes(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Vec<String> {
+    let fits = |config: &Config| Preview::new(config, source, machine, data).is_ok();
     let single = CHANGES.iter().filter_map(|change| least(*change, config, source, fits));
     let enough: Vec<String> = single.take(MOST).map(|(_, text)| text).collect();
     if !enough.is_empty() {

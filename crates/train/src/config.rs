@@ -105,6 +105,8 @@ macro_rules! union_of_tables {
             pub fetched: BTreeMap<String, Vec<PathBuf>>,
             /// What was chosen for options that were left out, once `apply_recommended_values` was carried out.
             pub recommended: Option<Reasons>,
+            /// Tokens of a row that the checkpoint recorded with which the run goes on, where they are left open.
+            pub kept_sequence_len: Option<usize>,
             written: Written,
         }
 
@@ -114,7 +116,10 @@ macro_rules! union_of_tables {
         impl Config {
             fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
-                Config { task, $($field,)+ fetched: BTreeMap::new(), recommended: None, written: Written::default() }
+                Config {
+                    task, $($field,)+ fetched: BTreeMap::new(), recommended: None, kept_sequence_len: None,
+                    written: Written::default(),
+                }
             }
 
             /// The values of each table, in the order of [`SECTIONS`] and their rows.

@@ -1,23 +1,16 @@
-//! From the options to batches: data sets, tokenizer, packing, the split for validation.
+//! From encoded documents to batches: layout of rows, shapes, the order of the data.
 //!
-//! Knows names of options; rows, templates and packing are the data crate's.
+//! Knows names of options; packing is the data crate's, reading and encoding is done in `encoded.rs`.
 
 mod check;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use data::show::ShownRow;
-use data::{
-    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Extent,
-    InstructionColumns, Keeping, Layout, Loader, LoaderSpec, Padding, Position, PrepareOptions, Prepared, RowCache,
-    Share, Summary, SystemPrompt, Tokenizer, Truncation,
-};
+use data::{DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Tokenizer};
 use program::{Arch, Documents, Machine, Variant};
 
 use crate::checkpoint::DataDigest;
-use crate::config::{self, Config, Dataset, DatasetType, Side, SystemPromptType};
-use crate::conversation::dialogue_options;
+use crate::config::{Config, Side};
+use crate::encoded::{Encoded, workers};
 use crate::engine::{bucket_of, count_documents};
 use crate::error::{Result, TrainError};
 use crate::plan::Plan;
@@ -25,9 +18,6 @@ use crate::source::ModelSource;
 
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
-
-/// Threads that prepare data when the user leaves it open, at most.
-const MAX_WORKERS: usize = 8;
 
 /// Batches that are looked at to learn how many documents one holds.
 const COUNTED_BATCHES: usize = 64;
@@ -45,54 +35,21 @@ pub struct Feed {
     documents: DocumentSet,
     spec: LoaderSpec,
     validation: Option<(DocumentSet, LoaderSpec)>,
-    pub summary: Summary,
-    /// What the user should know, a sentence each.
-    pub notes: Vec<String>,
+    pub encoded: Encoded,
     /// Every row is one document and padding behind it.
     pub one_per_row: bool,
 }
 
 impl Feed {
-    /// Reads, encodes and packs everything. `sequence_len` is the length of packed rows.
-    pub fn new(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<Feed> {
-        let datasets = config.data.datasets.as_deref().unwrap_or_default();
-        let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
-        let needs_text = |of: &Dataset| of.r#type != DatasetType::Tokens;
-        let tokenizer = match datasets.iter().chain(validation).any(needs_text) {
-            true => Some(Arc::new(Tokenizer::from_folder(&source.folder).map_err(TrainError::Data)?)),
-            false => None,
-        };
+    /// Lays documents out in rows and batches. The options may differ from those that they were read with, as long as
+    /// no document is longer than a row. `sequence_len` is the length of packed rows.
+    pub fn new(config: &Config, encoded: Encoded, sequence_len: usize) -> Result<Feed> {
+        let Encoded { train, held_out, pad_id, .. } = encoded.clone();
         let workers = workers(config);
-        let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
-        let options = prepare_options(config, source, sequence_len, workers, dialogue)?;
-        let mut notes: Vec<String> = note.into_iter().collect();
-        let cache = row_cache(config, &mut notes);
-        let tell = |text: &str| eprintln!("surogate: {text}");
-        let prepare = |list: &[Dataset], option: &str| -> Result<Prepared> {
-            let place = |i: usize| format!("{option}[{i}]");
-            let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
-            let specs = specs.collect::<Result<Vec<_>>>()?;
-            let keeping = cache.as_ref().map(|cache| Keeping { cache, tell: &tell });
-            data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping).map_err(TrainError::Data)
-        };
-        let Prepared { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
-        notes.extend(of_rows);
-        let (train, held_out) = if validation.is_empty() {
-            let (train, held_out) =
-                data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
-            let part = |members: Vec<u32>| DocumentSet { corpus: corpus.clone(), members: members.into() };
-            (part(train), part(held_out))
-        } else {
-            let other = prepare(validation, "validation_datasets")?;
-            summary.datasets.extend(other.summary.datasets);
-            notes.extend(other.notes);
-            (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
-        };
         let layout = layout(config, &[&train, &held_out], sequence_len);
         let batch_size = config.training.per_device_train_batch_size as usize;
         let row = row_length(&layout, sequence_len, batch_size);
         let longest = bucket_of(train.longest().max(held_out.longest()), row);
-        let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
         let train_spec = LoaderSpec {
             batch_size,
             share: Share::WHOLE,
@@ -119,7 +76,7 @@ impl Feed {
         let spec = train_spec.clone();
         let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
-        Ok(Feed { train, train_extent, documents, spec, validation, summary, notes, one_per_row })
+        Ok(Feed { train, train_extent, documents, spec, validation, encoded, one_per_row })
     }
 
     /// The shapes of the batches, as far as they are known before the first. On a GPU the plan
@@ -161,6 +118,25 @@ impl Feed {
         Ok((most + most / 4).next_power_of_two())
     }
 
+    /// The lengths of the first batches' rows, and the tokens of documents in one.
+    pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
+        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
+        let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
+        let (mut lengths, mut tokens) = (Vec::new(), 0);
+        for batch in loader.take(COUNTED_BATCHES) {
+            lengths.push(batch.seq_len);
+            tokens += crate::step::tokens(&batch);
+        }
+        let tokens = tokens as f64 / lengths.len().max(1) as f64;
+        Ok(FirstShapes { lengths, tokens })
+    }
+
+    /// Batches of one pass over the data that are held out.
+    pub(crate) fn validation_batches(&self) -> Result<u64> {
+        let Some((documents, spec)) = &self.validation else { return Ok(0) };
+        Ok(data::extent(documents, spec).map_err(TrainError::Data)?.micro_batches)
+    }
+
     /// The first rows that training takes, with their texts where the model's folder has a tokenizer.
     fn first_rows(&self, source: &ModelSource, count: usize) -> Result<Vec<ShownRow>> {
         let has_tokenizer = source.folder.join("tokenizer.json").is_file();
@@ -190,7 +166,7 @@ impl Feed {
         format!(
             "{}{} documents to train on, {held_out} for evaluation; {rows} rows of up to {} tokens in {micro_batches} \
              micro-batches, {how}, {:.1} % full\n",
-            self.summary,
+            self.encoded.summary,
             self.documents.len(),
             self.spec.seq_len,
             100.0 * fill
@@ -229,123 +205,6 @@ impl Feed {
     }
 }
 
-/// Threads that prepare data; 0: the loop itself.
-pub fn workers(config: &Config) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_WORKERS);
-    config.data.dataloader_num_workers.value().map_or_else(cores, |n| *n as usize)
-}
-
-/// Names the folder of encoded rows where the options do not.
-const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
-
-/// The word that keeps no rows.
-const NO_CACHE: &str = "off";
-
-/// Where encoded rows are kept; a note where there is no such place although none was refused.
-fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let written = config.data.data_cache.value().map(PathBuf::from);
-    let folder = written.or_else(|| variable(CACHE_VARIABLE)).or_else(|| {
-        let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
-        Some(own.join("surogate").join("rows"))
-    });
-    let Some(folder) = folder else {
-        notes.push("encoded rows are kept in memory: neither HOME nor XDG_CACHE_HOME says where to".to_owned());
-        return None;
-    };
-    (folder.as_os_str() != NO_CACHE).then(|| RowCache::new(folder))
-}
-
-fn prepare_options(
-    config: &Config,
-    source: &ModelSource,
-    sequence_len: usize,
-    workers: usize,
-    dialogue: DialogueOptions,
-) -> Result<PrepareOptions> {
-    let template = &config.template;
-    Ok(PrepareOptions {
-        max_length: template.max_length.map_or(sequence_len, |n| (n as usize).min(sequence_len)),
-        truncation: match template.truncation_strategy {
-            config::Truncation::Delete => Truncation::Delete,
-            config::Truncation::Right => Truncation::Right,
-            config::Truncation::Split => Truncation::Split,
-            config::Truncation::Left => Truncation::Left,
-        },
-        vocab_size: source.vocab_size()?,
-        workers,
-        dialogue,
-    })
-}
-
-/// The columns of an instruction set. Their names are there unless the type is left open.
-fn instruction_columns(of: &Dataset) -> InstructionColumns {
-    InstructionColumns {
-        instruction: of.instruction_field.clone().unwrap_or_default(),
-        output: of.output_field.clone().unwrap_or_default(),
-        input: of.input_field.clone(),
-        system: match of.system_prompt_type {
-            None => SystemPrompt::None,
-            Some(SystemPromptType::Field) => SystemPrompt::Field(of.system_prompt_field.clone().unwrap_or_default()),
-            Some(SystemPromptType::Fixed) => SystemPrompt::Fixed(of.system_prompt.clone().unwrap_or_default()),
-        },
-        prompt_format: of.prompt_format.clone(),
-        prompt_format_no_input: of.prompt_format_no_input.clone(),
-    }
-}
-
-fn conversation_columns(of: &Dataset) -> ConversationColumns {
-    ConversationColumns {
-        messages: of.messages_field.clone(),
-        system: of.system_field.clone(),
-        tools: of.tools_field.clone(),
-        properties: of.message_property_mappings.clone().unwrap_or_default(),
-    }
-}
-
-/// What the user says of a set whose type is left open. A column's default name says nothing.
-fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
-    let named = |option: &str, name: &str| {
-        if config.is_written(&format!("{place}.{option}")) { name.to_owned() } else { String::new() }
-    };
-    AutoColumns {
-        text: named("text_field", &of.text_field),
-        instruction: instruction_columns(of),
-        conversation: ConversationColumns {
-            messages: named("messages_field", &of.messages_field),
-            ..conversation_columns(of)
-        },
-    }
-}
-
-/// A data set of the options as the data crate takes it; `place` is where it stands there.
-fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
-    let kind = match of.r#type {
-        DatasetType::Tokens => DatasetKind::Tokens,
-        DatasetType::Text => DatasetKind::Text { field: of.text_field.clone() },
-        DatasetType::Instruction => DatasetKind::Instruction(instruction_columns(of)),
-        DatasetType::Conversation => DatasetKind::Conversation(conversation_columns(of)),
-        DatasetType::Auto => DatasetKind::Auto(Box::new(auto_columns(config, of, place))),
-    };
-    let templated = match &kind {
-        DatasetKind::Conversation(_) => true,
-        DatasetKind::Instruction(columns) => columns.prompt_format.is_none(),
-        _ => false,
-    };
-    if templated && !config.template.use_chat_template {
-        let message = format!("`use_chat_template: false`, but {} is written with the chat template", of.path);
-        let hint = "remove `use_chat_template`, or give an instruction set a `prompt_format`".to_owned();
-        return Err(TrainError::Config(vec![config.mistake("use_chat_template", message, Some(hint))]));
-    }
-    Ok(DatasetSpec {
-        files: config.fetched.get(place).cloned(),
-        subset: of.subset.clone(),
-        split: of.split.clone(),
-        samples: of.samples.map(|n| n as usize),
-        ..DatasetSpec::new(&of.path, kind)
-    })
-}
-
 fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout {
     if config.data.sample_packing {
         return Layout::Packed;
@@ -360,6 +219,23 @@ fn layout(config: &Config, sets: &[&DocumentSet], sequence_len: usize) -> Layout
     }
     let rows = config.training.per_device_train_batch_size as usize;
     Layout::Joined(lengths.into_iter().map(|length| length * rows).collect())
+}
+
+/// What the first batches look like.
+pub(crate) struct FirstShapes {
+    /// Tokens of a row, padding included, by batches.
+    pub lengths: Vec<usize>,
+    /// Tokens of documents in a batch, in the mean.
+    pub tokens: f64,
+}
+
+/// Rows of a batch and their length where the documents are as long as they may be.
+pub(crate) fn fixed_lengths(config: &Config, sequence_len: usize) -> (usize, usize) {
+    let rows = config.training.per_device_train_batch_size as usize;
+    match config.template.padding_free && !config.data.sample_packing {
+        true => (1, rows * sequence_len.next_multiple_of(LENGTH_UNIT).min(sequence_len)),
+        false => (rows, sequence_len),
+    }
 }
 
 /// Tokens of the longest document that a row takes.
@@ -388,8 +264,10 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize) -> Result<
         return Err(TrainError::Config(problems));
     }
     let plan = Plan::new(config, source)?;
-    let feed = Feed::new(config, source, plan.sequence_len)?;
-    let notes: String = feed.notes.iter().map(|note| format!("Note: {note}\n")).collect();
+    let encoded = Encoded::read(config, source, &plan)?;
+    let row = encoded.sequence_len;
+    let feed = Feed::new(config, encoded, row)?;
+    let notes: String = feed.encoded.notes.iter().map(|note| format!("Note: {note}\n")).collect();
     let rows = if rows == 0 { Vec::new() } else { feed.first_rows(source, rows)? };
     Ok(CheckedData { table: notes + &feed.check_table(), rows })
 }

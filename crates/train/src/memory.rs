@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::trainer::Trainer;
-
-const MIB: f64 = (1u64 << 20) as f64;
+use crate::words::size;
 
 /// One class of the plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,14 +46,14 @@ fn beside(planned: &[MemoryLine], allocated: &[MemoryLine]) -> Vec<ClassMemory> 
 /// The classes as a table.
 pub fn table(classes: &[ClassMemory], in_use: Option<usize>) -> Vec<String> {
     let row = |planned: usize, allocated: usize, name: &str, note: &str| {
-        let text = format!("{:>12.2} {:>12.2} MiB  {name:<14} {note}", planned as f64 / MIB, allocated as f64 / MIB);
+        let text = format!("{:>12} {:>12}  {name:<14} {note}", size(planned), size(allocated));
         text.trim_end().to_owned()
     };
     let sum = |of: fn(&ClassMemory) -> usize| classes.iter().map(of).sum::<usize>();
     let mut lines = vec![format!("Memory: {:>4} {:>12}", "planned", "allocated")];
     lines.extend(classes.iter().map(|of| row(of.planned, of.allocated, &of.class, &of.note)));
     lines.push(row(sum(|of| of.planned), sum(|of| of.allocated), "in all", ""));
-    lines.extend(in_use.map(|bytes| format!("{:>25.2} MiB  in use on the device, by everybody", bytes as f64 / MIB)));
+    lines.extend(in_use.map(|bytes| format!("{:>25}  in use on the device, by everybody", size(bytes))));
     lines
 }
 
@@ -76,6 +75,6 @@ mod tests {
         let rows: Vec<_> = found.iter().map(|of| (of.class.as_str(), of.planned, of.allocated)).collect();
         assert_eq!(rows, [("a", 2 << 20, 3 << 20), ("b", 5, 0), ("c", 0, 7)]);
         let text = table(&found, Some(1 << 30)).join("\n");
-        assert!(text.contains("        2.00         3.00 MiB  a") && text.contains("1024.00 MiB  in use"), "{text}");
+        assert!(text.contains("    2.00 MiB     3.00 MiB  a") && text.contains("1.00 GiB  in use"), "{text}");
     }
 }

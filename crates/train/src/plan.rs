@@ -12,24 +12,22 @@ use options::Setting;
 use program::Machine;
 
 use crate::config::{self, Config, MachineFacts, Problem, Reason, Reasons};
+use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
 use crate::peft;
+use crate::row_length::RowLength;
 use crate::source::ModelSource;
-
-/// Row lengths beyond this are worth a word when nobody asked for them.
-const LONG_ROWS: usize = 8192;
-
-/// Tokens of a row where the user leaves the choice, and as many as the model takes.
-const RECOMMENDED_ROWS: usize = 2048;
 
 /// Decisions of a run before anything is compiled.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Without variants: these follow from the data.
     pub compile: CompileOptions,
-    /// Tokens of a row.
+    /// Tokens of a row; where the length is open, the most that the documents may come to.
     pub sequence_len: usize,
+    /// The length of rows follows from the documents, which are not known yet.
+    pub length_is_open: bool,
     /// Choices for options that were left open.
     pub reasons: Reasons,
     /// What the user should know, a sentence each.
@@ -43,7 +41,7 @@ impl Plan {
         let mut notes = Vec::new();
         let mut reasons = BTreeMap::new();
         check_family(config, source, &mut problems);
-        let sequence_len = sequence_len(config, source, &mut reasons, &mut notes, &mut problems);
+        let length = RowLength::new(config, source, &mut reasons, &mut problems);
         let adapter = config.lora.lora.then(|| adapter(config, &mut problems)).transpose()?;
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
@@ -68,7 +66,16 @@ impl Plan {
             seed: config.data.train_seed,
             plan: memory_options(config),
         };
-        Ok(Plan { compile, sequence_len, reasons, notes })
+        Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes })
+    }
+
+    /// The same, with rows as the documents have decided where that was open.
+    pub fn with_data(mut self, encoded: &Encoded) -> Plan {
+        if let (true, Some(because)) = (self.length_is_open, &encoded.because) {
+            self.reasons.insert("sequence_len".into(), reason(encoded.sequence_len, because));
+            (self.sequence_len, self.length_is_open) = (encoded.sequence_len, false);
+        }
+        self
     }
 }
 
@@ -131,46 +138,6 @@ fn check_family(config: &Config, source: &ModelSource, problems: &mut Vec<Proble
         let message = format!("`model_type: {asked}`, but the model's configuration says `{found}`");
         problems.push(config.mistake("model_type", message, Some("remove `model_type`".into())));
     }
-}
-
-fn sequence_len(
-    config: &Config,
-    source: &ModelSource,
-    reasons: &mut Reasons,
-    notes: &mut Vec<String>,
-    problems: &mut Vec<Problem>,
-) -> usize {
-    let (own, allowed) = (source.max_positions(), source.position_limit());
-    let (length, path) = match (config.model.sequence_len, config.model.max_model_len) {
-        (Setting::Value(length), _) => (length as usize, "sequence_len"),
-        (Setting::Auto, Setting::Value(length)) => {
-            reasons.insert("sequence_len".into(), reason(length, "`max_model_len`"));
-            (length as usize, "max_model_len")
-        }
-        (Setting::Auto, Setting::Auto) => {
-            let recommended = config.run.apply_recommended_values;
-            let all = own.unwrap_or(RECOMMENDED_ROWS);
-            let length = if recommended { all.min(RECOMMENDED_ROWS) } else { all };
-            let because = match own {
-                Some(_) if length < all => "recommended: longer rows cost more, and few documents need them",
-                Some(_) => "the model's positions",
-                None => "the model names no limit",
-            };
-            reasons.insert("sequence_len".into(), reason(length, because));
-            if length > LONG_ROWS {
-                notes.push(format!(
-                    "`sequence_len` is not set: rows have the model's {length} tokens. Shorter rows take less memory \
-                     and time: set `sequence_len: 2048`, for example"
-                ));
-            }
-            (length, "sequence_len")
-        }
-    };
-    if let Some(allowed) = allowed.filter(|allowed| length > *allowed) {
-        let message = format!("`{path}: {length}` is longer than the model's {allowed} positions");
-        problems.push(config.mistake(path, message, Some(format!("set `{path}` to {allowed} or less"))));
-    }
-    length
 }
 
 fn optimizer(config: &Config) -> OptimizerOptions {

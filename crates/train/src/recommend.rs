@@ -8,6 +8,7 @@ use program::{Arch, Machine};
 use serde_json::{Value, json};
 
 use crate::config::{Config, MachineFacts, Reason, Reasons, Recipe, rows};
+use crate::encoded::Encoded;
 use crate::error::Result;
 use crate::preview::Preview;
 use crate::source::ModelSource;
@@ -18,15 +19,16 @@ const AS_FAST: f64 = 0.985;
 const BATCH: &str = "per_device_train_batch_size";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
 
-/// The configuration with the best values for what was left out, where the options ask for it. A configuration that has
-/// recorded choices keeps them.
-pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Config> {
+/// The configuration with the best values for what was left out, where the options ask for it; `data`: the documents,
+/// where they are at hand. A configuration that has recorded choices keeps them.
+pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Config> {
     if !config.run.apply_recommended_values || config.recommended.is_some() {
         return Ok(config.clone());
     }
     let mut chosen = packing(config);
     let packed = config.with_recommended(chosen.clone());
-    let (found, refused) = tried(&packed, source, machine, candidates(&packed, machine));
+    let (found, refused) =
+        tried(&packed, candidates(&packed, machine), |config| Preview::new(config, source, machine, data));
     // Where nothing fits, the run's own plan says what would.
     if let Some(best) = best(&found) {
         chosen.extend(reasons(&packed, best, &found, refused, machine));
@@ -110,10 +112,10 @@ fn with(config: &Config, of: Candidate) -> Config {
 }
 
 /// Plans with each candidate: those that fit, and how many do not.
-fn tried(config: &Config, source: &ModelSource, machine: &Machine, all: Vec<Candidate>) -> (Vec<Tried>, usize) {
+fn tried(config: &Config, all: Vec<Candidate>, planned: impl Fn(&Config) -> Result<Preview>) -> (Vec<Tried>, usize) {
     let count = all.len();
     let plan = |of: Candidate| {
-        let preview = Preview::new(&with(config, of), source, machine).ok()?;
+        let preview = planned(&with(config, of)).ok()?;
         Some(Tried { of, tokens_per_second: preview.estimate().tokens_per_second, bytes: preview.memory_bytes() })
     };
     let found: Vec<Tried> = all.into_iter().filter_map(plan).collect();

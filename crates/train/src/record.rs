@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, Reason, Reasons};
 use crate::digest;
+use crate::encoded;
 use crate::error::Result;
-use crate::feed;
 use crate::metrics::StepMetrics;
 use crate::place::Place;
 use crate::trainer::Trainer;
@@ -160,7 +160,7 @@ impl Trainer {
         if let Some(positions) = self.source.max_positions() {
             choose("max_model_len", json!(positions), "the model's configuration");
         }
-        choose("dataloader_num_workers", json!(feed::workers(config)), "the cores of this machine");
+        choose("dataloader_num_workers", json!(encoded::workers(config)), "the cores of this machine");
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
         for (name, _) in OFFLOADED {
             choose(name, json!(false), "it stays on the device");

@@ -153,12 +153,16 @@ fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
     Ok(start)
 }
 
-/// The options with what `apply_recommended_values` chose when the run began: a resumed run does not choose anew.
-pub fn as_recommended(config: &Arc<Config>, checkpoint: &Checkpoint) -> Arc<Config> {
-    match config.run.apply_recommended_values {
-        true => Arc::new(config.with_recommended(checkpoint.state.recommended.clone())),
+/// The options with what was chosen when the run began, by `apply_recommended_values` and for the length of rows: a
+/// resumed run does not choose anew.
+pub fn as_begun(config: &Config, checkpoint: &Checkpoint) -> Arc<Config> {
+    let state = &checkpoint.state;
+    let mut config = match config.run.apply_recommended_values {
+        true => config.with_recommended(state.recommended.clone()),
         false => config.clone(),
-    }
+    };
+    config.kept_sequence_len = state.resolved["sequence_len"].as_u64().map(|tokens| tokens as usize);
+    Arc::new(config)
 }
 
 /// Whether the trainer's run is the one of the checkpoint: every option that may not change, the model's
@@ -234,7 +238,7 @@ impl Trainer {
             }
         };
         let checkpoint = whole(&folder)?;
-        let mut trainer = Trainer::new(as_recommended(&config, &checkpoint), source, device)?;
+        let mut trainer = Trainer::new(as_begun(&config, &checkpoint), source, device)?;
         trainer.go_on(&checkpoint)?;
         Ok(trainer)
     }

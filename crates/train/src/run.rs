@@ -23,7 +23,7 @@ use crate::source::ModelSource;
 use crate::staged::{Staged, replace_file};
 use crate::step::Advance;
 use crate::trainer::Trainer;
-use crate::{memory, time};
+use crate::{memory, time, words};
 
 /// Folder of the model with the adapter added, where that is asked for.
 const MERGED: &str = "merged";
@@ -68,7 +68,7 @@ pub fn run(
     }
     let place = Place::open(&config, &source)?;
     let mut start = Start::find(&config, &place)?;
-    let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_recommended(&config, from));
+    let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_begun(&config, from));
     let mut trainer = Trainer::new(config, source, device)?;
     trainer.name = place.name.clone();
     trainer.begin_digest();
@@ -158,7 +158,7 @@ struct Run {
 impl Run {
     /// Writes what is decided and tells it.
     fn start(place: Place, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
-        let of_data = trainer.feed.iter().flat_map(|feed| &feed.notes);
+        let of_data = trainer.feed.iter().flat_map(|feed| &feed.encoded.notes);
         for note in trainer.plan.notes.iter().chain(of_data) {
             observer.line(&format!("Note: {note}"));
         }
@@ -171,9 +171,9 @@ impl Run {
         }
         let manifest = manifest(&place, trainer)?;
         let total = &manifest["parameters"];
-        let memory = manifest["memory_bytes"].as_f64().unwrap_or(0.0) / (1u64 << 20) as f64;
+        let memory = words::size(manifest["memory_bytes"].as_u64().unwrap_or(0) as usize);
         observer.line(&format!(
-            "{} parameters, {} trained; {memory:.0} MiB planned; {} steps",
+            "{} parameters, {} trained; {memory} planned; {} steps",
             total["total"], total["trained"], manifest["steps"]
         ));
         if trainer.config.run.apply_recommended_values {

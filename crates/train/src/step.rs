@@ -293,7 +293,7 @@ fn write_update_scalars(engine: &mut Engine, step: u64, updates: u64, learning_r
 }
 
 /// Tokens of documents in which something is trained: padding does not count.
-fn tokens(batch: &Batch) -> u64 {
+pub(crate) fn tokens(batch: &Batch) -> u64 {
     let rows = batch.document_start.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len));
     let in_row = |(starts, targets): (&[i32], &[i32])| -> u64 {
         let mut sum = 0;

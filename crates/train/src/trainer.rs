@@ -15,6 +15,7 @@ use crate::advice::with_advice;
 use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest};
 use crate::config::{Config, Init};
 use crate::device::Device;
+use crate::encoded::Encoded;
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
@@ -74,17 +75,20 @@ impl Trainer {
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
         let mut startup = Startup::begin();
         plan::require_machine(&config, &device.machine, device.gpus)?;
-        let config = Arc::new(recommended(&config, &source, &device.machine)?);
         let plan = Plan::new(&config, &source)?;
+        let encoded = match config.data.datasets {
+            Some(_) => Some(Encoded::read(&config, &source, &plan)?),
+            None => None,
+        };
+        let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);
+        let plan = Plan::new(&config, &source)?;
+        let plan = encoded.iter().fold(plan, Plan::with_data);
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
             false => source,
         };
         check_batch_size(&config, plan.sequence_len, device.machine.memory)?;
-        let feed = match config.data.datasets {
-            Some(_) => Some(Feed::new(&config, &source, plan.sequence_len)?),
-            None => None,
-        };
+        let feed = encoded.map(|encoded| Feed::new(&config, encoded, plan.sequence_len)).transpose()?;
         let total = feed.as_ref().map(|feed| feed.total_steps(&config)).or(config.training.fixed_steps());
         if let Some(total) = total {
             let problems = config.check_steps(total);
@@ -247,7 +251,8 @@ impl Trainer {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let none = Choices::new();
         let choices = from.map_or(&none, |checkpoint| &checkpoint.state.choices);
-        let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine);
+        let data = self.feed.as_ref().map(|feed| &feed.encoded);
+        let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine, data);
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices).map_err(advise)?;
         let program = engine.program().clone();
         let seed = self.config.data.train_seed;

@@ -215,7 +215,7 @@ fn what_decays_is_what_was_recorded() {
             let options =
                 json!({"model": folder, "lora": lora, "sequence_len": 8, "adapter": lora.then(|| folder.join("lora"))});
             let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
-            let program = train::Preview::new(&config, &source, &device().machine).unwrap().program;
+            let program = train::Preview::new(&config, &source, &device().machine, None).unwrap().program;
             let of = |decay: bool| {
                 let slots = program.parameters.iter().filter(|slot| slot.trainable && slot.decay == decay);
                 let mut names: Vec<&str> = slots.map(|slot| slot.name.as_str()).collect();

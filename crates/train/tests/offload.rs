@@ -100,8 +100,9 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
     let place = tempfile::tempdir().unwrap();
     let options = json!({"device": "auto", "lora": false, "offload_optimizer": true, "use_write_combined": true,
         "offload_residual": true, "recompute_block": true, "memory_limit": null});
-    let preview =
-        |more: Value| Preview::advised(&config(place.path(), &merged(&[&options, &more])), &source(), &Machine::h200());
+    let preview = |more: Value| {
+        Preview::advised(&config(place.path(), &merged(&[&options, &more])), &source(), &Machine::h200(), None)
+    };
     for in_place in [false, true] {
         let found = preview(json!({"use_zero_copy": in_place})).unwrap();
         let (text, host) = (found.plan_text(), found.estimate().host.unwrap());

@@ -43,7 +43,7 @@ fn chosen(config: &Config) -> BTreeMap<String, Value> {
 
 fn choose(changed: &[(&str, Value)], machine: &Machine) -> Config {
     let folder = tempfile::tempdir().unwrap();
-    recommended(&options(changed), &qwen3(folder.path()), machine).unwrap()
+    recommended(&options(changed), &qwen3(folder.path()), machine, None).unwrap()
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_step_keeps_its_rows_and_what_was_written_is_never_touched() {
 fn without_the_option_nothing_is_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let plain = options(&[("apply_recommended_values", json!(false))]);
-    assert_eq!(recommended(&plain, &qwen3(folder.path()), &Machine::h200()).unwrap(), plain);
+    assert_eq!(recommended(&plain, &qwen3(folder.path()), &Machine::h200(), None).unwrap(), plain);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn what_waits_on_the_host_is_left_to_the_plan() {
     let found = chosen(&config);
     assert!(found.contains_key("per_device_train_batch_size") && !found.contains_key("offload_optimizer"), "{found:?}");
     let folder = tempfile::tempdir().unwrap();
-    let preview = train::Preview::new(&config, &qwen3(folder.path()), &at(memory)).unwrap();
+    let preview = train::Preview::new(&config, &qwen3(folder.path()), &at(memory), None).unwrap();
     assert!(!preview.program.host_memory().is_empty());
 }
 

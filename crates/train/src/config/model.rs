@@ -12,7 +12,8 @@ options! {
         /// Family of the model. `auto` reads it from the model's own configuration; a name given here is checked
         /// against that.
         model_type: Setting<String> = auto;
-        /// Tokens of a training row. `auto` is `max_model_len` if given, else the longest that the model allows.
+        /// Tokens of a training row. `auto` is `max_model_len` if given, else as many as the longest document of the data
+        /// needs: a power of two from 2048 to 8192, and no more than the model has positions for.
         sequence_len: Setting<u32> = auto, min = 1;
         /// Longest sequence of the model. `auto` reads it from the model's own configuration.
         max_model_len: Setting<u32> = auto, min = 1;

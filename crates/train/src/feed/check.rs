@@ -16,7 +16,7 @@ impl Feed {
             Layout::Joined(_) => "joined",
         };
         json!({
-            "datasets": self.summary.datasets.iter().map(dataset).collect::<Vec<Value>>(),
+            "datasets": self.encoded.summary.datasets.iter().map(dataset).collect::<Vec<Value>>(),
             "documents": self.documents.len(),
             "held_out": self.validation.as_ref().map_or(0, |(documents, _)| documents.len()),
             "rows": rows,

@@ -1,19 +1,21 @@
 //! What a run would be, without running it: its graph, its program, its memory and its time, for
-//! any machine. Reads no data and no weights.
+//! any machine. Reads no weights; with the data at hand it is the program that the run takes.
 
+mod at_hand;
+mod shapes;
 mod text;
 
 use graph::Graph;
-use program::{Arch, Documents, EntryKind, Instruction, Lane, Machine, Place, Program, TensorRef, Variant};
+use program::{EntryKind, Instruction, Lane, Machine, Place, Program, TensorRef, Variant};
 
 use crate::advice::with_advice;
 use crate::config::{Config, Reasons};
+use crate::encoded::Encoded;
 use crate::error::Result;
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
-
-/// Documents of a packed row that a preview reckons with; the data decides in the run.
-const DOCUMENTS_PER_ROW: usize = 16;
+pub use at_hand::documents;
+use shapes::Shapes;
 
 /// The run's program and what follows from it.
 pub struct Preview {
@@ -23,9 +25,13 @@ pub struct Preview {
     recommended: Option<Reasons>,
     /// The same, a line each.
     recommendations: Vec<String>,
-    batch: usize,
+    rows: usize,
     sequence_len: usize,
     accumulation: usize,
+    /// What it was compiled for.
+    pub shapes: Shapes,
+    /// Why the data are not at hand, if they are not.
+    pub away: Option<String>,
 }
 
 /// Time as it is expected, and at the machine's measured ceilings, which no run beats.
@@ -43,6 +49,10 @@ pub struct Estimate {
     pub step_flops: f64,
     /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
     pub step_bytes: f64,
+    /// All steps of the run, where their number is known.
+    pub run_seconds: Option<f64>,
+    /// All passes over held-out data, beside these.
+    pub evaluation_seconds: f64,
     /// What lies on the host, where something does.
     pub host: Option<HostEstimate>,
 }
@@ -64,45 +74,44 @@ pub struct HostEstimate {
 /// Share of a step that is as good as nothing.
 const FREE: f64 = 0.015;
 
-fn variant(config: &Config, plan: &Plan, machine: &Machine) -> Variant {
-    let (batch, seq_len) = (config.training.per_device_train_batch_size as usize, plan.sequence_len);
-    let tokens = batch * seq_len;
-    let documents = match (config.data.sample_packing, &machine.arch) {
-        (false, _) => Documents::Rows,
-        (true, Arch::Cpu) => Documents::Packed { count: tokens, longest: seq_len },
-        (true, _) => Documents::Packed { count: (batch * DOCUMENTS_PER_ROW).min(tokens), longest: seq_len },
-    };
-    Variant { batch, seq_len, documents }
-}
-
-/// The model as a flat graph, in the shape of the run's batches.
-pub fn graph(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Graph> {
-    let plan = Plan::new(config, source)?;
-    Ok(compiler::expand(&source.model, &plan.compile, variant(config, &plan, machine))?)
+/// The model as a flat graph, in the shape of the run's longest batches.
+pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Graph> {
+    let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
+    let shapes = Shapes::new(config, &plan, machine, data)?;
+    let variant = *shapes.variants.last().expect("a run has at least one shape");
+    Ok(compiler::expand(&source.model, &plan.compile, variant)?)
 }
 
 impl Preview {
     /// [`Preview::new`], whose refusal for lack of memory says what would fit.
-    pub fn advised(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Preview> {
-        Preview::new(config, source, machine).map_err(|error| with_advice(error, config, source, machine))
+    pub fn advised(
+        config: &Config,
+        source: &ModelSource,
+        machine: &Machine,
+        data: Option<&Encoded>,
+    ) -> Result<Preview> {
+        Preview::new(config, source, machine, data).map_err(|error| with_advice(error, config, source, machine, data))
     }
 
-    /// Compiles for a machine, which need not be this one.
-    pub fn new(config: &Config, source: &ModelSource, machine: &Machine) -> Result<Preview> {
+    /// Compiles for a machine, which need not be this one. `data`: the documents of the run, where they are at hand.
+    pub fn new(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Preview> {
         plan::require_machine(config, machine, config.hardware.gpus as usize)?;
-        let plan = Plan::new(config, source)?;
+        let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
         let mut options = plan.compile.clone();
-        let variant = variant(config, &plan, machine);
-        options.variants = vec![variant];
+        let shapes = Shapes::new(config, &plan, machine, data)?;
+        options.variants = shapes.variants.clone();
         let program = compiler::compile(&source.model, &options, machine)?;
+        let of_data = data.iter().flat_map(|data| data.notes.clone());
         Ok(Preview {
             program,
-            notes: plan.notes,
+            notes: plan.notes.into_iter().chain(of_data).collect(),
             recommended: config.recommended.clone(),
             recommendations: config.recommendations(),
-            batch: variant.batch,
-            sequence_len: variant.seq_len,
+            rows: config.training.per_device_train_batch_size as usize,
+            sequence_len: plan.sequence_len,
             accumulation: config.training.gradient_accumulation_steps as usize,
+            shapes,
+            away: None,
         })
     }
 
@@ -111,26 +120,46 @@ impl Preview {
         self.program.memory.iter().map(|line| line.bytes).sum()
     }
 
-    /// All instructions one after the other.
+    /// All instructions one after the other, over shapes of batches as frequent as they are.
     pub fn estimate(&self) -> Estimate {
-        let of = |kind: EntryKind| {
-            let entry = self.program.entries.iter().find(|entry| entry.kind == kind);
-            entry.map(|entry| program::estimate(entry, &self.program)).unwrap_or_default()
-        };
-        let [first, next, update] = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Update].map(of);
+        let [first, next, evaluate] =
+            [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate].map(|kind| self.mean(kind));
+        let update = self.entry(EntryKind::Update, None);
         let more = (self.accumulation - 1) as f64;
         let step_seconds = first.seconds + next.seconds * more + update.seconds;
-        let tokens = (self.batch * self.sequence_len * self.accumulation) as f64;
+        let (times, batches) = self.shapes.evaluations;
         Estimate {
             micro_step_seconds: first.seconds,
             update_seconds: update.seconds,
             step_seconds,
             ceiling_seconds: first.ceiling + next.ceiling * more + update.ceiling,
-            tokens_per_second: tokens / step_seconds,
+            tokens_per_second: self.shapes.tokens * self.accumulation as f64 / step_seconds,
             step_flops: first.flops + next.flops * more + update.flops,
             step_bytes: first.bytes + next.bytes * more + update.bytes,
+            run_seconds: self.shapes.steps.map(|steps| steps as f64 * step_seconds),
+            evaluation_seconds: (times * batches) as f64 * evaluate.seconds,
             host: self.host_estimate(),
         }
+    }
+
+    fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> program::Estimate {
+        let found = self.program.entry(kind, variant).map(|index| &self.program.entries[index]);
+        found.map(|entry| program::estimate(entry, &self.program)).unwrap_or_default()
+    }
+
+    /// An entry over all shapes of batches, in the mean.
+    fn mean(&self, kind: EntryKind) -> program::Estimate {
+        let of = |variant: &Variant| self.entry(kind, Some(*variant));
+        let all = self.shapes.variants.iter().map(of).zip(&self.shapes.shares);
+        all.fold(program::Estimate::default(), |sum, (of, share)| program::Estimate {
+            flops: sum.flops + share * of.flops,
+            bytes: sum.bytes + share * of.bytes,
+            seconds: sum.seconds + share * of.seconds,
+            ceiling: sum.ceiling + share * of.ceiling,
+            waiting: sum.waiting + share * of.waiting,
+            transferred: sum.transferred + share * of.transferred,
+            instructions: sum.instructions.max(of.instructions),
+        })
     }
 
     fn host_estimate(&self) -> Option<HostEstimate> {
@@ -139,19 +168,20 @@ impl Preview {
         }
         let mut at_hand = self.program.clone();
         at_hand.arenas.iter_mut().for_each(|arena| arena.place = Place::Device);
-        let of = |kind: EntryKind| {
-            let entry = self.program.entries.iter().find(|entry| entry.kind == kind)?;
+        let longest = self.shapes.variants.last().copied();
+        let of = |kind: EntryKind, variant: Option<Variant>| {
+            let entry = &self.program.entries[self.program.entry(kind, variant)?];
             let (found, without) = (program::estimate(entry, &self.program), program::estimate(entry, &at_hand));
             let reached = entry.steps.iter().filter(|step| step.instruction.lane() == Lane::Compute);
             let reached: usize = reached.map(|step| self.reached_bytes(&step.instruction)).sum();
             let waiting = found.seconds - (without.seconds - without.waiting);
             Some((found.transferred + reached as f64, waiting.max(0.0), found.seconds))
         };
-        let (micro_step_bytes, micro_step_seconds, seconds) = of(EntryKind::NextMicroStep)?;
-        let (update_bytes, update_seconds, _) = of(EntryKind::Update)?;
+        let (micro_step_bytes, micro_step_seconds, seconds) = of(EntryKind::NextMicroStep, longest)?;
+        let (update_bytes, update_seconds, _) = of(EntryKind::Update, None)?;
         let spare = FREE * seconds - micro_step_seconds;
         let micro_steps = (update_seconds / spare).ceil().max(1.0);
-        let free_tokens = (spare > 0.0).then(|| micro_steps as u64 * (self.batch * self.sequence_len) as u64);
+        let free_tokens = (spare > 0.0).then(|| micro_steps as u64 * self.shapes.tokens as u64);
         Some(HostEstimate { micro_step_bytes, update_bytes, micro_step_seconds, update_seconds, free_tokens })
     }
 

@@ -1,19 +1,22 @@
 //! A preview as text for people and as JSON for programs.
 
-use program::{Arch, MemoryLine, PlanLine};
+use program::{Arch, MemoryLine, PlanLine, Variant};
 use serde_json::{Value, json};
 
 use super::{HostEstimate, Preview};
+use crate::words::{size, time};
 
-const MIB: f64 = (1u64 << 20) as f64;
-
-fn mib(bytes: usize) -> String {
-    format!("{:>12.2} MiB", bytes as f64 / MIB)
-}
+/// Width of the column of figures.
+const FIGURES: usize = 12;
 
 fn line(of: &MemoryLine, indent: usize) -> String {
     let blank = " ".repeat(indent);
-    format!("{blank}{}  {:<14} {}", mib(of.bytes), of.class, of.note).trim_end().to_owned()
+    format!("{blank}{:>FIGURES$}  {:<14} {}", size(of.bytes), of.class, of.note).trim_end().to_owned()
+}
+
+/// A figure and what it is of.
+fn figure(value: &str, what: &str) -> String {
+    format!("{value:>FIGURES$}  {what}\n")
 }
 
 impl Preview {
@@ -28,7 +31,7 @@ impl Preview {
                 lines.extend(program.activations.iter().map(|part| line(part, 4)));
             }
         }
-        lines.push(format!("{}  in all", mib(self.memory_bytes())));
+        lines.push(format!("{:>FIGURES$}  in all", size(self.memory_bytes())));
         let host = program.host_memory();
         if !host.is_empty() {
             lines.push("On the host:".to_owned());
@@ -36,7 +39,7 @@ impl Preview {
         }
         let activations = program.memory.iter().find(|of| of.class == "activations").map_or(0, |of| of.bytes);
         let fixed = self.memory_bytes() - activations;
-        let phases = program.phases.iter().map(|of| format!("{} {}", of.class, mib(fixed + of.bytes).trim_start()));
+        let phases = program.phases.iter().map(|of| format!("{} {}", of.class, size(fixed + of.bytes)));
         lines.push(format!("In use at most: {}", phases.collect::<Vec<_>>().join(", ")));
         lines.into_iter().map(|line| line + "\n").collect()
     }
@@ -44,40 +47,77 @@ impl Preview {
     /// Memory, decisions and time for people.
     pub fn plan_text(&self) -> String {
         let machine = &self.program.machine;
-        let of = self.estimate();
         let share = 100.0 * self.memory_bytes() as f64 / machine.memory as f64;
-        let gib = machine.memory as f64 / (1u64 << 30) as f64;
-        // The rates of a CPU are those of one that was measured: no ceilings of this one.
-        let on_cpu = machine.arch == Arch::Cpu;
-        let line =
-            || format!("{:>12.2} ms  a step at the machine's ceilings, which no run beats\n", of.ceiling_seconds * 1e3);
-        let ceiling = if on_cpu { String::new() } else { line() };
-        let notes = self.notes.iter().map(|note| format!("Note: {note}\n"));
-        let notes: String = self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect();
+        let share = figure(&format!("{share:.1} %"), &format!("of the machine's {}", size(machine.memory)));
         format!(
-            "{} on {} ({}): {} × {} tokens, {} micro-steps a step\n\n{}{:>16}  of the machine's {gib:.0} GiB\n\n{}\
-             {}:\n\
-             {:>12.2} ms  a micro-step\n{:>12.2} ms  the update\n{:>12.2} ms  a step, {:.0} tokens a second\n{}\
-             {:>12.3} TFLOP and {:.3} TB moved in a step\n{}{notes}",
-            self.program.name,
-            machine.name,
-            machine.arch,
-            self.batch,
-            self.sequence_len,
-            self.accumulation,
+            "{}\n{}{share}\n{}{}:\n{}{}",
+            self.head_text(),
             self.memory_text(),
-            format!("{share:.1} %"),
             self.decisions_text(),
-            if on_cpu { "Expected, by the rates of another CPU" } else { "Expected, from rates measured in steps" },
-            of.micro_step_seconds * 1e3,
-            of.update_seconds * 1e3,
-            of.step_seconds * 1e3,
-            of.tokens_per_second,
-            ceiling,
-            of.step_flops / 1e12,
-            of.step_bytes / 1e12,
-            of.host.as_ref().map(host_text).unwrap_or_default(),
+            self.meaning(),
+            self.time_text(),
+            self.notes_text(),
         )
+    }
+
+    /// What is planned, and what of it the data say.
+    fn head_text(&self) -> String {
+        let machine = &self.program.machine;
+        let rows = match self.shapes.variants.as_slice() {
+            [one] => format!("{} × {} tokens", one.batch, one.seq_len),
+            several => {
+                let lengths: Vec<String> = several.iter().map(|of| of.seq_len.to_string()).collect();
+                format!("{} × {} tokens", several[0].batch, lengths.join(", "))
+            }
+        };
+        let name = format!("{} on {} ({})", self.program.name, machine.name, machine.arch);
+        let steps = self.shapes.steps.map_or(String::new(), |steps| format!(", {steps} steps"));
+        let micro_steps = match self.accumulation {
+            1 => "1 micro-step a step".to_owned(),
+            several => format!("{several} micro-steps a step"),
+        };
+        let assumed = self.shapes.assumed.as_ref().map(|assumed| {
+            let why = self.away.as_deref().map_or(String::new(), |why| format!(": {why}"));
+            format!("The data are not at hand{why}. Assumed: {assumed}\n")
+        });
+        format!("{name}: {rows}, {micro_steps}{steps}\n{}", assumed.unwrap_or_default())
+    }
+
+    /// Where the expected times come from.
+    fn meaning(&self) -> &'static str {
+        match self.program.machine.arch {
+            Arch::Cpu => "Expected, by the rates of another CPU",
+            _ => "Expected, from rates measured in steps",
+        }
+    }
+
+    fn time_text(&self) -> String {
+        let machine = &self.program.machine;
+        let of = self.estimate();
+        let tokens = format!("a step, {:.0} tokens a second", of.tokens_per_second);
+        let mut text =
+            figure(&time(of.micro_step_seconds), "a micro-step") + &figure(&time(of.update_seconds), "the update");
+        text += &figure(&time(of.step_seconds), &tokens);
+        // The rates of a CPU are those of one that was measured: no ceilings of this one.
+        if machine.arch != Arch::Cpu {
+            text += &figure(&time(of.ceiling_seconds), "a step at the machine's ceilings, which no run beats");
+        }
+        let moved = format!("TFLOP and {:.3} TB moved in a step", of.step_bytes / 1e12);
+        text += &figure(&format!("{:.3}", of.step_flops / 1e12), &moved);
+        if let (Some(seconds), Some(steps)) = (of.run_seconds, self.shapes.steps) {
+            let evaluations = match of.evaluation_seconds > 0.0 {
+                true => format!(", {} of it evaluation", time(of.evaluation_seconds)),
+                false => String::new(),
+            };
+            let what = format!("all {steps} steps{evaluations}; reading weights and writing checkpoints comes on top");
+            text += &figure(&time(seconds + of.evaluation_seconds), &what);
+        }
+        text + &of.host.as_ref().map(host_text).unwrap_or_default()
+    }
+
+    fn notes_text(&self) -> String {
+        let notes = self.notes.iter().map(|note| format!("Note: {note}\n"));
+        self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect()
     }
 
     /// What is kept, computed again or done in parts, and why.
@@ -121,9 +161,13 @@ impl Preview {
         json!({
             "architecture": program.name,
             "machine": {"name": machine.name, "arch": machine.arch.to_string(), "memory": machine.memory},
-            "batch": self.batch,
+            "batch": self.rows,
             "sequence_len": self.sequence_len,
             "gradient_accumulation_steps": self.accumulation,
+            "shapes": self.shapes.variants.iter().zip(&self.shapes.shares).map(shape).collect::<Vec<Value>>(),
+            "assumed": self.shapes.assumed,
+            "data_away": self.away,
+            "steps": self.shapes.steps,
             "memory": lines(&program.memory),
             "activations": lines(&program.activations),
             "activations_by_phase": lines(&program.phases),
@@ -139,6 +183,8 @@ impl Preview {
                 "tokens_per_second": of.tokens_per_second,
                 "step_flops": of.step_flops,
                 "step_bytes": of.step_bytes,
+                "run_seconds": of.run_seconds,
+                "evaluation_seconds": of.evaluation_seconds,
                 "host": of.host.map(|host| json!({
                     "micro_step_bytes": host.micro_step_bytes,
                     "update_bytes": host.update_bytes,
@@ -153,19 +199,22 @@ impl Preview {
     }
 }
 
+fn shape((of, share): (&Variant, &f64)) -> Value {
+    json!({"rows": of.batch, "tokens": of.seq_len, "share": share})
+}
+
 fn host_text(of: &HostEstimate) -> String {
-    let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     let free = match of.free_tokens {
         Some(tokens) => format!("free (under 1.5 %) from {tokens} tokens a step"),
         None => "free with no number of micro-batches of this size".to_owned(),
     };
-    format!(
-        "{:>12.3} GiB a micro-step and {:.3} GiB in the update between device and host, waiting {:.2} and {:.2} ms: {free}\n",
-        gib(of.micro_step_bytes),
-        gib(of.update_bytes),
-        of.micro_step_seconds * 1e3,
-        of.update_seconds * 1e3,
-    )
+    let what = format!(
+        "a micro-step and {} in the update between device and host, waiting {} and {}: {free}",
+        size(of.update_bytes as usize),
+        time(of.micro_step_seconds),
+        time(of.update_seconds)
+    );
+    figure(&size(of.micro_step_bytes as usize), &what)
 }
 
 fn decision_text(of: &PlanLine) -> String {
@@ -174,6 +223,6 @@ fn decision_text(of: &PlanLine) -> String {
         one if one.parse::<usize>().is_ok() => format!(", layer {one}"),
         several => format!(", layers {several}"),
     };
-    let cost = if of.seconds > 0.0 { format!(" in {:.3} ms", of.seconds * 1e3) } else { String::new() };
-    format!("{}  {}{cost}: {}{layers} ({})\n", mib(of.bytes), of.decision, of.part, of.reason)
+    let cost = if of.seconds > 0.0 { format!(" in {}", time(of.seconds)) } else { String::new() };
+    figure(&size(of.bytes), &format!("{}{cost}: {}{layers} ({})", of.decision, of.part, of.reason))
 }

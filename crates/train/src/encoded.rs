@@ -1,0 +1,223 @@
+//! The data of a run as encoded documents: data sets, tokenizer, the split for validation, and how long rows are where
+//! that follows from the documents.
+//!
+//! Knows names of options; rows and templates are the data crate's, how documents fill rows and batches is `feed.rs`'s.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use data::{
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, InstructionColumns,
+    Keeping, PrepareOptions, Prepared, RowCache, Summary, SystemPrompt, Tokenizer, Truncation,
+};
+
+use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
+use crate::conversation::dialogue_options;
+use crate::error::{Result, TrainError};
+use crate::plan::Plan;
+use crate::row_length;
+use crate::source::ModelSource;
+
+/// Threads that prepare data when the user leaves it open, at most.
+const MAX_WORKERS: usize = 8;
+
+/// The documents of a run.
+#[derive(Clone)]
+pub struct Encoded {
+    pub(crate) train: DocumentSet,
+    pub(crate) held_out: DocumentSet,
+    pub(crate) summary: Summary,
+    /// What the user should know, a sentence each.
+    pub(crate) notes: Vec<String>,
+    /// Tokens of a row.
+    pub sequence_len: usize,
+    /// Why, where the length of rows followed from the documents.
+    pub(crate) because: Option<String>,
+    pub(crate) pad_id: i32,
+}
+
+impl Encoded {
+    /// Reads and encodes everything, with rows as long as the plan says; where it leaves that open, it follows from the
+    /// documents.
+    pub fn read(config: &Config, source: &ModelSource, plan: &Plan) -> Result<Encoded> {
+        let most = plan.sequence_len;
+        let encoded = Encoded::within(config, source, most)?;
+        if !plan.length_is_open {
+            return Ok(encoded);
+        }
+        let length = row_length::of_data(config, &encoded.summary, most);
+        match config.kept_sequence_len {
+            None => Ok(encoded.with_length(length)),
+            // What is longer than the rows that the run began with is cut, or dropped, once more.
+            Some(kept) if encoded.longest() > kept => {
+                Ok(Encoded::within(config, source, kept)?.with_length(row_length::of_checkpoint(kept)))
+            }
+            Some(kept) => Ok(encoded.with_length(row_length::of_checkpoint(kept))),
+        }
+    }
+
+    fn with_length(mut self, length: row_length::OfData) -> Encoded {
+        self.notes.insert(0, length.note);
+        Encoded { sequence_len: length.tokens, because: Some(length.because), ..self }
+    }
+
+    /// Tokens of the longest document.
+    pub(crate) fn longest(&self) -> usize {
+        self.train.longest().max(self.held_out.longest())
+    }
+
+    /// Documents of at most so many tokens.
+    fn within(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<Encoded> {
+        let datasets = config.data.datasets.as_deref().unwrap_or_default();
+        let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
+        let needs_text = |of: &Dataset| of.r#type != DatasetType::Tokens;
+        let tokenizer = match datasets.iter().chain(validation).any(needs_text) {
+            true => Some(Arc::new(Tokenizer::from_folder(&source.folder).map_err(TrainError::Data)?)),
+            false => None,
+        };
+        let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
+        let mut notes: Vec<String> = note.into_iter().collect();
+        let cache = row_cache(config, &mut notes);
+        let tell = |text: &str| eprintln!("surogate: {text}");
+        let prepare = |list: &[Dataset], option: &str| -> Result<Prepared> {
+            let place = |i: usize| format!("{option}[{i}]");
+            let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
+            let specs = specs.collect::<Result<Vec<_>>>()?;
+            let keeping = cache.as_ref().map(|cache| Keeping { cache, tell: &tell });
+            data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping).map_err(TrainError::Data)
+        };
+        let Prepared { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
+        notes.extend(of_rows);
+        let (train, held_out) = if validation.is_empty() {
+            let (train, held_out) =
+                data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
+            let part = |members: Vec<u32>| DocumentSet { corpus: corpus.clone(), members: members.into() };
+            (part(train), part(held_out))
+        } else {
+            let other = prepare(validation, "validation_datasets")?;
+            summary.datasets.extend(other.summary.datasets);
+            notes.extend(other.notes);
+            (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
+        };
+        let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
+        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id })
+    }
+}
+
+/// Threads that prepare data; 0: the loop itself.
+pub fn workers(config: &Config) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_WORKERS);
+    config.data.dataloader_num_workers.value().map_or_else(cores, |n| *n as usize)
+}
+
+/// Names the folder of encoded rows where the options do not.
+const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
+
+/// The word that keeps no rows.
+const NO_CACHE: &str = "off";
+
+/// Where encoded rows are kept; a note where there is no such place although none was refused.
+fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let written = config.data.data_cache.value().map(PathBuf::from);
+    let folder = written.or_else(|| variable(CACHE_VARIABLE)).or_else(|| {
+        let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+        Some(own.join("surogate").join("rows"))
+    });
+    let Some(folder) = folder else {
+        notes.push("encoded rows are kept in memory: neither HOME nor XDG_CACHE_HOME says where to".to_owned());
+        return None;
+    };
+    (folder.as_os_str() != NO_CACHE).then(|| RowCache::new(folder))
+}
+
+fn prepare_options(
+    config: &Config,
+    source: &ModelSource,
+    sequence_len: usize,
+    workers: usize,
+    dialogue: DialogueOptions,
+) -> Result<PrepareOptions> {
+    let template = &config.template;
+    Ok(PrepareOptions {
+        max_length: template.max_length.map_or(sequence_len, |n| (n as usize).min(sequence_len)),
+        truncation: match template.truncation_strategy {
+            config::Truncation::Delete => Truncation::Delete,
+            config::Truncation::Right => Truncation::Right,
+            config::Truncation::Split => Truncation::Split,
+            config::Truncation::Left => Truncation::Left,
+        },
+        vocab_size: source.vocab_size()?,
+        workers,
+        dialogue,
+    })
+}
+
+/// The columns of an instruction set. Their names are there unless the type is left open.
+fn instruction_columns(of: &Dataset) -> InstructionColumns {
+    InstructionColumns {
+        instruction: of.instruction_field.clone().unwrap_or_default(),
+        output: of.output_field.clone().unwrap_or_default(),
+        input: of.input_field.clone(),
+        system: match of.system_prompt_type {
+            None => SystemPrompt::None,
+            Some(SystemPromptType::Field) => SystemPrompt::Field(of.system_prompt_field.clone().unwrap_or_default()),
+            Some(SystemPromptType::Fixed) => SystemPrompt::Fixed(of.system_prompt.clone().unwrap_or_default()),
+        },
+        prompt_format: of.prompt_format.clone(),
+        prompt_format_no_input: of.prompt_format_no_input.clone(),
+    }
+}
+
+fn conversation_columns(of: &Dataset) -> ConversationColumns {
+    ConversationColumns {
+        messages: of.messages_field.clone(),
+        system: of.system_field.clone(),
+        tools: of.tools_field.clone(),
+        properties: of.message_property_mappings.clone().unwrap_or_default(),
+    }
+}
+
+/// What the user says of a set whose type is left open. A column's default name says nothing.
+fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
+    let named = |option: &str, name: &str| {
+        if config.is_written(&format!("{place}.{option}")) { name.to_owned() } else { String::new() }
+    };
+    AutoColumns {
+        text: named("text_field", &of.text_field),
+        instruction: instruction_columns(of),
+        conversation: ConversationColumns {
+            messages: named("messages_field", &of.messages_field),
+            ..conversation_columns(of)
+        },
+    }
+}
+
+/// A data set of the options as the data crate takes it; `place` is where it stands there.
+fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
+    let kind = match of.r#type {
+        DatasetType::Tokens => DatasetKind::Tokens,
+        DatasetType::Text => DatasetKind::Text { field: of.text_field.clone() },
+        DatasetType::Instruction => DatasetKind::Instruction(instruction_columns(of)),
+        DatasetType::Conversation => DatasetKind::Conversation(conversation_columns(of)),
+        DatasetType::Auto => DatasetKind::Auto(Box::new(auto_columns(config, of, place))),
+    };
+    let templated = match &kind {
+        DatasetKind::Conversation(_) => true,
+        DatasetKind::Instruction(columns) => columns.prompt_format.is_none(),
+        _ => false,
+    };
+    if templated && !config.template.use_chat_template {
+        let message = format!("`use_chat_template: false`, but {} is written with the chat template", of.path);
+        let hint = "remove `use_chat_template`, or give an instruction set a `prompt_format`".to_owned();
+        return Err(TrainError::Config(vec![config.mistake("use_chat_template", message, Some(hint))]));
+    }
+    Ok(DatasetSpec {
+        files: config.fetched.get(place).cloned(),
+        subset: of.subset.clone(),
+        split: of.split.clone(),
+        samples: of.samples.map(|n| n as usize),
+        ..DatasetSpec::new(&of.path, kind)
+    })
+}

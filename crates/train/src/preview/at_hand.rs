@@ -1,0 +1,41 @@
+//! Whether the data of a run are at hand, so that a plan can read them as the run will. Nothing is fetched for a plan.
+
+use std::path::Path;
+
+use crate::config::{Config, Dataset};
+use crate::encoded::Encoded;
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::source::ModelSource;
+
+/// The documents of the run, read and encoded as the run does it; or why they are not at hand, a sentence. `away` are
+/// data sets that are not here, each with the reason.
+///
+/// Errors: those of reading them, which would end the run as well.
+pub fn documents(
+    config: &Config,
+    source: &ModelSource,
+    away: &[String],
+) -> Result<std::result::Result<Encoded, String>> {
+    let Some(datasets) = &config.data.datasets else { return Ok(Err("no `datasets` are written".into())) };
+    let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
+    let lists = [("datasets", datasets.as_slice()), ("validation_datasets", validation)];
+    let places = lists
+        .into_iter()
+        .flat_map(|(option, list)| list.iter().enumerate().map(move |(index, of)| (format!("{option}[{index}]"), of)));
+    let missing = places.filter(|(place, _)| !config.fetched.contains_key(place)).find_map(|(_, of)| missing(of));
+    if let Some(why) = away.first().cloned().or(missing) {
+        return Ok(Err(why));
+    }
+    Encoded::read(config, source, &Plan::new(config, source)?).map(Ok)
+}
+
+/// Why a local data set cannot be read, where there is no such file.
+fn missing(of: &Dataset) -> Option<String> {
+    let is_pattern = of.path.contains(['*', '?', '[', '{']);
+    let found = match is_pattern {
+        true => data::rows::files::find(Path::new(&of.path), None, &of.split).is_ok(),
+        false => Path::new(&of.path).exists(),
+    };
+    (!found).then(|| format!("there is no `{}` here", of.path))
+}

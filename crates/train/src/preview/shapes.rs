@@ -1,0 +1,84 @@
+//! The shapes of a run's batches and how many there will be: from its data as the run itself takes them, or assumed
+//! where the data are not at hand.
+
+use program::{Arch, Documents, Machine, Variant};
+
+use crate::config::Config;
+use crate::encoded::Encoded;
+use crate::error::Result;
+use crate::feed::{Feed, fixed_lengths};
+use crate::plan::Plan;
+
+/// Documents of a packed row that are reckoned with where the data are not known.
+const DOCUMENTS_PER_ROW: usize = 16;
+
+/// What a plan reckons with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shapes {
+    /// What is compiled, in the run's order.
+    pub variants: Vec<Variant>,
+    /// Of all micro-batches the share of each variant.
+    pub shares: Vec<f64>,
+    /// Tokens of documents in a micro-batch, in the mean.
+    pub tokens: f64,
+    /// Optimizer steps, where they are known.
+    pub steps: Option<u64>,
+    /// How often the held-out data are gone through, and their batches.
+    pub evaluations: (u64, u64),
+    /// What was assumed, because the data are not at hand; a sentence.
+    pub assumed: Option<String>,
+}
+
+impl Shapes {
+    pub fn new(config: &Config, plan: &Plan, machine: &Machine, data: Option<&Encoded>) -> Result<Shapes> {
+        match data {
+            Some(encoded) if encoded.longest() <= plan.sequence_len => Shapes::of_data(config, plan, machine, encoded),
+            _ => Ok(Shapes::assumed(config, plan, machine)),
+        }
+    }
+
+    /// Exactly those of the run.
+    fn of_data(config: &Config, plan: &Plan, machine: &Machine, encoded: &Encoded) -> Result<Shapes> {
+        let feed = Feed::new(config, encoded.clone(), plan.sequence_len)?;
+        let variants = feed.variants(machine)?;
+        let seen = feed.first_shapes()?;
+        let count = |variant: &Variant| seen.lengths.iter().filter(|length| **length == variant.seq_len).count();
+        let all = seen.lengths.len().max(1) as f64;
+        let shares = variants.iter().map(|variant| count(variant) as f64 / all).collect();
+        let steps = feed.total_steps(config);
+        let of_steps =
+            steps / config.training.eval_steps + u64::from(!steps.is_multiple_of(config.training.eval_steps));
+        let evaluations = (of_steps, feed.validation_batches()?);
+        Ok(Shapes { variants, shares, tokens: seen.tokens, steps: Some(steps), evaluations, assumed: None })
+    }
+
+    /// Rows that are full to the last token: no run of these options has larger ones.
+    fn assumed(config: &Config, plan: &Plan, machine: &Machine) -> Shapes {
+        let (rows, row) = (config.training.per_device_train_batch_size as usize, plan.sequence_len);
+        let (batch, seq_len) = fixed_lengths(config, row);
+        let tokens = batch * seq_len;
+        let packed = |count: usize| Documents::Packed { count: count.min(tokens), longest: seq_len };
+        let documents = match (config.data.sample_packing, config.template.padding_free, &machine.arch) {
+            (false, false, _) => Documents::Rows,
+            (_, _, Arch::Cpu) => packed(tokens),
+            (true, _, _) => packed(batch * DOCUMENTS_PER_ROW),
+            (false, true, _) => packed((rows + 1).next_power_of_two()),
+        };
+        let mut assumed = format!("rows of {row} tokens, all of them full");
+        if plan.length_is_open {
+            assumed =
+                format!("rows of {row} tokens, the longest that `sequence_len` unset may come to, all of them full");
+        }
+        if config.data.sample_packing && !matches!(machine.arch, Arch::Cpu) {
+            assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");
+        }
+        Shapes {
+            variants: vec![Variant { batch, seq_len, documents }],
+            shares: vec![1.0],
+            tokens: tokens as f64,
+            steps: config.training.fixed_steps(),
+            evaluations: (0, 0),
+            assumed: Some(assumed),
+        }
+    }
+}

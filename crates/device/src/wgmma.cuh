@@ -27,62 +27,66 @@ template <int PENDING> __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
+// Element types of the products; bf16 unless the source says otherwise before it includes this.
+#ifndef PRODUCT_TYPES
+#define PRODUCT_TYPES "f32.bf16.bf16"
+#endif
 
-// d [64, 64] (+)= a [64, 16] b [16, 64], both from shared memory; *_ROWS: the tile's rows are summed over.
-template <int A_ROWS, int B_ROWS>
-__device__ __forceinline__ void product_64x64(float (&d)[32], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, add, 1, 1, %35, %36;\n}\n"
-      : F16(d, 0), F16(d, 16)
-      : "l"(a), "l"(b), "r"(add), "n"(A_ROWS), "n"(B_ROWS));
-}
+// The first operands of the instruction: the registers of the sum, which also name the constraints below.
+#define SUM_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUM_32 \
+  SUM_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUM_48 \
+  SUM_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUM_64 \
+  SUM_48 ", " "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUM_96 \
+  SUM_64 ", " "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SUM_128 \
+  SUM_96 ", " "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, " \
+  "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+                 "+f"(d[i + 6]), "+f"(d[i + 7])
+#define F16(d, i) F8(d, i), F8(d, i + 8)
+#define F32(d, i) F16(d, i), F16(d, i + 16)
+#define F64(d, i) F32(d, i), F32(d, i + 32)
 
-// d [64, 128] += a [64, 16] b [16, 128], a in registers, b's rows summed over.
-__device__ __forceinline__ void product_64x128(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "
-      "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
-      : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48)
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
-}
-// d [64, n] (+)= a [64, 16] b [16, n], both from shared memory, a's columns summed over; B_ROWS: b's rows are.
-template <int B_ROWS> __device__ __forceinline__ void product_64x256(float (&d)[128], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-      "%60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, "
-      "%100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, "
-      "%120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, add, 1, 1, 0, %131;\n}\n"
-      : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48), F16(d, 64), F16(d, 80), F16(d, 96), F16(d, 112)
-      : "l"(a), "l"(b), "r"(add), "n"(B_ROWS));
-}
-template <int B_ROWS> __device__ __forceinline__ void product_64x128(float (&d)[64], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-      "%60, %61, %62, %63}, "
-      "%64, %65, add, 1, 1, 0, %67;\n}\n"
-      : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48)
-      : "l"(a), "l"(b), "r"(add), "n"(B_ROWS));
-}
-#undef F4
+// d [64, N] (+)= a [64, 16] b [16, N], both from shared memory; *_ROWS: the tile's rows are summed over.
+#define PRODUCT(N, SUM, A, B, ADD, AT, BT, ...) \
+  template <int A_ROWS, int B_ROWS> __device__ __forceinline__ void product(float (&d)[N / 2], u64 a, u64 b, int add) { \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16." PRODUCT_TYPES " {" SUM "}, %" #A ", %" #B \
+                 ", add, 1, 1, %" #AT ", %" #BT ";\n}\n" \
+                 : __VA_ARGS__ \
+                 : "l"(a), "l"(b), "r"(add), "n"(A_ROWS), "n"(B_ROWS)); \
+  }
+PRODUCT(32, SUM_16, 16, 17, 18, 19, 20, F16(d, 0))
+PRODUCT(64, SUM_32, 32, 33, 34, 35, 36, F32(d, 0))
+PRODUCT(96, SUM_48, 48, 49, 50, 51, 52, F32(d, 0), F16(d, 32))
+PRODUCT(128, SUM_64, 64, 65, 66, 67, 68, F64(d, 0))
+PRODUCT(192, SUM_96, 96, 97, 98, 99, 100, F64(d, 0), F32(d, 64))
+PRODUCT(256, SUM_128, 128, 129, 130, 131, 132, F64(d, 0), F64(d, 64))
+
+// d [64, N] += a [64, 16] b [16, N], a in registers, b's rows summed over.
+#define PRODUCT_OF_REGISTERS(N, SUM, A0, A1, A2, A3, B, ...) \
+  __device__ __forceinline__ void product(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16." PRODUCT_TYPES " {" SUM "}, {%" #A0 ", %" #A1 ", %" #A2 \
+                 ", %" #A3 "}, %" #B ", 1, 1, 1, 1;\n" \
+                 : __VA_ARGS__ \
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b)); \
+  }
+PRODUCT_OF_REGISTERS(64, SUM_32, 32, 33, 34, 35, 36, F32(d, 0))
+PRODUCT_OF_REGISTERS(128, SUM_64, 64, 65, 66, 67, 68, F64(d, 0))
+PRODUCT_OF_REGISTERS(192, SUM_96, 96, 97, 98, 99, 100, F64(d, 0), F32(d, 64))
+PRODUCT_OF_REGISTERS(256, SUM_128, 128, 129, 130, 131, 132, F64(d, 0), F64(d, 64))
+#undef PRODUCT
+#undef PRODUCT_OF_REGISTERS
+#undef F8
 #undef F16
+#undef F32
+#undef F64
 
 // Ordinary stores of this thread to shared memory become visible to products behind the next barrier.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -58,9 +58,9 @@ __device__ __forceinline__ void fetch_half(u32 to, const TensorMap* map, u32 bar
 __device__ __forceinline__ void multiply(float (&sum)[WIDE / 2], u32 a, u32 b, int k, int& add) {
   const u64 right = ACROSS ? rows_summed(b + k * 2048, 64 * DEEP * 2) : columns_summed(b + k * 32);
 #if WIDE == 256
-  product_64x256<ACROSS>(sum, columns_summed(a + k * 32), right, add);
+  product<0, ACROSS>(sum, columns_summed(a + k * 32), right, add);
 #else
-  product_64x128<ACROSS>(sum, columns_summed(a + k * 32), right, add);
+  product<0, ACROSS>(sum, columns_summed(a + k * 32), right, add);
 #endif
   add = 1;
 }

@@ -96,7 +96,7 @@ __device__ __forceinline__ void fetch(u32 tile, const TensorMap* map, u32 barrie
 __device__ __forceinline__ void scores(float (&x)[32], u32 keys, u32 queries) {
 #pragma unroll
   for (int c = 0; c < 8; c++)
-    product_64x64<0, 0>(x, columns_summed(keys + c / 4 * HALF_K + c % 4 * 32),
+    product<0, 0>(x, columns_summed(keys + c / 4 * HALF_K + c % 4 * 32),
                         columns_summed(queries + c / 4 * HALF_Q + c % 4 * 32), c);
 }
 
@@ -104,7 +104,7 @@ __device__ __forceinline__ void scores(float (&x)[32], u32 keys, u32 queries) {
 __device__ __forceinline__ void weighted_rows(float (&sum)[64], const u32 (&x)[16], u32 queries) {
 #pragma unroll
   for (int c = 0; c < 4; c++)
-    product_64x128(sum, x[4 * c], x[4 * c + 1], x[4 * c + 2], x[4 * c + 3], rows_summed(queries + c * 2048, HALF_Q));
+    product(sum, x[4 * c], x[4 * c + 1], x[4 * c + 2], x[4 * c + 3], rows_summed(queries + c * 2048, HALF_Q));
 }
 
 // 64 rows of 128 as a group of four warps holds them, to rows [first, ...) of a head.
@@ -245,7 +245,7 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
     products_begin();
 #pragma unroll
     for (int c = 0; c < 8; c++)
-      product_64x64<1, 1>(dq_part, rows_summed(ds_tile + c * 2048, DS_TILE),
+      product<1, 1>(dq_part, rows_summed(ds_tile + c * 2048, DS_TILE),
                           rows_summed(my_columns_of_k + c * 2048, HALF_K), c);
     products_commit();
     weighted_rows(dk_sum, ds, q_tile);

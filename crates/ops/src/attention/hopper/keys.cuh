@@ -1,0 +1,133 @@
+// The work of kernels whose blocks own keys: items of TILE keys of one key head, drawn by ticket, with the queries that
+// see them; the copies that feed an item. A step is a block of 64 queries of one query head.
+#pragma once
+#include "blocks.cuh"
+
+#define K_TILES ((TOKENS + TILE - 1) / TILE)
+#define PAIRS (BATCH * KV_HEADS)
+#define ITEMS (PAIRS * K_TILES)
+#define GROUPS (TILE / 64)  // of 64 keys
+// Shared memory, in bytes from its aligned start: k and v of an item in groups of 64 rows, which take dk and dv in the
+// end, and steps: q, d_o, statistics and intervals of their queries.
+#define K_ROWS (64 * WIDE * 2)
+#define V_ROWS (64 * WIDE_V * 2)
+#define KV_STAGE (GROUPS * (K_ROWS + V_ROWS))
+#define STEP (K_ROWS + V_ROWS)
+#define ROWS_STAGE 1024
+#define AT_KV 0
+#define AT_STEPS (AT_KV + KV_STAGES * KV_STAGE)
+#define AT_ROWS (AT_STEPS + STAGES * STEP)
+
+struct Item {
+  int b, kv_head, key, query, blocks;  // b < 0: there are no more
+  int begin[GROUPS], end[GROUPS];      // blocks of queries that see a group of keys
+};
+
+// First of [low, high) for which `holds` is false, which it stays from there on; a warp searches together.
+template <typename Holds> __device__ __forceinline__ int first_without(int low, int high, Holds holds) {
+  while (low < high) {
+    const int stride = (high - low + 31) / 32, at = low + (threadIdx.x % 32 + 1) * stride - 1;
+    const int count = __popc(__ballot_sync(0xffffffffu, at < high && holds(at)));
+    high = min(high, low + (count + 1) * stride - 1);
+    low = min(high, low + count * stride);
+  }
+  return low;
+}
+
+// Items in an order in which neighbours read the same queries and long ones come first: SECTION key heads at a time.
+__device__ __forceinline__ Item item_of(int ticket, const int2* intervals) {
+  const int section = ticket / (SECTION * K_TILES), rest = ticket % (SECTION * K_TILES);
+  const int here = min(SECTION, PAIRS - section * SECTION), pair = section * SECTION + rest % here;
+  Item item;
+  item.b = pair / KV_HEADS, item.kv_head = pair % KV_HEADS, item.key = rest / here * TILE;
+  const int2* rows = intervals + item.b * PADDED;
+  int from[GROUPS], to[GROUPS];
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) {
+    const int key = item.key + g * 64, last = min(key + 63, TOKENS - 1);
+    from[g] = HAS_LAST ? first_without(0, min(key, TOKENS), [&](int i) { return rows[i].y < key; })
+                       : BIDIRECTIONAL ? 0 : key;
+    to[g] = key < TOKENS ? first_without(last, TOKENS, [&](int i) { return rows[i].x <= last; }) : 0;
+  }
+  item.query = from[0] & ~1;
+  item.blocks = 0;
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) {
+    item.begin[g] = (from[g] - item.query) / 64;
+    item.end[g] = (to[g] - item.query + 63) / 64;
+    item.blocks = max(item.blocks, item.end[g]);
+  }
+  return item;
+}
+
+// A warp's life: draws items and lays them down. A slot is overwritten when all that read it have forgotten it.
+__device__ __forceinline__ void look_up(Item (&items)[2], u32 known, u32 forgotten, const int2* intervals, int* ticket) {
+  const int lane = threadIdx.x % 32;
+  int slot = 0;
+  u32 parity = 1;
+  while (true) {
+    int number = 0;
+    if (lane == 0) number = atomicAdd(ticket, 1);
+    number = __shfl_sync(0xffffffffu, number, 0);
+    Item item;
+    item.b = -1;
+    if (number < ITEMS) item = item_of(number, intervals);
+    barrier_wait(forgotten + 8 * slot, parity);
+    if (lane == 0) {
+      items[slot] = item;
+      barrier_arrive(known + 8 * slot);
+    }
+    if (number >= ITEMS) break;
+    slot ^= 1, parity ^= slot == 0;
+  }
+}
+
+// A thread's life: feeds the copy engine, item by item, step by step.
+__device__ __forceinline__ void feed(const Item (&items)[2], u32 at, u32 known, u32 forgotten, u32 keys_ready,
+                                     u32 keys_taken, u32 ready, u32 taken, const TensorMap* q, const TensorMap* k,
+                                     const TensorMap* v, const TensorMap* d_o, const float2* statistics,
+                                     const int2* intervals) {
+  int slot = 0, keys_stage = 0, stage = 0;
+  u32 parity = 0, keys_parity = 1, step_parity = 1;
+  while (true) {
+    barrier_wait(known + 8 * slot, parity);
+    const Item item = items[slot];
+    barrier_arrive(forgotten + 8 * slot);
+    slot ^= 1, parity ^= slot == 0;
+    if (item.b < 0) return;
+    const u32 keys = at + AT_KV + keys_stage * KV_STAGE, keys_barrier = keys_ready + 8 * keys_stage;
+    barrier_wait(keys_taken + 8 * keys_stage, keys_parity);
+    barrier_expect(keys_barrier, KV_STAGE);
+    for (int g = 0; g < GROUPS; g++) {
+      fetch<64, WIDE>(keys + g * K_ROWS, k, keys_barrier, item.b, item.key + g * 64, item.kv_head);
+      fetch<64, WIDE_V>(keys + GROUPS * K_ROWS + g * V_ROWS, v, keys_barrier, item.b, item.key + g * 64, item.kv_head);
+    }
+    if (++keys_stage == KV_STAGES) keys_stage = 0, keys_parity ^= 1;
+    for (int h = item.kv_head * GROUP; h < (item.kv_head + 1) * GROUP; h++)
+      for (int block = 0; block < item.blocks; block++) {
+        const int query = item.query + block * 64;
+        const u32 barrier = ready + 8 * stage, step = at + AT_STEPS + stage * STEP, rows = at + AT_ROWS + stage * ROWS_STAGE;
+        barrier_wait(taken + 8 * stage, step_parity);
+        barrier_expect(barrier, STEP + ROWS_STAGE);
+        fetch<64, WIDE>(step, q, barrier, item.b, query, h);
+        fetch<64, WIDE_V>(step + K_ROWS, d_o, barrier, item.b, query, h);
+        copy_bytes(rows, statistics + (size_t)(item.b * HEADS + h) * PADDED + query, 512, barrier);
+        copy_bytes(rows + 512, intervals + item.b * PADDED + query, 512, barrier);
+        if (++stage == STAGES) stage = 0, step_parity ^= 1;
+      }
+  }
+}
+
+// Takes the scores of queries that do not see a thread's two keys, `key` and the eighth behind, out of a block.
+__device__ __forceinline__ void hide(float (&s)[32], int key, const int4* intervals) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    const int4 two = intervals[j * 4 + threadIdx.x % 4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int mine = key + r * 8;
+      if (mine < two.x || mine > two.y) s[4 * j + 2 * r] = -INFINITE;
+      if (mine < two.z || mine > two.w) s[4 * j + 2 * r + 1] = -INFINITE;
+    }
+  }
+}

@@ -1,7 +1,9 @@
 //! A program of one operation: what compares a backend with the reference, operation by operation.
 
 use ops::Op;
-use program::{Arena, ArenaKind, Documents, Entry, EntryKind, Machine, Program, Provenance, Step, TensorRef, Variant};
+use program::{
+    Arena, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, Program, Provenance, Step, TensorRef, Variant,
+};
 use tensor::{Attrs, DType};
 
 use crate::lower::{Lowering, arena};
@@ -50,7 +52,7 @@ pub fn compile_call(
         name: op.name().to_owned(),
         machine: machine.clone(),
         arenas: kinds.map(|kind| Arena::on_device(kind, bytes(kind))).to_vec(),
-        parameters: Vec::new(),
+        layout: Layout::default(),
         constants: Vec::new(),
         scalars: Vec::new(),
         kernels: lowering.into_kernels(),

@@ -7,7 +7,7 @@ use graph::{Graph, Node, Parameter, ParameterId, ValueId};
 use ops::{Class, LowerCall, Lowered};
 use program::{
     Arena, ArenaId, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
-    Launch, Machine, MemoryLine, PlanLine, Program, Provenance, Step, TensorRef, Variant, check_order, scalar,
+    Launch, Layout, Machine, MemoryLine, PlanLine, Program, Provenance, Step, TensorRef, Variant, check_order, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -316,7 +316,7 @@ fn assemble(
         name: name.to_owned(),
         machine: lowering.machine.clone(),
         arenas,
-        parameters: parameters.slots,
+        layout: Layout { parameters: parameters.slots, extra: Vec::new() },
         constants: lowering.constants,
         scalars: SCALARS.iter().map(|(name, _)| ((*name).to_owned(), scalar_ref(name))).collect(),
         kernels: lowering.kernels,

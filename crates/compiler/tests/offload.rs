@@ -51,7 +51,7 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
     let session = session.as_mut();
-    for (index, slot) in program.parameters.iter().enumerate() {
+    for (index, slot) in program.layout.parameters.iter().enumerate() {
         write(session, &slot.weight, numbers(index));
         slot.master.iter().for_each(|master| write(session, master, numbers(index)));
     }
@@ -74,7 +74,7 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
             results.push((name.to_owned(), read(session, program.scalar(name).unwrap())));
         }
     }
-    for slot in &program.parameters {
+    for slot in &program.layout.parameters {
         let states = slot.state.iter().flat_map(OptimizerState::tensors).map(|(_, at)| at);
         let kept = [Some(&slot.weight), slot.gradient.as_ref(), slot.master.as_ref()];
         for at in kept.into_iter().flatten().chain(states) {

@@ -119,7 +119,7 @@ fn load(options: &CompileOptions, machine: &Machine) -> (Graph, Box<dyn Session>
     let program = Arc::new(compile(&model(), options, machine).unwrap());
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
     let given = contents::<f32>(&graph);
-    for (parameter, slot) in graph.parameters.iter().zip(&program.parameters) {
+    for (parameter, slot) in graph.parameters.iter().zip(&program.layout.parameters) {
         write(session.as_mut(), &slot.weight, &given[&parameter.value]);
     }
     for (name, at) in &program.entries[0].inputs {
@@ -156,7 +156,7 @@ fn the_program_computes_what_the_graph_says() {
             session.run(entry).unwrap();
             let found = read(session.as_mut(), program.scalar("loss_sum").unwrap())[0] as f64;
             assert!((found - times * loss).abs() < 1e-4 * times * loss, "loss {found}, expected {times} × {loss}");
-            for slot in program.parameters.iter().filter(|p| p.trainable) {
+            for slot in program.layout.parameters.iter().filter(|p| p.trainable) {
                 let found = read(session.as_mut(), slot.gradient.as_ref().unwrap());
                 let expected = &gradients[&slot.name];
                 let norm = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
@@ -277,7 +277,7 @@ fn adapter_patterns_may_look_ahead() {
     let adapted = |pattern: &str| -> Vec<String> {
         let adapter = Some(compiler::AdapterOptions { targets: vec![pattern.into()], ..adapter() });
         let program = compile(&model(), &CompileOptions { adapter, ..options() }, &machine()).unwrap();
-        program.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.name.clone()).collect()
+        program.layout.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.name.clone()).collect()
     };
     let (all, some) = (adapted(r".*_proj"), adapted(r"^(?!.*gate).*_proj$"));
     assert!(all.iter().any(|name| name.contains("gate_proj")) && !some.is_empty());
@@ -299,7 +299,7 @@ fn a_program_for_an_h200_runs_on_the_cpu() {
         assert_eq!(read(here.as_mut(), at), read(there.as_mut(), at), "{name}");
     }
     let slots = here.program().clone();
-    for slot in slots.parameters.iter().filter(|p| p.trainable) {
+    for slot in slots.layout.parameters.iter().filter(|p| p.trainable) {
         let other = there.program().parameter(&slot.name).unwrap().gradient.clone().unwrap();
         let (a, b) = (read(here.as_mut(), slot.gradient.as_ref().unwrap()), read(there.as_mut(), &other));
         assert_eq!(a, b, "{}", slot.name);
@@ -315,7 +315,7 @@ fn an_f32_copy_is_updated_and_the_weight_is_its_rounding() {
         compile(&model(), &options, &Machine::cpu(1 << 34, 2)).unwrap()
     };
     let (without, with) = (program(false, false), program(true, false));
-    let elements: usize = with.parameters.iter().map(|slot| slot.weight.len().next_multiple_of(256)).sum();
+    let elements: usize = with.layout.parameters.iter().map(|slot| slot.weight.len().next_multiple_of(256)).sum();
     let bytes = |p: &program::Program| p.arenas.iter().map(|arena| arena.bytes).sum::<usize>();
     assert_eq!(bytes(&with) - bytes(&without), 4 * elements);
     let ops = |p: &program::Program| -> Vec<(String, DType)> {
@@ -331,7 +331,7 @@ fn an_f32_copy_is_updated_and_the_weight_is_its_rounding() {
         assert!(pair[0].0.starts_with("adamw") && pair[0].1 == DType::F32, "{pair:?}");
         assert_eq!(pair[1], ("cast".to_owned(), DType::BF16));
     }
-    for slot in &program(true, true).parameters {
+    for slot in &program(true, true).layout.parameters {
         let master = slot.master.as_ref().map(|at| (at.dtype, at.shape.clone()));
         assert_eq!(master, slot.adapter.then(|| (DType::F32, slot.weight.shape.clone())), "{}", slot.name);
     }
@@ -345,7 +345,7 @@ fn normuon_takes_matrices_of_equal_extents_together_and_leaves_the_rest_to_adamw
     let optimizer = options.training.as_mut().unwrap().optimizer.as_mut().unwrap();
     optimizer.kind = compiler::OptimizerKind::NorMuon { momentum: 0.95, beta2: 0.95, cautious: true };
     let program = compile(&model, &options, &Machine::cpu(1 << 34, 2)).unwrap();
-    for slot in &program.parameters {
+    for slot in &program.layout.parameters {
         let by_matrices = matches!(slot.state, Some(OptimizerState::Matrices { .. }));
         let expected = slot.name.contains("_proj");
         assert_eq!(by_matrices, expected, "{}: vectors, embeddings and head are left to AdamW", slot.name);
@@ -359,10 +359,10 @@ fn normuon_takes_matrices_of_equal_extents_together_and_leaves_the_rest_to_adamw
         launches.map(|at| (at.shape[0], at.len())).collect()
     };
     let sum = |name: &str| -> usize {
-        program.parameters.iter().filter(|slot| slot.name.contains(name)).map(|slot| slot.weight.len()).sum()
+        program.layout.parameters.iter().filter(|slot| slot.name.contains(name)).map(|slot| slot.weight.len()).sum()
     };
     assert_eq!(updated("normuon").iter().map(|(_, elements)| elements).sum::<usize>(), sum("_proj"));
-    let layers = program.parameters.iter().filter(|slot| slot.name.ends_with("q_proj.weight")).count();
+    let layers = program.layout.parameters.iter().filter(|slot| slot.name.ends_with("q_proj.weight")).count();
     assert!(layers > 1 && updated("normuon").iter().all(|(count, _)| count % layers == 0), "{:?}", updated("normuon"));
     // Products of a whole batch; with one round's three for each of the different extents.
     let batches: Vec<usize> = update
@@ -374,7 +374,7 @@ fn normuon_takes_matrices_of_equal_extents_together_and_leaves_the_rest_to_adamw
         })
         .collect();
     let mut extents: Vec<_> =
-        program.parameters.iter().filter(|s| s.name.contains("_proj")).map(|s| s.weight.shape.clone()).collect();
+        program.layout.parameters.iter().filter(|s| s.name.contains("_proj")).map(|s| s.weight.shape.clone()).collect();
     let matrices = extents.len();
     extents.sort();
     extents.dedup();

@@ -44,7 +44,7 @@ fn only(set: impl Fn(&mut RecomputeOptions)) -> PlanOptions {
 fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    for slot in &program.parameters {
+    for slot in &program.layout.parameters {
         let values = normal(&slot.name, slot.weight.len());
         write(session.as_mut(), &slot.weight, &values);
     }
@@ -61,7 +61,7 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
         tensor.bytes
     };
     let mut results = vec![("loss".to_owned(), read(session.as_mut(), program.scalar("loss_sum").unwrap()))];
-    for slot in program.parameters.iter().filter(|slot| slot.trainable) {
+    for slot in program.layout.parameters.iter().filter(|slot| slot.trainable) {
         results.push((slot.name.clone(), read(session.as_mut(), slot.gradient.as_ref().unwrap())));
     }
     results

@@ -118,6 +118,24 @@ impl Memory {
         Ok(Memory { blocks })
     }
 
+    /// Arenas of other sizes: those that live from entry to entry stay as they are, the others are allocated anew
+    /// where they are too small.
+    pub fn adopt(&mut self, arenas: &[Arena]) -> Result<(), BackendError> {
+        let fits = |(index, arena): (usize, &Arena)| self.blocks.get(index).is_some_and(|b| arena.bytes <= b.bytes);
+        let grown: Vec<usize> =
+            arenas.iter().enumerate().filter(|known| !fits(*known)).map(|(index, _)| index).collect();
+        for index in grown {
+            let arena = &arenas[index];
+            assert!(index >= self.blocks.len() || !arena.kind.is_persistent(), "one layout has one size");
+            let mut block = Memory::allocate(std::slice::from_ref(arena))?.blocks;
+            match self.blocks.get_mut(index) {
+                Some(known) => std::mem::swap(known, &mut block[0]),
+                None => self.blocks.append(&mut block),
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of each arena as they were allocated.
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         self.blocks.iter().map(|block| block.bytes)

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use program::{BackendError, EventId, Instruction, Lane, MemoryLine, Program, Provenance, Session, Step, TensorRef};
+use program::{
+    BackendError, Entry, EventId, Instruction, Lane, MemoryLine, Program, Provenance, Session, Step, TensorRef,
+};
 use rayon::ThreadPool;
 
 use crate::arena::Memory;
@@ -49,18 +51,23 @@ pub struct CpuSession {
 
 impl CpuSession {
     pub fn load(program: Arc<Program>, pool: Arc<ThreadPool>, check_finite: bool) -> Result<Self, BackendError> {
-        let mut memory = Memory::allocate(&program.arenas)?;
+        let memory = Memory::allocate(&program.arenas)?;
+        let (entries, scratch) = (Vec::new(), Scratch::default());
+        let mut session = CpuSession { program, pool, memory, entries, scratch, check_finite };
+        session.make_ready()?;
+        Ok(session)
+    }
+
+    /// Writes the constants and prepares every instruction.
+    fn make_ready(&mut self) -> Result<(), BackendError> {
+        let CpuSession { program, memory, scratch, .. } = self;
         for constant in &program.constants {
             assert!(constant.at.is_dense(), "a constant is dense: {}", constant.at);
             memory.write::<u8>(&constant.at).copy_from_slice(&constant.value.bytes);
         }
-        let mut scratch = Scratch::default();
-        let mut entries = Vec::with_capacity(program.entries.len());
-        for entry in &program.entries {
-            let steps = entry.steps.iter().map(|step| prepare(step, &memory, &mut scratch));
-            entries.push(steps.collect::<Result<Vec<_>, _>>()?);
-        }
-        Ok(CpuSession { program, pool, memory, entries, scratch, check_finite })
+        let entry = |entry: &Entry| entry.steps.iter().map(|step| prepare(step, memory, scratch)).collect();
+        self.entries = program.entries.iter().map(entry).collect::<Result<_, _>>()?;
+        Ok(())
     }
 }
 
@@ -140,6 +147,13 @@ fn run_entry(
 impl Session for CpuSession {
     fn program(&self) -> &Arc<Program> {
         &self.program
+    }
+
+    fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
+        assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
+        self.memory.adopt(&program.arenas)?;
+        self.program = program;
+        self.make_ready()
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {

@@ -123,7 +123,7 @@ fn empty() -> Program {
         name: "test".into(),
         machine: Machine::cpu(1 << 30, 1),
         arenas: vec![],
-        parameters: vec![],
+        layout: program::Layout::default(),
         constants: vec![],
         scalars: vec![],
         kernels: vec![],

@@ -22,7 +22,7 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
         name: "test".into(),
         machine: Machine::cpu(1 << 30, 1),
         arenas: vec![Arena::on_device(ArenaKind::Activations, ARENA)],
-        parameters: vec![],
+        layout: program::Layout::default(),
         constants,
         scalars: vec![],
         kernels: vec![],

@@ -27,7 +27,7 @@ const WORTHWHILE: f32 = 0.98;
 pub(crate) struct Operands<'a> {
     pub addresses: [u64; 3],
     pub bias: Option<u64>,
-    pub arenas: &'a [DeviceBuffer],
+    pub arenas: &'a [&'a DeviceBuffer],
 }
 
 /// A decision between ways to compute one thing, the usual one first.
@@ -100,7 +100,7 @@ impl Chooser {
     }
 
     /// Makes ready to time; the workspace for it. Overwrites everything in the arenas at its first call.
-    pub fn ready(&mut self, stream: &Stream, limit: usize, arenas: &[DeviceBuffer]) -> Result<u64> {
+    pub fn ready(&mut self, stream: &Stream, limit: usize, arenas: &[&DeviceBuffer]) -> Result<u64> {
         if self.workspace.is_none() {
             self.workspace = Some(DeviceBuffer::new(&stream.device, limit)?);
             arenas.iter().try_for_each(|arena| fill(stream, arena))?;
@@ -163,7 +163,7 @@ impl Chooser {
 /// run, and the ways take turns, so that none profits from its place.
 pub(crate) fn race(
     stream: &Stream,
-    arenas: &[DeviceBuffer],
+    arenas: &[&DeviceBuffer],
     count: usize,
     mut queue: impl FnMut(usize) -> Result<()>,
 ) -> Result<Vec<f32>> {
@@ -266,7 +266,7 @@ fn fill(stream: &Stream, buffer: &DeviceBuffer) -> Result<()> {
 }
 
 /// Reads and writes more of the largest arena than the second-level cache holds.
-fn sweep(stream: &Stream, arenas: &[DeviceBuffer]) -> Result<()> {
+fn sweep(stream: &Stream, arenas: &[&DeviceBuffer]) -> Result<()> {
     let Some(arena) = arenas.iter().max_by_key(|arena| arena.len()) else { return Ok(()) };
     let bytes = stream.device.properties.l2_cache.min(arena.len() / 2);
     let target = arena.slice(bytes, bytes);

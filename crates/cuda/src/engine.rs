@@ -219,7 +219,7 @@ impl Engine {
     pub fn race(
         &mut self,
         contest: &Contest,
-        arenas: &[DeviceBuffer],
+        arenas: &[&DeviceBuffer],
         mut queue: impl FnMut(&Engine, usize, u64) -> Result<()>,
     ) -> Result<usize> {
         let workspace = self.chooser.ready(&self.stream, self.cublaslt.workspace_limit, arenas)?;

@@ -1,12 +1,12 @@
 //! A loaded program on one GPU: its memory, its prepared instructions, and running an entry point.
 
 use crate::algorithms::Algorithms;
-use crate::driver::{DeviceBuffer, Event, Graph, PinnedBuffer};
+use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
 use crate::prepare::{Events, Kernels, Memory, Planned, Preparation, Prepared};
 use crate::transfer::{Readings, Uploads};
-use program::{Arch, Arena, BackendError, Choices, MemoryLine, Place, Program, Reading, Session, Step, TensorRef};
+use program::{Arch, BackendError, Choices, Entry, MemoryLine, Program, Reading, Session, Step, TensorRef};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,32 +45,17 @@ impl CudaSession {
         let mut engine = Engine::new(options)?;
         check_architecture(&program, &engine)?;
         clock.stop("device and libraries");
-        let memory = allocate(&program, &engine)?;
+        let memory = Memory::allocate(&program.arenas, &engine.device)?;
         clock.stop("memory");
         let kernels = Kernels::new(&engine, &program.kernels)?;
         clock.stop("kernels");
-        let mut planned = vec![];
-        for entry in &program.entries {
-            let (mut steps, mut events) = (vec![], Events::new(&engine.device));
-            for (index, step) in entry.steps.iter().enumerate() {
-                let context = || format!("preparing {}", place(entry.kind.name(), index, step));
-                steps.push(plan(&mut engine, &memory, &kernels, &mut events, step).during(context)?);
-            }
-            planned.push(steps);
-        }
-        engine.chooser.finish();
-        engine.note_damage();
+        let planned = plan_entries(&program, &mut engine, &memory, &kernels, |_| true)?;
         clock.stop("products and attention");
-        initialise(&program, &engine, &memory)?;
-        let most = planned.iter().flatten().map(Planned::workspace).max().unwrap_or(0);
-        let workspace =
-            DeviceBuffer::new(&engine.device, most).during(|| "allocating the workspace of libraries".into())?;
-        let mut entries = vec![];
-        for steps in planned {
-            let steps =
-                steps.into_iter().map(|step| step.bind(&engine, workspace.address())).collect::<Result<Vec<_>>>()?;
-            entries.push(PreparedEntry { steps, runs: 0, graph: None });
-        }
+        // After planning, which uses the arenas for its measurements.
+        memory.zero(&engine.stream, |_| true)?;
+        write_constants(&program, &engine, &memory)?;
+        let workspace = workspace_for(&planned, &engine)?;
+        let entries = bind_entries(planned, &engine, &workspace)?;
         engine.stream.synchronise()?;
         clock.stop("zeros and constants");
         let load_times = clock.times;
@@ -88,6 +73,41 @@ impl CudaSession {
             graphs,
             load_times,
         })
+    }
+
+    /// Makes the entries of another program over the same layout ready. Entries that are there already are kept with
+    /// their graphs, unless memory that they use has to grow.
+    fn replace_entries(&mut self, program: Arc<Program>) -> Result<()> {
+        assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
+        self.engine.device.bind()?;
+        self.engine.synchronise()?;
+        // Kernels and constants are numbered and placed alike: then equal instructions mean the same.
+        let extends = program.kernels.starts_with(&self.program.kernels)
+            && self.program.constants.iter().all(|constant| program.constants.contains(constant));
+        if !extends || !self.memory.holds(&program.arenas) {
+            self.entries.clear();
+        }
+        let mut kept: Vec<_> = std::mem::take(&mut self.entries).into_iter().map(Some).collect();
+        let mut known = |entry: &Entry| {
+            let index = self.program.entries.iter().position(|known| known == entry)?;
+            kept.get_mut(index)?.take()
+        };
+        let mut found: Vec<Option<PreparedEntry>> = program.entries.iter().map(&mut known).collect();
+        drop(kept);
+        self.memory.adopt(&program.arenas, &self.engine.device)?;
+        let kernels = Kernels::new(&self.engine, &program.kernels)?;
+        let mut planned = plan_entries(&program, &mut self.engine, &self.memory, &kernels, |i| found[i].is_none())?;
+        if workspace_of(&planned) > self.workspace.len() {
+            found.iter_mut().for_each(|entry| *entry = None);
+            planned = plan_entries(&program, &mut self.engine, &self.memory, &kernels, |_| true)?;
+            self.workspace = workspace_for(&planned, &self.engine)?;
+        }
+        write_constants(&program, &self.engine, &self.memory)?;
+        let new = bind_entries(planned, &self.engine, &self.workspace)?;
+        self.entries = found.into_iter().zip(new).map(|(known, new)| known.unwrap_or(new)).collect();
+        self.engine.stream.synchronise()?;
+        self.program = program;
+        Ok(())
     }
 
     /// The algorithm of every product: given to [`Options::algorithms`], a later session has the same.
@@ -144,6 +164,10 @@ impl Session for CudaSession {
 
     fn profile(&mut self, entry: usize) -> std::result::Result<Vec<f64>, BackendError> {
         self.profile_steps(entry).map_err(backend_error)
+    }
+
+    fn adopt(&mut self, program: Arc<Program>) -> std::result::Result<(), BackendError> {
+        self.replace_entries(program).during(|| "making other entries ready".into()).map_err(backend_error)
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
@@ -215,10 +239,10 @@ impl Session for CudaSession {
 
     fn allocated(&self) -> Vec<MemoryLine> {
         let line = |class: &str, bytes, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
-        let arenas = self.program.arenas.iter().zip(self.memory.arenas.iter().zip(&self.memory.hosts));
-        let arenas = arenas.map(|(arena, (buffer, host))| match host {
-            Some((host, _)) => line(arena.kind.name(), host.bytes().len(), ON_HOST),
-            None => line(arena.kind.name(), buffer.len(), ""),
+        let arenas = self.memory.kinds.iter().zip(self.memory.arenas.iter().zip(&self.memory.hosts));
+        let arenas = arenas.map(|(kind, (buffer, host))| match host {
+            Some((host, _)) => line(kind.name(), host.bytes().len(), ON_HOST),
+            None => line(kind.name(), buffer.len(), ""),
         });
         arenas.chain([line("workspace", self.workspace.len(), "of libraries, one instruction at a time")]).collect()
     }
@@ -288,6 +312,46 @@ impl Clock {
     }
 }
 
+/// A plan for every instruction of the wanted entries, nothing for the others. May overwrite what [`Memory::free`]
+/// gives.
+fn plan_entries(
+    program: &Program,
+    engine: &mut Engine,
+    memory: &Memory,
+    kernels: &Kernels,
+    wanted: impl Fn(usize) -> bool,
+) -> Result<Vec<Vec<Planned>>> {
+    let mut planned = vec![];
+    for (number, entry) in program.entries.iter().enumerate() {
+        let (mut steps, mut events) = (vec![], Events::new(&engine.device));
+        for (index, step) in entry.steps.iter().enumerate().filter(|_| wanted(number)) {
+            let context = || format!("preparing {}", place(entry.kind.name(), index, step));
+            steps.push(plan(engine, memory, kernels, &mut events, step).during(context)?);
+        }
+        planned.push(steps);
+    }
+    engine.chooser.finish();
+    engine.note_damage();
+    Ok(planned)
+}
+
+/// Bytes of workspace that the largest instruction asks for.
+fn workspace_of(planned: &[Vec<Planned>]) -> usize {
+    planned.iter().flatten().map(Planned::workspace).max().unwrap_or(0)
+}
+
+fn workspace_for(planned: &[Vec<Planned>], engine: &Engine) -> Result<DeviceBuffer> {
+    DeviceBuffer::new(&engine.device, workspace_of(planned)).during(|| "allocating the workspace of libraries".into())
+}
+
+fn bind_entries(planned: Vec<Vec<Planned>>, engine: &Engine, workspace: &DeviceBuffer) -> Result<Vec<PreparedEntry>> {
+    let bind = |steps: Vec<Planned>| {
+        let steps = steps.into_iter().map(|step| step.bind(engine, workspace.address()));
+        Ok(PreparedEntry { steps: steps.collect::<Result<_>>()?, runs: 0, graph: None })
+    };
+    planned.into_iter().map(bind).collect()
+}
+
 fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, events: &mut Events, step: &Step) -> Result<Planned> {
     Planned::new(&mut Preparation { engine, memory, kernels, events }, &step.instruction)
 }
@@ -321,34 +385,7 @@ fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
     }
 }
 
-/// The arenas; what is in them is undefined.
-fn allocate(program: &Program, engine: &Engine) -> Result<Memory> {
-    let allocate = |arena: &Arena| {
-        let bytes = if arena.is_on_host() { 0 } else { arena.bytes };
-        let buffer = DeviceBuffer::new(&engine.device, bytes);
-        buffer.during(|| format!("allocating the arena of {}", arena.kind.name()))
-    };
-    let lock = |arena: &Arena| {
-        let buffer = match arena.place {
-            Place::Device => return Ok(None),
-            Place::Host { write_combined: false } => PinnedBuffer::new(&engine.device, arena.bytes),
-            Place::Host { write_combined: true } => PinnedBuffer::write_combined(&engine.device, arena.bytes),
-        };
-        let buffer = buffer.during(|| format!("allocating the arena of {} on the host", arena.kind.name()))?;
-        let address = buffer.device_address()?;
-        Ok(Some((buffer, address)))
-    };
-    Ok(Memory {
-        arenas: program.arenas.iter().map(allocate).collect::<Result<_>>()?,
-        hosts: program.arenas.iter().map(lock).collect::<Result<_>>()?,
-    })
-}
-
-/// Zeros everywhere, then the constants: after planning, which uses the arenas for its measurements.
-fn initialise(program: &Program, engine: &Engine, memory: &Memory) -> Result<()> {
-    for (buffer, arena) in memory.arenas.iter().zip(&program.arenas) {
-        buffer.zero(&engine.stream).during(|| format!("zeroing the arena of {}", arena.kind.name()))?;
-    }
+fn write_constants(program: &Program, engine: &Engine, memory: &Memory) -> Result<()> {
     for constant in &program.constants {
         let at = &constant.at;
         assert!(at.is_dense() && at.bytes() == constant.value.bytes.len(), "a constant fills its place {at}");

@@ -60,6 +60,11 @@ pub enum Reading {
 pub trait Session: Send {
     fn program(&self) -> &Arc<Program>;
 
+    /// Goes on with the entries of another program over the same layout ([`Program::has_layout_of`]). What lives from
+    /// step to step stays where it is; gradients and everything of single entries are undefined afterwards. After
+    /// an error the session is of no more use.
+    fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError>;
+
     /// Copies host bytes into a dense tensor; `bytes` has exactly its size.
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError>;
 

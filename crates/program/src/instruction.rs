@@ -138,6 +138,13 @@ pub struct Attention {
     pub scratch: Option<TensorRef>,
 }
 
+impl Attention {
+    fn tensors_mut(&mut self) -> Vec<&mut TensorRef> {
+        let Attention { q, k, v, o, lse, document_start, scratch, scale: _, documents: _ } = self;
+        [q, k, v, o, lse, document_start].into_iter().chain(scratch).collect()
+    }
+}
+
 /// Causal softmax attention inside each document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionForward {
@@ -271,6 +278,29 @@ impl Instruction {
             Instruction::AttentionForward(a) => vec![&a.shared.o, &a.shared.lse],
             Instruction::AttentionBackward(a) => vec![&a.d_q, &a.d_k, &a.d_v],
             Instruction::Copy { to, .. } | Instruction::Transfer { to, .. } => vec![to],
+            Instruction::Zero { at } => vec![at],
+            Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
+        }
+    }
+
+    /// Every tensor that the instruction names, to be placed elsewhere.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut TensorRef> {
+        match self {
+            Instruction::Launch(Launch { inputs, outputs, scratch, op: _, attrs: _, calls: _ }) => {
+                inputs.iter_mut().chain(outputs).chain(scratch).collect()
+            }
+            Instruction::Gemm(gemm) => {
+                let Gemm { a, b, d, bias, low_rank, .. } = gemm;
+                let low_rank = low_rank.iter_mut().flat_map(|addend| [&mut addend.t, &mut addend.b]);
+                [a, b, d].into_iter().chain(bias).chain(low_rank).collect()
+            }
+            Instruction::AttentionForward(AttentionForward { shared }) => shared.tensors_mut(),
+            Instruction::AttentionBackward(AttentionBackward { shared, d_o, d_q, d_k, d_v, deterministic: _ }) => {
+                let mut tensors = shared.tensors_mut();
+                tensors.extend([d_o, d_q, d_k, d_v]);
+                tensors
+            }
+            Instruction::Copy { from, to } | Instruction::Transfer { from, to, lane: _ } => vec![from, to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }

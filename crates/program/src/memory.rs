@@ -46,6 +46,19 @@ impl ArenaKind {
             ArenaKind::Waiting => "waiting",
         }
     }
+
+    /// Whether contents live from one entry to the next. All others belong to the entry that runs.
+    pub const fn is_persistent(self) -> bool {
+        match self {
+            ArenaKind::Weights
+            | ArenaKind::Adapters
+            | ArenaKind::Gradients
+            | ArenaKind::Optimizer
+            | ArenaKind::Scalars
+            | ArenaKind::Masters => true,
+            ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => false,
+        }
+    }
 }
 
 /// Whose memory an arena is.

@@ -3,6 +3,7 @@
 use tensor::HostTensor;
 
 use crate::instruction::{Documents, Kernel, Step};
+use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
 use crate::parameter::ParameterSlot;
@@ -114,7 +115,8 @@ pub struct Program {
     pub name: String,
     pub machine: Machine,
     pub arenas: Vec<Arena>,
-    pub parameters: Vec<ParameterSlot>,
+    /// What lives from step to step.
+    pub layout: Layout,
     pub constants: Vec<Constant>,
     /// Step scalars by name, one element each.
     pub scalars: Vec<(String, TensorRef)>,
@@ -143,11 +145,20 @@ impl Program {
     }
 
     pub fn parameter(&self, name: &str) -> Option<&ParameterSlot> {
-        self.parameters.iter().find(|p| p.name == name)
+        self.layout.parameter(name)
     }
 
     pub fn arena(&self, kind: ArenaKind) -> Option<ArenaId> {
         self.arenas.iter().position(|a| a.kind == kind).map(|i| ArenaId(i as u32))
+    }
+
+    /// Whether what lives from step to step lies at the same places: then entries of the other may run on it.
+    pub fn has_layout_of(&self, other: &Program) -> bool {
+        let persistent = |program: &Program| {
+            let arenas = program.arenas.iter().enumerate().filter(|(_, arena)| arena.kind.is_persistent());
+            arenas.map(|(index, arena)| (index, arena.clone())).collect::<Vec<_>>()
+        };
+        self.layout == other.layout && self.scalars == other.scalars && persistent(self) == persistent(other)
     }
 
     /// Bytes of all arenas.

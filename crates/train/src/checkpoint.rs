@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use data::safetensors::Weights;
-use program::{Choices, Documents, OptimizerState, ParameterSlot, TensorRef, Variant};
+use program::{Choices, Documents, TensorRef, Variant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -168,7 +168,7 @@ impl Checkpoint {
         let path = self.folder.join(OPTIMIZER);
         let files = Weights::open(&path).map_err(TrainError::model_file)?;
         let program = engine.program().clone();
-        let mut wanted: Vec<(String, &TensorRef)> = program.parameters.iter().flat_map(optimizer_tensors).collect();
+        let mut wanted: Vec<(String, &TensorRef)> = program.layout.states().collect();
         for name in files.names() {
             if !wanted.iter().any(|(known, _)| known == name) {
                 return Err(TrainError::Usage(format!("{}: `{name}` belongs to nothing in the run", path.display())));
@@ -190,13 +190,6 @@ impl Checkpoint {
         }
         Ok(())
     }
-}
-
-/// What the optimizer keeps for a parameter, by the names in the file.
-fn optimizer_tensors(slot: &ParameterSlot) -> Vec<(String, &TensorRef)> {
-    let states = slot.state.iter().flat_map(OptimizerState::tensors);
-    let parts = states.chain(slot.master.as_ref().map(|at| ("master", at)));
-    parts.map(|(part, at)| (format!("{}.{part}", slot.name), at)).collect()
 }
 
 impl Trainer {
@@ -252,7 +245,7 @@ pub(crate) struct Outline {
 impl Outline {
     /// Everything that a checkpoint takes from the program's memory.
     pub fn tensors(&self) -> Vec<TensorRef> {
-        let states = self.trained.program.parameters.iter().flat_map(optimizer_tensors).map(|(_, at)| at);
+        let states = self.trained.program.layout.states().map(|(_, at)| at);
         self.trained.weights().chain(states).cloned().collect()
     }
 
@@ -260,7 +253,7 @@ impl Outline {
     pub fn write(mut self, staged: &Staged, read: &mut ReadTensor<'_>) -> Result<()> {
         let folder = staged.path();
         self.trained.write(folder, read)?;
-        let states = self.trained.program.parameters.iter().flat_map(optimizer_tensors);
+        let states = self.trained.program.layout.states();
         let states = states.map(|(name, at)| Ok((name, read(at)?))).collect::<Result<Vec<_>>>()?;
         write_tensors(&folder.join(OPTIMIZER), &states)?;
         drop(states);

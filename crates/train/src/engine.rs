@@ -1,32 +1,32 @@
-//! A compiled model in a backend's memory: batches and scalars in, entries run, tensors out. When a
-//! batch has a shape that was not compiled yet, the program is compiled again with it and the
-//! parameters and optimizer states move over.
+//! A compiled model in a backend's memory: batches and scalars in, entries run, tensors out. When a batch has a shape
+//! that was not compiled yet, entries for it are added to the session; parameters and optimizer states stay where they
+//! are.
 //!
 //! Knows entries, slots and scalars; not what a run is.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use compiler::CompileOptions;
+use compiler::{CompileError, CompileOptions};
 use data::Batch;
-use program::{
-    Arch, Choices, Documents, EntryKind, Machine, OptimizerState, ParameterSlot, Program, Reading, Session, TensorRef,
-    Variant,
-};
+use program::{Arch, ArenaKind, Choices, Documents, EntryKind, Machine, Program, Reading, Session, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::source::ModelSource;
 
-/// Shapes that a program keeps compiled when batches bring new ones; the oldest goes first.
-const MAX_VARIANTS: usize = 6;
+/// Shapes that a program keeps compiled when batches bring new ones; the one that was used least recently goes first.
+const MAX_VARIANTS: usize = 8;
 
 /// A model that runs.
 pub struct Engine {
     device: Arc<Device>,
     source: Arc<ModelSource>,
+    /// With the shapes that are compiled, the one that was used last at the end.
     options: CompileOptions,
+    /// What the program is united from; the first has the update.
+    parts: Vec<Arc<Program>>,
     program: Arc<Program>,
     /// Absent only while it is replaced.
     session: Option<Box<dyn Session>>,
@@ -54,7 +54,8 @@ impl Engine {
         let mut load_times = vec![("plan", begin.elapsed().as_secs_f64())];
         let session = device.backend.load_with(program.clone(), choices)?;
         load_times.extend(session.load_times());
-        Ok(Engine { device, source, options, program, session: Some(session), timed: None, load_times })
+        let parts = vec![program.clone()];
+        Ok(Engine { device, source, options, parts, program, session: Some(session), timed: None, load_times })
     }
 
     /// What making it consisted of, with seconds.
@@ -86,36 +87,73 @@ impl Engine {
 
     /// The compiled variant that takes batches of the wanted one; compiles it where there is none.
     pub fn prepare(&mut self, wanted: Variant) -> Result<Variant> {
-        if let Some(known) = self.options.variants.iter().find(|known| fits(known, &wanted)) {
-            return Ok(*known);
+        if let Some(index) = self.options.variants.iter().position(|known| fits(known, &wanted)) {
+            let known = self.options.variants.remove(index);
+            self.options.variants.push(known);
+            return Ok(known);
         }
-        let mut options = self.options.clone();
-        options.variants.retain(|known| !fits(&wanted, known));
-        if options.variants.len() >= MAX_VARIANTS {
-            options.variants.remove(0);
+        let mut variants = self.options.variants.clone();
+        variants.retain(|known| !fits(&wanted, known));
+        if variants.len() >= MAX_VARIANTS {
+            variants.remove(0);
         }
-        options.variants.push(wanted);
-        self.replace(options)?;
+        variants.push(wanted);
+        self.extend(wanted, variants)?;
         Ok(wanted)
+    }
+
+    /// Adds entries for a shape to the session; only those for `variants` are kept.
+    fn extend(&mut self, wanted: Variant, variants: Vec<Variant>) -> Result<()> {
+        let alone = CompileOptions { variants: vec![wanted], ..self.options.clone() };
+        let options = CompileOptions { variants, ..self.options.clone() };
+        let part = match compiler::compile(&self.source.model, &in_place(alone, &self.program), &self.device.machine) {
+            Ok(part) => Arc::new(part),
+            // Where the states lie leaves no room for the shape: they move to where it has.
+            Err(CompileError::DoesNotFit { .. }) => return self.replace(options),
+            Err(error) => return Err(error.into()),
+        };
+        let serves = |part: &Program| {
+            let mut shapes = part.entries.iter().filter_map(|entry| entry.variant);
+            shapes.any(|shape| options.variants.contains(&shape))
+        };
+        let (first, others) = self.parts.split_first().expect("a program has at least one part");
+        let kept = others.iter().filter(|part| serves(part)).cloned();
+        let parts: Vec<Arc<Program>> = std::iter::once(first.clone()).chain(kept).chain([part]).collect();
+        let references: Vec<&Program> = parts.iter().map(|part| &**part).collect();
+        let program = Arc::new(program::unite(&references, |variant| options.variants.contains(variant)));
+        self.session().adopt(program.clone())?;
+        (self.parts, self.program, self.options) = (parts, program, options);
+        Ok(())
     }
 
     /// Compiles with other options and keeps parameters and optimizer states. The options have the
     /// same parameters.
     pub fn replace(&mut self, options: CompileOptions) -> Result<()> {
         let program = compile(&self.source, &options, &self.device)?;
-        let before: Vec<TensorRef> = self.program.parameters.iter().flat_map(kept).cloned().collect();
+        if program.has_layout_of(&self.program) {
+            self.session().adopt(program.clone())?;
+        } else {
+            self.move_to(program.clone())?;
+        }
+        (self.parts, self.program, self.options) = (vec![program.clone()], program, options);
+        Ok(())
+    }
+
+    /// Loads a program with another layout, with what the present one keeps from step to step, through host memory.
+    fn move_to(&mut self, program: Arc<Program>) -> Result<()> {
+        let before: Vec<TensorRef> = self.program.layout.tensors().cloned().collect();
         let contents = before.iter().map(|at| self.tensor(at)).collect::<Result<Vec<_>>>()?;
         // What was timed stays as it was chosen: the run's bits do not depend on when a shape came up.
         let choices = self.session().choices();
         self.session = None;
         let mut session = self.device.backend.load_with(program.clone(), &choices)?;
-        let after: Vec<&TensorRef> = program.parameters.iter().flat_map(kept).collect();
+        let after: Vec<&TensorRef> = program.layout.tensors().collect();
         assert_eq!(before.len(), after.len(), "recompiling does not change what is kept between steps");
         for (at, content) in after.into_iter().zip(&contents) {
             assert_eq!((at.dtype, &at.shape), (content.dtype, &content.shape), "a parameter keeps its form");
             session.write(at, &content.bytes)?;
         }
-        (self.session, self.program, self.options) = (Some(session), program, options);
+        self.session = Some(session);
         Ok(())
     }
 
@@ -239,10 +277,19 @@ pub fn variant_of(machine: &Machine, batch: &Batch, one_per_row: bool) -> Varian
     Variant { batch: rows, seq_len: length, documents }
 }
 
-/// Everything of a parameter that lives from step to step.
-pub fn kept(slot: &ParameterSlot) -> impl Iterator<Item = &TensorRef> {
-    let states = slot.state.iter().flat_map(OptimizerState::tensors).map(|(_, at)| at);
-    std::iter::once(&slot.weight).chain(states).chain(&slot.master)
+/// The options with every state where it lies in a program.
+fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
+    let of = &mut options.plan.offload;
+    let settings = [
+        (ArenaKind::Optimizer, &mut of.optimizer),
+        (ArenaKind::Masters, &mut of.master),
+        (ArenaKind::Gradients, &mut of.gradients),
+    ];
+    for (kind, setting) in settings {
+        let arena = program.arenas.iter().find(|arena| arena.kind == kind && arena.bytes > 0);
+        *setting = arena.map(|arena| arena.is_on_host()).or(*setting);
+    }
+    options
 }
 
 /// Documents of a batch, padding counted as one.

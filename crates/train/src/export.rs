@@ -171,7 +171,7 @@ impl Trainer {
         let mut copy = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let engine = self.engine()?;
         let (from, to) = (engine.program().clone(), copy.program().clone());
-        for slot in &from.parameters {
+        for slot in &from.layout.parameters {
             let tensor = weights::read(engine.session(), slot)?;
             let place = to.parameter(&slot.name).expect("both programs are of one model");
             copy.session().write(&place.weight, &tensor.bytes)?;

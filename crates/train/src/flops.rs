@@ -30,7 +30,8 @@ pub fn peak(card: &str) -> Option<f64> {
 /// multiplied with: the head counts, looking up an embedding does not. Recomputing does not count.
 pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
     let entry = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep)?;
-    let adapter: usize = program.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
+    let adapter: usize =
+        program.layout.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
     let weights = multiplied(program, entry) as f64;
     let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
     let linear = if adapter > 0 { 4.0 * weights + 6.0 * adapter as f64 } else { 6.0 * weights };

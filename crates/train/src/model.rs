@@ -103,7 +103,7 @@ impl Model {
         let token_loss = engine.output(EntryKind::FirstMicroStep, variant, TOKEN_LOSS)?;
         let program = engine.program().clone();
         let mut gradients = Vec::new();
-        for slot in &program.parameters {
+        for slot in &program.layout.parameters {
             if let Some(gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight)? {
                 gradients.push((slot.name.clone(), gradient));
             }
@@ -115,7 +115,7 @@ impl Model {
     pub fn parameter_names(&mut self) -> Result<Vec<String>> {
         let batch = Batch::from_labels(1, 2, vec![0; 2], &[0; 2], None, None).expect("a batch of two tokens");
         let program = self.engine_for(&batch, &[], false)?.program().clone();
-        let trained = program.parameters.iter().filter(|slot| slot.adapter == self.adapter.is_some());
+        let trained = program.layout.parameters.iter().filter(|slot| slot.adapter == self.adapter.is_some());
         Ok(trained.map(|slot| slot.name.clone()).collect())
     }
 

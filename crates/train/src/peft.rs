@@ -184,14 +184,14 @@ pub fn matrices_of<'a>(program: &'a Program, weight: &str) -> Option<(&'a Parame
     let module = weight.strip_suffix(".weight")?;
     let find = |which: &str| {
         let name = format!("{PREFIX}{module}.{which}.weight");
-        program.parameters.iter().find(|slot| slot.adapter && slot.name == name)
+        program.layout.parameters.iter().find(|slot| slot.adapter && slot.name == name)
     };
     Some((find("lora_A")?, find("lora_B")?))
 }
 
 /// Whether adapted weights are kept as [in, out].
 fn is_transposed(program: &Program) -> bool {
-    let mut base = program.parameters.iter().filter(|slot| !slot.adapter && slot.transposed);
+    let mut base = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.transposed);
     base.any(|slot| matrices_of(program, &slot.name).is_some())
 }
 
@@ -199,6 +199,7 @@ fn is_transposed(program: &Program) -> bool {
 /// otherwise.
 fn target_modules(program: &Program) -> Vec<String> {
     let adapted: Vec<&str> = program
+        .layout
         .parameters
         .iter()
         .filter(|slot| slot.adapter)
@@ -208,7 +209,7 @@ fn target_modules(program: &Program) -> Vec<String> {
     let mut short: Vec<String> = adapted.iter().map(|module| last(module)).collect();
     short.sort_unstable();
     short.dedup();
-    let matrices = program.parameters.iter().filter(|slot| !slot.adapter && slot.weight.shape.len() == 2);
+    let matrices = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.weight.shape.len() == 2);
     let selected = matrices.filter_map(|slot| slot.name.strip_suffix(".weight")).filter(|m| short.contains(&last(m)));
     if selected.count() == adapted.len() {
         return short;

@@ -18,7 +18,7 @@ pub fn find(
     first_micro_step: u64,
 ) -> Result<Option<String>> {
     let program = engine.program().clone();
-    for slot in &program.parameters {
+    for slot in &program.layout.parameters {
         if let Some(what) = look(engine, &slot.weight)? {
             return Ok(Some(format!("the weights of `{}` already hold {what}", slot.name)));
         }

@@ -34,7 +34,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     let choices = trainer.choices()?;
     let model_digest = trainer.model_digest()?.clone();
     let count = |trained: bool| -> usize {
-        let slots = program.parameters.iter().filter(|slot| !trained || slot.trainable);
+        let slots = program.layout.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(|slot| slot.weight.len()).sum()
     };
     let memory: Vec<Value> = program

@@ -31,7 +31,7 @@ impl Part {
 
     /// The slots of this part.
     pub fn of(self, program: &Program) -> impl Iterator<Item = &ParameterSlot> {
-        program.parameters.iter().filter(move |slot| self.holds(slot))
+        program.layout.parameters.iter().filter(move |slot| self.holds(slot))
     }
 }
 

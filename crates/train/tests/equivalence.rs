@@ -80,13 +80,33 @@ fn one_times_eight_is_two_times_four_is_eight_times_one() {
 fn packed_rows_are_rows_of_their_own() {
     let apart = curve(5, |step| dealt(step, 8));
     assert_same(&curve(5, |step| packed(step, 2)), &apart, "four documents a row");
-    // The shape changes within the run: the program is compiled again, optimizer states move over.
+    // The shape changes within the run: entries are added, optimizer states stay where they are.
     let changing = |step: usize| match step % 3 {
         0 => dealt(step, 4),
         1 => packed(step, 1),
         _ => packed(step, 4),
     };
     assert_same(&curve(5, changing), &apart, "changing shapes");
+}
+
+/// The rows, each with `more` tokens behind it that nobody trains on.
+fn lengthened(step: usize, more: usize) -> Vec<Batch> {
+    let (ids, labels, weights) = rows(step);
+    let row = |values: &[f32], fill: f32| [values, &vec![fill; more]].concat();
+    let ints = |values: &[i32], fill: i32| -> Vec<i32> {
+        values.chunks(LENGTH).flat_map(|row| [row, &vec![fill; more]].concat()).collect()
+    };
+    let weights: Vec<f32> = weights.chunks(LENGTH).flat_map(|values| row(values, 1.0)).collect();
+    let (ids, labels) = (ints(&ids, 3), ints(&labels, -100));
+    vec![Batch::from_labels(ROWS, LENGTH + more, ids, &labels, None, Some(&weights)).unwrap()]
+}
+
+#[test]
+fn more_shapes_in_turn_than_are_kept_change_nothing() {
+    let steps = 14;
+    let apart = curve(steps, |step| dealt(step, 8));
+    // Ten lengths, and then the first four again, which have been given up for later ones by then.
+    assert_same(&curve(steps, |step| lengthened(step, 1 + step % 10)), &apart, "ten lengths in turn");
 }
 
 #[test]

@@ -217,7 +217,7 @@ fn what_decays_is_what_was_recorded() {
             let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
             let program = train::Preview::new(&config, &source, &device().machine, None).unwrap().program;
             let of = |decay: bool| {
-                let slots = program.parameters.iter().filter(|slot| slot.trainable && slot.decay == decay);
+                let slots = program.layout.parameters.iter().filter(|slot| slot.trainable && slot.decay == decay);
                 let mut names: Vec<&str> = slots.map(|slot| slot.name.as_str()).collect();
                 names.sort_unstable();
                 json!(names)

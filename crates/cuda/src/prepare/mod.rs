@@ -8,38 +8,15 @@ mod addends;
 mod attention;
 mod hopper;
 mod launch;
+mod memory;
 mod product;
 mod strided;
 mod transfer;
 
-use crate::driver::{DeviceBuffer, PinnedBuffer, Stream};
+use crate::driver::Stream;
 use crate::engine::Engine;
 use crate::error::Result;
-use program::{Instruction, TensorRef};
-
-/// The program's arenas.
-pub(crate) struct Memory {
-    /// In device memory; empty for those on the host.
-    pub arenas: Vec<DeviceBuffer>,
-    /// In host memory, each with the address under which kernels reach it.
-    pub hosts: Vec<Option<(PinnedBuffer, u64)>>,
-}
-
-impl Memory {
-    /// The page-locked memory that a tensor lies in, if it does.
-    pub fn host(&self, at: &TensorRef) -> Option<&PinnedBuffer> {
-        self.hosts[at.arena.0 as usize].as_ref().map(|(buffer, _)| buffer)
-    }
-
-    /// The address of a tensor's first element for kernels. The whole span lies inside its arena.
-    pub fn address(&self, at: &TensorRef) -> u64 {
-        if let Some((buffer, address)) = &self.hosts[at.arena.0 as usize] {
-            buffer.slice(at.offset, at.span());
-            return address + at.offset as u64;
-        }
-        self.arenas[at.arena.0 as usize].slice(at.offset, at.span())
-    }
-}
+use program::Instruction;
 
 /// What preparing works with.
 pub(crate) struct Preparation<'a> {
@@ -69,6 +46,7 @@ pub(crate) enum Prepared {
 }
 
 pub(crate) use launch::Kernels;
+pub(crate) use memory::Memory;
 pub(crate) use transfer::Events;
 
 impl Planned {

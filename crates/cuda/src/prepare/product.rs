@@ -81,7 +81,8 @@ fn race(p: &mut Preparation, gemm: &Gemm, variants: &[HopperProduct], contest: &
     for variant in variants {
         ways.push(Way::Own(hopper::call(p, gemm, *variant)?));
     }
-    let best = p.engine.race(contest, &p.memory.arenas, |engine, way, workspace| ways[way].queue(engine, workspace))?;
+    let free = p.memory.free();
+    let best = p.engine.race(contest, &free, |engine, way, workspace| ways[way].queue(engine, workspace))?;
     Ok(ways.swap_remove(best))
 }
 
@@ -109,7 +110,7 @@ fn part(
     let d_address = memory.address(d) + (first_column * d.dtype.size()) as u64;
     let addresses = [memory.address(a), memory.address(b), d_address];
     let bias = bias.map(|at| memory.address(at));
-    let operands = Operands { addresses, bias, arenas: &memory.arenas };
+    let operands = Operands { addresses, bias, arenas: &memory.free() };
     let plan = p.engine.product(Product { alignment: addresses.map(alignment), ..*product }, operands)?;
     Ok(Part { plan, addresses, bias })
 }

@@ -59,7 +59,7 @@ impl Layout {
             name: "test".into(),
             machine: Machine { arch: Arch::Cuda(architecture), ..Machine::h200() },
             arenas: vec![Arena::on_device(ArenaKind::Activations, self.bytes)],
-            parameters: vec![],
+            layout: program::Layout::default(),
             constants: vec![],
             scalars: vec![],
             kernels,

@@ -1,0 +1,108 @@
+//! The arenas of a session: allocated once, those of single entries anew when larger entries come. Knows which contents
+//! live on; not what they are.
+
+use crate::driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
+use crate::error::{During, Result};
+use program::{Arena, ArenaKind, Place, TensorRef};
+use std::sync::Arc;
+
+/// The arenas, in the program's order.
+pub(crate) struct Memory {
+    pub kinds: Vec<ArenaKind>,
+    /// In device memory; empty for those on the host.
+    pub arenas: Vec<DeviceBuffer>,
+    /// In host memory, each with the address under which kernels reach it.
+    pub hosts: Vec<Option<(PinnedBuffer, u64)>>,
+    /// Nothing in the arenas is needed yet.
+    is_new: bool,
+}
+
+impl Memory {
+    /// What is in the arenas is undefined.
+    pub fn allocate(arenas: &[Arena], device: &Arc<Device>) -> Result<Memory> {
+        Ok(Memory {
+            kinds: arenas.iter().map(|arena| arena.kind).collect(),
+            arenas: arenas.iter().map(|arena| on_device(arena, device)).collect::<Result<_>>()?,
+            hosts: arenas.iter().map(|arena| on_host(arena, device)).collect::<Result<_>>()?,
+            is_new: true,
+        })
+    }
+
+    /// Arenas of other sizes. Those that live from entry to entry stay as they are; the others are allocated anew where
+    /// they are too small. Nothing may be using these any more.
+    pub fn adopt(&mut self, arenas: &[Arena], device: &Arc<Device>) -> Result<()> {
+        self.is_new = false;
+        for (index, arena) in arenas.iter().enumerate() {
+            match self.kinds.get(index) {
+                None => {
+                    self.kinds.push(arena.kind);
+                    self.arenas.push(on_device(arena, device)?);
+                    self.hosts.push(on_host(arena, device)?);
+                }
+                Some(_) if self.bytes(index) >= arena.bytes => {}
+                Some(kind) => {
+                    assert!(*kind == arena.kind && !kind.is_persistent(), "one layout has one size");
+                    // The old memory goes first: there may be no room for both.
+                    let nothing = Arena { bytes: 0, ..arena.clone() };
+                    (self.arenas[index], self.hosts[index]) = (on_device(&nothing, device)?, None);
+                    (self.arenas[index], self.hosts[index]) = (on_device(arena, device)?, on_host(arena, device)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether arenas of these sizes need no new memory.
+    pub fn holds(&self, arenas: &[Arena]) -> bool {
+        let fits = |(index, arena): (usize, &Arena)| index < self.kinds.len() && self.bytes(index) >= arena.bytes;
+        arenas.iter().enumerate().all(fits)
+    }
+
+    fn bytes(&self, index: usize) -> usize {
+        self.hosts[index].as_ref().map_or(self.arenas[index].len(), |(host, _)| host.bytes().len())
+    }
+
+    /// Zeros in the arenas of some kinds in device memory.
+    pub fn zero(&self, stream: &Stream, of: impl Fn(ArenaKind) -> bool) -> Result<()> {
+        for (buffer, kind) in self.arenas.iter().zip(&self.kinds).filter(|(_, kind)| of(**kind)) {
+            buffer.zero(stream).during(|| format!("zeroing the arena of {}", kind.name()))?;
+        }
+        Ok(())
+    }
+
+    /// What measurements may overwrite: everything before a session runs, afterwards what belongs to single entries.
+    pub fn free(&self) -> Vec<&DeviceBuffer> {
+        let arenas = self.arenas.iter().zip(&self.kinds);
+        arenas.filter(|(_, kind)| self.is_new || !kind.is_persistent()).map(|(buffer, _)| buffer).collect()
+    }
+
+    /// The page-locked memory that a tensor lies in, if it does.
+    pub fn host(&self, at: &TensorRef) -> Option<&PinnedBuffer> {
+        self.hosts[at.arena.0 as usize].as_ref().map(|(buffer, _)| buffer)
+    }
+
+    /// The address of a tensor's first element for kernels. The whole span lies inside its arena.
+    pub fn address(&self, at: &TensorRef) -> u64 {
+        if let Some((buffer, address)) = &self.hosts[at.arena.0 as usize] {
+            buffer.slice(at.offset, at.span());
+            return address + at.offset as u64;
+        }
+        self.arenas[at.arena.0 as usize].slice(at.offset, at.span())
+    }
+}
+
+fn on_device(arena: &Arena, device: &Arc<Device>) -> Result<DeviceBuffer> {
+    let bytes = if arena.is_on_host() { 0 } else { arena.bytes };
+    DeviceBuffer::new(device, bytes).during(|| format!("allocating the arena of {}", arena.kind.name()))
+}
+
+fn on_host(arena: &Arena, device: &Arc<Device>) -> Result<Option<(PinnedBuffer, u64)>> {
+    let buffer = match arena.place {
+        Place::Device => return Ok(None),
+        Place::Host { write_combined: false } => PinnedBuffer::new(device, arena.bytes),
+        Place::Host { write_combined: true } => PinnedBuffer::write_combined(device, arena.bytes),
+    };
+    let buffer = buffer.during(|| format!("allocating the arena of {} on the host", arena.kind.name()))?;
+    let address = buffer.device_address()?;
+    Ok(Some((buffer, address)))
+}

@@ -1,0 +1,38 @@
+//! What lives from step to step and where it lies: parameters with their gradients and optimizer states, and named
+//! state beside them. Entries come and go over one layout; checkpoints are loops over it.
+
+use crate::memory::TensorRef;
+use crate::parameter::{OptimizerState, ParameterSlot};
+
+/// The persistent part of a program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Layout {
+    pub parameters: Vec<ParameterSlot>,
+    /// State that belongs to no single parameter, by the name that a checkpoint gives it.
+    pub extra: Vec<(String, TensorRef)>,
+}
+
+impl Layout {
+    pub fn parameter(&self, name: &str) -> Option<&ParameterSlot> {
+        self.parameters.iter().find(|slot| slot.name == name)
+    }
+
+    /// All that a checkpoint keeps beside the weights, by the names in its file: what the optimizer has of each
+    /// parameter as `weight-name.part`, then the extra state.
+    pub fn states(&self) -> impl Iterator<Item = (String, &TensorRef)> {
+        let extra = self.extra.iter().map(|(name, at)| (name.clone(), at));
+        self.parameters.iter().flat_map(states_of).chain(extra)
+    }
+
+    /// Weights and states: everything that is not computed anew in every step.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
+        self.parameters.iter().map(|slot| &slot.weight).chain(self.states().map(|(_, at)| at))
+    }
+}
+
+/// What the optimizer keeps of one parameter.
+fn states_of(slot: &ParameterSlot) -> impl Iterator<Item = (String, &TensorRef)> {
+    let states = slot.state.iter().flat_map(OptimizerState::tensors);
+    let parts = states.chain(slot.master.as_ref().map(|at| ("master", at)));
+    parts.map(|(part, at)| (format!("{}.{part}", slot.name), at))
+}

@@ -1,0 +1,154 @@
+//! Programs for different batch shapes over one layout become one program. Knows places and kernels by number; not
+//! why a shape is wanted.
+
+use std::collections::HashMap;
+
+use crate::instruction::{Instruction, Kernel, KernelId};
+use crate::memory::{Arena, ArenaKind, MemoryLine, TensorRef};
+use crate::program::{Constant, Entry, EntryKind, PlanLine, Program, Variant};
+
+/// Constants start on boundaries of so many bytes.
+const ALIGNMENT: usize = 256;
+
+/// The entries for the wanted shapes, in the order of `parts`, with the update of the first part. Every part has the
+/// layout of the first. Arenas of single entries are as large as the largest part asks.
+pub fn unite(parts: &[&Program], wanted: impl Fn(&Variant) -> bool) -> Program {
+    let first = parts.first().expect("at least one program is united");
+    let mut united = Union::default();
+    let mut entries = Vec::new();
+    let mut plan = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        assert!(part.has_layout_of(first), "programs are united over one layout");
+        let keeps = |variant: &Option<Variant>| variant.as_ref().map_or(index == 0, &wanted);
+        entries.extend(part.entries.iter().filter(|entry| keeps(&entry.variant)).map(|entry| united.take(part, entry)));
+        let keeps = |line: &&PlanLine| match line.kind {
+            EntryKind::Update => index == 0,
+            _ => wanted(&line.variant),
+        };
+        plan.extend(part.plan.iter().filter(keeps).cloned());
+    }
+    let Union { kernels, constants, constants_end, .. } = united;
+    let mut arenas = Vec::new();
+    for part in parts {
+        widen(&mut arenas, &part.arenas);
+    }
+    for arena in arenas.iter_mut().filter(|arena: &&mut Arena| arena.kind == ArenaKind::Constants) {
+        arena.bytes = constants_end;
+    }
+    let fullest = parts.iter().max_by_key(|part| arena_bytes(part, ArenaKind::Activations)).expect("at least one");
+    Program {
+        memory: memory_lines(&arenas, parts),
+        activations: fullest.activations.clone(),
+        phases: greatest(parts.iter().flat_map(|part| &part.phases)),
+        arenas,
+        constants,
+        kernels,
+        entries,
+        plan,
+        name: first.name.clone(),
+        machine: first.machine.clone(),
+        layout: first.layout.clone(),
+        scalars: first.scalars.clone(),
+        seed: first.seed,
+    }
+}
+
+/// Kernels and constants of several programs, each once.
+#[derive(Default)]
+struct Union {
+    kernels: Vec<Kernel>,
+    ids: HashMap<Kernel, KernelId>,
+    constants: Vec<Constant>,
+    constants_end: usize,
+}
+
+impl Union {
+    /// An entry of a part with the union's numbers and places.
+    fn take(&mut self, part: &Program, entry: &Entry) -> Entry {
+        let mut entry = entry.clone();
+        let constants = part.arena(ArenaKind::Constants);
+        for step in &mut entry.steps {
+            if let Instruction::Launch(launch) = &mut step.instruction {
+                for call in &mut launch.calls {
+                    call.kernel = self.kernel(&part.kernels[call.kernel.0 as usize]);
+                }
+            }
+            for at in step.instruction.tensors_mut() {
+                self.move_constant(part, constants.is_some_and(|arena| arena == at.arena), at);
+            }
+        }
+        for (_, at) in &mut entry.outputs {
+            self.move_constant(part, constants.is_some_and(|arena| arena == at.arena), at);
+        }
+        entry
+    }
+
+    fn kernel(&mut self, kernel: &Kernel) -> KernelId {
+        if let Some(id) = self.ids.get(kernel) {
+            return *id;
+        }
+        let id = KernelId(self.kernels.len() as u32);
+        self.ids.insert(kernel.clone(), id);
+        self.kernels.push(kernel.clone());
+        id
+    }
+
+    /// Follows a tensor that lies in a constant, or in a part of one, to the constant's place in the union.
+    fn move_constant(&mut self, part: &Program, is_constant: bool, at: &mut TensorRef) {
+        if !is_constant {
+            return;
+        }
+        let holds = |c: &&Constant| (c.at.offset..c.at.offset + c.at.bytes().max(1)).contains(&at.offset);
+        let found = part.constants.iter().find(holds).expect("what lies in the arena of constants is one");
+        at.offset = at.offset - found.at.offset + self.constant(found);
+    }
+
+    /// The offset of a constant.
+    fn constant(&mut self, constant: &Constant) -> usize {
+        let known = self.constants.iter().find(|known| known.value == constant.value);
+        if let Some(known) = known {
+            return known.at.offset;
+        }
+        let offset = self.constants_end;
+        self.constants_end = (offset + constant.at.bytes()).next_multiple_of(ALIGNMENT);
+        self.constants
+            .push(Constant { at: TensorRef { offset, ..constant.at.clone() }, value: constant.value.clone() });
+        offset
+    }
+}
+
+fn widen(arenas: &mut Vec<Arena>, others: &[Arena]) {
+    for (index, other) in others.iter().enumerate() {
+        match arenas.get_mut(index) {
+            Some(arena) => arena.bytes = arena.bytes.max(other.bytes),
+            None => arenas.push(other.clone()),
+        }
+    }
+}
+
+fn arena_bytes(program: &Program, kind: ArenaKind) -> usize {
+    program.arenas.iter().find(|arena| arena.kind == kind).map_or(0, |arena| arena.bytes)
+}
+
+/// The lines of the parts' memory plans, those of arenas with their new sizes.
+fn memory_lines(arenas: &[Arena], parts: &[&Program]) -> Vec<MemoryLine> {
+    let mut lines = greatest(parts.iter().flat_map(|part| &part.memory));
+    for line in &mut lines {
+        if let Some(arena) = arenas.iter().find(|arena| arena.kind.name() == line.class && !arena.is_on_host()) {
+            line.bytes = arena.bytes;
+        }
+    }
+    lines
+}
+
+/// One line for each class, with the most bytes that any says.
+fn greatest<'a>(lines: impl Iterator<Item = &'a MemoryLine>) -> Vec<MemoryLine> {
+    let mut result: Vec<MemoryLine> = Vec::new();
+    for line in lines {
+        match result.iter_mut().find(|known| known.class == line.class) {
+            Some(known) => known.bytes = known.bytes.max(line.bytes),
+            None => result.push(line.clone()),
+        }
+    }
+    result
+}

@@ -6,6 +6,7 @@ Knows the names of events and that a resumed run goes back to its checkpoint; no
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Stream:
 def _event(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
@@ -143,9 +144,10 @@ def is_running(run: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in held.splitlines())
 
 
-def history_of(log: Path) -> History:
-    """The history that a log tells by now."""
+def history_of(log: Path, check: Callable[[Event], None] = lambda event: None) -> History:
+    """The history that a log tells by now. `check` sees every event before it is taken, and may refuse it."""
     history = History()
     for event in Stream(log).read():
+        check(event)
         history.take(event)
     return history

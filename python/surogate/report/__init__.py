@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import RunError
 from ..stream import Event, History, history_of, is_running, log_of
-from . import state
+from . import shape, state
 
 #: Seconds after which a browser loads the page of a run that goes on anew, and in which it is written at least.
 REFRESH = 10.0
@@ -105,7 +105,12 @@ def _history(run: Path) -> History:
     log = log_of(run)
     if log is None:
         raise RunError(f"{run}: there is no log of a run here; name the `output_dir` of a run, or its log")
-    history = history_of(log)
+
+    def check(event: Event) -> None:
+        if wrong := shape.problem(event):
+            raise RunError(f"{log}: an event `{event['event']}` is none of a run: {wrong}")
+
+    history = history_of(log, check)
     if not history.opening:
         raise RunError(f"{log}: this is not the log of a run, or of none that this version can read")
     return history

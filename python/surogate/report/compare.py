@@ -29,7 +29,7 @@ def render(histories: list[tuple[str, History]]) -> str:
         return found
 
     held_out = [
-        Line(name, finite([(at, of["loss"]) for at, of in sorted(history.evaluations.items())]), colour, dots=True)
+        Line(name, finite([(at, of.get("loss")) for at, of in sorted(history.evaluations.items())]), colour, dots=True)
         for name, history, colour in numbered
     ]
     charts = [
@@ -50,14 +50,14 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
     rows = []
     for name, history, colour in numbered:
         steps = list(history.steps.values())
-        losses = smoothed(finite([(step["step"], step["loss"]) for step in steps]))
-        evaluations = [of["loss"] for of in history.evaluations.values() if of["loss"] is not None]
+        losses = smoothed(finite([(step["step"], step.get("loss")) for step in steps]))
+        evaluations = [of.get("loss") for of in history.evaluations.values() if of.get("loss") is not None]
         memory = max((step["memory"] for step in steps if step.get("memory")), default=0)
         rows.append(
             [
                 f'<span class="dot c{colour}"></span>{escape(name)}',
                 escape(STATES[state(history, False)]),
-                escape(str(history.manifest.get("machine", {}).get("name", ""))),
+                escape(str((history.manifest.get("machine") or {}).get("name", ""))),
                 str(history.done),
                 f"{losses[-1][1]:.4f}" if losses else "–",
                 f"{min(evaluations):.4f}" if evaluations else "–",

@@ -66,7 +66,7 @@ def document(title: str, body: str, refresh: float = 0) -> str:
 
 def _header(history: History, now: str) -> str:
     manifest, total = history.manifest, history.total
-    machine = manifest.get("machine", {}).get("name", "")
+    machine = (manifest.get("machine") or {}).get("name", "")
     task = {"sft": "fine-tuning", "pt": "training"}.get(manifest.get("task", ""), "training")
     began = str(manifest.get("started", ""))[:16].replace("T", " ")
     bar = ""
@@ -94,10 +94,10 @@ def tiles(history: History) -> str:
     last = steps[-1]
     seconds = sum(step["seconds"] for step in steps)
     found = [(count(history.done) + (f" / {count(history.total)}" if history.total else ""), "steps")]
-    losses = smoothed(finite([(step["step"], step["loss"]) for step in steps]))
+    losses = smoothed(finite([(step["step"], step.get("loss")) for step in steps]))
     if losses:
         found.append((f"{losses[-1][1]:.4f}", "loss, smoothed"))
-    evaluations = finite([(at, of["loss"]) for at, of in history.evaluations.items()])
+    evaluations = finite([(at, of.get("loss")) for at, of in history.evaluations.items()])
     if evaluations:
         at, best = min(evaluations, key=lambda point: point[1])
         found.append((f"{best:.4f}", f"best evaluation, after {at:.0f} steps"))
@@ -132,7 +132,7 @@ def charts(history: History) -> list[Chart]:
     def of(key: str, factor: float = 1.0) -> list[tuple[float, float | None]]:
         return [(step["step"] + 1, step[key] * factor if step.get(key) is not None else None) for step in steps]
 
-    held_out = finite([(at, event["loss"]) for at, event in sorted(history.evaluations.items())])
+    held_out = finite([(at, event.get("loss")) for at, event in sorted(history.evaluations.items())])
     openings = [mark["step"] for mark in history.marks if mark["event"] == "resume"]
     resumed = [(step, f"went on after {step} steps") for step in openings]
     clip = options.get("max_grad_norm") or 0

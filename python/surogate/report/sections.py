@@ -19,7 +19,7 @@ COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activat
 def memory(history: History) -> str:
     """Bars to scale: what the plan holds, and what its activations are at their fullest."""
     plan = history.opening.get("plan") or {}
-    classes = [line for line in plan.get("memory", []) if line["bytes"] > 0]
+    classes = [line for line in plan.get("memory") or [] if line["bytes"] > 0]
     if not classes:
         return ""
     total = sum(line["bytes"] for line in classes)
@@ -31,7 +31,7 @@ def memory(history: History) -> str:
         head += f" of {bytes_text(machine)} ({percent(total / machine)})"
     bars = _bar("Planned", head, coloured, total)
     rows = [_row(line["class"], line["bytes"], total, line["note"], colour) for line, colour in coloured]
-    parts = [line for line in plan.get("activations", []) if line["bytes"] > 0]
+    parts = [line for line in plan.get("activations") or [] if line["bytes"] > 0]
     if parts:
         inside = [(line, 1 + (i + 2) % 7) for i, line in enumerate(parts)]
         size = sum(line["bytes"] for line in parts)
@@ -40,7 +40,7 @@ def memory(history: History) -> str:
     if measured:
         whose = '<small class="note">on a GPU by everybody, on a CPU by the process</small>'
         rows.append([f"most in use, as measured{whose}", bytes_text(measured), ""])
-    phases = ", ".join(f"{line['class']} {bytes_text(line['bytes'])}" for line in plan.get("phases", []))
+    phases = ", ".join(f"{line['class']} {bytes_text(line['bytes'])}" for line in plan.get("phases") or [])
     note = f"<p class='s'>Activations by phase: {escape(phases)}</p>" if phases else ""
     picture = f'<div class="card bars">{bars}{note}</div>'
     listed = table(["", "bytes", "share"], rows, ["", "n", "n"])
@@ -64,7 +64,7 @@ def _row(name: str, size: int, total: int, note: str, colour: int) -> list[str]:
 
 def decisions(history: History) -> str:
     """What is kept, computed again or done in parts."""
-    lines = (history.opening.get("plan") or {}).get("decisions", [])
+    lines = (history.opening.get("plan") or {}).get("decisions") or []
     rows = [
         [
             escape(line["part"]),
@@ -133,16 +133,16 @@ def options(history: History) -> str:
 def environment(history: History) -> str:
     """What the run was made of, and on what."""
     manifest = history.manifest
-    machine: dict[str, Any] = manifest.get("machine", {})
-    digests = manifest.get("digests", {})
-    parameters = manifest.get("parameters", {})
+    machine: dict[str, Any] = manifest.get("machine") or {}
+    digests = manifest.get("digests") or {}
+    parameters = manifest.get("parameters") or {}
     rows = [
         ("machine", f"{machine.get('name')} ({machine.get('arch')}), {bytes_text(machine.get('memory') or 0)}"),
         ("backend", f"{machine.get('backend')}: {machine.get('because')}"),
         ("surogate", str(manifest.get("surogate"))),
         ("model", str(manifest.get("folder") or manifest.get("model"))),
         ("architecture", str(manifest.get("architecture"))),
-        ("parameters", f"{count(parameters.get('total', 0))}, {count(parameters.get('trained', 0))} trained"),
+        ("parameters", f"{count(parameters.get('total') or 0)}, {count(parameters.get('trained') or 0)} trained"),
         ("output", str(manifest.get("output"))),
         ("log", str(manifest.get("log"))),
     ]

@@ -67,7 +67,8 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
     for (int i = 0; i < WIDE_V / 2; i++) dv_sum[i] = 0.0f;
     barrier_wait(keys_ready + 8 * keys_stage, keys_parity);
 
-    for (int left = GROUP * blocks, block = 0; left > 0; left--) {
+    for (int left = GROUP * blocks - 1; left >= 0; left--) {
+      const int block = left / GROUP;
       barrier_wait(ready + 8 * stage, parity);
       if (block >= begin && block < end) {
         const u32 q_tile = at + AT_STEPS + stage * STEP, do_tile = q_tile + K_ROWS;
@@ -122,7 +123,6 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
       }
       if (thread == 0) barrier_arrive(taken + 8 * stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
-      if (++block == blocks) block = 0;
     }
     lay_rows<WIDE_V>(my_v, dv_sum, 1.0f, 1.0f);
     lay_rows<WIDE>(my_k, dk_sum, SCALE, SCALE);

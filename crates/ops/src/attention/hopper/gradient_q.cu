@@ -56,21 +56,19 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
                      const int* __restrict__ last_key, const float2* __restrict__ statistics,
                      int* __restrict__ ticket) {
   extern __shared__ unsigned char memory[];
-  __shared__ __align__(8) u64 barriers[4 + 2 * Q_STAGES + 4 * STAGES];
+  __shared__ __align__(8) u64 barriers[4 + 2 * Q_STAGES + 2 * STAGES + 2 * V_STAGES];
   __shared__ Item items[2];
   __shared__ int2 intervals[2][QUERIES];
   __shared__ float2 of_rows[2 * WARPGROUPS * 64];
   const u32 at = (shared_address(memory) + 1023) & ~1023u;
   const u32 known = shared_address(barriers), forgotten = known + 16, q_ready = forgotten + 16,
             q_taken = q_ready + 8 * Q_STAGES, k_ready = q_taken + 8 * Q_STAGES, k_taken = k_ready + 8 * STAGES,
-            v_ready = k_taken + 8 * STAGES, v_taken = v_ready + 8 * STAGES;
+            v_ready = k_taken + 8 * STAGES, v_taken = v_ready + 8 * V_STAGES;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) barrier_init(known + 8 * i, 1), barrier_init(forgotten + 8 * i, WARPGROUPS + 1);
     for (int i = 0; i < Q_STAGES; i++) barrier_init(q_ready + 8 * i, 1), barrier_init(q_taken + 8 * i, WARPGROUPS);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(k_ready + 8 * i, 1), barrier_init(k_taken + 8 * i, WARPGROUPS);
-      barrier_init(v_ready + 8 * i, 1), barrier_init(v_taken + 8 * i, WARPGROUPS);
-    }
+    for (int i = 0; i < STAGES; i++) barrier_init(k_ready + 8 * i, 1), barrier_init(k_taken + 8 * i, WARPGROUPS);
+    for (int i = 0; i < V_STAGES; i++) barrier_init(v_ready + 8 * i, 1), barrier_init(v_taken + 8 * i, WARPGROUPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -85,8 +83,8 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
     if (threadIdx.x / 32 == 1)
       look_up(items, intervals, of_rows, known, forgotten, document_start, last_key, statistics, ticket);
     if (threadIdx.x == 0) {
-      int slot = 0, q_stage = 0, stage = 0;
-      u32 parity = 0, q_parity = 1, k_parity = 1;
+      int slot = 0, q_stage = 0, stage = 0, v_stage = 0;
+      u32 parity = 0, q_parity = 1, k_parity = 1, v_parity = 1;
       while (true) {
         barrier_wait(known + 8 * slot, parity);
         const Item item = items[slot];
@@ -107,10 +105,11 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
           barrier_wait(k_taken + 8 * stage, k_parity);
           barrier_expect(k_ready + 8 * stage, K_STAGE);
           fetch<KEYS, WIDE>(at + AT_K + stage * K_STAGE, &k, k_ready + 8 * stage, item.b, key, item.kv_head);
-          barrier_wait(v_taken + 8 * stage, k_parity);
-          barrier_expect(v_ready + 8 * stage, V_STAGE);
-          fetch<KEYS, WIDE_V>(at + AT_V + stage * V_STAGE, &v, v_ready + 8 * stage, item.b, key, item.kv_head);
           if (++stage == STAGES) stage = 0, k_parity ^= 1;
+          barrier_wait(v_taken + 8 * v_stage, v_parity);
+          barrier_expect(v_ready + 8 * v_stage, V_STAGE);
+          fetch<KEYS, WIDE_V>(at + AT_V + v_stage * V_STAGE, &v, v_ready + 8 * v_stage, item.b, key, item.kv_head);
+          if (++v_stage == V_STAGES) v_stage = 0, v_parity ^= 1;
         }
       }
     }
@@ -124,8 +123,8 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
 #endif
   const int mine = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32;
   const int my_rows = mine / HEADS_PER_BLOCK * 64, in_rows = warp * 16 + lane / 4;
-  int slot = 0, q_stage = 0, stage = 0;
-  u32 known_parity = 0, q_parity = 0, parity = 0;
+  int slot = 0, q_stage = 0, stage = 0, v_stage = 0;
+  u32 known_parity = 0, q_parity = 0, parity = 0, v_parity = 0;
 #if TURNS
   if (mine == WARPGROUPS - 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
@@ -153,36 +152,38 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
     int tile = item.tiles - 1, before;
     for (; tile >= end; tile--) {
       barrier_wait(k_ready + 8 * stage, parity);
-      barrier_wait(v_ready + 8 * stage, parity);
-      if (thread == 0) barrier_arrive(k_taken + 8 * stage), barrier_arrive(v_taken + 8 * stage);
+      barrier_wait(v_ready + 8 * v_stage, v_parity);
+      if (thread == 0) barrier_arrive(k_taken + 8 * stage), barrier_arrive(v_taken + 8 * v_stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
+      if (++v_stage == V_STAGES) v_stage = 0, v_parity ^= 1;
     }
     barrier_wait(q_ready + 8 * q_stage, q_parity);
     int key = item.key + tile * KEYS;
     barrier_wait(k_ready + 8 * stage, parity);
-    barrier_wait(v_ready + 8 * stage, parity);
+    barrier_wait(v_ready + 8 * v_stage, v_parity);
     products_begin();
     scores<D, KEYS>(s, q_tile, at + AT_K + stage * K_STAGE);
-    scores<DV, KEYS>(dp, do_tile, at + AT_V + stage * V_STAGE);
+    scores<DV, KEYS>(dp, do_tile, at + AT_V + v_stage * V_STAGE);
     products_commit();
     products_wait<0>();
-    if (thread == 0) barrier_arrive(v_taken + 8 * stage);
+    if (thread == 0) barrier_arrive(v_taken + 8 * v_stage);
     weigh(s, key, key < all_from || key > all_to, first, last, of_row);
     incline(s, dp, of_row);
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) ds[i] = pair(s[2 * i], s[2 * i + 1]);
     before = stage;
     if (++stage == STAGES) stage = 0, parity ^= 1;
+    if (++v_stage == V_STAGES) v_stage = 0, v_parity ^= 1;
     for (tile--; tile >= begin; tile--) {
       barrier_wait(k_ready + 8 * stage, parity);
-      barrier_wait(v_ready + 8 * stage, parity);
+      barrier_wait(v_ready + 8 * v_stage, v_parity);
 #if TURNS
       asm volatile("bar.sync %0, 256;" ::"r"(1 + mine) : "memory");
 #endif
       products_begin();
       scores<D, KEYS>(s, q_tile, at + AT_K + stage * K_STAGE);
       products_commit();
-      scores<DV, KEYS>(dp, do_tile, at + AT_V + stage * V_STAGE);
+      scores<DV, KEYS>(dp, do_tile, at + AT_V + v_stage * V_STAGE);
       products_commit();
       weighted_rows<KEYS, WIDE>(sum, ds, at + AT_K + before * K_STAGE);
       products_commit();
@@ -193,7 +194,7 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
       products_wait<2>();
       weigh(s, key, key < all_from || key > all_to, first, last, of_row);
       products_wait<1>();
-      if (thread == 0) barrier_arrive(v_taken + 8 * stage);
+      if (thread == 0) barrier_arrive(v_taken + 8 * v_stage);
       incline(s, dp, of_row);
       products_wait<0>();
       if (thread == 0) barrier_arrive(k_taken + 8 * before);
@@ -201,6 +202,7 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
       for (int i = 0; i < KEYS / 4; i++) ds[i] = pair(s[2 * i], s[2 * i + 1]);
       before = stage;
       if (++stage == STAGES) stage = 0, parity ^= 1;
+      if (++v_stage == V_STAGES) v_stage = 0, v_parity ^= 1;
     }
     products_begin();
     weighted_rows<KEYS, WIDE>(sum, ds, at + AT_K + before * K_STAGE);
@@ -217,9 +219,10 @@ attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant_
     }
     for (; tile >= 0; tile--) {
       barrier_wait(k_ready + 8 * stage, parity);
-      barrier_wait(v_ready + 8 * stage, parity);
-      if (thread == 0) barrier_arrive(k_taken + 8 * stage), barrier_arrive(v_taken + 8 * stage);
+      barrier_wait(v_ready + 8 * v_stage, v_parity);
+      if (thread == 0) barrier_arrive(k_taken + 8 * stage), barrier_arrive(v_taken + 8 * v_stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
+      if (++v_stage == V_STAGES) v_stage = 0, v_parity ^= 1;
     }
     if (++q_stage == Q_STAGES) q_stage = 0, q_parity ^= 1;
   }

@@ -1,5 +1,6 @@
 // The work of kernels whose blocks own keys: items of TILE keys of one key head, drawn by ticket, with the queries that
-// see them; the copies that feed an item. A step is a block of 64 queries of one query head.
+// see them; the copies that feed an item. A step is a block of 64 queries of one query head: blocks from the last to the
+// first, for each the query heads that share the key head.
 #pragma once
 #include "blocks.cuh"
 
@@ -7,6 +8,9 @@
 #define PAIRS (BATCH * KV_HEADS)
 #define ITEMS (PAIRS * K_TILES)
 #define GROUPS (TILE / 64)  // of 64 keys
+#ifndef BLOCK_ALIGNMENT
+#define BLOCK_ALIGNMENT 2  // of the first query of an item, for the copies of its statistics
+#endif
 // Shared memory, in bytes from its aligned start: k and v of an item in groups of 64 rows, which take dk and dv in the
 // end, and steps: q, d_o, statistics and intervals of their queries.
 #define K_ROWS (64 * WIDE * 2)
@@ -49,7 +53,7 @@ __device__ __forceinline__ Item item_of(int ticket, const int2* intervals) {
                        : BIDIRECTIONAL ? 0 : key;
     to[g] = key < TOKENS ? first_without(last, TOKENS, [&](int i) { return rows[i].x <= last; }) : 0;
   }
-  item.query = from[0] & ~1;
+  item.query = from[0] / BLOCK_ALIGNMENT * BLOCK_ALIGNMENT;
   item.blocks = 0;
 #pragma unroll
   for (int g = 0; g < GROUPS; g++) {
@@ -103,8 +107,8 @@ __device__ __forceinline__ void feed(const Item (&items)[2], u32 at, u32 known, 
       fetch<64, WIDE_V>(keys + GROUPS * K_ROWS + g * V_ROWS, v, keys_barrier, item.b, item.key + g * 64, item.kv_head);
     }
     if (++keys_stage == KV_STAGES) keys_stage = 0, keys_parity ^= 1;
-    for (int h = item.kv_head * GROUP; h < (item.kv_head + 1) * GROUP; h++)
-      for (int block = 0; block < item.blocks; block++) {
+    for (int block = item.blocks - 1; block >= 0; block--)
+      for (int h = item.kv_head * GROUP; h < (item.kv_head + 1) * GROUP; h++) {
         const int query = item.query + block * 64;
         const u32 barrier = ready + 8 * stage, step = at + AT_STEPS + stage * STEP, rows = at + AT_ROWS + stage * ROWS_STAGE;
         barrier_wait(taken + 8 * stage, step_parity);

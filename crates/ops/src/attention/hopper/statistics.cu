@@ -1,12 +1,11 @@
 // What the gradients of attention need of every query, in one read of o and d_o: statistics[b, h, i] =
 // (lse_i log2(e), do_i.o_i), zero in the rows that fill up; intervals[b, i] = the keys that query i sees, nothing in the
-// rows that fill up. Also sets the tickets to zero.
+// rows that fill up. Also sets the TICKETS tickets and turns to zero.
 // o, d_o [BATCH, TOKENS, HEADS, DV], strided in the first three axes; lse f32 [BATCH, HEADS, TOKENS].
-// A warp per query and head, 8 columns a lane.
+// LANES lanes of a warp per query and head, 8 columns a lane.
 #include "blocks.cuh"
-#include "reduce.cuh"
 
-#define TICKETS 2
+#define LANES (WIDE_V > 128 ? 32 : WIDE_V > 64 ? 16 : 8)
 
 __device__ __forceinline__ float dot_of_pairs(u32 x, u32 y) {
 #if IS_F16
@@ -24,25 +23,24 @@ extern "C" __global__ void __launch_bounds__(256)
 attention_statistics(const u16* __restrict__ o, const u16* __restrict__ d_o, const float* __restrict__ lse,
                      const int* __restrict__ document_start, const int* __restrict__ last_key,
                      float2* __restrict__ statistics, int2* __restrict__ intervals, int* __restrict__ tickets) {
-  const long long row = (long long)blockIdx.x * 8 + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (row >= (long long)BATCH * HEADS * PADDED) return;
+  const int lane = threadIdx.x % LANES;
+  const long long row = (long long)blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
   const int i = row % PADDED, bh = row / PADDED, h = bh % HEADS, b = bh / HEADS;
+  if (b >= BATCH) return;
   if (row < TICKETS && lane == 0) tickets[row] = 0;
-  if (h == 0 && lane == 0)
-    intervals[b * PADDED + i] = i < TOKENS ? keys_of(document_start, last_key, b, i) : make_int2(1 << 30, -1);
-  float2 s = make_float2(0.0f, 0.0f);
-  if (i < TOKENS) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int c = 0; c < DV; c += 256) {
-      if (c + lane * 8 >= DV) break;
-      const uint4 x = *(const uint4*)(o + (size_t)b * O_B + (size_t)i * O_S + (size_t)h * O_H + c + lane * 8);
-      const uint4 y = *(const uint4*)(d_o + (size_t)b * DO_B + (size_t)i * DO_S + (size_t)h * DO_H + c + lane * 8);
-      sum += dot_of_pairs(x.x, y.x) + dot_of_pairs(x.y, y.y) + dot_of_pairs(x.z, y.z) + dot_of_pairs(x.w, y.w);
-    }
-    s.y = warp_sum(sum);
-    s.x = lse[(size_t)bh * TOKENS + i] * LOG2E;
+  if (h == 0 && lane == 0) {
+    const int2 keys = keys_of(document_start, last_key, b, min(i, TOKENS - 1));
+    intervals[b * PADDED + i] = make_int2(i < TOKENS ? keys.x : 1 << 30, keys.y);
   }
-  if (lane == 0) statistics[row] = s;
+  float sum = 0.0f;
+  if (i < TOKENS && lane * 8 < DV) {
+    const uint4 x = *(const uint4*)(o + (size_t)b * O_B + (size_t)i * O_S + (size_t)h * O_H + lane * 8);
+    const uint4 y = *(const uint4*)(d_o + (size_t)b * DO_B + (size_t)i * DO_S + (size_t)h * DO_H + lane * 8);
+    sum = dot_of_pairs(x.x, y.x) + dot_of_pairs(x.y, y.y) + dot_of_pairs(x.z, y.z) + dot_of_pairs(x.w, y.w);
+  }
+  const unsigned together = (LANES == 32 ? 0xffffffffu : (1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
+#pragma unroll
+  for (int offset = LANES / 2; offset; offset >>= 1) sum += __shfl_xor_sync(together, sum, offset);
+  if (lane == 0)
+    statistics[row] = i < TOKENS ? make_float2(lse[(size_t)bh * TOKENS + i] * LOG2E, sum) : make_float2(0.0f, 0.0f);
 }

@@ -1,23 +1,33 @@
-//! `cargo xtask generate [--check]`: the files that are made from the option tables.
+//! `cargo xtask generate [--check]`: the files that are made from the option tables and from the list of crates.
 //!
-//! Writes the reference page and the JSON Schema; with `--check` it writes nothing and names the files that differ.
+//! Writes the reference page, the JSON Schema and the notices of third parties; with `--check` it writes nothing and names the files that differ.
 //! Knows where the files lie, not what is in them.
 
 use std::path::{Path, PathBuf};
 
+use crate::notices;
+
 /// The generated files as (path from the repository's root, content).
-pub fn generated() -> Vec<(&'static str, String)> {
+///
+/// # Errors
+/// The licences of the crates cannot be read, or one is not allowed.
+pub fn generated() -> Result<Vec<(&'static str, String)>, String> {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository");
     let schema = serde_json::to_string_pretty(&train::config::schema()).expect("a JSON value can be written");
-    vec![("docs/config.md", train::config::reference_page()), ("docs/surogate.schema.json", schema + "\n")]
+    Ok(vec![
+        ("docs/config.md", train::config::reference_page()),
+        ("docs/surogate.schema.json", schema + "\n"),
+        (notices::FILE, notices::text(repository)?),
+    ])
 }
 
 /// The files below `root` that are not what the tables make of them.
 ///
 /// # Errors
-/// A file that cannot be read for another reason than that it is not there.
+/// A file that cannot be made, or not be read for another reason than that it is not there.
 pub fn stale(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut stale = Vec::new();
-    for (path, content) in generated() {
+    for (path, content) in generated()? {
         let path = root.join(path);
         match std::fs::read_to_string(&path) {
             Ok(found) if found == content => {}
@@ -42,7 +52,7 @@ pub fn run(root: &Path, check: bool) -> Result<(), String> {
             false => Err(format!("not as generated: {}\nrun `cargo xtask generate` and commit", names.join(", "))),
         };
     }
-    for (path, content) in generated() {
+    for (path, content) in generated()? {
         let path = root.join(path);
         if stale.contains(&path) {
             std::fs::write(&path, content).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
@@ -66,7 +76,7 @@ mod tests {
     fn a_missing_and_a_changed_file_are_stale() {
         let root = std::env::temp_dir().join(format!("surogate-generate-{}", std::process::id()));
         std::fs::create_dir_all(root.join("docs")).unwrap();
-        assert_eq!(stale(&root).unwrap().len(), 2);
+        assert_eq!(stale(&root).unwrap().len(), 3);
         run(&root, false).unwrap();
         assert_eq!(stale(&root).unwrap(), Vec::<PathBuf>::new());
         std::fs::write(root.join("docs/config.md"), "other").unwrap();

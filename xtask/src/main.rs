@@ -3,6 +3,7 @@
 
 mod generate;
 mod kernels;
+mod notices;
 mod tidy;
 
 use std::path::Path;

@@ -19,6 +19,7 @@ FLAGS = {
     "-h": 0,
     "--json": 0,
     "--operations": 0,
+    "--own-kernels": 0,
     "--quiet": 0,
     "--machine": 1,
     "--task": 1,
@@ -119,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--operations", action="store_true", help="compare every operation with its CPU reference")
+    doctor.add_argument("--own-kernels", action="store_true", help="of the operations only those that call no library")
     return root
 
 

@@ -145,6 +145,8 @@ def _plan(options: Namespace, overrides: Overrides) -> int:
 
 def _doctor(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
+    if options.own_kernels and not options.operations:
+        raise UsageError("--own-kernels says which operations are compared: add --operations")
     text, findings = _native.examine_machine(site_packages())
     found = extras.find()
     if options.json:
@@ -152,7 +154,7 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
     else:
         print(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}\n{extras.text(found)}")
     if options.operations:
-        verdict, differing = _native.check_operations(site_packages())
+        verdict, differing = _native.check_operations(site_packages(), options.own_kernels)
         print(verdict, file=sys.stderr if options.json else sys.stdout)
         return 1 if differing else 0
     return 0

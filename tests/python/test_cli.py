@@ -263,6 +263,11 @@ def test_doctor_holds_operations_against_their_references(capsys):
     code, out, _ = run(capsys, "doctor", "--operations")
     counts = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
     assert code == 0 and counts and int(counts[1]) > 200, out
+    code, out, _ = run(capsys, "doctor", "--operations", "--own-kernels")
+    own = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
+    assert code == 0 and own and 100 < int(own[1]) < int(counts[1]), out
+    code, _, err = run(capsys, "doctor", "--own-kernels")
+    assert code == 2 and "add --operations" in err, err
 
 
 def test_doctor_never_fails(capsys):

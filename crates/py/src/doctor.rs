@@ -6,6 +6,7 @@ use cuda::disk_cache::DiskCache;
 use cuda::{LibraryReport, Missing, Report, Search};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
+use train::conformance::Examples;
 
 use crate::errors::train_error;
 
@@ -22,14 +23,15 @@ pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, 
     })
 }
 
-/// Every operation's examples on the device that a run would take, against the CPU references.
-/// Gives (text for people, number of results that differ).
+/// Every operation's examples on the device that a run would take, against the CPU references; with `own_kernels` only
+/// those that call no library. Gives (text for people, number of results that differ).
 #[pyfunction]
-pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>) -> PyResult<(String, usize)> {
+pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>, own_kernels: bool) -> PyResult<(String, usize)> {
     let checked = py.detach(|| {
         let request = train::DeviceRequest { site_packages, ..train::DeviceRequest::default() };
         let device = train::Device::open(&request)?;
-        let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1)?;
+        let which = if own_kernels { Examples::OwnKernels } else { Examples::All };
+        let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1, which)?;
         let failed: Vec<_> = rows.iter().filter(|row| !row.passed()).collect();
         let mut text =
             format!("operations on {}: {} results, {} differ", device.machine.name, rows.len(), failed.len());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ops::examples::{Instance, instantiate};
 use ops::{Class, Op};
-use program::{Backend, Machine};
+use program::{Backend, Instruction, Machine, Program};
 use tensor::{DType, HostTensor};
 
 use crate::error::Result;
@@ -38,8 +38,17 @@ impl Row {
     }
 }
 
-/// Runs every example in f32 and bf16 on `backend`.
-pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64) -> Result<Vec<Row>> {
+/// Which examples are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Examples {
+    All,
+    /// Those of which every instruction is a kernel of the operation's own, a copy or a fill: no library is called, so
+    /// that a tool that cannot follow libraries comes to the end.
+    OwnKernels,
+}
+
+/// Runs the examples in f32 and bf16 on `backend`.
+pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: Examples) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for op in ops::all().iter().filter(|op| !matches!(op.class(), Class::View | Class::Constant)) {
         for (index, example) in op.examples().iter().enumerate() {
@@ -48,7 +57,11 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64) -> Result<Vec<
                 if needs_packed_plan(*op, &instance) {
                     continue;
                 }
-                let found = run(backend, machine, *op, &instance)?;
+                let program = program(machine, *op, &instance);
+                if which == Examples::OwnKernels && calls_libraries(&program) {
+                    continue;
+                }
+                let found = run(backend, program, *op, &instance)?;
                 for (result, (found, expected)) in found.iter().zip(instance.expected()).enumerate() {
                     let (error, limit) = difference(found, &expected);
                     rows.push(Row { op: op.name(), example: index, dtype, result, error, limit });
@@ -66,15 +79,32 @@ fn needs_packed_plan(op: &dyn Op, instance: &Instance) -> bool {
     op.class() == Class::Attention && instance.inputs[0].dtype == DType::BF16 && instance.inputs.iter().any(packed)
 }
 
-fn run(backend: &dyn Backend, machine: &Machine, op: &'static dyn Op, instance: &Instance) -> Result<Vec<HostTensor>> {
+/// Whether a backend may hand an instruction to a library.
+fn calls_libraries(program: &Program) -> bool {
+    let own = |instruction: &Instruction| match instruction {
+        Instruction::Launch(_)
+        | Instruction::Copy { .. }
+        | Instruction::Zero { .. }
+        | Instruction::Transfer { .. }
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => true,
+        Instruction::Gemm(_) | Instruction::AttentionForward(_) | Instruction::AttentionBackward(_) => false,
+    };
+    !program.entries.iter().flat_map(|entry| &entry.steps).all(|step| own(&step.instruction))
+}
+
+fn program(machine: &Machine, op: &'static dyn Op, instance: &Instance) -> Arc<Program> {
     let typed = |list: &[HostTensor]| list.iter().map(|t| (t.dtype, t.shape.clone())).collect::<Vec<_>>();
-    let program = Arc::new(compiler::compile_call(
-        op,
-        &instance.attrs,
-        &typed(&instance.inputs),
-        &typed(&instance.outputs),
-        machine,
-    ));
+    let (inputs, outputs) = (typed(&instance.inputs), typed(&instance.outputs));
+    Arc::new(compiler::compile_call(op, &instance.attrs, &inputs, &outputs, machine))
+}
+
+fn run(
+    backend: &dyn Backend,
+    program: Arc<Program>,
+    op: &'static dyn Op,
+    instance: &Instance,
+) -> Result<Vec<HostTensor>> {
     let mut session = backend.load(program.clone())?;
     let entry = &program.entries[0];
     for ((_, at), tensor) in entry.inputs.iter().zip(&instance.inputs) {
@@ -126,10 +156,15 @@ mod tests {
     #[test]
     fn the_cpu_backend_agrees_with_the_references() {
         let backend = cpu::CpuBackend::new(Some(2)).unwrap();
-        let rows = check(&backend, &Machine::cpu(1 << 30, 2), 1).unwrap();
+        let machine = Machine::cpu(1 << 30, 2);
+        let rows = check(&backend, &machine, 1, Examples::All).unwrap();
         assert!(rows.len() > 60, "{} rows", rows.len());
         for row in &rows {
             assert!(row.passed(), "{row:?}");
         }
+        let own = check(&backend, &machine, 1, Examples::OwnKernels).unwrap();
+        let products = |rows: &[Row]| rows.iter().filter(|row| row.op == "linear").count();
+        assert!(own.len() > 60 && own.len() < rows.len(), "{} of {} rows call no library", own.len(), rows.len());
+        assert_eq!((products(&rows) > 0, products(&own)), (true, 0), "a library may multiply");
     }
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use train::conformance::Examples;
 use train::device::{Device, DeviceRequest};
 
 /// The GPU; none where its tests are not asked for. `eager`: without CUDA graphs.
@@ -78,7 +79,7 @@ fn what_lies_on_the_host_changes_no_bit() {
 #[test]
 fn every_operation_agrees_with_its_reference() {
     let Some(device) = device(false) else { return };
-    let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1).unwrap();
+    let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1, Examples::All).unwrap();
     for row in &rows {
         let verdict = if row.passed() { "ok" } else { "FAILED" };
         println!("{:26} {} {:4} result {} {:9.2e} {verdict}", row.op, row.example, row.dtype, row.result, row.error);
@@ -91,7 +92,7 @@ fn every_operation_agrees_with_its_reference() {
 #[test]
 fn every_operation_gives_the_same_bits_again() {
     let Some(device) = device(false) else { return };
-    let check = || train::conformance::check(device.backend.as_ref(), &device.machine, 2).unwrap();
+    let check = || train::conformance::check(device.backend.as_ref(), &device.machine, 2, Examples::All).unwrap();
     let first = check();
     for _ in 0..3 {
         for (row, again) in first.iter().zip(check()) {

@@ -10,6 +10,7 @@
 #define GROUP (HEADS / KV_HEADS)
 #define WIDE ((D + 63) / 64 * 64)     // columns of q and k in shared memory
 #define WIDE_V ((DV + 63) / 64 * 64)  // columns of v and o
+#define DELTAS ((size_t)BATCH * HEADS * PADDED)  // statistics: lse log2(e) of all rows, then delta of all rows
 #define HALF 8192                     // bytes of 64 rows of 64 columns
 #define PADDED ((TOKENS + 63) / 64 * 64 + 64)  // rows of the statistics of a head, and of the intervals of a row
 #define LOG2E 1.4426950408889634f

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                       const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,
                       const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
-                      const float2* __restrict__ statistics, const int2* __restrict__ intervals,
+                      const float* __restrict__ statistics, const int2* __restrict__ intervals,
                       int* __restrict__ ticket) {
   extern __shared__ unsigned char memory[];
   __shared__ __align__(8) u64 barriers[4 + 2 * KV_STAGES + 2 * STAGES];
@@ -63,7 +63,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
       for (int step = 0; step < steps; step++) {
         const u32 q_tile = at + AT_STEPS + stage * STEP, do_tile = q_tile + K_ROWS;
         const unsigned char* rows = aligned + AT_ROWS + stage * ROWS_STAGE;
-        const float4* of_queries = (const float4*)rows;
+        const float2* lse_of = (const float2*)rows + lane % 4;
         const int4* intervals_of = (const int4*)(rows + 512);
         barrier_wait(ready + 8 * stage, parity);
         products_begin();
@@ -80,11 +80,11 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         float slope[32];
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-          const float4 two = of_queries[i / 4 * 4 + lane % 4];
+          const float2 lse = lse_of[i / 4 * 4];
 #if HAS_CAP
           const float share = fmaxf(s[i], -1.0f);
 #endif
-          s[i] = exp2_approximate(fmaf(s[i], TO_LOG2, i % 2 ? -two.z : -two.x));
+          s[i] = exp2_approximate(fmaf(s[i], TO_LOG2, i % 2 ? -lse.y : -lse.x));
 #if HAS_CAP
           slope[i] = s[i] * fmaf(-share, share, 1.0f);
 #else
@@ -115,7 +115,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
       for (int i = 0; i < WIDE / 2; i++) sum[i] = 0.0f;
       for (int step = 0; step < steps; step++) {
         const u32 q_tile = at + AT_STEPS + stage * STEP, do_tile = q_tile + K_ROWS;
-        const float4* of_queries = (const float4*)(aligned + AT_ROWS + stage * ROWS_STAGE);
+        const float2* delta_of = (const float2*)(aligned + AT_ROWS + stage * ROWS_STAGE + 256) + lane % 4;
         asm volatile("bar.arrive %0, 256;" ::"n"(WEIGHTS_TAKEN) : "memory");
         barrier_wait(ready + 8 * stage, parity);
         products_begin();
@@ -127,9 +127,10 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         meet<256>(WEIGHTS_READY);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-          const float4 p = weights[i * 128], two = of_queries[i * 4 + lane % 4];
-          ds[2 * i] = pair(p.x * (dp[4 * i] - two.y), p.y * (dp[4 * i + 1] - two.w));
-          ds[2 * i + 1] = pair(p.z * (dp[4 * i + 2] - two.y), p.w * (dp[4 * i + 3] - two.w));
+          const float4 p = weights[i * 128];
+          const float2 delta = delta_of[i * 4];
+          ds[2 * i] = pair(p.x * (dp[4 * i] - delta.x), p.y * (dp[4 * i + 1] - delta.y));
+          ds[2 * i + 1] = pair(p.z * (dp[4 * i + 2] - delta.x), p.w * (dp[4 * i + 3] - delta.y));
         }
         products_begin();
         weighted_rows<64, WIDE>(sum, ds, q_tile);

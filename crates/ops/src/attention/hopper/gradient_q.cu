@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
 attention_gradient_q(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                      const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,
                      const __grid_constant__ TensorMap dq, const int* __restrict__ document_start,
-                     const int* __restrict__ last_key, const float2* __restrict__ statistics,
+                     const int* __restrict__ last_key, const float* __restrict__ statistics,
                      int* __restrict__ ticket) {
   extern __shared__ unsigned char memory[];
   __shared__ __align__(8) u64 barriers[4 + 2 * Q_STAGES + 2 * STAGES + 2 * V_STAGES];

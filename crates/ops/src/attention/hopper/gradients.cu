@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,
                     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv, u16* __restrict__ dq,
-                    const float2* __restrict__ statistics, const int2* __restrict__ intervals,
+                    const float* __restrict__ statistics, const int2* __restrict__ intervals,
                     float4* __restrict__ dq_sums, int* __restrict__ ticket, int* __restrict__ turns) {
   extern __shared__ unsigned char memory[];
   __shared__ __align__(8) u64 barriers[4 + 2 * KV_STAGES + 2 * STAGES + 7];
@@ -154,7 +154,7 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
     for (int left = GROUP * blocks - 1; left >= 0; left--) {
       const u32 q_tile = at + AT_STEPS + stage * STEP, do_tile = q_tile + K_ROWS;
       const unsigned char* rows = aligned + AT_ROWS + stage * ROWS_STAGE;
-      const float4* of_queries = (const float4*)rows;
+      const float2 *lse_of = (const float2*)rows + lane % 4, *delta_of = lse_of + 32;
       const int4* intervals_of = (const int4*)(rows + 512);
       barrier_wait(ready + 8 * stage, parity);
       float s[32], dp[32];
@@ -170,9 +170,9 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
       products_wait<0>();
 #pragma unroll
       for (int i = 0; i < 32; i++) {
-        const float4 two = of_queries[i / 4 * 4 + lane % 4];
+        const float2 delta = delta_of[i / 4 * 4];
         s[i] = capped(s[i]);
-        dp[i] = (dp[i] - (i % 2 ? two.w : two.y)) * fmaf(-s[i], s[i], 1.0f);
+        dp[i] = (dp[i] - (i % 2 ? delta.y : delta.x)) * fmaf(-s[i], s[i], 1.0f);
       }
 #else
       products_wait<1>();
@@ -180,8 +180,8 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
       if (partly) hide(s, key, intervals_of);
 #pragma unroll
       for (int i = 0; i < 32; i++) {
-        const float4 two = of_queries[i / 4 * 4 + lane % 4];
-        s[i] = exp2_approximate(fmaf(s[i], TO_LOG2, i % 2 ? -two.z : -two.x));
+        const float2 lse = lse_of[i / 4 * 4];
+        s[i] = exp2_approximate(fmaf(s[i], TO_LOG2, i % 2 ? -lse.y : -lse.x));
       }
 #pragma unroll
       for (int i = 0; i < 16; i++) p[i] = pair(s[2 * i], s[2 * i + 1]);
@@ -195,8 +195,8 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
       products_wait<1>();
 #pragma unroll
       for (int i = 0; i < 16; i++) {
-        const float4 two = of_queries[i / 2 * 4 + lane % 4];
-        ds[i] = pair(s[2 * i] * (dp[2 * i] - two.y), s[2 * i + 1] * (dp[2 * i + 1] - two.w));
+        const float2 delta = delta_of[i / 2 * 4];
+        ds[i] = pair(s[2 * i] * (dp[2 * i] - delta.x), s[2 * i + 1] * (dp[2 * i + 1] - delta.y));
       }
 #endif
       barrier_wait(ds_taken, ds_parity);

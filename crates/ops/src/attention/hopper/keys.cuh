@@ -9,7 +9,7 @@
 #define ITEMS (PAIRS * K_TILES)
 #define GROUPS (TILE / 64)  // of 64 keys
 #ifndef BLOCK_ALIGNMENT
-#define BLOCK_ALIGNMENT 2  // of the first query of an item, for the copies of its statistics
+#define BLOCK_ALIGNMENT 4  // of the first query of an item, for the copies of its statistics
 #endif
 // Shared memory, in bytes from its aligned start: k and v of an item in groups of 64 rows, which take dk and dv in the
 // end, and steps: q, d_o, statistics and intervals of their queries.
@@ -89,7 +89,7 @@ __device__ __forceinline__ void look_up(Item (&items)[2], u32 known, u32 forgott
 // A thread's life: feeds the copy engine, item by item, step by step.
 __device__ __forceinline__ void feed(const Item (&items)[2], u32 at, u32 known, u32 forgotten, u32 keys_ready,
                                      u32 keys_taken, u32 ready, u32 taken, const TensorMap* q, const TensorMap* k,
-                                     const TensorMap* v, const TensorMap* d_o, const float2* statistics,
+                                     const TensorMap* v, const TensorMap* d_o, const float* statistics,
                                      const int2* intervals) {
   int slot = 0, keys_stage = 0, stage = 0;
   u32 parity = 0, keys_parity = 1, step_parity = 1;
@@ -115,7 +115,9 @@ __device__ __forceinline__ void feed(const Item (&items)[2], u32 at, u32 known, 
         barrier_expect(barrier, STEP + ROWS_STAGE);
         fetch<64, WIDE>(step, q, barrier, item.b, query, h);
         fetch<64, WIDE_V>(step + K_ROWS, d_o, barrier, item.b, query, h);
-        copy_bytes(rows, statistics + (size_t)(item.b * HEADS + h) * PADDED + query, 512, barrier);
+        const float* of_rows = statistics + (size_t)(item.b * HEADS + h) * PADDED + query;
+        copy_bytes(rows, of_rows, 256, barrier);
+        copy_bytes(rows + 256, of_rows + DELTAS, 256, barrier);
         copy_bytes(rows + 512, intervals + item.b * PADDED + query, 512, barrier);
         if (++stage == STAGES) stage = 0, step_parity ^= 1;
       }

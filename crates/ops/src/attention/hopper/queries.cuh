@@ -30,7 +30,7 @@ __device__ __forceinline__ Item item_of(int ticket) {
 // laid down when its slot is forgotten by all that read it.
 __device__ __forceinline__ void look_up(Item (&items)[2], int2 (&intervals)[2][QUERIES], float2* of_rows, u32 known,
                                         u32 forgotten, const int* document_start, const int* last_key,
-                                        const float2* statistics, int* ticket) {
+                                        const float* statistics, int* ticket) {
   const int lane = threadIdx.x % 32;
   int slot = 0;
   u32 parity = 1;
@@ -52,7 +52,8 @@ __device__ __forceinline__ void look_up(Item (&items)[2], int2 (&intervals)[2][Q
         for (int i = 0; i < 2 * WARPGROUPS; i++) {
           const int w = i / 2, head = item.head + w % HEADS_PER_BLOCK;
           const int query = item.query + w / HEADS_PER_BLOCK * 64 + i % 2 * 32 + lane;
-          row_statistics[i] = statistics[(size_t)(item.b * HEADS + head) * PADDED + min(query, PADDED - 1)];
+          const float* of_row = statistics + (size_t)(item.b * HEADS + head) * PADDED + min(query, PADDED - 1);
+          row_statistics[i] = make_float2(of_row[0], of_row[DELTAS]);
         }
       }
       item.key = __shfl_sync(0xffffffffu, rows[0].x, 0);

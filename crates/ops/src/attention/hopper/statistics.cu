@@ -1,5 +1,5 @@
-// What the gradients of attention need of every query, in one read of o and d_o: statistics[b, h, i] =
-// (lse_i log2(e), do_i.o_i), zero in the rows that fill up; intervals[b, i] = the keys that query i sees, nothing in the
+// What the gradients of attention need of every query, in one read of o and d_o: statistics [2, b, h, i] = lse_i log2(e)
+// and do_i.o_i, zero in the rows that fill up; intervals[b, i] = the keys that query i sees, nothing in the
 // rows that fill up. Also sets the TICKETS tickets and turns to zero.
 // o, d_o [BATCH, TOKENS, HEADS, DV], strided in the first three axes; lse f32 [BATCH, HEADS, TOKENS].
 // LANES lanes of a warp per query and head, 8 columns a lane.
@@ -22,7 +22,7 @@ __device__ __forceinline__ float dot_of_pairs(u32 x, u32 y) {
 extern "C" __global__ void __launch_bounds__(256)
 attention_statistics(const u16* __restrict__ o, const u16* __restrict__ d_o, const float* __restrict__ lse,
                      const int* __restrict__ document_start, const int* __restrict__ last_key,
-                     float2* __restrict__ statistics, int2* __restrict__ intervals, int* __restrict__ tickets) {
+                     float* __restrict__ statistics, int2* __restrict__ intervals, int* __restrict__ tickets) {
   const int lane = threadIdx.x % LANES;
   const long long row = (long long)blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
   const int i = row % PADDED, bh = row / PADDED, h = bh % HEADS, b = bh / HEADS;
@@ -41,6 +41,8 @@ attention_statistics(const u16* __restrict__ o, const u16* __restrict__ d_o, con
   const unsigned together = (LANES == 32 ? 0xffffffffu : (1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
 #pragma unroll
   for (int offset = LANES / 2; offset; offset >>= 1) sum += __shfl_xor_sync(together, sum, offset);
-  if (lane == 0)
-    statistics[row] = i < TOKENS ? make_float2(lse[(size_t)bh * TOKENS + i] * LOG2E, sum) : make_float2(0.0f, 0.0f);
+  if (lane == 0) {
+    statistics[row] = i < TOKENS ? lse[(size_t)bh * TOKENS + i] * LOG2E : 0.0f;
+    statistics[DELTAS + row] = sum;
+  }
 }

@@ -7,6 +7,7 @@
 // scores of a tile and do.v are multiplied before ds of the tile before is multiplied with its keys, which stay in shared
 // memory for both. Nothing is summed across blocks, so the same bits come out in every run, at the price of scores
 // that are computed a second time for dk and dv.
+// H200, with dk and dv: heads of 256, 2 x 4096 tokens 317 TFLOP/s; documents of about 200 tokens 162 (128), 138 (64), 123.
 #include "queries.cuh"
 
 // Shared memory, in bytes from its aligned start; q's tile of a warpgroup takes dq in the end.

@@ -20,6 +20,7 @@ FLAGS = {
     "--json": 0,
     "--operations": 0,
     "--own-kernels": 0,
+    "--calibrate": 0,
     "--quiet": 0,
     "--machine": 1,
     "--task": 1,
@@ -34,6 +35,7 @@ COMMAND_FLAGS = {
     "merge": {"--model": 1, "--output": 1},
     "report": {"--output": 1},
     "tokenize": {"--debug": 0},
+    "doctor": {"--output": 1},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
@@ -93,13 +95,13 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("config", metavar="run.yaml")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     for command in (show, plan):
-        command.add_argument("--machine", help="plan for this machine instead of the present one, such as h200")
+        command.add_argument("--machine", help="plan for this machine, not the present: a name such as h100, or a file")
         command.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
     init = _command(commands, "init", "write a run.yaml for a model and data, with what the plan says of this machine")
     init.add_argument("model", metavar="MODEL", help="folder or name of the model")
     init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the data")
     init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
-    init.add_argument("--machine", help="plan for this machine instead of the present one, such as h200")
+    init.add_argument("--machine", help="plan for this machine, not the present: a name such as h100, or a file")
     init.add_argument("--output", default="run.yaml", help="file to write; left out: run.yaml")
     merge = _command(commands, "merge", "add an adapter to the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
@@ -121,6 +123,14 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--operations", action="store_true", help="compare every operation with its CPU reference")
     doctor.add_argument("--own-kernels", action="store_true", help="of the operations only those that call no library")
+    doctor.add_argument(
+        "--calibrate",
+        nargs="?",
+        const="full",
+        choices=["full", "least"],
+        help="measure this device for plans, in under four minutes; least: a trial of a few seconds that is not kept",
+    )
+    doctor.add_argument("--output", help="file to write the measured values to, for --machine on other computers")
     return root
 
 

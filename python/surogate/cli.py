@@ -147,6 +147,12 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     if options.own_kernels and not options.operations:
         raise UsageError("--own-kernels says which operations are compared: add --operations")
+    if options.calibrate:
+        output = Path(options.output) if options.output else None
+        print(_native.calibrate(site_packages(), output, options.calibrate == "least"))
+        return 0
+    if options.output:
+        raise UsageError("--output names the file of --calibrate")
     text, findings = _native.examine_machine(site_packages())
     found = extras.find()
     if options.json:

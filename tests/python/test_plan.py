@@ -123,3 +123,62 @@ def test_the_plan_accounts_for_every_byte(options, tmp_path, capsys):
         assert {line["class"] for line in found["activations_by_phase"]} >= {"forward", "backward", "evaluate"}
         assert found["estimate"]["step_flops"] > 0 and found["estimate"]["step_bytes"] > 0
         assert all(line["reason"] for line in found["decisions"])
+
+
+def test_the_plan_reads_what_is_at_hand_and_says_what_it_assumed(options, tmp_path, capsys):
+    _, found, _ = plan(options, tmp_path, capsys)
+    assert found["assumed"] is None and found["data_away"] is None and found["steps"] == STEPS
+    assert found["estimate"]["run_seconds"] == pytest.approx(STEPS * found["estimate"]["step_seconds"])
+    gone = [{"path": str(tmp_path / "gone.jsonl"), "type": "tokens"}]
+    _, found, _ = plan(options, tmp_path, capsys, datasets=gone)
+    assert "gone.jsonl" in found["data_away"] and "rows of 48 tokens" in found["assumed"]
+    # What the hub's cache does not hold is not fetched for a plan.
+    _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "nobody/nothing", "type": "auto"}])
+    assert found["data_away"] == "`nobody/nothing` is not in the hub's cache"
+    _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "s3://bucket/data", "type": "auto"}])
+    assert found["data_away"] == "`s3://bucket/data` lies in a bucket"
+
+
+def test_a_model_and_data_alone_are_a_run(options, tmp_path, capfd):
+    run = tmp_path / "least.yaml"
+    run.write_text(f"model: {options['model']}\ndatasets: {json.dumps(options['datasets'])}\ninit: random\n")
+    assert main(["plan", str(run), "--device", "cpu"]) == 0
+    text = capfd.readouterr().out
+    assert "`sequence_len` is not set: rows have" in text and "the longest document has 13" in text
+    assert "GiB, with headroom for the system" in text
+    assert main(["sft", str(run), "--device", "cpu", "--max-steps", "2", "--output-dir", str(tmp_path / "out")]) == 0
+    assert "`sequence_len` is not set: rows have" in capfd.readouterr().out
+
+
+def test_machines_are_named_in_one_form(options, tmp_path, capsys):
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps({**options, "device": "auto", "torch_dtype": "bfloat16"}))
+
+    def planned(name: str) -> tuple[int, str, str]:
+        code = main(["plan", str(run), "--machine", name])
+        return code, *capsys.readouterr()
+
+    for name in ("H100", "a100-40", "a100-80", "l40s", "rtx3090", "RTX4090", "rtx5090", "b200"):
+        code, out, err = planned(name)
+        assert code == 0 and f" on {name.lower()} (sm_" in out and "from the data sheet" in out, err
+    code, out, _ = planned("1xH200")
+    assert code == 0 and "measured on another device of this kind" in out
+    code, _, err = planned("2x8xh200@12.5")
+    assert code == 2 and "2x8xh200@12.5" in err and "several GPUs are not available yet" in err
+    code, _, err = planned("a100")
+    assert code == 2 and "a100-40" in err
+
+
+def test_a_calibrated_machine_is_a_file_that_plans_read(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SUROGATE_MACHINES", str(tmp_path / "machines"))
+    file = tmp_path / "this.json"
+    assert main(["doctor", "--calibrate=least", "--output", str(file)]) == 0
+    table = capsys.readouterr().out
+    assert "product" in table and "attention backward" in table and str(file) in table
+    assert not (tmp_path / "machines").exists(), "a trial is kept nowhere else"
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(options))
+    assert main(["plan", str(run), "--machine", str(file)]) == 0
+    assert "from rates measured on this device" in capsys.readouterr().out
+    assert main(["doctor", "--output", str(file)]) == 2
+    assert "--calibrate" in capsys.readouterr().err

@@ -14,6 +14,7 @@ mod options;
 mod pass;
 mod passes;
 mod plan;
+mod probes;
 mod recipes;
 mod slices;
 mod update;
@@ -30,6 +31,7 @@ pub use options::{
 };
 pub use pass::{Observer, PassTrace, Passes};
 pub use passes::expand::expand;
+pub use probes::{Probe, probes};
 
 /// Bytes for people.
 fn size(bytes: usize) -> String {

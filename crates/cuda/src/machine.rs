@@ -1,10 +1,10 @@
 //! A live GPU as the value that programs are planned for.
 //!
-//! GPUs with measured ceilings give those; for others the rates are estimates from the data sheet's
-//! arithmetic, and what is reached of them is as on an H200: it serves plans but is no promise.
+//! A card that is known by its name has the rates of that; for others they follow from clock and multiprocessors, and
+//! what is reached of them is as on an H200: it serves plans but is no promise.
 
 use crate::driver::{Architecture, Properties};
-use program::{Arch, Machine, Reached};
+use program::{Arch, Machine, Origin, Reached};
 
 /// Share of the peak that the best matrix product reaches, as measured on an H200 (808 of 989 TFLOP/s).
 const PRODUCT_SHARE: f64 = 0.82;
@@ -14,20 +14,22 @@ const COPY_SHARE: f64 = 0.87;
 /// What a plan needs to know of this GPU; memory is what the driver reports.
 pub fn machine(properties: &Properties) -> Machine {
     let memory = properties.memory;
-    if properties.name.contains("H200") && properties.architecture == (Architecture { major: 9, minor: 0 }) {
-        return Machine { memory, ..Machine::h200() };
+    let arch = Arch::Cuda(properties.architecture.target());
+    if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == arch) {
+        return Machine { memory, units: properties.multiprocessors as usize, ..known };
     }
     let own_products = properties.architecture == (Architecture { major: 9, minor: 0 });
     let cycles = properties.multiprocessors as f64 * properties.clock;
     Machine {
         name: properties.name.clone(),
-        arch: Arch::Cuda(properties.architecture.target()),
+        arch,
         memory,
         bandwidth: COPY_SHARE * properties.memory_bandwidth,
         bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.architecture),
         f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.architecture),
         units: properties.multiprocessors as usize,
         reached: Reached { addend_pass: !own_products, ..Reached::H200 },
+        origin: Origin::DataSheet,
         ..Machine::h200()
     }
 }
@@ -52,7 +54,7 @@ mod tests {
 
     fn a100() -> Properties {
         Properties {
-            name: "NVIDIA A100-SXM4-80GB".into(),
+            name: "NVIDIA A100-PCIE-80GB".into(),
             architecture: Architecture { major: 8, minor: 0 },
             multiprocessors: 108,
             memory: 80 << 30,
@@ -78,6 +80,7 @@ mod tests {
             name: "NVIDIA H200".into(),
             architecture: Architecture { major: 9, minor: 0 },
             memory: 140 << 30,
+            multiprocessors: 132,
             ..a100()
         };
         assert_eq!(machine(&h200), Machine { memory: 140 << 30, ..Machine::h200() });

@@ -7,26 +7,32 @@ mod backend;
 mod estimate;
 mod gauges;
 mod instruction;
+mod known;
 mod layout;
 mod machine;
 mod memory;
 mod order;
 mod parameter;
 mod program;
+mod reached;
 mod text;
 mod unite;
+mod work;
 
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
-pub use estimate::{Estimate, Work, ceiling, estimate, expected, kind_of, seconds};
+pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
     Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel,
     KernelCall, KernelId, Lane, Launch, LowRank, Provenance, Step,
 };
+pub use known::names as machine_names;
 pub use layout::Layout;
-pub use machine::{Arch, Link, Machine, Reached};
+pub use machine::{Arch, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, PlanLine, Program, Variant, scalar};
+pub use reached::{AttentionRate, Products, Reached, Realisation};
 pub use unite::unite;
+pub use work::{Cause, Extents, Times, Work, expected_times};

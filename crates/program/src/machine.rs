@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::reached::Reached;
+
 /// The instruction set that kernels are written for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Arch {
@@ -28,58 +30,49 @@ pub struct Link {
     pub both_ways: f64,
 }
 
-/// What of a machine's ceilings instructions reach in the middle of a step, and what each kernel costs beside its
-/// work: the difference between a bound and an estimate. Shares of the rates of [`Machine`]; measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reached {
-    /// Seconds of a kernel beside its work: its place in a replayed graph, filling and emptying the device.
-    pub launch: f64,
-    /// Matrix products, of `bf16_flops` or `f32_flops`.
-    pub products: f64,
-    /// Products that wait for memory, of `bandwidth`.
-    pub product_bandwidth: f64,
-    /// Everything else that waits for memory, of `bandwidth`.
-    pub bandwidth: f64,
-    /// Kernels of the project's own that multiply, of the rate of their type.
-    pub kernels: f64,
-    /// Attention where a library does it, of the rate of its type.
-    pub attention_forward: f64,
-    pub attention_backward: f64,
-    /// Low-rank addends of a product take a pass of their own over its result: not on Hopper, whose products take them
-    /// along.
-    pub addend_pass: bool,
+/// Where a machine's rates come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Measured on this very device, at that date.
+    Calibrated { date: String },
+    /// Measured on another device of the same kind.
+    Kind,
+    /// Ceilings of the maker's data sheet, shares of them as measured on an H200.
+    DataSheet,
+    /// Measured on another machine altogether, a CPU.
+    Other,
 }
 
-impl Reached {
-    /// The ceilings themselves.
-    pub const ALL: Reached = Reached {
-        launch: 0.0,
-        products: 1.0,
-        product_bandwidth: 1.0,
-        bandwidth: 1.0,
-        kernels: 1.0,
-        attention_forward: 1.0,
-        attention_backward: 1.0,
-        addend_pass: false,
-    };
+impl Origin {
+    /// What the rates are, for people.
+    pub fn words(&self) -> String {
+        match self {
+            Origin::Calibrated { date } => format!("from rates measured on this device, {date}"),
+            Origin::Kind => "from rates measured on another device of this kind".to_owned(),
+            Origin::DataSheet => {
+                "from the data sheet and shares of it as measured on an H200: a guide, no promise".to_owned()
+            }
+            Origin::Other => "by the rates of another CPU".to_owned(),
+        }
+    }
 
-    /// On an H200, 2026-11-20. Set with the instructions of steps of Qwen3-0.6B (full and with adapters) and of
-    /// Qwen3-8B with adapters; the steps of Qwen3-1.7B (both) and 4B, which took no part, come out within 4 %. Products
-    /// ran at 616 to 800 TFLOP/s between other kernels, attention forward at 440 (cuDNN), backward at 300 (cuDNN,
-    /// deterministic) and 320 to 385 (own kernel), streams at 3.97 TB/s.
-    pub const H200: Reached = Reached {
-        launch: 2.0e-6,
-        products: 685.0 / 808.0,
-        product_bandwidth: 0.75,
-        bandwidth: 0.93,
-        kernels: 340.0 / 808.0,
-        attention_forward: 440.0 / 808.0,
-        attention_backward: 300.0 / 808.0,
-        addend_pass: false,
-    };
+    /// Whether the ceilings are this machine's, so that a comparison with them says something.
+    pub fn has_ceilings(&self) -> bool {
+        *self != Origin::Other
+    }
+
+    /// What is borrowed, if anything is: a sentence for people.
+    pub fn borrowed(&self) -> Option<&'static str> {
+        match self {
+            Origin::Calibrated { .. } => None,
+            Origin::Kind => Some("expected times rest on rates of another device of this kind"),
+            Origin::DataSheet => Some("expected times rest on the data sheet and on shares of it that an H200 reaches"),
+            Origin::Other => Some("expected times rest on rates of another CPU"),
+        }
+    }
 }
 
-/// One device. Rates are measured ceilings, not data-sheet values; see each constructor.
+/// One device. Rates are ceilings; `origin` says whence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     pub name: String,
@@ -99,6 +92,7 @@ pub struct Machine {
     /// Memory that the driver context, modules and libraries take, bytes.
     pub context_bytes: usize,
     pub reached: Reached,
+    pub origin: Origin,
 }
 
 impl Machine {
@@ -118,6 +112,7 @@ impl Machine {
             units: cores,
             context_bytes: 0,
             reached: Reached::ALL,
+            origin: Origin::Other,
         }
     }
 
@@ -136,14 +131,7 @@ impl Machine {
             units: 132,
             context_bytes: 600 << 20,
             reached: Reached::H200,
-        }
-    }
-
-    /// A machine by the name that `--machine` takes.
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "h200" => Some(Self::h200()),
-            _ => None,
+            origin: Origin::Kind,
         }
     }
 }

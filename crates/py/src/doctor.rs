@@ -7,6 +7,8 @@ use cuda::{LibraryReport, Missing, Report, Search};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use train::conformance::Examples;
+use train::calibrate::Plan;
+use train::machines;
 
 use crate::errors::train_error;
 
@@ -43,6 +45,37 @@ pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>, own_kernels
         Ok((text, failed.len()))
     });
     checked.map_err(|error| train_error(py, error))
+}
+
+/// Measures the device that a run would take and keeps what was found for plans; `output`: in this file, too. `least`: few
+/// and small measurements, kept nowhere else. Gives text for people.
+#[pyfunction]
+pub fn calibrate(
+    py: Python<'_>,
+    site_packages: Vec<PathBuf>,
+    output: Option<PathBuf>,
+    least: bool,
+) -> PyResult<String> {
+    let calibrated = py.detach(|| {
+        let request = train::DeviceRequest { site_packages, ..train::DeviceRequest::default() };
+        let device = train::Device::open(&request)?;
+        let tell = &mut |text: &str| eprintln!("surogate: calibration: {text}");
+        let plan = Plan::of(&device.machine, least);
+        let found = train::calibrate::calibrate(&device, plan, tell)?;
+        let kept = machines::kept_at(&device.card.0, &device.card.1).filter(|_| !least);
+        let mut text = found.table;
+        for path in output.iter().chain(&kept) {
+            machines::write(&found.machine, path)?;
+            text += &format!("\nwritten: {} (--machine takes it)", path.display());
+        }
+        if output.is_none() && kept.is_none() {
+            text += "\nkept nowhere: name a file with --output";
+        }
+        text +=
+            "\nborrowed as before: the link to host memory, kernels of adapters, what attention was not measured for";
+        Ok(text)
+    });
+    calibrated.map_err(|error| train_error(py, error))
 }
 
 fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {

@@ -27,7 +27,7 @@ mod _native {
     #[pymodule_export]
     use crate::data::{Tokenizer, check_data, show_data};
     #[pymodule_export]
-    use crate::doctor::{check_operations, examine_machine};
+    use crate::doctor::{calibrate, check_operations, examine_machine};
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]

@@ -63,9 +63,7 @@ pub fn unsaid() -> Vec<String> {
 fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> Result<Machine> {
     match name {
         None => Ok(Device::open(&device_request(config, site_packages))?.machine),
-        Some(name) => Machine::named(name).ok_or_else(|| {
-            TrainError::Usage(format!("--machine {name}: this machine is not known; known are: {}", "h200"))
-        }),
+        Some(text) => train::machines::asked(text),
     }
 }
 

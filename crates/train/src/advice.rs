@@ -7,8 +7,10 @@ use program::Machine;
 use crate::config::{Config, Dtype, OptimizerKind};
 use crate::encoded::Encoded;
 use crate::error::TrainError;
+use crate::plan::Plan;
 use crate::preview::Preview;
 use crate::source::ModelSource;
+use crate::words::size;
 
 /// Rows are not cut below this many tokens.
 const SHORTEST_ROWS: usize = 128;
@@ -25,7 +27,7 @@ pub fn with_advice(
     data: Option<&Encoded>,
 ) -> TrainError {
     let TrainError::Memory(message) = error else { return error };
-    let changes = changes(config, source, machine, data);
+    let changes = changes(config, &Known { source, machine, data });
     TrainError::Memory(match changes.as_slice() {
         [] => format!("{message}; no change of options makes it fit here: a smaller model or a larger machine does"),
         [all] if all.contains(" and ") => format!("{message}; together these make it fit: {all}"),
@@ -33,21 +35,45 @@ pub fn with_advice(
     })
 }
 
-/// Single changes that suffice; where none does, the shortest list of them that does, as one text.
-fn changes(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Vec<String> {
-    let fits = |config: &Config| Preview::new(config, source, machine, data).is_ok();
-    let single = CHANGES.iter().filter_map(|change| least(*change, config, source, fits));
-    let enough: Vec<String> = single.take(MOST).map(|(_, text)| text).collect();
+/// What planning again needs.
+struct Known<'a> {
+    source: &'a ModelSource,
+    machine: &'a Machine,
+    data: Option<&'a Encoded>,
+}
+
+impl Known<'_> {
+    /// Bytes of the plan, where it fits.
+    fn bytes(&self, config: &Config) -> Option<usize> {
+        Preview::new(config, self.source, self.machine, self.data).ok().map(|found| found.memory_bytes())
+    }
+
+    /// Tokens of a row as the options are.
+    fn row(&self, config: &Config) -> usize {
+        let own = match (config.model.sequence_len, config.model.max_model_len) {
+            (Setting::Value(length), _) | (Setting::Auto, Setting::Value(length)) => Some(length as usize),
+            (Setting::Auto, Setting::Auto) => None,
+        };
+        let of_data = || self.data.map(|data| data.sequence_len);
+        own.or_else(of_data).or_else(|| Plan::new(config, self.source).ok().map(|plan| plan.sequence_len)).unwrap_or(0)
+    }
+}
+
+/// Single changes that suffice, with what the plan comes to; where none does, the shortest list of them that does, as
+/// one text.
+fn changes(config: &Config, known: &Known<'_>) -> Vec<String> {
+    let single = CHANGES.iter().filter_map(|change| least(*change, config, known));
+    let enough: Vec<String> = single.take(MOST).map(|(text, bytes)| format!("{text} ({})", size(bytes))).collect();
     if !enough.is_empty() {
         return enough;
     }
     let (mut changed, mut told) = (config.clone(), Vec::new());
     for change in CHANGES {
-        if let Some((_, text)) = least(*change, &changed, source, fits) {
+        if let Some((text, bytes)) = least(*change, &changed, known) {
             told.push(text);
-            return vec![told.join(" and ")];
+            return vec![format!("{} ({})", told.join(" and "), size(bytes))];
         }
-        if let Some((all, text)) = steps(*change, &changed, source).pop() {
+        if let Some((all, text)) = steps(*change, &changed, known).pop() {
             changed = all;
             told.push(text);
         }
@@ -56,35 +82,29 @@ fn changes(config: &Config, source: &ModelSource, machine: &Machine, data: Optio
 }
 
 /// How far a change can be taken, from a little to all of it.
-fn steps(change: Change, config: &Config, source: &ModelSource) -> Vec<(Config, String)> {
+fn steps(change: Change, config: &Config, known: &Known<'_>) -> Vec<(Config, String)> {
     let mut changed = config.clone();
-    std::iter::from_fn(|| change(&mut changed, source).map(|text| (changed.clone(), text))).collect()
+    std::iter::from_fn(|| change(&mut changed, known).map(|text| (changed.clone(), text))).collect()
 }
 
-/// The least of a change that fits, if any of it does.
-fn least(
-    change: Change,
-    config: &Config,
-    source: &ModelSource,
-    fits: impl Fn(&Config) -> bool,
-) -> Option<(Config, String)> {
-    let mut steps = steps(change, config, source);
-    if !steps.last().is_some_and(|(all, _)| fits(all)) {
-        return None;
-    }
-    let enough = steps[..steps.len() - 1].partition_point(|(some, _)| !fits(some));
-    Some(steps.swap_remove(enough))
+/// The least of a change that fits, if any of it does, and the bytes that it comes to.
+fn least(change: Change, config: &Config, known: &Known<'_>) -> Option<(String, usize)> {
+    let mut steps = steps(change, config, known);
+    steps.last().and_then(|(all, _)| known.bytes(all))?;
+    let enough = steps[..steps.len() - 1].partition_point(|(some, _)| known.bytes(some).is_none());
+    let (found, text) = steps.swap_remove(enough);
+    known.bytes(&found).map(|bytes| (text, bytes))
 }
 
 /// Takes one step of a change and says how far it has come; `None` when there is nothing more to take.
-type Change = fn(&mut Config, &ModelSource) -> Option<String>;
+type Change = fn(&mut Config, &Known<'_>) -> Option<String>;
 
 /// Those that keep the numbers of training come first.
 const CHANGES: &[Change] =
-    &[planned, smaller_batch, raised_limit, smaller_states, half_precision, shorter_rows, adapters];
+    &[planned, smaller_batch, raised_limit, smaller_states, half_precision, unpacked, shorter_rows, adapters];
 
 /// Parts that are kept by order are left to the plan.
-fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
+fn planned(config: &mut Config, _: &Known<'_>) -> Option<String> {
     let of = &mut config.recompute;
     let mut freed = Vec::new();
     for (name, setting) in [
@@ -117,7 +137,7 @@ fn planned(config: &mut Config, _: &ModelSource) -> Option<String> {
 }
 
 /// Fewer rows in a micro-batch, as many more micro-batches: the same step.
-fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
+fn smaller_batch(config: &mut Config, _: &Known<'_>) -> Option<String> {
     let of = &mut config.training;
     let rows = of.per_device_train_batch_size;
     let divisor = (2..=rows).take_while(|n| n * n <= rows).find(|n| rows.is_multiple_of(*n)).unwrap_or(rows);
@@ -131,21 +151,21 @@ fn smaller_batch(config: &mut Config, _: &ModelSource) -> Option<String> {
     })
 }
 
-fn raised_limit(config: &mut Config, _: &ModelSource) -> Option<String> {
+fn raised_limit(config: &mut Config, _: &Known<'_>) -> Option<String> {
     config.offload.memory_limit.take().map(|limit| format!("a `memory_limit` of that much instead of {limit}, or none"))
 }
 
-fn smaller_states(config: &mut Config, _: &ModelSource) -> Option<String> {
+fn smaller_states(config: &mut Config, _: &Known<'_>) -> Option<String> {
     (config.optimizer.optimizer == OptimizerKind::AdamW).then(|| {
         config.optimizer.optimizer = OptimizerKind::AdamW8bit;
         "`optimizer: adamw_8bit`".to_owned()
     })
 }
 
-fn half_precision(config: &mut Config, source: &ModelSource) -> Option<String> {
+fn half_precision(config: &mut Config, known: &Known<'_>) -> Option<String> {
     let wide = match config.model.torch_dtype {
         Setting::Value(dtype) => dtype == Dtype::Float32,
-        Setting::Auto => source.dtype() == Some(tensor::DType::F32),
+        Setting::Auto => known.source.dtype() == Some(tensor::DType::F32),
     };
     wide.then(|| {
         config.model.torch_dtype = Setting::Value(Dtype::BFloat16);
@@ -153,18 +173,27 @@ fn half_precision(config: &mut Config, source: &ModelSource) -> Option<String> {
     })
 }
 
-fn shorter_rows(config: &mut Config, source: &ModelSource) -> Option<String> {
-    let length = match (config.model.sequence_len, config.model.max_model_len) {
-        (Setting::Value(length), _) | (Setting::Auto, Setting::Value(length)) => length as usize,
-        (Setting::Auto, Setting::Auto) => source.max_positions().unwrap_or(2048),
-    };
-    (length / 2 >= SHORTEST_ROWS).then(|| {
-        config.model.sequence_len = Setting::Value((length / 2) as u32);
-        format!("`sequence_len: {}`", length / 2)
+/// Rows as long as the longest document, where packed ones are much longer.
+fn unpacked(config: &mut Config, known: &Known<'_>) -> Option<String> {
+    let longest = known.data?.longest();
+    let shorter = config.data.sample_packing && 2 * longest <= known.row(config);
+    shorter.then(|| {
+        config.data.sample_packing = false;
+        format!("`sample_packing: false`, with rows of {longest} tokens at most, as the longest document has")
     })
 }
 
-fn adapters(config: &mut Config, _: &ModelSource) -> Option<String> {
+fn shorter_rows(config: &mut Config, known: &Known<'_>) -> Option<String> {
+    let half = known.row(config) / 2;
+    (half >= SHORTEST_ROWS).then(|| {
+        config.model.sequence_len = Setting::Value(half as u32);
+        let longer = known.data.map_or(0, |data| data.longer_than(half));
+        let longer = if longer > 0 { format!(", less than {longer} documents have") } else { String::new() };
+        format!("`sequence_len: {half}`{longer}")
+    })
+}
+
+fn adapters(config: &mut Config, _: &Known<'_>) -> Option<String> {
     (!config.lora.lora).then(|| {
         config.lora.lora = true;
         "`lora: true`".to_owned()

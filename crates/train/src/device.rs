@@ -10,6 +10,7 @@ use program::{Backend, Machine};
 
 use crate::config;
 use crate::error::{Result, TrainError};
+use crate::machines;
 
 /// Which device is asked for and where its libraries may lie.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +51,8 @@ pub struct Device {
     pub because: String,
     /// GPUs that are visible; 0 on the CPU.
     pub gpus: usize,
+    /// What measured rates are kept by: the device's name, and its driver.
+    pub card: (String, String),
 }
 
 impl Device {
@@ -78,8 +81,11 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = request.threads.unwrap_or(cores);
     let backend = CpuBackend::new(Some(threads))?.check_finite(request.check_each);
-    let machine = Machine::cpu(host_memory(), threads);
-    Ok(Device { backend: Box::new(backend), machine, because: because.to_owned(), gpus: 0 })
+    let (name, version) = (processor(), env!("CARGO_PKG_VERSION"));
+    let machine = Machine::cpu(usable(host_memory()), threads);
+    let machine = machines::calibrated(&machine, &name, version).unwrap_or(machine);
+    let because = because.to_owned();
+    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card: (name, version.to_owned()) })
 }
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
@@ -93,19 +99,46 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let properties = devices.swap_remove(0);
     let (check_each, graphs) = (request.check_each, !request.eager);
     let options = cuda::Options { check_each, graphs, ..cuda::Options::new(search) };
-    Ok(Device {
-        backend: Box::new(CudaBackend::new(options)),
-        machine: cuda::machine(&properties),
-        because: because.to_owned(),
-        gpus,
-    })
+    let machine = cuda::machine(&properties);
+    let card = (properties.name.clone(), report.driver_release.unwrap_or_default());
+    let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
+    Ok(Device { backend: Box::new(CudaBackend::new(options)), machine, because: because.to_owned(), gpus, card })
 }
 
-/// Memory of this host, bytes; without a way to ask, no limit.
+/// Memory of this host that processes may use, bytes; without a way to ask, no limit.
 fn host_memory() -> usize {
     let kilobytes = |text: String| {
         let line = text.lines().find(|line| line.starts_with("MemTotal:"))?.to_owned();
         line.split_whitespace().nth(1)?.parse::<usize>().ok()
     };
-    std::fs::read_to_string("/proc/meminfo").ok().and_then(kilobytes).map_or(usize::MAX, |kb| kb * 1024)
+    let own = std::fs::read_to_string("/proc/meminfo").ok().and_then(kilobytes).map_or(usize::MAX, |kb| kb * 1024);
+    let of_group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    of_group.and_then(|text| text.trim().parse().ok()).map_or(own, |limit: usize| own.min(limit))
+}
+
+/// Of host memory, what a run may plan with: the system, the interpreter, the loader's batches and files that are
+/// mapped need some of it, too.
+fn usable(memory: usize) -> usize {
+    memory - (memory / 8).clamp(256 << 20, 8 << 30).min(memory)
+}
+
+/// The processor's name.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
+    line.and_then(|line| line.split_once(':')).map_or("cpu".to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_leaves_some_of_the_hosts_memory() {
+        assert_eq!(usable(16 << 30), 14 << 30);
+        assert_eq!(usable(1 << 30), 768 << 20);
+        assert_eq!(usable(128 << 20), 0);
+        assert_eq!(usable(1 << 40), (1 << 40) - (8 << 30));
+        assert!(host_memory() > 128 << 20 && !processor().is_empty());
+    }
 }

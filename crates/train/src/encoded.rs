@@ -66,6 +66,15 @@ impl Encoded {
         self.train.longest().max(self.held_out.longest())
     }
 
+    /// Documents of more tokens than these.
+    pub(crate) fn longer_than(&self, tokens: usize) -> usize {
+        let sets = [&self.train, &self.held_out];
+        sets.iter()
+            .flat_map(|set| set.members.iter().map(|i| set.corpus.length(*i as usize)))
+            .filter(|n| *n > tokens)
+            .count()
+    }
+
     /// Documents of at most so many tokens.
     fn within(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<Encoded> {
         let datasets = config.data.datasets.as_deref().unwrap_or_default();

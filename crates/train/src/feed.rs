@@ -5,7 +5,7 @@
 mod check;
 
 use data::show::ShownRow;
-use data::{DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Tokenizer};
+use data::{Batch, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Tokenizer};
 use program::{Arch, Documents, Machine, Variant};
 
 use crate::checkpoint::DataDigest;
@@ -122,13 +122,14 @@ impl Feed {
     pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
         let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
-        let (mut lengths, mut tokens) = (Vec::new(), 0);
+        let (mut lengths, mut tokens, mut seen) = (Vec::new(), 0, 0.0);
         for batch in loader.take(COUNTED_BATCHES) {
             lengths.push(batch.seq_len);
             tokens += crate::step::tokens(&batch);
+            seen += seen_share(&batch);
         }
-        let tokens = tokens as f64 / lengths.len().max(1) as f64;
-        Ok(FirstShapes { lengths, tokens })
+        let count = lengths.len().max(1) as f64;
+        Ok(FirstShapes { lengths, tokens: tokens as f64 / count, seen: seen / count })
     }
 
     /// Batches of one pass over the data that are held out.
@@ -227,6 +228,15 @@ pub(crate) struct FirstShapes {
     pub lengths: Vec<usize>,
     /// Tokens of documents in a batch, in the mean.
     pub tokens: f64,
+    /// Share of a row's pairs of tokens that lie in one document, in the mean.
+    pub seen: f64,
+}
+
+/// Of all pairs of a token and one up to it in its row, those in one document.
+fn seen_share(batch: &Batch) -> f64 {
+    let places = batch.document_start.iter().enumerate().map(|(index, start)| (index % batch.seq_len, *start));
+    let seen: f64 = places.map(|(at, start)| (at + 1) as f64 - f64::from(start)).sum();
+    seen / (batch.batch as f64 * batch.seq_len as f64 * (batch.seq_len + 1) as f64 / 2.0)
 }
 
 /// Rows of a batch and their length where the documents are as long as they may be.

@@ -16,13 +16,16 @@ const PEAKS: &[(&str, f64)] = &[
     ("B200", 2250.0e12),
     ("A100", 312.0e12),
     ("L40S", 362.0e12),
+    ("RTX 3090", 71.0e12),
     ("RTX 4090", 165.2e12),
+    ("RTX 5090", 209.5e12),
 ];
 
 /// The peak of a card, where it is known. A CPU has none: what it could do is not known before it is measured.
 pub fn peak(card: &str) -> Option<f64> {
-    let card = card.to_ascii_uppercase();
-    PEAKS.iter().find(|(name, _)| card.contains(&name.to_ascii_uppercase())).map(|(_, peak)| *peak)
+    let plain = |name: &str| name.to_ascii_uppercase().replace(' ', "");
+    let card = plain(card);
+    PEAKS.iter().find(|(name, _)| card.contains(&plain(name))).map(|(_, peak)| *peak)
 }
 
 /// FLOPs of training one token: 6N when the base weights are trained; 4N + 6·(adapter elements) when they are
@@ -65,6 +68,7 @@ mod tests {
         assert_eq!(peak("NVIDIA H200"), Some(989.4e12));
         assert_eq!(peak("nvidia h100 80gb hbm3"), Some(989.4e12));
         assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
+        assert_eq!((peak("rtx4090"), peak("NVIDIA GeForce RTX 4090")), (Some(165.2e12), Some(165.2e12)));
         assert_eq!(peak("cpu"), None);
     }
 }

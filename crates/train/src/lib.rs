@@ -5,6 +5,7 @@
 //! chooses between the backends.
 
 mod advice;
+pub mod calibrate;
 mod checkpoint;
 pub mod config;
 pub mod conformance;
@@ -22,6 +23,7 @@ mod gguf;
 mod instruments;
 mod journal;
 mod log;
+pub mod machines;
 mod memory;
 mod merge;
 mod metrics;

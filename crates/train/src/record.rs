@@ -1,7 +1,7 @@
 //! What stands beside a run's results: the manifest, and the choices for options that were left open.
 
 use jiff::Zoned;
-use program::{Arch, EntryKind, PlanLine, Program, estimate};
+use program::{Arch, EntryKind, PlanLine, Program};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Reason, Reasons};
@@ -10,6 +10,7 @@ use crate::encoded;
 use crate::error::Result;
 use crate::metrics::StepMetrics;
 use crate::place::Place;
+use crate::preview::Expected;
 use crate::trainer::Trainer;
 
 /// What stands in every folder that a run wrote to.
@@ -48,7 +49,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     };
     let plan: Vec<Value> = program.plan.iter().map(line).collect();
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
-    let seconds = planned_seconds(&program, trainer.config.training.gradient_accumulation_steps);
+    let seconds = planned_seconds(trainer, &program)?;
     let earlier = place.earlier.as_ref().map(|earlier| &earlier.manifest);
     let started = earlier.map_or_else(|| json!(Zoned::now().to_string()), |manifest| manifest["started"].clone());
     Ok(json!({
@@ -82,16 +83,12 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     }))
 }
 
-/// Seconds of an optimizer step as the plan reckons them, for the shape of batches that was compiled last; none where
-/// the machine's rates are no measurements.
-fn planned_seconds(program: &Program, accumulation: u32) -> Option<f64> {
-    let seconds = |kind: EntryKind| {
-        let entry = program.entries.iter().rfind(|entry| entry.kind == kind);
-        entry.map_or(0.0, |entry| estimate(entry, program).seconds)
-    };
-    let (first, next) = (seconds(EntryKind::FirstMicroStep), seconds(EntryKind::NextMicroStep));
-    let planned = first + next * (f64::from(accumulation) - 1.0) + seconds(EntryKind::Update);
-    (program.machine.arch != Arch::Cpu).then_some(planned)
+/// Seconds of an optimizer step as the plan reckons them; none where the machine's rates are those of another.
+fn planned_seconds(trainer: &mut Trainer, program: &Program) -> Result<Option<f64>> {
+    let Some(shapes) = trainer.shapes()? else { return Ok(None) };
+    let accumulation = trainer.config.training.gradient_accumulation_steps as usize;
+    let expected = Expected { program, shapes: &shapes, accumulation };
+    Ok(program.machine.origin.has_ceilings().then(|| expected.estimate().step_seconds))
 }
 
 /// What the steps of a process took, beside what the plan says of them.
@@ -114,9 +111,8 @@ impl Measured {
 
     /// `planned_seconds_per_step` rests on measured rates, and is absent where the machine has none.
     pub fn to_json(&self, trainer: &mut Trainer) -> Result<Value> {
-        let accumulation = trainer.config.training.gradient_accumulation_steps;
         let program = trainer.engine()?.program().clone();
-        let planned = planned_seconds(&program, accumulation);
+        let planned = planned_seconds(trainer, &program)?;
         Ok(json!({
             "steps": self.steps,
             "tokens": self.tokens,
@@ -150,6 +146,17 @@ pub(crate) fn moved_unasked(plan: &[PlanLine]) -> Vec<(&'static str, &'static st
 }
 
 impl Trainer {
+    /// A word on steps that are expected far above their bound, and on rates that are not this device's.
+    pub(crate) fn far_above(&mut self) -> Result<Vec<String>> {
+        let program = self.engine()?.program().clone();
+        let Some(shapes) = self.shapes()? else { return Ok(Vec::new()) };
+        let accumulation = self.config.training.gradient_accumulation_steps as usize;
+        let found = Expected { program: &program, shapes: &shapes, accumulation }.far_above();
+        let borrowed = program.machine.origin.borrowed().filter(|_| program.machine.arch != Arch::Cpu);
+        let borrowed = borrowed.map(|what| format!("{what}; `surogate doctor --calibrate` measures this one"));
+        Ok(found.into_iter().chain(borrowed).collect())
+    }
+
     /// What was chosen for options that were left open, as far as it concerns what is computed.
     pub(crate) fn reasons(&self) -> Reasons {
         let config = &self.config;

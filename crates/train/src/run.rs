@@ -176,6 +176,7 @@ impl Run {
             "{} parameters, {} trained; {memory} planned; {} steps",
             total["total"], total["trained"], manifest["steps"]
         ));
+        trainer.far_above()?.iter().for_each(|note| observer.line(&format!("Note: {note}")));
         if trainer.config.run.apply_recommended_values {
             trainer.engine()?.program().plan.iter().filter_map(planned).for_each(|line| observer.line(&line));
         }

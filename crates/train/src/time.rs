@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use program::{Arch, EntryKind, Program, Variant, ceiling, kind_of, seconds};
+use program::{EntryKind, Program, Seen, Variant, ceiling, kind_of, seconds};
 use serde_json::{Value, json};
 
 use crate::engine::Engine;
@@ -26,8 +26,8 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
                 "phase": step.provenance.phase,
                 "layer": step.provenance.layer,
                 "seconds": time,
-                "planned": seconds(step, &program),
-                "ceiling": ceiling(step, &program),
+                "planned": seconds(step, &program, Seen::default()),
+                "ceiling": ceiling(step, &program, Seen::default()),
                 "flops": step.cost.flops,
                 "bytes": step.cost.bytes,
                 "text": step.to_string(),
@@ -53,8 +53,8 @@ pub struct ClassTime {
 }
 
 /// The timed entries of a step by classes, the longest first.
-pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)]) -> Vec<ClassTime> {
-    let measured = program.machine.arch != Arch::Cpu;
+pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)], seen: Seen) -> Vec<ClassTime> {
+    let measured = program.machine.origin.has_ceilings();
     let mut classes: BTreeMap<String, ClassTime> = BTreeMap::new();
     for (entry, times) in timed {
         for (step, time) in program.entries[*entry].steps.iter().zip(times) {
@@ -65,8 +65,8 @@ pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)]) -> Vec<ClassTime
             class.flops += step.cost.flops;
             class.bytes += step.cost.bytes;
             if measured {
-                *class.ceiling.get_or_insert(0.0) += ceiling(step, program);
-                *class.planned.get_or_insert(0.0) += seconds(step, program);
+                *class.ceiling.get_or_insert(0.0) += ceiling(step, program, seen);
+                *class.planned.get_or_insert(0.0) += seconds(step, program, seen);
             }
         }
     }

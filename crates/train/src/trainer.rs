@@ -20,6 +20,7 @@ use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
 use crate::plan::{self, Plan};
+use crate::preview::Shapes;
 use crate::recommend::recommended;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
@@ -67,6 +68,8 @@ pub struct Trainer {
     /// Reads the model's files for the digest meanwhile.
     digesting: Option<JoinHandle<Result<ModelDigest>>>,
     data_digest: Option<DataDigest>,
+    /// What is known of the batches, once it was asked for.
+    shapes: Option<Shapes>,
 }
 
 impl Trainer {
@@ -117,6 +120,7 @@ impl Trainer {
             model_digest: None,
             digesting: None,
             data_digest,
+            shapes: None,
         })
     }
 
@@ -192,6 +196,14 @@ impl Trainer {
         self.progress.step
     }
 
+    /// The shapes of the run's batches; `None` without data.
+    pub(crate) fn shapes(&mut self) -> Result<Option<Shapes>> {
+        if let (None, Some(feed)) = (&self.shapes, &self.feed) {
+            self.shapes = Some(Shapes::of_feed(&self.config, &self.device.machine, feed)?);
+        }
+        Ok(self.shapes.clone())
+    }
+
     /// The place in the training data; `None` without data.
     pub fn position(&self) -> Option<Position> {
         self.feed.as_ref().map(|feed| feed.train.position())
@@ -205,9 +217,10 @@ impl Trainer {
 
     /// Where the time went since.
     pub(crate) fn end_timing(&mut self) -> Result<Vec<ClassTime>> {
+        let seen = self.shapes()?.map(|shapes| shapes.seen).unwrap_or_default();
         let engine = self.engine()?;
         let timed = engine.end_timing();
-        Ok(by_class(engine.program(), &timed))
+        Ok(by_class(engine.program(), &timed, seen))
     }
 
     /// Where the time of a micro-step goes, for the shape that ran last: see [`time_breakdown`].

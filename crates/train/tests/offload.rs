@@ -15,7 +15,7 @@ use train::{Device, Outcome};
 
 fn device(machine: Machine) -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
-    Arc::new(Device { backend, machine, because: "asked for".into(), gpus: 1 })
+    Arc::new(Device { backend, machine, because: "asked for".into(), gpus: 1, card: Default::default() })
 }
 
 fn merged(parts: &[&Value]) -> Value {

@@ -49,12 +49,12 @@ fn choose(changed: &[(&str, Value)], machine: &Machine) -> Config {
 #[test]
 fn the_cut_of_a_step_follows_the_machine() {
     let small = Machine { memory: 2 << 30, context_bytes: 0, ..Machine::h200() };
-    let short = ("sequence_len", json!(512));
+    let (short, rows) = (("sequence_len", json!(512)), ("sequence_len", json!(2048)));
     let cases: [(&[(&str, Value)], &Machine, [u32; 2]); 6] = [
         (&[], &Machine::h200(), [8, 1]),
         (&[("lora", json!(false))], &Machine::h200(), [8, 1]),
         (&[short.clone()], &Machine::h200(), [8, 1]),
-        (&[], &small, [2, 4]),
+        (std::slice::from_ref(&rows), &small, [2, 4]),
         // As fast either way: the smaller plan.
         (&[short], &Machine::cpu(8 << 30, 4), [2, 4]),
         (&[("gradient_accumulation_steps", json!(2))], &Machine::h200(), [2, 2]),
@@ -65,7 +65,7 @@ fn the_cut_of_a_step_follows_the_machine() {
         let found = [of.per_device_train_batch_size, of.gradient_accumulation_steps];
         assert_eq!(found, cut, "{changed:?} on {}: {:#?}", machine.name, config.recommendations());
     }
-    let lines = choose(&[], &small).recommendations();
+    let lines = choose(std::slice::from_ref(&rows), &small).recommendations();
     let begin = "Recommended: gradient_accumulation_steps: 4, per_device_train_batch_size: 2 (the same 8 rows";
     let told = lines[0].starts_with(begin) && lines[0].ends_with("; 2 of the ways to cut them do not fit)");
     assert!(told, "{lines:#?}");

@@ -2,7 +2,7 @@
 //! open: on the device, unless nothing else makes the run fit, or what fits computes more again than the link takes.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
-use program::{Arch, EntryKind, Machine, PlanLine, Program, estimate};
+use program::{Arch, EntryKind, Machine, PlanLine, Program, Seen, estimate};
 
 use crate::CompileError;
 use crate::options::{CompileOptions, OffloadOptions};
@@ -78,7 +78,7 @@ fn with(options: &CompileOptions, moved: Moved) -> CompileOptions {
 fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
     let of = |kind: EntryKind| {
         let entry = program.entries.iter().find(|entry| entry.kind == kind);
-        entry.map_or(0.0, |entry| estimate(entry, program).seconds)
+        entry.map_or(0.0, |entry| estimate(entry, program, Seen::default()).seconds)
     };
     let [first, next, update] = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Update].map(of);
     first + next * (micro_steps - 1.0) + update
@@ -88,7 +88,8 @@ fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
 fn given_up(program: &Program) -> f64 {
     let again = program.plan.iter().filter(|line| line.reason.starts_with("needed to fit"));
     let waiting = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep);
-    again.map(|line| line.seconds).sum::<f64>() + waiting.map_or(0.0, |entry| estimate(entry, program).waiting)
+    again.map(|line| line.seconds).sum::<f64>()
+        + waiting.map_or(0.0, |entry| estimate(entry, program, Seen::default()).waiting)
 }
 
 struct States<'a> {

@@ -2,7 +2,7 @@
 
 use graph::{Graph, Node, Phase};
 use ops::Class;
-use program::{ArenaId, Machine, TensorRef, Work, expected};
+use program::{Arch, ArenaId, Cost, Extents, Machine, Realisation, Seen, TensorRef, Work, expected_times};
 use tensor::DType;
 
 use crate::memory::dtype_of;
@@ -15,17 +15,40 @@ pub(super) fn seconds(graph: &Graph, machine: &Machine) -> f64 {
 /// Seconds of one node.
 pub(crate) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64 {
     let op = ops::find(&node.op).expect("the verifier knows every operation");
-    let work = match (op.class(), node.phase) {
-        (Class::View, _) => return 0.0,
-        (Class::Matmul, _) => Work::Product { launches: 1, extra: 0.0 },
-        (Class::Attention, phase) => Work::Attention { backward: phase == Phase::Backward, filled: 1.0 },
-        _ => Work::Kernel { launches: 1 },
-    };
+    if op.class() == Class::View {
+        return 0.0;
+    }
     let dense =
         |id: &graph::ValueId| TensorRef::dense(ArenaId(0), 0, dtype_of(graph, *id), graph.value(*id).shape.clone());
     let inputs: Vec<TensorRef> = node.inputs.iter().map(dense).collect();
     let outputs: Vec<TensorRef> = node.outputs.iter().map(dense).collect();
     let cost = op.cost(&inputs, &outputs, &node.attrs);
     let halves = matches!(op.class(), Class::Matmul | Class::Attention) && inputs[0].dtype == DType::BF16;
-    expected(work, cost, halves.then_some(DType::BF16), machine)
+    let dtype = halves.then_some(DType::BF16);
+    let work = match op.class() {
+        Class::Matmul => Work::Product { cost, dtype, extents: extents(cost, &outputs[0]), launches: 1, extra: 0.0 },
+        Class::Attention if inputs[0].shape.len() == 4 => {
+            let by = if halves { on_matrix_units(machine) } else { Realisation::Scalar };
+            Work::attention(cost, &inputs[0], node.phase == Phase::Backward, by, Seen::default())
+        }
+        _ => Work::Kernel { cost, dtype, launches: 1, blocks: None },
+    };
+    expected_times(&work, machine).seconds()
+}
+
+/// The product that makes so many results at this cost.
+fn extents(cost: Cost, output: &TensorRef) -> Extents {
+    let n = output.shape.last().copied().unwrap_or(1).max(1);
+    let m = (output.len() / n).max(1);
+    let k = (cost.flops / (2.0 * (m * n) as f64)).round().max(1.0) as usize;
+    Extents { batch: 1, m, n, k }
+}
+
+/// Who computes attention in bf16 there, before it is chosen: the order of magnitude.
+fn on_matrix_units(machine: &Machine) -> Realisation {
+    match &machine.arch {
+        Arch::Cpu => Realisation::Scalar,
+        Arch::Cuda(name) if name == "sm_90a" => Realisation::Hopper,
+        Arch::Cuda(_) => Realisation::Portable,
+    }
 }

@@ -2,11 +2,12 @@
 //! any machine. Reads no weights; with the data at hand it is the program that the run takes.
 
 mod at_hand;
+mod expected;
 mod shapes;
 mod text;
 
 use graph::Graph;
-use program::{EntryKind, Instruction, Lane, Machine, Place, Program, TensorRef, Variant};
+use program::{Machine, Program};
 
 use crate::advice::with_advice;
 use crate::config::{Config, Reasons};
@@ -15,7 +16,9 @@ use crate::error::Result;
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
 pub use at_hand::documents;
-use shapes::Shapes;
+pub(crate) use expected::Expected;
+pub use expected::{Estimate, HostEstimate};
+pub use shapes::Shapes;
 
 /// The run's program and what follows from it.
 pub struct Preview {
@@ -33,46 +36,6 @@ pub struct Preview {
     /// Why the data are not at hand, if they are not.
     pub away: Option<String>,
 }
-
-/// Time as it is expected, and at the machine's measured ceilings, which no run beats.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
-    /// One micro-step, forward and backward.
-    pub micro_step_seconds: f64,
-    pub update_seconds: f64,
-    /// All micro-steps of an optimizer step, and the update.
-    pub step_seconds: f64,
-    /// The same at the ceilings.
-    pub ceiling_seconds: f64,
-    pub tokens_per_second: f64,
-    /// Floating-point operations of an optimizer step, those done again included.
-    pub step_flops: f64,
-    /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
-    pub step_bytes: f64,
-    /// All steps of the run, where their number is known.
-    pub run_seconds: Option<f64>,
-    /// All passes over held-out data, beside these.
-    pub evaluation_seconds: f64,
-    /// What lies on the host, where something does.
-    pub host: Option<HostEstimate>,
-}
-
-/// What it costs that something lies in host memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HostEstimate {
-    /// Bytes between device and host in a micro-step after the first, and in the update.
-    pub micro_step_bytes: f64,
-    pub update_bytes: f64,
-    /// Seconds of these in which nothing is computed.
-    pub micro_step_seconds: f64,
-    pub update_seconds: f64,
-    /// Tokens of a step from which it costs less than [`FREE`] of the step; none where no number of micro-steps
-    /// makes it that cheap.
-    pub free_tokens: Option<u64>,
-}
-
-/// Share of a step that is as good as nothing.
-const FREE: f64 = 0.015;
 
 /// The model as a flat graph, in the shape of the run's longest batches.
 pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Graph> {
@@ -120,75 +83,12 @@ impl Preview {
         self.program.memory.iter().map(|line| line.bytes).sum()
     }
 
-    /// All instructions one after the other, over shapes of batches as frequent as they are.
+    /// Time of the run's steps.
     pub fn estimate(&self) -> Estimate {
-        let [first, next, evaluate] =
-            [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate].map(|kind| self.mean(kind));
-        let update = self.entry(EntryKind::Update, None);
-        let more = (self.accumulation - 1) as f64;
-        let step_seconds = first.seconds + next.seconds * more + update.seconds;
-        let (times, batches) = self.shapes.evaluations;
-        Estimate {
-            micro_step_seconds: first.seconds,
-            update_seconds: update.seconds,
-            step_seconds,
-            ceiling_seconds: first.ceiling + next.ceiling * more + update.ceiling,
-            tokens_per_second: self.shapes.tokens * self.accumulation as f64 / step_seconds,
-            step_flops: first.flops + next.flops * more + update.flops,
-            step_bytes: first.bytes + next.bytes * more + update.bytes,
-            run_seconds: self.shapes.steps.map(|steps| steps as f64 * step_seconds),
-            evaluation_seconds: (times * batches) as f64 * evaluate.seconds,
-            host: self.host_estimate(),
-        }
+        self.expected().estimate()
     }
 
-    fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> program::Estimate {
-        let found = self.program.entry(kind, variant).map(|index| &self.program.entries[index]);
-        found.map(|entry| program::estimate(entry, &self.program)).unwrap_or_default()
-    }
-
-    /// An entry over all shapes of batches, in the mean.
-    fn mean(&self, kind: EntryKind) -> program::Estimate {
-        let of = |variant: &Variant| self.entry(kind, Some(*variant));
-        let all = self.shapes.variants.iter().map(of).zip(&self.shapes.shares);
-        all.fold(program::Estimate::default(), |sum, (of, share)| program::Estimate {
-            flops: sum.flops + share * of.flops,
-            bytes: sum.bytes + share * of.bytes,
-            seconds: sum.seconds + share * of.seconds,
-            ceiling: sum.ceiling + share * of.ceiling,
-            waiting: sum.waiting + share * of.waiting,
-            transferred: sum.transferred + share * of.transferred,
-            instructions: sum.instructions.max(of.instructions),
-        })
-    }
-
-    fn host_estimate(&self) -> Option<HostEstimate> {
-        if self.program.host_memory().is_empty() {
-            return None;
-        }
-        let mut at_hand = self.program.clone();
-        at_hand.arenas.iter_mut().for_each(|arena| arena.place = Place::Device);
-        let longest = self.shapes.variants.last().copied();
-        let of = |kind: EntryKind, variant: Option<Variant>| {
-            let entry = &self.program.entries[self.program.entry(kind, variant)?];
-            let (found, without) = (program::estimate(entry, &self.program), program::estimate(entry, &at_hand));
-            let reached = entry.steps.iter().filter(|step| step.instruction.lane() == Lane::Compute);
-            let reached: usize = reached.map(|step| self.reached_bytes(&step.instruction)).sum();
-            let waiting = found.seconds - (without.seconds - without.waiting);
-            Some((found.transferred + reached as f64, waiting.max(0.0), found.seconds))
-        };
-        let (micro_step_bytes, micro_step_seconds, seconds) = of(EntryKind::NextMicroStep, longest)?;
-        let (update_bytes, update_seconds, _) = of(EntryKind::Update, None)?;
-        let spare = FREE * seconds - micro_step_seconds;
-        let micro_steps = (update_seconds / spare).ceil().max(1.0);
-        let free_tokens = (spare > 0.0).then(|| micro_steps as u64 * self.shapes.tokens as u64);
-        Some(HostEstimate { micro_step_bytes, update_bytes, micro_step_seconds, update_seconds, free_tokens })
-    }
-
-    /// Bytes of host memory that an instruction of the computation reads and writes in place.
-    fn reached_bytes(&self, instruction: &Instruction) -> usize {
-        let on_host = |at: &&TensorRef| self.program.arenas[at.arena.0 as usize].is_on_host();
-        let bytes = |of: Vec<&TensorRef>| of.into_iter().filter(on_host).map(TensorRef::bytes).sum::<usize>();
-        bytes(instruction.reads()) + 2 * bytes(instruction.writes())
+    pub(crate) fn expected(&self) -> Expected<'_> {
+        Expected { program: &self.program, shapes: &self.shapes, accumulation: self.accumulation }
     }
 }

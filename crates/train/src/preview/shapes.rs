@@ -1,7 +1,7 @@
 //! The shapes of a run's batches and how many there will be: from its data as the run itself takes them, or assumed
 //! where the data are not at hand.
 
-use program::{Arch, Documents, Machine, Variant};
+use program::{Arch, Documents, Machine, Seen, Variant};
 
 use crate::config::Config;
 use crate::encoded::Encoded;
@@ -21,6 +21,8 @@ pub struct Shapes {
     pub shares: Vec<f64>,
     /// Tokens of documents in a micro-batch, in the mean.
     pub tokens: f64,
+    /// What documents leave to see of their rows.
+    pub seen: Seen,
     /// Optimizer steps, where they are known.
     pub steps: Option<u64>,
     /// How often the held-out data are gone through, and their batches.
@@ -39,7 +41,11 @@ impl Shapes {
 
     /// Exactly those of the run.
     fn of_data(config: &Config, plan: &Plan, machine: &Machine, encoded: &Encoded) -> Result<Shapes> {
-        let feed = Feed::new(config, encoded.clone(), plan.sequence_len)?;
+        Shapes::of_feed(config, machine, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
+    }
+
+    /// Those of data that are laid out.
+    pub(crate) fn of_feed(config: &Config, machine: &Machine, feed: &Feed) -> Result<Shapes> {
         let variants = feed.variants(machine)?;
         let seen = feed.first_shapes()?;
         let count = |variant: &Variant| seen.lengths.iter().filter(|length| **length == variant.seq_len).count();
@@ -49,7 +55,9 @@ impl Shapes {
         let of_steps =
             steps / config.training.eval_steps + u64::from(!steps.is_multiple_of(config.training.eval_steps));
         let evaluations = (of_steps, feed.validation_batches()?);
-        Ok(Shapes { variants, shares, tokens: seen.tokens, steps: Some(steps), evaluations, assumed: None })
+        let whole = variants.iter().all(|variant| variant.documents == Documents::Rows);
+        let (tokens, seen) = (seen.tokens, if whole { Seen::default() } else { Seen(seen.seen) });
+        Ok(Shapes { variants, shares, tokens, seen, steps: Some(steps), evaluations, assumed: None })
     }
 
     /// Rows that are full to the last token: no run of these options has larger ones.
@@ -76,6 +84,7 @@ impl Shapes {
             variants: vec![Variant { batch, seq_len, documents }],
             shares: vec![1.0],
             tokens: tokens as f64,
+            seen: Seen(if config.data.sample_packing { 1.0 / DOCUMENTS_PER_ROW as f64 } else { 1.0 }),
             steps: config.training.fixed_steps(),
             evaluations: (0, 0),
             assumed: Some(assumed),

@@ -1,6 +1,6 @@
 //! A preview as text for people and as JSON for programs.
 
-use program::{Arch, MemoryLine, PlanLine, Variant};
+use program::{Arch, Cause, MemoryLine, PlanLine, Variant};
 use serde_json::{Value, json};
 
 use super::{HostEstimate, Preview};
@@ -48,13 +48,17 @@ impl Preview {
     pub fn plan_text(&self) -> String {
         let machine = &self.program.machine;
         let share = 100.0 * self.memory_bytes() as f64 / machine.memory as f64;
-        let share = figure(&format!("{share:.1} %"), &format!("of the machine's {}", size(machine.memory)));
+        let of = match machine.arch {
+            Arch::Cpu => format!("of {}, with headroom for the system", size(machine.memory)),
+            Arch::Cuda(_) => format!("of the machine's {}", size(machine.memory)),
+        };
+        let share = figure(&format!("{share:.1} %"), &of);
         format!(
-            "{}\n{}{share}\n{}{}:\n{}{}",
+            "{}\n{}{share}\n{}Expected, {}:\n{}{}",
             self.head_text(),
             self.memory_text(),
             self.decisions_text(),
-            self.meaning(),
+            machine.origin.words(),
             self.time_text(),
             self.notes_text(),
         )
@@ -83,14 +87,6 @@ impl Preview {
         format!("{name}: {rows}, {micro_steps}{steps}\n{}", assumed.unwrap_or_default())
     }
 
-    /// Where the expected times come from.
-    fn meaning(&self) -> &'static str {
-        match self.program.machine.arch {
-            Arch::Cpu => "Expected, by the rates of another CPU",
-            _ => "Expected, from rates measured in steps",
-        }
-    }
-
     fn time_text(&self) -> String {
         let machine = &self.program.machine;
         let of = self.estimate();
@@ -98,8 +94,7 @@ impl Preview {
         let mut text =
             figure(&time(of.micro_step_seconds), "a micro-step") + &figure(&time(of.update_seconds), "the update");
         text += &figure(&time(of.step_seconds), &tokens);
-        // The rates of a CPU are those of one that was measured: no ceilings of this one.
-        if machine.arch != Arch::Cpu {
+        if machine.origin.has_ceilings() {
             text += &figure(&time(of.ceiling_seconds), "a step at the machine's ceilings, which no run beats");
         }
         let moved = format!("TFLOP and {:.3} TB moved in a step", of.step_bytes / 1e12);
@@ -116,7 +111,8 @@ impl Preview {
     }
 
     fn notes_text(&self) -> String {
-        let notes = self.notes.iter().map(|note| format!("Note: {note}\n"));
+        let far_above = self.expected().far_above();
+        let notes = self.notes.iter().chain(&far_above).map(|note| format!("Note: {note}\n"));
         self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect()
     }
 
@@ -175,7 +171,9 @@ impl Preview {
             "host_memory": lines(&program.host_memory()),
             "decisions": program.plan.iter().map(decision).collect::<Vec<Value>>(),
             "estimate": {
-                "meaning": "expected, from rates measured in steps; ceiling_seconds at the machine's ceilings",
+                "meaning": format!("expected, {}; ceiling_seconds at the machine's ceilings", machine.origin.words()),
+                "borrowed": machine.origin.borrowed(),
+                "above": Cause::ALL.iter().zip(of.above).map(above).collect::<Vec<Value>>(),
                 "micro_step_seconds": of.micro_step_seconds,
                 "update_seconds": of.update_seconds,
                 "step_seconds": of.step_seconds,
@@ -195,8 +193,13 @@ impl Preview {
             },
             "recommended": self.recommended,
             "notes": self.notes,
+            "far_above": self.expected().far_above(),
         })
     }
+}
+
+fn above((cause, seconds): (&Cause, f64)) -> Value {
+    json!({"cause": cause.words(), "seconds": seconds})
 }
 
 fn shape((of, share): (&Variant, &f64)) -> Value {

@@ -1,0 +1,185 @@
+//! GPUs by name: measured ones, and others by their data sheets.
+//!
+//! A data sheet's machine has the shares of the ceilings that were measured on an H200, so that its times are a guide and no
+//! promise; its memory is what the driver reports of such a card.
+
+use crate::machine::{Arch, Link, Machine, Origin};
+use crate::reached::Reached;
+
+/// A GPU as its maker describes it.
+struct Sheet {
+    name: &'static str,
+    /// By which the driver's name of such a card is known.
+    card: &'static str,
+    arch: &'static str,
+    /// As the driver reports it, MiB.
+    memory: usize,
+    units: usize,
+    /// Dense, f32 accumulation, TFLOP/s.
+    bf16: f64,
+    f32: f64,
+    /// GB/s.
+    bandwidth: f64,
+    /// To host memory, one way, GB/s: what PCIe of that generation carried elsewhere.
+    link: f64,
+}
+
+const SHEETS: &[Sheet] = &[
+    Sheet {
+        name: "h100",
+        card: "H100",
+        arch: "sm_90a",
+        memory: 81_559,
+        units: 132,
+        bf16: 989.4,
+        f32: 66.9,
+        bandwidth: 3350.0,
+        link: 55.5,
+    },
+    Sheet {
+        name: "a100-40",
+        card: "A100-SXM4-40GB",
+        arch: "sm_80",
+        memory: 40_960,
+        units: 108,
+        bf16: 312.0,
+        f32: 19.5,
+        bandwidth: 1555.0,
+        link: 25.0,
+    },
+    Sheet {
+        name: "a100-80",
+        card: "A100-SXM4-80GB",
+        arch: "sm_80",
+        memory: 81_920,
+        units: 108,
+        bf16: 312.0,
+        f32: 19.5,
+        bandwidth: 2039.0,
+        link: 25.0,
+    },
+    Sheet {
+        name: "l40s",
+        card: "L40S",
+        arch: "sm_89",
+        memory: 46_068,
+        units: 142,
+        bf16: 362.0,
+        f32: 91.6,
+        bandwidth: 864.0,
+        link: 25.0,
+    },
+    Sheet {
+        name: "rtx3090",
+        card: "RTX 3090",
+        arch: "sm_86",
+        memory: 24_576,
+        units: 82,
+        bf16: 71.0,
+        f32: 35.6,
+        bandwidth: 936.0,
+        link: 25.0,
+    },
+    Sheet {
+        name: "rtx4090",
+        card: "RTX 4090",
+        arch: "sm_89",
+        memory: 24_564,
+        units: 128,
+        bf16: 165.2,
+        f32: 82.6,
+        bandwidth: 1008.0,
+        link: 25.0,
+    },
+    Sheet {
+        name: "rtx5090",
+        card: "RTX 5090",
+        arch: "sm_120a",
+        memory: 32_607,
+        units: 170,
+        bf16: 209.5,
+        f32: 104.8,
+        bandwidth: 1792.0,
+        link: 55.5,
+    },
+    Sheet {
+        name: "b200",
+        card: "B200",
+        arch: "sm_100a",
+        memory: 183_359,
+        units: 148,
+        bf16: 2250.0,
+        f32: 75.0,
+        bandwidth: 8000.0,
+        link: 55.5,
+    },
+];
+
+/// Shares of the data sheet that the ceilings are on an H200: products 808 of 989.4 TFLOP/s, copies 4.27 of 4.8 TB/s.
+const PRODUCTS: f64 = 808.0 / 989.4;
+const COPIES: f64 = 4.27 / 4.8;
+
+impl Sheet {
+    fn machine(&self) -> Machine {
+        Machine {
+            name: self.name.into(),
+            arch: Arch::Cuda(self.arch.into()),
+            memory: self.memory << 20,
+            bandwidth: COPIES * self.bandwidth * 1e9,
+            link: Link { one_way: self.link * 1e9, both_ways: 1.84 * self.link * 1e9 },
+            bf16_flops: PRODUCTS * self.bf16 * 1e12,
+            f32_flops: PRODUCTS * self.f32 * 1e12,
+            units: self.units,
+            reached: Reached { addend_pass: self.arch != "sm_90a", ..Reached::H200 },
+            origin: Origin::DataSheet,
+            ..Machine::h200()
+        }
+    }
+}
+
+/// Names of machines that are known.
+pub fn names() -> Vec<&'static str> {
+    let mut names: Vec<&str> = SHEETS.iter().map(|sheet| sheet.name).chain(["h200"]).collect();
+    names.sort_unstable();
+    names
+}
+
+impl Machine {
+    /// A machine by the name that `--machine` takes, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        if name == "h200" {
+            return Some(Self::h200());
+        }
+        SHEETS.iter().find(|sheet| sheet.name == name).map(Sheet::machine)
+    }
+
+    /// The machine that a card of the driver's name is, where it is known.
+    pub fn of_card(card: &str) -> Option<Self> {
+        if card.contains("H200") {
+            return Some(Self::h200());
+        }
+        // A card for PCIe has another memory and another clock than the one of the same name on a board.
+        let found = SHEETS.iter().find(|sheet| card.contains(sheet.card) && !card.contains("PCIe"));
+        found.map(Sheet::machine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_known_by_their_names_in_any_case() {
+        for name in names() {
+            let found = Machine::named(&name.to_ascii_uppercase()).unwrap();
+            assert_eq!(found.name, name);
+            assert!(found.memory > 20 << 30 && found.bandwidth > 5e11 && found.bf16_flops > found.f32_flops, "{name}");
+            assert_eq!(found.origin == Origin::DataSheet, name != "h200", "{name}");
+        }
+        assert_eq!(Machine::named("a100"), None);
+        assert_eq!(Machine::of_card("NVIDIA A100-SXM4-80GB").unwrap().name, "a100-80");
+        assert_eq!(Machine::of_card("NVIDIA H100 80GB HBM3").unwrap().name, "h100");
+        assert_eq!(Machine::of_card("NVIDIA H100 PCIe"), None);
+    }
+}

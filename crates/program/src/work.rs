@@ -1,0 +1,347 @@
+//! What limits one piece of work on a machine, and how long it takes for that.
+//!
+//! Knows extents, kernels by what their text needs of the device, and the rates of `reached.rs`; not what an operation
+//! computes.
+
+use tensor::DType;
+
+use crate::estimate::Seen;
+use crate::instruction::{Cost, Instruction, Launch, Step};
+use crate::machine::{Arch, Machine};
+use crate::memory::TensorRef;
+use crate::program::Program;
+use crate::reached::Realisation;
+
+/// Why an instruction takes longer than at the ceilings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The time between kernels.
+    Launches,
+    /// Products: tiles that fill the device in part, small extents, the power limit.
+    Products,
+    /// Attention on matrix units: few keys for a query, small heads.
+    Attention,
+    /// Attention without matrix units.
+    ScalarAttention,
+    /// Passes that read and write memory.
+    Memory,
+    /// Waiting for host memory.
+    Waiting,
+}
+
+impl Cause {
+    pub const ALL: [Cause; 6] =
+        [Cause::Launches, Cause::Products, Cause::Attention, Cause::ScalarAttention, Cause::Memory, Cause::Waiting];
+
+    /// For people: what the time goes to.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Cause::Launches => "starting kernels, each of which has little to do: larger micro-batches give them more",
+            Cause::Products => "products whose extents are too small for the device: larger micro-batches fill it",
+            Cause::Attention => "attention, whose heads are small or whose queries see few keys",
+            Cause::ScalarAttention => "attention without matrix units: there is no faster kernel for it here",
+            Cause::Memory => "passes over memory that are too small to reach its rate",
+            Cause::Waiting => "waiting for host memory: what is offloaded does not come as fast as it is needed",
+        }
+    }
+}
+
+/// A piece of work, by what decides how much of the machine's ceilings it reaches.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// Kernels of the project's own.
+    Kernel { cost: Cost, dtype: Option<DType>, launches: usize, blocks: Option<usize> },
+    /// `batch` products of [m, k] and [k, n]; `extra` bytes are moved beside the cost's.
+    Product { cost: Cost, dtype: Option<DType>, extents: Extents, launches: usize, extra: f64 },
+    /// `keys`: how many a query sees in the mean.
+    Attention { cost: Cost, dtype: Option<DType>, backward: bool, by: Realisation, head_dim: usize, keys: f64 },
+}
+
+/// Extents of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extents {
+    pub batch: usize,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+/// Headers by which a kernel's text tells the matrix units that it was written for.
+const HOPPER_HEADER: &str = "wgmma.cuh";
+const PORTABLE_HEADER: &str = "mma.cuh";
+
+/// Operations on attention begin with this word.
+const ATTENTION: &str = "attention";
+
+impl Work {
+    /// What an instruction of the computation is; none for those beside it.
+    pub fn of(step: &Step, program: &Program, seen: Seen) -> Option<Work> {
+        let machine = &program.machine;
+        let (cost, dtype) = (step.cost, step.instruction.compute_dtype());
+        Some(match &step.instruction {
+            Instruction::Gemm(gemm) => {
+                let pass = !gemm.low_rank.is_empty() && machine.reached.addend_pass;
+                let extra = if pass { 2.0 * gemm.d.bytes() as f64 } else { 0.0 };
+                let extents = Extents { batch: gemm.batch, m: gemm.m, n: gemm.n, k: gemm.k };
+                Work::Product { cost, dtype, extents, launches: 1 + usize::from(pass), extra }
+            }
+            Instruction::AttentionForward(of) => Work::attention(cost, &of.shared.q, false, library(machine), seen),
+            Instruction::AttentionBackward(of) => Work::attention(cost, &of.shared.q, true, library(machine), seen),
+            Instruction::Launch(launch) if is_attention(launch) => {
+                let backward = launch.outputs.len() > 2;
+                Work::attention(cost, &launch.inputs[0], backward, realisation(launch, program), seen)
+            }
+            Instruction::Launch(launch) => {
+                let blocks = launch.calls.iter().map(|call| call.grid.iter().map(|n| *n as usize).product()).max();
+                Work::Kernel { cost, dtype, launches: launch.calls.len().max(1), blocks }
+            }
+            Instruction::Copy { .. } | Instruction::Zero { .. } => {
+                Work::Kernel { cost, dtype, launches: 1, blocks: None }
+            }
+            Instruction::Transfer { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => return None,
+        })
+    }
+
+    /// Attention of queries [B, T, heads, D] at a cost that counts all pairs that mask and window leave in whole rows.
+    pub fn attention(cost: Cost, q: &TensorRef, backward: bool, by: Realisation, seen: Seen) -> Work {
+        let head_dim = *q.shape.last().expect("queries have heads");
+        let operations = if backward { 10.0 } else { 4.0 } * q.len() as f64;
+        // A window that is shorter than the documents hides more than they do.
+        let tokens = q.shape.get(1).map_or(1.0, |tokens| *tokens as f64);
+        let (all, of_documents) = (cost.flops / operations, seen.0 * (tokens + 1.0) / 2.0);
+        let keys = if seen.0 < 1.0 { all.min(of_documents) } else { all };
+        let cost = Cost { flops: cost.flops * if all > 0.0 { keys / all } else { 1.0 }, ..cost };
+        Work::Attention { cost, dtype: Some(q.dtype), backward, by, head_dim, keys }
+    }
+
+    pub fn cost(&self) -> Cost {
+        match self {
+            Work::Kernel { cost, .. } | Work::Product { cost, .. } | Work::Attention { cost, .. } => *cost,
+        }
+    }
+
+    /// The type of the arithmetic.
+    pub fn dtype(&self) -> Option<DType> {
+        match self {
+            Work::Kernel { dtype, .. } | Work::Product { dtype, .. } | Work::Attention { dtype, .. } => *dtype,
+        }
+    }
+}
+
+fn library(machine: &Machine) -> Realisation {
+    if machine.arch == Arch::Cpu { Realisation::Scalar } else { Realisation::Library }
+}
+
+/// Attention over a head's elements, not one of the sums beside it.
+fn is_attention(launch: &Launch) -> bool {
+    launch.op.starts_with(ATTENTION) && launch.inputs.first().is_some_and(|q| q.shape.len() == 4)
+}
+
+fn realisation(launch: &Launch, program: &Program) -> Realisation {
+    let headers = || {
+        let kernels = launch.calls.iter().map(|call| &program.kernels[call.kernel.0 as usize]);
+        kernels.flat_map(|kernel| &kernel.headers).map(|(name, _)| name.as_str())
+    };
+    match () {
+        () if headers().any(|name| name == HOPPER_HEADER) => Realisation::Hopper,
+        () if headers().any(|name| name == PORTABLE_HEADER) => Realisation::Portable,
+        () => Realisation::Scalar,
+    }
+}
+
+/// Arithmetic of a type, FLOP/s.
+pub(crate) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
+    if dtype.is_some_and(|dtype| matches!(dtype, DType::BF16 | DType::F16)) {
+        machine.bf16_flops
+    } else {
+        machine.f32_flops
+    }
+}
+
+/// Seconds of a piece of work and what they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times {
+    /// At the clock of short runs.
+    own: f64,
+    /// Of `own`, the arithmetic of products, which the power limit slows down.
+    power: f64,
+    pub launches: f64,
+    pub cause: Cause,
+}
+
+/// Share of a step that products take in the mean of those that the rates were set with.
+const USUAL_SHARE: f64 = 0.7;
+
+impl Times {
+    /// In a step of which products take the usual share.
+    pub fn seconds(&self) -> f64 {
+        self.own + self.launches
+    }
+
+    /// In a step of which products take this share.
+    pub fn within(&self, share: f64, machine: &Machine) -> f64 {
+        let at = |share: f64| 1.0 - share * (1.0 - machine.reached.products.hot);
+        let slowed = self.power * (at(USUAL_SHARE) / at(share) - 1.0);
+        self.seconds() + slowed
+    }
+}
+
+/// Seconds that work is expected to take.
+pub fn expected_times(work: &Work, machine: &Machine) -> Times {
+    let reached = &machine.reached;
+    let (cost, rate) = (work.cost(), rate(work.dtype(), machine));
+    match work {
+        Work::Kernel { launches, blocks, .. } => {
+            let multiplies = cost.flops > MULTIPLIES * cost.bytes;
+            let share = if multiplies { reached.kernel_bandwidth } else { reached.bandwidth };
+            // A block alone does not draw more from memory than twice its multiprocessor's part.
+            let part = blocks.map_or(1.0, |blocks| (2.0 * blocks as f64 / machine.units.max(1) as f64).min(1.0));
+            let own = (cost.flops / (reached.kernels * rate)).max(cost.bytes / (share * part * machine.bandwidth));
+            Times { own, power: 0.0, launches: *launches as f64 * reached.launch, cause: Cause::Memory }
+        }
+        Work::Product { extents, launches, extra, .. } => {
+            let memory = cost.bytes / (reached.products.bandwidth * machine.bandwidth);
+            let Tiled { arithmetic, moved } = tiles(*extents, rate, memory, machine);
+            let power = if arithmetic >= memory { arithmetic } else { 0.0 };
+            let own = arithmetic.max(memory) + (extra + moved) / (reached.bandwidth * machine.bandwidth);
+            let launches = reached.products.launch + (*launches - 1 + usize::from(moved > 0.0)) as f64 * reached.launch;
+            Times { own, power, launches, cause: Cause::Products }
+        }
+        Work::Attention { backward, by, head_dim, keys, .. } => {
+            let share = reached.attention_share(*backward, *by, *head_dim, *keys);
+            // f32 has no matrix units: its kernels' rate is their own, not a share of the type's.
+            let rate =
+                share * if *by == Realisation::Scalar && machine.arch == Arch::Cpu { rate } else { machine.bf16_flops };
+            let own = (cost.flops / rate).max(cost.bytes / (reached.bandwidth * machine.bandwidth));
+            let kernels = if *backward { BACKWARD_LAUNCHES } else { FORWARD_LAUNCHES };
+            let cause = if *by == Realisation::Scalar { Cause::ScalarAttention } else { Cause::Attention };
+            Times { own, power: 0.0, launches: kernels * reached.launch, cause }
+        }
+    }
+}
+
+/// Kernels of attention: the backward pass has the sums of rows and the rounding of dq beside it.
+const FORWARD_LAUNCHES: f64 = 1.0;
+const BACKWARD_LAUNCHES: f64 = 3.0;
+
+/// Operations on a byte from which a kernel is one that multiplies.
+const MULTIPLIES: f64 = 8.0;
+
+/// Tiles that products are cut into: rows, columns, and how often they are halved against the largest.
+const TILES: [(usize, usize, i32); 6] =
+    [(128, 256, 0), (256, 128, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2), (64, 64, 3)];
+
+/// What a tile that is halved again reaches of the one before.
+const HALVED: f64 = 0.75;
+
+/// The sum is cut into so many parts where there are too few tiles, none shorter than this.
+const SPLITS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+const SHORTEST_PART: usize = 256;
+
+/// A product cut into tiles.
+#[derive(Clone, Copy)]
+struct Tiled {
+    /// Seconds.
+    arithmetic: f64,
+    /// Bytes of the parts of sums that are added up behind it; 0 where there are none.
+    moved: f64,
+}
+
+/// The best of all tilings of a product whose operands take `memory` seconds to pass.
+fn tiles(of: Extents, rate: f64, memory: f64, machine: &Machine) -> Tiled {
+    let products = &machine.reached.products;
+    let units = machine.units.max(1) as f64;
+    let hot = 1.0 - USUAL_SHARE * (1.0 - products.hot);
+    if machine.arch == Arch::Cpu {
+        return Tiled { arithmetic: 2.0 * (of.batch * of.m * of.n * of.k) as f64 / (rate * hot), moved: 0.0 };
+    }
+    let mut best = Tiled { arithmetic: f64::INFINITY, moved: 0.0 };
+    let all = |of: Tiled| {
+        let sums = if of.moved > 0.0 { of.moved / machine.bandwidth + machine.reached.launch } else { 0.0 };
+        of.arithmetic.max(memory) + sums
+    };
+    for (rows, columns, halved) in TILES {
+        let share = if halved == 0 { 1.0 } else { products.small_tiles * HALVED.powi(halved - 1) };
+        let count = of.batch * of.m.div_ceil(rows) * of.n.div_ceil(columns);
+        for parts in SPLITS.into_iter().take_while(|parts| *parts == 1 || of.k / parts >= SHORTEST_PART) {
+            let filled = (count * parts) as f64 / units;
+            let waves = if filled <= 1.0 { 1.0 } else { filled + products.wave * (filled.ceil() - filled) };
+            let depth = of.k as f64 / parts as f64 + products.depth;
+            let arithmetic = waves * 2.0 * (rows * columns) as f64 * depth * units / (rate * hot * share);
+            let moved = if parts == 1 { 0.0 } else { (parts * of.batch * of.m * of.n * 8) as f64 };
+            let found = Tiled { arithmetic, moved };
+            if all(found) < all(best) {
+                best = found;
+            }
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(work: Work) -> f64 {
+        expected_times(&work, &Machine::h200()).seconds()
+    }
+
+    fn product(m: usize, n: usize, k: usize) -> f64 {
+        let cost = Cost { flops: 2.0 * (m * n * k) as f64, bytes: 2.0 * (m * k + n * k + m * n) as f64 };
+        let extents = Extents { batch: 1, m, n, k };
+        seconds(Work::Product { cost, dtype: Some(DType::BF16), extents, launches: 1, extra: 0.0 })
+    }
+
+    #[test]
+    fn estimates_lie_above_the_bounds() {
+        let h200 = Machine::h200();
+        let (cost, dtype) = (Cost { flops: 1e12, bytes: 1e9 }, Some(DType::BF16));
+        let bound = (cost.flops / h200.bf16_flops).max(cost.bytes / h200.bandwidth);
+        assert!(seconds(Work::Kernel { cost, dtype, launches: 1, blocks: None }) > bound);
+        for (backward, by) in [false, true].into_iter().flat_map(|b| Realisation::ALL.map(|by| (b, by))) {
+            for (head_dim, keys) in [(64, 100.0), (128, 1024.0), (512, 1e5)] {
+                assert!(seconds(Work::Attention { cost, dtype, backward, by, head_dim, keys }) > bound);
+            }
+        }
+        assert!(product(8192, 8192, 8192) > 2.0 * 8192f64.powi(3) / h200.bf16_flops);
+    }
+
+    #[test]
+    fn products_are_limited_by_their_tiles() {
+        let rate = |m, n, k| 2.0 * (m * n * k) as f64 / product(m, n, k) / 1e12;
+        // One tile more than the device has multiprocessors.
+        assert!(rate(11 * 128, 12 * 256, 8192) > 1.2 * rate(11 * 128 + 1, 12 * 256, 8192));
+        assert!(rate(4096, 6144, 1024) > rate(512, 6144, 1024));
+        // A narrow product waits for memory: 33.5 MB at 3.1 TB/s, and a launch.
+        assert!((10e-6..15e-6).contains(&product(4096, 16, 4096)), "{}", product(4096, 16, 4096));
+        // A deep one with few tiles is cut along its depth.
+        assert!(product(256, 256, 1 << 20) < 0.2 * (2.0 * (256 * 256) as f64 * (1u64 << 20) as f64) / (808e12 / 66.0));
+    }
+
+    #[test]
+    fn products_slow_down_where_there_is_nothing_else() {
+        let h200 = Machine::h200();
+        let extents = Extents { batch: 1, m: 16384, n: 4096, k: 4096 };
+        let cost = Cost { flops: 2.0 * (16384.0 * 4096.0 * 4096.0), bytes: 1e8 };
+        let times =
+            expected_times(&Work::Product { cost, dtype: Some(DType::BF16), extents, launches: 1, extra: 0.0 }, &h200);
+        assert!(
+            times.within(0.3, &h200) < times.within(0.7, &h200) && times.within(0.7, &h200) < times.within(1.0, &h200)
+        );
+        assert!((times.within(0.7, &h200) - times.seconds()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn documents_and_windows_hide_keys() {
+        let q = TensorRef::dense(crate::ArenaId(0), 0, DType::BF16, [1, 1023, 2, 64]);
+        let full = Cost { flops: 4.0 * 512.0 * q.len() as f64, bytes: 0.0 };
+        let keys = |cost, seen| match Work::attention(cost, &q, false, Realisation::Library, Seen(seen)) {
+            Work::Attention { keys, cost, .. } => (keys, cost.flops / q.len() as f64 / 4.0),
+            _ => unreachable!(),
+        };
+        assert_eq!(keys(full, 1.0), (512.0, 512.0));
+        assert_eq!(keys(full, 0.25), (128.0, 128.0));
+        let window = Cost { flops: full.flops / 8.0, ..full };
+        assert_eq!(keys(window, 0.25), (64.0, 64.0));
+    }
+}

@@ -1,0 +1,201 @@
+//! Measures this device with probes through its own backend, and makes a machine of the times.
+//!
+//! A step runs for minutes at the power limit, so what counts is measured there: all probes in turn, over and over, of
+//! which the last minute is timed. Knows a clock and a backend; what the probes are is the compiler's, how times become
+//! rates stands in `fit.rs`.
+
+mod fit;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use compiler::probes;
+use program::{Arch, Machine, Origin, Session, TensorRef};
+use tensor::{DType, HostTensor};
+
+use crate::device::Device;
+use crate::error::Result;
+use fit::Sample;
+
+/// How long the parts of a calibration take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Work before anything is timed that counts.
+    pub heat: Duration,
+    /// All probes in turn, timed.
+    pub measure: Duration,
+    /// Nothing but the largest product.
+    pub products: Duration,
+    /// Few and small probes: to try out the way.
+    pub least: bool,
+}
+
+impl Plan {
+    /// What a machine needs: a GPU's clock falls for a minute under load, a CPU keeps its own. With compiling under four
+    /// minutes. `least`: a trial that measures little.
+    pub fn of(machine: &Machine, least: bool) -> Plan {
+        let seconds = |heat, measure, products| Plan {
+            heat: Duration::from_secs(heat),
+            measure: Duration::from_secs(measure),
+            products: Duration::from_secs(products),
+            least,
+        };
+        match machine.arch {
+            _ if least => seconds(0, 0, 0),
+            Arch::Cpu => seconds(0, 20, 0),
+            Arch::Cuda(_) => seconds(45, 60, 20),
+        }
+    }
+}
+
+/// What was measured and made of it.
+pub struct Calibration {
+    pub machine: Machine,
+    /// Each probe's times beside what the machine's rates give, for people.
+    pub table: String,
+}
+
+/// A probe that is loaded.
+struct Loaded {
+    session: Box<dyn Session>,
+    sample: Sample,
+    /// Seconds of an instruction, time after time.
+    warm: Vec<f64>,
+}
+
+/// A timed run of a probe takes at least so long.
+const LEAST: f64 = 5e-3;
+
+impl Loaded {
+    /// Seconds of one instruction, over as many runs as take a while.
+    fn time(&mut self) -> Result<f64> {
+        let mut runs = 1;
+        loop {
+            let begin = Instant::now();
+            for _ in 0..runs {
+                self.session.run(0)?;
+            }
+            self.session.synchronize()?;
+            let seconds = begin.elapsed().as_secs_f64();
+            if seconds >= LEAST || runs >= 1 << 12 {
+                return Ok(seconds / f64::from(runs) / self.sample.repeats as f64);
+            }
+            runs *= 4;
+        }
+    }
+}
+
+/// Measures. `tell` hears what is going on.
+pub fn calibrate(device: &Device, plan: Plan, tell: &mut dyn FnMut(&str)) -> Result<Calibration> {
+    let found = probes(&device.machine, plan.least);
+    tell(&format!("{} probes are prepared", found.len()));
+    let mut loaded = Vec::new();
+    for probe in found {
+        let program = Arc::new(probe.program);
+        let mut session = device.backend.load(program.clone())?;
+        for (index, (_, at)) in program.entries[0].inputs.iter().enumerate() {
+            fill(&mut *session, at, index as u32)?;
+        }
+        let sample = Sample { work: probe.work, repeats: probe.repeats, cool: 0.0, warm: 0.0 };
+        loaded.push(Loaded { session, sample, warm: Vec::new() });
+    }
+    tell("times of short runs");
+    for of in &mut loaded {
+        of.session.run(0)?;
+        of.session.synchronize()?;
+        of.sample.cool = of.time()?;
+    }
+    tell(&format!("warming up for {} s, then timing for {} s", plan.heat.as_secs(), plan.measure.as_secs()));
+    let begin = Instant::now();
+    while begin.elapsed() < plan.heat {
+        for of in &mut loaded {
+            of.time()?;
+        }
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < plan.measure || loaded.iter().any(|of| of.warm.is_empty()) {
+        for of in &mut loaded {
+            let seconds = of.time()?;
+            of.warm.push(seconds);
+        }
+    }
+    for of in &mut loaded {
+        of.warm.sort_by(f64::total_cmp);
+        of.sample.warm = of.warm[of.warm.len() / 2];
+    }
+    let hot = hot_rate(&mut loaded, plan.products)?;
+    let entry = entry_seconds(&mut loaded)?;
+    let samples: Vec<Sample> = loaded.into_iter().map(|of| of.sample).collect();
+    let date = jiff::Zoned::now().strftime("%Y-%m-%d").to_string();
+    let machine = fit::machine(&device.machine, &samples, hot, entry);
+    let table = fit::table(&machine, &samples);
+    Ok(Calibration { machine: Machine { origin: Origin::Calibrated { date }, ..machine }, table })
+}
+
+/// FLOP/s of the largest product where nothing else runs; none where that takes no time to tell.
+fn hot_rate(loaded: &mut [Loaded], duration: Duration) -> Result<Option<f64>> {
+    if duration.is_zero() {
+        return Ok(None);
+    }
+    let flops = |of: &&mut Loaded| of.sample.product_flops();
+    let largest = loaded.iter_mut().max_by(|a, b| flops(a).total_cmp(&flops(b))).expect("there are products");
+    let begin = Instant::now();
+    let mut last = f64::INFINITY;
+    while begin.elapsed() < duration {
+        last = largest.time()?;
+    }
+    Ok(Some(largest.sample.product_flops() / last))
+}
+
+/// Seconds of an entry beside its kernels: the smallest one, by itself and with its result awaited.
+fn entry_seconds(loaded: &mut [Loaded]) -> Result<f64> {
+    let least = loaded.iter_mut().min_by(|a, b| a.sample.cool.total_cmp(&b.sample.cool)).expect("there are probes");
+    let mut times = Vec::new();
+    for _ in 0..50 {
+        let begin = Instant::now();
+        least.session.run(0)?;
+        least.session.synchronize()?;
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok((times[times.len() / 2] - least.sample.cool * least.sample.repeats as f64).max(0.0))
+}
+
+/// Numbers as they lie in a model: products of zeros take no power.
+fn fill(session: &mut dyn Session, at: &TensorRef, seed: u32) -> Result<()> {
+    if !at.dtype.is_float() {
+        return Ok(session.write(at, &vec![0; at.bytes()])?);
+    }
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 - 0.5
+    };
+    // A few thousand distinct ones, again and again.
+    let block: Vec<f32> = (0..at.len().min(1 << 14)).map(|_| next()).collect();
+    let block = HostTensor::from_f32(vec![block.len()], &block).cast(at.dtype);
+    let bytes: Vec<u8> = block.bytes.iter().copied().cycle().take(at.len() * at.dtype.size()).collect();
+    debug_assert!(at.dtype != DType::I32);
+    Ok(session.write(at, &bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceRequest;
+
+    #[test]
+    fn a_cpu_is_measured_through_its_backend() {
+        let cpu = options::Setting::Value(crate::config::Device::Cpu);
+        let device = Device::open(&DeviceRequest { device: cpu, ..DeviceRequest::default() }).unwrap();
+        let mut told = 0;
+        let found = calibrate(&device, Plan::of(&device.machine, true), &mut |_| told += 1).unwrap();
+        let machine = found.machine;
+        assert!(told > 1 && found.table.lines().count() > 5, "{}", found.table);
+        assert!(matches!(machine.origin, Origin::Calibrated { .. }));
+        assert!(machine.f32_flops > 1e8 && machine.bandwidth > 1e7, "{machine:?}");
+        assert_eq!((machine.memory, machine.arch), (device.machine.memory, device.machine.arch.clone()));
+    }
+}

@@ -1,0 +1,331 @@
+//! Which machine a plan is for: what `--machine` says, and files of measured values.
+//!
+//! Knows names and files; what the values mean stands in `program`.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use program::{Arch, AttentionRate, Link, Machine, Origin, Products, Reached, Realisation, machine_names};
+use serde_json::{Value, json};
+
+use crate::error::{Result, TrainError};
+use crate::staged::write_synced;
+
+/// Version of the file.
+const VERSION: u64 = 1;
+
+/// What `--machine` says: `[NODESx][GPUSx]NAME[@GB/s]`.
+#[derive(Clone, Debug, PartialEq)]
+struct Request<'a> {
+    nodes: usize,
+    /// Of each node.
+    gpus: usize,
+    /// A name, or a file.
+    name: &'a str,
+    /// Between nodes, bytes a second for each GPU.
+    network: Option<f64>,
+}
+
+/// The machine that `--machine` asks for.
+///
+/// Errors: a form that cannot be read, an unknown name, a file that is none of these, several GPUs.
+pub fn asked(text: &str) -> Result<Machine> {
+    if Path::new(text).is_file() {
+        return read(Path::new(text));
+    }
+    let Request { nodes, gpus, name, network } = request(text)?;
+    let machine = match Machine::named(name) {
+        Some(machine) => machine,
+        None if Path::new(name).is_file() => read(Path::new(name))?,
+        None => return Err(unknown(text, name)),
+    };
+    if nodes * gpus > 1 {
+        let what = if nodes > 1 { format!("{nodes} nodes of {gpus}") } else { gpus.to_string() };
+        let problem = format!("`--machine {text}` asks for {what} GPUs, and several GPUs are not available yet");
+        return Err(TrainError::Usage(format!("{problem}; plan for one: `--machine {name}`")));
+    }
+    if network.is_some() {
+        let hint = "leave out what stands behind `@`: it is the rate between nodes";
+        return Err(TrainError::Usage(format!("`--machine {text}` names a network, but one node; {hint}")));
+    }
+    Ok(machine)
+}
+
+fn request(text: &str) -> Result<Request<'_>> {
+    let wrong = |why: &str| {
+        let form = "expected [NODESx][GPUSx]NAME[@GB/s], such as h100, 8xh200 or 2x8xh200@12.5";
+        TrainError::Usage(format!("`--machine {text}`: {why}; {form}"))
+    };
+    let (mut name, network) = match text.rsplit_once('@') {
+        None => (text, None),
+        Some((name, rate)) => match rate.parse::<f64>() {
+            Ok(rate) if rate > 0.0 && rate.is_finite() => (name, Some(rate * 1e9)),
+            _ => return Err(wrong(&format!("`{rate}` behind `@` is no rate"))),
+        },
+    };
+    let mut counts = Vec::new();
+    while let Some((count, rest)) = name.split_once(['x', 'X'])
+        && !count.is_empty()
+        && count.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        let count: usize = count.parse().map_err(|_| wrong("too large a number"))?;
+        if count == 0 {
+            return Err(wrong("there is no machine with 0 of them"));
+        }
+        counts.push(count);
+        name = rest;
+    }
+    let (nodes, gpus) = match counts[..] {
+        [] => (1, 1),
+        [gpus] => (1, gpus),
+        [nodes, gpus] => (nodes, gpus),
+        _ => return Err(wrong("more than two numbers")),
+    };
+    if name.is_empty() {
+        return Err(wrong("there is no name"));
+    }
+    Ok(Request { nodes, gpus, name, network })
+}
+
+fn unknown(text: &str, name: &str) -> TrainError {
+    let names = machine_names();
+    let near = options::nearest(&name.to_ascii_lowercase(), names.iter().copied());
+    let near = near.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+    let known = names.join(", ");
+    TrainError::Usage(format!(
+        "`--machine {text}`: there is no machine and no file `{name}`{near} Known are {known}, and files that `surogate \
+         doctor --calibrate` writes"
+    ))
+}
+
+/// A machine of a file.
+pub fn read(path: &Path) -> Result<Machine> {
+    let text = std::fs::read_to_string(path).map_err(|e| TrainError::io("read", path, e))?;
+    let no_machine = |why: String| TrainError::Usage(format!("{}: this is no machine: {why}", path.display()));
+    let value: Value = serde_json::from_str(&text).map_err(|e| no_machine(format!("no JSON: {e}")))?;
+    from_json(&value).map_err(no_machine)
+}
+
+/// Writes a file that [`read`] reads.
+pub fn write(machine: &Machine, path: &Path) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
+    }
+    let beside = path.with_extension(format!("{}.part", std::process::id()));
+    write_synced(&beside, format!("{:#}\n", to_json(machine)).as_bytes())?;
+    std::fs::rename(&beside, path).map_err(|e| TrainError::io("rename", &beside, e))
+}
+
+/// Where the measured values of a device are kept, by its name and the version of its driver; none without a folder for
+/// caches.
+pub fn kept_at(device: &str, driver: &str) -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = variable("SUROGATE_MACHINES").or_else(|| {
+        let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
+        Some(cache.join("surogate").join("machines"))
+    })?;
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
+    Some(folder.join(format!("{device} {driver}.json").chars().map(plain).collect::<String>()))
+}
+
+/// What was measured of this device, with what its driver says of it now; none where nothing was measured.
+pub fn calibrated(present: &Machine, device: &str, driver: &str) -> Option<Machine> {
+    let kept = read(&kept_at(device, driver)?).ok()?;
+    (kept.arch == present.arch && kept.units == present.units).then(|| Machine {
+        name: present.name.clone(),
+        memory: present.memory,
+        context_bytes: present.context_bytes,
+        ..kept
+    })
+}
+
+fn to_json(machine: &Machine) -> Value {
+    let Machine { reached, link, .. } = machine;
+    let products = &reached.products;
+    let (origin, date) = match &machine.origin {
+        Origin::Calibrated { date } => ("calibrated", Some(date)),
+        Origin::Kind => ("kind", None),
+        Origin::DataSheet => ("data sheet", None),
+        Origin::Other => ("other", None),
+    };
+    let point = |of: &AttentionRate| {
+        json!({
+            "pass": if of.backward { "backward" } else { "forward" }, "by": of.by.name(), "head_dim": of.head_dim,
+            "keys": of.keys, "share": of.share,
+        })
+    };
+    json!({
+        "surogate_machine": VERSION,
+        "name": machine.name,
+        "arch": machine.arch.to_string(),
+        "memory": machine.memory,
+        "context_bytes": machine.context_bytes,
+        "units": machine.units,
+        "origin": origin,
+        "date": date,
+        "bandwidth": machine.bandwidth,
+        "link_one_way": link.one_way,
+        "link_both_ways": link.both_ways,
+        "bf16_flops": machine.bf16_flops,
+        "f32_flops": machine.f32_flops,
+        "reached": {
+            "launch": reached.launch,
+            "entry": reached.entry,
+            "bandwidth": reached.bandwidth,
+            "kernels": reached.kernels,
+            "kernel_bandwidth": reached.kernel_bandwidth,
+            "addend_pass": reached.addend_pass,
+            "products": {
+                "launch": products.launch, "hot": products.hot, "small_tiles": products.small_tiles,
+                "wave": products.wave, "depth": products.depth, "bandwidth": products.bandwidth,
+            },
+            "attention": reached.attention.iter().map(point).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn from_json(value: &Value) -> std::result::Result<Machine, String> {
+    if value["surogate_machine"] != VERSION {
+        return Err(format!("`surogate_machine` is {}, expected {VERSION}", value["surogate_machine"]));
+    }
+    let found = |name: &str| value.pointer(name).ok_or_else(|| format!("there is no `{name}`"));
+    let text = |name: &str| found(name)?.as_str().map(str::to_owned).ok_or_else(|| format!("`{name}` is no text"));
+    let number = |name: &str| {
+        let of = found(name)?.as_f64().filter(|of| *of >= 0.0 && of.is_finite());
+        of.ok_or_else(|| format!("`{name}` is no number from 0"))
+    };
+    let rate = |name: &str| {
+        let of = number(name)?;
+        if of > 0.0 { Ok(of) } else { Err(format!("`{name}` is 0")) }
+    };
+    let count = |name: &str| found(name)?.as_u64().map(|of| of as usize).ok_or_else(|| format!("`{name}` is no count"));
+    let product = |name: &str| rate(&format!("/reached/products/{name}"));
+    let arch = text("/arch")?;
+    let points = found("/reached/attention")?.as_array().ok_or("`/reached/attention` is no list")?;
+    let attention = points.iter().map(point).collect::<Option<Vec<_>>>().ok_or("a point of attention is incomplete")?;
+    Ok(Machine {
+        name: text("/name")?,
+        arch: if arch == "cpu" { Arch::Cpu } else { Arch::Cuda(arch) },
+        memory: count("/memory")?,
+        context_bytes: count("/context_bytes")?,
+        units: count("/units")?,
+        origin: match text("/origin")?.as_str() {
+            "calibrated" => Origin::Calibrated { date: text("/date")? },
+            "kind" => Origin::Kind,
+            "data sheet" => Origin::DataSheet,
+            "other" => Origin::Other,
+            word => return Err(format!("`/origin` is `{word}`")),
+        },
+        bandwidth: rate("/bandwidth")?,
+        link: Link { one_way: rate("/link_one_way")?, both_ways: rate("/link_both_ways")? },
+        bf16_flops: rate("/bf16_flops")?,
+        f32_flops: rate("/f32_flops")?,
+        reached: Reached {
+            launch: number("/reached/launch")?,
+            entry: number("/reached/entry")?,
+            bandwidth: rate("/reached/bandwidth")?,
+            kernels: rate("/reached/kernels")?,
+            kernel_bandwidth: rate("/reached/kernel_bandwidth")?,
+            addend_pass: found("/reached/addend_pass")?.as_bool().ok_or("`addend_pass` is neither true nor false")?,
+            products: Products {
+                launch: number("/reached/products/launch")?,
+                hot: product("hot")?,
+                small_tiles: product("small_tiles")?,
+                wave: number("/reached/products/wave")?,
+                depth: number("/reached/products/depth")?,
+                bandwidth: product("bandwidth")?,
+            },
+            attention: Cow::Owned(attention),
+        },
+    })
+}
+
+fn point(value: &Value) -> Option<AttentionRate> {
+    let by = value["by"].as_str()?;
+    Some(AttentionRate {
+        backward: match value["pass"].as_str()? {
+            "forward" => false,
+            "backward" => true,
+            _ => return None,
+        },
+        by: Realisation::ALL.into_iter().find(|of| of.name() == by)?,
+        head_dim: value["head_dim"].as_u64()? as usize,
+        keys: value["keys"].as_f64().filter(|keys| *keys > 0.0)?,
+        share: value["share"].as_f64().filter(|share| *share > 0.0)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_is_nodes_gpus_name_rate() {
+        let of = |text| request(text).map(|of| (of.nodes, of.gpus, of.name.to_owned(), of.network)).ok();
+        assert_eq!(of("H100"), Some((1, 1, "H100".into(), None)));
+        assert_eq!(of("8xh200"), Some((1, 8, "h200".into(), None)));
+        assert_eq!(of("2x8Xrtx4090@12.5"), Some((2, 8, "rtx4090".into(), Some(12.5e9))));
+        assert_eq!(of("rtx4090"), Some((1, 1, "rtx4090".into(), None)));
+        for wrong in ["", "8x", "0xh100", "2x2x2xh100", "h100@", "h100@fast", "h100@-3", "99999999999999999999xh100"] {
+            assert!(request(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn one_gpu_is_planned_for_and_several_are_refused_by_name() {
+        assert_eq!(asked("RTX4090").unwrap().name, "rtx4090");
+        assert_eq!(asked("1x1xh100").unwrap().name, "h100");
+        let refused = |text: &str| asked(text).unwrap_err().to_string();
+        assert!(refused("2x8xh200@12.5").contains("2 nodes of 8 GPUs, and several GPUs are not available yet"));
+        assert!(refused("8xh100").contains("`--machine h100`"));
+        assert!(refused("h100@50").contains("one node"));
+        let unknown = refused("h20");
+        assert!(unknown.contains("did you mean `h200`?") && unknown.contains("a100-80"), "{unknown}");
+    }
+
+    fn close(a: &Value, b: &Value) {
+        match (a, b) {
+            (Value::Array(a), Value::Array(b)) => {
+                assert_eq!(a.len(), b.len());
+                a.iter().zip(b).for_each(|(a, b)| close(a, b));
+            }
+            (Value::Object(a), Value::Object(b)) => {
+                assert_eq!(a.len(), b.len());
+                a.iter().for_each(|(name, a)| close(a, &b[name]));
+            }
+            (Value::Number(a), Value::Number(b)) => {
+                let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+                assert!((a - b).abs() <= 1e-12 * b.abs(), "{a} {b}");
+            }
+            (a, b) => assert_eq!(a, b),
+        }
+    }
+
+    #[test]
+    fn a_machine_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.json");
+        let date = "2026-11-22".to_owned();
+        for machine in [
+            Machine::cpu(8 << 30, 4),
+            Machine { origin: Origin::Calibrated { date }, ..Machine::h200() },
+            Machine::named("b200").unwrap(),
+        ] {
+            write(&machine, &path).unwrap();
+            let found = asked(path.to_str().unwrap()).unwrap();
+            assert_eq!((&found.name, &found.arch, found.memory), (&machine.name, &machine.arch, machine.memory));
+            assert_eq!((found.units, &found.origin), (machine.units, &machine.origin));
+            // Numbers pass through text.
+            close(&to_json(&found), &to_json(&machine));
+        }
+        let damaged = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read(&path).unwrap_err().to_string()
+        };
+        assert!(damaged("{").contains("no JSON"));
+        assert!(damaged("{}").contains("surogate_machine"));
+        let text = format!("{:#}", to_json(&Machine::h200()));
+        assert!(damaged(&text.replace("\"bandwidth\": 0.93", "\"bandwidth\": 0")).contains("/reached/bandwidth"));
+        assert!(damaged(&text.replace("\"scalar\"", "\"abacus\"")).contains("point of attention"));
+    }
+}

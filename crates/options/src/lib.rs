@@ -4,9 +4,12 @@
 //! struct field, the reader, the JSON schema, the reference page and the rows of `--help`. All problems of a text are
 //! collected; nothing stops at the first one.
 //!
+//! Beside it stand the place that is taken where no option names one for a cache, and texts of others made visible.
+//!
 //! Deliberately unknown here: which options exist and what any of them means.
 
 mod bytes;
+pub mod cache;
 mod choice;
 mod collections;
 mod kind;
@@ -22,6 +25,7 @@ mod source;
 mod table;
 mod tree;
 mod value;
+mod visible;
 mod yaml;
 
 pub use bytes::ByteSize;
@@ -39,3 +43,4 @@ pub use source::{Source, Span};
 pub use table::{Section, Table, read_table};
 pub use tree::{Key, Node, Tree};
 pub use value::{Fault, OptionValue};
+pub use visible::visible;

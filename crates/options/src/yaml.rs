@@ -13,13 +13,21 @@ use std::collections::HashMap;
 /// Aliases may repeat a part of a document; this many nodes in all is far more than any configuration has.
 const MOST_NODES: usize = 100_000;
 
+/// Bytes that aliases may add to those of the text.
+const MOST_REPEATED: usize = 16 << 20;
+
+/// How deep values may nest.
+const DEEPEST: usize = 100;
+
+/// Mistakes after which no more are looked for.
+const MOST_PROBLEMS: usize = 200;
+
 impl Reader {
     /// Parses source number `source`. None if the text is not YAML (the problem is recorded); an empty text is an empty
     /// map.
     pub(crate) fn parse_yaml(&mut self, source: usize) -> Option<Node> {
         let text = self.sources()[source].text.clone();
-        let mut builder =
-            Builder { reader: self, source, parser: Parser::new_from_str(&text), anchors: HashMap::new(), nodes: 0 };
+        let mut builder = Builder::new(self, source, &text);
         match builder.document() {
             Ok(node) => node,
             Err(Stop::Syntax(error)) => {
@@ -48,11 +56,27 @@ struct Builder<'r, 't> {
     reader: &'r mut Reader,
     source: usize,
     parser: Parser<'t, granit_parser::StrInput<'t>>,
-    anchors: HashMap<usize, (Node, usize)>,
-    nodes: usize,
+    anchors: HashMap<usize, (Node, Size)>,
+    /// Of everything so far.
+    size: Size,
+    depth: usize,
+    problems: usize,
 }
 
-impl<'t> Builder<'_, 't> {
+/// What a part of a document takes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    nodes: usize,
+    /// Of texts that aliases repeat.
+    bytes: usize,
+}
+
+impl<'r, 't> Builder<'r, 't> {
+    fn new(reader: &'r mut Reader, source: usize, text: &'t str) -> Self {
+        let (parser, anchors) = (Parser::new_from_str(text), HashMap::new());
+        Builder { reader, source, parser, anchors, size: Size::default(), depth: 0, problems: 0 }
+    }
+
     /// The next event that carries content, with its byte range.
     fn next(&mut self) -> Result<(Event<'t>, Span), Stop> {
         loop {
@@ -90,47 +114,76 @@ impl<'t> Builder<'_, 't> {
     }
 
     fn node(&mut self, event: Event<'t>, span: Span) -> Result<Node, Stop> {
-        let before = self.nodes;
-        self.count(1, span)?;
+        let before = self.size;
+        self.depth += 1;
+        if self.depth > DEEPEST {
+            return self.stop(span, format!("values are nested deeper than {DEEPEST} here"));
+        }
+        self.count(Size { nodes: 1, bytes: 0 }, span)?;
         let (tree, anchor, end) = match event {
-            Event::Alias(id) => return self.alias(id, span),
-            Event::Scalar(text, style, anchor, tag) => (self.scalar(text, style, tag, span), anchor, span.end),
+            Event::Alias(id) => {
+                self.depth -= 1;
+                return self.alias(id, span);
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                self.size.bytes += text.len();
+                (self.scalar(text, style, tag, span)?, anchor, span.end)
+            }
             Event::SequenceStart(_, anchor, tag) => {
-                self.refuse_tag(tag, span);
+                self.refuse_tag(tag, span)?;
                 let (items, end) = self.list()?;
                 (Tree::List(items), anchor, end)
             }
             Event::MappingStart(_, anchor, tag) => {
-                self.refuse_tag(tag, span);
+                self.refuse_tag(tag, span)?;
                 let (entries, end) = self.map()?;
                 (Tree::Map(entries), anchor, end)
             }
             event => unreachable!("{event:?} cannot begin a node"),
         };
+        self.depth -= 1;
         let node = Node { tree, span: Some(Span { end: end.max(span.end), ..span }) };
         if anchor != 0 {
-            self.anchors.insert(anchor, (node.clone(), self.nodes - before));
+            let own = Size { nodes: self.size.nodes - before.nodes, bytes: self.size.bytes - before.bytes };
+            // The copy that is kept takes as much again.
+            self.count(own, span)?;
+            self.anchors.insert(anchor, (node.clone(), own));
         }
         Ok(node)
     }
 
     fn alias(&mut self, id: usize, span: Span) -> Result<Node, Stop> {
-        let Some((node, size)) = self.anchors.get(&id).cloned() else {
-            self.reader.report_at(Some(span), "", "this alias stands inside its own anchor".into(), None);
-            return Err(Stop::Reported);
+        let Some(size) = self.anchors.get(&id).map(|(_, size)| *size) else {
+            return self.stop(span, "this alias stands inside its own anchor".into());
         };
         self.count(size, span)?;
-        Ok(Node { span: Some(span), ..node })
+        Ok(Node { span: Some(span), ..self.anchors[&id].0.clone() })
     }
 
-    fn count(&mut self, more: usize, span: Span) -> Result<(), Stop> {
-        self.nodes += more;
-        if self.nodes > MOST_NODES {
+    /// Counts before anything is copied.
+    fn count(&mut self, more: Size, span: Span) -> Result<(), Stop> {
+        self.size = Size { nodes: self.size.nodes + more.nodes, bytes: self.size.bytes + more.bytes };
+        if self.size.nodes > MOST_NODES {
             let message = format!("the document has more than {MOST_NODES} values once its aliases are written out");
-            self.reader.report_at(Some(span), "", message, None);
-            return Err(Stop::Reported);
+            return self.stop(span, message);
+        }
+        let text = self.reader.sources()[self.source].text.len();
+        if self.size.bytes > text + MOST_REPEATED {
+            return self.stop(span, "the document has too much text once its aliases are written out".into());
         }
         Ok(())
+    }
+
+    fn stop<T>(&mut self, span: Span, message: String) -> Result<T, Stop> {
+        self.reader.report_at(Some(span), "", message, None);
+        Err(Stop::Reported)
+    }
+
+    /// Records a mistake after which reading goes on, unless there are very many.
+    fn mistake(&mut self, span: Span, path: &str, message: String, hint: Option<String>) -> Result<(), Stop> {
+        self.reader.report_at(Some(span), path, message, hint);
+        self.problems += 1;
+        if self.problems < MOST_PROBLEMS { Ok(()) } else { self.stop(span, "and there are more mistakes".into()) }
     }
 
     fn list(&mut self) -> Result<(Vec<Node>, usize), Stop> {
@@ -145,6 +198,7 @@ impl<'t> Builder<'_, 't> {
 
     fn map(&mut self) -> Result<(Vec<(Key, Node)>, usize), Stop> {
         let mut entries: Vec<(Key, Node)> = Vec::new();
+        let mut seen: HashMap<String, Span> = HashMap::new();
         loop {
             let (event, span) = match self.next()? {
                 (Event::MappingEnd, span) => return Ok((entries, span.start)),
@@ -154,39 +208,87 @@ impl<'t> Builder<'_, 't> {
             let (event, value_span) = self.next()?;
             let value = self.node(event, value_span)?;
             let Tree::Scalar { text: name, .. } = name.tree else {
-                self.reader.report_at(Some(span), "", "the name of a setting must be a plain word".into(), None);
+                self.mistake(span, "", "the name of a setting must be a plain word".into(), None)?;
                 continue;
             };
-            match entries.iter().find(|(key, _)| key.name == name) {
-                None => entries.push((Key { name, span: Some(span) }, value)),
-                Some((first, _)) => {
-                    let line = first.span.map(|first| self.reader.locate(first).line);
-                    let first = line.map_or(String::new(), |line| format!(", first on line {line}"));
-                    let message = format!("`{name}` is given twice{first}");
-                    self.reader.report_at(Some(span), &name, message, Some("keep one of the two".into()));
+            match seen.get(&name) {
+                None => {
+                    seen.insert(name.clone(), span);
+                    entries.push((Key { name, span: Some(span) }, value));
+                }
+                Some(first) => {
+                    let line = self.reader.locate(*first).line;
+                    let message = format!("`{name}` is given twice, first on line {line}");
+                    self.mistake(span, &name, message, Some("keep one of the two".into()))?;
                 }
             }
         }
     }
 
-    fn scalar(&mut self, text: Cow<'t, str>, style: ScalarStyle, tag: Option<Cow<'t, Tag>>, span: Span) -> Tree {
+    fn scalar(
+        &mut self,
+        text: Cow<'t, str>,
+        style: ScalarStyle,
+        tag: Option<Cow<'t, Tag>>,
+        span: Span,
+    ) -> Result<Tree, Stop> {
         let quoted = match tag.as_deref().and_then(Tag::core_suffix) {
             Some("str") => true,
             _ => {
-                self.refuse_tag(tag, span);
+                self.refuse_tag(tag, span)?;
                 !matches!(style, ScalarStyle::Plain)
             }
         };
         if !quoted && matches!(&*text, "" | "~" | "null" | "Null" | "NULL") {
-            return Tree::Null;
+            return Ok(Tree::Null);
         }
-        Tree::Scalar { text: text.into_owned(), quoted }
+        Ok(Tree::Scalar { text: text.into_owned(), quoted })
     }
 
-    fn refuse_tag(&mut self, tag: Option<Cow<'t, Tag>>, span: Span) {
-        if let Some(tag) = tag {
-            let message = format!("the YAML tag `{}` has no meaning here", tag.original());
-            self.reader.report_at(Some(span), "", message, Some("remove the tag".into()));
+    fn refuse_tag(&mut self, tag: Option<Cow<'t, Tag>>, span: Span) -> Result<(), Stop> {
+        let Some(tag) = tag else { return Ok(()) };
+        let message = format!("the YAML tag `{}` has no meaning here", tag.original());
+        self.mistake(span, "", message, Some("remove the tag".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The problems of a text, whose last tells why it was given up.
+    fn told(text: &str) -> Vec<String> {
+        let mut reader = Reader::new(&[]);
+        let node = reader.read_yaml("run.yaml", text);
+        assert_eq!(node.is_none(), !reader.problems().is_empty());
+        reader.problems().iter().map(|problem| problem.message.clone()).collect()
+    }
+
+    #[test]
+    fn what_aliases_repeat_is_bounded_before_it_is_copied() {
+        let laughs = |i: usize| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i.max(1) - 1); 10].join(", "));
+        let bomb: String = "a0: &a0 ha\n".to_owned() + &(1..12).map(laughs).collect::<String>();
+        assert!(told(&bomb)[0].contains("more than 100000 values once its aliases"), "{:?}", told(&bomb));
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), vec!["*a"; 9000].join(", "));
+        assert!(told(&long)[0].contains("too much text once its aliases"), "{:?}", told(&long));
+        // Anchors inside of anchors are copied as often as they are deep.
+        let nested = "&a [".repeat(90) + &"x, ".repeat(20_000) + &"]".repeat(90);
+        assert!(told(&nested)[0].contains("more than 100000 values"), "{:?}", told(&nested));
+        assert!(told("base: &base {x: 1}\nfirst: *base\nsecond: *base\n").is_empty());
+    }
+
+    #[test]
+    fn depth_and_problems_are_bounded() {
+        for (open, close) in [("[", "]"), ("{a: ", "}")] {
+            let deep = open.repeat(50_000) + &close.repeat(50_000);
+            // The parser has a bound of its own for what stands in brackets.
+            let why = told(&deep).remove(0);
+            assert!(why.contains("nested deeper than 100") || why.contains("recursion limit"), "{why}");
         }
+        assert!(told(&("[".repeat(99) + &"]".repeat(99))).is_empty());
+        let block: String = (0..300).map(|depth| " ".repeat(depth) + "a:\n").collect();
+        assert!(told(&block)[0].contains("nested deeper than 100"));
+        let twice = "a: 1\n".repeat(40_000);
+        assert_eq!(told(&twice).len(), MOST_PROBLEMS + 1);
     }
 }

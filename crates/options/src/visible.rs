@@ -1,0 +1,54 @@
+//! Text of others (names, paths, values, columns) made visible before it goes to a terminal or a log: nothing in it can
+//! move a cursor, change a title, or turn the direction of what follows.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// The text with every character that steers a terminal or hides spelled as `\u001b`. Line ends and tabs stay. In JSON,
+/// where such characters only stand in strings, the spelling means the character itself.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_hidden(c) {
+            true => write!(shown, "\\u{:04x}", c as u32).expect("a text takes everything"),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Controls but line ends and tabs; marks and overrides of direction; separators of lines that only some programs know.
+fn is_hidden(c: char) -> bool {
+    match c {
+        '\n' | '\t' => false,
+        '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => true,
+        c => c.is_control(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_steers_a_terminal() {
+        assert!(matches!(visible("ä\tlöss\n  hint: 模型 🙂 e\u{301}"), Cow::Borrowed(_)));
+        assert_eq!(visible("\u{1b}[2J\u{9b}31m\u{7}\rx"), "\\u001b[2J\\u009b31m\\u0007\\u000dx");
+        assert_eq!(visible("a\u{202e}b\u{2066}c\u{7f}\u{0}"), "a\\u202eb\\u2066c\\u007f\\u0000");
+        for c in (0..=0x10ffff).filter_map(char::from_u32).filter(|c| c.is_control() && !"\n\t".contains(*c)) {
+            assert!(!visible(&c.to_string()).contains(char::is_control), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn json_keeps_its_meaning() {
+        let value = serde_json::json!({"a\u{1b}\u{9b}": ["\u{7f}\u{202e}\n\t\"\\", 1]});
+        let text = value.to_string();
+        let shown = visible(&text);
+        assert!(!shown.contains(is_hidden) && text.contains(is_hidden));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
+}

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::document::Document;
+use crate::error::DataError;
 use crate::gather::Gathering;
 use crate::segment::{DocumentView, Segment};
 
@@ -22,14 +23,16 @@ impl Corpus {
     /// Documents that are at hand, in memory.
     pub fn of(documents: impl IntoIterator<Item = Document>) -> Corpus {
         let mut gathering = Gathering::new(None);
-        documents.into_iter().for_each(|document| gathering.push(&document));
-        gathering.finish().0
+        let in_memory = "what lies in memory can be read";
+        documents.into_iter().for_each(|document| gathering.push(&document).expect(in_memory));
+        gathering.finish().expect(in_memory).0
     }
 
     /// The same documents, without files.
-    pub(crate) fn in_memory(&self) -> Corpus {
-        let segments = self.segments.iter().map(|segment| Arc::new(segment.in_memory())).collect();
-        Corpus { segments, firsts: self.firsts.clone(), digests: self.digests.clone() }
+    pub(crate) fn in_memory(&self) -> Result<Corpus, DataError> {
+        let segments = self.segments.iter().map(|segment| segment.in_memory().map(Arc::new));
+        let segments = segments.collect::<Result<_, _>>()?;
+        Ok(Corpus { segments, firsts: self.firsts.clone(), digests: self.digests.clone() })
     }
 
     pub(crate) fn append(&mut self, segment: Segment, digest: String) {
@@ -74,14 +77,13 @@ impl Corpus {
         (segment, i - self.firsts[segment] as usize)
     }
 
-    /// Panics if there is no document `i`.
-    pub fn document(&self, i: usize) -> DocumentView<'_> {
-        let (segment, inside) = self.place(i);
-        self.segments[segment].document(inside)
+    /// A copy of document `i`. Errors: its file has changed. Panics if there is no document `i`.
+    pub fn document(&self, i: usize) -> Result<Document, DataError> {
+        self.read(i, &mut Vec::new()).map(DocumentView::to_document)
     }
 
-    /// The same, by way of `copy` where that is faster.
-    pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> DocumentView<'a> {
+    /// The same without a copy, but for the one in `copy` of what lies in a file.
+    pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
         let (segment, inside) = self.place(i);
         self.segments[segment].read(inside, copy)
     }
@@ -90,14 +92,6 @@ impl Corpus {
     pub fn length(&self, i: usize) -> usize {
         let (segment, inside) = self.place(i);
         self.segments[segment].length(inside)
-    }
-
-    /// What was read of the files of these documents need not stay in memory.
-    pub(crate) fn release(&self, documents: impl Iterator<Item = usize>) {
-        let mut segments: Vec<usize> = documents.map(|i| self.place(i).0).collect();
-        segments.sort_unstable();
-        segments.dedup();
-        segments.into_iter().for_each(|i| self.segments[i].release());
     }
 
     /// Identifies the documents: their tokens, labels, weights and positions, in their order.
@@ -183,14 +177,14 @@ mod tests {
         let second = Document { positions: Some(vec![7, 8]), ..Document::all_trained(vec![4, 5]) };
         let mut corpus = Corpus::of([first.clone(), second.clone()]);
         assert_eq!((corpus.len(), corpus.tokens(), corpus.length(1)), (2, 5, 2));
-        assert_eq!(corpus.document(0).positions, None);
-        assert_eq!(corpus.document(1).positions, Some(&[7, 8][..]));
+        assert_eq!(corpus.document(0).unwrap(), first);
+        assert_eq!(corpus.document(1).unwrap(), second);
         corpus.extend(&Corpus::of([]));
         corpus.extend(&Corpus::of([second]));
         corpus.extend(&Corpus::of([first]));
         assert_eq!((corpus.len(), corpus.tokens()), (4, 10));
-        assert_eq!(corpus.document(2).ids, [4, 5]);
-        assert_eq!(corpus.document(3).ids, [1, 2, 3]);
+        assert_eq!(corpus.document(2).unwrap().ids, [4, 5]);
+        assert_eq!(corpus.document(3).unwrap().ids, [1, 2, 3]);
     }
 
     #[test]

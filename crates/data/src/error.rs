@@ -12,15 +12,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The machine is wrong: a system call failed.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", shown(path.display()))]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// The user's file or setting is wrong.
-    #[error("{place}: {problem}{}", hint_suffix(hint))]
+    #[error("{}: {}{}", shown(place), shown(problem), hint_suffix(hint))]
     Invalid { place: String, problem: String, hint: String },
 }
 
 fn hint_suffix(hint: &str) -> String {
-    if hint.is_empty() { String::new() } else { format!(" ({hint})") }
+    if hint.is_empty() { String::new() } else { format!(" ({})", shown(hint)) }
+}
+
+/// Names and words of others inside of a message: on one line, and with nothing that steers a terminal.
+pub(crate) fn shown(text: impl fmt::Display) -> String {
+    options::visible(&text.to_string()).replace('\n', "\\n")
 }
 
 impl DataError {
@@ -66,6 +71,8 @@ pub enum RowReason {
     TooLong,
     /// Nothing in the row would be trained.
     Untrained,
+    /// More bytes or values than `max_row_size` allows.
+    TooLarge,
 }
 
 impl RowReason {
@@ -81,6 +88,7 @@ impl RowReason {
             RowReason::Empty => "empty",
             RowReason::TooLong => "too long",
             RowReason::Untrained => "nothing trained",
+            RowReason::TooLarge => "too large",
         }
     }
 
@@ -98,6 +106,6 @@ impl RowError {
 
 impl fmt::Display for RowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason.name(), self.detail)
+        write!(f, "{}: {}", self.reason.name(), shown(&self.detail))
     }
 }

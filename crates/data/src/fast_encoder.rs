@@ -7,13 +7,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tensor::philox::{Purpose, word};
 use tokenizers_next::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 use tokenizers_next::{canonicalize_file, from_json};
 
+use crate::guard;
 use crate::tokenizer::Encoded;
 
 /// Encodes as the library does, or not at all.
@@ -56,7 +56,7 @@ impl FastEncoder {
     pub(crate) fn encode(&self, text: &str, special: bool) -> Option<Encoded> {
         let around = if special { Some(self.around.as_ref()?) } else { None };
         let mut tokens = Vec::with_capacity(text.len() / 3);
-        self.pipeline.encode_into(text, &self.options, &mut tokens).ok()?;
+        guard::guarded(|| self.pipeline.encode_into(text, &self.options, &mut tokens)).ok()?.ok()?;
         let plain = self.with_offsets(text, PipelineToken::cast_slice(&tokens))?;
         let Some([before, after]) = around else { return Some(plain) };
         Some(Encoded {
@@ -107,7 +107,7 @@ impl FastEncoder {
 
 /// The library of a version before the first may panic where it will not later.
 fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("the encoder gave up".to_owned()))
+    guard::guarded(work).unwrap_or_else(|panic| Err(format!("the encoder gave up: {panic}")))
 }
 
 /// What the tokenizer puts before and behind texts of its own accord.

@@ -58,12 +58,12 @@ fn reading_kept_rows() {
     for i in 0.. {
         let document = document(i);
         written += document.len();
-        gathering.push(&document);
+        gathering.push(&document).unwrap();
         if written >= wanted {
             break;
         }
     }
-    let (_, writer, failed) = gathering.finish();
+    let (_, writer, failed) = gathering.finish().unwrap();
     assert!(failed.is_none(), "{failed:?}");
     writer.unwrap().commit(&key, &DatasetSummary::default(), Vec::new()).unwrap();
 
@@ -90,7 +90,7 @@ fn reading_kept_rows() {
     let loader = Loader::new(documents, spec, Position::default()).unwrap();
     let (mut tokens, mut most) = (0, 0);
     for (number, batch) in loader.enumerate() {
-        tokens += batch.input_ids.len();
+        tokens += batch.unwrap().input_ids.len();
         if number % 64 == 0 {
             most = most.max(resident());
         }

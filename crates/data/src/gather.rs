@@ -7,7 +7,11 @@ use std::io;
 use crate::cache::EntryWriter;
 use crate::corpus::{Corpus, digest_of};
 use crate::document::Document;
+use crate::error::DataError;
 use crate::segment::{Segment, SegmentBuilder};
+
+/// A corpus, the entry that holds it, and why there is none.
+pub(crate) type Gathered = (Corpus, Option<EntryWriter>, Option<io::Error>);
 
 /// A corpus in the making.
 #[derive(Default)]
@@ -24,14 +28,13 @@ impl Gathering {
         Gathering { writer, ..Gathering::default() }
     }
 
-    pub(crate) fn push(&mut self, document: &Document) {
+    /// Errors: what is written so far cannot be read back.
+    pub(crate) fn push(&mut self, document: &Document) -> Result<(), DataError> {
         self.open.push(document);
-        if self.open.is_full() {
-            self.close();
-        }
+        if self.open.is_full() { self.close() } else { Ok(()) }
     }
 
-    fn close(&mut self) {
+    fn close(&mut self) -> Result<(), DataError> {
         let words = self.open.finish();
         let digest = digest_of(&words);
         let written = match &mut self.writer {
@@ -40,19 +43,20 @@ impl Gathering {
         };
         if self.failed.is_some() && self.writer.is_some() {
             // What is written so far is removed with the writer, so that a full disk is none afterwards.
-            self.corpus = self.corpus.in_memory();
+            self.corpus = self.corpus.in_memory()?;
             self.writer = None;
         }
         let segment = written.or_else(|| Segment::of_words(words)).expect("a builder makes segments");
         self.corpus.append(segment, digest);
+        Ok(())
     }
 
     /// The corpus, the entry to be committed, and what went wrong with it.
-    pub(crate) fn finish(mut self) -> (Corpus, Option<EntryWriter>, Option<io::Error>) {
+    pub(crate) fn finish(mut self) -> Result<Gathered, DataError> {
         if !self.open.is_empty() {
-            self.close();
+            self.close()?;
         }
-        (self.corpus, self.writer, self.failed)
+        Ok((self.corpus, self.writer, self.failed))
     }
 }
 
@@ -80,9 +84,9 @@ mod tests {
             if i == documents().count() / 2 + 1 {
                 spoil(place.path());
             }
-            gathering.push(&document);
+            gathering.push(&document).unwrap();
         }
-        let (corpus, writer, failed) = gathering.finish();
+        let (corpus, writer, failed) = gathering.finish().unwrap();
         (corpus, writer, failed, place)
     }
 
@@ -103,7 +107,7 @@ mod tests {
         assert_eq!(names.len(), 5, "three segments, a list, their stamps: {names:?}");
         for other in [written, failing] {
             assert_eq!((other.len(), other.digest()), (plain.len(), plain.digest()));
-            assert!((0..plain.len()).all(|i| plain.document(i).ids == other.document(i).ids));
+            assert!((0..plain.len()).all(|i| plain.document(i).unwrap() == other.document(i).unwrap()));
         }
     }
 }

@@ -77,9 +77,6 @@ pub struct LoaderSpec {
 /// Documents that are packed together.
 const WINDOW: usize = 8192;
 
-/// Documents that are read from files before the memory of their index is given back.
-const READ: usize = 256;
-
 /// A place in the data: the next row to be taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Position {
@@ -98,8 +95,6 @@ struct Cursor {
     /// The order of `position.epoch`, and the rows (corpus indices) of `position.window`.
     epoch_order: Option<(u64, Vec<u32>)>,
     window_rows: Option<(u64, u64, Vec<Vec<u32>>)>,
-    /// Documents that were read since memory was given back.
-    read: Vec<u32>,
 }
 
 impl Cursor {
@@ -159,7 +154,7 @@ impl Cursor {
     }
 
     /// The next micro-batch; the last one is filled up with rows in which nothing is trained.
-    fn next_batch(&mut self) -> Option<Batch> {
+    fn next_batch(&mut self) -> Option<Result<Batch, DataError>> {
         let batch_size = self.spec.batch_size;
         let Share { rank, ranks } = self.spec.share;
         let of_all: Vec<Vec<u32>> = std::iter::from_fn(|| self.next_row()).take(batch_size * ranks).collect();
@@ -182,14 +177,10 @@ impl Cursor {
                 self.assemble(&[rows.concat()], 1, length)
             }
         };
-        self.read.extend(rows.iter().flatten());
-        if self.read.len() >= READ {
-            self.documents.corpus.release(self.read.drain(..).map(|document| document as usize));
-        }
         Some(batch)
     }
 
-    fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Batch {
+    fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Result<Batch, DataError> {
         let size = batch_size * seq_len;
         let mut batch = Batch {
             batch: batch_size,
@@ -210,14 +201,14 @@ impl Cursor {
                 self.fill(&mut batch, padding, row_begin);
             }
             for &document in row {
-                let view = self.documents.corpus.read(document as usize, &mut copy);
+                let view = self.documents.corpus.read(document as usize, &mut copy)?;
                 append(&mut batch, view, row_begin);
             }
             if self.spec.padding == Padding::End {
                 self.fill(&mut batch, padding, row_begin);
             }
         }
-        batch
+        Ok(batch)
     }
 
     /// Padding is documents of their own in which nothing is trained.
@@ -288,7 +279,7 @@ pub struct Loader {
 
 enum Source {
     Inline(Box<Cursor>),
-    Thread { batches: Option<Receiver<(Batch, Position)>>, worker: Option<JoinHandle<()>> },
+    Thread { batches: Option<Receiver<(Result<Batch, DataError>, Position)>>, worker: Option<JoinHandle<()>> },
 }
 
 impl Loader {
@@ -307,10 +298,10 @@ impl Loader {
 }
 
 impl Iterator for Loader {
-    type Item = Batch;
+    type Item = Result<Batch, DataError>;
 
-    /// The next micro-batch; `None` after the last epoch.
-    fn next(&mut self) -> Option<Batch> {
+    /// The next micro-batch; `None` after the last epoch. Errors: a file of the documents has changed.
+    fn next(&mut self) -> Option<Result<Batch, DataError>> {
         match &mut self.source {
             Source::Inline(cursor) => {
                 let batch = cursor.next_batch()?;
@@ -377,7 +368,7 @@ impl Cursor {
         if let Some((lengths, longest)) = longest {
             assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
-        Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None, read: Vec::new() })
+        Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::corpus::Corpus;
 use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, Part, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
-use crate::error::{DataError, RowError};
+use crate::error::{DataError, RowError, shown};
 use crate::gather::Gathering;
 use crate::pipeline::in_order;
 use crate::rows::{self, Row, Rows};
@@ -99,6 +99,7 @@ pub fn prepare_cached(
         notes.extend((taken > 0).then(|| format!("the rows of {} are from the cache in {folder}", sets(taken))));
         notes.extend((kept > 0).then(|| format!("the rows of {} were encoded and are kept in {folder}", sets(kept))));
     }
+    let notes = notes.iter().map(shown).collect();
     Ok(Prepared { corpus: Arc::new(corpus), summary, notes })
 }
 
@@ -145,7 +146,7 @@ impl Set<'_> {
         }
         let mut writer = None;
         if !matches!(found, Found::Rows(..)) {
-            let waiting = || tell(&format!("waiting for another process that prepares the rows of {name}"));
+            let waiting = || tell(&format!("waiting for another process that prepares the rows of {}", shown(&name)));
             match cache.begin(&key, &waiting) {
                 Ok(begun) => {
                     // Another process may have written them meanwhile.
@@ -176,6 +177,10 @@ impl Set<'_> {
         match writer.commit(&key, &encoded.counted, clock) {
             Ok(()) => {
                 encoded.from = Origin::Kept;
+                // By their last names, under which files are found that are not kept open.
+                if let Found::Rows(rows, _) = cache.find(&key, &|format| self.options.dialogue.clock_reading(format)) {
+                    encoded.rows = rows;
+                }
                 cache.clear_unused();
             }
             Err(error) => notes.push(not_kept(&name, cache, &error)),
@@ -196,7 +201,7 @@ impl Set<'_> {
         let mut gathering = Gathering::new(writer);
         read_dataset(&spec, rows, &*encoder, options, &mut gathering, &mut counted)?;
         counted.check()?;
-        let (rows, writer, failed) = gathering.finish();
+        let (rows, writer, failed) = gathering.finish()?;
         let clock = encoder.clock_readings().into_iter().collect();
         Ok((Encoded { rows, counted, from: Origin::Encoded }, writer, failed, clock))
     }
@@ -224,7 +229,7 @@ fn open(spec: &DatasetSpec, summary: &mut DatasetSummary) -> Result<(DatasetSpec
         DatasetKind::Auto(hints) if !hints.text.is_empty() => &hints.text,
         _ => "text",
     };
-    let mut rows = rows::open(&summary.files, text_field)?;
+    let mut rows = rows::open_within(&summary.files, text_field, spec.row_limit)?;
     let DatasetKind::Auto(hints) = &spec.kind else { return Ok((spec.clone(), rows)) };
     let first: Vec<Row> = rows.by_ref().take(SAMPLE).collect();
     let readable: Vec<&Map<String, Value>> = first.iter().filter_map(|row| row.fields.as_ref().ok()).collect();
@@ -264,7 +269,7 @@ fn read_dataset(
             Ok(documents) => {
                 check_vocabulary(&documents, &row, options.vocab_size)?;
                 summary.keep(&documents, options.max_length, &expected);
-                documents.iter().for_each(|document| gathering.push(document));
+                documents.iter().try_for_each(|document| gathering.push(document))?;
             }
             Err(error) => summary.drop_row(&row.place, error),
         }

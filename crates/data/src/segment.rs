@@ -1,4 +1,4 @@
-//! A segment: some thousand encoded documents side by side in one array of 32-bit words, in memory or mapped from a file.
+//! A segment: some thousand encoded documents side by side in one array of 32-bit words, in memory or in a file.
 //!
 //! Words, in the byte order of the machine:
 //!
@@ -9,13 +9,15 @@
 //! ```
 //!
 //! What is trained is kept as runs (begin, end, weight) over which the labels equal the ids; a document of which that is
-//! not true, or whose runs would be larger, keeps its labels and weights whole. Knows no folder and no key.
+//! not true, or whose runs would be larger, keeps its labels and weights whole. Of a file, head and index are in memory: a
+//! file that changes leads to an error, and never outside of a document. Knows no folder and no key.
 
 use std::borrow::Cow;
 
 use crate::batch::IGNORE;
 use crate::document::Document;
-use crate::mmap::WordFile;
+use crate::error::DataError;
+use crate::word_file::WordFile;
 
 /// `rows` in the byte order of this machine: a file of another order is no segment here.
 const MARK: i32 = i32::from_be_bytes(*b"swor");
@@ -36,7 +38,7 @@ pub(crate) const FULL: usize = 1 << 24;
 
 /// A document inside a segment.
 #[derive(Clone, Copy, Debug)]
-pub struct DocumentView<'a> {
+pub(crate) struct DocumentView<'a> {
     pub ids: &'a [i32],
     pub positions: Option<&'a [i32]>,
     trained: Trained<'a>,
@@ -73,6 +75,24 @@ impl<'a> DocumentView<'a> {
                 weights
             }
         }
+    }
+
+    /// Whether its runs ascend and lie inside the document.
+    fn holds(&self) -> bool {
+        let Trained::Runs(words) = self.trained else { return true };
+        let mut at = 0;
+        words.chunks_exact(RUN).all(|run| {
+            let follows = at <= run[0] && run[0] <= run[1] && run[1] as usize <= self.ids.len();
+            at = run[1];
+            follows
+        })
+    }
+
+    /// A document of its own.
+    pub(crate) fn to_document(self) -> Document {
+        let (labels, weights) = (self.labels().into_owned(), self.weights());
+        let positions = self.positions.map(<[i32]>::to_vec);
+        Document { ids: self.ids.to_vec(), labels, weights, positions, keep: 0 }
     }
 
     /// The parts (begin, end, weight) in which each label is the token's own id, ascending; outside of them nothing is
@@ -160,41 +180,57 @@ impl SegmentBuilder {
     }
 }
 
-/// Where the words lie.
+/// Where the words behind head and index lie.
 #[derive(Debug)]
 enum Words {
     Memory(Vec<i32>),
-    Mapped(WordFile),
+    File(WordFile),
 }
 
 /// A finished segment.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    words: Words,
+    /// Of all documents: their lengths, where their data begin, what they are.
+    index: Vec<i32>,
+    data: Words,
     documents: usize,
 }
 
 impl Segment {
     /// `None`: these are no words of a segment.
-    pub(crate) fn of_words(words: Vec<i32>) -> Option<Segment> {
-        Segment { documents: checked(&words)?, words: Words::Memory(words) }.into()
+    pub(crate) fn of_words(mut words: Vec<i32>) -> Option<Segment> {
+        let documents = documents(words.first_chunk()?, words.len())?;
+        let data = words.split_off(HEAD + INDEX * documents);
+        let index = words.split_off(HEAD);
+        is_whole(&index, data.len()).then_some(Segment { index, data: Words::Memory(data), documents })
     }
 
-    /// `None`: the file is no segment.
-    pub(crate) fn of_file(file: WordFile) -> Option<Segment> {
-        Segment { documents: checked(file.words())?, words: Words::Mapped(file) }.into()
+    /// `None`: the file is no segment. Errors: it cannot be read.
+    pub(crate) fn of_file(file: WordFile) -> Result<Option<Segment>, DataError> {
+        let mut head = Vec::new();
+        if file.words() < HEAD {
+            return Ok(None);
+        }
+        file.read(0, HEAD, &mut head)?;
+        let found = head.first_chunk().and_then(|head| documents(head, file.words()));
+        let Some(documents) = found else { return Ok(None) };
+        let mut index = Vec::new();
+        file.read(HEAD, INDEX * documents, &mut index)?;
+        let data = file.words() - HEAD - INDEX * documents;
+        Ok(is_whole(&index, data).then_some(Segment { index, data: Words::File(file), documents }))
     }
 
     /// The same documents, in memory.
-    pub(crate) fn in_memory(&self) -> Segment {
-        Segment { words: Words::Memory(self.words().to_vec()), documents: self.documents }
-    }
-
-    fn words(&self) -> &[i32] {
-        match &self.words {
-            Words::Memory(words) => words,
-            Words::Mapped(file) => file.words(),
+    pub(crate) fn in_memory(&self) -> Result<Segment, DataError> {
+        let mut data = Vec::new();
+        match &self.data {
+            Words::Memory(words) => data.clone_from(words),
+            Words::File(file) => {
+                let begin = HEAD + self.index.len();
+                file.read(begin, file.words() - begin, &mut data)?;
+            }
         }
+        Ok(Segment { index: self.index.clone(), data: Words::Memory(data), documents: self.documents })
     }
 
     pub(crate) fn documents(&self) -> usize {
@@ -203,35 +239,23 @@ impl Segment {
 
     /// Tokens of document `i`.
     pub(crate) fn length(&self, i: usize) -> usize {
-        self.words()[HEAD..][..self.documents][i] as usize
+        self.index[..self.documents][i] as usize
     }
 
-    /// Tokens of document `i`, where its data begin among the words, and what they are.
-    fn place(&self, i: usize) -> (usize, usize, i32) {
-        let words = self.words();
-        let at = |column: usize| words[HEAD + column * self.documents + i];
-        (at(0) as usize, HEAD + INDEX * self.documents + at(1) as usize, at(2))
-    }
-
-    /// Panics if there is no document `i`.
-    pub(crate) fn document(&self, i: usize) -> DocumentView<'_> {
-        let (n, begin, kind) = self.place(i);
-        view(&self.words()[begin..], n, kind)
-    }
-
-    /// The same, by way of `copy` where that is faster.
-    pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> DocumentView<'a> {
-        let Words::Mapped(file) = &self.words else { return self.document(i) };
-        let (n, begin, kind) = self.place(i);
-        copy.resize(size(n, kind), 0);
-        file.read(begin, copy);
-        view(copy, n, kind)
-    }
-
-    /// The pages that were read need not stay in memory: they are read from the file again when they are needed.
-    pub(crate) fn release(&self) {
-        if let Words::Mapped(file) = &self.words {
-            file.release();
+    /// Document `i`, by way of `copy` where it lies in a file. Errors: the file has changed. Panics if there is no
+    /// document `i`.
+    pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
+        let at = |column: usize| self.index[column * self.documents..][..self.documents][i];
+        let (n, begin, kind) = (at(0) as usize, at(1) as usize, at(2));
+        let file = match &self.data {
+            Words::Memory(data) => return Ok(view(&data[begin..], n, kind)),
+            Words::File(file) => file,
+        };
+        file.read(HEAD + self.index.len() + begin, size(n, kind), copy)?;
+        let view = view(copy, n, kind);
+        match view.holds() {
+            true => Ok(view),
+            false => Err(DataError::invalid(file.path().display(), "the file was changed while it was in use")),
         }
     }
 }
@@ -255,24 +279,26 @@ fn view(words: &[i32], n: usize, kind: i32) -> DocumentView<'_> {
     DocumentView { ids, trained, positions: (kind & POSITIONED != 0).then(|| &rest[..n]) }
 }
 
-/// Number of documents, if head, index and length agree and every document lies inside the data.
-fn checked(words: &[i32]) -> Option<usize> {
-    let [MARK, FORMAT, documents, data] = words.first_chunk::<HEAD>()? else { return None };
+/// Number of documents, if this is the head of a segment that has room for its index among so many words.
+fn documents(head: &[i32; HEAD], words: usize) -> Option<usize> {
+    let [MARK, FORMAT, documents, data] = head else { return None };
     let (documents, data) = (usize::try_from(*documents).ok()?, usize::try_from(*data).ok()?);
-    let index = words[HEAD..].get(..INDEX * documents)?;
-    if words.len() != HEAD + INDEX * documents + data {
-        return None;
-    }
+    (words == HEAD + INDEX * documents + data).then_some(documents)
+}
+
+/// Whether the documents of an index lie one behind the other in so many words of data.
+fn is_whole(index: &[i32], data: usize) -> bool {
+    let documents = index.len() / INDEX;
     let mut end = 0;
     for i in 0..documents {
         let (n, begin, kind) = (index[i], index[documents + i], index[2 * documents + i]);
-        if kind < 0 || begin != end {
-            return None;
+        let size = usize::try_from(n).ok().filter(|_| kind >= 0 && begin == end).map(|n| size(n, kind));
+        match size.and_then(|size| begin.checked_add(i32::try_from(size).ok()?)) {
+            Some(next) => end = next,
+            None => return false,
         }
-        let size = size(usize::try_from(n).ok()?, kind);
-        end = begin.checked_add(i32::try_from(size).ok()?)?;
     }
-    (end as usize == data).then_some(documents)
+    end as usize == data
 }
 
 #[cfg(test)]
@@ -304,16 +330,17 @@ mod tests {
     fn documents_come_back_as_they_were() {
         let segment = Segment::of_words(words()).unwrap();
         assert_eq!(segment.documents(), samples().len());
+        let mut copy = Vec::new();
         for (i, document) in samples().iter().enumerate() {
-            let view = segment.document(i);
+            let view = segment.read(i, &mut copy).unwrap();
             assert_eq!(segment.length(i), document.len());
             assert_eq!(view.ids, document.ids, "document {i}");
             assert_eq!(*view.labels(), *document.labels, "document {i}");
             assert_eq!(view.weights(), document.weights, "document {i}");
             assert_eq!(view.positions, document.positions.as_deref(), "document {i}");
         }
-        assert!(segment.document(1).runs().is_some_and(|runs| runs.count() == 3));
-        assert!(segment.document(2).runs().is_none() && segment.document(3).runs().is_none());
+        let runs = |i: usize| segment.read(i, &mut Vec::new()).unwrap().runs().map(Iterator::count);
+        assert_eq!([1, 2, 3].map(runs), [Some(3), None, None]);
     }
 
     /// What no digest would have to find: a wrong index never leads outside of the data.
@@ -325,11 +352,37 @@ mod tests {
                 let mut bad = good.clone();
                 bad[i] = bad[i].wrapping_add(change);
                 if let Some(segment) = Segment::of_words(bad) {
-                    (0..segment.documents()).for_each(|d| assert_eq!(segment.document(d).ids.len(), segment.length(d)));
+                    let length = |d: usize| segment.read(d, &mut Vec::new()).unwrap().ids.len();
+                    (0..segment.documents()).for_each(|d| assert_eq!(length(d), segment.length(d)));
                 }
             }
         }
         assert!(Segment::of_words(good[..good.len() - 1].to_vec()).is_none());
         assert!(Segment::of_words(Vec::new()).is_none());
+    }
+
+    /// Whatever somebody does to the file, there is a document or an error, and neither a fault nor a panic.
+    #[test]
+    fn a_file_that_changes_under_us_is_an_error() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("0.rows");
+        let good: Vec<u8> = words().iter().flat_map(|word| word.to_ne_bytes()).collect();
+        std::fs::write(&path, &good).unwrap();
+        let segment = Segment::of_file(WordFile::open(&path).unwrap()).unwrap().unwrap();
+        let read = || -> Vec<Result<Document, String>> {
+            let one = |i| segment.read(i, &mut Vec::new()).map(DocumentView::to_document).map_err(|e| e.to_string());
+            (0..segment.documents()).map(one).collect()
+        };
+        let same = |document: &Result<Document, String>, sample: &Document| document.as_ref() == Ok(sample);
+        assert!(read().iter().zip(&samples()).all(|(document, sample)| same(document, sample)));
+        std::fs::write(&path, vec![0xff; good.len()]).unwrap();
+        assert!(read().iter().any(|document| document.as_ref().is_err_and(|e| e.contains("was changed"))));
+        for length in [good.len() - 1, good.len() / 2, 16, 0] {
+            std::fs::write(&path, &good[..length]).unwrap();
+            let told = read().pop().unwrap().unwrap_err();
+            assert!(told.contains("0.rows: the file was cut short while it was in use"), "{told}");
+        }
+        std::fs::write(&path, &good).unwrap();
+        assert!(segment.in_memory().is_ok());
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
-use crate::error::{DataError, RowError, RowReason};
+use crate::error::{DataError, RowError, RowReason, shown};
 use crate::rows::Place;
 
 /// Rows that were dropped for one reason.
@@ -194,7 +194,7 @@ impl fmt::Display for Summary {
         };
         line(f, &|column| column.0.to_owned(), "data set")?;
         for of in &self.datasets {
-            line(f, &|column| (column.1)(of), &of.name)?;
+            line(f, &|column| (column.1)(of), &shown(&of.name))?;
             self.details(of, f)?;
         }
         Ok(())
@@ -204,16 +204,17 @@ impl fmt::Display for Summary {
 impl Summary {
     fn details(&self, of: &DatasetSummary, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(found) = &of.found {
-            writeln!(f, "  recognised as {found}")?;
+            writeln!(f, "  recognised as {}", shown(found))?;
         }
         if of.files.len() > 1 {
             writeln!(f, "  read from {} files", of.files.len())?;
         }
         for file in &of.left_out {
-            writeln!(f, "  {} belongs to no split and is left out", file.display())?;
+            writeln!(f, "  {} belongs to no split and is left out", shown(file.display()))?;
         }
         for (reason, dropped) in &of.dropped {
-            writeln!(f, "  dropped {} rows: {} (first: {})", dropped.rows, reason.name(), of.example(dropped))?;
+            let example = shown(of.example(dropped));
+            writeln!(f, "  dropped {} rows: {} (first: {example})", dropped.rows, reason.name())?;
         }
         if let Some(with_end) = of.with_end.filter(|&with_end| with_end < of.documents) {
             writeln!(f, "  {} documents train no token that ends a turn", of.documents - with_end)?;

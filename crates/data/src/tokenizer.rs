@@ -2,6 +2,8 @@
 //!
 //! Knows no chat format and no labels.
 
+mod bounds;
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,7 @@ use tokenizers::PostProcessorWrapper;
 
 use crate::error::{DataError, RowError, RowReason};
 use crate::fast_encoder::FastEncoder;
+use crate::guard::guarded;
 
 /// Token ids with the bytes of the text that each stands for. Tokens that the tokenizer adds itself have an empty
 /// range.
@@ -242,7 +245,10 @@ pub(crate) struct Library {
 impl Library {
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let invalid = |e: tokenizers::Error| DataError::invalid(path.display(), e);
-        let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(invalid)?;
+        let damaged = |e: String| DataError::invalid(path.display(), format!("no readable tokenizer: {e}"));
+        let opened = guarded(|| tokenizers::Tokenizer::from_file(path)).map_err(damaged)?;
+        let mut tokenizer = opened.map_err(invalid)?;
+        bounds::check(&tokenizer).map_err(damaged)?;
         tokenizer.with_truncation(None).map_err(invalid)?;
         tokenizer.with_padding(None);
         if let Some(mut processor) = tokenizer.get_post_processor().cloned() {
@@ -262,7 +268,8 @@ impl Library {
 
     /// By the library of record.
     pub(crate) fn encode_slowly(&self, text: &str, special: bool) -> Result<Encoded, RowError> {
-        let encoding = self.tokenizer.encode(text, special).map_err(row_error)?;
+        let gave_up = |e: String| RowError::new(RowReason::Tokenizer, format!("the tokenizer gave up: {e}"));
+        let encoding = guarded(|| self.tokenizer.encode(text, special)).map_err(gave_up)?.map_err(row_error)?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
@@ -301,7 +308,8 @@ impl Tokenize for Library {
     }
 
     fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, RowError> {
-        self.tokenizer.decode(ids, skip_special).map_err(row_error)
+        let gave_up = |e: String| RowError::new(RowReason::Tokenizer, format!("the tokenizer gave up: {e}"));
+        guarded(|| self.tokenizer.decode(ids, skip_special)).map_err(gave_up)?.map_err(row_error)
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {

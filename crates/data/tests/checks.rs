@@ -132,7 +132,7 @@ fn the_system_prompt_survives_left_truncation_with_real_templates() {
         let limit = 700;
         let options = options(&template, Truncation::Left, limit);
         let prepared = prepared(&[json!({ "messages": messages })], &options).unwrap();
-        let view = prepared.corpus.document(0);
+        let view = prepared.corpus.document(0).unwrap();
         assert_eq!(view.ids.len(), limit, "{name}: it was cut");
         let ids: Vec<u32> = view.ids.iter().map(|&id| id as u32).collect();
         let text = tokenizer.encoder().decode(&ids, false).unwrap();

@@ -40,8 +40,8 @@ fn questions(format: &str) -> DatasetKind {
 
 /// The trained text of document `i`, and all of its text.
 fn decoded(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> (String, String) {
-    let view = prepared.corpus.document(i);
-    let labels = view.labels();
+    let view = prepared.corpus.document(i).unwrap();
+    let labels = view.labels;
     let trained = view.ids.iter().zip(labels.iter()).filter(|(_, label)| **label != IGNORE);
     let trained: Vec<u32> = trained.map(|(id, _)| *id as u32).collect();
     let all: Vec<u32> = view.ids.iter().map(|id| *id as u32).collect();
@@ -66,8 +66,8 @@ fn a_text_file_is_one_document_split_into_rows() {
     // BOS comes from the tokenizer, EOS from us, and every piece's first token has no predecessor.
     assert_eq!(summary.tokens, whole.len() + 1);
     assert_eq!(summary.trained_tokens, summary.tokens - summary.documents);
-    assert_eq!(prepared.corpus.document(0).ids[0], 1);
-    assert_eq!(prepared.corpus.document(summary.documents - 1).ids.last(), Some(&2));
+    assert_eq!(prepared.corpus.document(0).unwrap().ids[0], 1);
+    assert_eq!(prepared.corpus.document(summary.documents - 1).unwrap().ids.last(), Some(&2));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn instructions_train_the_answer_and_the_end_token() {
         assert_eq!(all, format!("<s> Question: {question}\nAnswer: {answer}</s>"));
         // The blank before the answer is part of its first token.
         assert_eq!(trained.trim_start(), format!("{}</s>", answer.trim_start()), "row {i}");
-        assert_eq!(prepared.corpus.document(i).ids.iter().filter(|&&id| id == 1).count(), 1, "one BOS");
+        assert_eq!(prepared.corpus.document(i).unwrap().ids.iter().filter(|&&id| id == 1).count(), 1, "one BOS");
     }
     let documents = DocumentSet::all(prepared.corpus);
     let spec = LoaderSpec {
@@ -197,10 +197,10 @@ fn token_rows_keep_what_they_bring() {
     assert!(error.contains("3 of 5 rows fail") && error.contains("no column `input_ids`"), "{error}");
     let spec = DatasetSpec { samples: Some(4), ..spec };
     let prepared = prepare(std::slice::from_ref(&spec), None, &options(8, Truncation::Delete)).unwrap();
-    let view = prepared.corpus.document(1);
-    assert_eq!(*view.labels(), [-100, 6, 70, -100]);
-    assert_eq!(view.weights(), [0.0, 0.5, 2.0, 0.0]);
-    assert_eq!(view.positions, Some(&[0, 1, 0, 1][..]));
+    let view = prepared.corpus.document(1).unwrap();
+    assert_eq!(view.labels, [-100, 6, 70, -100]);
+    assert_eq!(view.weights, [0.0, 0.5, 2.0, 0.0]);
+    assert_eq!(view.positions.as_deref(), Some(&[0, 1, 0, 1][..]));
     let small = PrepareOptions { vocab_size: 70, ..options(8, Truncation::Delete) };
     let error = prepare(&[spec], None, &small).unwrap_err().to_string();
     assert!(error.contains("row 2") && error.contains("token id 70"), "{error}");
@@ -236,7 +236,7 @@ fn a_directory_is_read_in_order_of_names_and_json_may_be_a_list() {
     file(folder.path(), "notes.md", "no data");
     let spec = dataset(folder.path().to_owned(), DatasetKind::Tokens);
     let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).unwrap();
-    let firsts: Vec<i32> = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids[0]).collect();
+    let firsts: Vec<i32> = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids[0]).collect();
     assert_eq!(firsts, [1, 3, 5, 7, 9]);
 }
 
@@ -247,7 +247,8 @@ fn threads_do_not_change_the_documents() {
     let with = |workers| {
         let options = PrepareOptions { workers, ..options(512, Truncation::Split) };
         let prepared = prepare(std::slice::from_ref(&spec), Some(&tokenizer), &options).unwrap();
-        let all: Vec<Vec<i32>> = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids.to_vec()).collect();
+        let all: Vec<Vec<i32>> =
+            (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids.to_vec()).collect();
         (all, prepared.summary)
     };
     assert_eq!(with(0), with(3));
@@ -348,7 +349,7 @@ fn a_split_and_a_pattern_choose_files() {
     }
     let firsts = |spec: DatasetSpec| {
         let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).map_err(|error| error.to_string())?;
-        Ok((0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids[0]).collect::<Vec<i32>>())
+        Ok((0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids[0]).collect::<Vec<i32>>())
     };
     let of =
         |split: &str| DatasetSpec { split: split.to_owned(), ..dataset(folder.path().to_owned(), DatasetKind::Tokens) };
@@ -376,7 +377,8 @@ fn parts_of_a_set_are_rows_in_turn() {
     let firsts = |number: usize, of: usize| {
         let spec = DatasetSpec { part: data::Part { number, of }, ..spec.clone() };
         let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).unwrap();
-        let firsts = (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids[0]).collect::<Vec<_>>();
+        let firsts =
+            (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids[0]).collect::<Vec<_>>();
         (firsts, prepared.summary.datasets[0].rows_read, prepared.summary.datasets[0].failures())
     };
     for of in [1, 3, 4] {

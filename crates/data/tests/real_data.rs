@@ -39,11 +39,11 @@ fn conversation(messages: &str, tools: Option<&str>) -> DatasetKind {
 }
 
 fn trained_text(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> String {
-    let view = prepared.corpus.document(i);
+    let view = prepared.corpus.document(i).unwrap();
     let ids: Vec<u32> = view
         .ids
         .iter()
-        .zip(view.labels().iter())
+        .zip(view.labels.iter())
         .filter(|(_, label)| **label != IGNORE)
         .map(|(id, _)| *id as u32)
         .collect();
@@ -53,8 +53,8 @@ fn trained_text(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> String 
 fn same_documents(a: &Prepared, b: &Prepared) {
     assert_eq!(a.corpus.len(), b.corpus.len());
     for i in 0..a.corpus.len() {
-        let (x, y) = (a.corpus.document(i), b.corpus.document(i));
-        assert_eq!((x.ids, x.labels(), x.weights()), (y.ids, y.labels(), y.weights()), "document {i}");
+        let (x, y) = (a.corpus.document(i).unwrap(), b.corpus.document(i).unwrap());
+        assert_eq!(x, y, "document {i}");
     }
 }
 
@@ -149,7 +149,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
     let whole = load(&assets.join("data/llama-factory/alpaca_en_demo.json"), kind, &tokenizer, 2048);
     assert_eq!(whole.corpus.len(), 999);
     let documents = |prepared: &Prepared| -> HashSet<Vec<i32>> {
-        (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).ids.to_vec()).collect()
+        (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids.to_vec()).collect()
     };
     assert!(documents(&whole).is_superset(&documents(&lines)) && documents(&whole).is_superset(&documents(&parquet)));
     assert_eq!(parquet.corpus.len(), 200);
@@ -186,9 +186,9 @@ fn plain_text_rows_end_with_eos() {
     assert_eq!(prepared.summary.datasets[0].rows_kept, 200);
     for (i, row) in shared::json_lines(&path).iter().enumerate() {
         let Value::String(text) = &row["text"] else { panic!() };
-        let view = prepared.corpus.document(i);
+        let view = prepared.corpus.document(i).unwrap();
         let ids: Vec<u32> = view.ids.iter().map(|id| *id as u32).collect();
         assert_eq!(tokenizer.encoder().decode(&ids, false).unwrap(), format!("{text}<|im_end|>"));
-        assert_eq!(*view.labels(), *view.ids);
+        assert_eq!(view.labels, *view.ids);
     }
 }

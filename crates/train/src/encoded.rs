@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, InstructionColumns,
-    Keeping, PrepareOptions, Prepared, RowCache, Summary, SystemPrompt, Tokenizer, Truncation,
+    Keeping, PrepareOptions, Prepared, RowCache, RowLimit, Summary, SystemPrompt, Tokenizer, Truncation,
 };
 
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
@@ -227,6 +227,7 @@ fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
         subset: of.subset.clone(),
         split: of.split.clone(),
         samples: of.samples.map(|n| n as usize),
+        row_limit: RowLimit(of.max_row_size.0),
         ..DatasetSpec::new(&of.path, kind)
     })
 }

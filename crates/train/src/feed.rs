@@ -114,7 +114,9 @@ impl Feed {
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
         let batches =
             loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
-        let most = batches.map(|batch| count_documents(&batch)).max().unwrap_or(1);
+        let counts = batches.map(|batch| batch.map(|batch| count_documents(&batch)));
+        let counts = counts.collect::<std::result::Result<Vec<_>, _>>().map_err(TrainError::Data)?;
+        let most = counts.into_iter().max().unwrap_or(1);
         Ok((most + most / 4).next_power_of_two())
     }
 
@@ -124,6 +126,7 @@ impl Feed {
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
         let (mut lengths, mut tokens, mut seen) = (Vec::new(), 0, 0.0);
         for batch in loader.take(COUNTED_BATCHES) {
+            let batch = batch.map_err(TrainError::Data)?;
             lengths.push(batch.seq_len);
             tokens += crate::step::tokens(&batch);
             seen += seen_share(&batch);
@@ -145,8 +148,16 @@ impl Feed {
         let tokenizer = tokenizer.map_err(TrainError::Data)?;
         let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
-        let rows = loader.flat_map(|batch| data::show::rows(&batch, tokenizer.as_ref(), self.spec.pad_id));
-        Ok(rows.filter(|row| !row.documents.is_empty()).take(count).collect())
+        let mut rows = Vec::new();
+        for batch in loader {
+            let shown = data::show::rows(&batch.map_err(TrainError::Data)?, tokenizer.as_ref(), self.spec.pad_id);
+            rows.extend(shown.into_iter().filter(|row| !row.documents.is_empty()));
+            if rows.len() >= count {
+                break;
+            }
+        }
+        rows.truncate(count);
+        Ok(rows)
     }
 
     /// The next batch begins at a place in the training data.

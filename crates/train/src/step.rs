@@ -65,7 +65,7 @@ impl Trainer {
             let problems = self.config.check_datasets();
             return Err(TrainError::Config(problems));
         };
-        Ok(feed.train.by_ref().take(wanted).collect())
+        feed.train.by_ref().take(wanted).collect::<std::result::Result<_, _>>().map_err(TrainError::Data)
     }
 
     fn one_per_row(&self) -> bool {
@@ -258,6 +258,7 @@ impl Trainer {
         let one_per_row = self.one_per_row();
         let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
         for batch in loader {
+            let batch = batch.map_err(TrainError::Data)?;
             let engine = self.engine_for(&batch, one_per_row)?;
             let variant = engine.prepare(engine.variant_of(&batch, one_per_row))?;
             engine.set_f32(scalar::LOSS_SUM, 0.0)?;

@@ -18,8 +18,9 @@ mod entry;
 mod key;
 mod stamp;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -31,10 +32,10 @@ pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
 use crate::corpus::Corpus;
 use crate::dataset::DatasetSpec;
-use crate::mmap::WordFile;
 use crate::prepare::PrepareOptions;
 use crate::segment::Segment;
 use crate::summary::DatasetSummary;
+use crate::word_file::WordFile;
 
 const ENTRY: &str = "entry";
 const VERIFIED: &str = "verified";
@@ -104,7 +105,7 @@ impl RowCache {
     /// Waits until no other process writes the entry, and begins one in its place.
     pub(crate) fn begin(&self, key: &Key, waiting: &dyn Fn()) -> io::Result<EntryWriter> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        fs::create_dir_all(&self.folder)?;
+        private().recursive(true).create(&self.folder)?;
         let place = self.place(key);
         let lock = File::options().create(true).truncate(false).write(true).open(place.with_extension("lock"))?;
         let locked = match lock.try_lock() {
@@ -122,7 +123,7 @@ impl RowCache {
         }
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let partial = place.with_extension(format!("{}-{number}.{PARTIAL}", std::process::id()));
-        fs::create_dir(&partial)?;
+        private().create(&partial)?;
         Ok(EntryWriter { partial, place, segments: Vec::new(), _lock: lock })
     }
 
@@ -132,11 +133,22 @@ impl RowCache {
     }
 }
 
+/// Makes folders for this user alone: what lies in them is trained on.
+fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
 type Rows = (Corpus, DatasetSummary);
 
 /// Opens an entry. `None`: what its templates read off the clock has changed since. Errors: what is damaged.
 fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Result<Option<Rows>, String> {
     let cannot = |what: &'static str| move |e: io::Error| format!("{what}: {e}");
+    let of = fs::symlink_metadata(place).map_err(cannot("it cannot be read"))?;
+    if !of.is_dir() || !options::cache::is_trusted(&of) {
+        return Err("it is another user's, or others may write it".to_owned());
+    }
     let text = fs::read_to_string(place.join(ENTRY)).map_err(cannot("its list cannot be read"))?;
     let entry = Entry::of_text(&text).filter(|entry| entry.key == key.text).ok_or("its list is damaged")?;
     if entry.clock.iter().any(|(format, reading)| clock(format).as_ref() != Some(reading)) {
@@ -154,7 +166,7 @@ fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Resu
         if !verified && digest_of_file(&path).map_err(cannot("a segment cannot be read"))? != file.digest {
             return Err(format!("the content of segment {} is not what was written", file.name));
         }
-        corpus.append(map(&path, file)?, file.digest.clone());
+        corpus.append(segment(&path, file)?, file.digest.clone());
     }
     if !verified {
         // Not remembering costs another comparison, nothing else.
@@ -163,10 +175,11 @@ fn open(place: &Path, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Resu
     Ok(Some((corpus, entry.summary)))
 }
 
-fn map(path: &Path, file: &SegmentFile) -> Result<Segment, String> {
-    let mapped = WordFile::open(path).map_err(|e| e.to_string())?;
-    let whole = 4 * mapped.words().len() as u64 == file.bytes;
-    Segment::of_file(mapped).filter(|_| whole).ok_or_else(|| format!("segment {} is not whole", file.name))
+fn segment(path: &Path, of: &SegmentFile) -> Result<Segment, String> {
+    let file = WordFile::open(path).map_err(|e| e.to_string())?;
+    let whole = 4 * file.words() as u64 == of.bytes;
+    let found = Segment::of_file(file).map_err(|e| e.to_string())?;
+    found.filter(|_| whole).ok_or_else(|| format!("segment {} is not whole", of.name))
 }
 
 /// An entry in the making; dropped unfinished, it leaves nothing.
@@ -179,7 +192,7 @@ pub(crate) struct EntryWriter {
 }
 
 impl EntryWriter {
-    /// Writes a segment and maps it.
+    /// Writes a segment and opens it.
     pub(crate) fn add(&mut self, words: &[i32], digest: &str) -> io::Result<Segment> {
         let name = segment_name(self.segments.len());
         let path = self.partial.join(&name);
@@ -190,12 +203,12 @@ impl EntryWriter {
         }
         file.sync_data()?;
         let listed = SegmentFile { name, bytes: 4 * words.len() as u64, digest: digest.to_owned() };
-        let segment = map(&path, &listed).map_err(io::Error::other)?;
+        let segment = segment(&path, &listed).map_err(io::Error::other)?;
         self.segments.push(listed);
         Ok(segment)
     }
 
-    /// Makes the entry appear. Mapped segments stay valid.
+    /// Makes the entry appear. Open segments stay valid.
     pub(crate) fn commit(
         mut self,
         key: &Key,

@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use crate::dialogue::{DialogueEncoder, DialogueOptions};
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError};
+use crate::rows::RowLimit;
 use crate::summary::Expected;
 use crate::tokenizer::Tokenizer;
 
@@ -43,6 +44,8 @@ pub struct DatasetSpec {
     pub samples: Option<usize>,
     /// Which of these rows are read here.
     pub part: Part,
+    /// What a row may take in memory.
+    pub row_limit: RowLimit,
 }
 
 /// Rows number, number + of, number + 2·of, … of a set: what one of several nodes reads.
@@ -62,7 +65,16 @@ impl DatasetSpec {
     /// All rows of the split for training.
     pub fn new(path: impl Into<PathBuf>, kind: DatasetKind) -> Self {
         let split = crate::rows::files::TRAIN.to_owned();
-        DatasetSpec { path: path.into(), files: None, subset: None, split, kind, samples: None, part: Part::WHOLE }
+        DatasetSpec {
+            path: path.into(),
+            files: None,
+            subset: None,
+            split,
+            kind,
+            samples: None,
+            part: Part::WHOLE,
+            row_limit: RowLimit::default(),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! An empty field is an empty text. Knows quoting and separators, no types.
 
+use std::collections::HashSet;
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,26 +10,31 @@ use std::sync::Arc;
 use csv::{ByteRecord, ReaderBuilder};
 use serde_json::{Map, Value};
 
-use super::{Place, Row, Rows, shared, stream};
+use super::limit::Bounded;
+use super::{Place, Row, RowLimit, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-pub(super) fn open(path: &Path, separator: u8) -> Result<Rows, DataError> {
-    let mut reader = ReaderBuilder::new().delimiter(separator).flexible(true).from_reader(stream::open(path)?);
+pub(super) fn open(path: &Path, separator: u8, limit: RowLimit) -> Result<Rows, DataError> {
+    let bounded = Bounded::new(stream::open(path)?, limit);
+    let mut reader = ReaderBuilder::new().delimiter(separator).flexible(true).from_reader(bounded);
     let invalid = |problem: String| DataError::invalid(path.display(), problem);
     let header = reader.headers().map_err(|e| invalid(format!("the line of column names cannot be read: {e}")))?;
     let columns: Vec<String> =
         header.iter().map(|name| name.strip_prefix(BYTE_ORDER_MARK).unwrap_or(name).to_owned()).collect();
-    if let Some(twice) = columns.iter().enumerate().find_map(|(i, name)| columns[..i].contains(name).then_some(name)) {
+    let mut seen = HashSet::new();
+    if let Some(twice) = columns.iter().find(|name| !seen.insert(*name)) {
         return Err(invalid(format!("two columns are called `{twice}`")));
     }
-    Ok(Box::new(Records { reader, columns, file: shared(path), row: 0, ended: false }))
+    drop(seen);
+    Ok(Box::new(Records { reader, columns, limit, file: shared(path), row: 0, ended: false }))
 }
 
 struct Records {
-    reader: csv::Reader<Box<dyn BufRead + Send>>,
+    reader: csv::Reader<Bounded<Box<dyn BufRead + Send>>>,
     columns: Vec<String>,
+    limit: RowLimit,
     file: Arc<Path>,
     row: usize,
     ended: bool,
@@ -43,12 +49,14 @@ impl Iterator for Records {
         }
         let mut record = ByteRecord::new();
         self.row += 1;
+        self.reader.get_mut().next_row();
         let fields = match self.reader.read_byte_record(&mut record) {
             Ok(false) => return None,
             Ok(true) => self.fields(&record),
             Err(e) => {
                 self.ended = true;
-                Err(RowError::new(RowReason::Unreadable, e))
+                let is_exceeded = self.reader.get_ref().is_exceeded();
+                Err(if is_exceeded { self.limit.exceeded() } else { RowError::new(RowReason::Unreadable, e) })
             }
         };
         Some(Row { place: Place { file: self.file.clone(), row: self.row }, fields })

@@ -3,6 +3,8 @@
 //! Knows names, and the `configs` that a set's README may list; never opens a data file. The choice among names is a pure
 //! function, so that files of a remote set are chosen before they are fetched.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use options::{Node, Reader, Tree};
@@ -10,7 +12,7 @@ use regex::Regex;
 use serde_json::Value;
 
 use super::{DATA, format_of, saved};
-use crate::error::DataError;
+use crate::error::{DataError, shown};
 
 /// The split that is meant where none is named.
 pub const TRAIN: &str = "train";
@@ -59,6 +61,11 @@ pub(super) fn no(problem: impl Into<String>, hint: impl Into<String>) -> NoChoic
 ///
 /// Errors: there is no such subset or split, or no data file at all.
 pub fn choose(names: &[String], card: Option<&str>, subset: Option<&str>, split: &str) -> Result<Chosen, NoChoice> {
+    let visible = |no: NoChoice| NoChoice { problem: shown(no.problem), hint: shown(no.hint) };
+    choose_by(names, card, subset, split).map_err(visible)
+}
+
+fn choose_by(names: &[String], card: Option<&str>, subset: Option<&str>, split: &str) -> Result<Chosen, NoChoice> {
     if subset.is_none()
         && let Some(chosen) = saved::choose(names, split)
     {
@@ -102,6 +109,10 @@ pub(super) fn listed<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.dedup();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
+
+/// Bytes of a README that are read, and of a pattern: there are no longer ones that somebody meant.
+const MOST_OF_CARD: u64 = 16 << 20;
+const MOST_OF_PATTERN: usize = 4096;
 
 /// The entries of `configs` in the YAML head of a README.
 fn configs(card: &str) -> Option<Vec<Value>> {
@@ -197,6 +208,9 @@ fn split_of(name: &str) -> Option<String> {
 
 /// A pattern of `*` (inside a name), `**` (any depth), `?`, `[…]` and `{a,b}` as an expression over a whole path.
 pub fn glob(pattern: &str) -> Regex {
+    if pattern.len() > MOST_OF_PATTERN {
+        return Regex::new("[^\\s\\S]").expect("a pattern that matches nothing is valid");
+    }
     let mut text = String::from("^");
     let mut rest = pattern;
     let mut depth = 0;
@@ -249,7 +263,10 @@ pub fn is_pattern(path: &Path) -> bool {
 pub fn find(path: &Path, subset: Option<&str>, split: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
     if path.is_dir() {
         let names = names_below(path)?;
-        let card = std::fs::read_to_string(path.join("README.md")).ok();
+        let card = File::open(path.join("README.md")).ok().and_then(|file| {
+            let mut text = String::new();
+            file.take(MOST_OF_CARD).read_to_string(&mut text).ok().map(|_| text)
+        });
         let chosen = choose(&names, card.as_deref(), subset, split)
             .map_err(|no| DataError::invalid(path.display(), no.problem).hint(no.hint))?;
         let join = |names: Vec<String>| names.iter().map(|name| path.join(name)).collect();
@@ -358,6 +375,22 @@ mod tests {
         assert!(several.hint.contains("set `subset`; subsets here: main, other"), "{several:?}");
         assert_eq!(choose(&names(&list), Some(card), Some("main"), "x").unwrap_err().hint, "splits here: train");
         assert_eq!(chosen(&list, Some("# no head"), Some("main"), "train").len(), 2);
+    }
+
+    #[test]
+    fn a_card_that_somebody_spoiled_is_none() {
+        let list = ["main/tr-1.parquet", "main/x.parquet"];
+        let head = |patterns: &str| format!("---\nconfigs:\n- config_name: main\n  data_files: {patterns}\n---\n");
+        let long = head(&"\u{1f999}".repeat(200_000));
+        assert!(choose(&names(&list), Some(&long), None, "train").unwrap_err().problem.starts_with("no data file"));
+        for pattern in
+            ["{".repeat(4000), "[".repeat(4000), "{,".repeat(2000) + &"}".repeat(9), "\u{10ffff}".repeat(1000)]
+        {
+            assert!(!glob(&pattern).is_match("main/x.parquet"), "{pattern}");
+        }
+        let laughs = |i: usize| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i.max(1) - 1); 10].join(", "));
+        let bomb = format!("---\na0: &a0 ha\n{}---\n", (1..12).map(laughs).collect::<String>());
+        assert_eq!(chosen(&list, Some(&bomb), None, "train").len(), 2);
     }
 
     #[test]

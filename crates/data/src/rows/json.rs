@@ -4,19 +4,22 @@ use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::{Place, Row, Rows, shared, stream};
+use super::elements::Elements;
+use super::{Place, Row, RowLimit, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
-pub(super) fn open_lines(path: &Path) -> Result<Rows, DataError> {
-    Ok(Box::new(Lines { reader: stream::open(path)?, file: shared(path), line: 0, ended: false }))
+pub(super) fn open_lines(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
+    Ok(Box::new(Lines { reader: stream::open(path)?, limit, file: shared(path), line: 0, ended: false }))
 }
 
 struct Lines {
     reader: Box<dyn BufRead + Send>,
+    limit: RowLimit,
     file: Arc<Path>,
     line: usize,
     ended: bool,
@@ -31,15 +34,16 @@ impl Iterator for Lines {
             bytes.clear();
             self.line += 1;
             let place = Place { file: self.file.clone(), row: self.line };
-            match self.reader.read_until(b'\n', &mut bytes) {
-                Ok(0) => return None,
-                Ok(_) => {}
+            match self.limit.read_line(&mut self.reader, &mut bytes) {
+                Ok(false) => return Some(Row { place, fields: Err(self.limit.exceeded()) }),
+                Ok(true) if bytes.is_empty() => return None,
+                Ok(true) => {}
                 Err(e) => {
                     self.ended = true;
                     return Some(Row { place, fields: Err(RowError::new(RowReason::Unreadable, e)) });
                 }
             }
-            let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
+            let text = without_mark(&bytes);
             if !text.trim_ascii().is_empty() {
                 return Some(Row { place, fields: parse_object(text) });
             }
@@ -72,27 +76,53 @@ pub(crate) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// An array is held in memory whole; a file that starts with `{` is read as lines.
-pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
-    let bytes = stream::read(path)?;
-    let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
-    if text.trim_ascii_start().first() == Some(&b'{') && serde_json::from_slice::<Value>(text).is_err() {
-        return open_lines(path);
-    }
-    let value: Value =
-        serde_json::from_slice(text).map_err(|e| DataError::invalid(path.display(), format!("no JSON: {e}")))?;
-    let rows = match value {
-        Value::Array(rows) => rows,
-        Value::Object(only) => vec![Value::Object(only)],
-        other => {
-            let problem = format!("expected a list of objects, found {}", kind(&other));
-            return Err(DataError::invalid(path.display(), problem));
+/// The rows of a list, each parsed when it is reached; the whole file is looked at first, so that damage shows before any
+/// row is used. A file that starts with `{` is read as lines, or is a single row.
+pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
+    let failed = |e| DataError::io("read", path, e);
+    let mut reader = after_mark(path)?;
+    let first = loop {
+        match reader.fill_buf().map_err(failed)?.first().copied() {
+            Some(byte) if byte.is_ascii_whitespace() => reader.consume(1),
+            byte => break byte,
         }
     };
+    let outcome = serde_json::from_reader::<_, IgnoredAny>(after_mark(path)?);
+    if first == Some(b'{') && outcome.is_err() {
+        return open_lines(path, limit);
+    }
+    outcome.map_err(|e| DataError::invalid(path.display(), format!("no JSON: {e}")))?;
     let file = shared(path);
-    Ok(Box::new(
-        rows.into_iter()
-            .enumerate()
-            .map(move |(i, value)| Row { place: Place { file: file.clone(), row: i + 1 }, fields: into_object(value) }),
-    ))
+    let row = move |(i, element): (usize, Result<Vec<u8>, RowError>)| Row {
+        place: Place { file: file.clone(), row: i + 1 },
+        fields: element.and_then(|text| parse_object(&text)),
+    };
+    match first {
+        Some(b'[') => Ok(Box::new(Elements::new(reader, limit).enumerate().map(row))),
+        Some(b'{') => {
+            let text = stream::read(path, limit.0)?.map(|bytes| without_mark(&bytes).to_vec());
+            Ok(Box::new(std::iter::once((0, text.ok_or_else(|| limit.exceeded()))).map(row)))
+        }
+        other => {
+            let found = match other {
+                Some(b'"') => "a string",
+                Some(b't' | b'f') => "a boolean",
+                Some(b'n') => "null",
+                _ => "a number",
+            };
+            Err(DataError::invalid(path.display(), format!("expected a list of objects, found {found}")))
+        }
+    }
+}
+
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
+/// The content behind a byte order mark.
+fn after_mark(path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+    let mut reader = stream::open(path)?;
+    let has_mark = reader.fill_buf().map_err(|e| DataError::io("read", path, e))?.starts_with(BYTE_ORDER_MARK);
+    reader.consume(if has_mark { BYTE_ORDER_MARK.len() } else { 0 });
+    Ok(reader)
 }

@@ -5,8 +5,10 @@
 
 mod arrow;
 mod csv;
+mod elements;
 pub mod files;
 pub(crate) mod json;
+mod limit;
 mod parquet;
 mod saved;
 mod stream;
@@ -19,8 +21,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+pub use self::limit::RowLimit;
 pub(crate) use self::stream::Packing;
-use crate::error::{DataError, RowError, RowReason};
+use crate::error::{DataError, RowError, RowReason, shown};
 
 /// Where a row lies: `row` counts from 1 (for JSON lines it is the line of the file).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +34,7 @@ pub struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, row {}", self.file.display(), self.row)
+        write!(f, "{}, row {}", shown(self.file.display()), self.row)
     }
 }
 
@@ -64,20 +67,25 @@ pub(crate) fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> 
 }
 
 /// Opens files one after another, each when the one before it is read. `text_field` is the column under which the whole
-/// content of a `.txt` file appears. Errors of a later file become a row of it.
+/// content of a `.txt` file appears. Errors of a later file become a row of it. Rows are as large as they are by default.
 pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
+    open_within(files, text_field, RowLimit::default())
+}
+
+/// The same with a bound on the rows: a larger one is in error.
+pub fn open_within(files: &[PathBuf], text_field: &str, limit: RowLimit) -> Result<Rows, DataError> {
     let Some((first, rest)) = files.split_first() else { return Ok(Box::new(std::iter::empty())) };
-    let first = open_file(first, text_field)?;
+    let first = open_file(first, text_field, limit)?;
     // A file that is missing or has no valid end is told now, and not after hours.
     for file in rest {
         match format_of(file) {
-            Some(("parquet", None)) => drop(parquet::open(file)?),
-            Some(("arrow", None)) => drop(arrow::open(file)?),
+            Some(("parquet", None)) => drop(parquet::open(file, limit)?),
+            Some(("arrow", None)) => drop(arrow::open(file, limit)?),
             _ => drop(File::open(file).map_err(|e| DataError::io("open", file, e))?),
         }
     }
     let (rest, text_field) = (rest.to_vec(), text_field.to_owned());
-    let later = move |path: PathBuf| match open_file(&path, &text_field) {
+    let later = move |path: PathBuf| match open_file(&path, &text_field, limit) {
         Ok(rows) => rows,
         Err(error) => {
             let fields = Err(RowError::new(RowReason::Unreadable, error));
@@ -87,19 +95,19 @@ pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
     Ok(Box::new(first.chain(rest.into_iter().flat_map(later))))
 }
 
-fn open_file(path: &Path, text_field: &str) -> Result<Rows, DataError> {
+fn open_file(path: &Path, text_field: &str, limit: RowLimit) -> Result<Rows, DataError> {
     let format = format_of(path);
     if !path.exists() {
         return Err(DataError::invalid(path.display(), "there is no such file or directory"));
     }
     match format {
-        Some(("jsonl", _)) => json::open_lines(path),
-        Some(("json", _)) => json::open(path),
-        Some(("csv", _)) => csv::open(path, b','),
-        Some(("tsv", _)) => csv::open(path, b'\t'),
-        Some(("txt", _)) => text::open(path, text_field),
-        Some(("parquet", None)) => parquet::open(path),
-        Some(("arrow", None)) => arrow::open(path),
+        Some(("jsonl", _)) => json::open_lines(path, limit),
+        Some(("json", _)) => json::open(path, limit),
+        Some(("csv", _)) => csv::open(path, b',', limit),
+        Some(("tsv", _)) => csv::open(path, b'\t', limit),
+        Some(("txt", _)) => text::open(path, text_field, limit),
+        Some(("parquet", None)) => parquet::open(path, limit),
+        Some(("arrow", None)) => arrow::open(path, limit),
         _ => Err(DataError::invalid(path.display(), "this is no format that is read")
             .hint(format!("known are .{}; all but parquet and arrow also as .gz and .zst", DATA.join(", .")))),
     }

@@ -1,43 +1,61 @@
 //! `.parquet` by the row interface of the parquet crate, without arrow: rows become JSON objects.
 //!
-//! Lists, structs and maps nest as they do in JSON; dates, times and decimals are texts. Bytes that are no text, such as
-//! images, are left out of the row.
+//! Lists, structs and maps nest as they do in JSON; dates, times and decimals are texts, and null where the calendar has none
+//! for them. Bytes that are no text, such as images, are left out of the row.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
 use parquet::record::reader::RowIter;
-use parquet::record::{Field, Row as ParquetRow};
 use serde_json::{Map, Number, Value};
 
-use super::{Place, Row, Rows, shared};
+use super::limit::Budget;
+use super::{Place, Row, RowLimit, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
+use crate::guard::guarded;
 
-pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
+pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     let file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
-    let reader = guarded(|| SerializedFileReader::new(file).map_err(|e| e.to_string()))
+    let reader = library(|| SerializedFileReader::new(file).map_err(|e| e.to_string()))
         .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
     let expected = reader.metadata().file_metadata().num_rows().max(0) as usize;
-    let rows = guarded(|| Ok(RowIter::from_file_into(Box::new(reader))))
+    check_rows(&reader, limit).map_err(|e| DataError::invalid(path.display(), e).hint(HINT))?;
+    let rows = library(|| Ok(RowIter::from_file_into(Box::new(reader))))
         .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
-    Ok(Box::new(ParquetRows { rows, file: shared(path), read: 0, expected, ended: false }))
+    Ok(Box::new(ParquetRows { rows, limit, file: shared(path), read: 0, expected, ended: false }))
 }
 
-/// The library panics on some damaged files; for us a damaged file is the user's, not an invariant of ours.
-/// What panicked is not used again.
-fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(format!("damaged: {}", text.unwrap_or_else(|| "the reader gave up".to_owned())))
-    })
+const HINT: &str = "raise `max_row_size` of the data set, or write the file with smaller rows";
+
+/// Digits behind the point of a decimal: each is written.
+const MOST_DIGITS: i32 = 256;
+
+/// The library makes whole rows: what they claim is looked at before. A list of a billion equal numbers takes a few bytes
+/// in a file.
+fn check_rows(reader: &dyn FileReader, limit: RowLimit) -> Result<(), String> {
+    for (number, group) in reader.metadata().row_groups().iter().enumerate() {
+        let rows = group.num_rows().max(1) as u64;
+        for column in group.columns() {
+            let values = column.num_values().max(0) as u64;
+            if 2 * (values / rows) > limit.0 {
+                let name = column.column_path().string();
+                return Err(format!("row group {}: {values} values of `{name}` in {rows} rows", number + 1));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn library<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    guarded(read).unwrap_or_else(|panic| Err(format!("damaged: {panic}")))
 }
 
 struct ParquetRows {
     rows: RowIter<'static>,
+    limit: RowLimit,
     file: Arc<Path>,
     read: usize,
     expected: usize,
@@ -51,9 +69,9 @@ impl Iterator for ParquetRows {
         if self.ended {
             return None;
         }
-        let next = guarded(|| self.rows.next().transpose().map_err(|e| e.to_string()));
+        let next = library(|| self.rows.next().transpose().map_err(|e| e.to_string()));
         let fields = match next.transpose() {
-            Some(Ok(row)) => object(row).map_err(|detail| RowError::new(RowReason::WrongType, detail)),
+            Some(Ok(row)) => fields(row.get_column_iter(), &mut self.limit.budget()),
             Some(Err(e)) => {
                 self.ended = true;
                 Err(RowError::new(RowReason::Unreadable, e))
@@ -70,17 +88,22 @@ impl Iterator for ParquetRows {
     }
 }
 
-fn object(row: ParquetRow) -> Result<Map<String, Value>, String> {
-    fields(row.get_column_iter())
-}
-
-fn fields<'a>(columns: impl Iterator<Item = (&'a String, &'a Field)>) -> Result<Map<String, Value>, String> {
+fn fields<'a>(
+    columns: impl Iterator<Item = (&'a String, &'a Field)>,
+    budget: &mut Budget,
+) -> Result<Map<String, Value>, RowError> {
     let is_text = |field: &Field| !matches!(field, Field::Bytes(bytes) if std::str::from_utf8(bytes.data()).is_err());
     let readable = columns.filter(|(_, field)| is_text(field));
-    readable.map(|(name, field)| Ok((name.clone(), value(field)?))).collect()
+    readable.map(|(name, field)| Ok((name.clone(), value(field, budget)?))).collect()
 }
 
-fn value(field: &Field) -> Result<Value, String> {
+fn value(field: &Field, budget: &mut Budget) -> Result<Value, RowError> {
+    let wrong = |problem: String| RowError::new(RowReason::WrongType, problem);
+    budget.take(match field {
+        Field::Str(text) => text.len(),
+        Field::Bytes(bytes) => bytes.data().len(),
+        _ => 0,
+    })?;
     let number = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
     Ok(match field {
         Field::Null => Value::Null,
@@ -98,23 +121,28 @@ fn value(field: &Field) -> Result<Value, String> {
         Field::Double(x) => number(*x),
         Field::Str(text) => Value::String(text.clone()),
         Field::Bytes(bytes) => {
-            let text = std::str::from_utf8(bytes.data()).map_err(|e| format!("binary column is no text: {e}"))?;
+            let text =
+                std::str::from_utf8(bytes.data()).map_err(|e| wrong(format!("binary column is no text: {e}")))?;
             Value::String(text.to_owned())
         }
-        Field::Group(row) => Value::Object(fields(row.get_column_iter())?),
-        Field::ListInternal(list) => Value::Array(list.elements().iter().map(value).collect::<Result<_, _>>()?),
-        Field::MapInternal(map) => {
-            let entries = map.entries().iter().map(|(key, field)| match value(key)? {
-                Value::String(name) => Ok((name, value(field)?)),
-                other => Err(format!("map key {other} is no string")),
-            });
-            Value::Object(entries.collect::<Result<_, String>>()?)
+        Field::Group(row) => Value::Object(fields(row.get_column_iter(), budget)?),
+        Field::ListInternal(list) => {
+            Value::Array(list.elements().iter().map(|field| value(field, budget)).collect::<Result<_, _>>()?)
         }
+        Field::MapInternal(map) => {
+            let entries = map.entries().iter().map(|(key, field)| match value(key, budget)? {
+                Value::String(name) => Ok((name, value(field, budget)?)),
+                other => Err(wrong(format!("map key {other} is no string"))),
+            });
+            Value::Object(entries.collect::<Result<_, RowError>>()?)
+        }
+        Field::Decimal(of) if !(0..=MOST_DIGITS).contains(&of.scale()) || of.data().len() > 64 => Value::Null,
+        Field::TimeMillis(..=-1) | Field::TimeMicros(..=-1) => Value::Null,
         Field::Decimal(_)
         | Field::Date(_)
         | Field::TimeMillis(_)
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
-        | Field::TimestampMicros(_) => Value::String(field.to_string()),
+        | Field::TimestampMicros(_) => guarded(|| field.to_string()).map_or(Value::Null, Value::String),
     })
 }

@@ -32,9 +32,10 @@ pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     })
 }
 
-/// The whole content.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+/// The whole content; `None`: it is larger.
+pub(super) fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>, DataError> {
     let mut bytes = Vec::new();
-    open(path)?.read_to_end(&mut bytes).map_err(|e| DataError::io("read", path, e))?;
-    Ok(bytes)
+    let reader = open(path)?;
+    reader.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(|e| DataError::io("read", path, e))?;
+    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
 }

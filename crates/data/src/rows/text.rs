@@ -4,14 +4,14 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{Place, Row, Rows, shared, stream};
+use super::{Place, Row, RowLimit, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
-pub(super) fn open(path: &Path, field: &str) -> Result<Rows, DataError> {
-    let bytes = stream::read(path)?;
-    let fields = match String::from_utf8(bytes) {
-        Ok(text) => Ok(Map::from_iter([(field.to_owned(), Value::String(text))])),
-        Err(e) => Err(RowError::new(RowReason::Unreadable, e.utf8_error())),
+pub(super) fn open(path: &Path, field: &str, limit: RowLimit) -> Result<Rows, DataError> {
+    let fields = match stream::read(path, limit.0)?.map(String::from_utf8) {
+        Some(Ok(text)) => Ok(Map::from_iter([(field.to_owned(), Value::String(text))])),
+        Some(Err(e)) => Err(RowError::new(RowReason::Unreadable, e.utf8_error())),
+        None => Err(limit.exceeded()),
     };
     Ok(Box::new(std::iter::once(Row { place: Place { file: shared(path), row: 1 }, fields })))
 }

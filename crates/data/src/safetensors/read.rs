@@ -47,21 +47,22 @@ pub struct SafeTensors {
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafeTensors {
-    /// Maps the file and checks its header: every tensor lies inside the file, sizes fit shapes, nothing overlaps.
+    /// Maps the file and checks a copy of its header: every tensor lies inside the file, sizes fit shapes, nothing overlaps.
     pub fn open(path: &Path) -> Result<Self, DataError> {
-        let map = MappedFile::open(path)?;
+        let length = |prefix: &[u8; 8]| u64::from_le_bytes(*prefix).min(MAX_HEADER_BYTES);
+        let (map, head) = MappedFile::open_with_head(path, length)?;
         let invalid = |problem: String| DataError::invalid(path.display(), problem);
-        let Some(prefix) = map.get(..8) else {
+        let Some(prefix) = head.get(..8) else {
             return Err(invalid(format!("{} bytes are too few for a safetensors file", map.len())));
         };
         let length = u64::from_le_bytes(prefix.try_into().expect("eight bytes"));
-        if length > MAX_HEADER_BYTES || 8 + length > map.len() as u64 {
+        if length > MAX_HEADER_BYTES || 8 + length > map.len() as u64 || head.len() as u64 != 8 + length {
             return Err(invalid(format!("the header claims {length} bytes, the file has {}", map.len()))
                 .hint("the file is truncated or not a safetensors file"));
         }
         let data_start = 8 + length as usize;
         let header: serde_json::Map<String, Value> =
-            serde_json::from_slice(&map[8..data_start]).map_err(|e| invalid(format!("header is no JSON: {e}")))?;
+            serde_json::from_slice(&head[8..]).map_err(|e| invalid(format!("header is no JSON: {e}")))?;
         let mut entries = BTreeMap::new();
         let mut metadata = BTreeMap::new();
         for (name, value) in header {

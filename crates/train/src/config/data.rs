@@ -1,6 +1,6 @@
 //! Options of the data: which sets, how their rows are read, how they are dealt into batches.
 
-use options::{Setting, choices, options};
+use options::{ByteSize, Setting, choices, options};
 use std::collections::BTreeMap;
 
 options! {
@@ -43,6 +43,9 @@ options! {
         split: String = "train";
         /// Most rows to take. Null takes all.
         samples: Option<u64> = null, min = 1;
+        /// Most that a row may take once it is unpacked: a line, an element of a JSON list, a whole text file. A larger row
+        /// is left out and counted, so that a small file does not fill the memory.
+        max_row_size: ByteSize = "32MiB";
         /// The column with the text.
         text_field: String = "text", belongs_to = "text";
         /// The column with the task. Required there.

@@ -7,11 +7,15 @@ use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::super::RowLimit;
 use super::flat::Table;
 use super::schema::{Field, Kind};
 
 /// Rows that a batch may claim.
 const MOST: usize = 1 << 31;
+
+/// Rows that a batch may claim beside those for which it has a bit.
+const MOST_EMPTY: usize = 1 << 16;
 
 /// A part of a message's body, or a buffer that was unpacked.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +55,9 @@ struct Dealer<'a> {
     views: std::vec::IntoIter<[i64; 1]>,
     body: Arc<Vec<u8>>,
     packing: Packing,
+    /// Bytes that buffers may still be unpacked to.
+    left: u64,
+    limit: RowLimit,
     dictionaries: &'a Dictionaries,
 }
 
@@ -66,6 +73,7 @@ pub(super) fn columns(
     fields: &[Field],
     body: Vec<u8>,
     dictionaries: &Dictionaries,
+    limit: RowLimit,
 ) -> Result<(usize, Vec<Column>), String> {
     let packing = match of.table(3)? {
         None => Packing::None,
@@ -80,10 +88,17 @@ pub(super) fn columns(
         views: of.longs::<1>(4)?.into_iter(),
         body: Arc::new(body),
         packing,
+        left: limit.of_a_batch(),
+        limit,
         dictionaries,
     };
+    let size = dealer.body.len();
     let rows = length(of.long(0)?)?;
     let columns = fields.iter().map(|field| dealer.column(field)).collect::<Result<Vec<_>, _>>()?;
+    let unpacked = size + (limit.of_a_batch() - dealer.left) as usize;
+    if rows > unpacked.saturating_mul(8).saturating_add(MOST_EMPTY) {
+        return Err(format!("damaged: {rows} rows in {unpacked} bytes"));
+    }
     match columns.iter().find(|column| column.length < rows) {
         Some(column) => Err(format!("damaged: {rows} rows, but a column of {}", column.length)),
         None => Ok((rows, columns)),
@@ -112,6 +127,10 @@ impl Dealer<'_> {
             return Ok(Buffer { bytes: self.body.clone(), range: range.start + 8..range.end });
         }
         let size = length(size)?;
+        self.left = self.left.checked_sub(size as u64).ok_or_else(|| {
+            let most = options::ByteSize(self.limit.of_a_batch());
+            format!("a batch unpacks to more than {most} (write it in smaller batches, or raise `max_row_size`)")
+        })?;
         let mut bytes = Vec::new();
         let decoder = zstd::Decoder::new(packed).map_err(|e| e.to_string())?;
         decoder.take(size as u64 + 1).read_to_end(&mut bytes).map_err(|e| format!("damaged: {e}"))?;

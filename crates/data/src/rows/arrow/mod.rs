@@ -17,7 +17,7 @@ use std::sync::Arc;
 use self::batch::{Column, Dictionaries};
 use self::flat::Table;
 use self::schema::Field;
-use super::{Place, Row, Rows, shared};
+use super::{Place, Row, RowLimit, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
 
 /// What a file begins and ends with; a stream does not.
@@ -31,7 +31,7 @@ const SCHEMA: u8 = 1;
 const DICTIONARY: u8 = 2;
 const BATCH: u8 = 3;
 
-pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
+pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     let failed = |e| DataError::io("read", path, e);
     let invalid = |e: String| DataError::invalid(path.display(), format!("no readable arrow file: {e}"));
     let mut file = File::open(path).map_err(|e| DataError::io("open", path, e))?;
@@ -57,6 +57,7 @@ pub(super) fn open(path: &Path) -> Result<Rows, DataError> {
     };
     let rows = ArrowRows {
         messages,
+        limit,
         fields,
         dictionaries: Dictionaries::new(),
         columns: Vec::new(),
@@ -133,6 +134,7 @@ impl Messages {
 
 struct ArrowRows {
     messages: Messages,
+    limit: RowLimit,
     fields: Vec<Field>,
     dictionaries: Dictionaries,
     /// The batch that is read.
@@ -154,8 +156,8 @@ impl ArrowRows {
             match message.kind {
                 DICTIONARY => message.header(|header| self.dictionary(header, body))?,
                 BATCH => {
-                    let (fields, dictionaries) = (&self.fields, &self.dictionaries);
-                    let columns = message.header(|header| batch::columns(header, fields, body, dictionaries))?;
+                    let (fields, dictionaries, limit) = (&self.fields, &self.dictionaries, self.limit);
+                    let columns = message.header(|header| batch::columns(header, fields, body, dictionaries, limit))?;
                     (self.rows, self.columns) = columns;
                     self.next = 0;
                     if self.rows > 0 {
@@ -176,7 +178,7 @@ impl ArrowRows {
         let field = find(&self.fields, number).ok_or("damaged: a dictionary of no column")?;
         let values = Field { dictionary: None, ..field.clone() };
         let data = header.table(1)?.ok_or("damaged: a dictionary without values")?;
-        let (_, mut columns) = batch::columns(data, &[values], body, &self.dictionaries)?;
+        let (_, mut columns) = batch::columns(data, &[values], body, &self.dictionaries, self.limit)?;
         self.dictionaries.insert(number, Arc::new(columns.remove(0)));
         Ok(())
     }
@@ -201,8 +203,7 @@ impl Iterator for ArrowRows {
         let fields = match more {
             Ok(true) => {
                 self.next += 1;
-                value::object(&self.fields, &self.columns, self.next - 1)
-                    .map_err(|detail| RowError::new(RowReason::WrongType, detail))
+                value::object(&self.fields, &self.columns, self.next - 1, &mut self.limit.budget())
             }
             Ok(false) => {
                 self.ended = true;

@@ -1,71 +1,96 @@
 //! One value of a column as JSON.
 //!
-//! Dates, times and decimals are texts; numbers that JSON does not know are null. Knows no files.
+//! Dates, times and decimals are texts; numbers that JSON does not know and times outside of the calendar are null. What a
+//! row takes is counted, because lists of nothing take no bytes in a file. Knows no files.
 
 use jiff::civil::Date;
 use serde_json::{Map, Number, Value};
 
+use super::super::limit::Budget;
 use super::batch::Column;
 use super::schema::{Field, Kind};
-
-/// Elements that a list without content may claim.
-const MOST_NULLS: usize = 1 << 20;
+use crate::error::{RowError, RowReason};
 
 const OUTSIDE: &str = "damaged: it lies outside of its column";
 
 /// The columns of row `i`, without those whose value is bytes that are no text.
-pub(super) fn object(fields: &[Field], columns: &[Column], i: usize) -> Result<Map<String, Value>, String> {
+pub(super) fn object(
+    fields: &[Field],
+    columns: &[Column],
+    i: usize,
+    budget: &mut Budget,
+) -> Result<Map<String, Value>, RowError> {
     let mut object = Map::new();
     for (field, column) in fields.iter().zip(columns) {
-        if let Some(value) = value(field, column, i).map_err(|e| format!("column `{}`: {e}", field.name))? {
+        let inside = |e: RowError| RowError { detail: format!("column `{}`: {}", field.name, e.detail), ..e };
+        if let Some(value) = value(field, column, i, budget).map_err(inside)? {
             object.insert(field.name.clone(), value);
         }
     }
     Ok(object)
 }
 
+fn wrong(problem: impl std::fmt::Display) -> RowError {
+    RowError::new(RowReason::WrongType, problem)
+}
+
 /// `None`: bytes that are no text, or a type that JSON has nothing for.
-fn value(field: &Field, column: &Column, i: usize) -> Result<Option<Value>, String> {
+fn value(field: &Field, column: &Column, i: usize, budget: &mut Budget) -> Result<Option<Value>, RowError> {
     if i >= column.length {
-        return Err(OUTSIDE.to_owned());
+        return Err(wrong(OUTSIDE));
     }
+    budget.take(0)?;
     if !column.valid.is_empty() && column.valid[i / 8] >> (i % 8) & 1 == 0 {
         return Ok(Some(Value::Null));
     }
     if let Some((_, index)) = field.dictionary {
-        let key = plain(index, column, i)?.and_then(|key| key.as_u64()).map(|key| key as usize);
-        let values = column.dictionary.as_ref().ok_or("its dictionary is missing")?;
+        let key = plain(index, column, i).map_err(wrong)?.and_then(|key| key.as_u64()).map(|key| key as usize);
+        let values = column.dictionary.as_ref().ok_or_else(|| wrong("its dictionary is missing"))?;
         let inner = Field { dictionary: None, ..field.clone() };
-        return value(&inner, values, key.ok_or(OUTSIDE)?);
+        return value(&inner, values, key.ok_or_else(|| wrong(OUTSIDE))?, budget);
     }
     Ok(match field.kind {
-        Kind::Struct => Some(Value::Object(object(&field.children, &column.children, i)?)),
-        Kind::List { offset } => list(field, column, range(column, i, offset)?)?,
-        Kind::FixedList { size } => list(field, column, i * size..(i + 1) * size)?,
-        Kind::Map => map(field, column, range(column, i, 4)?)?,
-        kind => plain(kind, column, i)?,
+        Kind::Struct => Some(Value::Object(object(&field.children, &column.children, i, budget)?)),
+        Kind::List { offset } => list(field, column, range(column, i, offset).map_err(wrong)?, budget)?,
+        Kind::FixedList { size } => list(field, column, i * size..(i + 1) * size, budget)?,
+        Kind::Map => map(field, column, range(column, i, 4).map_err(wrong)?, budget)?,
+        kind => {
+            let value = plain(kind, column, i).map_err(wrong)?;
+            budget.bytes(value.as_ref().and_then(Value::as_str).map_or(0, str::len) as u64)?;
+            value
+        }
     })
 }
 
-fn list(field: &Field, column: &Column, range: std::ops::Range<usize>) -> Result<Option<Value>, String> {
+fn list(
+    field: &Field,
+    column: &Column,
+    range: std::ops::Range<usize>,
+    budget: &mut Budget,
+) -> Result<Option<Value>, RowError> {
     let (of, items) = (&field.children[0], &column.children[0]);
-    if range.end > items.length || (of.kind == Kind::Null && range.len() > MOST_NULLS) {
-        return Err(OUTSIDE.to_owned());
+    if range.end > items.length {
+        return Err(wrong(OUTSIDE));
     }
-    let items = range.map(|i| Ok(value(of, items, i)?.unwrap_or(Value::Null)));
-    Ok(Some(Value::Array(items.collect::<Result<_, String>>()?)))
+    let items = range.map(|i| Ok(value(of, items, i, budget)?.unwrap_or(Value::Null)));
+    Ok(Some(Value::Array(items.collect::<Result<_, RowError>>()?)))
 }
 
-fn map(field: &Field, column: &Column, range: std::ops::Range<usize>) -> Result<Option<Value>, String> {
+fn map(
+    field: &Field,
+    column: &Column,
+    range: std::ops::Range<usize>,
+    budget: &mut Budget,
+) -> Result<Option<Value>, RowError> {
     let (of, entries) = (&field.children[0], &column.children[0]);
     let mut object = Map::new();
     for i in range {
-        match value(&of.children[0], &entries.children[0], i)? {
+        match value(&of.children[0], &entries.children[0], i, budget)? {
             Some(Value::String(name)) => {
-                let value = value(&of.children[1], &entries.children[1], i)?;
+                let value = value(&of.children[1], &entries.children[1], i, budget)?;
                 object.insert(name, value.unwrap_or(Value::Null));
             }
-            other => return Err(format!("map key {} is no string", other.unwrap_or(Value::Null))),
+            other => return Err(wrong(format!("map key {} is no string", other.unwrap_or(Value::Null)))),
         }
     }
     Ok(Some(Value::Object(object)))
@@ -119,15 +144,17 @@ fn plain(kind: Kind, column: &Column, i: usize) -> Result<Option<Value>, String>
         Kind::Date { width } => {
             let parts = if width == 4 { 1 } else { 86_400_000 };
             let days = (integer(own()?, true) as i64).div_euclid(parts);
-            let date = Date::constant(1970, 1, 1).checked_add(jiff::Span::new().try_days(days).map_err(|_| OUTSIDE)?);
-            Some(Value::String(date.map_err(|_| "a date outside of the calendar")?.to_string()))
+            let span = jiff::Span::new().try_days(days).ok();
+            let date = span.and_then(|span| Date::constant(1970, 1, 1).checked_add(span).ok());
+            Some(date.map_or(Value::Null, |date| Value::String(date.to_string())))
         }
         Kind::Timestamp { parts, zoned } => {
             let (count, parts) = (integer(own()?, true), i128::from(parts));
             let (second, part) = (count.div_euclid(parts) as i64, count.rem_euclid(parts) * (1_000_000_000 / parts));
-            let moment = jiff::Timestamp::new(second, part as i32).map_err(|_| "a time outside of the calendar")?;
             let zone = if zoned { " +00:00" } else { "" };
-            Some(Value::String(format!("{}{zone}", moment.strftime("%Y-%m-%d %H:%M:%S%.f"))))
+            let moment = jiff::Timestamp::new(second, part as i32).ok();
+            let text = |moment: jiff::Timestamp| format!("{}{zone}", moment.strftime("%Y-%m-%d %H:%M:%S%.f"));
+            Some(moment.map_or(Value::Null, |moment| Value::String(text(moment))))
         }
         Kind::Opaque { .. } => None,
         Kind::List { .. } | Kind::FixedList { .. } | Kind::Map | Kind::Struct => {

@@ -356,3 +356,204 @@ fn rows_of_any_form_are_counted() {
     }
     assert!(kept > 100, "only {kept} rows were kept");
 }
+
+/// What a template of somebody else may try: each is refused or ends, soon and at little memory, and nothing overflows.
+#[test]
+fn hostile_templates_are_refused_or_end() {
+    let messages = [Message::new("user", "q").fields, Message::new("assistant", &"a".repeat(1000)).fields];
+    let nested = |open: &str, inner: &str, close: &str, n: usize| open.repeat(n) + inner + &close.repeat(n);
+    let a_loop = |body: &str| {
+        format!("{{% for i in range(100000) %}}{{% for j in range(100000) %}}{body}{{% endfor %}}{{% endfor %}}")
+    };
+    let sources = [
+        // Nesting of the text.
+        format!("{{{{ {}1 }}}}", "not ".repeat(20_000)),
+        format!("{{{{ {}1 }}}}", "-".repeat(20_000)),
+        format!("{{{{ 1{} }}}}", "+1".repeat(100_000)),
+        format!("{{{{ x{} }}}}", "|string".repeat(50_000)),
+        format!("{{{{ x{} }}}}", ".y".repeat(100_000)),
+        format!("{{{{ {} }}}}", nested("[", "1", "]", 50_000)),
+        format!("{{{{ {} }}}}", nested("(", "1", ")", 50_000)),
+        format!("{{{{ {} }}}}", vec!["a if b else"; 20_000].join(" ") + " c"),
+        nested("{% if x %}", "y", "{% endif %}", 20_000),
+        nested("{% for i in x %}", "y", "{% endfor %}", 20_000),
+        format!("{{% if x %}}{}{{% endif %}}", "{% elif x %}".repeat(20_000)),
+        format!("{{% if x %}}{}{{% endif %}}", "{% elif x %}".repeat(4000)),
+        "{% set x = 'a' %}".repeat(1 << 16),
+        format!("{{{{ f({}) }}}}", vec!["1"; 70_000].join(",")),
+        // Values inside of themselves.
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(),
+        "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns|tojson }}".into(),
+        "{% set a = namespace() %}{% set b = namespace() %}{% set a.x = b %}{% set b.x = {'y': [a]} %}{{ a == b }}".into(),
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns == ns }}{{ [ns]|join }}{{ ns|upper }}{{ 'a' ~ ns }}".into(),
+        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}".into(),
+        "{% set ns = namespace(x={}) %}{% for i in range(100000) %}{% set ns.x = {'a': ns.x} %}{% endfor %}{{ ns.x|tojson }}".into(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x[0:] %}{% endfor %}{{ ns.x }}".into(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x|reverse %}{% endfor %}{{ ns.x }}".into(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x|batch(1) %}{% endfor %}{{ ns.x }}".into(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x|map('string') %}{% endfor %}{{ ns.x|list }}".into(),
+        "{% set ns = namespace(x=dict()) %}{% for i in range(100000) %}{% set ns.x = dict(a=ns.x) %}{% endfor %}{{ ns.x }}".into(),
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".into(),
+        "{% include 'chat' %}{% extends 'chat' %}".into(),
+        "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}".into(),
+        // Texts and lists that grow.
+        "{{ messages|tojson(indent=100000000000) }}".into(),
+        "{{ messages|tojson(indent='          '*100000) }}".into(),
+        "{{ messages|tojson(separators=('x'*10000000, 'y')) }}".into(),
+        "{{ '{:>10000000000}'.format('a') }}".into(),
+        "{{ '%10000000000d'|format(1) }}".into(),
+        "{{ '%*d'|format(1000000000, 1) }}".into(),
+        "{{ '{:{}}'.format('a', 1000000000) }}".into(),
+        "{{ 'a'|indent(10000000000) }}".into(),
+        "{{ 'a'|indent(width=10000000000, first=true) }}".into(),
+        "{{ [1]|batch(10000000000, 'a')|list }}".into(),
+        "{{ [1]|slice(10000000000, 'a')|list }}".into(),
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|length }}".into(),
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}".into(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}".into(),
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}".into(),
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('', ns.x) %}{% endfor %}".into(),
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.join(ns.x) %}{% endfor %}".into(),
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}".into(),
+        "{% macro f(x, n) %}{{ x if n == 0 else f(x ~ x, n - 1) }}{% endmacro %}{{ f('ab', 60)|length }}".into(),
+        format!("{{% set x = 'ab' %}}{}{{{{ x|length }}}}", "{% set x = x ~ x %}".repeat(60)),
+        format!("{{{{ {}'ab'{} }}}}", "(".repeat(40), "*9)".repeat(40)),
+        "{{ ('a'*100000000)|length }}".into(),
+        "{{ [1, 2]*40000000 }}".into(),
+        "{{ ((1, 2)*40000000)|length }}".into(),
+        "{% set x = 'a'*10000000 %}{{ [x, x, x, x]*1000000 }}".into(),
+        format!("{{{{ [{}] }}}}", vec!["'a'*100000000"; 500].join(",")),
+        // Work.
+        a_loop("{{ 'x' }}"),
+        a_loop(&"raw text that a template writes ".repeat(1000)),
+        format!("{{% set x %}}{}{{% endset %}}", a_loop(&"raw text that a template writes ".repeat(1000))),
+        a_loop("{% set x = range(100000)|list %}"),
+        a_loop("{% set x = messages == messages %}"),
+        a_loop("{% set x = 'b' in messages[1].content %}"),
+        a_loop("{% set x = messages[1].content.split('a') %}"),
+        a_loop("{% set x = (messages[1].content|list)|sort|unique|list %}"),
+        a_loop("{% macro f(a) %}{{ a }}{% endmacro %}"),
+        a_loop("{% set x = strftime_now('%Y' ~ i ~ j) %}"),
+        "{{ raise_exception('x'*10000000) }}".into(),
+        "{{ debug() }}".into(),
+        // The engine indexes what is empty.
+        "{{ ''[::-1] }}{{ [][::-1] }}{{ messages[0].missing[::-1] }}".into(),
+    ];
+    for (number, source) in sources.iter().enumerate() {
+        let shown: String = source.chars().take(90).collect();
+        let start = std::time::Instant::now();
+        let compiled = ChatTemplate::new(source, Map::new(), clock_now());
+        let rendered =
+            compiled.map(|template| template.render(Conversation { messages: &messages, tools: None }, true));
+        let told = match &rendered {
+            Ok(Ok(rendered)) => format!("{} bytes", rendered.text.len()),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        println!("{number}: {shown}: {told}, {:?}", start.elapsed());
+        assert!(told.len() < 6000, "{shown}");
+        assert!(start.elapsed().as_secs() < 60, "{shown}");
+        if let Ok(Ok(rendered)) = rendered {
+            assert!(rendered.text.len() < 1 << 25, "{shown}");
+        }
+    }
+    let peak = fs::read_to_string("/proc/self/status").unwrap();
+    let peak = peak.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
+    assert!(peak.parse::<usize>().unwrap() < 2 << 20, "{peak} kB");
+}
+
+/// What templates do with operators, lists and texts is the same with bounds around it.
+#[test]
+fn bounds_change_nothing_that_templates_write() {
+    let messages = [Message::new("user", "q").fields, Message::new("assistant", "a b").fields];
+    for (source, expected) in [
+        ("{{ 'a' ~ 1 ~ 'b' }}{{ 'x' * 3 }}{{ 2 * 3 + 1 }}{{ 'a' + 'b' }}", "a1bxxx7ab"),
+        ("{{ [1] + [2, 3] }}{{ ([1] + [2])[1] }}{{ [1, 2] * 2 }}", "[1, 2, 3]2[1, 2, 1, 2]"),
+        ("{{ messages[1:][0].content }}{{ messages[::-1][0].role }}", "a bassistant"),
+        ("{{ {'a': 1, 'b': [2]}|tojson }}{{ {'a': 1}.items()|list }}", "{\"a\": 1, \"b\": [2]}[('a', 1)]"),
+        ("{{ 1 < 2 < 3 }}{{ 'a' in 'abc' }}{{ 'z' not in ['a'] }}{{ 1 == 1.0 }}", "TrueTrueTrueTrue"),
+        (
+            "{% set ns = namespace(n=0, l=[]) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.l = ns.l + [m.role] %}{% endfor %}{{ ns.n }}{{ ns.l }}",
+            "2['user', 'assistant']",
+        ),
+        ("{% macro f(a, b=2) %}{{ a }}-{{ b }}{% endmacro %}{{ f(1) }} {{ f(1, b=3) }}", "1-2 1-3"),
+        ("{% call f() %}x{% endcall %}{% macro f() %}[{{ caller() }}]{% endmacro %}", ""),
+        ("{% macro f() %}[{{ caller() }}]{% endmacro %}{% call f() %}x{% endcall %}", "[x]"),
+        (
+            "{% set x %}a{% endset %}{{ x }}{% filter upper %}b{% endfilter %}{% set y | upper %}c{% endset %}{{ y }}",
+            "aBC",
+        ),
+        ("{% for a, b in {'k': 'v'}.items() %}{{ a }}{{ b }}{{ loop.index }}{{ loop.last }}{% endfor %}", "kv1True"),
+        (
+            "{% for x in [1, [2, [3]]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}",
+            "1(2(3))",
+        ),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% else %}none{% endfor %}", "q"),
+        ("{{ missing is defined }}{{ missing | default('d') }}{{ missing }}{{ (missing or 'e') }}", "Falsede"),
+        ("{{ 'a,b'.split(',')[-1] }}{{ '  x '.strip() }}{{ 'abc'[1:] }}{{ 'abc'[::-1] }}", "bxbccba"),
+        ("{{ '%s-%d' | format('a', 3) }}{{ '{}:{:>3}'.format('b', 1) }}", "a-3b:  1"),
+        (
+            "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+            "user, assistant1",
+        ),
+        ("{% with a = 1, b = a %}{{ a }}{% endwith %}{% raw %}{{ x }}{% endraw %}{# c #}", "1{{ x }}"),
+        ("{% block b %}x{% endblock %}{{ self.b() }}", "xx"),
+        ("a\n  {% if true %}\n b\n  {%- endif %}\n c", "a\n b c"),
+    ] {
+        let template = ChatTemplate::new(source, Map::new(), clock_now()).unwrap_or_else(|e| panic!("{source}: {e}"));
+        let rendered = template.render(Conversation { messages: &messages, tools: None }, true);
+        match rendered {
+            Ok(rendered) => assert_eq!(rendered.text, expected, "{source}"),
+            Err(error) => assert!(expected.is_empty(), "{source}: {error}"),
+        }
+    }
+}
+
+/// Names and words of others steer no terminal, wherever they are told.
+#[test]
+fn messages_hold_nothing_that_steers_a_terminal() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories/model");
+    let tokenizer = std::sync::Arc::new(Tokenizer::from_folder(&model).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let bad = "\u{1b}]0;title\u{7}\u{1b}[2J\u{202e}\u{9b}31m\r\nNote: all is well";
+    let path = folder.path().join("\u{1b}[31m.jsonl");
+    let options = PrepareOptions {
+        max_length: 64,
+        truncation: Truncation::Delete,
+        vocab_size: 1 << 20,
+        workers: 0,
+        dialogue: DialogueOptions {
+            template: Some("{{ raise_exception(messages[0].content) }}".to_owned()),
+            ..DialogueOptions::default()
+        },
+    };
+    let conversation = json!({"messages": [{"role": bad, "content": bad}], bad: 1});
+    let columns = ConversationColumns { messages: "messages".into(), ..Default::default() };
+    let (text, auto) = (DatasetKind::Text { field: "text".into() }, DatasetKind::Auto(Box::default()));
+    let mut told = Vec::new();
+    for (row, kind) in [
+        (conversation.clone(), DatasetKind::Conversation(columns)),
+        (json!({bad: "x"}), text.clone()),
+        (json!({"text": "good", "b": bad}), text),
+        (json!({bad: 1, "other": [bad]}), auto.clone()),
+        (json!({bad: conversation["messages"]}), auto),
+    ] {
+        fs::write(&path, format!("{row}\n{{\"text\": 7, \"{}\n", bad.replace('\n', ""))).unwrap();
+        match prepare(&[DatasetSpec::new(&path, kind)], Some(&tokenizer), &options) {
+            Ok(prepared) => told.push(prepared.summary.to_string()),
+            Err(error) => told.push(error.to_string()),
+        }
+    }
+    let Err(error) = data::template::ChatTemplate::new(&format!("{{% {bad} %}}"), Map::new(), clock_now()) else {
+        panic!("it is no template")
+    };
+    told.push(error.to_string());
+    told.push(rows::files::find(&folder.path().join(bad), None, "train").unwrap_err().to_string());
+    let names = [format!("data/{bad}-00000-of-00001.parquet"), format!("{bad}/x.csv")];
+    let no = rows::files::choose(&names, None, Some(bad), bad).unwrap_err();
+    told.extend([no.problem, no.hint]);
+    for text in told {
+        let hidden = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
+        assert!(hidden.is_none() && !text.contains("\nNote"), "{text:?}");
+    }
+}

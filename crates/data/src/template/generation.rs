@@ -42,7 +42,7 @@ pub(super) fn rewrite(source: &str) -> Option<String> {
 }
 
 /// The filter: its text between the marks.
-pub(super) fn mark(text: String) -> String {
+pub(super) fn mark(text: &str) -> String {
     format!("{OPEN}{text}{CLOSE}")
 }
 
@@ -81,8 +81,8 @@ mod tests {
 
     #[test]
     fn marks_become_ranges() {
-        let marked = format!("ab{}{}e", mark("cd".into()), mark(String::new()));
+        let marked = format!("ab{}{}e", mark("cd"), mark(""));
         assert_eq!(take_marks(&marked), Some(("abcde".to_owned(), vec![2..4, 4..4])));
-        assert_eq!(take_marks(&mark(mark("x".into()))), None);
+        assert_eq!(take_marks(&mark(&mark("x"))), None);
     }
 }

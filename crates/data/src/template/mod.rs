@@ -1,10 +1,16 @@
 //! Chat templates: the model's own Jinja text, rendered byte for byte as transformers renders it.
 //!
-//! A template is untrusted: it runs without files, without network, under a fuel limit, and its clock is pinned. Knows
-//! no tokens and no labels.
+//! A template is untrusted: it runs without files, without network, with a pinned clock, and within bounds of instructions,
+//! work, texts and depth ([`allowance`]). Knows no tokens and no labels.
 
+mod allowance;
+mod compiled;
+#[cfg(test)]
+mod differential;
 pub mod families;
 mod generation;
+mod guarded;
+mod operators;
 mod python;
 mod reasoning;
 
@@ -14,14 +20,18 @@ use std::sync::{Arc, Mutex};
 
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
+use self::allowance::{bounded, charge, check_text, measure, refused};
+use self::compiled::Compiled;
 use crate::error::{DataError, RowError, RowReason};
+use crate::guard::guarded;
 
-/// Instructions one rendering may execute: a conversation of a thousand messages needs about a million.
-const FUEL: u64 = 50_000_000;
+/// Bytes of what a template says itself, in an error or as a format of the clock, and different formats.
+const MOST_SAID: usize = 4096;
+const MOST_FORMATS: usize = 256;
 
 /// What is rendered.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +53,7 @@ pub struct Rendered {
 /// A compiled chat template with everything but the conversation filled in.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    compiled: Compiled,
     /// Special tokens by name (`bos_token`, …) and further variables (`enable_thinking`, …).
     variables: Map<String, Json>,
     marks: bool,
@@ -65,11 +76,17 @@ impl ChatTemplate {
         let rewritten = generation::rewrite(source);
         let marks = rewritten.is_some();
         let readings = Readings::default();
-        let mut environment = environment(clock, readings.clone());
-        environment
-            .add_template_owned("chat", rewritten.unwrap_or_else(|| source.to_owned()))
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let syntax = syntax.expect("the standard delimiters are valid");
+        let compiled = Compiled::new(rewritten.as_deref().unwrap_or(source), &syntax)
             .map_err(|e| DataError::invalid("chat template", describe(&e)))?;
-        Ok(ChatTemplate { environment, variables, marks, clock: readings })
+        Ok(ChatTemplate {
+            environment: environment(clock, readings.clone()),
+            compiled,
+            variables,
+            marks,
+            clock: readings,
+        })
     }
 
     /// What renderings have read off the clock so far: each format with its reading.
@@ -84,7 +101,7 @@ impl ChatTemplate {
 
     /// The text of a conversation; with `generation_prompt`, the assistant's turn is opened at its end.
     pub fn render(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
-        let refused = |e: Error| RowError::new(RowReason::Template, describe(&e));
+        let told = |e: Error| RowError::new(RowReason::Template, describe(&e));
         let mut variables: Vec<(&str, Value)> =
             self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
         let messages = reasoning::under_every_name(conversation.messages);
@@ -94,8 +111,15 @@ impl ChatTemplate {
             variables.push(("documents", Value::from(())));
         }
         variables.push(("add_generation_prompt", Value::from(generation_prompt)));
-        let template = self.environment.get_template("chat").expect("the template was added when it was compiled");
-        let text = template.render(Value::from_pairs(variables)).map_err(refused)?;
+        let bytes = conversation.messages.iter().flat_map(Map::values).chain(conversation.tools).map(weight).sum();
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(allowance::fuel(conversation.messages.len(), bytes)));
+        let variables = Value::from_pairs(variables);
+        let render = || guarded(|| self.compiled.render(&environment, variables));
+        let rendered = allowance::during(bytes, render);
+        let gave_up =
+            |panic: String| RowError::new(RowReason::Template, format!("the template engine gave up: {panic}"));
+        let text = rendered.map_err(gave_up)?.map_err(told)?;
         if !self.marks {
             return Ok(Rendered { text, generation: Vec::new() });
         }
@@ -106,6 +130,29 @@ impl ChatTemplate {
         let (text, generation) = generation::take_marks(&text)
             .ok_or_else(|| RowError::new(RowReason::Template, "generation blocks are nested"))?;
         Ok(Rendered { text, generation })
+    }
+}
+
+/// Bytes of a JSON value, roughly as it is written.
+fn weight(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len() + 2,
+        Json::Array(list) => 2 + list.iter().map(weight).sum::<usize>(),
+        Json::Object(fields) => 2 + fields.iter().map(|(name, value)| name.len() + 4 + weight(value)).sum::<usize>(),
+        _ => 4,
+    }
+}
+
+/// Whether a value is a namespace or holds it, in a list or in another namespace: it would never be freed.
+fn holds(value: &Value, namespace: &Value) -> bool {
+    let inside = |item: &Value| holds(item, namespace);
+    if value.as_object().is_none() || minijinja::tests::is_sameas(value, namespace) {
+        return value.as_object().is_some();
+    }
+    let Ok(mut items) = value.try_iter() else { return false };
+    match value.kind() {
+        ValueKind::Map => items.any(|key| value.get_item(&key).is_ok_and(|item| inside(&item))),
+        _ => items.any(|item| inside(&item)),
     }
 }
 
@@ -132,35 +179,63 @@ fn describe(error: &Error) -> String {
 
 fn environment(clock: DateTime, readings: Readings) -> Environment<'static> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the standard delimiters are valid"));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    guarded::install(&mut environment);
     environment.set_formatter(|out, _, value| {
-        out.write_str(&python::print(value)?).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+        let text = python::print(value)?;
+        check_text(text.len())?;
+        out.write_str(&text).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
     });
-    environment.add_filter("tojson", |value: &Value, options: Kwargs| python::tojson(value, options));
-    environment.add_filter("string", |value: &Value| python::print(value));
-    environment.add_filter(generation::FILTER, generation::mark);
+    environment.add_filter(operators::OPERAND, |value: Value| measure(&value).map(|_| value));
+    environment.add_filter(operators::RESULT, bounded);
+    environment.add_filter(operators::FACTOR, |value: Value| match value.is_tuple() {
+        true => Ok(Value::from(value.try_iter()?.collect::<Vec<_>>())),
+        false => Ok::<_, Error>(value),
+    });
+    environment.add_filter(operators::KEPT, |value: Value, namespace: &Value| {
+        measure(&value)?;
+        if holds(&value, namespace) { Err(refused("the template puts a namespace into itself")) } else { Ok(value) }
+    });
+    environment.add_filter("tojson", |value: &Value, options: Kwargs| {
+        let text = python::tojson(value, options)?;
+        check_text(text.len()).map(|()| text)
+    });
+    environment.add_filter("string", |value: &Value| {
+        let text = python::print(value)?.into_owned();
+        check_text(text.len()).map(|()| text)
+    });
+    environment.add_filter(generation::FILTER, |value: &Value| {
+        let text = value.as_str().ok_or_else(|| refused("a generation block holds text"))?;
+        check_text(text.len()).map(|()| generation::mark(text))
+    });
     // jinja2's undefined is empty, and so it has a length.
     for name in ["length", "count"] {
         environment.add_filter(name, |value: &Value| match value.is_undefined() {
             true => Ok(0),
-            false => minijinja::filters::length(value),
+            false => {
+                charge(value.as_str().map_or(1, str::len) / 8)?;
+                minijinja::filters::length(value)
+            }
         });
     }
     // The engine's own test says that `none` can be iterated; jinja2 says that it cannot.
     environment.add_test("iterable", |value: &Value| {
         !value.is_none() && !value.is_undefined() && (value.as_str().is_some() || value.try_iter().is_ok())
     });
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
+    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        let said: String = python::print(message)?.chars().take(MOST_SAID).collect();
+        Err(refused(said))
     });
     environment.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
-        let reading = read_clock(format, clock)
-            .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))?;
-        readings.lock().expect("nobody panics while it is held").insert(format.to_owned(), reading.clone());
+        if format.len() > MOST_SAID {
+            return Err(refused("strftime_now: the format is too long"));
+        }
+        let reading = read_clock(format, clock).map_err(|e| refused(format!("strftime_now: {e}")))?;
+        let mut readings = readings.lock().expect("nobody panics while it is held");
+        if readings.len() >= MOST_FORMATS && !readings.contains_key(format) {
+            return Err(refused("strftime_now: the template reads the clock in too many ways"));
+        }
+        readings.insert(format.to_owned(), reading.clone());
         Ok(reading)
     });
     environment

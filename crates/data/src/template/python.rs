@@ -1,10 +1,16 @@
 //! Values printed as Python prints them: `str()` for output, `json.dumps` for `tojson`. Templates are written for
 //! jinja2, and a model was trained on exactly that text.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+
+use super::allowance::{DEEPEST, check_length, measure, refused};
+
+/// Signs of an indent.
+const MOST_INDENT: usize = 256;
 
 /// Python's `repr` of a float: `1.0`, `1e-07`, `1e+16`.
 pub(super) fn float(x: f64) -> String {
@@ -23,31 +29,39 @@ pub(super) fn float(x: f64) -> String {
 }
 
 /// What `{{ value }}` writes: strings as they are, undefined as nothing, the rest as `repr`.
-pub(super) fn print(value: &Value) -> Result<String, Error> {
+pub(super) fn print(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
-        return Ok(text.to_owned());
+        return Ok(Cow::Borrowed(text));
     }
     let mut out = String::new();
     if !value.is_undefined() {
-        repr(value, &mut out)?;
+        repr(value, 0, &mut out)?;
     }
-    Ok(out)
+    Ok(Cow::Owned(out))
+}
+
+fn too_deep() -> Error {
+    refused(format!("a value is nested deeper than {DEEPEST}, or in itself"))
 }
 
 fn is_float(value: &Value) -> bool {
     value.kind() == ValueKind::Number && !value.is_integer()
 }
 
-fn repr(value: &Value, out: &mut String) -> Result<(), Error> {
+fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    if depth > DEEPEST {
+        return Err(too_deep());
+    }
+    check_length(out.len())?;
     match value.kind() {
         ValueKind::Number if is_float(value) => out.push_str(&float(f64::try_from(value.clone())?)),
         ValueKind::Map => {
             out.push('{');
             for (i, key) in value.try_iter()?.enumerate() {
                 out.push_str(if i > 0 { ", " } else { "" });
-                repr(&key, out)?;
+                repr(&key, depth + 1, out)?;
                 out.push_str(": ");
-                repr(&value.get_item(&key)?, out)?;
+                repr(&value.get_item(&key)?, depth + 1, out)?;
             }
             out.push('}');
         }
@@ -55,12 +69,15 @@ fn repr(value: &Value, out: &mut String) -> Result<(), Error> {
             out.push('[');
             for (i, item) in value.try_iter()?.enumerate() {
                 out.push_str(if i > 0 { ", " } else { "" });
-                repr(&item, out)?;
+                repr(&item, depth + 1, out)?;
             }
             out.push(']');
         }
         ValueKind::String => write!(out, "{value:?}").expect("writing to a string succeeds"),
-        _ => write!(out, "{value}").expect("writing to a string succeeds"),
+        _ => {
+            check_length(measure(value)?.written())?;
+            write!(out, "{value}").expect("writing to a string succeeds");
+        }
     }
     Ok(())
 }
@@ -81,9 +98,12 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         Some(v) if v.is_none() => None,
         Some(v) => Some(match v.as_str() {
             Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(v)?),
+            None => " ".repeat(usize::try_from(v)?.min(MOST_INDENT + 1)),
         }),
     };
+    if indent.as_ref().is_some_and(|indent| indent.len() > MOST_INDENT) {
+        return Err(refused(format!("tojson: an indent of more than {MOST_INDENT}")));
+    }
     let separators = options.get::<Option<Value>>("separators")?.filter(|v| !v.is_none());
     let (item_separator, key_separator) = match separators {
         Some(pair) => {
@@ -107,6 +127,10 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
 
 impl Dump {
     fn value(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        if depth > DEEPEST {
+            return Err(too_deep());
+        }
+        check_length(out.len())?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -150,6 +174,7 @@ impl Dump {
         mut item: impl FnMut(&Self, usize, &mut String) -> Result<(), Error>,
     ) -> Result<(), Error> {
         out.push(open);
+        check_length(self.item_separator.len().saturating_mul(count))?;
         for i in 0..count {
             if i > 0 {
                 out.push_str(&self.item_separator);

@@ -22,22 +22,14 @@ impl Graph {
     pub fn capture(stream: &Stream, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let device = stream.device.clone();
         let t = device.table();
-        // SAFETY: the stream is alive.
-        let status = unsafe { (t.cuStreamBeginCapture_v2)(stream.raw(), sys::CAPTURE_MODE_THREAD_LOCAL) };
-        device.check("cuStreamBeginCapture", status)?;
-        let queued = queue();
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream is capturing since the call above.
-        let ended = unsafe { (t.cuStreamEndCapture)(stream.raw(), &mut graph) };
-        queued?;
-        device.check("cuStreamEndCapture", ended)?;
+        let mut capture = Capture::begin(stream)?;
+        queue()?;
+        let captured = capture.end()?;
         let (mut nodes, mut executable) = (0, std::ptr::null_mut());
-        // SAFETY: the graph is alive until it is destroyed here; a null array asks for the count.
+        // SAFETY: the captured work is alive until `capture` is dropped; a null array asks for the count.
         let (counted, instantiated) = unsafe {
-            let counted = (t.cuGraphGetNodes)(graph, std::ptr::null_mut(), &mut nodes);
-            let instantiated = (t.cuGraphInstantiateWithFlags)(&mut executable, graph, 0);
-            (t.cuGraphDestroy)(graph);
-            (counted, instantiated)
+            let counted = (t.cuGraphGetNodes)(captured, std::ptr::null_mut(), &mut nodes);
+            (counted, (t.cuGraphInstantiateWithFlags)(&mut executable, captured, 0))
         };
         device.check("cuGraphInstantiateWithFlags", instantiated)?;
         let graph = Graph { device: device.clone(), executable, nodes };
@@ -55,6 +47,45 @@ impl Graph {
         // SAFETY: graph and stream are alive.
         self.device
             .check("cuGraphLaunch", unsafe { (self.device.table().cuGraphLaunch)(self.executable, stream.raw()) })
+    }
+}
+
+/// A stream in capture mode, and then what was captured. However it is left, by an error or a panic too, the stream is
+/// out of that mode and the work is freed.
+struct Capture<'a> {
+    stream: &'a Stream,
+    captured: sys::Graph,
+    has_ended: bool,
+}
+
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a Stream) -> Result<Capture<'a>> {
+        let table = stream.device.table();
+        // SAFETY: the stream is alive.
+        let status = unsafe { (table.cuStreamBeginCapture_v2)(stream.raw(), sys::CAPTURE_MODE_THREAD_LOCAL) };
+        stream.device.check("cuStreamBeginCapture", status)?;
+        Ok(Capture { stream, captured: std::ptr::null_mut(), has_ended: false })
+    }
+
+    fn end(&mut self) -> Result<sys::Graph> {
+        self.has_ended = true;
+        // SAFETY: the stream is capturing since `begin`. Of a capture that failed nothing is given.
+        let ended = unsafe { (self.stream.device.table().cuStreamEndCapture)(self.stream.raw(), &mut self.captured) };
+        self.stream.device.check("cuStreamEndCapture", ended)?;
+        Ok(self.captured)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // What ended the capture is told by whoever did.
+            let _ = self.end();
+        }
+        if !self.captured.is_null() {
+            // SAFETY: given by the end of the capture, and owned by nobody else.
+            unsafe { (self.stream.device.table().cuGraphDestroy)(self.captured) };
+        }
     }
 }
 

@@ -111,7 +111,7 @@ impl Chooser {
     /// Records and remembers the way that won by its times.
     pub fn settle(&mut self, stream: &Stream, contest: &Contest, times: &[f32]) -> Result<usize> {
         let best = pick(times);
-        self.cache.write(&contest.entry(stream)?, contest.ways[best].as_bytes())?;
+        self.cache.write(&contest.entry(stream)?, contest.ways[best].as_bytes());
         self.chosen.insert(contest.name.clone(), contest.ways[best].clone());
         Ok(best)
     }
@@ -145,7 +145,7 @@ impl Chooser {
             best = pick(&times);
         }
         let plan = plans.swap_remove(best);
-        self.cache.write(&entry, digits(plan.algorithm()).as_bytes())?;
+        self.cache.write(&entry, digits(plan.algorithm()).as_bytes());
         Ok(plan)
     }
 

@@ -3,51 +3,83 @@
 //! Entries are bytes under a name that says everything they depend on; a damaged one counts as
 //! absent, and is remembered so that it can be told. What the bytes mean is not known here.
 
-use crate::error::{Error, Result};
+use options::cache;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const MAGIC: &[u8; 8] = b"SGCUDA02";
 
-/// A folder of entries. Without a folder nothing is kept between processes. Clones share what they remember.
+/// A folder of entries. Without a folder, or with one that cannot be used, nothing is kept between processes: no run
+/// ends because of its cache. Clones share what they remember.
 #[derive(Clone, Debug, Default)]
 pub struct DiskCache {
     folder: Option<PathBuf>,
-    damaged: Arc<Mutex<Vec<PathBuf>>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    notes: Mutex<Vec<String>>,
+    /// A write failed: the next would, too.
+    is_read_only: AtomicBool,
 }
 
 impl DiskCache {
-    /// The folder is made at the first write.
+    /// Makes the folder, for this user alone. One that is another user's is not used.
     pub fn new(folder: Option<PathBuf>) -> DiskCache {
-        DiskCache { folder, damaged: Arc::default() }
+        let mut made = DiskCache { folder, shared: Arc::default() };
+        if let Some(Err(why)) = made.folder.as_deref().map(cache::prepare) {
+            made.note(format!("compiled kernels are not kept for the next run: {why}"));
+            made.folder = None;
+        }
+        made
     }
 
-    /// `$XDG_CACHE_HOME/surogate/cuda`, else `~/.cache/surogate/cuda`.
-    pub fn default_folder() -> Option<PathBuf> {
-        let base = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-        Some(base.join("surogate").join("cuda"))
+    /// In the user's own folder, if there is a place for it.
+    pub fn of_user() -> DiskCache {
+        match DiskCache::default_folder() {
+            Ok(folder) => DiskCache::new(Some(folder)),
+            Err(why) => {
+                let nowhere = DiskCache::default();
+                nowhere.note(format!("compiled kernels are not kept for the next run: {why}"));
+                nowhere
+            }
+        }
     }
 
-    /// The entry, if it is there and whole.
+    /// `$XDG_CACHE_HOME/surogate/cuda`, else `~/.cache/surogate/cuda`; the error says why there is no such place.
+    pub fn default_folder() -> Result<PathBuf, String> {
+        cache::folder_of_user("cuda")
+    }
+
+    /// The entry, if it is there, whole, and nobody else's.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.folder.as_ref()?.join(name);
-        let found = decode(name, &std::fs::read(&path).ok()?);
+        let data = std::fs::symlink_metadata(&path).ok()?;
+        let found = cache::read_trusted(&path).and_then(|bytes| decode(name, &bytes));
         if found.is_none() {
-            self.remembered().push(path);
+            let folder = path.parent().unwrap_or(&path).display();
+            self.note(match cache::is_trusted(&data) {
+                true => format!("the cached {} was damaged and was made again", path.display()),
+                false => format!("entries of the cache {folder} that other users could write were made again"),
+            });
         }
         found
     }
 
-    /// Entries that were there and not whole, each told once.
-    pub fn take_damaged(&self) -> Vec<PathBuf> {
-        std::mem::take(&mut self.remembered())
+    /// What a user should know, each told once.
+    pub fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut self.notes())
     }
 
-    fn remembered(&self) -> std::sync::MutexGuard<'_, Vec<PathBuf>> {
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    fn note(&self, text: String) {
+        self.notes().push(text);
+    }
+
+    fn notes(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// (entries, bytes) of a cache's folder; none where there is no such folder.
@@ -56,11 +88,18 @@ impl DiskCache {
         Some(files.filter(std::fs::Metadata::is_file).fold((0, 0), |(count, bytes), of| (count + 1, bytes + of.len())))
     }
 
-    /// Replaces the entry. Readers see the old one or the new one, never half of it.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        let path = folder.join(name);
-        replace(&path, &encode(name, bytes)).map_err(|e| Error::Cache { path, reason: e.to_string() })
+    /// Replaces the entry. Readers see the old one or the new one, never half of it. After the first that cannot be
+    /// written, which is noted, no more are.
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        if self.shared.is_read_only.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = replace(&folder.join(name), &encode(name, bytes))
+            && !self.shared.is_read_only.swap(true, Ordering::Relaxed)
+        {
+            self.note(format!("what was compiled is not kept for the next run: {}: {error}", folder.display()));
+        }
     }
 }
 
@@ -90,19 +129,23 @@ fn check(name: &str, bytes: &[u8]) -> [u8; blake3::OUT_LEN] {
     *hasher.finalize().as_bytes()
 }
 
-/// Through a file of its own name in the same folder.
+/// Through a file of its own name in the same folder, of which nothing is left if it fails.
 fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    std::fs::create_dir_all(path.parent().expect("an entry lies in the cache's folder"))?;
     static WRITES: AtomicU64 = AtomicU64::new(0);
     let (process, write) = (std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed));
     let partial = path.with_extension(format!("{process}.{write}.partial"));
-    std::fs::write(&partial, bytes)?;
-    std::fs::rename(&partial, path)
+    let mut file = cache::create_new(&partial)?;
+    let replaced = file.write_all(bytes).and_then(|()| std::fs::rename(&partial, path));
+    if replaced.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    replaced
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn damaged_entries_are_not_used() {
@@ -121,15 +164,16 @@ mod tests {
     fn a_damaged_entry_is_told_once_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let cache = DiskCache::new(Some(folder.path().to_owned()));
-        cache.write("a.plan", b"one").unwrap();
+        cache.write("a.plan", b"one");
         let path = folder.path().join("a.plan");
+        // As somebody writes who may: the rights stay those of the entry.
         std::fs::write(&path, b"half of on").unwrap();
         let clone = cache.clone();
         assert_eq!(clone.read("a.plan"), None);
         assert_eq!(cache.read("absent.plan"), None);
-        assert_eq!(cache.take_damaged(), [path]);
-        assert!(cache.take_damaged().is_empty());
-        cache.write("a.plan", b"two").unwrap();
+        assert_eq!(cache.take_notes(), [format!("the cached {} was damaged and was made again", path.display())]);
+        assert!(cache.take_notes().is_empty());
+        cache.write("a.plan", b"two");
         assert_eq!(cache.read("a.plan").as_deref(), Some(&b"two"[..]));
         assert_eq!(DiskCache::size_of(folder.path()).unwrap().0, 1, "nothing is left beside the entry");
     }
@@ -142,11 +186,11 @@ mod tests {
                 let cache = DiskCache::new(Some(folder.path().to_owned()));
                 scope.spawn(move || {
                     for round in 0..50 {
-                        cache.write("shared.cubin", &vec![writer; 1000 + round]).unwrap();
+                        cache.write("shared.cubin", &vec![writer; 1000 + round]);
                         let read = cache.read("shared.cubin").expect("one of the writers' entries");
                         assert!(read.iter().all(|byte| *byte == read[0]));
                     }
-                    assert!(cache.take_damaged().is_empty());
+                    assert!(cache.take_notes().is_empty());
                 });
             }
         });
@@ -157,12 +201,43 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = DiskCache::new(Some(folder.path().join("made/later")));
         assert_eq!(cache.read("a.plan"), None);
-        cache.write("a.plan", b"one").unwrap();
-        cache.write("a.plan", b"two").unwrap();
+        cache.write("a.plan", b"one");
+        cache.write("a.plan", b"two");
         assert_eq!(cache.read("a.plan").as_deref(), Some(&b"two"[..]));
         let nowhere = DiskCache::default();
-        nowhere.write("a.plan", b"one").unwrap();
+        nowhere.write("a.plan", b"one");
         assert_eq!(nowhere.read("a.plan"), None);
+    }
+
+    #[test]
+    fn what_others_can_write_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = DiskCache::new(Some(folder.path().to_owned()));
+        cache.write("a.cubin", b"code");
+        let path = folder.path().join("a.cubin");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(cache.read("a.cubin"), None);
+        assert!(cache.take_notes()[0].ends_with("that other users could write were made again"));
+        cache.write("a.cubin", b"code");
+        assert_eq!(cache.read("a.cubin").as_deref(), Some(&b"code"[..]));
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_used_is_told_once_and_ends_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("file"), "").unwrap();
+        let cache = DiskCache::new(Some(place.path().join("file/cuda")));
+        cache.write("a.cubin", b"code");
+        let notes = cache.take_notes();
+        assert!(notes.len() == 1 && notes[0].starts_with("compiled kernels are not kept"), "{notes:?}");
+        // Nobody, not even root, writes where there is no folder any more.
+        let cache = DiskCache::new(Some(place.path().join("cuda")));
+        std::fs::remove_dir(place.path().join("cuda")).unwrap();
+        cache.write("a.cubin", b"code");
+        cache.clone().write("b.cubin", b"code");
+        let notes = cache.take_notes();
+        assert!(notes.len() == 1 && notes[0].starts_with("what was compiled is not kept"), "{notes:?}");
+        assert_eq!(cache.read("a.cubin"), None);
     }
 
     #[test]

@@ -13,7 +13,6 @@ use crate::kernels::OwnKernel;
 use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
 use crate::nvrtc::{Compiler, KernelSource};
 use program::Lane;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Where libraries and caches are, and how instructions are run.
@@ -22,8 +21,8 @@ pub struct Options {
     pub search: Search,
     /// Index of the GPU among those that are visible.
     pub device: usize,
-    /// Where compiled kernels, cuDNN's plans and chosen algorithms are kept; `None`: nowhere.
-    pub cache: Option<PathBuf>,
+    /// Where compiled kernels, cuDNN's plans and chosen algorithms are kept.
+    pub cache: DiskCache,
     /// Whether the algorithm of a product is chosen by the clock while loading.
     pub time_products: bool,
     /// Algorithms of an earlier session, which win over every other choice.
@@ -40,7 +39,7 @@ impl Options {
         Options {
             search,
             device: 0,
-            cache: DiskCache::default_folder(),
+            cache: DiskCache::of_user(),
             time_products: true,
             algorithms: Algorithms::new(),
             check_each: false,
@@ -106,7 +105,7 @@ impl Engine {
             Err(missing @ Error::LibraryMissing { .. }) => Err(missing),
             Err(broken) => return Err(broken),
         };
-        let disk_cache = DiskCache::new(options.cache.clone());
+        let disk_cache = options.cache.clone();
         let kernel_cache = KernelCache::new(disk_cache.clone());
         let chooser = Chooser::new(options.algorithms.clone(), disk_cache.clone(), options.time_products);
         let (products, attentions, own, notes) = (vec![], vec![], vec![], vec![]);
@@ -152,11 +151,9 @@ impl Engine {
         }
     }
 
-    /// Tells of entries of the disk cache that could not be used.
-    pub fn note_damage(&mut self) {
-        for path in self.disk_cache.take_damaged() {
-            self.note(format!("the cached {} was damaged and was made again", path.display()));
-        }
+    /// Tells what could not be used of the disk cache, or kept in it.
+    pub fn note_cache(&mut self) {
+        self.disk_cache.take_notes().into_iter().for_each(|note| self.note(note));
     }
 
     /// A handle to run cuDNN's plans with; only asked for where a plan was made.

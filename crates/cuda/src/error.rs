@@ -42,10 +42,6 @@ pub enum Error {
     /// The libraries offer no way to do what is asked on this device.
     #[error("{what}: {reason}{}", separated("\n  while ", context))]
     Unsupported { what: String, reason: String, context: String },
-
-    /// A file of the kernel cache could not be written or read.
-    #[error("kernel cache {}: {reason}", path.display())]
-    Cache { path: PathBuf, reason: String },
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

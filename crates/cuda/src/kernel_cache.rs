@@ -30,7 +30,7 @@ impl KernelCache {
             return Ok(Fetched { cubin, compiled: false });
         }
         let cubin = compiler.compile(source, architecture)?.cubin;
-        self.cache.write(&name, &cubin)?;
+        self.cache.write(&name, &cubin);
         Ok(Fetched { cubin, compiled: true })
     }
 }

@@ -146,6 +146,8 @@ pub struct Search {
     pub system: Vec<PathBuf>,
     /// Whether the dynamic loader's own search (`ldconfig`, `LD_LIBRARY_PATH`) is asked last.
     pub ask_loader: bool,
+    /// What is said of the search where something was not found.
+    pub remarks: Vec<String>,
 }
 
 impl Search {
@@ -164,9 +166,10 @@ impl Search {
         // A path that is not full means the working directory, and in the loader's variable even an empty part does.
         let absolute = |name: &str| parts(name).into_iter().filter(|path| path.is_absolute());
         let ask_loader = parts(LOADER_VARIABLE).iter().all(|path| path.is_absolute());
-        let mut system = Vec::new();
+        let (mut system, mut remarks) = (Vec::new(), Vec::new());
         if !ask_loader {
             system.extend(absolute(LOADER_VARIABLE));
+            remarks.push(format!("not by the loader's search: {LOADER_VARIABLE} has a part that is no full path"));
         }
         for name in ["CUDA_HOME", "CUDA_PATH"] {
             system.extend(absolute(name).flat_map(|root| toolkit_folders(&root)));
@@ -177,7 +180,7 @@ impl Search {
         // Nobody names a folder of this program's own variable by accident, but an empty part.
         let named = parts(PATH_VARIABLE).into_iter().filter(|path| !path.as_os_str().is_empty());
         let named = named.filter_map(|path| std::path::absolute(path).ok()).collect();
-        Search { named, site_packages, system, ask_loader }
+        Search { named, site_packages, system, ask_loader, remarks }
     }
 
     /// The folders for one library, best first. Folders that do not exist are kept: they are part
@@ -253,9 +256,8 @@ fn open(search: &Search, kind: Kind) -> Result<(Library, PathBuf, Origin)> {
         Err(mut tried) => ask_loader(search, kind).ok_or_else(|| {
             if search.ask_loader {
                 tried.extend(kind.files().iter().map(|file| format!("{file} by the loader's search")));
-            } else {
-                tried.push(format!("not by the loader's search: {LOADER_VARIABLE} has a part that is no full path"));
             }
+            tried.extend(search.remarks.iter().cloned());
             Error::LibraryMissing { library: kind.title(), tried, hint: kind.hint(), context: String::new() }
         }),
     }
@@ -345,8 +347,7 @@ mod tests {
         Search {
             named: named.iter().map(|p| p.to_path_buf()).collect(),
             site_packages: site.iter().map(|p| p.to_path_buf()).collect(),
-            system: vec![],
-            ask_loader: false,
+            ..Search::default()
         }
     }
 
@@ -388,13 +389,7 @@ mod tests {
             let found = Search::from_variables(vec![], |name| (name == LOADER_VARIABLE).then(|| value.into()));
             assert!(!found.ask_loader && found.system[0] == Path::new("/a"), "{value}");
         }
-        assert!(
-            open_nvml(&Search { ask_loader: false, ..Search::default() })
-                .err()
-                .unwrap()
-                .to_string()
-                .contains(LOADER_VARIABLE)
-        );
+        assert!(search(&[(LOADER_VARIABLE, ":")]).remarks[0].contains(LOADER_VARIABLE));
     }
 
     #[test]

@@ -331,7 +331,7 @@ fn plan_entries(
         planned.push(steps);
     }
     engine.chooser.finish();
-    engine.note_damage();
+    engine.note_cache();
     Ok(planned)
 }
 

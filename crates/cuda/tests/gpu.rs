@@ -4,6 +4,7 @@
 
 mod reference;
 
+use cuda::disk_cache::DiskCache;
 use cuda::{CudaBackend, CudaSession, Options, Search, devices};
 use program::{Arg, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Session, TensorRef};
 use reference::{Case, Layout, Numbers, offsets, read, relative_error, write};
@@ -20,7 +21,8 @@ fn gpu() -> Option<(Options, String)> {
     let search = Search::from_environment(roots.unwrap_or_default());
     let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were asked for: {e}"));
     let device = found.first().expect("GPU tests were asked for, but no GPU is visible");
-    let options = Options { cache: None, time_products: false, check_each: true, ..Options::new(search) };
+    let options =
+        Options { cache: DiskCache::default(), time_products: false, check_each: true, ..Options::new(search) };
     Some((options, device.architecture.target()))
 }
 
@@ -250,7 +252,8 @@ fn products(options: &Options, architecture: &str) -> (cuda::Algorithms, Vec<u8>
 fn timed_products_are_remembered_and_taken_from_a_record() {
     let Some((options, architecture)) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let timed = Options { cache: Some(folder.path().to_owned()), time_products: true, ..options.clone() };
+    let timed =
+        Options { cache: DiskCache::new(Some(folder.path().to_owned())), time_products: true, ..options.clone() };
     let start = std::time::Instant::now();
     let (chosen, bits) = products(&timed, &architecture);
     println!("timed in {:?}: {chosen:#?}", start.elapsed());
@@ -275,7 +278,7 @@ fn timed_products_are_remembered_and_taken_from_a_record() {
 fn stored_attention_plans_give_the_same_bits() {
     let Some((options, architecture)) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let options = Options { cache: Some(folder.path().to_owned()), ..options };
+    let options = Options { cache: DiskCache::new(Some(folder.path().to_owned())), ..options };
     for documents in [vec![], packed()] {
         let case = Case { documents, ..base() };
         let built = check_attention(&options, &architecture, &case);

@@ -98,7 +98,7 @@ fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {
             .collect(),
         Err(of) => missing(of),
     };
-    let cache = DiskCache::default_folder().map(|folder| {
+    let cache = DiskCache::default_folder().ok().map(|folder| {
         let (entries, bytes) = DiskCache::size_of(&folder).unwrap_or_default();
         json!({"folder": folder, "entries": entries, "bytes": bytes})
     });
@@ -116,8 +116,9 @@ fn to_json(report: &Report, cores: usize, verdict: &str) -> Value {
 
 /// The folder of compiled kernels and chosen algorithms in words.
 fn cache_text() -> String {
-    let Some(folder) = DiskCache::default_folder() else {
-        return "Cache of kernels: none: neither XDG_CACHE_HOME nor HOME is set".into();
+    let folder = match DiskCache::default_folder() {
+        Ok(folder) => folder,
+        Err(why) => return format!("Cache of kernels: none: {why}"),
     };
     let (entries, bytes) = DiskCache::size_of(&folder).unwrap_or_default();
     let size = bytes as f64 / (1u64 << 20) as f64;

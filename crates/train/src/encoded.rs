@@ -10,6 +10,7 @@ use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, InstructionColumns,
     Keeping, PrepareOptions, Prepared, RowCache, RowLimit, Summary, SystemPrompt, Tokenizer, Truncation,
 };
+use options::cache::folder_of_user;
 
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::conversation::dialogue_options;
@@ -88,7 +89,7 @@ impl Encoded {
         let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
         let mut notes: Vec<String> = note.into_iter().collect();
         let cache = row_cache(config, &mut notes);
-        let tell = |text: &str| eprintln!("surogate: {text}");
+        let tell = |text: &str| eprintln!("surogate: {}", options::visible(text));
         let prepare = |list: &[Dataset], option: &str| -> Result<Prepared> {
             let place = |i: usize| format!("{option}[{i}]");
             let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
@@ -130,13 +131,12 @@ const NO_CACHE: &str = "off";
 fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let written = config.data.data_cache.value().map(PathBuf::from);
-    let folder = written.or_else(|| variable(CACHE_VARIABLE)).or_else(|| {
-        let own = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
-        Some(own.join("surogate").join("rows"))
-    });
-    let Some(folder) = folder else {
-        notes.push("encoded rows are kept in memory: neither HOME nor XDG_CACHE_HOME says where to".to_owned());
-        return None;
+    let folder = match written.or_else(|| variable(CACHE_VARIABLE)).map_or_else(|| folder_of_user("rows"), Ok) {
+        Ok(folder) => folder,
+        Err(why) => {
+            notes.push(format!("encoded rows are kept in memory: {why}"));
+            return None;
+        }
     };
     (folder.as_os_str() != NO_CACHE).then(|| RowCache::new(folder))
 }

@@ -290,7 +290,7 @@ impl Graph {
         };
         // Some engines cannot be written down; their plans are built at every start.
         if !from_disk && let Ok(text) = plan.get_text(at::EXECUTION_PLAN_JSON_REPRESENTATION) {
-            plans.write(&name, &text)?;
+            plans.write(&name, &text);
         }
         let workspace = plan.get_int64(at::EXECUTION_PLAN_WORKSPACE_SIZE)? as usize;
         Ok(Plan { plan, workspace, from_disk, scalars: self.scalars, cudnn: self.cudnn })

@@ -22,3 +22,8 @@ mod simd;
 mod storage;
 
 pub use backend::CpuBackend;
+
+/// The processor's set of instructions, on which the bits of products depend.
+pub fn instructions() -> &'static str {
+    simd::Level::here().name()
+}

@@ -24,6 +24,7 @@ pub mod gguf;
 mod guard;
 pub mod loader;
 mod mmap;
+mod new_file;
 pub mod order;
 pub mod packing;
 mod pipeline;

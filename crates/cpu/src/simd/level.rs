@@ -15,6 +15,18 @@ pub enum Level {
     Avx512Bf16,
 }
 
+impl Level {
+    /// As it is called where processors are described.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Base => "the base set of instructions",
+            Level::Avx2 => "AVX2",
+            Level::Avx512 => "AVX-512",
+            Level::Avx512Bf16 => "AVX-512 with bf16",
+        }
+    }
+}
+
 static LEVEL: LazyLock<Level> = LazyLock::new(Level::ask);
 
 impl Level {

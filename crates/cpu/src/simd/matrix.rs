@@ -28,7 +28,10 @@ impl<'a, T: Copy> Matrix<'a, T> {
         if self.rows == 0 || self.columns == 0 {
             return 0;
         }
-        (self.rows - 1) * self.row_stride + (self.columns - 1) * self.column_stride + 1
+        let below = (self.rows - 1).checked_mul(self.row_stride);
+        let beside = (self.columns - 1).checked_mul(self.column_stride);
+        let last = below.zip(beside).and_then(|(below, beside)| below.checked_add(beside)?.checked_add(1));
+        last.expect("a matrix lies in memory, so that its extent is a number")
     }
 
     pub fn transposed_if(self, transpose: bool) -> Self {

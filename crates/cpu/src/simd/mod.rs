@@ -9,6 +9,7 @@ mod panels;
 mod product;
 mod tile;
 
+pub use level::Level;
 pub use matrix::{Matrix, MatrixMut};
 pub use panels::{Unit, pack, units_of};
 pub use product::product;

@@ -76,7 +76,8 @@ fn parse(bytes: &[u8]) -> Result<Head, String> {
     let start = at.at.next_multiple_of(ALIGNMENT);
     for (tensor, offset) in &mut tensors {
         *offset = start.checked_add(*offset).ok_or("a tensor lies outside of the file")?;
-        if offset.checked_add(tensor.bytes()).is_none_or(|end| end > bytes.len()) {
+        let end = tensor.checked_bytes().and_then(|size| offset.checked_add(size));
+        if end.is_none_or(|end| end > bytes.len()) {
             return Err(format!("`{}` lies outside of the file", tensor.name));
         }
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{ALIGNMENT, Encoding, MAGIC, VERSION, kind};
 use crate::error::DataError;
+use crate::new_file::{create_beside, name_new};
 
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +78,18 @@ pub struct GgufTensor {
 
 impl GgufTensor {
     /// Bytes of the elements.
+    ///
+    /// # Panics
+    /// If they are more than can be addressed: see [`GgufTensor::checked_bytes`].
     pub fn bytes(&self) -> usize {
-        self.encoding.bytes(self.shape.iter().product())
+        self.checked_bytes().expect("the extents of a tensor that is written or was read fit memory")
+    }
+
+    /// The same; none if they are more than can be addressed.
+    pub fn checked_bytes(&self) -> Option<usize> {
+        let elements = self.shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent))?;
+        // No encoding takes more than four bytes an element.
+        elements.checked_mul(4).map(|_| self.encoding.bytes(elements))
     }
 }
 
@@ -103,16 +114,11 @@ impl GgufWriter {
         tensors: Vec<GgufTensor>,
     ) -> Result<GgufWriter, DataError> {
         let header = header(metadata, &tensors);
-        let name = path.file_name().expect("a file to write has a name").to_string_lossy();
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
-        let mut writer = GgufWriter { path: path.to_owned(), temporary, out: None, tensors, written: 0 };
-        let start = || -> io::Result<BufWriter<File>> {
-            let mut out = BufWriter::new(File::create(&writer.temporary)?);
-            out.write_all(&header)?;
-            Ok(out)
-        };
-        writer.out = Some(start().map_err(|e| DataError::io("write", path, e))?);
+        let failed = |e| DataError::io("write", path, e);
+        let (temporary, file) = create_beside(path).map_err(failed)?;
+        let out = Some(BufWriter::new(file));
+        let mut writer = GgufWriter { path: path.to_owned(), temporary, out, tensors, written: 0 };
+        writer.out.as_mut().expect("just made").write_all(&header).map_err(failed)?;
         Ok(writer)
     }
 
@@ -131,7 +137,7 @@ impl GgufWriter {
         done.map_err(|e| DataError::io("write", &self.path, e))
     }
 
-    /// Gives the file its name.
+    /// Gives the file its name, which must still be free.
     ///
     /// # Panics
     /// If tensors are missing.
@@ -140,7 +146,7 @@ impl GgufWriter {
         let out = self.out.take().expect("a file is finished once");
         let complete = || -> io::Result<()> {
             out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-            fs::rename(&self.temporary, &self.path)
+            name_new(&self.temporary, &self.path)
         };
         complete().map_err(|e| DataError::io("write", &self.path, e))
     }

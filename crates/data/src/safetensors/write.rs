@@ -13,6 +13,7 @@ use tensor::{DType, HostTensor};
 
 use super::header_name;
 use crate::error::DataError;
+use crate::new_file::create_beside;
 
 /// One tensor to be written.
 #[derive(Clone, Debug)]
@@ -49,8 +50,12 @@ pub struct TensorInfo {
 
 impl TensorInfo {
     /// Bytes of the elements.
+    ///
+    /// # Panics
+    /// If they are more than can be addressed.
     pub fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size()
+        let bytes = self.shape.iter().try_fold(self.dtype.size(), |product, extent| product.checked_mul(*extent));
+        bytes.expect("the extents of a tensor that is written fit memory")
     }
 }
 
@@ -174,7 +179,8 @@ impl FolderWriter {
         let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
         let path = self.folder.join("model.safetensors.index.json");
         let text = serde_json::to_string_pretty(&index).expect("an index is plain JSON");
-        fs::write(&path, text + "\n").map_err(|e| DataError::io("write", &path, e))
+        let written = File::create_new(&path).and_then(|mut file| file.write_all((text + "\n").as_bytes()));
+        written.map_err(|e| DataError::io("write", &path, e))
     }
 }
 
@@ -190,16 +196,11 @@ impl ShardWriter {
     /// Starts a file with tensors in this order.
     fn create(path: &Path, order: &[TensorInfo], metadata: &BTreeMap<String, String>) -> Result<Self, DataError> {
         let header = header(order, metadata);
-        let name = path.file_name().expect("a file to write has a name").to_string_lossy();
-        let temporary = folder_of(path).join(format!(".{name}.{}.tmp", std::process::id()));
-        let mut writer = ShardWriter { path: path.to_owned(), temporary, out: None };
-        let start = || -> io::Result<BufWriter<File>> {
-            let mut out = BufWriter::new(File::create(&writer.temporary)?);
-            out.write_all(&(header.len() as u64).to_le_bytes())?;
-            out.write_all(&header)?;
-            Ok(out)
-        };
-        writer.out = Some(start().map_err(|e| DataError::io("write", path, e))?);
+        let failed = |e| DataError::io("write", path, e);
+        let (temporary, file) = create_beside(path).map_err(failed)?;
+        let mut writer = ShardWriter { path: path.to_owned(), temporary, out: Some(BufWriter::new(file)) };
+        let out = writer.out.as_mut().expect("just made");
+        out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(&header)).map_err(failed)?;
         Ok(writer)
     }
 

@@ -31,13 +31,13 @@ mod _native {
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
     #[pymodule_export]
-    use crate::merge::{adapter_base, merge, write_gguf};
+    use crate::merge::{adapter_base, leads_out, merge, write_gguf};
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]
     use crate::operations::{infer, op_schemas};
     #[pymodule_export]
-    use crate::run::{preview, run, say, unsaid};
+    use crate::run::{cache_folder, preview, run, say, unsaid, visible};
     #[pymodule_export]
     use crate::trainer::Trainer;
 

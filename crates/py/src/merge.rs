@@ -12,6 +12,12 @@ pub fn adapter_base(py: Python<'_>, adapter: PathBuf) -> PyResult<Option<String>
     train::adapter_base(&adapter).map_err(|error| train_error(py, error))
 }
 
+/// Whether a file of a model's folder is a link that leads out of it.
+#[pyfunction]
+pub fn leads_out(folder: PathBuf, file: PathBuf) -> bool {
+    train::leads_out(&folder, &file)
+}
+
 /// Writes a model folder to one GGUF file: (tensors, bytes, names of the matrices that were kept in f16).
 #[pyfunction]
 pub fn write_gguf(

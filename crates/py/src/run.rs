@@ -1,5 +1,6 @@
 //! Whole runs and previews of them, for the command line.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,6 +52,20 @@ pub fn run(
 #[pyfunction]
 pub fn say(text: String) {
     console::say(text);
+}
+
+/// A text without what steers a terminal: see [`options::visible`].
+#[pyfunction]
+pub fn visible(text: &str) -> Cow<'_, str> {
+    options::visible(text)
+}
+
+/// A folder among the user's caches, which is made. Errors: it is another user's, or there is no place for it.
+#[pyfunction]
+pub fn cache_folder(py: Python<'_>, name: &str) -> PyResult<PathBuf> {
+    let folder = options::cache::folder_of_user(name);
+    let made = folder.and_then(|folder| options::cache::prepare(&folder).map(|()| folder));
+    made.map_err(|why| train_error(py, TrainError::Usage(format!("there is no cache of {name}: {why}"))))
 }
 
 /// What was said and not shown by a run.

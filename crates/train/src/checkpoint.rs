@@ -42,6 +42,9 @@ pub struct State {
     pub run: String,
     /// Version of the program that wrote it.
     pub surogate: String,
+    /// What the bits of its arithmetic depend on beside the program: see [`crate::device::Device::arithmetic`].
+    #[serde(default)]
+    pub arithmetic: Option<String>,
     pub task: String,
     /// What is done.
     #[serde(flatten)]
@@ -68,6 +71,30 @@ pub struct State {
     pub choices: Choices,
     /// Every other file of the folder.
     pub files: BTreeMap<String, FileRecord>,
+}
+
+/// Steps, rows and tokens of a run that are told apart: the device counts in 32 bits.
+const COUNTED: u64 = i32::MAX as u64;
+
+impl State {
+    /// Whether the numbers can be those of a run: a digest can be made for any. The error says which cannot.
+    fn check(&self) -> std::result::Result<(), String> {
+        let Progress { step, updates, micro_step, suppressed, evaluated } = self.progress;
+        let counts = [("step", step), ("updates", updates), ("micro_step", micro_step), ("suppressed", suppressed)];
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > COUNTED) {
+            return Err(format!("has `{name}: {count}`, expected at most {COUNTED}"));
+        }
+        if updates > step || suppressed > step || micro_step < step || evaluated.is_some_and(|at| at > step) {
+            return Err(format!(
+                "contradicts itself: {step} steps with {micro_step} micro-steps, {updates} updates, the last {suppressed} \
+                 of them suppressed, evaluated at {evaluated:?}"
+            ));
+        }
+        if self.shapes.is_empty() {
+            return Err("has no `shapes`, expected those of the batches that were trained on".to_owned());
+        }
+        self.shapes.iter().try_for_each(ShapeRecord::check)
+    }
 }
 
 /// What identifies the model that a run started from.
@@ -102,6 +129,23 @@ pub struct ShapeRecord {
     documents: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     longest: Option<usize>,
+}
+
+impl ShapeRecord {
+    fn check(&self) -> std::result::Result<(), String> {
+        let ShapeRecord { batch, seq_len, documents, longest } = self;
+        let tokens = batch.checked_mul(*seq_len).filter(|tokens| (1..=COUNTED as usize).contains(tokens));
+        let packed = match (documents, longest) {
+            (None, None) => true,
+            (Some(count), Some(longest)) => {
+                let most = tokens.map_or(0, usize::next_power_of_two);
+                (1..=most).contains(count) && (1..=*seq_len).contains(longest)
+            }
+            _ => false,
+        };
+        let text = || serde_json::to_string(self).expect("a shape is always representable as JSON");
+        if tokens.is_some() && packed { Ok(()) } else { Err(format!("has the shape {}, which no batch has", text())) }
+    }
 }
 
 impl From<&Variant> for ShapeRecord {
@@ -143,6 +187,7 @@ impl Checkpoint {
         if digest::of_bytes(text.replacen(&state.digest, NO_DIGEST, 1).as_bytes()) != state.digest {
             return Err(format!("`{STATE}` was changed after it was written"));
         }
+        state.check().map_err(|why| format!("`{STATE}` {why}"))?;
         let found = digest::of_files(folder, |name| state.files.contains_key(name)).map_err(|e| e.to_string())?;
         for (name, of) in &state.files {
             match found.iter().find(|(known, _, _)| known == name) {
@@ -217,6 +262,7 @@ impl Trainer {
             run_id: self.written.owner.clone(),
             run: self.name.clone(),
             surogate: env!("CARGO_PKG_VERSION").to_owned(),
+            arithmetic: Some(self.device.arithmetic.clone()),
             task: self.config.task.name().to_owned(),
             progress: self.progress.clone(),
             seed: self.config.data.train_seed,
@@ -310,6 +356,80 @@ mod tests {
         names.sort();
         // The run went back to an earlier step: what it wrote last is what it needs.
         assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-5", "checkpoint-7", "keep-this"]);
+    }
+
+    /// A checkpoint without files whose digest is right, as anybody can make one.
+    fn sealed(folder: &Path, change: impl FnOnce(&mut State)) -> std::result::Result<Checkpoint, String> {
+        let mut state = State {
+            version: VERSION,
+            digest: NO_DIGEST.to_owned(),
+            run_id: "run".into(),
+            run: "run".into(),
+            surogate: "0".into(),
+            arithmetic: None,
+            task: "sft".into(),
+            progress: Progress { step: 3, updates: 3, micro_step: 6, suppressed: 0, evaluated: Some(2) },
+            seed: 0,
+            position: None,
+            options: Value::Null,
+            resolved: Value::Null,
+            recommended: Reasons::default(),
+            model: ModelDigest { config: String::new(), weights: None },
+            data: None,
+            validation: None,
+            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, documents: None, longest: None }],
+            choices: Choices::new(),
+            files: BTreeMap::new(),
+        };
+        change(&mut state);
+        let text = serde_json::to_string_pretty(&state).unwrap();
+        let digest = digest::of_bytes(text.as_bytes());
+        std::fs::write(folder.join(STATE), text.replacen(NO_DIGEST, &digest, 1)).unwrap();
+        Checkpoint::open(folder)
+    }
+
+    #[test]
+    fn a_state_that_no_run_has_is_refused_though_its_digest_is_right() {
+        let place = tempfile::tempdir().unwrap();
+        sealed(place.path(), |_| {}).unwrap();
+        let refused = |change: fn(&mut State)| sealed(place.path(), change).unwrap_err();
+        assert!(refused(|state| state.shapes.clear()).contains("has no `shapes`"));
+        assert!(refused(|state| state.shapes[0].batch = 0).contains("which no batch has"));
+        assert!(refused(|state| state.progress.step = u64::MAX).contains("`step: 18446744073709551615`"));
+        assert!(refused(|state| state.progress.micro_step = 1 << 31).contains("`micro_step: 2147483648`"));
+        for change in [
+            |state: &mut State| state.progress.updates = 4,
+            |state: &mut State| state.progress.micro_step = 2,
+            |state: &mut State| state.progress.suppressed = 4,
+            |state: &mut State| state.progress.evaluated = Some(4),
+        ] {
+            assert!(refused(change).contains("contradicts itself"));
+        }
+        let deep = format!("{{\"version\": {VERSION}, \"options\": {}1{}}}", "[".repeat(10_000), "]".repeat(10_000));
+        std::fs::write(place.path().join(STATE), deep).unwrap();
+        assert!(Checkpoint::open(place.path()).unwrap_err().contains("is no JSON"));
+    }
+
+    #[test]
+    fn shapes_that_no_batch_has_are_refused() {
+        let check = |text: &str| serde_json::from_str::<ShapeRecord>(text).unwrap().check();
+        for text in [
+            "{\"batch\": 1, \"seq_len\": 2147483647}",
+            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 128, \"longest\": 64}",
+        ] {
+            check(text).unwrap();
+        }
+        for text in [
+            "{\"batch\": 0, \"seq_len\": 64}",
+            "{\"batch\": 1, \"seq_len\": 0}",
+            "{\"batch\": 4294967296, \"seq_len\": 4294967296}",
+            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 129, \"longest\": 64}",
+            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 0, \"longest\": 64}",
+            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 8, \"longest\": 65}",
+            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 8}",
+        ] {
+            assert!(check(text).unwrap_err().contains("which no batch has"), "{text}");
+        }
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct Device {
     pub gpus: usize,
     /// What measured rates are kept by: the device's name, and its driver.
     pub card: (String, String),
+    /// What the bits of results depend on beside the program: the processor's set of instructions, or the kind of GPU.
+    pub arithmetic: String,
 }
 
 impl Device {
@@ -84,8 +86,9 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let (name, version) = (processor(), env!("CARGO_PKG_VERSION"));
     let machine = Machine::cpu(usable(host_memory()), threads);
     let machine = machines::calibrated(&machine, &name, version).unwrap_or(machine);
-    let because = because.to_owned();
-    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card: (name, version.to_owned()) })
+    let (because, card) = (because.to_owned(), (name, version.to_owned()));
+    let arithmetic = format!("a CPU with {}", cpu::instructions());
+    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card, arithmetic })
 }
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
@@ -101,8 +104,10 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let options = cuda::Options { check_each, graphs, ..cuda::Options::new(search) };
     let machine = cuda::machine(&properties);
     let card = (properties.name.clone(), report.driver_release.unwrap_or_default());
+    let arithmetic = format!("a GPU {}, {}", machine.name, machine.arch);
     let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
-    Ok(Device { backend: Box::new(CudaBackend::new(options)), machine, because: because.to_owned(), gpus, card })
+    let (backend, because) = (Box::new(CudaBackend::new(options)), because.to_owned());
+    Ok(Device { backend, machine, because, gpus, card, arithmetic })
 }
 
 /// Memory of this host that processes may use, bytes; without a way to ask, no limit.

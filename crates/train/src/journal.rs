@@ -33,7 +33,7 @@ impl Journal {
             return Ok(None);
         }
         let place = Place::of_caller(config, &trainer.name)?;
-        let log = Log::open(&place.log)?;
+        let log = place.open_log()?;
         let instruments = Instruments::new(config.logging.log_gpu_util);
         Ok(Some(Journal { place, log, instruments, is_open: false }))
     }

@@ -63,6 +63,7 @@ pub use journal::Journal;
 pub use merge::{Merged, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};
 pub use model::{Forward, LossAndGradients, Model};
+pub use model_folder::leads_out;
 pub use peft::base_of as adapter_base;
 pub use preview::Preview;
 pub use recommend::recommended;

@@ -2,34 +2,55 @@
 //! and services read this stream.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
+
+/// Bytes of a log's first line, at most: it holds options, manifest and plan.
+const LONGEST_OPENING: u64 = 64 << 20;
 
 /// An open log.
 pub struct Log {
     path: PathBuf,
     file: File,
+    /// It was not there before.
+    is_new: bool,
 }
 
 impl Log {
-    /// Opens for appending; folders are made. A last line that a killed process did not finish is taken away.
-    pub fn open(path: &Path) -> Result<Log> {
+    /// Opens for appending; folders are made. A last line that a killed process did not finish is taken away, from a
+    /// log only: any other file that is there already is an error. `is_own`: the run's manifest names it.
+    pub fn open(path: &Path, is_own: bool) -> Result<Log> {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| TrainError::io("create", parent, e))?;
         }
-        let file = OpenOptions::new().create(true).read(true).append(true).open(path);
-        let mut file = file.map_err(|e| TrainError::io("open", path, e))?;
-        drop_unfinished(&mut file).map_err(|e| TrainError::io("read", path, e))?;
-        Ok(Log { path: path.to_owned(), file })
+        let failed = |e| TrainError::io("open", path, e);
+        let made = OpenOptions::new().create_new(true).read(true).append(true).open(path);
+        let (mut file, is_new) = match made {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                check(path, is_own).map_err(TrainError::Usage)?;
+                (OpenOptions::new().read(true).append(true).open(path).map_err(failed)?, false)
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Err(TrainError::Usage(format!("{} is being written by another process", path.display())));
+        }
+        if file.metadata().map_err(failed)?.is_file() {
+            drop_unfinished(&mut file).map_err(|e| TrainError::io("read", path, e))?;
+        }
+        Ok(Log { path: path.to_owned(), file, is_new })
     }
 
-    /// Takes back a log that says nothing: what it would have told of did not begin.
+    /// Takes back a log that was made and says nothing: what it would have told of did not begin.
     pub fn withdraw(self) {
-        if self.file.metadata().is_ok_and(|data| data.len() == 0) {
+        if self.is_new && self.file.metadata().is_ok_and(|data| data.len() == 0) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -37,10 +58,47 @@ impl Log {
     /// Writes an event with the time at which it happened, as RFC 3339 says it, and gives it with that.
     pub fn write(&mut self, mut event: Value) -> Result<Value> {
         event["time"] = jiff::Timestamp::now().to_string().into();
-        let line = format!("{event}\n");
+        let line = format!("{}\n", options::visible(&event.to_string()));
         self.file.write_all(line.as_bytes()).map_err(|e| TrainError::io("write", &self.path, e))?;
         Ok(event)
     }
+}
+
+/// Whether a log may be written to a path: nothing is there, or nothing is in it, or it is a log. A sentence where not.
+pub fn check(path: &Path, is_own: bool) -> std::result::Result<(), String> {
+    let refused = |what: &str| {
+        let text = "expected nothing, an empty file, or a log: nothing else is written to";
+        Err(format!("`{}` {what}, {text}", path.display()))
+    };
+    let failed = |e: io::Error| format!("`{}` cannot be read: {e}", path.display());
+    match std::fs::symlink_metadata(path) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(_) => {}
+    }
+    let Ok(data) = std::fs::metadata(path) else { return refused("is a link to nothing") };
+    if data.is_dir() {
+        return refused("is a folder");
+    }
+    // Whoever names /dev/null wants no log.
+    if !data.is_file() && path != Path::new("/dev/null") {
+        return refused("is no regular file");
+    }
+    if data.len() == 0 {
+        return Ok(());
+    }
+    let mut line = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    BufReader::new(file).take(LONGEST_OPENING).read_until(b'\n', &mut line).map_err(failed)?;
+    // The first line of a process that was killed while it wrote it.
+    let is_torn = is_own && line.last() != Some(&b'\n') && line.starts_with(b"{");
+    if is_torn || is_opening(&line) { Ok(()) } else { refused("is a file that holds something else") }
+}
+
+/// Whether a line is what a log begins with.
+fn is_opening(line: &[u8]) -> bool {
+    let event: Value = serde_json::from_slice(line).unwrap_or_default();
+    matches!(event["event"].as_str(), Some("start" | "resume")) && event["time"].is_string()
 }
 
 /// Cuts a file after its last line end.
@@ -66,20 +124,56 @@ fn drop_unfinished(file: &mut File) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    const OPENING: &str = "{\"event\":\"start\",\"time\":\"2026-01-01T00:00:00Z\"}\n";
+
     #[test]
     fn a_line_that_was_not_finished_is_taken_away() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("log");
-        let long = "x".repeat(5000);
-        for (before, kept) in [("", ""), ("{\"a\":1}\n", "{\"a\":1}\n"), ("{\"a\":1}\n{\"b", "{\"a\":1}\n"), ("{", "")]
-        {
-            for tail in ["", &long] {
-                let torn = tail.len() > 0 && !before.is_empty();
-                std::fs::write(&path, if torn { format!("{before}{tail}") } else { before.to_owned() }).unwrap();
-                Log::open(&path).unwrap().write(serde_json::json!({})).unwrap();
-                let text = std::fs::read_to_string(&path).unwrap();
-                assert!(text.starts_with(&format!("{kept}{{\"time\":")) && text.ends_with("}\n"), "{text}");
-            }
+        let long = format!("{OPENING}{{{}", "x".repeat(5000));
+        let torn = format!("{OPENING}{{\"b");
+        for (before, kept) in [("", ""), (OPENING, OPENING), (&torn, OPENING), (&long, OPENING), ("{", "")] {
+            std::fs::write(&path, before).unwrap();
+            Log::open(&path, true).unwrap().write(serde_json::json!({})).unwrap();
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(text.starts_with(&format!("{kept}{{\"time\":")) && text.ends_with("}\n"), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_no_log_is_left_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("thesis.tex");
+        let torn = "{\"event\":\"start\"";
+        for text in ["\\chapter{One}\nno end of line", "{}\n", "{\"event\":\"start\"}\n", "\n", torn] {
+            std::fs::write(&path, text).unwrap();
+            let error = Log::open(&path, false).err().expect(text).to_string();
+            assert!(error.contains("holds something else, expected nothing, an empty file, or a log"), "{error}");
+            assert!(text == torn || Log::open(&path, true).is_err(), "a manifest may name what was replaced since");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        std::os::unix::fs::symlink(place.path().join("elsewhere"), place.path().join("link")).unwrap();
+        std::fs::create_dir(place.path().join("folder")).unwrap();
+        for (name, what) in [("link", "is a link to nothing"), ("folder", "is a folder"), ("thesis.tex/log", "")] {
+            let error = Log::open(&place.path().join(name), false).err().expect(name).to_string();
+            assert!(error.contains(what), "{error}");
+        }
+        assert!(!place.path().join("elsewhere").exists());
+        Log::open(Path::new("/dev/null"), false).unwrap().write(serde_json::json!({})).unwrap();
+    }
+
+    #[test]
+    fn only_a_log_that_was_made_is_withdrawn() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("log");
+        std::fs::write(&path, "").unwrap();
+        Log::open(&path, false).unwrap().withdraw();
+        assert!(path.exists());
+        std::fs::remove_file(&path).unwrap();
+        let log = Log::open(&path, false).unwrap();
+        let error = Log::open(&path, false).err().unwrap().to_string();
+        assert!(error.contains("is being written by another process"), "{error}");
+        log.withdraw();
+        assert!(!path.exists());
     }
 }

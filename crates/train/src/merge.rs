@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use tensor::{DType, HostTensor};
 
 use crate::error::{Result, TrainError};
-use crate::model_folder::{write_files, write_weights};
+use crate::model_folder::{handed_on, write_files, write_weights};
 use crate::peft;
 use crate::source::read_config;
 use crate::staged::Staged;
@@ -68,6 +68,7 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path) -> Result<Merged> {
     let options = peft::read_options(adapter, DType::F32)?;
     let rules = AdapterRules::new(&options)?;
     let config = read_config(model)?;
+    handed_on(model)?;
     let base = Weights::open(model).map_err(TrainError::model_file)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;

@@ -1,14 +1,16 @@
 //! A model folder in Hugging Face's form: weights in shards, the configuration with their element type, and the
 //! files that are handed on as they are. Knows names of files; not where weights come from.
 
-use std::path::Path;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use data::safetensors::{FolderWriter, TensorInfo};
 use serde_json::{Value, json};
 use tensor::DType;
 
 use crate::error::{Result, TrainError};
-use crate::staged::write_synced;
+use crate::staged::{create_new, write_synced};
 
 /// Largest file of a model.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -61,24 +63,50 @@ fn write_weights_in(
 /// Writes `config.json`, and copies from the folder of the model what is handed on.
 pub fn write_files(config: &Value, dtype: DType, from: &Path, to: &Path) -> Result<()> {
     write_synced(&to.join("config.json"), pretty(&with_dtype(config, dtype)).as_bytes())?;
-    for name in HANDED_ON {
-        copy(&from.join(name), &to.join(name))?;
-    }
-    let (more, copies) = (from.join(MORE_TEMPLATES), to.join(MORE_TEMPLATES));
-    if more.is_dir() {
+    let files = handed_on(from)?;
+    if files.iter().any(|file| file.starts_with(MORE_TEMPLATES)) {
+        let copies = to.join(MORE_TEMPLATES);
         std::fs::create_dir(&copies).map_err(|e| TrainError::io("create", &copies, e))?;
-        for entry in std::fs::read_dir(&more).map_err(|e| TrainError::io("read", &more, e))?.flatten() {
-            copy(&entry.path(), &copies.join(entry.file_name()))?;
-        }
+    }
+    for file in files {
+        let (from, to) = (from.join(&file), to.join(&file));
+        let copied = File::open(&from).and_then(|mut from| io::copy(&mut from, &mut create_new(&to)?));
+        copied.map_err(|e| TrainError::io("copy", &from, e))?;
     }
     Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    if from.is_file() {
-        std::fs::copy(from, to).map_err(|e| TrainError::io("copy", from, e))?;
+/// What a result takes over from a model's folder, as paths in it.
+///
+/// Errors: a file that is a link out of the folder. Whoever made the model would decide what of this machine a result
+/// carries.
+pub fn handed_on(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found: Vec<PathBuf> = HANDED_ON.iter().map(PathBuf::from).collect();
+    let templates = std::fs::read_dir(folder.join(MORE_TEMPLATES)).into_iter().flatten().flatten();
+    let templates = templates.map(|entry| Path::new(MORE_TEMPLATES).join(entry.file_name()));
+    found.extend(templates.filter(|path| path.extension().is_some_and(|ending| ending == "jinja")));
+    found.retain(|file| folder.join(file).is_file());
+    for file in &found {
+        let path = folder.join(file);
+        if leads_out(folder, &path) {
+            return Err(TrainError::Usage(format!(
+                "{} leads to {}, outside of the model's folder: a result would carry what is there\n  hint: put a copy \
+                 in its place",
+                path.display(),
+                path.canonicalize().unwrap_or_default().display()
+            )));
+        }
     }
-    Ok(())
+    Ok(found)
+}
+
+/// Whether a file of a model's folder lies elsewhere, through links. A hub's cache, which is a folder of links to its
+/// own files, counts as one place.
+pub fn leads_out(folder: &Path, file: &Path) -> bool {
+    let (Ok(folder), Ok(file)) = (folder.canonicalize(), file.canonicalize()) else { return true };
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"));
+    let blobs = snapshots.and_then(Path::parent).map(|repository| repository.join("blobs"));
+    !file.starts_with(&folder) && !blobs.is_some_and(|blobs| file.starts_with(blobs))
 }
 
 pub fn pretty(value: &Value) -> String {
@@ -100,9 +128,55 @@ pub fn with_dtype(config: &Value, dtype: DType) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use data::safetensors::Weights;
 
     use super::*;
+
+    #[test]
+    fn what_a_result_carries_lies_in_the_models_folder() {
+        let place = tempfile::tempdir().unwrap();
+        let (secret, repository) = (place.path().join("secret"), place.path().join("models--a--b"));
+        let (folder, blobs) = (repository.join("snapshots/main"), repository.join("blobs"));
+        for made in [&folder, &blobs] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        for file in [&secret, &blobs.join("0123"), &folder.join("vocab.json")] {
+            std::fs::write(file, "words").unwrap();
+        }
+        symlink("../../blobs/0123", folder.join("tokenizer.json")).unwrap();
+        symlink("vocab.json", folder.join("vocab.txt")).unwrap();
+        symlink(&secret, folder.join("thesis.tex")).unwrap();
+        assert_eq!(handed_on(&folder).unwrap(), ["tokenizer.json", "vocab.json", "vocab.txt"].map(PathBuf::from));
+
+        let to = place.path().join("to");
+        for name in ["merges.txt", MORE_TEMPLATES] {
+            let link = folder.join(name);
+            match name {
+                MORE_TEMPLATES => {
+                    let elsewhere = place.path().join("elsewhere");
+                    std::fs::create_dir(&elsewhere).unwrap();
+                    std::fs::write(elsewhere.join("id.jinja"), "key").unwrap();
+                    std::fs::write(elsewhere.join("id"), "key").unwrap();
+                    symlink(elsewhere, &link).unwrap();
+                }
+                _ => symlink(&secret, &link).unwrap(),
+            }
+            let error = handed_on(&folder).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("outside of the model's folder"), "{error}");
+            std::fs::create_dir(&to).unwrap();
+            assert!(write_files(&json!({}), DType::F32, &folder, &to).is_err());
+            assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "config.json");
+            std::fs::remove_dir_all(&to).unwrap();
+            std::fs::remove_file(&link).unwrap();
+        }
+        // Nor is anything written through a link that waits in the result's folder.
+        std::fs::create_dir(&to).unwrap();
+        symlink(&secret, to.join("vocab.json")).unwrap();
+        assert!(write_files(&json!({}), DType::F32, &folder, &to).is_err());
+        assert_eq!(std::fs::read_to_string(&secret).unwrap(), "words");
+    }
 
     #[test]
     fn a_folder_is_written_in_shards_with_everything_that_belongs_to_the_model() {

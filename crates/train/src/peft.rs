@@ -48,6 +48,9 @@ const UNDERSTOOD: &[&str] = &[
 /// adapter starts with, and do so again when PEFT loads it.
 const PLAIN_STARTS: &[&str] = &["true", "false", "null", "\"gaussian\"", "\"orthogonal\"", "\"eva\""];
 
+/// The largest rank: no model has wider layers.
+const MOST_RANKS: u64 = 1 << 18;
+
 /// True for the values by which PEFT says that a variant is not in use.
 fn is_off(value: &Value) -> bool {
     match value {
@@ -72,7 +75,9 @@ pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
             return Err(wrong(format!("`{key}: {value}` is not supported")));
         }
     }
-    let rank = config["r"].as_u64().filter(|r| *r > 0).ok_or_else(|| wrong("there is no rank `r`".into()))?;
+    let rank = config["r"].as_u64().filter(|r| (1..=MOST_RANKS).contains(r));
+    let expected = format!("expected a whole number from 1 to {MOST_RANKS}");
+    let rank = rank.ok_or_else(|| wrong(format!("the rank `r` is {}, {expected}", config["r"])))?;
     let alpha = config["lora_alpha"].as_f64().ok_or_else(|| wrong("there is no `lora_alpha`".into()))?;
     let targets = names(&config, "target_modules").map_err(&wrong)?;
     if targets.is_empty() {
@@ -137,8 +142,12 @@ fn exceptions(config: &Value) -> std::result::Result<AdapterExceptions, String> 
         Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         _ => Vec::new(),
     };
+    let ranks = pattern("rank_pattern")?;
+    if let Some((name, rank)) = ranks.iter().find(|(_, rank)| !(1.0..=MOST_RANKS as f64).contains(rank)) {
+        return Err(format!("`rank_pattern` has {rank} for `{name}`, expected a whole number from 1 to {MOST_RANKS}"));
+    }
     Ok(AdapterExceptions {
-        rank_pattern: pattern("rank_pattern")?.into_iter().map(|(name, rank)| (name, rank as usize)).collect(),
+        rank_pattern: ranks.into_iter().map(|(name, rank)| (name, rank as usize)).collect(),
         alpha_pattern: pattern("alpha_pattern")?,
         excluded: names(config, "exclude_modules")?,
         layers,

@@ -3,6 +3,7 @@
 //! Decides what is the run's own; knows nothing of models or steps.
 
 use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -14,9 +15,10 @@ use serde_json::Value;
 use crate::checkpoint;
 use crate::config::{Config, Resume};
 use crate::error::{Result, TrainError};
+use crate::log::{self, Log};
 use crate::record::{MANIFEST, RESOLVED};
 use crate::source::ModelSource;
-use crate::staged::write_synced;
+use crate::staged::{create_new, free_name};
 use crate::trainer::run_name;
 use crate::written::{Record, Written, occupant};
 
@@ -42,8 +44,9 @@ pub struct Place {
     pub notes: Vec<String>,
     /// File system and inode of the folder of checkpoints.
     identity: (u64, u64),
-    /// Keeps other processes out of `output` for as long as it is open; none where others may write there, too.
-    _lock: Option<File>,
+    /// Keep other processes out of `output` and `checkpoints` for as long as they are open; none where others may write
+    /// there, too.
+    _locks: Vec<File>,
 }
 
 impl Place {
@@ -51,6 +54,11 @@ impl Place {
     ///
     /// Errors: another run in `output_dir`, unless the options say that this one goes on with it.
     pub fn open(config: &Config, source: &ModelSource) -> Result<Place> {
+        Place::open_named(config, run_name(config, source))
+    }
+
+    /// As [`Place::open`], with the name that a new run has.
+    fn open_named(config: &Config, run_name: String) -> Result<Place> {
         let output = PathBuf::from(&config.run.output_dir);
         let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
         let earlier = read_manifest(&output)?;
@@ -64,19 +72,50 @@ impl Place {
             try_writing(folder)?;
         }
         let mut notes = Vec::new();
-        let lock = lock(config, &output, &mut notes)?;
+        let mut locks = vec![lock(config, "output_dir", &output, &mut notes)?];
+        let checkpoint_identity = identity(&checkpoints)?;
+        if checkpoint_identity != identity(&output)? {
+            // Two runs that write checkpoints of the same names would meet only at the first of them.
+            locks.push(lock(config, "checkpoint_dir", &checkpoints, &mut notes)?);
+        }
         let said = |key: &str| earlier.as_ref().and_then(|of| of.manifest[key].as_str());
         let name = match (&config.run.run_name, said("run")) {
             (options::Setting::Auto, Some(name)) => name.to_owned(),
-            _ => run_name(config, source),
+            _ => run_name,
         };
         let log = match (config.logging.log_file.value(), said("log")) {
             (Some(path), _) => PathBuf::from(path),
             (None, Some(path)) => PathBuf::from(path),
             (None, None) => unused_log(&output).unwrap_or_else(|| output.join(log_name(&name))),
         };
-        let identity = identity(&checkpoints)?;
-        Ok(Place { output, checkpoints, log, name, earlier, notes, identity, _lock: Some(lock) })
+        let place =
+            Place { output, checkpoints, log, name, earlier, notes, identity: checkpoint_identity, _locks: locks };
+        place.check_log(config)?;
+        Ok(place)
+    }
+
+    /// The log of this place. Errors: something else is there, or it cannot be written.
+    pub fn open_log(&self) -> Result<Log> {
+        Log::open(&self.log, self.names_log())
+    }
+
+    /// Whether the manifest of an earlier process says that the log is the run's.
+    fn names_log(&self) -> bool {
+        let said = self.earlier.as_ref().and_then(|of| of.manifest["log"].as_str());
+        said.is_some_and(|said| Path::new(said) == self.log)
+    }
+
+    fn check_log(&self, config: &Config) -> Result<()> {
+        let own = [MANIFEST, RESOLVED].map(|name| self.output.join(name));
+        let problem = match own.contains(&self.log) {
+            true => format!("`{}` is written by the run itself, expected a file of its own", self.log.display()),
+            false => match log::check(&self.log, self.names_log()) {
+                Ok(()) => return Ok(()),
+                Err(problem) => problem,
+            },
+        };
+        let hint = Some("choose another `log_file`, or move away what is there".to_owned());
+        Err(TrainError::Config(vec![config.mistake("log_file", problem, hint)]))
     }
 
     /// The place of a trainer that is driven by its caller: a log, and nothing that another run could miss.
@@ -86,7 +125,10 @@ impl Place {
         let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
         let log = config.logging.log_file.value().map_or_else(|| output.join(log_name(name)), PathBuf::from);
         let (name, identity) = (name.to_owned(), identity(&output)?);
-        Ok(Place { output, checkpoints, log, name, earlier: None, notes: Vec::new(), identity, _lock: None })
+        let place =
+            Place { output, checkpoints, log, name, earlier: None, notes: Vec::new(), identity, _locks: Vec::new() };
+        place.check_log(config)?;
+        Ok(place)
     }
 
     /// Checks before the first step that nothing of others stands where the run will write: options, results,
@@ -153,8 +195,13 @@ fn identity(folder: &Path) -> Result<(u64, u64)> {
 /// The manifest of an earlier process, with its paths as they are now, should the folder have moved.
 fn read_manifest(output: &Path) -> Result<Option<Earlier>> {
     let path = output.join(MANIFEST);
-    if !path.exists() {
-        return Ok(None);
+    match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        // It would be replaced by a file.
+        Ok(data) if data.is_symlink() => {
+            return Err(TrainError::Failed(format!("{} is a link, expected a file or nothing", path.display())));
+        }
+        _ => {}
     }
     let text = fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
     let damaged =
@@ -174,36 +221,73 @@ fn read_manifest(output: &Path) -> Result<Option<Earlier>> {
 }
 
 /// Keeps a second process out: two writers of one run would destroy it.
-fn lock(config: &Config, output: &Path, notes: &mut Vec<String>) -> Result<File> {
-    let file = File::open(output).map_err(|e| TrainError::io("open", output, e))?;
+fn lock(config: &Config, option: &str, folder: &Path, notes: &mut Vec<String>) -> Result<File> {
+    let file = File::open(folder).map_err(|e| TrainError::io("open", folder, e))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => {
-            let message = format!("another process is running in `{}`", output.display());
-            let hint = Some("wait for it, end it, or choose another `output_dir`".to_owned());
-            Err(TrainError::Config(vec![config.mistake("output_dir", message, hint)]))
+            let message = format!("another process is running in `{}`", folder.display());
+            let hint = Some(format!("wait for it, end it, or choose another `{option}`"));
+            Err(TrainError::Config(vec![config.mistake(option, message, hint)]))
         }
         Err(error) => {
             let text = "cannot be locked, so nothing keeps a second process of this run out of it";
-            notes.push(format!("`{}` {text} ({error})", output.display()));
+            notes.push(format!("`{}` {text} ({error})", folder.display()));
             Ok(file)
         }
     }
 }
 
-/// A trial before the first step: a full or read-only disk is told now. The name is always the same,
-/// so that what a killed process left is taken away by the next.
+/// A trial before the first step: a full or read-only disk is told now. The file loses its name before anything is
+/// written to it, so that a process that is killed leaves nothing.
 fn try_writing(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
-    let trial = folder.join(".trial");
-    let tried = write_synced(&trial, &[0; 4096]);
-    let removed = fs::remove_file(&trial).map_err(|e| TrainError::io("remove", &trial, e));
-    tried.and(removed)
+    let (trial, mut file) = free_name(folder, "trial".as_ref(), "", create_new)?;
+    fs::remove_file(&trial).map_err(|e| TrainError::io("remove", &trial, e))?;
+    let tried = file.write_all(&[0; 4096]).and_then(|()| file.sync_all());
+    tried.map_err(|e| TrainError::io("write", folder, e))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_touches_nothing_and_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let (mine, folder) = (place.path().join("mine"), place.path().join("run"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(&mine, "important").unwrap();
+        let process = std::process::id();
+        for name in [".trial".to_owned(), format!(".trial..{process}.0.tmp"), format!(".trial..{process}.1.tmp")] {
+            std::os::unix::fs::symlink(&mine, folder.join(name)).unwrap();
+        }
+        try_writing(&folder).unwrap();
+        assert_eq!(fs::read_to_string(&mine).unwrap(), "important");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+        assert!(try_writing(&mine).is_err());
+    }
+
+    #[test]
+    fn a_folder_of_checkpoints_has_one_run_at_a_time() {
+        let place = tempfile::tempdir().unwrap();
+        let open = |output: &str, checkpoints: &str| {
+            let at = |name: &str| place.path().join(name).display().to_string();
+            let options =
+                serde_json::json!({"model": "m", "output_dir": at(output), "checkpoint_dir": at(checkpoints)});
+            let config = Config::load_json(&options.to_string(), crate::config::Task::Sft, &[]).unwrap();
+            Place::open_named(&config, "name".to_owned())
+        };
+        let first = open("a", "checkpoints").unwrap();
+        let told = open("b", "checkpoints").err().unwrap().to_string();
+        assert!(told.contains("another process is running in"), "{told}");
+        assert!(told.contains("choose another `checkpoint_dir`"), "{told}");
+        let told = open("checkpoints", "c").err().unwrap().to_string();
+        assert!(told.contains("choose another `output_dir`"), "{told}");
+        open("d", "d").unwrap();
+        drop(first);
+        open("b", "checkpoints").unwrap();
+    }
 
     #[test]
     fn only_an_empty_log_is_taken_over() {

@@ -114,7 +114,7 @@ fn adopt(config: &Config, place: &Place, start: &mut Start) -> Result<Vec<PathBu
 /// A damaged checkpoint keeps its content and loses its name, which the run may need again.
 fn set_aside(folder: &Path, why: &str) -> Result<String> {
     let name = folder.file_name().expect("a checkpoint has a name").to_string_lossy();
-    let free = |n: &u32| !folder.with_file_name(format!("damaged-{name}-{n}")).exists();
+    let free = |n: &u32| folder.with_file_name(format!("damaged-{name}-{n}")).symlink_metadata().is_err();
     let number = (1..).find(free).expect("there is a free number");
     let aside = folder.with_file_name(format!("damaged-{name}-{number}"));
     fs::rename(folder, &aside).map_err(|e| TrainError::io("rename", folder, e))?;
@@ -202,6 +202,13 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
             "the checkpoint was written by surogate {}, this is {}",
             state.surogate,
             env!("CARGO_PKG_VERSION")
+        ));
+    }
+    let arithmetic = &trainer.device.arithmetic;
+    if let Some(then) = state.arithmetic.as_ref().filter(|then| *then != arithmetic) {
+        notes.push(format!(
+            "the checkpoint was written on {then}, this is {arithmetic}: sums are rounded in another order, so the run does \
+             not go on with the same bits"
         ));
     }
     Ok(notes)

@@ -14,6 +14,7 @@ use crate::error::{Result, TrainError};
 use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::StepMetrics;
+use crate::model_folder::handed_on;
 use crate::opening::opening;
 use crate::place::Place;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, moved_unasked, reasons};
@@ -21,7 +22,7 @@ use crate::resume::{self, Start};
 use crate::saving::{Begun, Saving};
 use crate::source::ModelSource;
 use crate::staged::{Staged, replace_file};
-use crate::step::Advance;
+use crate::step::{Advance, Evaluation};
 use crate::trainer::Trainer;
 use crate::{memory, time, words};
 
@@ -42,7 +43,8 @@ pub trait Observer {
     /// Steps that are done, of all.
     fn progress(&mut self, _done: u64, _total: u64) {}
 
-    /// Asked after every step: true ends the run after a checkpoint.
+    /// Asked after every step and before every batch of an evaluation, which is then given up: true ends the run after
+    /// a checkpoint.
     fn interrupted(&mut self) -> bool;
 }
 
@@ -66,6 +68,8 @@ pub fn run(
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
+    // Told now, not when the result is written.
+    handed_on(&source.folder)?;
     let place = Place::open(&config, &source)?;
     let mut start = Start::find(&config, &place)?;
     let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_begun(&config, from));
@@ -190,7 +194,7 @@ impl Run {
         let run_id = trainer.written.owner.clone();
         // What keeps the log from being written is told before the folder is the run's own. Nothing lies between
         // the two: a later process knows the log by the manifest.
-        let mut log = Log::open(&place.log)?;
+        let mut log = place.open_log()?;
         // The manifest first: it makes the folder the run's own.
         if let Err(error) = write_manifest(&place, &run_id, &manifest) {
             log.withdraw();
@@ -232,8 +236,10 @@ impl Run {
         let total = trainer.total_steps().expect("a run with data knows its length");
         let (save_steps, eval_steps) = (trainer.config.run.save_steps, trainer.config.training.eval_steps);
         if trainer.steps_done() > 0 && trainer.steps_done() % eval_steps == 0 {
-            // The process ended between a checkpoint and its evaluation.
-            self.evaluate(trainer, observer)?;
+            // The process ended between a checkpoint and its evaluation, or within that.
+            if !self.evaluate(trainer, observer)? {
+                return self.stop(trainer, observer);
+            }
         }
         let timed =
             trainer.config.logging.debug_time_breakdown.then_some((trainer.steps_done() + TIMED).min(total - 1));
@@ -266,24 +272,34 @@ impl Run {
             if is_timed {
                 self.report_time(trainer, observer)?;
             }
-            if stop {
-                observer.line("Stopping: saving a checkpoint");
-                self.save(trainer, observer)?;
-                self.publish_checkpoint(trainer, observer)?;
-                observer.line("To go on with this run: the same command with --resume-from-checkpoint true");
-                return Ok(Outcome::Interrupted(checkpoint::folder_of(&self.place.checkpoints, done)));
-            }
-            if done % eval_steps == 0 {
-                self.evaluate(trainer, observer)?;
+            if stop || (done % eval_steps == 0 && !self.evaluate(trainer, observer)?) {
+                return self.stop(trainer, observer);
             }
             if done % save_steps == 0 {
                 self.save(trainer, observer)?;
             }
         }
-        self.evaluate(trainer, observer)?;
+        if !self.evaluate(trainer, observer)? {
+            return self.stop(trainer, observer);
+        }
         self.save(trainer, observer)?;
         self.publish_checkpoint(trainer, observer)?;
         self.finish(trainer, observer)
+    }
+
+    /// Ends the run on request, after a checkpoint of the present step in the run's own place.
+    fn stop(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
+        let folder = checkpoint::folder_of(&self.place.checkpoints, trainer.steps_done());
+        self.publish_checkpoint(trainer, observer)?;
+        if !trainer.written.holds(&folder) {
+            observer.line("Stopping: saving a checkpoint");
+            // A run that began at a checkpoint of another one has none here yet.
+            self.saved = None;
+            self.save(trainer, observer)?;
+            self.publish_checkpoint(trainer, observer)?;
+        }
+        observer.line("To go on with this run: the same command with --resume-from-checkpoint true");
+        Ok(Outcome::Interrupted(folder))
     }
 
     /// Writes the result.
@@ -342,15 +358,24 @@ impl Run {
         self.record(trainer, None)
     }
 
-    fn evaluate(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+    /// Evaluates, unless that was done at this step. False: somebody asked to stop, and it was given up; a later process
+    /// does it then.
+    fn evaluate(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<bool> {
         if trainer.progress.evaluated == Some(trainer.steps_done()) {
-            return Ok(());
+            return Ok(true);
         }
-        if let Some(metrics) = trainer.evaluate()? {
-            observer.line(&metrics.line());
-            self.tell(metrics.to_json(), observer)?;
+        match trainer.evaluate_unless(&mut || observer.interrupted())? {
+            Evaluation::NoData => Ok(true),
+            Evaluation::GivenUp => {
+                observer.line("Stopping: the evaluation is given up");
+                Ok(false)
+            }
+            Evaluation::Done(metrics) => {
+                observer.line(&metrics.line());
+                self.tell(metrics.to_json(), observer)?;
+                Ok(true)
+            }
         }
-        Ok(())
     }
 
     /// Begins a checkpoint of the present step: it appears when its files are written. One at a time.

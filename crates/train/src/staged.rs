@@ -35,7 +35,7 @@ impl Staged {
         written.check(target)?;
         let parent = parent(target);
         fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
-        let temporary = free_name(&parent, name, written, |path| fs::create_dir(path))?;
+        let (temporary, ()) = free_name(&parent, name, &written.owner, |path| fs::create_dir(path))?;
         Ok(Staged { target: target.to_owned(), temporary, digest: OnceCell::new(), committed: false })
     }
 
@@ -80,20 +80,20 @@ impl Staged {
     }
 }
 
-/// A free name beside `name`, taken by `take`: hidden, with the run in it, so that a later process of the run
-/// knows what it left behind.
-fn free_name(
+/// A free name beside `name`, taken by `take`, with what that gives: hidden, with the run (`owner`) in it, so that a
+/// later process of the run knows what it left behind.
+pub fn free_name<T>(
     parent: &Path,
     name: &OsStr,
-    written: &Written,
-    take: impl Fn(&Path) -> io::Result<()>,
-) -> Result<PathBuf> {
+    owner: &str,
+    take: impl Fn(&Path) -> io::Result<T>,
+) -> Result<(PathBuf, T)> {
     let mut attempt = 0;
     loop {
-        let beside = format!(".{}.{}.{}.{attempt}.tmp", name.to_string_lossy(), written.owner, std::process::id());
+        let beside = format!(".{}.{owner}.{}.{attempt}.tmp", name.to_string_lossy(), std::process::id());
         let path = parent.join(beside);
         match take(&path) {
-            Ok(()) => return Ok(path),
+            Ok(taken) => return Ok((path, taken)),
             Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
                 attempt += 1;
             }
@@ -105,7 +105,7 @@ fn free_name(
 /// Removes a folder of the run: it vanishes whole under its name, also when the process is killed meanwhile.
 pub fn remove(written: &Written, path: &Path) -> Result<()> {
     let name = path.file_name().expect("a written folder has a name");
-    let aside = free_name(&parent(path), name, written, |aside| fs::rename(path, aside))?;
+    let (aside, ()) = free_name(&parent(path), name, &written.owner, |aside| fs::rename(path, aside))?;
     fs::remove_dir_all(&aside).map_err(|e| TrainError::io("remove", &aside, e))
 }
 
@@ -148,29 +148,34 @@ fn sync(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|f| f.sync_all()).map_err(|e| TrainError::io("sync", folder, e))
 }
 
-/// Writes a file and waits until it is on the disk.
+/// A file that was not there: neither a file nor the target of a link is written to.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    File::create_new(path)
+}
+
+/// Writes a file that was not there, and waits until it is on the disk.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
+    let write = || fill(&mut create_new(path)?, bytes);
     write().map_err(|e| TrainError::io("write", path, e))
+}
+
+fn fill(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// Gives a small file new content in one step: a reader finds the old or the new, never a part.
 ///
 /// `owner` is the run, part of the name under which the file is written first.
 pub fn replace_file(path: &Path, owner: &str, bytes: &[u8]) -> Result<()> {
-    let name = path.file_name().expect("a file to replace has a name").to_string_lossy();
-    let temporary = parent(path).join(format!(".{name}.{owner}.tmp"));
-    let replaced = write_synced(&temporary, bytes)
-        .and_then(|()| fs::rename(&temporary, path).map_err(|e| TrainError::io("write", path, e)));
+    let name = path.file_name().expect("a file to replace has a name");
+    let (temporary, mut file) = free_name(&parent(path), name, owner, create_new)?;
+    let replaced = fill(&mut file, bytes).and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
         // What could not be written whole is of no use, and its place may be what is lacking.
         let _ = fs::remove_file(&temporary);
     }
-    replaced?;
+    replaced.map_err(|e| TrainError::io("write", path, e))?;
     sync(&parent(path))
 }
 
@@ -192,12 +197,20 @@ mod tests {
         replace_file(&path, "run", b"old").unwrap();
         replace_file(&path, "run", b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
+        // What lies under the name that is written first is not written to.
+        let mine = place.path().join("mine");
+        fs::write(&mine, "important").unwrap();
+        for name in [".manifest.json.run.tmp".to_owned(), format!(".manifest.json.run.{}.0.tmp", std::process::id())] {
+            std::os::unix::fs::symlink(&mine, place.path().join(name)).unwrap();
+        }
+        replace_file(&path, "run", b"newer").unwrap();
+        assert_eq!((fs::read(&path).unwrap(), fs::read(&mine).unwrap()), (b"newer".to_vec(), b"important".to_vec()));
         // A folder is not replaced by a file.
         let taken = place.path().join("taken");
         fs::create_dir(&taken).unwrap();
         assert!(replace_file(&taken, "run", b"new").is_err());
         let left: Vec<_> = names(place.path()).unwrap().into_iter().collect();
-        assert_eq!(left, ["manifest.json", "taken"]);
+        assert_eq!(left.len(), 5, "{left:?}");
     }
 
     fn read(target: &Path) -> String {

@@ -29,6 +29,16 @@ pub(crate) struct Flight {
     read: Option<Instant>,
 }
 
+/// What became of an evaluation.
+#[derive(Debug)]
+pub(crate) enum Evaluation {
+    Done(EvaluationMetrics),
+    /// Nothing is held out.
+    NoData,
+    /// Somebody asked to stop.
+    GivenUp,
+}
+
 /// Batches of a step.
 struct Fed {
     batches: Vec<Batch>,
@@ -249,15 +259,28 @@ impl Trainer {
 
     /// The loss over all validation data; `None` where there is none.
     pub fn evaluate(&mut self) -> Result<Option<EvaluationMetrics>> {
+        match self.evaluate_unless(&mut || false)? {
+            Evaluation::Done(metrics) => Ok(Some(metrics)),
+            Evaluation::NoData => Ok(None),
+            Evaluation::GivenUp => unreachable!("nobody asked to stop"),
+        }
+    }
+
+    /// As [`Trainer::evaluate`]; given up as soon as `stops` says so, which is asked before every batch. It then counts
+    /// as not begun.
+    pub(crate) fn evaluate_unless(&mut self, stops: &mut dyn FnMut() -> bool) -> Result<Evaluation> {
         let start = Instant::now();
         let loader = match &self.feed {
             Some(feed) => feed.validation()?,
             None => None,
         };
-        let Some(loader) = loader else { return Ok(None) };
+        let Some(loader) = loader else { return Ok(Evaluation::NoData) };
         let one_per_row = self.one_per_row();
         let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
         for batch in loader {
+            if stops() {
+                return Ok(Evaluation::GivenUp);
+            }
             let batch = batch.map_err(TrainError::Data)?;
             let engine = self.engine_for(&batch, one_per_row)?;
             let variant = engine.prepare(engine.variant_of(&batch, one_per_row))?;
@@ -271,7 +294,7 @@ impl Trainer {
         let seconds = start.elapsed().as_secs_f64();
         let step = self.progress.step;
         self.progress.evaluated = Some(step);
-        Ok(Some(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
+        Ok(Evaluation::Done(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
     }
 }
 

@@ -15,7 +15,8 @@ use train::{Device, Outcome};
 
 fn device(machine: Machine) -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
-    Arc::new(Device { backend, machine, because: "asked for".into(), gpus: 1, card: Default::default() })
+    let (because, arithmetic) = ("asked for".into(), "a CPU".into());
+    Arc::new(Device { backend, machine, because, gpus: 1, card: Default::default(), arithmetic })
 }
 
 fn merged(parts: &[&Value]) -> Value {

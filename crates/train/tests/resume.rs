@@ -28,6 +28,54 @@ fn resumed(output: &Path, options: &Value, stop_after: Option<usize>) -> (Result
     run(output, &merged(options, json!({"resume_from_checkpoint": true})), stop_after)
 }
 
+#[test]
+fn another_arithmetic_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    let options = json!({"max_steps": 2, "eval_steps": 100, "lora": true});
+    run(place.path(), &options, Some(1)).0.unwrap();
+    let mut other = std::sync::Arc::try_unwrap(device()).ok().expect("nobody else has it");
+    other.arithmetic = "a CPU of another kind".into();
+    let mut observer = Lines::default();
+    let again = config(place.path(), &merged(&options, json!({"resume_from_checkpoint": true})));
+    train::run(again, source(), std::sync::Arc::new(other), &mut observer).unwrap();
+    let told =
+        |line: &String| line.contains("was written on a CPU with") && line.contains("this is a CPU of another kind");
+    assert!(observer.lines.iter().any(told), "{:?}", observer.lines);
+}
+
+/// As [`resumed`], asked to stop at a question: see [`Lines::stop_at`].
+fn stopped_at(output: &Path, options: &Value, at: (usize, usize)) -> (Outcome, Vec<String>) {
+    let mut observer = Lines { stop_at: Some(at), ..Lines::default() };
+    let options = merged(options, json!({"resume_from_checkpoint": true}));
+    let outcome = train::run(config(output, &options), source(), device(), &mut observer).unwrap();
+    (outcome, observer.lines)
+}
+
+#[test]
+fn an_evaluation_is_given_up_and_done_by_the_next_process() {
+    let place = tempfile::tempdir().unwrap();
+    let (straight, broken) = (place.path().join("straight"), place.path().join("broken"));
+    // Batches of a row, so that an evaluation has several; the last step is evaluated in its own right.
+    let options = json!({
+        "max_steps": 5, "eval_steps": 2, "save_steps": 100, "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+    });
+    run(&straight, &options, None).0.unwrap();
+    // Two steps and the first batch of the evaluation after them; then again, from its beginning; then, after
+    // evaluations of steps 2 and 4, the last one, twice.
+    for (at, step) in [((2, 3), 2), ((0, 2), 2), ((3, 3), 5), ((0, 1), 5)] {
+        let (outcome, lines) = stopped_at(&broken, &options, at);
+        assert_eq!(outcome, Outcome::Interrupted(broken.join(format!("checkpoint-{step}"))), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("the evaluation is given up")), "{lines:?}");
+        assert!(broken.join(format!("checkpoint-{step}")).is_dir());
+    }
+    let evaluated = |output: &Path| events(output).iter().filter(|of| of["event"] == "evaluation").count();
+    assert_eq!(evaluated(&broken), 2, "none of those that were given up is told");
+    assert!(matches!(resumed(&broken, &options, None).0.unwrap(), Outcome::Finished(_)));
+    assert_eq!((evaluated(&straight), evaluated(&broken)), (3, 3));
+    assert!(trace(&straight, 5) == trace(&broken, 5), "the same bits");
+}
+
 /// Everything numeric that a run leaves behind: every file of weights and states, and what was logged last for
 /// each step.
 fn trace(output: &Path, last: u64) -> (Vec<(PathBuf, Vec<u8>)>, Vec<Value>) {

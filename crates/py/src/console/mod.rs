@@ -82,6 +82,7 @@ impl Console {
     }
 
     fn print(&self, text: &str) {
+        let text: &str = &options::visible(text);
         match &self.bar {
             Some(bar) => wrapped(shortened(text, width()), width()).iter().for_each(|line| bar.println(line)),
             // A reader that has gone away does not end a run.
@@ -101,7 +102,7 @@ impl Console {
         for text in unsaid() {
             match self.show {
                 Show::Lines => self.print(&format!("Note: {text}")),
-                Show::Events | Show::Nothing => eprintln!("surogate: {text}"),
+                Show::Events | Show::Nothing => eprintln!("surogate: {}", options::visible(&text)),
             }
         }
     }

@@ -9,7 +9,8 @@ options! {
         /// Services that get the metrics: from the log, by a process of its own for each, whose failures do not touch
         /// the run.
         report_to: Option<Vec<Reporter>> = null, resumable;
-        /// File of the log, one JSON object on a line. `auto` is `log-{run_name}-{time}.json` in `output_dir`.
+        /// File of the log, one JSON object on a line: a new one, an empty one, or a log to go on with. `auto` is
+        /// `log-{run_name}-{time}.json` in `output_dir`.
         log_file: Setting<String> = auto, resumable;
         /// Steps from one look at the device's load to the next: of a GPU utilisation, clocks, power, temperature and
         /// memory, on the CPU the process's share of its threads and its memory. 0 never looks.

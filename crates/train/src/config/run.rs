@@ -17,7 +17,7 @@ options! {
         num_epochs: u32 = 3, min = 1, resumable;
         /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
         output_dir: String = "output", resumable;
-        /// Folder for checkpoints. `auto` is `output_dir`.
+        /// Folder for checkpoints, of one run at a time. `auto` is `output_dir`.
         checkpoint_dir: Setting<String> = auto, resumable;
         /// Go on from the checkpoint that the run in `output_dir` wrote last (`true`; without one the run starts at step
         /// 0, and that is said), or from the one at a path. Options without ↻ must be as they were; batch size ×

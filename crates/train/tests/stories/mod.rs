@@ -38,12 +38,17 @@ pub fn config(output: &Path, replaced: &Value) -> Arc<Config> {
     Arc::new(Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap())
 }
 
-/// What a run tells; asks it to stop after so many questions.
+/// What a run tells; asks it to stop.
 #[derive(Default)]
 pub struct Lines {
     pub lines: Vec<String>,
+    /// After so many steps of this process.
     pub stop_after: Option<usize>,
+    /// At the question with this number among those that follow this many steps: the first is asked after the step,
+    /// the others before batches of an evaluation.
+    pub stop_at: Option<(usize, usize)>,
     pub steps: usize,
+    pub questions: usize,
 }
 
 impl Observer for Lines {
@@ -51,9 +56,16 @@ impl Observer for Lines {
         self.lines.push(text.to_owned());
     }
 
+    fn event(&mut self, event: &Value) {
+        if event["event"] == "step" {
+            self.steps += 1;
+            self.questions = 0;
+        }
+    }
+
     fn interrupted(&mut self) -> bool {
-        self.steps += 1;
-        self.stop_after == Some(self.steps)
+        self.questions += 1;
+        self.stop_after.is_some_and(|steps| self.steps >= steps) || self.stop_at == Some((self.steps, self.questions))
     }
 }
 

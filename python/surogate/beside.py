@@ -18,6 +18,7 @@ from typing import Any
 
 from . import _native
 from .import_path import trusted
+from .terminal import warn
 
 #: Seconds that a process may take after the run to finish its work, before it is ended.
 PATIENCE = 60.0
@@ -104,8 +105,8 @@ class Beside:
         for spec in trackers:
             name = spec["tracker"]
             if not is_installed(name, self._path):
-                _warn(f"report_to: {name}: the package is not installed, so {name} gets nothing")
-                _warn(f"  hint: pip install 'surogate[{name}]', or pip install {name}")
+                warn(f"surogate: report_to: {name}: the package is not installed, so {name} gets nothing")
+                warn(f"surogate:   hint: pip install 'surogate[{name}]', or pip install {name}")
             else:
                 self._start(name, {**spec, "reader": name})
         if report:
@@ -115,7 +116,7 @@ class Beside:
         try:
             self._processes.append(_Process(name, spec, self._path))
         except OSError as error:
-            _warn(f"{name} cannot be started: {error}")
+            warn(f"surogate: {name} cannot be started: {error}")
 
     @property
     def doors(self) -> list[Path]:
@@ -130,14 +131,15 @@ class Beside:
         try:
             for process in self._processes:
                 if not process.wait(max(0.0, until - time.monotonic())):
-                    _warn(f"{process.name} did not come to its end within {PATIENCE:.0f} s of the run's, and was ended")
+                    late = f"did not come to its end within {PATIENCE:.0f} s of the run's, and was ended"
+                    warn(f"surogate: {process.name} {late}")
         except KeyboardInterrupt:
-            _warn("what was still to be handed on is left: the log has everything")
+            warn("surogate: what was still to be handed on is left: the log has everything")
         finally:
             for process in self._processes:
                 process.end()
             for text in _native.unsaid():
-                _warn(text)
+                warn(f"surogate: {text}")
 
 
 def is_installed(package: str, path: list[str]) -> bool:
@@ -145,6 +147,3 @@ def is_installed(package: str, path: list[str]) -> bool:
     found = (finder.find_spec(package, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return any(spec is not None and spec.has_location for spec in found)
 
-
-def _warn(text: str) -> None:
-    print(f"surogate: {text}", file=sys.stderr)

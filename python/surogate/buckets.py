@@ -10,6 +10,7 @@ from __future__ import annotations
 import configparser
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,7 +62,7 @@ def cache_folder() -> Path:
     """Where what was fetched is kept: SUROGATE_OBJECTS, else `surogate/objects` in the user's folder for caches."""
     if own := os.environ.get("SUROGATE_OBJECTS"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surogate" / "objects"
+    return _native.cache_folder("objects")
 
 
 def _store(scheme: str, bucket: str) -> Any:
@@ -144,9 +145,10 @@ def _fetched(store: Any, of: dict[str, Any], place: Path) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may fetch the same object: each writes a file of its own, and both are the same.
-    part = target.with_name(f".{name}.{os.getpid()}")
+    handle, unique = tempfile.mkstemp(prefix=f".{name[:64]}.", dir=target.parent)
+    part = Path(unique)
     try:
-        with open(part, "wb") as file:
+        with open(handle, "wb") as file:
             _receive(store, of, file, size)
             file.flush()
             os.fsync(file.fileno())

@@ -20,11 +20,12 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import _native, errors, export, extras, hub, merge
+from . import _native, errors, export, extras, files, hub, merge
 from .arguments import UsageError, parser, split_overrides
 from .beside import Beside
 from .machine import site_packages
 from .run import load_config, open_source
+from .terminal import show, show_coloured, warn
 
 Overrides = list[tuple[str, str]]
 
@@ -40,7 +41,7 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
-    warnings.showwarning = lambda message, *_: print(f"surogate: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: warn(f"surogate: {message}")
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options = parser().parse_args(rest)
@@ -61,7 +62,7 @@ def _fail(message: str, code: int) -> int:
     if sys.stderr.isatty():
         width = shutil.get_terminal_size((80, 24)).columns
         text = "\n".join(_wrapped(line, width) for line in text.splitlines())
-    print(text, file=sys.stderr)
+    warn(text)
     return code
 
 
@@ -94,7 +95,7 @@ def _tokenize(options: Namespace, overrides: Overrides) -> int:
     config = hub.with_data(config)
     if options.debug:
         return _show_rows(config, folder, ir)
-    print(_native.check_data(config, folder, ir), end="")
+    show(_native.check_data(config, folder, ir), end="")
     return 0
 
 
@@ -106,10 +107,12 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
     place = Path(config.output_dir) / "data.html"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(page, encoding="utf-8")
+        files.replace_page(place, page)
     except OSError as error:
         return _fail(f"{place}: the page cannot be written: {error}", 1)
-    print(f"{table}\n{rows}\nThe first rows as a page: {place}")
+    show(table)
+    show_coloured(rows)
+    show(f"The first rows as a page: {place}")
     return 0
 
 
@@ -117,13 +120,13 @@ def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides)
     folder, ir = open_source(config, weights=False)
     config, away = hub.with_data_at_hand(config)
-    print(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")
+    show(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")
     return 0
 
 
 def _schema(_options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
-    print(_native.config_schema())
+    show(_native.config_schema())
     return 0
 
 
@@ -135,7 +138,7 @@ def _refuse(overrides: Overrides) -> None:
 def _show(options: Namespace, overrides: Overrides) -> int:
     if options.what != "config":
         return _preview(options.what, options, overrides)
-    print(load_config(Path(options.config), options.task, overrides).resolved_yaml(), end="")
+    show(load_config(Path(options.config), options.task, overrides).resolved_yaml(), end="")
     return 0
 
 
@@ -149,19 +152,19 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
         raise UsageError("--own-kernels says which operations are compared: add --operations")
     if options.calibrate:
         output = Path(options.output) if options.output else None
-        print(_native.calibrate(site_packages(), output, options.calibrate == "least"))
+        show(_native.calibrate(site_packages(), output, options.calibrate == "least"))
         return 0
     if options.output:
         raise UsageError("--output names the file of --calibrate")
     text, findings = _native.examine_machine(site_packages())
     found = extras.find()
     if options.json:
-        print(json.dumps({**json.loads(findings), "extras": extras.facts(found)}))
+        show(json.dumps({**json.loads(findings), "extras": extras.facts(found)}))
     else:
-        print(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}\n{extras.text(found)}")
+        show(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}\n{extras.text(found)}")
     if options.operations:
         verdict, differing = _native.check_operations(site_packages(), options.own_kernels)
-        print(verdict, file=sys.stderr if options.json else sys.stdout)
+        (warn if options.json else show)(verdict)
         return 1 if differing else 0
     return 0
 
@@ -186,7 +189,7 @@ def _completion(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import completion
 
-    print(completion.script(options.shell, parser()), end="")
+    show(completion.script(options.shell, parser()), end="")
     return 0
 
 
@@ -194,7 +197,7 @@ def _report(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import report
 
-    print(report.write([Path(run) for run in options.run], Path(options.output) if options.output else None))
+    show(str(report.write([Path(run) for run in options.run], Path(options.output) if options.output else None)))
     return 0
 
 

@@ -5,6 +5,7 @@ Knows the folders of a run; what is in a file is the engine's.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from . import _native, hub, vocabulary
 from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
+from .terminal import show
 
 #: What a checkpoint holds beside the model or adapter.
 OF_CHECKPOINTS = ("optimizer.safetensors", "state.json")
@@ -32,14 +34,14 @@ def run(options: Namespace) -> int:
             raise ConfigError(f"{source} is a model, and only an adapter has the form `peft`")
         output = Path(options.output or place / "peft")
         _copy(source, output)
-        print(output)
+        show(str(output))
     elif options.format == "hf":
         output = Path(options.output or place / "hf")
         if is_adapter:
             _native.merge(_base(source, options.model), source, output)
         else:
             _copy(source, output)
-        print(output)
+        show(str(output))
     elif is_adapter:
         encoding = options.encoding or "bf16"
         output = Path(options.output or place / f"{place.resolve().name}-{encoding}.gguf")
@@ -77,8 +79,12 @@ def _base(adapter: Path, model: str | None) -> Path:
 
 def _copy(source: Path, output: Path) -> None:
     """A copy of a folder, which appears whole."""
-    if output.exists():
+    if os.path.lexists(output):
         raise ConfigError(f"{output} is there already, expected nothing: nothing is overwritten")
+    for link in (path for path in source.rglob("*") if path.is_symlink()):
+        if _native.leads_out(source, link):
+            where = f"{link} is a link to {os.path.realpath(link)}, outside of {source}"
+            raise ConfigError(f"{where}: a copy would carry what is there (put a copy in its place)")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
         copy = Path(folder) / "copy"
@@ -88,11 +94,11 @@ def _copy(source: Path, output: Path) -> None:
 
 def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     fields = hub.model_config(model)
-    words = vocabulary.read(model, fields.get("vocab_size", 0))
+    words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
     tensors, size, in_f16 = _native.write_gguf(model, description, encoding, output)
-    print(f"{output}: {tensors} tensors, {size / 1e9:.2f} GB (read again and compared with the weights)")
+    show(f"{output}: {tensors} tensors, {size / 1e9:.2f} GB (read again and compared with the weights)")
     if in_f16:
-        print(f"Note: rows that are no multiple of 32 are kept in f16: {', '.join(in_f16)}")
+        show(f"Note: rows that are no multiple of 32 are kept in f16: {', '.join(in_f16)}")
     if words[0][2] == "no_vocab":
-        print("Note: the model has no tokenizer.json, so the file has no vocabulary")
+        show("Note: the model has no tokenizer.json, so the file has no vocabulary")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import _native, buckets
+from . import _native, buckets, json_file
 from .errors import ConfigError, ModelConfigError, RunError
 
 #: What is fetched from a repository: weights in safetensors, configuration, tokenizer, templates.
@@ -206,11 +206,9 @@ def model_config(path: Path) -> dict[str, Any]:
     """The contents of the folder's config.json."""
     file = path / "config.json"
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = json_file.read(file)
     except FileNotFoundError:
         raise ConfigError(f"{file}: not found; a model folder holds a config.json") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
     if not isinstance(fields, dict):
         raise ModelConfigError("model", [f"{file} holds {type(fields).__name__}, expected an object"])
     return fields

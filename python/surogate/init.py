@@ -7,15 +7,17 @@ is not written stays at its default.
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from . import _native, hub
+from . import _native, files, hub
 from .errors import MemoryPlanError, RunError
 from .machine import site_packages
 from .run import load_config, open_source
+from .terminal import show
 
 #: Rows of a step, if the user does not say otherwise.
 ROWS = 8
@@ -37,11 +39,15 @@ Override = tuple[str, str]
 def run(options: Namespace, overrides: list[Override]) -> int:
     """Writes the file, or prints it."""
     path = Path(options.output)
-    if path.exists():
-        raise RunError(f"{path} exists, and nothing is overwritten: remove it, or name another with --output")
+    taken = RunError(f"{path} exists, and nothing is overwritten: remove it, or name another with --output")
+    if os.path.lexists(path):
+        raise taken
     text = draft(options.model, options.dataset, options.task, options.machine, overrides)
-    path.write_text(text, encoding="utf-8")
-    print(f"{path}: look it through, then: surogate {options.task} {path}")
+    try:
+        files.write_new(path, text)
+    except FileExistsError:
+        raise taken from None
+    show(f"{path}: look it through, then: surogate {options.task} {path}")
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import _native, hub
 from .arguments import UsageError
+from .terminal import show
 
 
 def run(options: Namespace) -> int:
@@ -20,5 +21,5 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
     output = Path(options.output) if options.output else adapter.parent / "merged"
     adapted, tensors, size = _native.merge(hub.folder(model), adapter, output)
-    print(f"{output}: {adapted} of {tensors} tensors adapted, {size / 1e9:.2f} GB")
+    show(f"{output}: {adapted} of {tensors} tensors adapted, {size / 1e9:.2f} GB")
     return 0

@@ -62,23 +62,17 @@ def follow(stream: Stream, reader: Reader, is_over: threading.Event) -> None:
     """Hands events on until the run has ended."""
     last: Event | None = None
     seconds = 0.0
+    if not reader.wants_all:
+        stream.go_to_last_opening()
     while True:
         over = is_over.wait(seconds)
-        events = stream.read()
-        if last is None and not reader.wants_all:
-            events = _of_this_process(events)
-        last = next((event for event in reversed(events) if event["event"] in ENDS | OPENINGS), last)
-        if events:
+        while events := stream.read():
+            last = next((event for event in reversed(events) if event["event"] in ENDS | OPENINGS), last)
             reader.take(events)
         end = last if last and last["event"] in ENDS else None
         if over or end:
             return reader.close(end)
         seconds = reader.interval
-
-
-def _of_this_process(events: list[Event]) -> list[Event]:
-    openings = [index for index, event in enumerate(events) if event["event"] in OPENINGS]
-    return events[openings[-1] :] if openings else []
 
 
 def make(spec: dict[str, Any], output: Path) -> Reader:

@@ -9,9 +9,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-Event = dict[str, Any]
+from .thinned import Event, Thinned
+
+#: Bytes that are read at once.
+BLOCK = 4 << 20
+
+#: Openings, checkpoints and ends that are remembered: the first and the last ones.
+MARKS = 200
 
 #: What a process of a run ends with, if it can still write.
 ENDS = {"finished", "interrupted", "failed"}
@@ -28,20 +34,43 @@ class Stream:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """The events since the last call. A line that is not finished is left for the next."""
+        """The next events, of some MiB at most; none when all are read. A line that is not finished is left for later."""
         try:
             with self.path.open("rb") as file:
-                file.seek(0, 2)
-                if file.tell() < self._offset:
-                    # A process that goes on cuts off what the one before did not finish.
-                    self._offset = file.tell()
-                file.seek(self._offset)
-                data = file.read()
+                end = file.seek(0, 2)
+                # A process that goes on cuts off what the one before did not finish.
+                self._offset = min(self._offset, end)
+                while True:
+                    file.seek(self._offset)
+                    whole = _whole_lines(file)
+                    self._offset += len(whole)
+                    events = [event for line in whole.splitlines() if (event := _event(line)) is not None]
+                    if events or not whole:
+                        return events
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [event for line in whole.splitlines() if (event := _event(line)) is not None]
+
+    def go_to_last_opening(self) -> None:
+        """What was before is not read: events of the run's earlier processes."""
+        at = 0
+        try:
+            with self.path.open("rb") as file:
+                while whole := _whole_lines(file):
+                    for line in whole.splitlines(keepends=True):
+                        if (event := _event(line)) is not None and event["event"] in OPENINGS:
+                            self._offset = at
+                        at += len(line)
+                    file.seek(at)
+        except FileNotFoundError:
+            pass
+
+
+def _whole_lines(file: BinaryIO) -> bytes:
+    """Lines from here on, as many as are in a block, or one that is longer."""
+    data = file.read(BLOCK)
+    while b"\n" not in data and (more := file.read(BLOCK)):
+        data += more
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _event(line: bytes) -> Event | None:
@@ -57,12 +86,12 @@ class History:
     """A run as its log tells it. Steps that were done again after a resume stand there once."""
 
     #: By step.
-    steps: dict[int, Event] = field(default_factory=dict)
+    steps: Thinned = field(default_factory=Thinned)
     #: By the steps that were done before.
-    evaluations: dict[int, Event] = field(default_factory=dict)
+    evaluations: Thinned = field(default_factory=Thinned)
     #: By step.
-    device: dict[int, Event] = field(default_factory=dict)
-    #: Where the run was opened, saved, ended.
+    device: Thinned = field(default_factory=Thinned)
+    #: Where the run was opened, saved, ended: not all, where they are many.
     marks: list[Event] = field(default_factory=list)
     #: What the last process began with.
     opening: Event = field(default_factory=dict)
@@ -78,22 +107,27 @@ class History:
         if kind in OPENINGS:
             self._go_back(step)
             self.opening, self.end, self.since = event, None, step
-            self.marks.append(event)
+            self._mark({name: event.get(name) for name in ("event", "step", "time")})
         elif kind == "step":
-            self.steps[step] = event
+            self.steps.add(step, event)
         elif kind == "evaluation":
-            self.evaluations[step] = event
+            self.evaluations.add(step, event)
         elif kind == "device":
-            self.device[step] = event
+            self.device.add(step, event)
         elif kind == "checkpoint" or kind in ENDS:
-            self.marks.append(event)
+            self._mark(event)
             self.end = event if kind in ENDS else None
 
     def _go_back(self, step: int) -> None:
         """Forgets what is done again."""
-        self.steps = {at: event for at, event in self.steps.items() if at < step}
-        self.device = {at: event for at, event in self.device.items() if at < step}
-        self.evaluations = {at: event for at, event in self.evaluations.items() if at <= step}
+        self.steps.cut(step)
+        self.device.cut(step)
+        self.evaluations.cut(step + 1)
+
+    def _mark(self, event: Event) -> None:
+        self.marks.append(event)
+        if len(self.marks) > MARKS:
+            del self.marks[MARKS // 2]
 
     @property
     def manifest(self) -> Event:
@@ -113,7 +147,8 @@ class History:
     @property
     def done(self) -> int:
         """Steps that are done."""
-        return max(self.steps, default=-1) + 1
+        last = self.steps.last
+        return last["step"] + 1 if last else 0
 
 
 def log_of(run: Path) -> Path | None:
@@ -147,7 +182,9 @@ def is_running(run: Path) -> bool:
 def history_of(log: Path, check: Callable[[Event], None] = lambda event: None) -> History:
     """The history that a log tells by now. `check` sees every event before it is taken, and may refuse it."""
     history = History()
-    for event in Stream(log).read():
-        check(event)
-        history.take(event)
+    stream = Stream(log)
+    while events := stream.read():
+        for event in events:
+            check(event)
+            history.take(event)
     return history

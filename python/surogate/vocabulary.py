@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from . import json_file
+from .dsl.config import LARGEST
 from .errors import ConfigError
 
 Metadata = list[tuple[str, str, Any]]
@@ -34,17 +36,29 @@ def read(folder: Path, size: int) -> Metadata:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return [("tokenizer.ggml.model", "text", "no_vocab")]
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer = json_file.read(path)
+    try:
+        return _read(folder, path, size, tokenizer)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        # Every access relies on the form that the tokenizers library writes.
+        raise ConfigError(f"{path}: this is not the form of a tokenizer: {type(error).__name__}: {error}") from None
+
+
+def _read(folder: Path, path: Path, size: int, tokenizer: dict[str, Any]) -> Metadata:
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
     if model.get("type") != "BPE":
         raise ConfigError(f"{path}: a tokenizer of type {model.get('type')} has no GGUF form here, expected BPE")
-    types = [UNUSED] * max(size, 1 + max(model["vocab"].values()))
+    for token, number in model["vocab"].items():
+        if not isinstance(number, int) or not 0 <= number < LARGEST["vocab_size"]:
+            expected = f"expected a whole number from 0 and below {LARGEST['vocab_size']}"
+            raise ConfigError(f"{path}: the token {token!r} has the id {number!r}, {expected}")
+    types = [UNUSED] * max(size, 1 + max(model["vocab"].values(), default=-1))
     tokens = [f"[PAD{i}]" for i in range(len(types))]
     for token, number in model["vocab"].items():
         tokens[number], types[number] = token, NORMAL
     for token in added:
         number = token["id"]
-        if number >= len(tokens):
+        if not isinstance(number, int) or not 0 <= number < len(tokens):
             raise ConfigError(f"{path}: the added token {token['content']!r} has the id {number}, of {size}")
         tokens[number], types[number] = token["content"], CONTROL if token.get("special") else USER_DEFINED
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -129,4 +143,7 @@ def _special(folder: Path, tokenizer: dict[str, Any], ids: dict[str, int]) -> Me
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    fields = json_file.read(path) if path.is_file() else {}
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path}: holds {type(fields).__name__}, expected an object")
+    return fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -9,10 +10,11 @@ from html.parser import HTMLParser
 
 import pytest
 from surogate.cli import main
-from surogate.report import page
+from surogate.report import page, state
 from surogate.report.series import Axis, short, smoothed, thinned
 from surogate.report.words import bytes_text, duration
 from surogate.stream import History, Stream, history_of, log_of
+from surogate.thinned import Thinned
 
 VOID = {"meta", "br", "wbr", "path", "link", "img", "input"}
 
@@ -230,3 +232,82 @@ def test_runs_stand_beside_each_other(tmp_path, capsys):
     (tmp_path / "none").mkdir()
     assert main(["report", str(tmp_path / "none")]) == 1
     assert "there is no log of a run here" in capsys.readouterr().err
+
+
+def test_a_long_run_is_kept_in_little_memory_and_its_peaks_stay(tmp_path):
+    steps, spike = 300_000, 123_457
+    log = tmp_path / "log-a.json"
+    with log.open("w") as file:
+        file.write(json.dumps(opening()) + "\n")
+        for i in range(steps):
+            loss = 9.0 if i == spike else 3.0 + (i % 10) / 100
+            file.write(json.dumps(step(i, loss, seconds=0.25)) + "\n")
+            if i % 100 == 99:
+                file.write(json.dumps({"event": "checkpoint", "time": "t", "step": i, "path": f"c/{i}"}) + "\n")
+    seen = history_of(log)
+    kept = list(seen.steps.values())
+    assert len(kept) < 60_000 and len(seen.marks) <= 200
+    assert (seen.done, seen.steps.count, seen.steps.seconds) == (steps, steps, pytest.approx(steps / 4))
+    assert max(of["loss"] for of in kept) == 9.0 and seen.steps.last["step"] == steps - 1
+    text = page.render(seen)
+    assert len(text) < 400_000 and "300\u202f000" in text
+    listed = state.trainer_state(seen)
+    assert listed["global_step"] == steps and len(listed["log_history"]) < 10_000
+    strides = {b["step"] - a["step"] for a, b in itertools.pairwise(listed["log_history"][:-1])}
+    assert strides == {listed["logging_steps"]}
+
+
+def test_a_thinned_series_is_whole_until_it_is_long():
+    series = Thinned(windows=8)
+    for i in range(8):
+        series.add(i, {"step": i, "loss": float(i), "seconds": 1.0, "memory": i, "note": "a text"})
+    assert [of["step"] for of in series.values()] == list(range(8)) and series.stride == 1
+    assert "note" not in series.last
+    for i in range(8, 64):
+        series.add(i, {"step": i, "loss": float(i % 5), "seconds": 1.0, "memory": 1})
+    assert (series.stride, series.count, series.seconds, series.memory) == (8, 64, 64.0, 7)
+    assert [of["step"] for of in series.regular()] == list(range(0, 64, 8))
+    # A run that goes back to its checkpoint does the steps behind it again.
+    series.cut(20)
+    assert (series.count, series.seconds, series.last["step"]) == (20, 20.0, series.last["step"])
+    assert max(series.keys()) < 20
+    series.cut(0)
+    assert not series and series.last is None and series.count == 0
+
+
+def test_a_tracker_begins_with_the_last_process(tmp_path):
+    log = tmp_path / "log-a.json"
+    events = [opening(), step(0), step(1), opening(step=1), step(1), step(2)]
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    stream = Stream(log)
+    stream.go_to_last_opening()
+    assert [(of["event"], of["step"]) for of in stream.read()] == [("resume", 1), ("step", 1), ("step", 2)]
+    assert stream.read() == []
+
+
+def test_only_pages_of_its_own_are_replaced(tmp_path, capsys, monkeypatch):
+    log = tmp_path / "log-a.json"
+    log.write_text("".join(json.dumps(event) + "\n" for event in [opening(), step(0)]))
+    for name, text in [("notes.html", "<html>important</html>"), ("empty.html", ""), ("link.html", None)]:
+        path = tmp_path / name
+        path.write_text(text) if text is not None else path.symlink_to(tmp_path / "notes.html")
+        assert main(["report", str(tmp_path), "--output", str(path)]) == 1
+        assert "nothing else is replaced" in capsys.readouterr().err
+        assert path.read_text() == (text if text is not None else "<html>important</html>")
+    page_of_its_own = tmp_path / "page.html"
+    for _ in range(2):
+        assert main(["report", str(tmp_path), "--output", str(page_of_its_own)]) == 0
+    assert not list(tmp_path.glob(".page.html*"))
+    # Nor is a state of transformers' own trainer.
+    made = history(opening(), step(0))
+    theirs = tmp_path / "trainer_state.json"
+    theirs.write_text('{"total_flos": 1, "log_history": []}')
+    with pytest.raises(FileExistsError):
+        state.replace(theirs, made)
+    theirs.unlink()
+    state.replace(theirs, made)
+    state.replace(theirs, made)
+    # A comparison has its place in the working directory.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "comparison.html").write_text("mine")
+    assert main(["report", str(tmp_path), str(log)]) == 1 and (tmp_path / "comparison.html").read_text() == "mine"

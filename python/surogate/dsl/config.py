@@ -60,6 +60,23 @@ NEUTRAL: dict[str, Any] = {
 
 _MISSING = object()
 
+#: Whole numbers have at most this size, and so do sizes that are not below.
+WHOLE = (1 << 31) - 1
+
+#: Sizes in the spellings of Hugging Face, with the largest value: some ten times what any model has. Products of them
+#: stay within 64 bits, and what is made for each layer within seconds.
+LARGEST: dict[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 1 << 12),
+    **dict.fromkeys(("hidden_size", "n_embd"), 1 << 18),
+    **dict.fromkeys(("intermediate_size", "n_inner"), 1 << 21),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 1 << 11),
+    "head_dim": 1 << 12,
+    "vocab_size": 1 << 23,
+}
+
+#: The largest number of type f32.
+FLOAT = 3.4e38
+
 
 class Reader:
     """The raw fields of one config.json, and the problems found in it."""
@@ -134,8 +151,20 @@ def _read(reader: Reader, name: str, kind: Any, default: Any) -> Any:
             return None
         return default
     if not _fits(value, kind) or kind is int and value < 1:
-        reader.problem(name, f"{value!r} is not supported, expected {_describe(kind)}")
-    return float(value) if kind is float and isinstance(value, int) else value
+        reader.problem(name, f"{_shown(value)} is not supported, expected {_describe(kind)}")
+    elif isinstance(value, int) and value > (most := LARGEST.get(name, WHOLE)):
+        reader.problem(name, f"{_shown(value)} is not supported, expected at most {most}")
+    else:
+        return float(value) if kind is float and isinstance(value, int) else value
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it, shortened."""
+    if isinstance(value, int) and abs(value) > 1 << 64:
+        return "a number beyond 64 bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -144,9 +173,10 @@ def _fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) in (Union, types.UnionType):
         return any(_fits(value, part) for part in get_args(kind))
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        # Comparing is exact for whole numbers of any size, and false for NaN.
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and -FLOAT <= value <= FLOAT
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and value >= -WHOLE
     return isinstance(value, kind)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..errors import ModelConfigError
 from .config import ModelConfig
-from .module import Module
+from .module import Module, Parameter
 from .structure import Batch
 from .trace import Trace
 
@@ -61,6 +62,8 @@ def find(fields: dict[str, Any]) -> Architecture:
     """The architecture that a config.json names."""
     kind = fields.get("model_type")
     names = fields.get("architectures") or [a.name for a in ARCHITECTURES.values() if kind and a.model_type == kind]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelConfigError("model", ["`architectures`: is not supported, expected a list with one name"])
     if not names:
         more = f", and `model_type: {kind}` is not known" if kind else ""
         raise ModelConfigError("model", [f"`architectures`: is missing{more}, so the architecture is unknown"])
@@ -75,6 +78,22 @@ def find(fields: dict[str, Any]) -> Architecture:
     return found
 
 
+#: Parameters of a model, at most: some ten times what the largest have. Bytes of states and gradients stay within 64 bits.
+PARAMETERS = 1 << 45
+
+
+def _check_size(architecture: str, declared: list[Parameter], layers: int) -> None:
+    """Each size may be in its bounds, and their product not."""
+    sizes = {of: math.prod(of.shape) * (layers if "{i}" in str(of.name) else 1) for of in declared}
+    total = sum(sizes.values())
+    if total > PARAMETERS:
+        largest = max(sizes, key=lambda of: sizes[of])
+        shape = " × ".join(str(extent) for extent in largest.shape)
+        repeated = f" in {layers} layers" if "{i}" in str(largest.name) else ""
+        what = f"the sizes make {total:.2g} parameters, expected at most {PARAMETERS:.2g}"
+        raise ModelConfigError(architecture, [f"{what}; most of them are in `{largest.name}`, {shape}{repeated}"])
+
+
 def build(fields: dict[str, Any]) -> str:
     """The IR (JSON text, docs/ir.md) of the model that a config.json describes.
 
@@ -86,6 +105,7 @@ def build(fields: dict[str, Any]) -> str:
     trace = Trace(architecture.name, config.initializer_range)
     module = architecture.module(config)  # type: ignore[call-arg]
     declared = module.name_parameters()
+    _check_size(architecture.name, declared, getattr(config, "num_hidden_layers", 0) or getattr(config, "n_layer", 1))
     with trace.recording():
         module(Batch())
     head: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ..dsl import Module, Reader, Tensor, ops
+from ..dsl.config import FLOAT, WHOLE
 
 #: Settings of each type; all are handed to the engine under their own names.
 SETTINGS: dict[str, dict[str, type]] = {
@@ -81,13 +82,16 @@ class Rotation:
         partial = values.pop("partial_rotary_factor", None)
         if partial not in (None, 1, 1.0):
             reader.problem(f"{name}.partial_rotary_factor", f"{partial} is not supported, expected 1.0")
-        if not _is_number(theta) and theta is not None:
-            reader.problem("rope_theta", f"{theta!r} is not supported, expected a number")
+        if theta is not None and not (_is_number(theta) and theta > 0):
+            reader.problem("rope_theta", f"{theta!r} is not supported, expected a number above 0")
             theta = None
         settings = _settings(reader, name, kind, values)
         outside = reader.take(ORIGINAL_LENGTH)  # wins, as in transformers
-        if outside is not None and ORIGINAL_LENGTH in SETTINGS.get(kind, {}):
-            settings[ORIGINAL_LENGTH] = outside
+        if outside is not None and ORIGINAL_LENGTH in SETTINGS.get(str(kind), {}):
+            if _fits(outside, int):
+                settings[ORIGINAL_LENGTH] = int(outside)
+            else:
+                reader.problem(ORIGINAL_LENGTH, f"{outside!r} is not supported, expected {EXPECTED[int]}")
         return cls(None if theta is None else float(theta), kind, settings)
 
     def complete(self, reader: Reader, head_dim: int, max_position_embeddings: int, theta: float = 10000.0) -> Self:
@@ -113,23 +117,24 @@ class Rotation:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    # False for NaN, and exact for whole numbers of any size.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -FLOAT <= value <= FLOAT
 
 
-EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list of numbers"}
+EXPECTED = {int: "a whole number above 0", float: "a number", bool: "true or false", list: "a list of numbers"}
 
 
 def _fits(value: Any, kind: type) -> bool:
     if kind is list:
         return isinstance(value, list) and all(_is_number(v) for v in value)
     if kind is int:
-        return _is_number(value) and value == int(value)
+        return _is_number(value) and 1 <= value <= WHOLE and value == int(value)
     return isinstance(value, bool) if kind is bool else _is_number(value)
 
 
 def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> dict[str, Any]:
     """The settings that `kind` knows; problems for the rest."""
-    if kind not in SETTINGS:
+    if not isinstance(kind, str) or kind not in SETTINGS:
         reader.problem(f"{name}.rope_type", f"{kind!r} is not available yet, expected {', '.join(SETTINGS)}")
         return {}
     known, settings = SETTINGS[kind], {}

@@ -146,6 +146,13 @@ FORMS = {
 EXACT = {"position_embd.weight"}
 
 
+def vocabulary_size(fields: dict[str, Any]) -> int:
+    """Rows of the embedding table. Raises ModelConfigError for a configuration that is not supported."""
+    architecture = find(fields)
+    config: Any = architecture.config.from_dict(architecture.name, fields)
+    return config.vocab_size
+
+
 def describe(fields: dict[str, Any], vocabulary: Metadata, name: str) -> str:
     """The description of a model's file as JSON: metadata, and the source of every tensor.
 

@@ -5,11 +5,11 @@ Reads logs only; nothing of an engine is needed, and a page loads nothing from a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import files
 from ..errors import RunError
 from ..stream import Event, History, history_of, is_running, log_of
 from . import shape, state
@@ -31,7 +31,7 @@ class LiveReport:
     def __init__(self, output: Path, say: Callable[[str], None]) -> None:
         self.interval = 1.0
         self._say = say
-        self._failed = False
+        self._failed: set[str] = set()
         self._path = output / NAME
         self._history = History()
         self._due = 0.0
@@ -40,7 +40,7 @@ class LiveReport:
         for event in events:
             self._history.take(event)
         for folder in state.places(events):
-            self._replace(folder / state.NAME, state.text(self._history))
+            self._keep(folder / state.NAME, lambda path: state.replace(path, self._history))
         if time.monotonic() >= self._due and self._history.end is None:
             self._write(is_running=True)
 
@@ -52,29 +52,20 @@ class LiveReport:
         from .page import render
 
         begin = time.monotonic()
-        self._replace(self._path, render(self._history, is_running, REFRESH))
+        page = render(self._history, is_running, REFRESH)
+        self._keep(self._path, lambda path: files.replace_page(path, page))
         now = time.monotonic()
         self._due = now + max(REFRESH / 2, (now - begin) / SHARE)
 
-    def _replace(self, path: Path, text: str) -> None:
+    def _keep(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
-            replace(path, text)
-            self._failed = False
+            write(path)
+            self._failed.discard(path.name)
         except OSError as error:
             # A disk that is full now may have room later.
-            if not self._failed:
+            if path.name not in self._failed:
                 self._say(f"{path.name} cannot be written: {error}")
-            self._failed = True
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes a file so that whoever reads it sees the old one or the new one."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+            self._failed.add(path.name)
 
 
 def write(runs: list[Path], output: Path | None) -> Path:
@@ -95,7 +86,7 @@ def write(runs: list[Path], output: Path | None) -> Path:
         path = output or Path("comparison.html")
         text = side_by_side(list(zip(_names(runs, histories), histories, strict=True)))
     try:
-        replace(path, text)
+        files.replace_page(path, text)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error}") from None
     return path

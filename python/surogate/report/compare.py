@@ -52,7 +52,7 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
         steps = list(history.steps.values())
         losses = smoothed(finite([(step["step"], step.get("loss")) for step in steps]))
         evaluations = [of.get("loss") for of in history.evaluations.values() if of.get("loss") is not None]
-        memory = max((step["memory"] for step in steps if step.get("memory")), default=0)
+        memory = history.steps.memory
         rows.append(
             [
                 f'<span class="dot c{colour}"></span>{escape(name)}',
@@ -63,7 +63,7 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
                 f"{min(evaluations):.4f}" if evaluations else "–",
                 count(throughput(history) or 0),
                 bytes_text(memory) if memory else "–",
-                duration(sum(step["seconds"] for step in steps)),
+                duration(history.steps.seconds),
             ]
         )
     head = ["run", "", "machine", "steps", "loss, smoothed", "best evaluation", "tokens/s", "memory", "in steps"]

@@ -91,8 +91,7 @@ def tiles(history: History) -> str:
     steps = list(history.steps.values())
     if not steps:
         return ""
-    last = steps[-1]
-    seconds = sum(step["seconds"] for step in steps)
+    last, seconds = steps[-1], history.steps.seconds
     found = [(count(history.done) + (f" / {count(history.total)}" if history.total else ""), "steps")]
     losses = smoothed(finite([(step["step"], step.get("loss")) for step in steps]))
     if losses:
@@ -106,12 +105,12 @@ def tiles(history: History) -> str:
         words = [("mfu", "MFU"), ("ceiling", "of the ceiling")]
         shares = [f"{percent(last[key])} {word}" for key, word in words if last.get(key)]
         found.append((f"{count(speed)}", " · ".join(["tokens a second", *shares])))
-    memory = max((step["memory"] for step in steps if step.get("memory")), default=0)
+    memory = history.steps.memory
     if memory:
         found.append((bytes_text(memory), "memory in use, at most"))
     left = ""
     if history.total and history.done < history.total and history.end is None:
-        left = f", {duration(seconds / len(steps) * (history.total - history.done))} left"
+        left = f", {duration(seconds / history.steps.count * (history.total - history.done))} left"
     found.append((duration(seconds), f"in steps{left}"))
     cells = "".join(
         f'<div class="tile card"><b>{value}</b><small>{escape(name)}</small></div>' for value, name in found
@@ -163,7 +162,7 @@ def charts(history: History) -> list[Chart]:
 
 def device_charts(history: History) -> list[Chart]:
     """What the device's instruments said."""
-    looks = sorted(history.device.items())
+    looks = list(history.device.items())
 
     def of(key: str, factor: float = 1.0):
         return finite([(at + 1, event[key] * factor if event.get(key) is not None else None) for at, event in looks])

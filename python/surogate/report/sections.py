@@ -25,7 +25,7 @@ def memory(history: History) -> str:
     total = sum(line["bytes"] for line in classes)
     coloured = [(line, COLOURS.get(line["class"], 8)) for line in sorted(classes, key=lambda line: -line["bytes"])]
     machine = plan.get("machine_memory") or 0
-    measured = max((event["memory"] for event in history.steps.values() if event.get("memory")), default=0)
+    measured = history.steps.memory
     head = bytes_text(total)
     if machine:
         head += f" of {bytes_text(machine)} ({percent(total / machine)})"

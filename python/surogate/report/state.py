@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..stream import Event, History
 
 NAME = "trainer_state.json"
 
-#: Steps that are listed, at most: of a longer run every second, every third, …
-MOST = 10_000
-
-
 def trainer_state(history: History) -> dict[str, Any]:
-    """Steps are counted from 1, as there."""
-    steps = list(history.steps.values())
-    stride = -(-len(steps) // MOST) or 1
-    listed = [_step(event) for event in steps if event["step"] % stride == 0 or event is steps[-1]]
-    epochs = {event["step"] + 1: event.get("epoch") for event in steps}
+    """Steps are counted from 1, as there; of a longer run every second, fourth, … is listed."""
+    last = history.steps.last
+    regular = list(history.steps.regular())
+    # Windows of a thinned series have the length of the stride.
+    listed = [_step(event) for event in regular if event["step"] % history.steps.stride == 0 or event is last]
+    if last is not None and (not regular or regular[-1] is not last):
+        listed.append(_step(last))
+    epochs = {event["step"] + 1: event.get("epoch") for event in history.steps.values()}
     listed += [_evaluation(at, event, epochs.get(at)) for at, event in history.evaluations.items()]
     evaluations = {at: of["loss"] for at, of in history.evaluations.items() if of.get("loss") is not None}
     best = min(evaluations, key=lambda at: evaluations[at], default=None)
@@ -33,7 +34,7 @@ def trainer_state(history: History) -> dict[str, Any]:
         "is_local_process_zero": True,
         "is_world_process_zero": True,
         "log_history": sorted(listed, key=lambda entry: entry["step"]),
-        "logging_steps": stride,
+        "logging_steps": history.steps.stride,
         "max_steps": history.total,
         "num_train_epochs": options.get("num_epochs"),
         "save_steps": options.get("save_steps"),
@@ -55,6 +56,20 @@ def places(events: list[Event]) -> set[Path]:
     return {Path(event["path"]).parent for event in events if event["event"] == "checkpoint"}
 
 
-def text(history: History) -> str:
-    """The file's contents."""
-    return json.dumps(trainer_state(history), indent=2) + "\n"
+def replace(path: Path, history: History) -> None:
+    """Writes the file. Raises FileExistsError where one lies that this package did not write, as transformers' own."""
+    fields = trainer_state(history)
+    if os.path.lexists(path) and not _is_ours(path, fields):
+        raise FileExistsError(f"{path} is there already, and surogate did not write it")
+    files.replace(path, json.dumps(fields, indent=2) + "\n")
+
+
+def _is_ours(path: Path, fields: dict[str, Any]) -> bool:
+    """transformers reads no field that it does not know, so that the file is known by those that it has."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.keys() == fields.keys()

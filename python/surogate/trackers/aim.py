@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..stream import OPENINGS, Event
 from . import scalars
 
@@ -42,7 +43,7 @@ class Aim:
             system_tracking_interval=None,
             capture_terminal_logs=False,
         )
-        self._note.write_text(f"{self._run.hash}\n")
+        files.replace(self._note, f"{self._run.hash}\n")
         self._run.name = self._spec["name"] or event["manifest"]["run"]
         self._run["options"] = _plain(event["options"])
 

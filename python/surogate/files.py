@@ -1,0 +1,63 @@
+"""Files that this package writes beside the engine: new ones, and pages of its own that are replaced. Nothing that
+somebody else put there is written to, links included.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+#: By this a page is known as one that may be replaced.
+MARK = '<meta name="generator" content="surogate">'
+
+#: How pages of earlier versions are known.
+MARKS = (MARK.encode(), " · surogate</title>".encode())
+
+#: Bytes of a page in which its mark stands.
+HEAD = 4096
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a file that was not there. Raises FileExistsError where anything is."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def replace(path: Path, text: str) -> None:
+    """Gives a file of this package new content, so that whoever reads it sees the old or the new one whole."""
+    # A name that nobody can know before: a link that waits there would be followed.
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    fresh = Path(name)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        fresh.chmod(0o666 & ~_umask())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def replace_page(path: Path, text: str) -> None:
+    """As :func:`replace`, where nothing is or a page of this package. Raises FileExistsError where it is not one."""
+    check_page(path)
+    replace(path, text.replace("<head>", f"<head>{MARK}", 1))
+
+
+def check_page(path: Path) -> None:
+    """Raises FileExistsError where something is that is no page of this package."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_file():
+        raise FileExistsError(f"{path} is no file, expected nothing or a page of surogate: nothing else is replaced")
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if not any(mark in head for mark in MARKS):
+        raise FileExistsError(f"{path} is not a page of surogate: nothing else is replaced")
+
+
+def _umask() -> int:
+    """What the process' umask takes away, which can only be read by setting it."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        line = next((line for line in file if line.startswith("Umask:")), "Umask: 022")
+    return int(line.split()[1], 8)

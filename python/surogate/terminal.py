@@ -1,0 +1,25 @@
+"""What goes to the terminal. Names, paths and values of others are made visible here: nothing of them steers a terminal.
+
+The only place of the package that prints.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import _native
+
+
+def show(text: str, end: str = "\n") -> None:
+    """To standard output."""
+    print(_native.visible(text), end=end)
+
+
+def show_coloured(text: str) -> None:
+    """To standard output as it is: the engine has made visible what is not its own in it."""
+    print(text)
+
+
+def warn(text: str) -> None:
+    """To standard error, beside what a program reads."""
+    print(_native.visible(text), file=sys.stderr)

@@ -6,8 +6,8 @@ use cuda::disk_cache::DiskCache;
 use cuda::{LibraryReport, Missing, Report, Search};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
-use train::conformance::Examples;
 use train::calibrate::Plan;
+use train::conformance::Examples;
 use train::machines;
 
 use crate::errors::train_error;

@@ -120,10 +120,7 @@ pub fn write(machine: &Machine, path: &Path) -> Result<()> {
 /// caches.
 pub fn kept_at(device: &str, driver: &str) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = variable("SUROGATE_MACHINES").or_else(|| {
-        let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?;
-        Some(cache.join("surogate").join("machines"))
-    })?;
+    let folder = variable("SUROGATE_MACHINES").or_else(|| options::cache::folder_of_user("machines").ok())?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
     Some(folder.join(format!("{device} {driver}.json").chars().map(plain).collect::<String>()))
 }

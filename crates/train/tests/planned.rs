@@ -115,3 +115,13 @@ fn a_run_goes_on_with_the_length_that_it_began_with() {
     let told = format!("Note: `sequence_len` is not set: rows have {resolved} tokens, as the run began");
     assert!(lines.lines.contains(&told), "{:#?}", lines.lines);
 }
+
+#[test]
+fn batches_that_fit_nowhere_are_refused_without_making_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = options(folder.path(), &[30; 20], &json!({"per_device_train_batch_size": 100_000_000}));
+    let data = documents(&config, &source(), &[]).unwrap().unwrap();
+    let refused = Preview::advised(&config, &source(), &device().machine, Some(&data)).err().unwrap();
+    assert_eq!(refused.exit_code(), 3);
+    assert!(refused.to_string().contains("`per_device_train_batch_size: "), "{refused}");
+}

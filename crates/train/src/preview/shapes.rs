@@ -12,6 +12,9 @@ use crate::plan::Plan;
 /// Documents of a packed row that are reckoned with where the data are not known.
 const DOCUMENTS_PER_ROW: usize = 16;
 
+/// Micro-batches of more tokens than these fit on no machine, and are not made to look at them.
+const MOST_TOKENS: usize = 1 << 25;
+
 /// What a plan reckons with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shapes {
@@ -33,9 +36,11 @@ pub struct Shapes {
 
 impl Shapes {
     pub fn new(config: &Config, plan: &Plan, machine: &Machine, data: Option<&Encoded>) -> Result<Shapes> {
-        match data {
-            Some(encoded) if encoded.longest() <= plan.sequence_len => Shapes::of_data(config, plan, machine, encoded),
-            _ => Ok(Shapes::assumed(config, plan, machine)),
+        let rows = config.training.per_device_train_batch_size as usize;
+        let is_small = rows.saturating_mul(plan.sequence_len) <= MOST_TOKENS;
+        match data.filter(|encoded| is_small && encoded.longest() <= plan.sequence_len) {
+            Some(encoded) => Shapes::of_data(config, plan, machine, encoded),
+            None => Ok(Shapes::assumed(config, plan, machine)),
         }
     }
 

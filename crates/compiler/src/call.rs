@@ -1,15 +1,15 @@
 //! A program of one operation: what compares a backend with the reference, operation by operation.
 
-use ops::Op;
+use ops::{LowerCall, Op};
 use program::{
-    Arena, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, Program, Provenance, Step, TensorRef, Variant,
+    Arch, Arena, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, Program, Provenance, Step, TensorRef, Variant,
 };
 use tensor::{Attrs, DType};
 
 use crate::lower::{Lowering, arena};
 use crate::memory::{ALIGNMENT_BYTES, align};
 
-/// One call of `op` on dense tensors. Inputs are named `0`, `1`, … among the entry's inputs, results
+/// One call of `op` on dense tensors, whose rows hold `documents`. Inputs are named `0`, `1`, … among the entry's inputs, results
 /// likewise among its outputs; an update's state is written into the outputs beforehand.
 pub fn compile_call(
     op: &'static dyn Op,
@@ -17,6 +17,7 @@ pub fn compile_call(
     inputs: &[(DType, Vec<usize>)],
     outputs: &[(DType, Vec<usize>)],
     machine: &Machine,
+    documents: Documents,
 ) -> Program {
     let mut lowering = Lowering::new(machine);
     let mut end = 0;
@@ -27,11 +28,12 @@ pub fn compile_call(
     };
     let inputs: Vec<TensorRef> = inputs.iter().map(&mut place).collect();
     let outputs: Vec<TensorRef> = outputs.iter().map(&mut place).collect();
-    let scratch = lowering.update_scratch(op, attrs, &inputs, &outputs, 0);
-    let scratch_bytes = scratch.as_ref().map_or(0, |s| s.bytes());
+    let call = LowerCall { inputs: &inputs, outputs: &outputs, attrs, machine, documents };
+    let scratch_bytes = if machine.arch == Arch::Cpu { 0 } else { op.scratch(&call) };
+    let scratch = (scratch_bytes > 0).then(|| TensorRef::dense(arena::ACTIVATIONS, 0, DType::U8, vec![scratch_bytes]));
     let numbered = |list: &[TensorRef]| list.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
     let (named_inputs, named_outputs) = (numbered(&inputs), numbered(&outputs));
-    let (instruction, cost) = lowering.instruction(op, attrs, inputs, outputs, scratch, Documents::Rows);
+    let (instruction, cost) = lowering.instruction(op, attrs, inputs, outputs, scratch, documents);
     let provenance = Provenance { op: op.name().to_owned(), phase: "forward", layer: None, at: None };
     let kinds = [
         ArenaKind::Weights,
@@ -58,7 +60,7 @@ pub fn compile_call(
         kernels: lowering.into_kernels(),
         entries: vec![Entry {
             kind: EntryKind::Forward,
-            variant: Some(Variant { batch: 1, seq_len: 1, documents: Documents::Rows }),
+            variant: Some(Variant { batch: 1, seq_len: 1, documents }),
             steps: vec![Step { instruction, provenance, cost }],
             inputs: named_inputs,
             outputs: named_outputs,

@@ -190,12 +190,8 @@ impl<'a> Lowering<'a> {
         let specs = match op.lower(&call) {
             Lowered::Gemm(gemm) => return (Instruction::Gemm(*gemm), cost),
             Lowered::AttentionForward(mut attention) => {
-                attention.shared.scratch = scratch;
+                attention.scratch = scratch;
                 return (Instruction::AttentionForward(*attention), cost);
-            }
-            Lowered::AttentionBackward(mut attention) => {
-                attention.shared.scratch = scratch;
-                return (Instruction::AttentionBackward(*attention), cost);
             }
             Lowered::Kernels(specs) => specs,
         };

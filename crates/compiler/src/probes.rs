@@ -3,7 +3,7 @@
 //! Knows which instructions limit a step; neither clocks nor what is made of the times.
 
 use ops::Op;
-use program::{Arch, EntryKind, Extents, Instruction, Machine, Program, Seen, TensorRef, Work};
+use program::{Arch, Documents, EntryKind, Extents, Instruction, Machine, Program, Seen, TensorRef, Work};
 use tensor::{Attrs, DType};
 
 use crate::call::compile_call;
@@ -96,7 +96,7 @@ fn probe(
     outputs: &[(DType, Vec<usize>)],
     machine: &Machine,
 ) -> Probe {
-    let mut program = compile_call(operation(name), attrs, inputs, outputs, machine);
+    let mut program = compile_call(operation(name), attrs, inputs, outputs, machine, Documents::Rows);
     let step = program.entries[0].steps[0].clone();
     let work = Work::of(&step, &program, Seen::default()).expect("an instruction of the computation");
     let batch = crate::lower::arena::BATCH;

@@ -218,8 +218,8 @@ fn the_residual_stream_on_the_host_changes_no_bit() {
                 }
                 assert!(bytes(&program, ArenaKind::Waiting).1 > 0, "{what}");
                 let left = bytes(&program, ArenaKind::Activations).0;
-                // Of this small a model the matrices' update needs more than the backward pass.
-                let update = case.starts_with("NorMuon");
+                // Of this small a model the update of matrices or of 8-bit states needs more than the backward pass.
+                let update = case.starts_with("NorMuon") || case.starts_with("AdamW8bit");
                 assert!(left < on_device || recompute.block.is_none() || update, "{what}: {left} of {on_device}");
                 assert_same(bits(program), &expected, &what);
             }

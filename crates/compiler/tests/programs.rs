@@ -28,7 +28,6 @@ fn kind(step: &Step) -> String {
         Instruction::Gemm(gemm) if gemm.low_rank.is_empty() => "gemm".into(),
         Instruction::Gemm(gemm) => format!("gemm+{}", gemm.low_rank.len()),
         Instruction::AttentionForward(_) => "attention".into(),
-        Instruction::AttentionBackward(_) => "attention_backward".into(),
         _ => program::kind_of(step).into(),
     }
 }

@@ -9,7 +9,7 @@ use support::{VARIANT, adapter, model, options};
 
 fn shapes() -> [Variant; 3] {
     let shape = |batch, seq_len, documents| Variant { batch, seq_len, documents };
-    let packed = Documents::Packed { count: 4, longest: 16 };
+    let packed = Documents::Packed;
     [VARIANT, shape(1, 16, packed), shape(3, 4, Documents::Rows)]
 }
 

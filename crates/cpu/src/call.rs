@@ -2,7 +2,7 @@
 //! a dense copy is decided when the program is loaded.
 
 use ops::{Call, Input, Op, Output};
-use program::{Attention, AttentionBackward, AttentionForward, Launch, TensorRef};
+use program::{AttentionForward, Launch, TensorRef};
 use tensor::Attrs;
 
 use crate::arena::{Memory, overlap};
@@ -33,16 +33,9 @@ impl Prepared {
     }
 
     pub fn attention_forward(call: &AttentionForward) -> Result<Prepared, String> {
-        let s = &call.shared;
-        let inputs = [&s.q, &s.k, &s.v, &s.document_start].map(Clone::clone);
-        Self::new("attention", attention_attrs(s), &inputs, &[s.o.clone(), s.lse.clone()])
-    }
-
-    pub fn attention_backward(call: &AttentionBackward) -> Result<Prepared, String> {
-        let s = &call.shared;
-        let inputs = [&s.q, &s.k, &s.v, &s.o, &s.lse, &call.d_o, &s.document_start].map(Clone::clone);
-        let outputs = [&call.d_q, &call.d_k, &call.d_v].map(Clone::clone);
-        Self::new("attention_backward", attention_attrs(s), &inputs, &outputs)
+        let inputs = [&call.q, &call.k, &call.v, &call.document_start].map(Clone::clone);
+        let attrs = Attrs::new().with("scale", call.scale);
+        Self::new("attention", attrs, &inputs, &[call.o.clone(), call.lse.clone()])
     }
 
     fn new(op: &str, attrs: Attrs, inputs: &[TensorRef], outputs: &[TensorRef]) -> Result<Prepared, String> {
@@ -131,9 +124,4 @@ impl Prepared {
 
 fn in_place(operands: &[Operand]) -> Vec<&TensorRef> {
     operands.iter().filter(|operand| operand.in_place).map(|operand| &operand.at).collect()
-}
-
-/// The attributes of the operations that the attention instructions stand for.
-fn attention_attrs(shared: &Attention) -> Attrs {
-    Attrs::new().with("scale", shared.scale)
 }

@@ -81,7 +81,6 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepar
             None => call::Prepared::launch(launch).map(Prepared::Call),
         },
         Instruction::AttentionForward(a) => call::Prepared::attention_forward(a).map(Prepared::Call),
-        Instruction::AttentionBackward(a) => call::Prepared::attention_backward(a).map(Prepared::Call),
         Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(|gemm| Prepared::Gemm(Box::new(gemm))),
         Instruction::Copy { from, to } | Instruction::Transfer { from, to, .. } => {
             copy::Prepared::new(from, to).map(Prepared::Copy)

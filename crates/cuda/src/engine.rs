@@ -3,10 +3,10 @@
 
 use crate::algorithms::{self, Algorithms, Chooser, Contest, Operands};
 use crate::cublaslt::{CublasLt, Product, ProductPlan};
-use crate::cudnn::sdpa::{Gradients, Sdpa, SdpaPlan};
-use crate::cudnn::{Cudnn, Handle, Target};
+use crate::cudnn::sdpa::Sdpa;
+use crate::cudnn::{Cudnn, Handle, Plan, Target};
 use crate::disk_cache::DiskCache;
-use crate::driver::{Architecture, Device, DeviceBuffer, Driver, Function, Module, Stream};
+use crate::driver::{Architecture, Device, DeviceBuffer, Driver, Function, Module, Properties, Stream};
 use crate::error::{During, Error, Result};
 use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
@@ -51,18 +51,11 @@ impl Options {
 /// Bytes that one product's algorithm may use: what cuBLAS recommends for Hopper.
 const PRODUCT_WORKSPACE: usize = 32 << 20;
 
-/// The forward or backward pass of one attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Pass {
-    Forward,
-    Backward(Gradients),
-}
-
 /// A product's plan in the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProductId(usize);
 
-/// An attention pass's plan in the engine.
+/// An attention's plan in the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionId(usize);
 
@@ -70,7 +63,7 @@ pub(crate) struct AttentionId(usize);
 pub(crate) struct Engine {
     /// Plans by what they were made for; instructions hold indices.
     products: Vec<(Product, ProductPlan)>,
-    attentions: Vec<(Sdpa, Pass, SdpaPlan)>,
+    attentions: Vec<(Sdpa, Plan)>,
     own: Vec<(OwnKernel, Arc<Module>)>,
     /// Or why it is not there: only programs with attention instructions need it.
     cudnn: std::result::Result<(Arc<Cudnn>, Handle), Error>,
@@ -92,7 +85,7 @@ impl Engine {
     /// Opens the libraries and the device; binds its context to this thread.
     pub fn new(options: &Options) -> Result<Engine> {
         let driver = Driver::new(open_driver(&options.search)?.table)?;
-        let device = Device::open(&driver, options.device)?;
+        let device = Device::open(&driver, options.device, options.search.architecture.as_deref())?;
         let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
         let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
         let (stream, to_host, to_device) = (Stream::new(&device)?, Stream::new(&device)?, Stream::new(&device)?);
@@ -144,6 +137,12 @@ impl Engine {
         self.device.properties.architecture
     }
 
+    /// What kernels are compiled for: the architecture itself, or PTX of an older one that was asked for.
+    fn kernel_target(&self) -> String {
+        let Properties { architecture, of_device, .. } = self.device.properties;
+        if architecture == of_device { architecture.target() } else { architecture.virtual_target() }
+    }
+
     /// Adds to the notes what is not there yet.
     pub fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
@@ -164,13 +163,13 @@ impl Engine {
 
     /// Compiles, or takes from the disk cache, and loads.
     pub fn module(&self, source: &KernelSource) -> Result<Arc<Module>> {
-        let fetched = self.kernel_cache.fetch(&self.compiler, source, &self.architecture().target())?;
-        self.load(source.name, &fetched.cubin)
+        let fetched = self.kernel_cache.fetch(&self.compiler, source, &self.kernel_target())?;
+        self.load(source.name, &fetched.code)
     }
 
     /// As [`Engine::module`] for many sources: threads compile side by side, loading is in order.
     pub fn modules(&self, sources: &[KernelSource]) -> Result<Vec<Arc<Module>>> {
-        let target = self.architecture().target();
+        let target = self.kernel_target();
         let (compiler, cache) = (&self.compiler, &self.kernel_cache);
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
         let fetch = |first: usize| {
@@ -183,13 +182,13 @@ impl Engine {
         });
         let take = |(index, source): (usize, &KernelSource)| {
             let next = fetched[index % threads].next().expect("every thread did its share");
-            self.load(source.name, &next?.cubin)
+            self.load(source.name, &next?.code)
         };
         sources.iter().enumerate().map(take).collect()
     }
 
-    fn load(&self, name: &str, cubin: &[u8]) -> Result<Arc<Module>> {
-        Module::new(&self.device, cubin).during(|| format!("loading {name} for {}", self.architecture()))
+    fn load(&self, name: &str, code: &[u8]) -> Result<Arc<Module>> {
+        Module::new(&self.device, code).during(|| format!("loading {name} for {}", self.architecture()))
     }
 
     /// A function of one of the backend's own kernels.
@@ -241,22 +240,18 @@ impl Engine {
         &self.products[id.0].1
     }
 
-    /// cuDNN's plan for a pass, made at its first use. Fails where cuDNN is absent or no engine takes it.
-    pub fn attention(&mut self, sdpa: Sdpa, pass: Pass) -> Result<AttentionId> {
+    /// cuDNN's plan for an attention, made at its first use. Fails where cuDNN is absent or no engine takes it.
+    pub fn attention(&mut self, sdpa: Sdpa) -> Result<AttentionId> {
         let (cudnn, handle) = self.cudnn.as_ref().map_err(Error::clone)?;
-        if let Some(index) = self.attentions.iter().position(|(s, p, _)| *s == sdpa && *p == pass) {
+        if let Some(index) = self.attentions.iter().position(|(known, _)| *known == sdpa) {
             return Ok(AttentionId(index));
         }
-        let target = Target::Device(handle);
-        let plan = match &pass {
-            Pass::Forward => sdpa.forward(cudnn, &target, &self.disk_cache)?,
-            Pass::Backward(gradients) => sdpa.backward(gradients, cudnn, &target, &self.disk_cache)?,
-        };
-        self.attentions.push((sdpa, pass, plan));
+        let plan = sdpa.forward(cudnn, &Target::Device(handle), &self.disk_cache)?;
+        self.attentions.push((sdpa, plan));
         Ok(AttentionId(self.attentions.len() - 1))
     }
 
-    pub fn attention_plan(&self, id: AttentionId) -> &SdpaPlan {
-        &self.attentions[id.0].2
+    pub fn attention_plan(&self, id: AttentionId) -> &Plan {
+        &self.attentions[id.0].1
     }
 }

@@ -14,7 +14,7 @@ pub struct KernelCache {
 
 /// Machine code and whether it had to be compiled now.
 pub struct Fetched {
-    pub cubin: Vec<u8>,
+    pub code: Vec<u8>,
     pub compiled: bool,
 }
 
@@ -26,12 +26,12 @@ impl KernelCache {
     /// The machine code of `source`, from disk or from the compiler.
     pub fn fetch(&self, compiler: &Compiler, source: &KernelSource, architecture: &str) -> Result<Fetched> {
         let name = format!("{}.cubin", key(source, compiler.version(), architecture));
-        if let Some(cubin) = self.cache.read(&name) {
-            return Ok(Fetched { cubin, compiled: false });
+        if let Some(code) = self.cache.read(&name) {
+            return Ok(Fetched { code, compiled: false });
         }
-        let cubin = compiler.compile(source, architecture)?.cubin;
-        self.cache.write(&name, &cubin);
-        Ok(Fetched { cubin, compiled: true })
+        let code = compiler.compile(source, architecture)?.code;
+        self.cache.write(&name, &code);
+        Ok(Fetched { code, compiled: true })
     }
 }
 

@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 /// Colon-separated folders that win over every other place.
 pub const PATH_VARIABLE: &str = "SUROGATE_CUDA_PATH";
 
+/// Names the architecture that kernels are chosen and compiled for, such as `sm_80`.
+pub const ARCHITECTURE_VARIABLE: &str = "SUROGATE_CUDA_ARCH";
+
 /// The loader's own. It separates with semicolons, too.
 const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
 
@@ -148,6 +151,8 @@ pub struct Search {
     pub ask_loader: bool,
     /// What is said of the search where something was not found.
     pub remarks: Vec<String>,
+    /// The architecture that kernels are chosen and compiled for in place of the GPU's own.
+    pub architecture: Option<String>,
 }
 
 impl Search {
@@ -180,7 +185,9 @@ impl Search {
         // Nobody names a folder of this program's own variable by accident, but an empty part.
         let named = parts(PATH_VARIABLE).into_iter().filter(|path| !path.as_os_str().is_empty());
         let named = named.filter_map(|path| std::path::absolute(path).ok()).collect();
-        Search { named, site_packages, system, ask_loader, remarks }
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        let architecture = variable(ARCHITECTURE_VARIABLE).filter(|value| !value.is_empty()).map(text);
+        Search { named, site_packages, system, ask_loader, remarks, architecture }
     }
 
     /// The folders for one library, best first. Folders that do not exist are kept: they are part

@@ -15,18 +15,21 @@ const COPY_SHARE: f64 = 0.87;
 pub fn machine(properties: &Properties) -> Machine {
     let memory = properties.memory;
     let arch = Arch::Cuda(properties.architecture.target());
-    if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == arch) {
-        return Machine { memory, units: properties.multiprocessors as usize, ..known };
-    }
+    // Kernels of another architecture do not change what the GPU can do, nor the libraries' kernels.
+    let of_device = Arch::Cuda(properties.of_device.target());
     let own_products = properties.architecture == (Architecture { major: 9, minor: 0 });
+    if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == of_device) {
+        let reached = Reached { addend_pass: known.reached.addend_pass || arch != of_device, ..known.reached.clone() };
+        return Machine { memory, arch, reached, units: properties.multiprocessors as usize, ..known };
+    }
     let cycles = properties.multiprocessors as f64 * properties.clock;
     Machine {
         name: properties.name.clone(),
         arch,
         memory,
         bandwidth: COPY_SHARE * properties.memory_bandwidth,
-        bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.architecture),
-        f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.architecture),
+        bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.of_device),
+        f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.of_device),
         units: properties.multiprocessors as usize,
         reached: Reached { addend_pass: !own_products, ..Reached::H200 },
         origin: Origin::DataSheet,
@@ -56,6 +59,7 @@ mod tests {
         Properties {
             name: "NVIDIA A100-PCIE-80GB".into(),
             architecture: Architecture { major: 8, minor: 0 },
+            of_device: Architecture { major: 8, minor: 0 },
             multiprocessors: 108,
             memory: 80 << 30,
             l2_cache: 40 << 20,
@@ -79,6 +83,7 @@ mod tests {
         let h200 = Properties {
             name: "NVIDIA H200".into(),
             architecture: Architecture { major: 9, minor: 0 },
+            of_device: Architecture { major: 9, minor: 0 },
             memory: 140 << 30,
             multiprocessors: 132,
             ..a100()

@@ -2,7 +2,7 @@
 //!
 //! A kernel's headers travel with it as text; nothing is read from disk and no toolkit headers are
 //! needed. The compiler targets a real architecture and gives a CUBIN, so the driver compiles
-//! nothing at load. It does not know what a kernel computes.
+//! nothing at load; for a virtual one it gives PTX. It does not know what a kernel computes.
 #![allow(unsafe_code, reason = "calls of NVRTC through its function table")]
 
 use crate::driver::text_or;
@@ -23,10 +23,10 @@ pub struct KernelSource<'a> {
     pub options: &'a [String],
 }
 
-/// Machine code, and the compiler's remarks (warnings, registers).
+/// Machine code, or PTX with a NUL at its end, and the compiler's remarks (warnings, registers).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    pub cubin: Vec<u8>,
+    pub code: Vec<u8>,
     pub log: String,
 }
 
@@ -52,7 +52,8 @@ impl Compiler {
         self.version
     }
 
-    /// Compiles for one architecture, e.g. `sm_90a`. A refusal carries the log with file and line.
+    /// Compiles for one architecture, e.g. `sm_90a`; for a virtual one, e.g. `compute_80`, to PTX that the driver
+    /// translates. A refusal carries the log with file and line.
     pub fn compile(&self, source: &KernelSource, architecture: &str) -> Result<Compiled> {
         let program = self.create(source)?;
         let options: Vec<CString> =
@@ -68,7 +69,7 @@ impl Compiler {
         }
         // Other failures (a bad option, missing builtins) say why in the log as well.
         self.check("nvrtcCompileProgram", status).map_err(|e| with_log(e, &log))?;
-        Ok(Compiled { cubin: program.cubin()?, log })
+        Ok(Compiled { code: program.code(is_virtual(architecture))?, log })
     }
 
     fn create(&self, source: &KernelSource) -> Result<Program<'_>> {
@@ -109,6 +110,11 @@ pub fn standard_options(architecture: &str) -> Vec<String> {
     vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()]
 }
 
+/// Whether no GPU runs code for this architecture as it is.
+fn is_virtual(architecture: &str) -> bool {
+    architecture.starts_with("compute_")
+}
+
 fn text(value: &str) -> CString {
     CString::new(value).expect("kernel text, names and options have no NUL in them")
 }
@@ -128,15 +134,19 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    fn cubin(&self) -> Result<Vec<u8>> {
+    fn code(&self, ptx: bool) -> Result<Vec<u8>> {
         let t = &self.compiler.table;
         let mut size = 0;
         // SAFETY: the program is alive and compiled; the buffer has the size that NVRTC asked for.
         unsafe {
-            self.compiler.check("nvrtcGetCUBINSize", (t.nvrtcGetCUBINSize)(self.raw, &mut size))?;
-            let mut cubin = vec![0u8; size];
-            self.compiler.check("nvrtcGetCUBIN", (t.nvrtcGetCUBIN)(self.raw, cubin.as_mut_ptr().cast()))?;
-            Ok(cubin)
+            let told =
+                if ptx { (t.nvrtcGetPTXSize)(self.raw, &mut size) } else { (t.nvrtcGetCUBINSize)(self.raw, &mut size) };
+            self.compiler.check("the size of the code", told)?;
+            let mut code = vec![0u8; size];
+            let to = code.as_mut_ptr().cast();
+            let given = if ptx { (t.nvrtcGetPTX)(self.raw, to) } else { (t.nvrtcGetCUBIN)(self.raw, to) };
+            self.compiler.check("the code", given)?;
+            Ok(code)
         }
     }
 

@@ -3,7 +3,10 @@
 
 use crate::driver::{Device, Driver, Properties};
 use crate::error::{Error, Result};
-use crate::library::{Kind, Origin, Search, open_cublaslt, open_cudnn, open_driver, open_nccl, open_nvml, open_nvrtc};
+use crate::library::{
+    ARCHITECTURE_VARIABLE, Kind, Origin, Search, open_cublaslt, open_cudnn, open_driver, open_nccl, open_nvml,
+    open_nvrtc,
+};
 use crate::nvml::Nvml;
 use crate::nvrtc::Compiler;
 use std::fmt;
@@ -54,7 +57,9 @@ pub struct Report {
 /// The GPUs that programs can run on, in their order. An error says what of the driver is missing.
 pub fn devices(search: &Search) -> Result<Vec<Properties>> {
     let driver = Driver::new(open_driver(search)?.table)?;
-    (0..driver.device_count()?).map(|index| Device::properties(&driver, index)).collect()
+    (0..driver.device_count()?)
+        .map(|index| Device::properties(&driver, index, search.architecture.as_deref()))
+        .collect()
 }
 
 impl Report {
@@ -248,7 +253,10 @@ impl fmt::Display for Report {
             Ok(devices) => {
                 for (index, d) in devices.iter().enumerate() {
                     let gib = d.memory as f64 / (1u64 << 30) as f64;
-                    writeln!(f, "GPU {index}: {}, {}, {gib:.0} GiB", d.name, d.architecture)?;
+                    writeln!(f, "GPU {index}: {}, {}, {gib:.0} GiB", d.name, d.of_device)?;
+                    if d.architecture != d.of_device {
+                        writeln!(f, "  kernels are those of {}: {ARCHITECTURE_VARIABLE} says so", d.architecture)?;
+                    }
                 }
             }
             Err(missing) if !missing.looked_for.is_empty() => writeln!(f, "GPUs: none: there is no driver")?,

@@ -37,8 +37,12 @@ fn compiles_for_every_architecture_without_any_file() {
     let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &options };
     for architecture in ARCHITECTURES {
         let compiled = compiler.compile(&source, architecture).unwrap_or_else(|e| panic!("{architecture}: {e}"));
-        assert_eq!(&compiled.cubin[..4], b"\x7fELF", "{architecture}");
+        assert_eq!(&compiled.code[..4], b"\x7fELF", "{architecture}");
     }
+    // For a virtual architecture: text, as the driver takes it.
+    let ptx = compiler.compile(&source, "compute_80").unwrap().code;
+    let (end, text) = ptx.split_last().expect("PTX is not empty");
+    assert!(*end == 0 && std::str::from_utf8(text).unwrap().contains(".target sm_80"));
 }
 
 #[test]
@@ -86,7 +90,7 @@ fn the_cache_compiles_once_and_mends_itself() {
     let first = cache.fetch(&compiler, &source, "sm_80").unwrap();
     let second = cache.fetch(&compiler, &source, "sm_80").unwrap();
     assert!(first.compiled && !second.compiled);
-    assert_eq!(first.cubin, second.cubin);
+    assert_eq!(first.code, second.code);
     let entry = std::fs::read_dir(folder.path().join("kernels")).unwrap().next().unwrap().unwrap().path();
     std::fs::write(&entry, b"damaged").unwrap();
     assert!(cache.fetch(&compiler, &source, "sm_80").unwrap().compiled);

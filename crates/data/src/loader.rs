@@ -67,8 +67,7 @@ pub struct LoaderSpec {
     pub epochs: Option<u64>,
     /// Fills the end of rows; never trained.
     pub pad_id: i32,
-    /// Packed rows are filled up with documents of at most this many tokens in which nothing is trained, so that
-    /// padding is never the longest document of a batch.
+    /// Packed rows are filled up with documents of at most this many tokens in which nothing is trained.
     pub longest_padding: usize,
     /// Micro-batches prepared ahead by a thread; 0: prepared when asked for.
     pub prefetch: usize,

@@ -1,7 +1,7 @@
 //! How an operation becomes an instruction: kernel text with its launch, or one of the instruction
 //! kinds that a backend realises with a library.
 
-use program::{Arch, Arg, AttentionBackward, AttentionForward, Gemm, Machine, TensorRef};
+use program::{Arch, Arg, AttentionForward, Gemm, Machine, TensorRef};
 use tensor::{Attrs, DType};
 
 /// The tensors of one call, with their final layout.
@@ -33,7 +33,6 @@ pub enum Lowered {
     Kernels(Vec<KernelSpec>),
     Gemm(Box<Gemm>),
     AttentionForward(Box<AttentionForward>),
-    AttentionBackward(Box<AttentionBackward>),
 }
 
 /// Whether a block may have 200 KiB of shared memory: the large GPUs from Hopper on.

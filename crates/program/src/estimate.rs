@@ -155,7 +155,7 @@ fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
 pub fn kind_of(step: &Step) -> &str {
     match &step.instruction {
         Instruction::Gemm(_) => "gemm",
-        Instruction::AttentionForward(_) | Instruction::AttentionBackward(_) => "attention",
+        Instruction::AttentionForward(_) => "attention",
         Instruction::Launch(launch) => &launch.op,
         Instruction::Copy { .. } => "copy",
         Instruction::Zero { .. } => "zero",

@@ -109,18 +109,18 @@ pub struct LowRank {
     pub columns: (usize, usize),
 }
 
-/// How the rows of a batch divide into documents, as far as the plan needs to know.
+/// How the rows of a batch divide into documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Documents {
     /// Every row is one document.
     Rows,
-    /// Rows hold documents: at most `count` in the batch, none longer than `longest` tokens.
-    Packed { count: usize, longest: usize },
+    /// Rows hold documents; where they start is data of the batch.
+    Packed,
 }
 
-/// What forward and backward share.
+/// Causal softmax attention over rows of one document each, as a library does it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
+pub struct AttentionForward {
     /// [B, T, heads, head_dim], strided.
     pub q: TensorRef,
     /// [B, T, kv_heads, head_dim], strided.
@@ -130,36 +130,11 @@ pub struct Attention {
     pub o: TensorRef,
     /// f32 [B, heads, T]: log of the sum of the exponentials of a row's scores.
     pub lse: TensorRef,
-    /// i32 [B, T]: where in its row the document of a token starts.
+    /// i32 [B, T], zeros but for padding behind a document.
     pub document_start: TensorRef,
     pub scale: f32,
-    pub documents: Documents,
     /// Planned for the backend's library; the backend checks that it suffices.
     pub scratch: Option<TensorRef>,
-}
-
-impl Attention {
-    fn tensors_mut(&mut self) -> Vec<&mut TensorRef> {
-        let Attention { q, k, v, o, lse, document_start, scratch, scale: _, documents: _ } = self;
-        [q, k, v, o, lse, document_start].into_iter().chain(scratch).collect()
-    }
-}
-
-/// Causal softmax attention inside each document.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionForward {
-    pub shared: Attention,
-}
-
-/// Gradients of [`AttentionForward`] with respect to q, k, v.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionBackward {
-    pub shared: Attention,
-    pub d_o: TensorRef,
-    pub d_q: TensorRef,
-    pub d_k: TensorRef,
-    pub d_v: TensorRef,
-    pub deterministic: bool,
 }
 
 /// A queue of instructions. Each works in order; between them only events keep an order.
@@ -195,7 +170,6 @@ pub enum Instruction {
     Launch(Launch),
     Gemm(Gemm),
     AttentionForward(AttentionForward),
-    AttentionBackward(AttentionBackward),
     /// Element by element, between layouts or types.
     Copy {
         from: TensorRef,
@@ -260,11 +234,7 @@ impl Instruction {
                 let low_rank = g.low_rank.iter().flat_map(|r| [&r.t, &r.b]);
                 [&g.a, &g.b].into_iter().chain(&g.bias).chain(low_rank).collect()
             }
-            Instruction::AttentionForward(a) => vec![&a.shared.q, &a.shared.k, &a.shared.v, &a.shared.document_start],
-            Instruction::AttentionBackward(a) => {
-                let s = &a.shared;
-                vec![&s.q, &s.k, &s.v, &s.o, &s.lse, &s.document_start, &a.d_o]
-            }
+            Instruction::AttentionForward(a) => vec![&a.q, &a.k, &a.v, &a.document_start],
             Instruction::Copy { from, .. } | Instruction::Transfer { from, .. } => vec![from],
             Instruction::Zero { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }
@@ -275,8 +245,7 @@ impl Instruction {
         match self {
             Instruction::Launch(l) => l.outputs.iter().collect(),
             Instruction::Gemm(g) => vec![&g.d],
-            Instruction::AttentionForward(a) => vec![&a.shared.o, &a.shared.lse],
-            Instruction::AttentionBackward(a) => vec![&a.d_q, &a.d_k, &a.d_v],
+            Instruction::AttentionForward(a) => vec![&a.o, &a.lse],
             Instruction::Copy { to, .. } | Instruction::Transfer { to, .. } => vec![to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
@@ -294,11 +263,9 @@ impl Instruction {
                 let low_rank = low_rank.iter_mut().flat_map(|addend| [&mut addend.t, &mut addend.b]);
                 [a, b, d].into_iter().chain(bias).chain(low_rank).collect()
             }
-            Instruction::AttentionForward(AttentionForward { shared }) => shared.tensors_mut(),
-            Instruction::AttentionBackward(AttentionBackward { shared, d_o, d_q, d_k, d_v, deterministic: _ }) => {
-                let mut tensors = shared.tensors_mut();
-                tensors.extend([d_o, d_q, d_k, d_v]);
-                tensors
+            Instruction::AttentionForward(attention) => {
+                let AttentionForward { q, k, v, o, lse, document_start, scratch, scale: _ } = attention;
+                [q, k, v, o, lse, document_start].into_iter().chain(scratch).collect()
             }
             Instruction::Copy { from, to } | Instruction::Transfer { from, to, lane: _ } => vec![from, to],
             Instruction::Zero { at } => vec![at],
@@ -320,8 +287,7 @@ impl Instruction {
     pub fn compute_dtype(&self) -> Option<DType> {
         match self {
             Instruction::Gemm(g) => Some(g.a.dtype),
-            Instruction::AttentionForward(a) => Some(a.shared.q.dtype),
-            Instruction::AttentionBackward(a) => Some(a.shared.q.dtype),
+            Instruction::AttentionForward(a) => Some(a.q.dtype),
             // Arithmetic that counts beside the traffic is that of small products, in the type of the first factor.
             Instruction::Launch(l) => l.inputs.first().map(|input| input.dtype),
             _ => None,

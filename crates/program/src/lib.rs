@@ -23,8 +23,8 @@ pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
-    Arg, Attention, AttentionBackward, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel,
-    KernelCall, KernelId, Lane, Launch, LowRank, Provenance, Step,
+    Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Lane, Launch,
+    LowRank, Provenance, Step,
 };
 pub use known::names as machine_names;
 pub use layout::Layout;

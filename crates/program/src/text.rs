@@ -38,7 +38,6 @@ impl fmt::Display for Step {
                 (format!("gemm {order} {}×{}×{}{flags}", g.m, g.n, g.k), String::new())
             }
             Instruction::AttentionForward(_) => ("attention forward".into(), String::new()),
-            Instruction::AttentionBackward(_) => ("attention backward".into(), String::new()),
             Instruction::Copy { .. } => ("copy".into(), String::new()),
             Instruction::Zero { .. } => ("zero".into(), String::new()),
             Instruction::Transfer { lane, .. } => (format!("transfer {}", lane.name()), String::new()),

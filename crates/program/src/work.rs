@@ -85,8 +85,7 @@ impl Work {
                 let extents = Extents { batch: gemm.batch, m: gemm.m, n: gemm.n, k: gemm.k };
                 Work::Product { cost, dtype, extents, launches: 1 + usize::from(pass), extra }
             }
-            Instruction::AttentionForward(of) => Work::attention(cost, &of.shared.q, false, library(machine), seen),
-            Instruction::AttentionBackward(of) => Work::attention(cost, &of.shared.q, true, library(machine), seen),
+            Instruction::AttentionForward(of) => Work::attention(cost, &of.q, false, library(machine), seen),
             Instruction::Launch(launch) if is_attention(launch) => {
                 let backward = launch.outputs.len() > 2;
                 Work::attention(cost, &launch.inputs[0], backward, realisation(launch, program), seen)

@@ -120,29 +120,23 @@ pub struct FileRecord {
     pub digest: String,
 }
 
-/// A batch shape; `documents` and `longest` only for packed rows.
+/// A batch shape; `packed` only for rows that hold documents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShapeRecord {
     batch: usize,
     seq_len: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    documents: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    packed: Option<bool>,
+    /// How earlier checkpoints say the same.
+    #[serde(skip_serializing)]
     longest: Option<usize>,
 }
 
 impl ShapeRecord {
     fn check(&self) -> std::result::Result<(), String> {
-        let ShapeRecord { batch, seq_len, documents, longest } = self;
+        let ShapeRecord { batch, seq_len, packed: _, longest } = self;
         let tokens = batch.checked_mul(*seq_len).filter(|tokens| (1..=COUNTED as usize).contains(tokens));
-        let packed = match (documents, longest) {
-            (None, None) => true,
-            (Some(count), Some(longest)) => {
-                let most = tokens.map_or(0, usize::next_power_of_two);
-                (1..=most).contains(count) && (1..=*seq_len).contains(longest)
-            }
-            _ => false,
-        };
+        let packed = longest.is_none_or(|longest| (1..=*seq_len).contains(&longest));
         let text = || serde_json::to_string(self).expect("a shape is always representable as JSON");
         if tokens.is_some() && packed { Ok(()) } else { Err(format!("has the shape {}, which no batch has", text())) }
     }
@@ -150,20 +144,15 @@ impl ShapeRecord {
 
 impl From<&Variant> for ShapeRecord {
     fn from(of: &Variant) -> ShapeRecord {
-        let (documents, longest) = match of.documents {
-            Documents::Rows => (None, None),
-            Documents::Packed { count, longest } => (Some(count), Some(longest)),
-        };
-        ShapeRecord { batch: of.batch, seq_len: of.seq_len, documents, longest }
+        let packed = (of.documents == Documents::Packed).then_some(true);
+        ShapeRecord { batch: of.batch, seq_len: of.seq_len, packed, longest: None }
     }
 }
 
 impl From<&ShapeRecord> for Variant {
     fn from(of: &ShapeRecord) -> Variant {
-        let documents = match (of.documents, of.longest) {
-            (Some(count), Some(longest)) => Documents::Packed { count, longest },
-            _ => Documents::Rows,
-        };
+        let packed = of.packed == Some(true) || of.longest.is_some();
+        let documents = if packed { Documents::Packed } else { Documents::Rows };
         Variant { batch: of.batch, seq_len: of.seq_len, documents }
     }
 }
@@ -377,7 +366,7 @@ mod tests {
             model: ModelDigest { config: String::new(), weights: None },
             data: None,
             validation: None,
-            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, documents: None, longest: None }],
+            shapes: vec![ShapeRecord { batch: 1, seq_len: 8, packed: None, longest: None }],
             choices: Choices::new(),
             files: BTreeMap::new(),
         };
@@ -415,6 +404,7 @@ mod tests {
         let check = |text: &str| serde_json::from_str::<ShapeRecord>(text).unwrap().check();
         for text in [
             "{\"batch\": 1, \"seq_len\": 2147483647}",
+            "{\"batch\": 2, \"seq_len\": 64, \"packed\": true}",
             "{\"batch\": 2, \"seq_len\": 64, \"documents\": 128, \"longest\": 64}",
         ] {
             check(text).unwrap();
@@ -423,10 +413,8 @@ mod tests {
             "{\"batch\": 0, \"seq_len\": 64}",
             "{\"batch\": 1, \"seq_len\": 0}",
             "{\"batch\": 4294967296, \"seq_len\": 4294967296}",
-            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 129, \"longest\": 64}",
-            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 0, \"longest\": 64}",
             "{\"batch\": 2, \"seq_len\": 64, \"documents\": 8, \"longest\": 65}",
-            "{\"batch\": 2, \"seq_len\": 64, \"documents\": 8}",
+            "{\"batch\": 2, \"seq_len\": 64, \"longest\": 0}",
         ] {
             assert!(check(text).unwrap_err().contains("which no batch has"), "{text}");
         }
@@ -434,7 +422,7 @@ mod tests {
 
     #[test]
     fn shapes_are_read_as_they_were_written() {
-        for documents in [Documents::Rows, Documents::Packed { count: 8, longest: 64 }] {
+        for documents in [Documents::Rows, Documents::Packed] {
             let variant = Variant { batch: 2, seq_len: 64, documents };
             let text = serde_json::to_string(&ShapeRecord::from(&variant)).unwrap();
             assert_eq!(Variant::from(&serde_json::from_str::<ShapeRecord>(&text).unwrap()), variant);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ops::examples::{Instance, instantiate};
 use ops::{Class, Op};
-use program::{Backend, Instruction, Machine, Program};
+use program::{Backend, Documents, Instruction, Machine, Program};
 use tensor::{DType, HostTensor};
 
 use crate::error::Result;
@@ -15,6 +15,8 @@ use crate::error::Result;
 const F32_LIMIT: f64 = 2e-5;
 /// The same for results stored in bf16: one rounding apart.
 const BF16_LIMIT: f64 = 6e-3;
+/// The same for results stored in f16.
+const F16_LIMIT: f64 = 2e-3;
 /// Share of 8-bit codes that may differ: values on the border between two codes.
 const CODE_LIMIT: f64 = 1e-2;
 
@@ -47,16 +49,18 @@ pub enum Examples {
     OwnKernels,
 }
 
-/// Runs the examples in f32 and bf16 on `backend`.
+/// What stands for the activation type. Attention has kernels for f16 of its own.
+fn dtypes(op: &dyn Op) -> &'static [DType] {
+    if op.class() == Class::Attention { &[DType::F32, DType::BF16, DType::F16] } else { &[DType::F32, DType::BF16] }
+}
+
+/// Runs the examples in f32 and bf16, attention also in f16, on `backend`.
 pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: Examples) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for op in ops::all().iter().filter(|op| !matches!(op.class(), Class::View | Class::Constant)) {
         for (index, example) in op.examples().iter().enumerate() {
-            for dtype in [DType::F32, DType::BF16] {
-                let instance = instantiate(example, *op, dtype, seed);
-                if needs_packed_plan(*op, &instance) {
-                    continue;
-                }
+            for dtype in dtypes(*op) {
+                let instance = instantiate(example, *op, *dtype, seed);
                 let program = program(machine, *op, &instance);
                 if which == Examples::OwnKernels && calls_libraries(&program) {
                     continue;
@@ -64,7 +68,7 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: Example
                 let found = run(backend, program, *op, &instance)?;
                 for (result, (found, expected)) in found.iter().zip(instance.expected()).enumerate() {
                     let (error, limit) = difference(found, &expected);
-                    rows.push(Row { op: op.name(), example: index, dtype, result, error, limit });
+                    rows.push(Row { op: op.name(), example: index, dtype: *dtype, result, error, limit });
                 }
             }
         }
@@ -72,11 +76,13 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: Example
     Ok(rows)
 }
 
-/// Documents inside rows in bf16 need a plan for packed rows, whose statistics a backend may keep in
-/// a layout of its own: forward and backward are then only comparable together, in whole models.
-fn needs_packed_plan(op: &dyn Op, instance: &Instance) -> bool {
+/// How the rows of an attention's example divide: its document_start says so. Other operations know no documents.
+fn documents_of(op: &dyn Op, instance: &Instance) -> Documents {
     let packed = |t: &HostTensor| t.dtype == DType::I32 && t.bytes.iter().any(|b| *b != 0);
-    op.class() == Class::Attention && instance.inputs[0].dtype == DType::BF16 && instance.inputs.iter().any(packed)
+    match op.class() == Class::Attention && instance.inputs.iter().any(packed) {
+        true => Documents::Packed,
+        false => Documents::Rows,
+    }
 }
 
 /// Whether a backend may hand an instruction to a library.
@@ -88,7 +94,7 @@ fn calls_libraries(program: &Program) -> bool {
         | Instruction::Transfer { .. }
         | Instruction::Record { .. }
         | Instruction::Wait { .. } => true,
-        Instruction::Gemm(_) | Instruction::AttentionForward(_) | Instruction::AttentionBackward(_) => false,
+        Instruction::Gemm(_) | Instruction::AttentionForward(_) => false,
     };
     !program.entries.iter().flat_map(|entry| &entry.steps).all(|step| own(&step.instruction))
 }
@@ -96,7 +102,8 @@ fn calls_libraries(program: &Program) -> bool {
 fn program(machine: &Machine, op: &'static dyn Op, instance: &Instance) -> Arc<Program> {
     let typed = |list: &[HostTensor]| list.iter().map(|t| (t.dtype, t.shape.clone())).collect::<Vec<_>>();
     let (inputs, outputs) = (typed(&instance.inputs), typed(&instance.outputs));
-    Arc::new(compiler::compile_call(op, &instance.attrs, &inputs, &outputs, machine))
+    let documents = documents_of(op, instance);
+    Arc::new(compiler::compile_call(op, &instance.attrs, &inputs, &outputs, machine, documents))
 }
 
 fn run(
@@ -145,7 +152,11 @@ fn difference(found: &HostTensor, expected: &HostTensor) -> (f64, f64) {
     let deviation = |(a, b): (&f64, &f64)| if !b.is_finite() && same(*a, *b) { 0.0 } else { a - b };
     let size = norm(&mut b.iter().copied().filter(|b| b.is_finite()));
     let error = norm(&mut a.iter().zip(&b).map(deviation)) / size.max(1e-30);
-    let limit = if expected.dtype == DType::F32 { F32_LIMIT } else { BF16_LIMIT };
+    let limit = match expected.dtype {
+        DType::F32 => F32_LIMIT,
+        DType::F16 => F16_LIMIT,
+        _ => BF16_LIMIT,
+    };
     (error, limit)
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use compiler::{CompileError, CompileOptions};
 use data::Batch;
-use program::{Arch, ArenaKind, Choices, Documents, EntryKind, Machine, Program, Reading, Session, TensorRef, Variant};
+use program::{ArenaKind, Choices, Documents, EntryKind, Program, Reading, Session, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
@@ -77,7 +77,7 @@ impl Engine {
 
     /// The shape of a batch as the compiler is asked for it.
     pub fn variant_of(&self, batch: &Batch, one_per_row: bool) -> Variant {
-        variant_of(&self.device.machine, batch, one_per_row)
+        variant_of(batch, one_per_row)
     }
 
     /// Whether batches of the wanted shape run without compiling.
@@ -262,17 +262,13 @@ impl Engine {
     }
 }
 
-/// The shape of a batch as the compiler is asked for it on a machine. `one_per_row`: what follows
-/// the document of a row is padding, which may see it.
-pub fn variant_of(machine: &Machine, batch: &Batch, one_per_row: bool) -> Variant {
+/// The shape of a batch as the compiler is asked for it. `one_per_row`: what follows the document of a row is
+/// padding, which may see it.
+pub fn variant_of(batch: &Batch, one_per_row: bool) -> Variant {
     let (rows, length) = (batch.batch, batch.seq_len);
-    let documents = if one_per_row || batch.document_start.iter().all(|start| *start == 0) {
-        Documents::Rows
-    } else if machine.arch == Arch::Cpu {
-        Documents::Packed { count: rows * length, longest: length }
-    } else {
-        let count = count_documents(batch).next_power_of_two().min(rows * length);
-        Documents::Packed { count, longest: bucket_of(longest_document(batch), length) }
+    let documents = match one_per_row || batch.document_start.iter().all(|start| *start == 0) {
+        true => Documents::Rows,
+        false => Documents::Packed,
     };
     Variant { batch: rows, seq_len: length, documents }
 }
@@ -292,36 +288,10 @@ fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
     options
 }
 
-/// Documents of a batch, padding counted as one.
-pub fn count_documents(batch: &Batch) -> usize {
-    let starts = |row: &[i32]| row.iter().enumerate().filter(|(t, start)| **start as usize == *t).count();
-    batch.document_start.chunks(batch.seq_len.max(1)).map(starts).sum()
-}
-
-/// Tokens of the longest document of a batch, padding included.
-fn longest_document(batch: &Batch) -> usize {
-    let rows = batch.document_start.chunks(batch.seq_len.max(1));
-    rows.flat_map(|row| row.chunk_by(|a, b| a == b).map(<[i32]>::len)).max().unwrap_or(0)
-}
-
-/// Fewest tokens that attention over packed documents is compiled for.
-const SHORTEST_BUCKET: usize = 128;
-
-/// The length that documents of up to `longest` tokens are compiled for, in rows of `row` tokens: few
-/// lengths, so that batches rarely bring a new one.
-pub fn bucket_of(longest: usize, row: usize) -> usize {
-    longest.next_power_of_two().max(SHORTEST_BUCKET).min(row)
-}
-
 /// Whether a program for `known` takes batches of `wanted`.
 fn fits(known: &Variant, wanted: &Variant) -> bool {
-    let documents = match (known.documents, wanted.documents) {
-        (Documents::Rows, Documents::Rows) => true,
-        (Documents::Packed { count, longest }, Documents::Packed { count: n, longest: l }) => {
-            n <= count && l <= longest
-        }
-        _ => false,
-    };
+    // Packed rows say where their documents start, one or many.
+    let documents = known.documents != Documents::Rows || wanted.documents == Documents::Rows;
     (known.batch, known.seq_len) == (wanted.batch, wanted.seq_len) && documents
 }
 
@@ -342,17 +312,17 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_packed_variant_serves_smaller_batches() {
-        let packed = |count, longest| variant(2, Documents::Packed { count, longest });
-        assert!(fits(&packed(8, 8), &packed(4, 8)));
-        assert!(!fits(&packed(4, 8), &packed(8, 8)));
-        assert!(!fits(&packed(8, 8), &variant(2, Documents::Rows)));
-        assert!(!fits(&variant(1, Documents::Rows), &variant(2, Documents::Rows)));
+    fn one_packed_shape_serves_every_packing() {
+        let (packed, rows) = (variant(2, Documents::Packed), variant(2, Documents::Rows));
+        assert!(fits(&packed, &packed) && fits(&packed, &rows));
+        assert!(!fits(&rows, &packed));
+        assert!(!fits(&variant(1, Documents::Rows), &rows));
     }
 
     #[test]
-    fn documents_are_counted_by_their_starts() {
+    fn what_follows_the_document_of_a_row_is_no_document_where_rows_hold_one() {
         let batch = Batch::from_labels(2, 4, vec![1; 8], &[1; 8], Some(vec![0, 1, 0, 1, 0, 0, 0, 1]), None).unwrap();
-        assert_eq!(count_documents(&batch), 5);
+        assert_eq!(variant_of(&batch, false).documents, Documents::Packed);
+        assert_eq!(variant_of(&batch, true).documents, Documents::Rows);
     }
 }

@@ -6,12 +6,11 @@ mod check;
 
 use data::show::ShownRow;
 use data::{Batch, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Tokenizer};
-use program::{Arch, Documents, Machine, Variant};
+use program::{Documents, Variant};
 
 use crate::checkpoint::DataDigest;
 use crate::config::{Config, Side};
 use crate::encoded::{Encoded, workers};
-use crate::engine::{bucket_of, count_documents};
 use crate::error::{Result, TrainError};
 use crate::plan::Plan;
 use crate::source::ModelSource;
@@ -19,8 +18,11 @@ use crate::source::ModelSource;
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
 
-/// Batches that are looked at to learn how many documents one holds.
+/// Batches that are looked at to learn what the data are like.
 const COUNTED_BATCHES: usize = 64;
+
+/// Packed rows are filled up with documents of at most so many tokens: attention over them costs little.
+const LONGEST_PADDING: usize = 128;
 
 /// Row lengths of unpacked batches: these parts of the longest, so that few shapes are compiled.
 const LENGTH_PARTS: [f64; 3] = [0.25, 0.5, 1.0];
@@ -49,7 +51,6 @@ impl Feed {
         let layout = layout(config, &[&train, &held_out], sequence_len);
         let batch_size = config.training.per_device_train_batch_size as usize;
         let row = row_length(&layout, sequence_len, batch_size);
-        let longest = bucket_of(train.longest().max(held_out.longest()), row);
         let train_spec = LoaderSpec {
             batch_size,
             share: Share::WHOLE,
@@ -63,7 +64,7 @@ impl Feed {
             seed: config.data.train_seed,
             epochs: Some(u64::from(config.run.num_epochs)),
             pad_id,
-            longest_padding: longest,
+            longest_padding: LONGEST_PADDING,
             prefetch: if workers == 0 { 0 } else { PREFETCH },
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
@@ -79,45 +80,19 @@ impl Feed {
         Ok(Feed { train, train_extent, documents, spec, validation, encoded, one_per_row })
     }
 
-    /// The shapes of the batches, as far as they are known before the first. On a GPU the plan
-    /// depends on how many documents a batch holds: the first batches are counted, with room above.
-    pub fn variants(&self, machine: &Machine) -> Result<Vec<Variant>> {
+    /// The shapes of the batches, as far as they are known before the first.
+    pub fn variants(&self) -> Vec<Variant> {
+        let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents };
         let batch = self.spec.batch_size;
         // Padding in front of a document, or a document behind another, are told apart by their starts.
-        let several = |batch: usize, seq_len: usize, most: usize| {
-            let count = if machine.arch == Arch::Cpu { batch * seq_len } else { most.next_power_of_two() };
-            let count = count.min(batch * seq_len);
-            Variant { batch, seq_len, documents: Documents::Packed { count, longest: seq_len } }
-        };
         match &self.spec.layout {
             Layout::Padded(lengths) if self.one_per_row => {
-                let variant = |seq_len: &usize| Variant { batch, seq_len: *seq_len, documents: Documents::Rows };
-                return Ok(lengths.iter().map(variant).collect());
+                lengths.iter().map(|&n| shape(batch, n, Documents::Rows)).collect()
             }
-            Layout::Padded(lengths) => return Ok(lengths.iter().map(|&n| several(batch, n, 2 * batch)).collect()),
-            Layout::Joined(lengths) => return Ok(lengths.iter().map(|&n| several(1, n, batch + 1)).collect()),
-            Layout::Packed => {}
+            Layout::Padded(lengths) => lengths.iter().map(|&n| shape(batch, n, Documents::Packed)).collect(),
+            Layout::Joined(lengths) => lengths.iter().map(|&n| shape(1, n, Documents::Packed)).collect(),
+            Layout::Packed => vec![shape(batch, self.spec.seq_len, Documents::Packed)],
         }
-        let seq_len = self.spec.seq_len;
-        let most = batch * seq_len;
-        let (count, longest) = match machine.arch {
-            Arch::Cpu => (most, seq_len),
-            // Padding is no longer than the longest document either.
-            _ => (self.count_documents()?.min(most), self.spec.longest_padding),
-        };
-        Ok(vec![Variant { batch, seq_len, documents: Documents::Packed { count, longest } }])
-    }
-
-    /// Documents of a packed batch, by the first batches of the data.
-    fn count_documents(&self) -> Result<usize> {
-        let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
-        let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
-        let batches =
-            loader.take(COUNTED_BATCHES).chain(self.validation()?.into_iter().flatten().take(COUNTED_BATCHES));
-        let counts = batches.map(|batch| batch.map(|batch| count_documents(&batch)));
-        let counts = counts.collect::<std::result::Result<Vec<_>, _>>().map_err(TrainError::Data)?;
-        let most = counts.into_iter().max().unwrap_or(1);
-        Ok((most + most / 4).next_power_of_two())
     }
 
     /// The lengths of the first batches' rows, and the tokens of documents in one.

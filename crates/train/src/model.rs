@@ -143,7 +143,7 @@ impl Model {
     }
 
     fn start(&self, options: &CompileOptions, batch: &Batch) -> Result<Engine> {
-        let first = crate::engine::variant_of(&self.device.machine, batch, false);
+        let first = crate::engine::variant_of(batch, false);
         let options = CompileOptions { variants: vec![first], ..options.clone() };
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let program = engine.program().clone();

@@ -135,7 +135,7 @@ impl Trainer {
         let mut variants: Vec<Variant> = state.shapes.iter().map(Variant::from).collect();
         if variants.iter().any(|variant| variant.batch != rows) {
             variants = match &self.feed {
-                Some(feed) => feed.variants(&self.device.machine)?,
+                Some(feed) => feed.variants(),
                 None => variants,
             };
         }
@@ -199,7 +199,7 @@ impl Trainer {
     /// The shapes of the run's batches; `None` without data.
     pub(crate) fn shapes(&mut self) -> Result<Option<Shapes>> {
         if let (None, Some(feed)) = (&self.shapes, &self.feed) {
-            self.shapes = Some(Shapes::of_feed(&self.config, &self.device.machine, feed)?);
+            self.shapes = Some(Shapes::of_feed(&self.config, feed)?);
         }
         Ok(self.shapes.clone())
     }
@@ -235,8 +235,8 @@ impl Trainer {
     pub(crate) fn engine_for(&mut self, batch: &Batch, one_per_row: bool) -> Result<&mut Engine> {
         if self.engine.is_none() {
             let variants = match &self.feed {
-                Some(feed) => feed.variants(&self.device.machine)?,
-                None => vec![variant_of(&self.device.machine, batch, one_per_row)],
+                Some(feed) => feed.variants(),
+                None => vec![variant_of(batch, one_per_row)],
             };
             self.startup_phase("folders");
             let engine = self.start(variants, None)?;

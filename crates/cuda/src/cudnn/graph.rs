@@ -44,17 +44,11 @@ pub(super) struct Tensor {
     pub data_type: u32,
     pub dims: Dims,
     pub strides: Dims,
-    /// Offsets of the batch's entries in elements: a ragged tensor.
-    pub ragged: Option<Node>,
 }
 
 impl Tensor {
     pub fn new(data_type: u32, dims: Dims, strides: Dims) -> Tensor {
-        Tensor { data_type, dims, strides, ragged: None }
-    }
-
-    pub fn ragged(self, offsets: Option<Node>) -> Tensor {
-        Tensor { ragged: offsets, ..self }
+        Tensor { data_type, dims, strides }
     }
 }
 
@@ -120,7 +114,7 @@ impl Graph {
 
     fn tensor(&mut self, id: i64, tensor: Tensor, inside: bool, by_value: bool) -> Result<Node> {
         self.describe(format_args!("tensor {id} {tensor:?} inside {inside} by value {by_value}"));
-        let mut d = Descriptor::new(&self.cudnn, kind::TENSOR)?
+        let d = Descriptor::new(&self.cudnn, kind::TENSOR)?
             .data_type(at::TENSOR_DATA_TYPE, tensor.data_type)?
             .int64(at::TENSOR_DIMENSIONS, &tensor.dims)?
             .int64(at::TENSOR_STRIDES, &tensor.strides)?
@@ -128,9 +122,6 @@ impl Graph {
             .int64(at::TENSOR_BYTE_ALIGNMENT, &[16])?
             .flag(at::TENSOR_IS_VIRTUAL, inside)?
             .flag(at::TENSOR_IS_BY_VALUE, by_value)?;
-        if let Some(offsets) = tensor.ragged {
-            d = d.descriptor(at::TENSOR_RAGGED_OFFSET_DESC, &self.tensors[offsets.0])?;
-        }
         self.tensors.push(d.finalise("a tensor")?);
         self.shapes.push((tensor.dims, tensor.strides));
         Ok(Node(self.tensors.len() - 1))
@@ -231,38 +222,19 @@ impl Graph {
         Ok(())
     }
 
-    /// c = a·b over the last two axes, f32 accumulation. `extents`: per batch entry the real m, n
-    /// and k, where they are smaller than the tensors'.
-    pub fn matmul(&mut self, a: Node, b: Node, c: Node, extents: [Option<Node>; 3]) -> Result<()> {
-        self.describe(format_args!("matmul {a:?} {b:?} to {c:?} of {extents:?}"));
+    /// c = a·b over the last two axes, f32 accumulation.
+    pub fn matmul(&mut self, a: Node, b: Node, c: Node) -> Result<()> {
+        self.describe(format_args!("matmul {a:?} {b:?} to {c:?}"));
         let m = Descriptor::new(&self.cudnn, kind::MATMUL)?
             .data_type(at::MATMUL_COMP_TYPE, data_type::FLOAT)?
             .finalise("a matmul kind")?;
-        let mut o = Descriptor::new(&self.cudnn, kind::OPERATION_MATMUL)?
+        let o = Descriptor::new(&self.cudnn, kind::OPERATION_MATMUL)?
             .descriptor(at::OPERATION_MATMUL_ADESC, &self.tensors[a.0])?
             .descriptor(at::OPERATION_MATMUL_BDESC, &self.tensors[b.0])?
             .descriptor(at::OPERATION_MATMUL_CDESC, &self.tensors[c.0])?
             .descriptor(at::OPERATION_MATMUL_DESC, &m)?;
-        let attributes =
-            [at::OPERATION_MATMUL_M_OVERRIDE, at::OPERATION_MATMUL_N_OVERRIDE, at::OPERATION_MATMUL_K_OVERRIDE];
-        for (attribute, extent) in attributes.into_iter().zip(extents) {
-            if let Some(extent) = extent {
-                o = o.descriptor(attribute, &self.tensors[extent.0])?;
-            }
-        }
         self.operations.push(o.finalise("a matmul")?);
         Ok(())
-    }
-
-    /// The same elements seen with other extents and strides, inside the plan.
-    pub fn reshape(&mut self, x: Node, tensor: Tensor) -> Result<Node> {
-        let y = self.inside(tensor)?;
-        self.describe(format_args!("reshape {x:?} to {y:?}"));
-        let o = Descriptor::new(&self.cudnn, kind::OPERATION_RESHAPE)?
-            .descriptor(at::OPERATION_RESHAPE_XDESC, &self.tensors[x.0])?
-            .descriptor(at::OPERATION_RESHAPE_YDESC, &self.tensors[y.0])?;
-        self.operations.push(o.finalise("a reshape")?);
-        Ok(y)
     }
 
     /// The stored plan, or one compiled with the first engine of the heuristic that accepts the graph,

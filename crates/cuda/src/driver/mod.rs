@@ -18,6 +18,7 @@ pub use stream::{Event, Stream};
 pub use tensor_map::Described;
 
 use crate::error::{Error, Result};
+use crate::library::ARCHITECTURE_VARIABLE;
 use crate::sys::driver::{self as sys, DriverTable};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
@@ -90,7 +91,34 @@ impl Architecture {
     pub fn target(self) -> String {
         self.to_string()
     }
+
+    /// The same without its own instructions: PTX that the driver translates for later GPUs.
+    pub fn virtual_target(self) -> String {
+        format!("compute_{}{}", self.major, self.minor)
+    }
+
+    /// What `text` names, such as `sm_80`, for a GPU of this architecture. None of a later one, and nothing older than
+    /// what kernels are written for.
+    fn in_place(self, text: &str) -> Result<Architecture> {
+        let digits = text.strip_prefix("sm_").map(|rest| rest.strip_suffix('a').unwrap_or(rest)).unwrap_or_default();
+        let number = digits.parse::<u32>().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
+        let refused = |reason: String| Error::Unsupported {
+            what: format!("{ARCHITECTURE_VARIABLE}={text}"),
+            reason,
+            context: String::new(),
+        };
+        let named = number.filter(|n| *n >= OLDEST).map(|n| Architecture { major: n / 10, minor: n % 10 });
+        let named =
+            named.ok_or_else(|| refused(format!("expected an architecture from sm_{OLDEST} on, such as sm_80")))?;
+        match (named.major, named.minor) <= (self.major, self.minor) {
+            true => Ok(named),
+            false => Err(refused(format!("this GPU is {self}, which does not run code of later ones"))),
+        }
+    }
 }
+
+/// The oldest architecture that kernels are written for.
+const OLDEST: u32 = 80;
 
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,7 +130,9 @@ impl fmt::Display for Architecture {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
     pub name: String,
+    /// What kernels are chosen and compiled for: the device's own, or an older one that was asked for.
     pub architecture: Architecture,
+    pub of_device: Architecture,
     pub multiprocessors: u32,
     /// Bytes.
     pub memory: usize,
@@ -137,8 +167,9 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Retains the primary context of GPU `ordinal` and binds it to this thread.
-    pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Arc<Device>> {
+    /// Retains the primary context of GPU `ordinal` and binds it to this thread. `architecture`: what kernels are made
+    /// for in place of the GPU's own.
+    pub fn open(driver: &Arc<Driver>, ordinal: usize, architecture: Option<&str>) -> Result<Arc<Device>> {
         let count = driver.device_count()?;
         if ordinal >= count {
             return Err(Error::Unsupported {
@@ -151,7 +182,7 @@ impl Device {
         let t = &driver.table;
         // SAFETY: both pointers are to live locals.
         driver.check("cuDeviceGet", unsafe { (t.cuDeviceGet)(&mut raw, ordinal as c_int) })?;
-        let properties = properties(driver, raw)?;
+        let properties = properties(driver, raw, architecture)?;
         // SAFETY: as above; the context is released on drop.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (t.cuDevicePrimaryCtxRetain)(&mut context, raw) })?;
         let device = Device { driver: driver.clone(), ordinal: raw, context, properties };
@@ -160,12 +191,12 @@ impl Device {
     }
 
     /// What GPU `ordinal` is, without opening it.
-    pub fn properties(driver: &Driver, ordinal: usize) -> Result<Properties> {
+    pub fn properties(driver: &Driver, ordinal: usize, architecture: Option<&str>) -> Result<Properties> {
         let mut raw = 0;
         // SAFETY: the pointer is to a live local.
         let status = unsafe { (driver.table.cuDeviceGet)(&mut raw, ordinal as c_int) };
         driver.check("cuDeviceGet", status)?;
-        properties(driver, raw)
+        properties(driver, raw, architecture)
     }
 
     /// Where GPU `ordinal` is on the bus, such as `0000:01:00.0`: the name that other libraries know it by.
@@ -211,7 +242,7 @@ impl Drop for Device {
     }
 }
 
-fn properties(driver: &Driver, device: c_int) -> Result<Properties> {
+fn properties(driver: &Driver, device: c_int, architecture: Option<&str>) -> Result<Properties> {
     let t = &driver.table;
     let attribute = |which: u32| -> Result<u32> {
         let mut value = 0;
@@ -230,12 +261,14 @@ fn properties(driver: &Driver, device: c_int) -> Result<Properties> {
     driver.check("cuDeviceTotalMem", unsafe { (t.cuDeviceTotalMem_v2)(&mut memory, device) })?;
     let memory_clock = attribute(sys::attribute::MEMORY_CLOCK_RATE_KHZ).unwrap_or(0) as f64 * 1e3;
     let bus_bytes = attribute(sys::attribute::GLOBAL_MEMORY_BUS_WIDTH_BITS).unwrap_or(0) as f64 / 8.0;
+    let of_device = Architecture {
+        major: attribute(sys::attribute::COMPUTE_CAPABILITY_MAJOR)?,
+        minor: attribute(sys::attribute::COMPUTE_CAPABILITY_MINOR)?,
+    };
     Ok(Properties {
         name,
-        architecture: Architecture {
-            major: attribute(sys::attribute::COMPUTE_CAPABILITY_MAJOR)?,
-            minor: attribute(sys::attribute::COMPUTE_CAPABILITY_MINOR)?,
-        },
+        architecture: architecture.map_or(Ok(of_device), |text| of_device.in_place(text))?,
+        of_device,
         multiprocessors: attribute(sys::attribute::MULTIPROCESSOR_COUNT)?,
         memory,
         l2_cache: attribute(sys::attribute::L2_CACHE_SIZE)? as usize,
@@ -257,5 +290,19 @@ mod tests {
         assert_eq!(target(9, 0), "sm_90a");
         assert_eq!(target(10, 3), "sm_103a");
         assert_eq!(target(12, 0), "sm_120a");
+    }
+
+    #[test]
+    fn an_older_architecture_may_stand_in_for_the_gpus() {
+        let hopper = Architecture { major: 9, minor: 0 };
+        let ampere = hopper.in_place("sm_80").unwrap();
+        assert_eq!((ampere.target(), ampere.virtual_target()), ("sm_80".into(), "compute_80".into()));
+        assert_eq!(hopper.in_place("sm_90a").unwrap(), hopper);
+        let refused = |text: &str| hopper.in_place(text).unwrap_err().to_string();
+        assert!(refused("sm_100a").contains("does not run code of later ones"), "{}", refused("sm_100a"));
+        for wrong in ["80", "sm_75", "sm_", "ampere", "sm_8x", "sm_+80"] {
+            assert!(refused(wrong).contains(&format!("SUROGATE_CUDA_ARCH={wrong}")), "{}", refused(wrong));
+            assert!(refused(wrong).contains("such as sm_80"), "{}", refused(wrong));
+        }
     }
 }

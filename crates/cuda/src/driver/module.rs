@@ -7,7 +7,7 @@ use crate::sys::driver as sys;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
-/// A CUBIN loaded into a context; unloaded when the last of its functions is dropped.
+/// Code loaded into a context; unloaded when the last of its functions is dropped.
 pub struct Module {
     device: Arc<Device>,
     raw: sys::Module,
@@ -19,11 +19,11 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads machine code of this device's architecture.
-    pub fn new(device: &Arc<Device>, cubin: &[u8]) -> Result<Arc<Module>> {
+    /// Loads machine code of this device's architecture, or PTX with a NUL at its end, which the driver translates.
+    pub fn new(device: &Arc<Device>, code: &[u8]) -> Result<Arc<Module>> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a CUBIN is an ELF file and carries its own length; the driver copies it.
-        let status = unsafe { (device.table().cuModuleLoadData)(&mut raw, cubin.as_ptr().cast()) };
+        // SAFETY: a CUBIN is an ELF file and carries its own length, PTX is terminated; the driver copies either.
+        let status = unsafe { (device.table().cuModuleLoadData)(&mut raw, code.as_ptr().cast()) };
         device.check("cuModuleLoadData", status)?;
         Ok(Arc::new(Module { device: device.clone(), raw }))
     }

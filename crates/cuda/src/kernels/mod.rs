@@ -1,4 +1,4 @@
-//! The backend's own device code: layout changes, document offsets, low-rank addends and Hopper's products. Operations'
+//! The backend's own device code: layout changes, low-rank addends and Hopper's products. Operations'
 //! kernels come with the program; these realise instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
@@ -33,14 +33,6 @@ impl OwnKernel {
 pub fn strided(from: &'static str, to: &'static str) -> OwnKernel {
     let defines = [("FROM", from.to_owned()), ("TO", to.to_owned())];
     OwnKernel::new("strided.cu", include_str!("strided.cu"), &[NUMBER], &defines)
-}
-
-/// `rows` rows of `length` tokens, at most `slots` documents of at most `longest` tokens, offsets in
-/// `units` different units.
-pub fn documents(rows: usize, length: usize, slots: usize, longest: usize, units: usize) -> OwnKernel {
-    let defines = [("ROWS", rows), ("LENGTH", length), ("SLOTS", slots), ("LONGEST", longest), ("UNITS", units)];
-    let defines = defines.map(|(name, value)| (name, value.to_string()));
-    OwnKernel::new("documents.cu", include_str!("documents.cu"), &[], &defines)
 }
 
 /// One of several addends onto columns of a matrix.
@@ -139,7 +131,7 @@ const PRODUCT: &str = include_str!("product.cu");
 
 /// Every translation unit for any architecture in a few typical variants: what a build without a GPU compiles.
 pub fn samples() -> Vec<OwnKernel> {
-    let mut kernels = vec![documents(2, 64, 16, 40, 3)];
+    let mut kernels = vec![];
     for (from, to) in [("float", "bf16"), ("bf16", "float"), ("f16", "float"), ("bf16", "bf16"), ("int", "int")] {
         kernels.push(strided(from, to));
     }

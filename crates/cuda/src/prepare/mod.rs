@@ -54,8 +54,7 @@ impl Planned {
         Ok(match instruction {
             Instruction::Launch(launch) => Planned::Launches(launch::prepare(p, launch)?),
             Instruction::Gemm(gemm) => Planned::Product(product::plan(p, gemm)?),
-            Instruction::AttentionForward(a) => Planned::Attention(Box::new(attention::plan_forward(p, a)?)),
-            Instruction::AttentionBackward(a) => Planned::Attention(Box::new(attention::plan_backward(p, a)?)),
+            Instruction::AttentionForward(a) => Planned::Attention(Box::new(attention::plan(p, a)?)),
             Instruction::Copy { from, to } => Planned::Strided(strided::copy(p, from, to)?),
             Instruction::Zero { at } => Planned::Strided(strided::zero(p, at)?),
             Instruction::Transfer { from, to, lane } => Planned::Lane(transfer::transfer(p, from, to, *lane)),

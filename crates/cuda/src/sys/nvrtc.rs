@@ -21,6 +21,8 @@ function_table! {
     nvrtcCompileProgram(Program, c_int, *const *const c_char) -> Status;
     nvrtcGetCUBINSize(Program, *mut usize) -> Status;
     nvrtcGetCUBIN(Program, *mut c_char) -> Status;
+    nvrtcGetPTXSize(Program, *mut usize) -> Status;
+    nvrtcGetPTX(Program, *mut c_char) -> Status;
     nvrtcGetProgramLogSize(Program, *mut usize) -> Status;
     nvrtcGetProgramLog(Program, *mut c_char) -> Status;
 }

@@ -1,8 +1,8 @@
 //! Host arithmetic in f64 that the device is compared with, and programs built by hand.
 
 use program::{
-    Arch, Arena, ArenaId, ArenaKind, Attention, AttentionBackward, AttentionForward, Cost, Documents, Entry, EntryKind,
-    Instruction, Kernel, Machine, Program, Provenance, Session, Step, TensorRef,
+    Arch, Arena, ArenaId, ArenaKind, AttentionForward, Cost, Entry, EntryKind, Instruction, Kernel, Machine, Program,
+    Provenance, Session, Step, TensorRef,
 };
 use std::sync::Arc;
 use tensor::{DType, HostTensor};
@@ -109,12 +109,9 @@ pub struct Case {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Per row, the lengths of its documents; empty: every row is one.
-    pub documents: Vec<Vec<usize>>,
-    pub deterministic: bool,
-    /// v and dv lie in merged q|k|v buffers.
+    /// v lies in a merged q|k|v buffer.
     pub merged: bool,
-    /// Bytes that both passes may use.
+    /// Bytes that the pass may use.
     pub scratch: usize,
 }
 
@@ -123,11 +120,9 @@ pub struct AttentionTensors {
     pub k: TensorRef,
     pub v: TensorRef,
     pub o: TensorRef,
-    pub start: TensorRef,
-    pub d_o: TensorRef,
-    pub gradients: [TensorRef; 3],
-    /// The buffers behind v and dv.
-    pub merged: [TensorRef; 2],
+    pub lse: TensorRef,
+    /// The buffer behind v.
+    pub merged: TensorRef,
 }
 
 impl Case {
@@ -135,116 +130,61 @@ impl Case {
         0.7 / (self.head_dim as f32).sqrt()
     }
 
-    pub fn starts(&self) -> Vec<i32> {
-        let whole = vec![vec![self.length]; self.rows];
-        let documents = if self.documents.is_empty() { &whole } else { &self.documents };
-        let mut starts = vec![];
-        for row in documents {
-            let mut at = 0;
-            for length in row {
-                starts.extend(std::iter::repeat_n(at as i32, *length));
-                at += length;
-            }
-            assert_eq!(at, self.length, "the documents of a row fill it");
-        }
-        starts
-    }
-
-    /// Two slots more than there are documents.
-    fn plan(&self) -> Documents {
-        if self.documents.is_empty() {
-            return Documents::Rows;
-        }
-        let lengths: Vec<usize> = self.documents.iter().flatten().copied().collect();
-        Documents::Packed { count: lengths.len() + 2, longest: lengths.into_iter().max().unwrap() }
-    }
-
-    /// Forward and backward over a fresh layout.
-    pub fn instructions(&self, layout: &mut Layout) -> (AttentionTensors, Vec<Instruction>) {
+    /// The forward pass over a fresh layout.
+    pub fn instruction(&self, layout: &mut Layout) -> (AttentionTensors, Instruction) {
         let (b, t, d) = (self.rows, self.length, self.head_dim);
-        let queries = [b, t, self.heads, d];
-        let keys = [b, t, self.kv_heads, d];
+        let (queries, keys) = ([b, t, self.heads, d], [b, t, self.kv_heads, d]);
         let width = (self.heads + 2 * self.kv_heads) * d;
-        let value = |layout: &mut Layout| {
-            if !self.merged {
-                let at = layout.place(self.dtype, &keys);
-                return (at.clone(), at);
-            }
+        let (v, merged) = if self.merged {
             let buffer = layout.place(self.dtype, &[b, t, width]);
             let offset = buffer.offset + (self.heads + self.kv_heads) * d * self.dtype.size();
             let strides = vec![t * width, width, d, 1];
             (TensorRef { offset, shape: keys.to_vec(), strides, ..buffer.clone() }, buffer)
+        } else {
+            let at = layout.place(self.dtype, &keys);
+            (at.clone(), at)
         };
-        let (v, v_buffer) = value(layout);
-        let (d_v, d_v_buffer) = value(layout);
         let tensors = AttentionTensors {
             q: layout.place(self.dtype, &queries),
             k: layout.place(self.dtype, &keys),
             v,
             o: layout.place(self.dtype, &queries),
-            start: layout.place(DType::I32, &[b, t]),
-            d_o: layout.place(self.dtype, &queries),
-            gradients: [layout.place(self.dtype, &queries), layout.place(self.dtype, &keys), d_v],
-            merged: [v_buffer, d_v_buffer],
+            lse: layout.place(DType::F32, &[b, self.heads, t]),
+            merged,
         };
-        let shared = Attention {
+        let instruction = AttentionForward {
             q: tensors.q.clone(),
             k: tensors.k.clone(),
             v: tensors.v.clone(),
             o: tensors.o.clone(),
-            lse: layout.place(DType::F32, &[b, self.heads, t]),
-            document_start: tensors.start.clone(),
+            lse: tensors.lse.clone(),
+            document_start: layout.place(DType::I32, &[b, t]),
             scale: self.scale(),
-            documents: self.plan(),
             scratch: (self.scratch > 0).then(|| layout.place(DType::U8, &[self.scratch])),
         };
-        let [d_q, d_k, d_v] = tensors.gradients.clone();
-        let backward = AttentionBackward {
-            shared: shared.clone(),
-            d_o: tensors.d_o.clone(),
-            d_q,
-            d_k,
-            d_v,
-            deterministic: self.deterministic,
-        };
-        let instructions =
-            vec![Instruction::AttentionForward(AttentionForward { shared }), Instruction::AttentionBackward(backward)];
-        (tensors, instructions)
+        (tensors, Instruction::AttentionForward(instruction))
     }
 
-    /// o, dq, dk, dv in f64.
-    pub fn expected(&self, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> [Vec<f64>; 4] {
+    /// o and lse in f64.
+    pub fn expected(&self, q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 2] {
         let (t, d, groups) = (self.length, self.head_dim, self.heads / self.kv_heads);
-        let starts = self.starts();
-        let scale = self.scale() as f64;
         let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(a, b)| a * b).sum::<f64>();
-        let [mut o, mut dq, mut dk, mut dv] =
-            [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]];
-        for (token, start) in starts.iter().enumerate() {
-            let (row, i) = (token / t, token % t);
-            let first = *start as usize;
-            for head in 0..self.heads {
-                let at = (token * self.heads + head) * d;
-                let key = |j: usize| ((row * t + j) * self.kv_heads + head / groups) * d;
-                let scores: Vec<f64> =
-                    (first..=i).map(|j| scale * dot(&q[at..at + d], &k[key(j)..key(j) + d])).collect();
-                let highest = scores.iter().fold(f64::MIN, |a, b| a.max(*b));
-                let sum: f64 = scores.iter().map(|s| (s - highest).exp()).sum();
-                let weights: Vec<f64> = scores.iter().map(|s| (s - highest).exp() / sum).collect();
-                for (j, p) in (first..=i).zip(&weights) {
-                    (0..d).for_each(|c| o[at + c] += p * v[key(j) + c]);
-                }
-                let delta = dot(&d_o[at..at + d], &o[at..at + d]);
-                for (j, p) in (first..=i).zip(&weights) {
-                    let ds = p * (dot(&d_o[at..at + d], &v[key(j)..key(j) + d]) - delta) * scale;
-                    for c in 0..d {
-                        dq[at + c] += ds * k[key(j) + c];
-                        dk[key(j) + c] += ds * q[at + c];
-                        dv[key(j) + c] += p * d_o[at + c];
-                    }
-                }
+        let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; self.rows * self.heads * t]);
+        for (row, i, head) in
+            (0..self.rows * t * self.heads).map(|n| (n / self.heads / t, n / self.heads % t, n % self.heads))
+        {
+            let at = ((row * t + i) * self.heads + head) * d;
+            let key = |j: usize| ((row * t + j) * self.kv_heads + head / groups) * d;
+            let score = |j: usize| self.scale() as f64 * dot(&q[at..at + d], &k[key(j)..key(j) + d]);
+            let scores: Vec<f64> = (0..=i).map(score).collect();
+            let highest = scores.iter().fold(f64::MIN, |a, b| a.max(*b));
+            let sum: f64 = scores.iter().map(|s| (s - highest).exp()).sum();
+            lse[(row * self.heads + head) * t + i] = highest + sum.ln();
+            for (j, s) in scores.iter().enumerate() {
+                let p = (s - highest).exp() / sum;
+                (0..d).for_each(|c| o[at + c] += p * v[key(j) + c]);
             }
         }
-        [o, dq, dk, dv]
+        [o, lse]
     }
 }

@@ -3,8 +3,7 @@
 //   keys first_i <= j <= last_i; a sink joins the sum of the exponentials alone
 //   ds_ij = p_ij (do_i.v_j - delta_i) ds/d(q.k), delta_i = sum_j p_ij do_i.v_j / sum p_i; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
 // q, dq [BATCH, TOKENS, HEADS, D], k, dk [BATCH, TOKENS, KV_HEADS, D], o, do and v, dv the same with DV columns, strided in
-// the first three axes; lse, delta f32 [BATCH, HEADS, TOKENS] (lse read with strides LSE_H, LSE_S: a library may have
-// written it by token); starts and last i32 [BATCH, TOKENS], both rising along a row; sinks [HEADS].
+// the first three axes; lse, delta f32 [BATCH, HEADS, TOKENS]; starts and last i32 [BATCH, TOKENS], both rising along a row; sinks [HEADS].
 // A block owns ROWS = WARPS * PER_WARP consecutive queries (dk, dv: keys) of one head and walks over the tiles of
 // 32 tokens of the other side that any of them sees. For scores a lane stands for one token of the tile; for the
 // weighted sums it stands for columns lane, lane + 32, ... Every sum has one owner and a fixed order: no atomics.

@@ -1,12 +1,12 @@
 //! The gradients of attention.
 
 use graph::{Element, ValueType};
-use program::{Arch, Attention as Shared, AttentionBackward as Instruction, Cost, TensorRef};
+use program::{Arch, Cost, TensorRef};
 use tensor::Attrs;
 
 use super::examples::{Given, calls};
-use super::library::{backward_bytes, takes_instruction};
-use super::{ATTRIBUTES, BACKWARD_INPUTS, Extents, Optional, Reading, check, cpu, hopper, kernels};
+use super::library::{Realisation, realisation};
+use super::{ATTRIBUTES, BACKWARD_INPUTS, Extents, Optional, Reading, check, cpu, hopper, kernels, portable};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -59,47 +59,23 @@ impl Op for AttentionBackward {
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        match call.machine.arch {
-            Arch::Cpu => 0,
-            _ if hopper::takes(call) => hopper::scratch(call),
-            _ if takes_instruction(call) => backward_bytes(call),
-            _ => kernels::backward_scratch(call),
+        match realisation(call) {
+            _ if call.machine.arch == Arch::Cpu => 0,
+            Realisation::Hopper => hopper::scratch(call),
+            Realisation::Portable => portable::backward_scratch(call),
+            Realisation::Plain => kernels::backward_scratch(call),
+            Realisation::Library => unreachable!("the library has the forward pass alone"),
         }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        if call.machine.arch == Arch::Cpu {
-            return Lowered::Kernels(vec![]);
-        }
-        if hopper::takes(call) {
-            return Lowered::Kernels(hopper::backward(call));
-        }
-        if !takes_instruction(call) {
-            return Lowered::Kernels(kernels::backward(call));
-        }
-        let [q, k, v, o, lse, d_o, document_start, ..] = call.inputs else {
-            unreachable!("the shape rule asks for seven inputs")
-        };
-        let [d_q, d_k, d_v] = call.outputs else { unreachable!("the shape rule gives three results") };
-        let shared = Shared {
-            q: q.clone(),
-            k: k.clone(),
-            v: v.clone(),
-            o: o.clone(),
-            lse: lse.clone(),
-            document_start: document_start.clone(),
-            scale: Reading::checked(call.attrs, q.shape[3]).scale as f32,
-            documents: call.documents,
-            scratch: None,
-        };
-        Lowered::AttentionBackward(Box::new(Instruction {
-            shared,
-            d_o: d_o.clone(),
-            d_q: d_q.clone(),
-            d_k: d_k.clone(),
-            d_v: d_v.clone(),
-            deterministic: true,
-        }))
+        Lowered::Kernels(match realisation(call) {
+            _ if call.machine.arch == Arch::Cpu => vec![],
+            Realisation::Hopper => hopper::backward(call),
+            Realisation::Portable => portable::backward(call),
+            Realisation::Plain => kernels::backward(call),
+            Realisation::Library => unreachable!("the library has the forward pass alone"),
+        })
     }
 
     crate::reference!(cpu::backward);

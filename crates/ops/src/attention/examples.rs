@@ -60,6 +60,16 @@ impl Given {
         self
     }
 
+    /// Inputs whose gradients are checked by differences.
+    pub fn differentiable(&self) -> Vec<usize> {
+        match self.shape[1] {
+            // The weights of a single token are what they are, whatever q and k.
+            1 => vec![2],
+            2..=DIFFERENTIATED => (0..3).chain(self.has_sink.then(|| 3 + self.optional().len())).collect(),
+            _ => vec![],
+        }
+    }
+
     /// q, k, v, document_start.
     pub fn tensors(&self) -> Vec<ExampleInput> {
         let [batch, tokens, heads, kv_heads, head_dim, value_dim] = self.shape;
@@ -82,6 +92,9 @@ impl Given {
     }
 }
 
+/// Tokens of a row up to which a call is differentiated numerically: many evaluations of the whole.
+const DIFFERENTIATED: usize = 100;
+
 /// Masks, scores and head sizes, small.
 pub fn calls() -> Vec<Given> {
     vec![
@@ -90,7 +103,7 @@ pub fn calls() -> Vec<Given> {
         Given { starts: vec![0, 0, 0, 3, 3, 5, 0, 1, 1, 1, 4, 4], ..Given::new([2, 6, 2, 1, 16]).with("scale", 0.25) },
         Given::new([1, 9, 3, 3, 8]).documents(&[5, 4]).with("scale", 0.4).with("window", 3),
         Given::new([1, 70, 2, 1, 40]).documents(&[37, 33]).with("scale", 0.2),
-        // Five tiles of keys for Hopper's backward pass: three lead, two follow, and two heads share them.
+        // Five tiles of keys, whose sums of dq wait for one another, and two heads that share them.
         Given::new([1, 600, 2, 1, 128]),
         Given::new([1, 20, 2, 1, 132]).documents(&[11, 9]).with("scale", 0.1).with("window", 6),
         // A prefix that sees itself whole, image spans, a whole row without a mask.
@@ -107,5 +120,15 @@ pub fn calls() -> Vec<Given> {
         Given::new([1, 34, 1, 1, 192]).values_of(128),
         Given::new([1, 34, 2, 1, 256]).with("window", 9),
         Given::new([1, 34, 1, 1, 512]),
+        // Several tiles and blocks of every kernel, edges one off, windows of one key and of more than a row.
+        Given::new([1, 64, 3, 1, 80]).with("window", 1),
+        Given::new([1, 130, 3, 3, 96]).documents(&[1, 128, 1]),
+        Given::new([2, 65, 8, 1, 128]).documents(&[64, 1]).with_sink(),
+        Given::new([1, 2049, 3, 1, 16]).documents(&[700, 1, 1, 347, 1000]).with("window", 128),
+        Given::new([1, 2049, 1, 1, 64]).with("window", 2049),
+        Given::new([1, 300, 2, 1, 192]).values_of(128).spans(&[(0, 70), (129, 260)]).with("soft_cap", 5.0),
+        Given::new([1, 200, 2, 1, 256]).documents(&[100, 63, 37]).spans(&[(90, 100), (110, 130)]),
+        Given::new([1, 150, 1, 1, 512]).documents(&[33, 117]).with_sink().with("window", 70),
+        Given::new([1, 260, 4, 1, 40]).with("bidirectional", true).with("window", 7),
     ]
 }

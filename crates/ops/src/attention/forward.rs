@@ -1,12 +1,12 @@
 //! The forward operation.
 
 use graph::ValueType;
-use program::{Arch, Attention as Shared, AttentionForward, Cost, TensorRef};
+use program::{Arch, AttentionForward, Cost, TensorRef};
 use tensor::Attrs;
 
 use super::examples::{Given, calls};
-use super::library::{forward_bytes, takes_instruction};
-use super::{ATTRIBUTES, Extents, FORWARD_INPUTS, Optional, Reading, check, cpu, kernels};
+use super::library::{LIBRARY_BYTES, Realisation, realisation};
+use super::{ATTRIBUTES, Extents, FORWARD_INPUTS, Optional, Reading, check, cpu, hopper, kernels, portable};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
@@ -73,45 +73,46 @@ impl Op for Attention {
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        match call.machine.arch {
-            Arch::Cuda(_) if takes_instruction(call) => forward_bytes(call),
-            _ => 0,
+        match realisation(call) {
+            Realisation::Library => LIBRARY_BYTES,
+            Realisation::Hopper => hopper::forward_scratch(),
+            Realisation::Portable | Realisation::Plain => 0,
         }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        if call.machine.arch == Arch::Cpu {
-            return Lowered::Kernels(vec![]);
-        }
-        if !takes_instruction(call) {
-            return Lowered::Kernels(kernels::forward(call));
-        }
-        let [q, k, v, document_start, ..] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
-        let shared = Shared {
-            q: q.clone(),
-            k: k.clone(),
-            v: v.clone(),
-            o: call.outputs[0].clone(),
-            lse: call.outputs[1].clone(),
-            document_start: document_start.clone(),
-            scale: Reading::checked(call.attrs, q.shape[3]).scale as f32,
-            documents: call.documents,
-            scratch: None,
-        };
-        Lowered::AttentionForward(Box::new(AttentionForward { shared }))
+        Lowered::Kernels(match realisation(call) {
+            _ if call.machine.arch == Arch::Cpu => vec![],
+            Realisation::Plain => kernels::forward(call),
+            Realisation::Portable => portable::forward(call),
+            Realisation::Hopper => hopper::forward(call),
+            Realisation::Library => return Lowered::AttentionForward(Box::new(instruction(call))),
+        })
     }
 
     crate::reference!(cpu::forward);
 
     fn examples(&self) -> Vec<Example> {
         let example = |given: Given| {
-            let inputs: Vec<_> = given.tensors().into_iter().chain(given.optional()).collect();
-            let sink = given.has_sink.then_some(inputs.len() - 1);
-            // The weights of a single token are what they are, whatever q and k.
-            let first = if given.shape[1] == 1 { 2 } else { 0 };
-            let differentiable: Vec<usize> = (first..3).chain(sink).collect();
+            let inputs = given.tensors().into_iter().chain(given.optional()).collect();
+            let differentiable = given.differentiable();
             Example::new(inputs, given.attrs).differentiate(&differentiable)
         };
         calls().into_iter().map(example).collect()
+    }
+}
+
+/// The library's instruction for a call that it takes.
+fn instruction(call: &LowerCall<'_>) -> AttentionForward {
+    let [q, k, v, document_start, ..] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    AttentionForward {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        o: call.outputs[0].clone(),
+        lse: call.outputs[1].clone(),
+        document_start: document_start.clone(),
+        scale: Reading::checked(call.attrs, q.shape[3]).scale as f32,
+        scratch: None,
     }
 }

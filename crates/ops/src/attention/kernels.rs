@@ -3,7 +3,7 @@
 use program::{Arg, TensorRef};
 use tensor::DType;
 
-use super::{Extents, Optional, Reading, library};
+use super::{Extents, Optional, Reading};
 use crate::kernel::{KernelSpec, LowerCall, device_type};
 
 const SOURCE: &str = include_str!("attention.cu");
@@ -74,8 +74,7 @@ fn spec(
     let e = Extents::of_call(call.inputs);
     let widest = e.head_dim.max(e.value_dim);
     let per_warp = per_warp(widest);
-    let (lse_head, lse_token) = if library::lse_by_token(call) { (1, e.heads) } else { (e.tokens, 1) };
-    let numbers = [(part, 1), ("WARPS", WARPS), ("PER_WARP", per_warp), ("LSE_H", lse_head), ("LSE_S", lse_token)];
+    let numbers = [(part, 1), ("WARPS", WARPS), ("PER_WARP", per_warp)];
     let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
     defines.extend(mask_defines(call));
     for (name, tensor) in tensors {
@@ -94,7 +93,7 @@ fn spec(
 }
 
 /// Row statistics, starts, last keys and sinks lie without gaps.
-fn assert_dense(call: &LowerCall<'_>, tensors: &[&TensorRef]) {
+pub fn assert_dense(call: &LowerCall<'_>, tensors: &[&TensorRef]) {
     let optional = Optional::of_call(call.inputs, call.outputs.len());
     let given = [optional.last_key, optional.sink].into_iter().flatten().map(|at| &call.inputs[at]);
     for tensor in tensors.iter().copied().chain(given) {

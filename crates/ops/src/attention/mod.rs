@@ -13,6 +13,7 @@ mod library;
 mod mask;
 mod operands;
 mod panels;
+mod portable;
 mod sink;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@
 #define ROWS (WARPS * PER_WARP)
 #define CHUNKS(columns) (((columns) + 31) / 32)
 #define WIDEST (D > DV ? D : DV)
-#define LSE_AT(b, h, i) ((size_t)(b) * HEADS * TOKENS + (size_t)(h) * LSE_H + (size_t)(i) * LSE_S)
+#define LSE_AT(b, h, i) (((size_t)(b) * HEADS + (h)) * TOKENS + (i))
 #define INF __int_as_float(0x7f800000)
 
 // ROWS rows of one side, ROWS of its partner, a tile of 32 rows of the other side, with one column more.

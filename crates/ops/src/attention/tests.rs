@@ -1,9 +1,10 @@
 //! Facts about attention: who sees whom, shared key heads, and which calls become what.
 
 use graph::{Dim, Element, ValueType};
-use program::{ArenaId, Documents, Machine, TensorRef};
+use program::{Arch, ArenaId, Documents, Machine, TensorRef};
 use tensor::{Attrs, DType};
 
+use super::library::{Realisation, realisation};
 use super::{Attention, AttentionBackward, Extents, Reading};
 use crate::evaluate::{Array, Evaluate, apply};
 use crate::kernel::{LowerCall, Lowered};
@@ -143,188 +144,157 @@ struct Call {
     /// q, k, v, document_start.
     forward: [TensorRef; 4],
     lse: TensorRef,
-    d_o: TensorRef,
+    o: TensorRef,
     gradients: [TensorRef; 3],
 }
 
 impl Call {
-    fn new(machine: &Machine, dtype: DType, [b, t, heads, kv_heads, d]: [usize; 5], documents: Documents) -> Self {
+    /// (B, T, heads, kv_heads, D, DV)
+    fn new(machine: &Machine, dtype: DType, [b, t, heads, kv_heads, d, dv]: [usize; 6], documents: Documents) -> Self {
         let tensor = |shape: &[usize], dtype: DType| TensorRef::dense(ArenaId(0), 0, dtype, shape);
-        let (q, kv) = (tensor(&[b, t, heads, d], dtype), tensor(&[b, t, kv_heads, d], dtype));
+        let (q, k, v) = (
+            tensor(&[b, t, heads, d], dtype),
+            tensor(&[b, t, kv_heads, d], dtype),
+            tensor(&[b, t, kv_heads, dv], dtype),
+        );
         Call {
             machine: machine.clone(),
             documents,
             attrs: Attrs::new().with("scale", 1.0),
-            forward: [q.clone(), kv.clone(), kv.clone(), tensor(&[b, t], DType::I32)],
+            forward: [q.clone(), k.clone(), v.clone(), tensor(&[b, t], DType::I32)],
             lse: tensor(&[b, heads, t], DType::F32),
-            d_o: q.clone(),
-            gradients: [q, kv.clone(), kv],
+            o: tensor(&[b, t, heads, dv], dtype),
+            gradients: [q, k, v],
         }
     }
 
     /// `run` on the lowering calls of the forward and the backward pass.
-    fn both<T>(&self, run: impl Fn(&dyn Op, &LowerCall<'_>) -> T) -> (T, T) {
+    fn both<T>(&self, run: impl Fn(&dyn Op, &LowerCall<'_>) -> T) -> [T; 2] {
         let [q, k, v, starts] = self.forward.clone();
         let call = |op: &dyn Op, inputs: &[TensorRef], outputs: &[TensorRef]| {
             let (attrs, machine, documents) = (&self.attrs, &self.machine, self.documents);
             run(op, &LowerCall { inputs, outputs, attrs, machine, documents })
         };
-        let backward = [q.clone(), k, v, q.clone(), self.lse.clone(), self.d_o.clone(), starts];
-        let forward = call(&Attention, &self.forward, &[q, self.lse.clone()]);
-        (forward, call(&AttentionBackward, &backward, &self.gradients))
+        let backward = [q, k, v, self.o.clone(), self.lse.clone(), self.o.clone(), starts];
+        let forward = call(&Attention, &self.forward, &[self.o.clone(), self.lse.clone()]);
+        [forward, call(&AttentionBackward, &backward, &self.gradients)]
     }
 
-    /// Which passes become instructions.
-    fn instructions(&self) -> (bool, bool) {
-        self.both(|op, call| match op.lower(call) {
-            Lowered::AttentionForward(_) | Lowered::AttentionBackward(_) => true,
-            Lowered::Kernels(kernels) => {
-                let gpu = call.machine.arch != program::Arch::Cpu;
-                assert_eq!(
-                    kernels.len(),
-                    if !gpu {
-                        0
-                    } else if op.name() == "attention" {
-                        1
-                    } else {
-                        2
-                    }
-                );
-                false
+    /// What realises the two passes. What is lowered must be that.
+    fn realised(&self) -> [Realisation; 2] {
+        self.both(|op, call| {
+            let of = realisation(call);
+            match op.lower(call) {
+                Lowered::AttentionForward(_) => assert_eq!(of, Realisation::Library),
+                Lowered::Kernels(kernels) => {
+                    assert_eq!(kernels.is_empty(), call.machine.arch == Arch::Cpu);
+                    assert!(of != Realisation::Library);
+                }
+                Lowered::Gemm(_) => panic!("attention is no product"),
             }
-            Lowered::Gemm(_) => panic!("attention is no product"),
+            of
         })
     }
 }
 
-/// A call that the library takes.
-fn taken(documents: Documents) -> Call {
-    Call::new(&Machine::h200(), DType::BF16, [2, 64, 4, 2, 64], documents)
+const PACKED: Documents = Documents::Packed;
+
+fn gpu(arch: &str) -> Machine {
+    Machine { arch: Arch::Cuda(arch.into()), ..Machine::h200() }
 }
 
-const PACKED: Documents = Documents::Packed { count: 6, longest: 40 };
-
 #[test]
-fn the_library_takes_bf16_and_the_kernels_the_rest() {
-    let instructions = |machine: &Machine, dtype: DType, head_dim: usize| {
-        Call::new(machine, dtype, [2, 64, 4, 2, head_dim], Documents::Rows).instructions()
+fn halves_take_tensor_cores_everywhere_and_full_rows_the_fastest() {
+    use Realisation::{Hopper, Library, Plain, Portable};
+    let of = |machine: &Machine, dtype: DType, shape: [usize; 6], documents: Documents| {
+        Call::new(machine, dtype, shape, documents).realised()
     };
-    let (cpu, gpu) = (Machine::cpu(1 << 30, 2), Machine::h200());
-    assert_eq!(instructions(&cpu, DType::BF16, 64), (false, false));
-    assert_eq!(instructions(&gpu, DType::BF16, 64), (true, true));
-    assert_eq!(instructions(&gpu, DType::F32, 128), (false, false));
-    assert_eq!(instructions(&gpu, DType::BF16, 256), (false, false));
-    assert_eq!(instructions(&gpu, DType::BF16, 20), (false, false));
-}
-
-/// Full rows of heads of 128 on Hopper: our kernel, which needs a tenth of the library's scratch memory.
-#[test]
-fn the_backward_pass_of_full_rows_on_hopper_is_our_own() {
-    let shape = [2, 2048, 16, 8, 128];
-    let hopper = Call::new(&Machine::h200(), DType::BF16, shape, Documents::Rows);
-    let ampere = Machine { arch: program::Arch::Cuda("sm_80".into()), ..Machine::h200() };
-    let library = Call::new(&ampere, DType::BF16, shape, Documents::Rows);
-    assert_eq!((hopper.instructions(), library.instructions()), ((true, false), (true, true)));
-    assert_eq!(Call::new(&Machine::h200(), DType::BF16, shape, PACKED).instructions(), (true, true));
-    let [ours, theirs] = [&hopper, &library].map(|call| call.both(|op, call| op.scratch(call)).1);
-    // dq in f32, two numbers for every query and head, a turn for every 64 queries and a ticket.
-    let queries = 2 * 2048 * 16;
-    assert_eq!(ours, queries * 128 * 4 + queries * 8 + (queries / 64 + 1) * 4);
-    assert!(ours * 8 < theirs, "{ours} against {theirs}");
+    let (h200, a100, rtx) = (Machine::h200(), gpu("sm_80"), gpu("sm_89"));
+    let heads_of = |d: usize| [2, 600, 4, 2, d, d];
+    assert_eq!(of(&Machine::cpu(1 << 30, 2), DType::BF16, heads_of(64), Documents::Rows), [Plain, Plain]);
+    assert_eq!(of(&h200, DType::BF16, heads_of(128), Documents::Rows), [Library, Hopper]);
+    assert_eq!(of(&h200, DType::BF16, heads_of(64), Documents::Rows), [Library, Hopper]);
+    assert_eq!(of(&h200, DType::F16, heads_of(128), Documents::Rows), [Hopper, Hopper]);
+    for machine in [&h200, &a100, &rtx] {
+        assert_eq!(of(machine, DType::F32, heads_of(128), Documents::Rows), [Plain, Plain]);
+        assert_eq!(of(machine, DType::BF16, heads_of(20), PACKED), [Plain, Plain]);
+        let own = if machine.arch == h200.arch { Hopper } else { Portable };
+        for d in [8, 40, 96, 128, 192, 256] {
+            assert_eq!(of(machine, DType::BF16, heads_of(d), PACKED), [own, own]);
+        }
+        assert_eq!(of(machine, DType::BF16, heads_of(512), PACKED), [Portable, Portable]);
+        assert_eq!(of(machine, DType::BF16, [1, 9, 2, 2, 192, 128], Documents::Rows), [own, own]);
+    }
+    assert_eq!(of(&a100, DType::BF16, heads_of(128), Documents::Rows), [Portable, Portable]);
 }
 
 #[test]
-fn only_a_window_that_hides_keys_needs_the_kernels() {
-    let window = |keys: usize| {
-        let call = taken(Documents::Rows);
-        Call { attrs: call.attrs.clone().with("window", keys), ..call }.instructions()
+fn only_a_mask_that_hides_more_than_the_future_leaves_the_library() {
+    use Realisation::{Hopper, Library};
+    let with = |name: &str, value: serde_json::Value| {
+        let call = Call::new(&Machine::h200(), DType::BF16, [2, 64, 4, 2, 64, 64], Documents::Rows);
+        Call { attrs: call.attrs.clone().with(name, value), ..call }.realised()[0]
     };
-    assert_eq!((window(63), window(64)), ((false, false), (true, true)));
+    assert_eq!([with("window", 63.into()), with("window", 64.into())], [Hopper, Library]);
+    assert_eq!([with("soft_cap", 30.0.into()), with("bidirectional", true.into())], [Hopper, Hopper]);
+}
+
+/// Scratch is linear in tokens: two numbers and an interval for every query and head, and on Hopper f32 sums of dq.
+#[test]
+fn scratch_is_linear_in_tokens() {
+    for arch in ["sm_80", "sm_90a"] {
+        let scratch = |tokens: usize, d: usize| {
+            let call = Call::new(&gpu(arch), DType::BF16, [1, tokens, 16, 8, d, d], Documents::Rows);
+            call.both(|op, call| op.scratch(call))
+        };
+        for d in [64, 128, 512] {
+            let (short, long) = (scratch(2048, d), scratch(32768, d));
+            assert!(long[0] <= 8 << 10, "{long:?}");
+            assert!(long[1] <= 17 * short[1] && long[1] <= 32768 * 16 * (4 * d + 16), "{short:?}, {long:?}");
+        }
+    }
+    let packed = Call::new(&Machine::h200(), DType::BF16, [4, 4096, 32, 8, 64, 64], PACKED);
+    let bytes = packed.both(|op, call| op.scratch(call));
+    assert!(bytes[0] <= 16 && bytes[1] < 4 * 4096 * 32 * 10, "{bytes:?}");
 }
 
 #[test]
-fn packed_documents_take_the_library_where_its_bits_repeat() {
-    let ampere = Machine { arch: program::Arch::Cuda("sm_80".into()), ..Machine::h200() };
-    let on =
-        |machine: &Machine, documents: Documents| Call { machine: machine.clone(), ..taken(documents) }.instructions();
-    assert_eq!(on(&Machine::h200(), PACKED), (true, true));
-    assert_eq!(on(&ampere, PACKED), (false, false));
-    assert_eq!(on(&ampere, Documents::Rows), (true, true));
-}
-
-#[test]
-fn layouts_that_the_library_does_not_read_take_the_kernels() {
-    let with_v = |v: TensorRef, documents: Documents| {
-        let mut call = taken(documents);
-        call.forward[2] = v;
-        call.instructions()
+fn layouts_that_tensor_cores_do_not_read_take_the_plain_kernels() {
+    use Realisation::{Plain, Portable};
+    let with_v = |v: &dyn Fn(TensorRef) -> TensorRef| {
+        let mut call = Call::new(&gpu("sm_80"), DType::BF16, [2, 64, 4, 2, 64, 64], PACKED);
+        call.forward[2] = v(call.forward[2].clone());
+        call.realised()[0]
     };
-    let v = taken(Documents::Rows).forward[2].clone();
     // A slice of a merged buffer of 512 columns is read where it lies; one of 516 is not.
-    let merged = |width: usize| TensorRef { offset: 768, strides: vec![64 * width, width, 64, 1], ..v.clone() };
-    assert_eq!((with_v(merged(512), PACKED), with_v(merged(516), PACKED)), ((true, true), (false, false)));
-    assert_eq!(with_v(TensorRef { offset: 8, ..v.clone() }, Documents::Rows), (false, false));
-    // Rows with gaps between them are rows, but not a packed line of tokens.
-    let gaps = TensorRef { strides: vec![65 * 128, 128, 64, 1], ..v.clone() };
-    assert_eq!((with_v(gaps.clone(), Documents::Rows), with_v(gaps, PACKED)), ((true, true), (false, false)));
+    let merged = |width: usize| move |v| TensorRef { offset: 768, strides: vec![64 * width, width, 64, 1], ..v };
+    assert_eq!([with_v(&merged(512)), with_v(&merged(516))], [Portable, Plain]);
+    assert_eq!(with_v(&|v| TensorRef { offset: 8, ..v }), Plain);
     // A stride of an axis with one element says nothing.
-    let mut single = Call::new(&Machine::h200(), DType::BF16, [1, 64, 4, 2, 64], PACKED);
+    let mut single = Call::new(&Machine::h200(), DType::BF16, [1, 64, 4, 2, 64, 64], PACKED);
     single.forward[0].strides[0] = 1;
-    assert_eq!(single.instructions(), (true, true));
+    assert_eq!(single.realised(), [Realisation::Hopper; 2]);
 }
 
+/// Every size of a head on every class of GPU has a division whose shared memory fits.
 #[test]
-fn kernels_behind_a_library_forward_read_its_lse() {
-    let mut call = taken(PACKED);
-    call.d_o.offset = 8;
-    assert_eq!(call.instructions(), (true, false));
-    let lse_strides = |call: &Call| {
-        let (_, lowered) = call.both(|op, call| op.lower(call));
-        let Lowered::Kernels(kernels) = lowered else { panic!("d_o off its boundary takes the kernels") };
-        let define = |name: &str| kernels[0].defines.iter().find(|(n, _)| n == name).unwrap().1.clone();
-        (define("LSE_H"), define("LSE_S"))
-    };
-    assert_eq!(lse_strides(&call), ("1".into(), "4".into()));
-    call.documents = Documents::Rows;
-    assert_eq!(lse_strides(&call), ("64".into(), "1".into()));
-}
-
-/// (slots, longest, heads, kv_heads, D, packed) and what cuDNN 9.19 asks for on an H200, forward and
-/// deterministic backward. The backend's tests hold the library to this table.
-const PLANS: &[([usize; 5], bool, usize, usize)] = &[
-    ([2, 2048, 16, 8, 128], false, 256, 301_990_144),
-    ([8, 2048, 32, 8, 128], false, 256, 2_415_919_360),
-    ([1, 16384, 32, 8, 128], false, 256, 17_448_304_896),
-    ([64, 512, 16, 8, 128], true, 17_152, 536_896_512),
-    ([256, 2048, 32, 8, 128], true, 66_304, 68_719_576_064),
-    ([2, 2048, 16, 8, 64], false, 256, 285_212_928),
-    ([64, 512, 9, 3, 64], true, 17_152, 302_015_488),
-    ([2, 2000, 16, 8, 96], false, 256, 293_011_712),
-    ([2, 40, 4, 2, 8], false, 256, 141_568),
-    ([16, 130, 4, 4, 64], true, 17_152, 6_298_624),
-    ([4, 1025, 8, 2, 120], true, 17_152, 80_218_624),
-];
-
-#[test]
-fn scratch_is_a_close_upper_bound_of_the_librarys_workspace() {
-    for (shape, packed, forward, backward) in PLANS {
-        let [slots, longest, heads, kv_heads, head_dim] = *shape;
-        let documents = if *packed { Documents::Packed { count: slots, longest } } else { Documents::Rows };
-        // Packed: as many tokens as half of the slots could hold.
-        let [rows, tokens] = if *packed { [1, slots * longest / 2] } else { [slots, longest] };
-        let shape = [rows, tokens, heads, kv_heads, head_dim];
-        // On Hopper our own kernel takes the backward pass of full rows.
-        let arch = program::Arch::Cuda(if *packed { "sm_90a" } else { "sm_80" }.into());
-        let call = Call::new(&Machine { arch, ..Machine::h200() }, DType::BF16, shape, documents);
-        let planned = call.both(|op, call| op.scratch(call));
-        // The backend adds row sums, packed also dk and dv of every query head.
-        let own = tokens * rows * heads * (4 + if *packed && heads > kv_heads { 4 * head_dim } else { 0 });
-        for (planned, needed) in [(planned.0, *forward), (planned.1, *backward + own)] {
-            let limit = needed + needed / 10 + (64 << 10);
-            assert!(
-                planned >= needed && planned < limit,
-                "{shape:?} {documents:?}: {planned} planned, {needed} needed"
-            );
+fn every_head_has_kernels_on_every_gpu() {
+    for (arch, limit) in
+        [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100a", 227), ("sm_120a", 99)]
+    {
+        for d in (8..=512).step_by(8) {
+            for dv in [8, d, 128, 512] {
+                let call = Call::new(&gpu(arch), DType::F16, [1, 65, 2, 1, d, dv], PACKED);
+                let kernels = call.both(|op, call| op.lower(call)).map(|lowered| match lowered {
+                    Lowered::Kernels(kernels) => kernels,
+                    _ => panic!("f16 is not the library's"),
+                });
+                assert!((2..=3).contains(&kernels[1].len()));
+                for kernel in kernels.iter().flatten() {
+                    assert!(kernel.shared_bytes <= limit << 10, "{arch} {d} {dv} {}", kernel.entry);
+                    assert!(kernel.block[0] <= 512 && kernel.grid[0] > 0);
+                }
+            }
         }
     }
 }

@@ -10,7 +10,8 @@ options! {
         /// another height with another algorithm: the last bits change.
         lmhead_chunks: Setting<u32> = auto, min = 1, max = 65536, resumable;
         /// Parts of the attention's backward pass: rows of the micro-batch, on the CPU key heads too; in equal parts,
-        /// rounded up to a number that divides them.
+        /// rounded up to a number that divides them. Less scratch memory: what the pass keeps for each query of a part
+        /// (on Hopper also f32 sums of the queries' gradients), on the CPU the parts of the threads.
         attn_bwd_chunks: Setting<u32> = auto, min = 1, max = 65536, resumable;
     }
 }

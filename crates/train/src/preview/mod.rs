@@ -38,9 +38,9 @@ pub struct Preview {
 }
 
 /// The model as a flat graph, in the shape of the run's longest batches.
-pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Graph> {
+pub fn graph(config: &Config, source: &ModelSource, data: Option<&Encoded>) -> Result<Graph> {
     let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
-    let shapes = Shapes::new(config, &plan, machine, data)?;
+    let shapes = Shapes::new(config, &plan, data)?;
     let variant = *shapes.variants.last().expect("a run has at least one shape");
     Ok(compiler::expand(&source.model, &plan.compile, variant)?)
 }
@@ -61,7 +61,7 @@ impl Preview {
         plan::require_machine(config, machine, config.hardware.gpus as usize)?;
         let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
         let mut options = plan.compile.clone();
-        let shapes = Shapes::new(config, &plan, machine, data)?;
+        let shapes = Shapes::new(config, &plan, data)?;
         options.variants = shapes.variants.clone();
         let program = compiler::compile(&source.model, &options, machine)?;
         let of_data = data.iter().flat_map(|data| data.notes.clone());

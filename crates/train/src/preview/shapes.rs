@@ -1,7 +1,7 @@
 //! The shapes of a run's batches and how many there will be: from its data as the run itself takes them, or assumed
 //! where the data are not at hand.
 
-use program::{Arch, Documents, Machine, Seen, Variant};
+use program::{Documents, Seen, Variant};
 
 use crate::config::Config;
 use crate::encoded::Encoded;
@@ -35,23 +35,23 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    pub fn new(config: &Config, plan: &Plan, machine: &Machine, data: Option<&Encoded>) -> Result<Shapes> {
+    pub fn new(config: &Config, plan: &Plan, data: Option<&Encoded>) -> Result<Shapes> {
         let rows = config.training.per_device_train_batch_size as usize;
         let is_small = rows.saturating_mul(plan.sequence_len) <= MOST_TOKENS;
         match data.filter(|encoded| is_small && encoded.longest() <= plan.sequence_len) {
-            Some(encoded) => Shapes::of_data(config, plan, machine, encoded),
-            None => Ok(Shapes::assumed(config, plan, machine)),
+            Some(encoded) => Shapes::of_data(config, plan, encoded),
+            None => Ok(Shapes::assumed(config, plan)),
         }
     }
 
     /// Exactly those of the run.
-    fn of_data(config: &Config, plan: &Plan, machine: &Machine, encoded: &Encoded) -> Result<Shapes> {
-        Shapes::of_feed(config, machine, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
+    fn of_data(config: &Config, plan: &Plan, encoded: &Encoded) -> Result<Shapes> {
+        Shapes::of_feed(config, &Feed::new(config, encoded.clone(), plan.sequence_len)?)
     }
 
     /// Those of data that are laid out.
-    pub(crate) fn of_feed(config: &Config, machine: &Machine, feed: &Feed) -> Result<Shapes> {
-        let variants = feed.variants(machine)?;
+    pub(crate) fn of_feed(config: &Config, feed: &Feed) -> Result<Shapes> {
+        let variants = feed.variants();
         let seen = feed.first_shapes()?;
         let count = |variant: &Variant| seen.lengths.iter().filter(|length| **length == variant.seq_len).count();
         let all = seen.lengths.len().max(1) as f64;
@@ -66,23 +66,18 @@ impl Shapes {
     }
 
     /// Rows that are full to the last token: no run of these options has larger ones.
-    fn assumed(config: &Config, plan: &Plan, machine: &Machine) -> Shapes {
-        let (rows, row) = (config.training.per_device_train_batch_size as usize, plan.sequence_len);
+    fn assumed(config: &Config, plan: &Plan) -> Shapes {
+        let row = plan.sequence_len;
         let (batch, seq_len) = fixed_lengths(config, row);
         let tokens = batch * seq_len;
-        let packed = |count: usize| Documents::Packed { count: count.min(tokens), longest: seq_len };
-        let documents = match (config.data.sample_packing, config.template.padding_free, &machine.arch) {
-            (false, false, _) => Documents::Rows,
-            (_, _, Arch::Cpu) => packed(tokens),
-            (true, _, _) => packed(batch * DOCUMENTS_PER_ROW),
-            (false, true, _) => packed((rows + 1).next_power_of_two()),
-        };
+        let packed = config.data.sample_packing || config.template.padding_free;
+        let documents = if packed { Documents::Packed } else { Documents::Rows };
         let mut assumed = format!("rows of {row} tokens, all of them full");
         if plan.length_is_open {
             assumed =
                 format!("rows of {row} tokens, the longest that `sequence_len` unset may come to, all of them full");
         }
-        if config.data.sample_packing && !matches!(machine.arch, Arch::Cpu) {
+        if config.data.sample_packing {
             assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");
         }
         Shapes {

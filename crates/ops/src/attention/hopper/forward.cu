@@ -27,8 +27,6 @@
 #define AT_K (AT_Q + Q_STAGES * Q_STAGE)
 #define AT_V (AT_K + STAGES * K_STAGE)
 
-extern "C" __global__ void attention_begin(int* ticket) { *ticket = 0; }
-
 // exp of a tile's scores, for the two rows of a thread; `factor` is what sums so far are to be multiplied by.
 __device__ __forceinline__ void soften(float (&s)[KEYS / 2], float (&greatest)[2], float (&sum)[2], float (&factor)[2]) {
 #pragma unroll

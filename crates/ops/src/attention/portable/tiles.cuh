@@ -1,0 +1,215 @@
+// Tiles of rows in shared memory, as m16n8k16 and ldmatrix want them, for 16-bit elements (ELEMENT is bf16 or f16).
+// Rows lie an odd number of 16-byte chunks apart (the padded width and one chunk), so that eight neighbouring rows
+// never meet in a bank and every address is a base plus a constant. sm_80 and later.
+#pragma once
+#include "types.cuh"
+#include "mma.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+#define INF __int_as_float(0x7f800000)
+// Columns in multiples of 16 for each of `parts` warps that share a row, and a row's pitch in bytes.
+#define PADDED(columns, parts) (((columns) + 16 * (parts) - 1) / (16 * (parts)) * (16 * (parts)))
+#define PITCH(padded) (((padded) + 8) * 2)
+
+__device__ __forceinline__ void product(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void product(f16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 pair_of(bf16, float low, float high) { return pair(low, high); }
+__device__ __forceinline__ u32 pair_of(f16, float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Rows [first, first + ROWS_) of a head to a tile, by all threads of the block; zeros from row TOKENS and column
+// COLUMNS on.
+template <int ROWS_, int COLUMNS, int PADDED_, int THREADS_>
+__device__ __forceinline__ void fetch(u32 tile, const ELEMENT* head, size_t stride, int first) {
+  constexpr int CHUNKS = PADDED_ / 8;
+#pragma unroll
+  for (int i = 0; i < (ROWS_ * CHUNKS + THREADS_ - 1) / THREADS_; i++) {
+    const int at = i * THREADS_ + threadIdx.x;
+    const int row = THREADS_ % CHUNKS ? at / CHUNKS : i * (THREADS_ / CHUNKS) + threadIdx.x / CHUNKS;
+    const int chunk = THREADS_ % CHUNKS ? at % CHUNKS : threadIdx.x % CHUNKS;
+    if (ROWS_ * CHUNKS % THREADS_ && at >= ROWS_ * CHUNKS) break;
+    const bool inside = first + row < TOKENS && (COLUMNS == PADDED_ || chunk * 8 < COLUMNS);
+    copy_async(tile + row * PITCH(PADDED_) + chunk * 16, head + (size_t)(first + row) * stride + chunk * 8, inside);
+  }
+}
+
+// What a lane adds to a tile's address: for 16 rows as the left factor (and as the right one with rows summed over),
+// and for 16 rows as the right factor with columns summed over.
+__device__ __forceinline__ u32 left_lane(int pitch) { return threadIdx.x % 16 * pitch + threadIdx.x % 32 / 16 * 16; }
+__device__ __forceinline__ u32 right_lane(int pitch) {
+  return (threadIdx.x % 32 / 16 * 8 + threadIdx.x % 8) * pitch + threadIdx.x / 8 % 2 * 16;
+}
+
+// x [MT][16 rows, 8 NT columns] += left [MT][16 rows, 16 KT] times 16-row groups of `right`, columns summed over.
+// `left_at` and `right_at` hold the lane's part already.
+template <int MT_, int NT, int KT, int LEFT_PITCH, int RIGHT_PITCH>
+__device__ __forceinline__ void scores(float (&x)[MT_][NT][4], u32 left_at, u32 right_at) {
+#pragma unroll
+  for (int c = 0; c < KT; c++) {
+    u32 a[MT_][4];
+#pragma unroll
+    for (int m = 0; m < MT_; m++) load_matrices(a[m], left_at + m * 16 * LEFT_PITCH + c * 32);
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      u32 b[4];
+      load_matrices(b, right_at + n * 8 * RIGHT_PITCH + c * 32);
+#pragma unroll
+      for (int m = 0; m < MT_; m++) {
+        product(ELEMENT(), x[m][n], a[m], b[0], b[1]);
+        if (n + 1 < NT) product(ELEMENT(), x[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+// The same with the left factor in registers.
+template <int MT_, int NT, int KT, int RIGHT_PITCH>
+__device__ __forceinline__ void scores(float (&x)[MT_][NT][4], const u32 (&a)[MT_][KT][4], u32 right_at) {
+#pragma unroll
+  for (int c = 0; c < KT; c++)
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      u32 b[4];
+      load_matrices(b, right_at + n * 8 * RIGHT_PITCH + c * 32);
+#pragma unroll
+      for (int m = 0; m < MT_; m++) {
+        product(ELEMENT(), x[m][n], a[m][c], b[0], b[1]);
+        if (n + 1 < NT) product(ELEMENT(), x[m][n + 1], a[m][c], b[2], b[3]);
+      }
+    }
+}
+template <int MT_, int KT, int LEFT_PITCH>
+__device__ __forceinline__ void hold(u32 (&a)[MT_][KT][4], u32 left_at) {
+#pragma unroll
+  for (int m = 0; m < MT_; m++)
+#pragma unroll
+    for (int c = 0; c < KT; c++) load_matrices(a[m][c], left_at + m * 16 * LEFT_PITCH + c * 32);
+}
+
+// Two neighbouring 8-column groups of results as the left factor of the next product.
+template <int MT_, int NT>
+__device__ __forceinline__ void round_pair(u32 (&a)[MT_][4], const float (&x)[MT_][NT][4], int n) {
+#pragma unroll
+  for (int m = 0; m < MT_; m++) {
+    a[m][0] = pair_of(ELEMENT(), x[m][n][0], x[m][n][1]);
+    a[m][1] = pair_of(ELEMENT(), x[m][n][2], x[m][n][3]);
+    a[m][2] = pair_of(ELEMENT(), x[m][n + 1][0], x[m][n + 1][1]);
+    a[m][3] = pair_of(ELEMENT(), x[m][n + 1][2], x[m][n + 1][3]);
+  }
+}
+// sum [MT][16, 8 NT] += x [MT][16, 8 RT] (rounded) times rows of `right`, rows summed over.
+template <int MT_, int NT, int RT, int RIGHT_PITCH>
+__device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], const float (&x)[MT_][RT][4], u32 right_at) {
+#pragma unroll
+  for (int r = 0; r < RT; r += 2) {
+    u32 a[MT_][4];
+    round_pair(a, x, r);
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      u32 b[4];
+      load_transposed(b, right_at + r * 8 * RIGHT_PITCH + n * 16);
+#pragma unroll
+      for (int m = 0; m < MT_; m++) {
+        product(ELEMENT(), sum[m][n], a[m], b[0], b[1]);
+        product(ELEMENT(), sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+// The same with the left factor from shared memory.
+template <int MT_, int NT, int RT, int LEFT_PITCH, int RIGHT_PITCH>
+__device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], u32 left_at, u32 right_at) {
+#pragma unroll
+  for (int r = 0; r < RT; r += 2) {
+    u32 a[MT_][4];
+#pragma unroll
+    for (int m = 0; m < MT_; m++) load_matrices(a[m], left_at + m * 16 * LEFT_PITCH + r * 16);
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      u32 b[4];
+      load_transposed(b, right_at + r * 8 * RIGHT_PITCH + n * 16);
+#pragma unroll
+      for (int m = 0; m < MT_; m++) {
+        product(ELEMENT(), sum[m][n], a[m], b[0], b[1]);
+        product(ELEMENT(), sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Results of a warp to rows [first, ...) and columns [column, ...) of a head.
+template <int MT_, int NT, int COLUMNS>
+__device__ __forceinline__ void write_rows(ELEMENT* head, size_t stride, int first, int column,
+                                           const float (&x)[MT_][NT][4], float factor) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < MT_; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int row = first + m * 16 + half * 8 + lane / 4;
+      ELEMENT* to = head + (size_t)row * stride + column + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+        if (row < TOKENS && column + n * 8 < COLUMNS)
+          *(u32*)(to + n * 8) = pair_of(ELEMENT(), x[m][n][2 * half] * factor, x[m][n][2 * half + 1] * factor);
+    }
+}
+
+// The warps that share a row hold a product over their own columns each: all get the sum. `mine` and `theirs` are
+// rows of 32 numbers in shared memory, one a lane; `id` and THREADS_ name the barrier of these warps.
+template <int MT_, int NT, int THREADS_>
+__device__ __forceinline__ void add_partner(float (&x)[MT_][NT][4], float* mine, const float* theirs, int id) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < MT_ * NT * 4; i++) mine[i * 32 + lane] = x[i / (NT * 4)][i / 4 % NT][i % 4];
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS_) : "memory");
+#pragma unroll
+  for (int i = 0; i < MT_ * NT * 4; i++) x[i / (NT * 4)][i / 4 % NT][i % 4] += theirs[i * 32 + lane];
+}
+
+// The interval of keys that query i of a row sees.
+__device__ __forceinline__ int first_seen(const int* starts, int i) {
+  return WINDOW ? max(starts[i], i + 1 - WINDOW) : starts[i];
+}
+__device__ __forceinline__ int last_seen(const int* last_keys, int i) {
+  return HAS_LAST ? last_keys[i] : BIDIRECTIONAL ? TOKENS - 1 : i;
+}
+
+// Scores in units of log 2. Without a cap (and with a positive scale) they stay as the products give them, and
+// FACTOR makes them so.
+#define RAW_SCORES (!HAS_CAP && SCALE > 0.0f)
+#define FACTOR (RAW_SCORES ? SCALE * LOG2E : 1.0f)
+// tanh to the accuracy of a sum with 1; +-1 for the largest arguments.
+__device__ __forceinline__ float tanh_by_exp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(exp2_approximate(x * (2.0f * LOG2E)) + 1.0f));
+  return fmaf(-2.0f, y, 1.0f);
+}
+// A score becomes its weight exp(score - lse) (lse in units of log 2); gives the score's slope under the cap.
+__device__ __forceinline__ float weight(float& x, float lse) {
+  float slope = 1.0f;
+  if (HAS_CAP) {
+    const float bent = tanh_by_exp(x * (SCALE / SOFT_CAP));
+    slope = fmaf(-bent, bent, 1.0f);
+    x = exp2_approximate(fmaf(bent, SOFT_CAP * LOG2E, -lse));
+  } else {
+    x = exp2_approximate(fmaf(x, SCALE * LOG2E, -lse));
+  }
+  return slope;
+}

@@ -34,7 +34,7 @@ class Stream:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """The next events, of some MiB at most; none when all are read. A line that is not finished is left for later."""
+        """The next events, of some MiB at most; none when all are read. A line that is not finished is left."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)

@@ -1,4 +1,4 @@
-"""What goes to the terminal. Names, paths and values of others are made visible here: nothing of them steers a terminal.
+"""What goes to the terminal. Names, paths and values of others are made visible here: none of them steers it.
 
 The only place of the package that prints.
 """

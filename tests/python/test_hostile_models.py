@@ -71,7 +71,11 @@ def test_sizes_within_their_bounds_have_a_bounded_product():
     # The largest models that there are have their place, and are traced in no time.
     models.build(
         tiny_llama(
-            hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128, vocab_size=128256
+            hidden_size=16384,
+            intermediate_size=53248,
+            num_hidden_layers=126,
+            num_attention_heads=128,
+            vocab_size=128256,
         )
     )
     models.build(tiny_llama(num_hidden_layers=LARGEST["num_hidden_layers"]))

@@ -196,7 +196,8 @@ fn identity(folder: &Path) -> Result<(u64, u64)> {
 fn read_manifest(output: &Path) -> Result<Option<Earlier>> {
     let path = output.join(MANIFEST);
     match fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        // A folder that cannot be made is told when it is made.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         // It would be replaced by a file.
         Ok(data) if data.is_symlink() => {
             return Err(TrainError::Failed(format!("{} is a link, expected a file or nothing", path.display())));

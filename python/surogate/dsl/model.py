@@ -78,7 +78,7 @@ def find(fields: dict[str, Any]) -> Architecture:
     return found
 
 
-#: Parameters of a model, at most: some ten times what the largest have. Bytes of states and gradients stay within 64 bits.
+#: Parameters of a model, at most: some ten times what the largest have. Bytes of states stay within 64 bits.
 PARAMETERS = 1 << 45
 
 

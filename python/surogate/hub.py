@@ -44,6 +44,9 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
 #: A set on the hub: `owner/name`, or `owner/name@revision`.
 HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?")
 
+#: Characters of a README that are read.
+MOST_OF_CARD = 1 << 24
+
 #: What ends the name of a file, not of a set.
 FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".zstd")
 
@@ -92,7 +95,7 @@ def cached_files(path: str, subset: str | None, split: str) -> list[Path] | None
         return Path(found) if isinstance(found, str) else None
 
     card = local("README.md") if "README.md" in names else None
-    text = card.read_text(encoding="utf-8", errors="replace") if card else None
+    text = _card(card) if card else None
     found = [local(file) for file in _native.choose_files(path, names, text, subset, split)]
     return [file for file in found if file is not None] if all(found) else None
 
@@ -117,12 +120,18 @@ def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     card = None
     if "README.md" in names:
         fetch = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision)
-        card = Path(_told(what, fetch)).read_text(encoding="utf-8", errors="replace")
+        card = _card(Path(_told(what, fetch)))
     chosen = _native.choose_files(path, names, card, subset, split)
     patterns = [glob.escape(file) for file in chosen]
     download = partial(snapshot_download, name, repo_type="dataset", revision=revision, allow_patterns=patterns)
     place = Path(_told(what, download))
     return [place / file for file in chosen]
+
+
+def _card(readme: Path) -> str:
+    """The beginning of a README, in which the list of a set's parts stands; there is no longer one that is meant."""
+    with readme.open(encoding="utf-8", errors="replace") as file:
+        return file.read(MOST_OF_CARD)
 
 
 def _cached_names(name: str, revision: str) -> list[str]:

@@ -23,7 +23,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) barrier_init(known + 8 * i, 1), barrier_init(forgotten + 8 * i, GROUPS + 1);
     for (int i = 0; i < KV_STAGES; i++) barrier_init(keys_ready + 8 * i, 1), barrier_init(keys_taken + 8 * i, GROUPS);
-    for (int i = 0; i < STAGES; i++) barrier_init(ready + 8 * i, 1), barrier_init(taken + 8 * i, GROUPS);
+    for (int i = 0; i < STAGES; i++) barrier_init(ready + 8 * i, 1), barrier_init(taken + 8 * i, 4 * GROUPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -121,7 +121,9 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         products_commit();
         products_wait<0>();
       }
-      if (thread == 0) barrier_arrive(taken + 8 * stage);
+      // Every warp for itself: the statistics were read by its own loads.
+      __syncwarp();
+      if (lane == 0) barrier_arrive(taken + 8 * stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     lay_rows<WIDE_V>(my_v, dv_sum, 1.0f, 1.0f);

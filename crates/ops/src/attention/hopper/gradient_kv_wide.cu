@@ -23,7 +23,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) barrier_init(known + 8 * i, 1), barrier_init(forgotten + 8 * i, 3);
     for (int i = 0; i < KV_STAGES; i++) barrier_init(keys_ready + 8 * i, 1), barrier_init(keys_taken + 8 * i, 2);
-    for (int i = 0; i < STAGES; i++) barrier_init(ready + 8 * i, 1), barrier_init(taken + 8 * i, 2);
+    for (int i = 0; i < STAGES; i++) barrier_init(ready + 8 * i, 1), barrier_init(taken + 8 * i, 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -70,7 +70,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         scores<D, 64>(s, k_tile, q_tile);
         products_commit();
         products_wait<1>();
-        if (step > 0 && thread == 0) barrier_arrive(taken + 8 * before);
+        if (step > 0 && lane == 0) barrier_arrive(taken + 8 * before);
         products_wait<0>();
 #if HAS_CAP
 #pragma unroll
@@ -105,7 +105,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
       products_wait<0>();
-      if (thread == 0) barrier_arrive(taken + 8 * before);
+      if (lane == 0) barrier_arrive(taken + 8 * before);
       meet<256>(3);
       lay_rows<WIDE_V>(v_tile, sum, 1.0f, 1.0f);
     } else {
@@ -122,7 +122,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         scores<DV, 64>(dp, v_tile, do_tile);
         products_commit();
         products_wait<1>();
-        if (step > 0 && thread == 0) barrier_arrive(taken + 8 * before);
+        if (step > 0 && lane == 0) barrier_arrive(taken + 8 * before);
         products_wait<0>();
         meet<256>(WEIGHTS_READY);
 #pragma unroll
@@ -139,7 +139,7 @@ attention_gradient_kv(const __grid_constant__ TensorMap q, const __grid_constant
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
       products_wait<0>();
-      if (thread == 0) barrier_arrive(taken + 8 * before);
+      if (lane == 0) barrier_arrive(taken + 8 * before);
       meet<256>(3);
       lay_rows<WIDE>(k_tile, sum, SCALE, SCALE);
     }

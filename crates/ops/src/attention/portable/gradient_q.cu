@@ -1,9 +1,9 @@
 // Gradient of attention to q by m16n8k16: dq_i = SCALE sum_j ds_ij k_j, ds_ij = p_ij (do_i.v_j - delta_i), p_ij =
 // exp(s_ij - lse_i) computed again; with a cap ds_ij is multiplied by 1 - (s_ij / SOFT_CAP)^2.
 // Tensors as in forward.cu; records by attention_records.
+// For heads above 256, whose gradients gradients.cu cannot make all at once.
 // A block owns ROWS = STRIPS * MT * 16 queries of one head and walks over the tiles of KEYS keys that any of them
-// sees, in STAGES buffers; a warp owns MT * 16 queries (PARTS warps share them, each with its part of the columns).
-// With HOLD q and do stay in registers and their place in shared memory serves the tiles.
+// sees; PARTS = 2 warps share MT * 16 queries, each with its part of the columns.
 #include "tiles.cuh"
 
 #define ROWS (STRIPS * MT * 16)
@@ -17,9 +17,9 @@
 #define GROUP (HEADS / KV_HEADS)
 // Shared memory in bytes.
 #define AT_DO (ROWS * PITCH(PD))
-#define AT_TILES (HOLD ? 0 : AT_DO + ROWS * PITCH(PDV))
-#define STAGE (KEYS * (PITCH(PD) + PITCH(PDV)))
-#define AT_PARTNER (AT_TILES + STAGES * STAGE)
+#define AT_K (AT_DO + ROWS * PITCH(PDV))
+#define AT_V (AT_K + KEYS * PITCH(PD))
+#define AT_PARTNER (AT_V + KEYS * PITCH(PDV))
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k, const ELEMENT* __restrict__ v,
@@ -42,7 +42,10 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
   const int own_row = first_row + strip * MT * 16, my_row = own_row + lane / 4;
   const u32 my_q = at + strip * MT * 16 * PITCH(PD) + part * K_COLUMNS * 2 + left_lane(PITCH(PD));
   const u32 my_do = at + AT_DO + strip * MT * 16 * PITCH(PDV) + part * V_COLUMNS * 2 + left_lane(PITCH(PDV));
-  const u32 tiles = at + AT_TILES;
+  const u32 my_k = at + AT_K + part * K_COLUMNS * 2, my_v = at + AT_V + part * V_COLUMNS * 2 + right_lane(PITCH(PDV));
+  constexpr int SIZE = MT * NT * 128;
+  float* of_s = (float*)(memory + AT_PARTNER) + strip * PARTS * 2 * SIZE;
+  float* of_dp = of_s + PARTS * SIZE;
   float of_lse[MT][2], of_delta[MT][2], sum[MT][K_COLUMNS / 8][4] = {};
 #pragma unroll
   for (int i = 0; i < MT * 2; i++) {
@@ -53,53 +56,20 @@ attention_gradient_q(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ 
   const float4 upper = records[min(own_row, TOKENS - 1)], lower = records[min(own_row + MT * 16 - 1, TOKENS - 1)];
   const int all_from = __float_as_int(lower.z), all_to = __float_as_int(upper.w);
   const int any_from = __float_as_int(upper.z), any_to = __float_as_int(lower.w);
-#if HOLD
-  u32 q_held[MT][K_COLUMNS / 16][4], do_held[MT][V_COLUMNS / 16][4];
-  wait_copies<0>();
-  __syncthreads();
-  hold<MT, K_COLUMNS / 16, PITCH(PD)>(q_held, my_q);
-  hold<MT, V_COLUMNS / 16, PITCH(PDV)>(do_held, my_do);
-  __syncthreads();
-#endif
-  auto fetch_tile = [&](u32 tile, int key) {
-    fetch<KEYS, D, PD, THREADS>(tile, k, K_S, key);
-    fetch<KEYS, DV, PDV, THREADS>(tile + KEYS * PITCH(PD), v, V_S, key);
-  };
-  if (STAGES == 2) fetch_tile(tiles, start);
-  commit_copies();
 
-  int stage = 0;
   for (int key = start; key < end; key += KEYS) {
-    if (STAGES == 1) {
-      __syncthreads();
-      fetch_tile(tiles, key);
-      commit_copies();
-    }
+    __syncthreads();
+    fetch<KEYS, D, PD, THREADS>(at + AT_K, k, K_S, key);
+    fetch<KEYS, DV, PDV, THREADS>(at + AT_V, v, V_S, key);
+    commit_copies();
     wait_copies<0>();
     __syncthreads();
-    if (STAGES == 2) {
-      if (key + KEYS < end) fetch_tile(tiles + (1 - stage) * STAGE, key + KEYS);
-      commit_copies();
-    }
-    const u32 k_tile = tiles + stage * STAGE, v_tile = k_tile + KEYS * PITCH(PD);
-    if (STAGES == 2) stage = 1 - stage;
     if (key > any_to || key + KEYS <= any_from) continue;
     float s[MT][NT][4] = {}, dp[MT][NT][4] = {};
-    const u32 my_k = k_tile + part * K_COLUMNS * 2, my_v = v_tile + part * V_COLUMNS * 2;
-#if HOLD
-    scores<MT, NT, K_COLUMNS / 16, PITCH(PD)>(s, q_held, my_k + right_lane(PITCH(PD)));
-    scores<MT, NT, V_COLUMNS / 16, PITCH(PDV)>(dp, do_held, my_v + right_lane(PITCH(PDV)));
-#else
     scores<MT, NT, K_COLUMNS / 16, PITCH(PD), PITCH(PD)>(s, my_q, my_k + right_lane(PITCH(PD)));
-    scores<MT, NT, V_COLUMNS / 16, PITCH(PDV), PITCH(PDV)>(dp, my_do, my_v + right_lane(PITCH(PDV)));
-#endif
-#if PARTS > 1
-    constexpr int SIZE = MT * NT * 128;
-    float* of_s = (float*)(memory + AT_PARTNER) + strip * PARTS * 2 * SIZE;
+    scores<MT, NT, V_COLUMNS / 16, PITCH(PDV), PITCH(PDV)>(dp, my_do, my_v);
     add_partner<MT, NT, PARTS * 32>(s, of_s + part * SIZE, of_s + (1 - part) * SIZE, 1 + strip);
-    float* of_dp = of_s + PARTS * SIZE;
     add_partner<MT, NT, PARTS * 32>(dp, of_dp + part * SIZE, of_dp + (1 - part) * SIZE, 1 + strip);
-#endif
     const bool whole = key >= all_from && key + KEYS - 1 <= all_to;
 #pragma unroll
     for (int i = 0; i < MT * 2; i++) {

@@ -22,7 +22,8 @@ template <int THREADS_>
 __device__ __forceinline__ int2 queries_of(const float4* records, int first, int last) {
   int from = BIDIRECTIONAL ? 0 : first;
   if (HAS_LAST) from = first_failing<THREADS_>(0, first, [&](int i) { return __float_as_int(records[i].w) < first; });
-  return make_int2(from, first_failing<THREADS_>(from, TOKENS, [&](int i) { return __float_as_int(records[i].z) <= last; }));
+  const int to = first_failing<THREADS_>(from, TOKENS, [&](int i) { return __float_as_int(records[i].z) <= last; });
+  return make_int2(from, to);
 }
 
 // Records of QUERIES_ queries; zeros beyond the row: their q and do are zero, so their weights do no harm.

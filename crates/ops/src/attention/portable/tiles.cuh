@@ -153,6 +153,27 @@ __device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], u32 left
   }
 }
 
+// The same with the left factor's columns as rows of shared memory: `left_at` holds the lane's part of a right factor.
+template <int MT_, int NT, int RT, int LEFT_PITCH, int RIGHT_PITCH>
+__device__ __forceinline__ void weighted_columns(float (&sum)[MT_][NT][4], u32 left_at, u32 right_at) {
+#pragma unroll
+  for (int r = 0; r < RT; r += 2) {
+    u32 a[MT_][4];
+#pragma unroll
+    for (int m = 0; m < MT_; m++) load_transposed(a[m], left_at + r * 8 * LEFT_PITCH + m * 32);
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      u32 b[4];
+      load_transposed(b, right_at + r * 8 * RIGHT_PITCH + n * 16);
+#pragma unroll
+      for (int m = 0; m < MT_; m++) {
+        product(ELEMENT(), sum[m][n], a[m], b[0], b[1]);
+        if (n + 1 < NT) product(ELEMENT(), sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
 // Results of a warp to rows [first, ...) and columns [column, ...) of a head.
 template <int MT_, int NT, int COLUMNS>
 __device__ __forceinline__ void write_rows(ELEMENT* head, size_t stride, int first, int column,

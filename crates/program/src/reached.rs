@@ -94,7 +94,8 @@ const BACKWARD: bool = true;
 
 /// Attention on an H200, TFLOP/s over the pairs that are seen, of documents with twice as many tokens as keys are seen
 /// in the mean. Measured in steps: the library's with heads of 128 at 68, 210 and 1024 keys, Hopper's backward pass at
-/// 1024 and 4096, scalar ones from a whole run with a window. The others stand for what `doctor --calibrate` measures.
+/// 1024 and 4096, scalar ones from a whole run with a window; portable ones alone. The others stand for what
+/// `doctor --calibrate` measures.
 const H200_ATTENTION: &[AttentionRate] = &{
     use Realisation::{Hopper, Library, Portable, Scalar};
     [
@@ -124,18 +125,24 @@ const H200_ATTENTION: &[AttentionRate] = &{
         at(BACKWARD, Hopper, 128, 1024.0, 345.0),
         at(BACKWARD, Hopper, 128, 4096.0, 430.0),
         at(BACKWARD, Hopper, 256, 1024.0, 300.0),
-        at(FORWARD, Portable, 64, 68.0, 80.0),
-        at(FORWARD, Portable, 64, 1024.0, 230.0),
-        at(FORWARD, Portable, 128, 68.0, 90.0),
-        at(FORWARD, Portable, 128, 1024.0, 255.0),
-        at(FORWARD, Portable, 256, 1024.0, 220.0),
-        at(FORWARD, Portable, 512, 1024.0, 150.0),
-        at(BACKWARD, Portable, 64, 68.0, 60.0),
-        at(BACKWARD, Portable, 64, 1024.0, 200.0),
-        at(BACKWARD, Portable, 128, 68.0, 70.0),
-        at(BACKWARD, Portable, 128, 1024.0, 200.0),
-        at(BACKWARD, Portable, 256, 1024.0, 180.0),
-        at(BACKWARD, Portable, 512, 1024.0, 100.0),
+        at(FORWARD, Portable, 64, 168.0, 126.0),
+        at(FORWARD, Portable, 64, 1024.0, 272.0),
+        at(FORWARD, Portable, 64, 2048.0, 307.0),
+        at(FORWARD, Portable, 128, 176.0, 144.0),
+        at(FORWARD, Portable, 128, 1024.0, 311.0),
+        at(FORWARD, Portable, 128, 4096.0, 346.0),
+        at(FORWARD, Portable, 256, 203.0, 127.0),
+        at(FORWARD, Portable, 256, 2048.0, 249.0),
+        at(FORWARD, Portable, 512, 2048.0, 204.0),
+        at(BACKWARD, Portable, 64, 168.0, 113.0),
+        at(BACKWARD, Portable, 64, 1024.0, 231.0),
+        at(BACKWARD, Portable, 64, 2048.0, 263.0),
+        at(BACKWARD, Portable, 128, 176.0, 120.0),
+        at(BACKWARD, Portable, 128, 1024.0, 247.0),
+        at(BACKWARD, Portable, 128, 4096.0, 275.0),
+        at(BACKWARD, Portable, 256, 203.0, 98.0),
+        at(BACKWARD, Portable, 256, 2048.0, 202.0),
+        at(BACKWARD, Portable, 512, 2048.0, 116.0),
         at(FORWARD, Scalar, 128, 1024.0, 20.0),
         at(BACKWARD, Scalar, 128, 1024.0, 17.0),
     ]

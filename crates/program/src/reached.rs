@@ -92,9 +92,9 @@ const fn at(backward: bool, by: Realisation, head_dim: usize, keys: f64, teraflo
 const FORWARD: bool = false;
 const BACKWARD: bool = true;
 
-/// Attention on an H200, TFLOP/s over the pairs that are seen, of documents with twice as many tokens as keys are seen
-/// in the mean. Measured in steps: the library's with heads of 128 at 68, 210 and 1024 keys, Hopper's backward pass at
-/// 1024 and 4096, scalar ones from a whole run with a window; portable ones alone. The others stand for what
+/// Attention on an H200, TFLOP/s over the pairs that are seen. Measured in steps: the library's with heads of 128 at 68,
+/// 210 and 1024 keys, scalar ones from a whole run with a window; portable ones alone. Hopper's: each alone (2026-11-22,
+/// docs/performance.md), times 0.85, which is what a step leaves of that. The others stand for what
 /// `doctor --calibrate` measures.
 const H200_ATTENTION: &[AttentionRate] = &{
     use Realisation::{Hopper, Library, Portable, Scalar};
@@ -113,18 +113,27 @@ const H200_ATTENTION: &[AttentionRate] = &{
         at(BACKWARD, Library, 128, 210.0, 85.0),
         at(BACKWARD, Library, 128, 1024.0, 300.0),
         at(BACKWARD, Library, 128, 4096.0, 350.0),
-        at(FORWARD, Hopper, 64, 68.0, 120.0),
-        at(FORWARD, Hopper, 64, 1024.0, 350.0),
-        at(FORWARD, Hopper, 128, 68.0, 150.0),
-        at(FORWARD, Hopper, 128, 1024.0, 450.0),
-        at(FORWARD, Hopper, 128, 4096.0, 540.0),
-        at(FORWARD, Hopper, 256, 1024.0, 450.0),
-        at(BACKWARD, Hopper, 64, 68.0, 70.0),
-        at(BACKWARD, Hopper, 64, 1024.0, 250.0),
-        at(BACKWARD, Hopper, 128, 68.0, 100.0),
-        at(BACKWARD, Hopper, 128, 1024.0, 345.0),
-        at(BACKWARD, Hopper, 128, 4096.0, 430.0),
-        at(BACKWARD, Hopper, 256, 1024.0, 300.0),
+        at(FORWARD, Hopper, 64, 128.0, 130.0),
+        at(FORWARD, Hopper, 64, 168.0, 134.0),
+        at(FORWARD, Hopper, 64, 1024.0, 355.0),
+        at(FORWARD, Hopper, 64, 2048.0, 357.0),
+        at(BACKWARD, Hopper, 64, 128.0, 113.0),
+        at(BACKWARD, Hopper, 64, 168.0, 117.0),
+        at(BACKWARD, Hopper, 64, 1024.0, 266.0),
+        at(BACKWARD, Hopper, 64, 2048.0, 299.0),
+        at(FORWARD, Hopper, 128, 176.0, 198.0),
+        at(FORWARD, Hopper, 128, 1024.0, 446.0),
+        at(FORWARD, Hopper, 128, 4096.0, 526.0),
+        at(BACKWARD, Hopper, 128, 176.0, 138.0),
+        at(BACKWARD, Hopper, 128, 1024.0, 340.0),
+        at(BACKWARD, Hopper, 128, 4096.0, 393.0),
+        at(BACKWARD, Hopper, 128, 16384.0, 445.0),
+        at(FORWARD, Hopper, 256, 203.0, 160.0),
+        at(FORWARD, Hopper, 256, 900.0, 374.0),
+        at(FORWARD, Hopper, 256, 2048.0, 433.0),
+        at(BACKWARD, Hopper, 256, 203.0, 105.0),
+        at(BACKWARD, Hopper, 256, 900.0, 246.0),
+        at(BACKWARD, Hopper, 256, 2048.0, 268.0),
         at(FORWARD, Portable, 64, 168.0, 126.0),
         at(FORWARD, Portable, 64, 1024.0, 272.0),
         at(FORWARD, Portable, 64, 2048.0, 307.0),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Keeping, PrepareOptions, Prepared,
-    RowCache, Tokenizer, Truncation, prepare, prepare_cached,
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Keeping, Layout, Loader, LoaderSpec,
+    Padding, Position, PrepareOptions, Prepared, RowCache, Share, Tokenizer, Truncation, prepare, prepare_cached,
 };
 use tempfile::TempDir;
 
@@ -314,6 +314,39 @@ fn a_folder_that_cannot_be_written_is_named_and_the_rows_stay_in_memory() {
     let prepared = bench.prepare(&bench.spec(), &options());
     assert!(prepared.notes[0].contains("are not kept, because"), "{:?}", prepared.notes);
     assert_same(&plain, &prepared);
+}
+
+/// A mapped file would end the process.
+#[test]
+fn kept_rows_that_are_cut_short_while_they_are_read_are_an_error() {
+    let bench = bench();
+    bench.prepare(&bench.spec(), &options());
+    let taken = bench.prepare(&bench.spec(), &options());
+    assert!(is_taken(&taken));
+    let documents = DocumentSet::all(taken.corpus);
+    for prefetch in [0, 2] {
+        let spec = LoaderSpec {
+            batch_size: 1,
+            share: Share::WHOLE,
+            seq_len: 64,
+            layout: Layout::Packed,
+            padding: Padding::End,
+            shuffle: true,
+            seed: 1,
+            epochs: None,
+            pad_id: 0,
+            longest_padding: 64,
+            prefetch,
+        };
+        let mut loader = Loader::new(documents.clone(), spec, Position::default()).unwrap();
+        if prefetch == 0 {
+            assert!(loader.next().unwrap().is_ok());
+            let file = fs::File::options().write(true).open(&bench.files(".rows")[0]).unwrap();
+            file.set_len(40).unwrap();
+        }
+        let error = loader.find_map(Result::err).unwrap().to_string();
+        assert!(error.contains("0.rows: the file was cut short while it was in use"), "{error}");
+    }
 }
 
 #[test]

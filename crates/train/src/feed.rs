@@ -91,8 +91,15 @@ impl Feed {
             }
             Layout::Padded(lengths) => lengths.iter().map(|&n| shape(batch, n, Documents::Packed)).collect(),
             Layout::Joined(lengths) => lengths.iter().map(|&n| shape(1, n, Documents::Packed)).collect(),
+            Layout::Packed if self.documents_fill_rows() => vec![shape(batch, self.spec.seq_len, Documents::Rows)],
             Layout::Packed => vec![shape(batch, self.spec.seq_len, Documents::Packed)],
         }
+    }
+
+    /// Whether every document is as long as a row: then packing leaves each alone, and kernels for full rows take them.
+    fn documents_fill_rows(&self) -> bool {
+        let set = &self.documents;
+        set.members.iter().all(|index| set.corpus.length(*index as usize) == self.spec.seq_len)
     }
 
     /// The lengths of the first batches' rows, and the tokens of documents in one.

@@ -48,7 +48,7 @@ fn choose(changed: &[(&str, Value)], machine: &Machine) -> Config {
 
 #[test]
 fn the_cut_of_a_step_follows_the_machine() {
-    let small = Machine { memory: 2 << 30, context_bytes: 0, ..Machine::h200() };
+    let small = Machine { memory: 24 << 20, context_bytes: 0, ..Machine::h200() };
     let (short, rows) = (("sequence_len", json!(512)), ("sequence_len", json!(2048)));
     let cases: [(&[(&str, Value)], &Machine, [u32; 2]); 6] = [
         (&[], &Machine::h200(), [8, 1]),

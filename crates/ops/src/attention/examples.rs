@@ -63,8 +63,9 @@ impl Given {
     /// Inputs whose gradients are checked by differences.
     pub fn differentiable(&self) -> Vec<usize> {
         match self.shape[1] {
-            // The weights of a single token are what they are, whatever q and k.
+            // The weight of a single key is 1, whatever q and k.
             1 => vec![2],
+            _ if matches!(self.attrs.optional_int("window"), Ok(Some(1))) => vec![2],
             2..=DIFFERENTIATED => (0..3).chain(self.has_sink.then(|| 3 + self.optional().len())).collect(),
             _ => vec![],
         }

@@ -201,6 +201,8 @@ pub fn gguf(bytes: &[u8]) -> bool {
 
 pub fn gguf_seeds() -> Vec<Vec<u8>> {
     let path = scratch("gguf").join("seed.gguf");
+    // Of an earlier run: a file that is there is not written to.
+    let _ = fs::remove_file(&path);
     let metadata = [
         ("general.architecture".to_owned(), GgufValue::Text("llama".into())),
         ("llama.block_count".to_owned(), GgufValue::U32(1)),

@@ -14,6 +14,10 @@ import surogate
 ROWS = tempfile.TemporaryDirectory(prefix="surogate-rows-")
 os.environ["SUROGATE_DATA_CACHE"] = ROWS.name
 
+# Machines that a test measures are not the user's, nor are the user's those of a test.
+MACHINES = tempfile.TemporaryDirectory(prefix="surogate-machines-")
+os.environ["SUROGATE_MACHINES"] = MACHINES.name
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = REPOSITORY.parent / "shared"
 TRIMMED = REPOSITORY / "tests" / "golden"

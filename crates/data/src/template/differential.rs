@@ -117,31 +117,3 @@ fn bounds_refuse_nothing_and_change_nothing() {
     }
     assert!(same > 40, "only {same} renderings were compared");
 }
-
-/// Prints what the bounds cost; the conversation has twenty messages.
-#[test]
-#[ignore = "measures"]
-fn what_bounds_cost() {
-    let turn =
-        |i: usize| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "some words ".repeat(40)});
-    let messages: Vec<Value> = (0..20).map(turn).collect();
-    let variables = json!({"messages": messages, "tools": null, "add_generation_prompt": true, "bos_token": "<s>",
-                           "eos_token": "</s>"});
-    for source in templates() {
-        let mut environment = environment("2026-11-20T00:00:00".parse().unwrap(), Readings::default());
-        environment.set_syntax(syntax());
-        environment.set_fuel(Some(50_000_000));
-        let compiled = Compiled::new(&source, &syntax()).unwrap();
-        let mut plain = environment.clone();
-        plain.add_template_owned("chat", source.clone()).unwrap();
-        let time = |render: &dyn Fn() -> bool| {
-            let start = std::time::Instant::now();
-            let rendered = (0..300).filter(|_| allowance::during(1 << 24, render)).count();
-            (rendered == 300).then_some(start.elapsed().as_secs_f64() * 1e6 / 300.0)
-        };
-        let values = || Jinja::from(Serde(&variables));
-        let without = time(&|| plain.get_template("chat").unwrap().render(values()).is_ok());
-        let with = time(&|| compiled.render(&environment, values()).is_ok());
-        println!("{} bytes: {without:?} µs without, {with:?} µs with", source.len());
-    }
-}

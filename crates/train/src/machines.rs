@@ -100,10 +100,13 @@ fn unknown(text: &str, name: &str) -> TrainError {
 
 /// A machine of a file.
 pub fn read(path: &Path) -> Result<Machine> {
-    let text = std::fs::read_to_string(path).map_err(|e| TrainError::io("read", path, e))?;
-    let no_machine = |why: String| TrainError::Usage(format!("{}: this is no machine: {why}", path.display()));
-    let value: Value = serde_json::from_str(&text).map_err(|e| no_machine(format!("no JSON: {e}")))?;
-    from_json(&value).map_err(no_machine)
+    let text = std::fs::read(path).map_err(|e| TrainError::io("read", path, e))?;
+    parse(&text).map_err(|why| TrainError::Usage(format!("{}: this is no machine: {why}", path.display())))
+}
+
+fn parse(text: &[u8]) -> std::result::Result<Machine, String> {
+    let value: Value = serde_json::from_slice(text).map_err(|e| format!("no JSON: {e}"))?;
+    from_json(&value)
 }
 
 /// Writes a file that [`read`] reads.
@@ -125,9 +128,10 @@ pub fn kept_at(device: &str, driver: &str) -> Option<PathBuf> {
     Some(folder.join(format!("{device} {driver}.json").chars().map(plain).collect::<String>()))
 }
 
-/// What was measured of this device, with what its driver says of it now; none where nothing was measured.
+/// What was measured of this device, with what its driver says of it now; none where nothing was measured, or where
+/// others could have written what is kept.
 pub fn calibrated(present: &Machine, device: &str, driver: &str) -> Option<Machine> {
-    let kept = read(&kept_at(device, driver)?).ok()?;
+    let kept = parse(&options::cache::read_trusted(&kept_at(device, driver)?)?).ok()?;
     (kept.arch == present.arch && kept.units == present.units).then(|| Machine {
         name: present.name.clone(),
         memory: present.memory,
@@ -296,6 +300,19 @@ mod tests {
             }
             (a, b) => assert_eq!(a, b),
         }
+    }
+
+    #[test]
+    fn what_others_may_write_is_not_believed() {
+        use std::os::unix::fs::PermissionsExt;
+        let device = format!("test of {}", std::process::id());
+        let (present, path) = (Machine::h200(), kept_at(&device, "1").unwrap());
+        write(&Machine { bandwidth: 1e12, ..Machine::h200() }, &path).unwrap();
+        let found = || calibrated(&present, &device, "1").map(|machine| machine.bandwidth);
+        assert_eq!(found(), Some(1e12));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(found(), None);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -109,7 +109,7 @@ pub fn run(root: &Path) -> Result<(), String> {
             println!("tidy: ok, {} notes", found.len());
             Ok(())
         }
-        _ => Err(format!("tidy: {broken} places break a rule of the house (ARCHITECTURE.md, section Habits)")),
+        _ => Err(format!("tidy: {broken} places break a rule of the house (ARCHITECTURE.md, section Conventions)")),
     }
 }
 

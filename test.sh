@@ -3,7 +3,7 @@
 #
 # Needs rustc with cargo, a C compiler, git and python3 (3.11 or newer), and a way to crates.io and PyPI. Everything
 # heavy is built once, with the release profile, into the usual target folder. Stops at the first failure. Knows the
-# order of the stages, not what is in them. Reference numbers in ../shared are used where they lie beside the checkout.
+# order of the stages, not what is in them. Reference numbers in ../shared are used where they lie next to the checkout.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 

@@ -2,7 +2,7 @@
 //!
 //! `FUZZ_TARGET` is the target; with `FUZZ_SEEDS=FOLDER` the seeds of all targets are written there and nothing is run.
 //! A panic that the program catches is none; one that reaches this file is a finding. Memory beyond a limit is refused
-//! as if the machine had no more, so that a size from a file cannot hide behind pages that nobody touched.
+//! as if the machine had no more, so that a size from a file cannot hide behind pages that no one touched.
 
 #![no_main]
 
@@ -25,7 +25,7 @@ struct Bounded;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is the system allocator's; the count beside it decides only whether there is a call.
+// SAFETY: every call is the system allocator's; the count next to it decides only whether there is a call.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if HELD.fetch_add(layout.size(), Ordering::Relaxed).saturating_add(layout.size()) > MOST_BYTES {

@@ -14,7 +14,7 @@ shift
 coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
-# The same versions as the workspace has; what the engine adds is resolved beside them.
+# The same versions as the workspace has; what the engine adds is resolved next to them.
 cp "$here/../Cargo.lock" "$here/Cargo.lock"
 # A target named on the command line keeps the flags away from build scripts.
 host=$(rustc -vV | sed -n 's/^host: //p')

@@ -1,4 +1,4 @@
-"""Reading kept rows: tokens a second of one core, packed and batched, and the memory that it takes.
+"""Reading kept rows: tokens per second of one core, packed and batched, and the memory that it takes.
 
     from_cache.py [--tokens 536870912] [--times 3]
 
@@ -34,11 +34,11 @@ TEST = [
 
 def measure(tokens: int) -> dict[str, float]:
     """One round in a process of its own."""
-    told = subprocess.run(
+    reported = subprocess.run(
         TEST, cwd=ROOT, check=True, text=True, capture_output=True,
         env={**os.environ, "SUROGATE_FIGURE_TOKENS": str(tokens)},
     )  # fmt: skip
-    line = next(line for line in told.stdout.splitlines() if line.startswith("FIGURES "))
+    line = next(line for line in reported.stdout.splitlines() if line.startswith("FIGURES "))
     return json.loads(line.removeprefix("FIGURES "))
 
 

@@ -35,12 +35,12 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 tokenizer.chat_template = open(template).read()
 
 def encode(rows):
-    told = tokenizer.apply_chat_template(
+    reported = tokenizer.apply_chat_template(
         rows["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    pairs = zip(told["input_ids"], told["assistant_masks"])
+    pairs = zip(reported["input_ids"], reported["assistant_masks"])
     labels = [[i if m else -100 for i, m in zip(ids, mask)] for ids, mask in pairs]
-    return {"input_ids": told["input_ids"], "labels": labels}
+    return {"input_ids": reported["input_ids"], "labels": labels}
 
 rows = Dataset.from_json(data, cache_dir=cache)
 several = int(workers) if len(rows) > 1 else None
@@ -88,12 +88,12 @@ def repeat(source: pathlib.Path, target: pathlib.Path, copies: int, rows: int | 
 def timed(command: list[str], **variables: str) -> tuple[float, float, str]:
     """Wall seconds, processor seconds and output of a process with its children."""
     before, start = os.times(), time.perf_counter()
-    told = subprocess.run(command, text=True, capture_output=True, env={**os.environ, **variables})
+    reported = subprocess.run(command, text=True, capture_output=True, env={**os.environ, **variables})
     wall, after = time.perf_counter() - start, os.times()
-    if told.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} …: {told.stderr[-2000:]}")
+    if reported.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} …: {reported.stderr[-2000:]}")
     spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return wall, spent, told.stdout
+    return wall, spent, reported.stdout
 
 
 def main() -> None:
@@ -130,14 +130,14 @@ def main() -> None:
         print("start alone, wall and processor seconds:", {k: tuple(round(x, 2) for x in v) for k, v in start.items()})
         rounds: list[dict[str, tuple[float, float]]] = []
         for number in range(a.pairs):
-            told = {name: side(many) for name, side in sides.items()}
+            reported = {name: side(many) for name, side in sides.items()}
             if number == 0:
-                tokens = re.search(r"TOKENS (\d+) (\d+)", told["peer"][2])
+                tokens = re.search(r"TOKENS (\d+) (\d+)", reported["peer"][2])
                 assert tokens is not None
                 print("peer: tokens, trained:", *tokens.groups())
-                print(told["ours"][2].strip())
+                print(reported["ours"][2].strip())
             rounds.append(
-                {n: (max(w - start[n][0], 0.01), max(c - start[n][1], 0.01)) for n, (w, c, _) in told.items()}
+                {n: (max(w - start[n][0], 0.01), max(c - start[n][1], 0.01)) for n, (w, c, _) in reported.items()}
             )
             print({name: tuple(round(x, 2) for x in pair) for name, pair in rounds[-1].items()}, flush=True)
         for name in ("library", "ours"):

@@ -72,7 +72,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: float, limit: float) -> dict[str, Any]:
     """Runs the file; what was seen of `seconds` behind the first `warm_up` seconds of steps.
 
-    The run must get there within `limit` seconds. Rates in tokens a second, memory in bytes.
+    The run must get there within `limit` seconds. Rates in tokens per second, memory in bytes.
     """
     printed = folder.parent / f"{folder.name}.txt"
     printed.parent.mkdir(parents=True, exist_ok=True)

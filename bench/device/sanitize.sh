@@ -5,7 +5,7 @@
 # nvidia-cuda-sanitizer-api.
 # Kernels of libraries are left out where a tool cannot see into them (SANITIZE_ALL=1 takes them in): what is checked is
 # the project's own. Racecheck alone is given the operations that call no library: it ends with an error of its own where a
-# kernel of clusters is launched that it was told to leave out. Each tool's report is written to $OUT, or the working
+# kernel of clusters is launched that it was reported to leave out. Each tool's report is written to $OUT, or the working
 # folder. Exit status: 0 only if all are clean.
 set -uo pipefail
 tools=("$@")
@@ -37,11 +37,11 @@ if len(names) != sum(text.count('extern "C" __global__') for text in texts) or a
 print(*sorted(set(names)))
 PY
 ); do own+=(--kernel-name "kernel_substring=$name"); done
-[ ${#own[@]} -gt 0 ] || { echo "sanitize.sh: no kernels beside the script" >&2; exit 2; }
+[ ${#own[@]} -gt 0 ] || { echo "sanitize.sh: no kernels next to the script" >&2; exit 2; }
 failed=0
 for tool in "${tools[@]}"; do
   options=(--tool "$tool" --error-exitcode 9 --print-limit 40 --target-processes all)
-  # Libraries read padding that nobody wrote, order their own work by means that racecheck does not follow, and have
+  # Libraries read padding that no one wrote, order their own work by means that racecheck does not follow, and have
   # kernels that it cannot run.
   if [ -z "${SANITIZE_ALL:-}" ] && [ "$tool" != memcheck ]; then
     options+=("${own[@]}")

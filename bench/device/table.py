@@ -184,7 +184,7 @@ def verdict(row: Row, rate: float, of: dict[str, dict[str, Any]]) -> str:
 
 
 def show(results: list[dict[str, Any]], tiny: bool) -> str:
-    """The table as text; sizes in GiB, rates in thousand tokens a second."""
+    """The table as text; sizes in GiB, rates in thousand tokens per second."""
     of = {result["row"]: result for result in results}
     head = f"{'row':20} {'ours':>7} {'peer':>7} {'ratio':>6} {'beat':>6} {'target':>6} {'MFU':>6}"
     lines = [head + f" {'planned':>8} {'off':>6} {'used':>7} {'plan':>7} {'start':>6}  verdict"]

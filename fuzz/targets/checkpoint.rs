@@ -54,7 +54,7 @@ thread_local! {
     static TRAINER: RefCell<Option<Trainer>> = const { RefCell::new(None) };
 }
 
-/// Goes on at the real checkpoint with this state.
+/// Resumes from the real checkpoint with this state.
 pub fn resume(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     let original = &*ORIGINAL;

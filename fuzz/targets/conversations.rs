@@ -66,7 +66,7 @@ pub fn conversation_seeds() -> Vec<Vec<u8>> {
     .collect()
 }
 
-/// A data set of JSON lines whose type is left open.
+/// A dataset of JSON lines whose type is left open.
 pub fn dataset(bytes: &[u8]) -> bool {
     let path = written("dataset", "a.jsonl", bytes);
     let specs = [DatasetSpec::new(path, DatasetKind::Auto(Box::<AutoColumns>::default()))];

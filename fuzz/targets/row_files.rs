@@ -1,4 +1,4 @@
-//! Files of rows, and the card that says which of them are a data set.
+//! Files of rows, and the card that says which of them are a dataset.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::{file, written};
 /// Rows that are read of a file; more than any input of the fuzzer's size can honestly hold.
 const MOST_ROWS: usize = 200_000;
 
-/// The head of a data set's `README.md`.
+/// The head of a dataset's `README.md`.
 pub fn card(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     let names =

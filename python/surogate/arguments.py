@@ -1,7 +1,7 @@
 """The command line's grammar: commands and flags by argparse, options of the run as overrides.
 
-Which options there are, their types and defaults, is known to the engine alone: `--key value` is
-handed on as text, and the help page is made from the engine's tables.
+Only the engine knows the options, their types and defaults: `--key value` is passed on as text, and
+the help page is generated from the engine's tables.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def parser() -> argparse.ArgumentParser:
     root = CommandParser(prog="surogate", description="Trains and fine-tunes large language models.")
     root.add_argument("--version", action="version", version=f"surogate {_native.__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in {"sft": "fine-tune a model", "pt": "train a model further, or from scratch, on text"}.items():
+    for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch"}.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
         command.add_argument("config", metavar="run.yaml")
         shown = command.add_mutually_exclusive_group()
-        shown.add_argument("--quiet", action="store_true", help="print errors only; the log holds the rest")
-        shown.add_argument("--json", action="store_true", help="print the events of the log, a JSON object on a line")
+        shown.add_argument("--quiet", action="store_true", help="print errors only; everything else is in the log")
+        shown.add_argument("--json", action="store_true", help="print the log: one JSON object per line")
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml")
-    tokenize.add_argument("--debug", action="store_true", help="show the first rows, here and as a page in output_dir")
-    tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
+    tokenize.add_argument("--debug", action="store_true", help="show the first rows, on the terminal and as a page in output_dir")
+    tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
     show.add_argument("config", metavar="run.yaml")
@@ -95,42 +95,42 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("config", metavar="run.yaml")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     for command in (show, plan):
-        command.add_argument("--machine", help="plan for this machine, not the present: a name such as h100, or a file")
-        command.add_argument("--task", choices=["sft", "pt"], default="sft", help="whose defaults apply")
-    init = _command(commands, "init", "write a run.yaml for a model and data, with what the plan says of this machine")
+        command.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
+        command.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
+    init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")
     init.add_argument("model", metavar="MODEL", help="folder or name of the model")
-    init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the data")
+    init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the dataset")
     init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
-    init.add_argument("--machine", help="plan for this machine, not the present: a name such as h100, or a file")
-    init.add_argument("--output", default="run.yaml", help="file to write; left out: run.yaml")
-    merge = _command(commands, "merge", "add an adapter to the weights of its model", reads_run=False)
+    init.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
+    init.add_argument("--output", default="run.yaml", help="file to write (default: run.yaml)")
+    merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
-    merge.add_argument("--model", help="folder or name of the model; left out: the one that the adapter names")
-    merge.add_argument("--output", help="folder to write; left out: `merged` beside the adapter")
-    export = _command(commands, "export", "write the result of a run in another form", reads_run=False)
+    merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
+    merge.add_argument("--output", help="folder to write (default: `merged` next to the adapter)")
+    export = _command(commands, "export", "write the result of a run in another format", reads_run=False)
     export.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
-    export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="form of the result")
-    export.add_argument("--encoding", choices=["bf16", "f16", "q8_0", "f32"], help="matrices of gguf; bf16 if left out")
-    export.add_argument("--model", help="the model of an adapter; left out: the one that the adapter names")
-    export.add_argument("--output", help="folder or file to write; left out: inside RUN, named after the form")
-    report = _command(commands, "report", "show a run as a page, or several beside each other", False)
+    export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="format of the result")
+    export.add_argument("--encoding", choices=["bf16", "f16", "q8_0", "f32"], help="type of matrices in GGUF (default: bf16)")
+    export.add_argument("--model", help="model of an adapter (default: the one that the adapter names)")
+    export.add_argument("--output", help="folder or file to write (default: inside RUN, named after the format)")
+    report = _command(commands, "report", "write the report of a run, or a comparison of several", False)
     report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
-    report.add_argument("--output", help="file to write; left out: report.html in RUN, comparison.html for several")
-    completion = _command(commands, "completion", "print the script that completes commands and options", False)
+    report.add_argument("--output", help="file to write (default: report.html in RUN, or comparison.html for several)")
+    completion = _command(commands, "completion", "print the shell completion script", False)
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
-    doctor = _command(commands, "doctor", "say what this machine has and what is missing", reads_run=False)
+    doctor = _command(commands, "doctor", "report what this machine has and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--operations", action="store_true", help="compare every operation with its CPU reference")
-    doctor.add_argument("--own-kernels", action="store_true", help="of the operations only those that call no library")
+    doctor.add_argument("--own-kernels", action="store_true", help="only operations that call no library")
     doctor.add_argument(
         "--calibrate",
         nargs="?",
         const="full",
         choices=["full", "least"],
-        help="measure this device for plans, in under four minutes; least: a trial of a few seconds that is not kept",
+        help="measure this device for plans, in under four minutes; least: a test of a few seconds that is not saved",
     )
-    doctor.add_argument("--output", help="file to write the measured values to, for --machine on other computers")
+    doctor.add_argument("--output", help="file for the measured values, for --machine on other computers")
     return root
 
 

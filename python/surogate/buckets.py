@@ -33,7 +33,7 @@ INSTALL = "data in a bucket need obstore: pip install 'surogate[cloud]'"
 
 
 def is_address(path: str) -> bool:
-    """Whether a data set's path lies in a bucket."""
+    """Whether a dataset's path is in object storage."""
     return path.startswith(("s3://", "gs://"))
 
 
@@ -43,11 +43,11 @@ def data_files(path: str, subset: str | None, split: str, endings: tuple[str, ..
     try:
         import obstore
     except ImportError as error:
-        raise RunError(f"data set `{path}`: {INSTALL}") from error
+        raise RunError(f"dataset `{path}`: {INSTALL}") from error
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
     if not bucket:
-        raise DataError(f"data set `{path}`: an address has the form `{scheme}://bucket/path`")
+        raise DataError(f"dataset `{path}`: an address has the form `{scheme}://bucket/path`")
     try:
         store = _store(scheme, bucket)
         objects = _objects(store, key, path, subset, split, endings)
@@ -55,7 +55,7 @@ def data_files(path: str, subset: str | None, split: str, endings: tuple[str, ..
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda of: _fetched(store, of, place), objects))
     except (obstore.exceptions.BaseError, OSError) as error:
-        raise RunError(f"data set `{path}`: {_reason(error, scheme)}") from error
+        raise RunError(f"dataset `{path}`: {_reason(error, scheme)}") from error
 
 
 def cache_folder() -> Path:
@@ -109,7 +109,7 @@ def _objects(
     if is_pattern or key.endswith(endings):
         if subset is not None or split != "train":
             what = f"subset `{subset}`" if subset is not None else f"split `{split}`"
-            raise DataError(f"data set `{path}`: a file has no {what} (remove the option, or give the folder)")
+            raise DataError(f"dataset `{path}`: a file has no {what} (remove the option, or give the folder)")
         if not is_pattern:
             return [obstore.head(store, key)]
     parts = key.strip("/").split("/")
@@ -120,7 +120,7 @@ def _objects(
     if is_pattern:
         names = sorted(_native.matching_names("/".join(parts[plain:]), list(listed)))
         if not names:
-            raise DataError(f"data set `{path}`: no object matches this pattern")
+            raise DataError(f"dataset `{path}`: no object matches this pattern")
         return [listed[name] for name in names]
     card = None
     if "README.md" in listed:
@@ -129,14 +129,14 @@ def _objects(
 
 
 def _origin(scheme: str) -> str:
-    """The scheme, told apart by the server that the variables name."""
+    """The scheme, distinguished by the server that the variables name."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if scheme == "s3" else ("GOOGLE_BASE_URL",)
     server = next((os.environ[name] for name in names if os.environ.get(name)), "")
     return f"{scheme}-{hashlib.sha256(server.encode()).hexdigest()[:12]}" if server else scheme
 
 
 def _fetched(store: Any, of: dict[str, Any], place: Path) -> Path:
-    """The local copy of an object in the version that the listing told."""
+    """The local copy of an object in the version that the listing reported."""
     key, size = of["path"], int(of["size"])
     version = f"{of.get('version') or ''}|{of.get('e_tag') or of['last_modified']}|{size}"
     *folders, name = (quote(part, safe="=+,@ ").replace("..", "%2E%2E") for part in key.split("/"))
@@ -168,11 +168,11 @@ def _receive(store: Any, of: dict[str, Any], file: Any, size: int) -> None:
         if begin == size:
             return
         try:
-            asked = options | ({"range": {"offset": begin}} if begin else {})
-            for block in _blocks(obstore.get(store, of["path"], options=asked)):
+            request = options | ({"range": {"offset": begin}} if begin else {})
+            for block in _blocks(obstore.get(store, of["path"], options=request)):
                 file.write(block)
         except obstore.exceptions.PreconditionError:
-            raise OSError(f"`{of['path']}` was written anew while it was read") from None
+            raise OSError(f"`{of['path']}` was replaced while it was read") from None
         except obstore.exceptions.BaseError:
             if attempt == ATTEMPTS:
                 raise

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from . import _native, errors, export, extras, files, hub, merge
 from .arguments import UsageError, parser, split_overrides
-from .beside import Beside
+from .log_readers import LogReaders
 from .machine import site_packages
 from .run import load_config, open_source
 from .terminal import show, show_coloured, warn
@@ -81,12 +81,12 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     show = "nothing" if options.quiet else "events" if options.json else "lines"
-    beside = Beside(json.loads(config.trackers))
+    readers = LogReaders(json.loads(config.trackers))
     try:
-        return _native.run(config, folder, ir, site_packages(), show, beside.doors)
+        return _native.run(config, folder, ir, site_packages(), show, readers.pipes)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        beside.finish()
+        readers.finish()
 
 
 def _tokenize(options: Namespace, overrides: Overrides) -> int:
@@ -119,7 +119,7 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.task, overrides)
     folder, ir = open_source(config, weights=False)
-    config, away = hub.with_data_at_hand(config)
+    config, away = hub.with_local_data(config)
     show(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")
     return 0
 
@@ -149,7 +149,7 @@ def _plan(options: Namespace, overrides: Overrides) -> int:
 def _doctor(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     if options.own_kernels and not options.operations:
-        raise UsageError("--own-kernels says which operations are compared: add --operations")
+        raise UsageError("--own-kernels selects operations to compare: add --operations")
     if options.calibrate:
         output = Path(options.output) if options.output else None
         show(_native.calibrate(site_packages(), output, options.calibrate == "least"))

@@ -31,7 +31,7 @@ class ModelError(SurogateError):
 
 
 class ModelConfigError(SurogateError):
-    """The model's config.json asks for something that the architecture's file does not compute.
+    """The model's config.json needs something that the architecture's file does not implement.
 
     `problems` holds one line for each field; all of them are found before the error is raised.
     """

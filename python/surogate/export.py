@@ -18,7 +18,7 @@ from .errors import ConfigError
 from .models import gguf
 from .terminal import show
 
-#: What a checkpoint holds beside the model or adapter.
+#: What a checkpoint holds besides the model or adapter.
 OF_CHECKPOINTS = ("optimizer.safetensors", "state.json")
 
 

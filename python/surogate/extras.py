@@ -30,7 +30,7 @@ KNOWN = [
 
 
 def find() -> list[Extra]:
-    """Every extra beside CUDA's, whose libraries are looked for one by one."""
+    """Every extra except CUDA's, whose libraries are searched for one by one."""
     return [Extra(extra, package, needed_for, _version(package)) for extra, package, needed_for in KNOWN]
 
 

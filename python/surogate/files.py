@@ -1,5 +1,5 @@
-"""Files that this package writes beside the engine: new ones, and pages of its own that are replaced. Nothing that
-somebody else put there is written to, links included.
+"""Files that this package writes, apart from those of the engine: new files, and its own pages, which it replaces. It
+writes to no other existing file, links included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Gives a file of this package new content, so that whoever reads it sees the old or the new one whole."""
+    """Gives a file of this package new content, so that a reader sees either the old or the new one whole."""
     # A name that nobody can know before: a link that waits there would be followed.
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     fresh = Path(name)

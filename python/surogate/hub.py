@@ -1,4 +1,4 @@
-"""From names on the hub to local files: a model's folder, the files of a data set. The engine only ever sees files.
+"""From names on the hub to local files: a model's folder, the files of a dataset. The engine only ever sees files.
 
 Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
@@ -52,7 +52,7 @@ FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".t
 
 
 def with_data(config: _native.Config) -> _native.Config:
-    """The configuration with the files of its data sets on the hub and in buckets, which are fetched."""
+    """The configuration with the files of its datasets on the hub and in buckets, which are fetched."""
     files = {}
     for place, path, subset, split in config.data_sets:
         if buckets.is_address(path):
@@ -62,12 +62,12 @@ def with_data(config: _native.Config) -> _native.Config:
     return config.with_files(files) if files else config
 
 
-def with_data_at_hand(config: _native.Config) -> tuple[_native.Config, list[str]]:
-    """The same with what the hub's cache holds, and why the other sets are not at hand. Nothing is fetched."""
+def with_local_data(config: _native.Config) -> tuple[_native.Config, list[str]]:
+    """The same with what the hub's cache holds, and why the other datasets are not available. Nothing is downloaded."""
     files, away = {}, []
     for place, path, subset, split in config.data_sets:
         if buckets.is_address(path):
-            away.append(f"`{path}` lies in a bucket")
+            away.append(f"`{path}` is in object storage")
         elif not Path(path).exists() and not path.endswith(FILES) and HUB_NAME.fullmatch(path):
             found = cached_files(path, subset, split)
             if found is None:
@@ -83,7 +83,7 @@ def cached_files(path: str, subset: str | None, split: str) -> list[Path] | None
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     match = HUB_NAME.fullmatch(path)
-    assert match is not None, "only names of the hub are handed here"
+    assert match is not None, "expected a name on the Hub"
     name, revision = match["name"], match["revision"] or "main"
     try:
         names = _cached_names(name, revision)
@@ -105,9 +105,9 @@ def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     match = HUB_NAME.fullmatch(path)
-    assert match is not None, "only names of the hub are handed here"
+    assert match is not None, "expected a name on the Hub"
     name, revision = match["name"], match["revision"]
-    what = f"data set `{path}`"
+    what = f"dataset `{path}`"
 
     def listed() -> list[str]:
         info = HfApi().dataset_info(name, revision=revision)
@@ -154,7 +154,7 @@ def _cached_names(name: str, revision: str) -> list[str]:
 
 
 def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -> Any:
-    """What the hub says, else what the cache holds: said aloud unless offline mode asked for it."""
+    """What the hub says, else what the cache holds: with a message unless offline mode is set."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:

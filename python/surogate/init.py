@@ -1,7 +1,7 @@
 """`surogate init`: a commented run.yaml for a model, data and a machine, from plan and data check.
 
-What a run costs is asked of the engine for each way to cut a step into micro-batches; nothing is estimated here. What
-is not written stays at its default.
+The engine plans the run for each possible split of a step into micro-batches; nothing is estimated here. Options that are
+not written keep their defaults.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .machine import site_packages
 from .run import load_config, open_source
 from .terminal import show
 
-#: Rows of a step, if the user does not say otherwise.
+#: Rows per step by default.
 ROWS = 8
 
-#: Tokens of a row, at most, if the user does not say otherwise.
+#: Maximum tokens per row by default.
 LONGEST = 2048
 
-#: Rows of a data set that are looked at.
+#: Rows of a dataset that are read.
 SAMPLES = 1000
 
-#: Why the plan is not made of the data.
-NOT_READ = "only the first rows of the data are looked at here"
+#: Why the plan does not use the data.
+NOT_READ = "only the first rows of the data are read here"
 
 _GIB = 1 << 30
 
@@ -39,7 +39,7 @@ Override = tuple[str, str]
 def run(options: Namespace, overrides: list[Override]) -> int:
     """Writes the file, or prints it."""
     path = Path(options.output)
-    taken = RunError(f"{path} exists, and nothing is overwritten: remove it, or name another with --output")
+    taken = RunError(f"{path} already exists and is not overwritten: remove it, or choose another with --output")
     if os.path.lexists(path):
         raise taken
     text = draft(options.model, options.dataset, options.task, options.machine, overrides)
@@ -47,7 +47,7 @@ def run(options: Namespace, overrides: list[Override]) -> int:
         files.write_new(path, text)
     except FileExistsError:
         raise taken from None
-    show(f"{path}: look it through, then: surogate {options.task} {path}")
+    show(f"{path}: review it, then run: surogate {options.task} {path}")
     return 0
 
 
@@ -80,14 +80,14 @@ def _data(base: dict[str, Any], task: str, overrides: list[Override]) -> str:
 def _plan(
     base: dict[str, Any], task: str, overrides: list[Override], machine: str | None
 ) -> tuple[dict[str, Any], int, int]:
-    """The fastest way to take a step's rows: (plan, rows of a micro-batch, micro-batches)."""
+    """The fastest split of a step: (plan, rows per micro-batch, micro-batches)."""
     given = dict(overrides)
     if "per_device_train_batch_size" in given or "gradient_accumulation_steps" in given:
-        cuts = [(0, 0)]
+        splits = [(0, 0)]
     else:
-        cuts = [(ROWS >> power, 1 << power) for power in range(ROWS.bit_length()) if ROWS >> power]
+        splits = [(ROWS >> power, 1 << power) for power in range(ROWS.bit_length()) if ROWS >> power]
     found, refused = [], None
-    for rows, accumulation in cuts:
+    for rows, accumulation in splits:
         cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation} if rows else {}
         config = load_config({**base, **cut}, task, overrides)
         folder, ir = open_source(config, weights=False)
@@ -99,9 +99,9 @@ def _plan(
         plan = json.loads(text)
         found.append((plan, plan["batch"], plan["gradient_accumulation_steps"]))
     if not found:
-        assert refused is not None, "every cut was planned or refused"
+        assert refused is not None, "every split was planned or rejected"
         raise refused
-    # The speeds of the plan are exact to some percent: among those that are as good, the smallest plan.
+    # Planned speeds are accurate to some percent: among equally fast splits, take the smallest plan.
     best = max(of[0]["estimate"]["tokens_per_second"] for of in found)
     near = [of for of in found if of[0]["estimate"]["tokens_per_second"] >= 0.97 * best]
     return min(near, key=lambda of: of[0]["memory_bytes"])
@@ -120,14 +120,14 @@ def _text(
     machine, estimate = plan["machine"], plan["estimate"]
     share = f"{plan['memory_bytes'] / _GIB:.2f} of {machine['memory'] / _GIB:.0f} GiB"
     on_gpu = machine["arch"] != "cpu"
-    speed = f", about {estimate['tokens_per_second']:.0f} tokens a second" if on_gpu else ""
+    speed = f", about {estimate['tokens_per_second']:.0f} tokens per second" if on_gpu else ""
     parts = [
         _remark(
-            f"A run for `surogate {task}`. Every option that is not here has its default: docs/config.md lists them."
+            f"A run for `surogate {task}`. Options that are not listed have their defaults, see docs/config.md."
         ),
         _pair("model", base["model"]),
         "",
-        _remark("What the first rows hold:"),
+        _remark("Data check of the first rows:"),
         *[f"#   {line}".rstrip() for line in data.splitlines() if not line.startswith("Note: the rows of")],
         "datasets:",
         f"  - path: {_scalar(base['datasets'][0]['path'])}",
@@ -135,10 +135,10 @@ def _text(
         "",
         _pair("output_dir", given.pop("output_dir", f"output/{Path(base['model']).name}")),
         "",
-        _remark("Tokens of a row. Several documents share one."),
+        _remark("Tokens per row. Documents are packed into rows."),
         _pair("sequence_len", given.pop("sequence_len", base.get("sequence_len"))),
         _remark(
-            f"Rows of a micro-batch × micro-batches = {rows * accumulation} rows in a step. "
+            f"Rows per micro-batch × micro-batches = {rows * accumulation} rows per step. "
             f"Planned for {machine['name']}: {share}{speed}."
         ),
         _pair("per_device_train_batch_size", rows),
@@ -149,13 +149,13 @@ def _text(
         given.pop(name, None)
     lora = given.get("lora", "false" if task == "pt" else "true") == "true"
     defaults: list[tuple[str, str, str]] = [
-        ("lora", str(lora).lower(), "Train adapters beside frozen weights (true), or all weights (false)."),
-        ("learning_rate", "2e-4" if lora else "2e-5", "Rises over the first steps, then falls to 0."),
+        ("lora", str(lora).lower(), "Train a LoRA adapter (true) or all weights (false)."),
+        ("learning_rate", "2e-4" if lora else "2e-5", "Peak value: warms up over the first steps, then decays to 0."),
         ("lr_scheduler_type", "cosine", ""),
         ("warmup_ratio", "0.03", ""),
-        ("num_epochs", "1", "Passes over the data; `max_steps` ends a run earlier."),
-        ("eval_steps", "100", "The loss on rows that are held out, every so many steps."),
-        ("save_steps", "100", "A checkpoint, every so many steps. A run goes on with --resume-from-checkpoint true."),
+        ("num_epochs", "1", "Passes over the data; `max_steps` ends the run earlier."),
+        ("eval_steps", "100", "Steps between evaluations on held-out rows."),
+        ("save_steps", "100", "Steps between checkpoints. Resume with --resume-from-checkpoint true."),
     ]
     for name, value, about in defaults:
         if about:
@@ -163,15 +163,15 @@ def _text(
         parts.append(_pair(name, given.pop(name, value)))
     decided = _decisions(plan)
     if decided:
-        parts += ["", _remark("What the plan decided about memory; leave it to the plan, or set recompute_* yourself:")]
+        parts += ["", _remark("Memory decisions of the plan; set recompute_* to override them:")]
         parts += [f"#   {line}" for line in decided]
     if given:
-        parts += ["", _remark("As asked for:"), *[_pair(name, value) for name, value in given.items()]]
+        parts += ["", _remark("Options from the command line:"), *[_pair(name, value) for name, value in given.items()]]
     return "\n".join(parts) + "\n"
 
 
 def _decisions(plan: dict[str, Any]) -> list[str]:
-    """What is computed again or done in parts."""
+    """What is recomputed, chunked or offloaded."""
     return [
         f"{of['decision']}: {of['part']}" + (f", layers {of['layers']}" if of["layers"] else "") + f" ({of['reason']})"
         for of in plan["decisions"]

@@ -1,4 +1,4 @@
-"""Where on this machine the CUDA libraries of installed Python packages lie."""
+"""Where the CUDA libraries of installed Python packages are on this machine."""
 
 from __future__ import annotations
 

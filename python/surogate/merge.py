@@ -1,6 +1,6 @@
 """`surogate merge`: a model with an adapter added to its weights, from folder to folder.
 
-Knows where adapter, model and result lie; the arithmetic is the engine's.
+Knows the paths of adapter, model and result; the arithmetic is the engine's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A process beside a run that reads its log: `python -m surogate.reader '{"reader": …}'`.
+"""A process that reads the log of a run: `python -m surogate.reader '{"reader": …}'`.
 
-It is told on standard input where the log is, and that input ends when the run's process does, however it does. What it
-writes to standard output are sentences for the user. Whatever happens here, the run does not notice.
+It receives the path of the log on standard input, which closes when the run's process exits, for whatever reason. What
+it writes to standard output are messages for the user. Nothing that happens here affects the run.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any, Protocol
 
 from .stream import ENDS, OPENINGS, Event, Stream
 
-#: Seconds that a reader may take to come to its end after the run's.
+#: Seconds that a reader may take to finish after the run.
 PATIENCE = 600
 
 
 class Reader(Protocol):
-    """What is done with the events."""
+    """Processes events."""
 
-    #: Seconds between two looks at the log.
+    #: Seconds between reads of the log.
     interval: float
 
-    #: Whether the events of the run's earlier processes are wanted too.
+    #: Whether events of earlier processes of the run are needed too.
     wants_all: bool
 
     def take(self, events: list[Event]) -> None:
         """The next events; the first of all is an opening."""
 
     def close(self, end: Event | None) -> None:
-        """The run has ended: with this event, or without a word."""
+        """The run has ended: with this event, or without one."""
 
 
 class Run(threading.Thread):
-    """Waits for the end of the run's process, at the other end of a pipe."""
+    """Waits for the exit of the run's process through a pipe."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(daemon=True)
@@ -45,12 +45,12 @@ class Run(threading.Thread):
         self._pipe = os.fdopen(fd, "rb")
 
     def log(self) -> Event | None:
-        """Where the log is and the folder of the run; none if the run ends before it has one."""
+        """The path of the log and the folder of the run; none if the run ends before it has a log."""
         line = self._pipe.readline()
         return json.loads(line) if line else None
 
     def run(self) -> None:
-        """Notes the end. Whoever hangs after it is ended some time later."""
+        """Notes the end. A reader that hangs afterwards is terminated."""
         while self._pipe.readline():
             pass
         self.is_over.set()
@@ -59,7 +59,7 @@ class Run(threading.Thread):
 
 
 def follow(stream: Stream, reader: Reader, is_over: threading.Event) -> None:
-    """Hands events on until the run has ended."""
+    """Passes events on until the run has ended."""
     last: Event | None = None
     seconds = 0.0
     if not reader.wants_all:
@@ -76,7 +76,7 @@ def follow(stream: Stream, reader: Reader, is_over: threading.Event) -> None:
 
 
 def make(spec: dict[str, Any], output: Path) -> Reader:
-    """The reader that a description names."""
+    """Creates the reader that a description names."""
     if spec["reader"] == "report":
         from .report import LiveReport
 
@@ -87,19 +87,19 @@ def make(spec: dict[str, Any], output: Path) -> Reader:
 
 
 def main() -> int:
-    """Reads until the run has ended. The exit code says whether everything was done."""
+    """Reads until the run has ended. The exit code says whether all events were processed."""
     spec = json.loads(sys.argv[1])
-    pipe, told = os.dup(0), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    pipe, messages = os.dup(0), os.fdopen(os.dup(1), "w", encoding="utf-8")
     silence = os.open(os.devnull, os.O_RDWR)
-    # Clients of services print what they like, and read what is typed to the run.
+    # Clients may print anything, and would read what is typed to the run.
     for fd in (0, 1, 2):
         os.dup2(silence, fd)
 
     def say(text: str) -> None:
         try:
-            print(" ".join(text.split()), file=told, flush=True)
+            print(" ".join(text.split()), file=messages, flush=True)
         except OSError:
-            pass  # Nobody listens any more.
+            pass  # The run has exited.
 
     os.nice(10)
     run = Run(pipe)
@@ -111,7 +111,7 @@ def main() -> int:
         spec["say"] = say
         follow(Stream(Path(announced["log"])), make(spec, Path(announced["output"])), run.is_over)
     except Exception as error:
-        say(f"{spec['reader']} gets nothing more: {type(error).__name__}: {error}")
+        say(f"{spec['reader']} receives no more data: {type(error).__name__}: {error}")
         return 1
     return 0
 

@@ -1,6 +1,6 @@
 """The log of a run as a stream of events, and as the history that they add up to.
 
-Knows the names of events and that a resumed run goes back to its checkpoint; not what anybody does with them.
+Knows the names of events and that a resumed run goes back to its checkpoint; not how they are used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Stream:
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)
-                # A process that goes on cuts off what the one before did not finish.
+                # A resumed process truncates the unfinished line of the previous one.
                 self._offset = min(self._offset, end)
                 while True:
                     file.seek(self._offset)
@@ -83,7 +83,7 @@ def _event(line: bytes) -> Event | None:
 
 @dataclass
 class History:
-    """A run as its log tells it. Steps that were done again after a resume stand there once."""
+    """A run as recorded in its log. Steps repeated after a resume appear once."""
 
     #: By step.
     steps: Thinned = field(default_factory=Thinned)
@@ -95,7 +95,7 @@ class History:
     marks: list[Event] = field(default_factory=list)
     #: What the last process began with.
     opening: Event = field(default_factory=dict)
-    #: What the last process ended with; none while it goes on, or if it was killed.
+    #: What the last process ended with; none during the run, or if it was killed.
     end: Event | None = None
     #: Steps that were done when the last process began.
     since: int = 0
@@ -180,7 +180,7 @@ def is_running(run: Path) -> bool:
 
 
 def history_of(log: Path, check: Callable[[Event], None] = lambda event: None) -> History:
-    """The history that a log tells by now. `check` sees every event before it is taken, and may refuse it."""
+    """The history recorded in a log so far. `check` sees every event first and may reject it."""
     history = History()
     stream = Stream(log)
     while events := stream.read():

@@ -1,4 +1,4 @@
-"""What goes to the terminal. Names, paths and values of others are made visible here: none of them steers it.
+"""What goes to the terminal. Control characters in untrusted names, paths and values are escaped here.
 
 The only place of the package that prints.
 """
@@ -21,5 +21,5 @@ def show_coloured(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """To standard error, beside what a program reads."""
+    """To standard error, apart from output that a program reads."""
     print(_native.visible(text), file=sys.stderr)

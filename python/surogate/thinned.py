@@ -1,5 +1,5 @@
-"""A long series of events by their steps, of which a bounded number is kept: the memory of whoever reads a run's log,
-and the work of drawing it, do not grow with the run.
+"""A long series of events by step, of which a bounded number is kept: memory and drawing time do not grow with the
+length of the run.
 
 Knows steps and numbers; not what is drawn of them.
 """

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import _native, hub
 from .arrays import floats, integers, optional
-from .beside import Beside
+from .log_readers import LogReaders
 from .machine import site_packages
 from .run import load_config, open_source
 
@@ -38,17 +38,17 @@ class Trainer:
         folder, ir = open_source(loaded)
         loaded = hub.with_data(loaded)
         trackers = json.loads(loaded.trackers)
-        beside = Beside(trackers, report=False) if trackers else None
+        readers = LogReaders(trackers, report=False) if trackers else None
         try:
-            self._native = _native.Trainer(loaded, folder, ir, site_packages(), beside.doors if beside else [])
+            self._native = _native.Trainer(loaded, folder, ir, site_packages(), readers.pipes if readers else [])
         except BaseException:
-            if beside:
-                beside.finish()
+            if readers:
+                readers.finish()
             raise
-        self._end = weakref.finalize(self, _end, self._native, beside, None)
+        self._end = weakref.finalize(self, _end, self._native, readers, None)
 
     def close(self) -> None:
-        """Ends the log, and waits until the services have it. The trainer goes on without one."""
+        """Ends the log, and waits until the trackers have received it. The trainer continues without a log."""
         self._end()
 
     def __enter__(self) -> Trainer:
@@ -56,8 +56,8 @@ class Trainer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None and (left := self._end.detach()):
-            native, beside, _ = left[2]
-            _end(native, beside, f"{type(error).__name__}: {error}")
+            native, readers, _ = left[2]
+            _end(native, readers, f"{type(error).__name__}: {error}")
         self.close()
 
     def step(
@@ -101,12 +101,12 @@ class Trainer:
         self._native.export_merged(Path(path))
 
 
-def _end(native: _native.Trainer, beside: Beside | None, error: str | None) -> None:
+def _end(native: _native.Trainer, readers: LogReaders | None, error: str | None) -> None:
     try:
         native.close(error)
     finally:
-        if beside:
-            beside.finish()
+        if readers:
+            readers.finish()
 
 
 def _arrays(batch: Mapping[str, npt.ArrayLike]) -> tuple[Any, ...]:

@@ -198,9 +198,9 @@ def compare(
         counts[kind] += 1
         counts[f"{kind} {name}"] += 1
         if kind in ("differ", "text/raised") and counts[f"{kind} {name}"] <= show:
-            told = {key: value for key, value in options.items() if key != "tools"} | {"tools": "tools" in options}
+            reported = {key: value for key, value in options.items() if key != "tools"} | {"tools": "tools" in options}
             at = next((i for i, (a, b) in enumerate(zip(theirs[1], ours[1], strict=False)) if a != b), 0)
-            print(f"{name} | {case} | {told}\n  theirs {theirs[1][max(at - 60, 0) : at + 90]!r}")
+            print(f"{name} | {case} | {reported}\n  theirs {theirs[1][max(at - 60, 0) : at + 90]!r}")
             print(f"  ours   {(ours[1][max(at - 60, 0) : at + 90] if kind == 'differ' else ours[1])!r}")
 
 

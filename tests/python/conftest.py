@@ -31,14 +31,14 @@ def golden_folder() -> Path:
 
 @pytest.fixture
 def shared() -> Path:
-    """The folder of reference numbers beside the checkout; the test is skipped where there is none."""
+    """The folder of reference numbers next to the checkout; the test is skipped if there is none."""
     if not SHARED.is_dir():
-        pytest.skip("no ../shared beside the checkout")
+        pytest.skip("no ../shared next to the checkout")
     return SHARED
 
 
 def updating() -> bool:
-    """Whether stored texts are to be written anew instead of compared."""
+    """Whether stored texts are to be regenerated instead of compared."""
     return bool(os.environ.get("SUROGATE_UPDATE"))
 
 

@@ -30,7 +30,7 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, out, err
 
 
-def test_overrides_are_told_from_flags():
+def test_overrides_are_distinguished_from_flags():
     words = "run.yaml --zero-level 2 --set a.b=c=d --json --max-steps=-1 --set=e=f --machine h200".split()
     rest, overrides = split_overrides(words)
     assert rest == ["run.yaml", "--json", "--machine", "h200"]
@@ -252,7 +252,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_what_was_saved(run_file):
     assert done.returncode == 0 and (folder / "checkpoint-12").is_dir(), done.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(capfd, run_file, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_runs(capfd, run_file, tmp_path):
     (tmp_path / "file").write_text("")
     for option in ("--output-dir", "--checkpoint-dir"):
         code, out, err = run(capfd, "sft", run_file[0], option, tmp_path / "file" / "inside")
@@ -307,7 +307,7 @@ def test_a_run_tells_what_it_did_before_its_first_step(capfd, run_file):
     names = [phase["phase"] for phase in event["phases"]]
     wanted = ["data", "folders", "plan", "weights", "first step"]
     assert [name for name in names if name in wanted] == wanted
-    # It is made beside others, and only the waiting for it is a phase.
+    # It is made concurrently, and only the wait for it is a phase.
     assert "digest of the model" in names
     assert abs(sum(phase["seconds"] for phase in event["phases"]) - event["seconds"]) < 1e-6
 
@@ -322,7 +322,7 @@ def test_help_lists_the_options(capsys):
     assert code == 0 and "--learning-rate float" in out and "--lora-rank" in out
 
 
-def test_every_problem_of_a_configuration_is_told_at_once(capsys, tmp_path):
+def test_every_problem_of_a_configuration_is_reported_at_once(capsys, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("model: x\nzero_leve: 1\nlearning_rate: fast\n")
     code, out, err = run(capsys, "show", "config", path, "--lora-rnk", "4")

@@ -1,4 +1,4 @@
-"""The loss curves of two devices beside each other: the CPU with itself, or with a GPU where tests run on one."""
+"""The loss curves of two devices compared: the CPU with itself, or with a GPU where tests run on one."""
 
 from __future__ import annotations
 

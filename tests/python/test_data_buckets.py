@@ -1,4 +1,4 @@
-"""Data sets in buckets: a server that speaks S3's protocol is started, and obstore believes it.
+"""Datasets in buckets: a server that speaks S3's protocol is started, and obstore believes it.
 
 The same server stands in for Google's, whose XML interface (the one that obstore uses) is the same but for the
 signature: a bearer token instead of keys. Needs `moto` and `obstore`, no network.
@@ -145,7 +145,7 @@ def test_objects_folders_and_patterns_are_fetched_once(s3, tmp_path):
     assert content(fetch(tmp_path, "s3://acme/sets/carded/rows/a b=1%.csv", **keys(s3))) == [b"text\nhello\n"]
 
 
-def test_an_object_that_changed_is_fetched_anew(s3, tmp_path):
+def test_an_object_that_changed_is_fetched_again(s3, tmp_path):
     put(s3, "/acme/changing.jsonl", b'{"text": "old"}\n')
     old = fetch(tmp_path, "s3://acme/changing.jsonl", **keys(s3))
     put(s3, "/acme/changing.jsonl", b'{"text": "new"}\n')

@@ -1,4 +1,4 @@
-"""Encoded rows that are kept: shared by commands and processes, told in a line, the same training with and without."""
+"""Encoded rows that are kept: shared by commands and processes, reported in a line, the same training with and without."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_a_run_takes_what_tokenize_prepared_and_trains_the_same(tmp_path):
     assert KEPT in finish(start("tokenize", config(tmp_path)))
     taken = finish(start("sft", config(tmp_path, output_dir=str(tmp_path / "taken"))))
     assert TAKEN in taken
-    told = [line for line in taken.splitlines() if "cache" in line]
-    assert len(told) == 1, told
+    reported = [line for line in taken.splitlines() if "cache" in line]
+    assert len(reported) == 1, reported
     plain = finish(start("sft", config(tmp_path, output_dir=str(tmp_path / "plain"), data_cache="off")))
     assert "cache" not in plain
     assert losses(tmp_path / "taken") == losses(tmp_path / "plain") != []

@@ -1,6 +1,6 @@
-"""Data sets on the hub: a local stand-in speaks the hub's protocol, and huggingface_hub believes it.
+"""Datasets on the hub: a local stand-in speaks the hub's protocol, and huggingface_hub believes it.
 
-Needs no network. The engine's part, choosing files among names, is tested beside its code.
+Needs no network. The engine's part, choosing files among names, is tested next to its code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Enough of the hub: metadata of a data set, its tree, its files with ranges. Cuts the first long answer short."""
+    """Enough of the hub: metadata of a dataset, its tree, its files with ranges. Cuts the first long answer short."""
 
     protocol_version = "HTTP/1.1"
     seen: list[tuple[str, str, str | None]] = []
@@ -103,7 +103,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Hub.seen, Hub.cuts = [], 0
+    Hub.seen, Hub.splits = [], 0
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def fetch(path: str, subset: str | None = None, split: str = "train", **variables: str):
@@ -151,12 +151,12 @@ def test_what_was_fetched_is_found_offline(hub):
     second = hub("acme/tokens", "main", "test", HF_HUB_OFFLINE="1")
     assert second == first
     assert len(Hub.seen) == count
-    told = hub("acme/tokens", "main", "train", HF_HUB_OFFLINE="1")["RunError"]
-    assert "not in the cache" in told, "a split that was never fetched is not silently empty"
+    reported = hub("acme/tokens", "main", "train", HF_HUB_OFFLINE="1")["RunError"]
+    assert "not in the cache" in reported, "a split that was never fetched is not silently empty"
     # The hub is away, but nobody said so: the cache serves, with a word.
     assert hub("acme/tokens", "main", "test", HF_ENDPOINT="http://127.0.0.1:1") == first
-    told = hub("acme/private", HF_HUB_OFFLINE="1")["RunError"]
-    assert "not in the cache" in told and "unset HF_HUB_OFFLINE" in told
+    reported = hub("acme/private", HF_HUB_OFFLINE="1")["RunError"]
+    assert "not in the cache" in reported and "unset HF_HUB_OFFLINE" in reported
 
 
 def test_refusals_say_what_to_do(hub):

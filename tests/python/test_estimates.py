@@ -1,4 +1,4 @@
-"""The plan's step time beside what an H200 took: the last measured line of each row of the record, within 10 %."""
+"""The plan's step time compared with an H200: the last measured line of each row of the record, within 10 %."""
 
 from __future__ import annotations
 

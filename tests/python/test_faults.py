@@ -36,11 +36,11 @@ TRACKERS = {
 class Settings:
     def __init__(self, **more): ...
 class Run:
-    url, told = None, 0
+    url, reported = None, 0
     def define_metric(self, *names, **more): ...
     def log(self, numbers):
-        self.told += 1
-        if self.told > 7:
+        self.reported += 1
+        if self.reported > 7:
             raise ConnectionError('the service went down')
     def finish(self, exit_code): raise ConnectionError('the service is down')
 def init(**more): return Run()

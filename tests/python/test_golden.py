@@ -25,9 +25,9 @@ from safetensors.numpy import load_file
 def golden(request, golden_folder) -> Golden:
     folder = golden_folder / request.param
     if not folder.is_dir():
-        # The trimmed set holds two families; beside ../shared every family must be there.
+        # The trimmed set holds two families; with ../shared every family must be there.
         assert golden_folder == TRIMMED, f"../shared has no numbers of {request.param}"
-        pytest.skip(f"no ../shared beside the checkout, and no numbers of {request.param} in the trimmed set")
+        pytest.skip(f"no ../shared next to the checkout, and no numbers of {request.param} in the trimmed set")
     return Golden(folder)
 
 

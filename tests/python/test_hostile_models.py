@@ -40,9 +40,9 @@ from surogate.dsl.config import LARGEST
     ],
 )
 def test_a_size_that_no_model_has_is_refused_by_its_name(field, value):
-    with pytest.raises(ModelConfigError, match=f"`{field}`") as told:
+    with pytest.raises(ModelConfigError, match=f"`{field}`") as reported:
         models.build(tiny_llama(**{field: value}))
-    assert len(str(told.value)) < 500
+    assert len(str(reported.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_sizes_within_their_bounds_have_a_bounded_product():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ('{"a": {"b": [1, NaN]}}', r"`a.b\[1\]` is nan"),
         ('{"rope_theta": 1e999}', "`rope_theta` is inf"),
@@ -94,9 +94,9 @@ def test_sizes_within_their_bounds_have_a_bounded_product():
     ],
     ids=["nan", "inf", "very deep", "deep", "list", "torn", "digits"],
 )
-def test_a_file_that_is_no_configuration_says_why(tmp_path, text, told):
+def test_a_file_that_is_no_configuration_says_why(tmp_path, text, reported):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises((ConfigError, ModelConfigError), match=told):
+    with pytest.raises((ConfigError, ModelConfigError), match=reported):
         hub.model_config(tmp_path)
 
 
@@ -107,7 +107,7 @@ def tokenizer(folder: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"model": {"vocab": {"a": (1 << 32) - 1}}}, "the token 'a' has the id 4294967295"),
         ({"model": {"vocab": {"a": -1}}}, "the token 'a' has the id -1"),
@@ -120,11 +120,11 @@ def tokenizer(folder: Path, **changes: object) -> None:
         ({"pre_tokenizer": []}, "not the form of a tokenizer|no name in GGUF"),
     ],
 )
-def test_a_vocabulary_that_no_model_has_is_refused(tmp_path, changes, told):
+def test_a_vocabulary_that_no_model_has_is_refused(tmp_path, changes, reported):
     tokenizer(tmp_path)
     assert dict((row[0], row[2]) for row in vocabulary.read(tmp_path, 4))["tokenizer.ggml.tokens"][2] == "[PAD2]"
     tokenizer(tmp_path, **changes)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         vocabulary.read(tmp_path, 4)
 
 

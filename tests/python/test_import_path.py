@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from surogate import beside, import_path
+from surogate import import_path, log_readers
 from surogate.cli import main
 
 #: Modules that the command line, its readers or their services import.
@@ -79,7 +79,7 @@ def test_what_lies_beside_the_user_is_not_run(tmp_path, start):
     ran = subprocess.run([*command, *words(tmp_path)], cwd=here, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert not mark.exists(), mark.read_text()
-    assert "gets nothing" not in ran.stdout + ran.stderr
+    assert "receives nothing" not in ran.stdout + ran.stderr
     assert "finished" in (tmp_path / "output" / "report.html").read_text()
     assert list((tmp_path / "output" / "tensorboard").iterdir())
 
@@ -90,16 +90,16 @@ def test_a_folder_with_the_name_of_a_package_is_none(tmp_path, capfd, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
     path = import_path.trusted()
-    assert str(tmp_path) not in path and Path(beside.__file__).parents[1] == Path(path[-1])
-    assert not beside.is_installed("wandb", [str(tmp_path)]) and beside.is_installed("aim", [str(tmp_path)])
+    assert str(tmp_path) not in path and Path(log_readers.__file__).parents[1] == Path(path[-1])
+    assert not log_readers.is_installed("wandb", [str(tmp_path)]) and log_readers.is_installed("aim", [str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert str(tmp_path) in import_path.trusted()
 
 
-def test_a_reader_that_dies_before_its_first_word_is_told(tmp_path, capfd, monkeypatch):
+def test_a_reader_that_dies_before_its_first_word_is_reported(tmp_path, capfd, monkeypatch):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "dataclasses.py").write_text("raise RuntimeError('not the one that is meant')")
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     assert main(words(tmp_path, **{"report_to": "[]"})) == 0
     out, err = capfd.readouterr()
-    assert "report gets nothing more: RuntimeError: not the one that is meant" in out + err
+    assert "report receives no more data: RuntimeError: not the one that is meant" in out + err

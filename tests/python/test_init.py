@@ -24,7 +24,7 @@ def test_the_file_runs_and_is_not_overwritten(tmp_path, capfd):
     assert (tmp_path / "out" / "adapter").is_dir()
     capfd.readouterr()
     assert main(words) == 1
-    assert "nothing is overwritten" in capfd.readouterr().err and path.read_text() == text
+    assert "is not overwritten" in capfd.readouterr().err and path.read_text() == text
 
 
 @pytest.mark.parametrize("task", ["sft", "pt"])
@@ -49,7 +49,7 @@ def test_less_memory_gives_smaller_micro_batches():
     assert much > little
 
 
-def test_a_mistake_is_told_before_anything_is_written(tmp_path, capsys):
+def test_a_mistake_is_reported_before_anything_is_written(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     assert main(["init", MODEL, str(tmp_path / "none.jsonl"), "--output", str(path)]) == 4
     assert main(["init", MODEL, DATA, "--output", str(path), "--learning-rte", "1"]) == 2

@@ -117,7 +117,7 @@ def test_killed_again_and_again(tmp_path, changed):
         assert not steps or steps[-1] >= newest, f"checkpoint-{newest} was lost, {steps} are there"
         newest = steps[-1] if steps else newest
         if process.returncode == 0:
-            # Begins anew: the kills have to fall into all of the run.
+            # Starts over: the kills have to cover the whole run.
             assert digests(killed) == digests(straight) and losses(killed) == losses(straight)
             finished += 1
             killed.rename(tmp_path / f"finished-{finished}")
@@ -130,7 +130,7 @@ def test_killed_again_and_again(tmp_path, changed):
 
 
 def test_killed_in_the_middle_of_an_evaluation(tmp_path):
-    """The step is told, its checkpoint is there or not yet, and the loss held out is half added up."""
+    """The step is reported, its checkpoint is there or not yet, and the loss held out is half added up."""
     changed = {"validation_split_ratio": 0.6, "max_steps": 8, "eval_steps": 2, "save_steps": 2, "save_total_limit": 4}
     changed["datasets"] = [{**options(tmp_path)["datasets"][0], "samples": 600}]
     for name in ("straight", "killed"):
@@ -138,7 +138,7 @@ def test_killed_in_the_middle_of_an_evaluation(tmp_path):
     whole(tmp_path / "straight.yaml")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
 
-    def told() -> list[tuple[str, int]]:
+    def reported() -> list[tuple[str, int]]:
         """What the log of the run says has happened."""
         lines = [line for log in killed.glob("log-*.json") for line in log.read_text().splitlines()]
         events = [json.loads(line) for line in lines if line.endswith("}")]
@@ -147,14 +147,14 @@ def test_killed_in_the_middle_of_an_evaluation(tmp_path):
     # Step 3 is the fourth: an evaluation follows it.
     for _ in range(20):
         with start(tmp_path / "killed.yaml") as process:
-            while process.poll() is None and ("step", 3) not in told():
+            while process.poll() is None and ("step", 3) not in reported():
                 time.sleep(0.002)
             process.kill()
             process.stdout.read()
-        if ("evaluation", 4) not in told():
+        if ("evaluation", 4) not in reported():
             break
         killed.rename(tmp_path / f"too-late-{time.time_ns()}")
-    assert ("step", 3) in told() and ("evaluation", 4) not in told(), "no process was killed in an evaluation"
+    assert ("step", 3) in reported() and ("evaluation", 4) not in reported(), "no process was killed in an evaluation"
     whole(tmp_path / "killed.yaml")
     assert losses(killed) == losses(straight)
     name = "adapter/adapter_model.safetensors"

@@ -86,13 +86,13 @@ def files(options: Options, folder: Path) -> Any:
     return names, [str(line.get("event")) + str(line.get("loss")) for line in clean]
 
 
-def beside(options: Options, name: str) -> str:
+def sibling(options: Options, name: str) -> str:
     """A folder next to the model."""
     return str(Path(options["model"]).parent / name)
 
 
 def tokens(**changes: Any) -> Callable[[Options], Options]:
-    """Changes to the data set."""
+    """Changes to the dataset."""
     return lambda options: {"datasets": [{**options["datasets"][0], **changes}]}
 
 
@@ -100,7 +100,7 @@ FULL = {"lora": False}
 KEPT = {"recompute_rmsnorm": False, "recompute_swiglu": False, "recompute_qkv": False}
 RATES = {"lr_scheduler_type": "wsd", "cooldown_steps": 2}
 
-# Option → (what is observed, what is changed, what stands beside it in both runs).
+# Option → (what is observed, what is changed, what both runs also set).
 EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "num_epochs": (numbers, 1, {"max_steps": -1}),
     "save_steps": (files, 2, {}),
@@ -111,7 +111,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "log_file": (files, "elsewhere", {}),
     "run_name": (files, "other", {"run_name": "one"}),
     "merge_adapter": (files, True, {}),
-    "model": (numbers, lambda o: {"model": beside(o, "other")}, {"init": "pretrained"}),
+    "model": (numbers, lambda o: {"model": sibling(o, "other")}, {"init": "pretrained"}),
     "init": (numbers, "pretrained", {}),
     "init_projections_to_zero": (numbers, True, FULL),
     "sequence_len": (numbers, 24, {}),
@@ -146,7 +146,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "lora_dropout": (numbers, 0.4, {}),
     "lora_dtype": (numbers, "bfloat16", {}),
     "lora_target_modules": (numbers, ["q_proj"], {}),
-    "adapter": (numbers, lambda o: {"adapter": beside(o, "adapter")}, {"lora_rank": 4}),
+    "adapter": (numbers, lambda o: {"adapter": sibling(o, "adapter")}, {"lora_rank": 4}),
     "master_dtype": (numbers, "float32", {**FULL, "torch_dtype": "bfloat16"}),
     "recompute_swiglu": (plan, True, {**KEPT}),
     "recompute_rmsnorm": (plan, True, {**KEPT}),
@@ -210,7 +210,7 @@ WITHOUT_TRACE = {"use_fused_rope", "use_write_combined", "use_cuda_graphs", "dat
 
 
 def available() -> list[str]:
-    """Names of the options that are available, those of data sets as `datasets.name`."""
+    """Names of the options that are available, those of datasets as `datasets.name`."""
     properties = json.loads((REPOSITORY / "docs" / "surogate.schema.json").read_text())["properties"]
     names = [name for name, row in properties.items() if "Not available yet." not in row.get("description", "")]
     return names

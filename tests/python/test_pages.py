@@ -24,7 +24,7 @@ ELSEWHERE = {
     r"surogate sft examples/gsm8k\.yaml": "fetches a model",
 }
 
-# Python examples that go on with names of the text around them.
+# Python examples that use names of the text around them.
 PREAMBLE = """
 import surogate
 ids, labels = [[1, 403, 407]], [[1, 403, 407]]
@@ -98,7 +98,7 @@ def test_commands_do_what_they_say(page, place, capfd):
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_configurations_are_planned(text, place, capfd):
     (place / "page.yaml").write_text(text)
-    # Data at hand are read for the plan: instructions need a template, which this small model lacks.
+    # Local data is read for the plan: instructions need a template, which this small model lacks.
     shutil.copytree(MODEL, place / "instruct")
     template = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
     (place / "instruct" / "chat_template.jinja").write_text(template)

@@ -101,7 +101,7 @@ def test_less_memory_gives_a_smaller_plan_and_the_same_numbers(options, tmp_path
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) >= 4, sizes
 
 
-def test_what_does_not_fit_is_told_what_would(options, tmp_path, capsys):
+def test_what_does_not_fit_names_changes_that_would(options, tmp_path, capsys):
     code, _, err = plan(options, tmp_path, capsys, memory_limit=1)
     smallest = int(err.split("(")[1].split(" bytes")[0])
     limit = smallest - 1
@@ -136,7 +136,7 @@ def test_the_plan_reads_what_is_at_hand_and_says_what_it_assumed(options, tmp_pa
     _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "nobody/nothing", "type": "auto"}])
     assert found["data_away"] == "`nobody/nothing` is not in the hub's cache"
     _, found, _ = plan(options, tmp_path, capsys, datasets=[{"path": "s3://bucket/data", "type": "auto"}])
-    assert found["data_away"] == "`s3://bucket/data` lies in a bucket"
+    assert found["data_away"] == "`s3://bucket/data` is in object storage"
 
 
 def test_a_model_and_data_alone_are_a_run(options, tmp_path, capfd):

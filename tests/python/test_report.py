@@ -1,4 +1,4 @@
-"""The report: what stands on the page, that the page is whole and loads nothing, and runs beside each other."""
+"""The report: what stands on the page, that the page is whole and loads nothing, and the comparison of runs."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_verdicts_are_of_the_numbers(monkeypatch):
     assert script.verdict(ROWS["lora-8b-packed"], 101.0, beside).endswith("reached")
 
 
-def test_a_run_that_fails_is_told(tmp_path):
+def test_a_run_that_fails_is_reported(tmp_path):
     words = ["--tiny", "--seconds", "0.2", "--warm-up", "0", "--commit", "abc", "--out", tmp_path]
     record = tmp_path / "record.csv"
     done = table(*words, "--device", "cuda", "--only", "lora-8b", "--csv", record, CUDA_VISIBLE_DEVICES="")

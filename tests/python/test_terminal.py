@@ -41,11 +41,11 @@ def steers(text: str) -> list[str]:
 
 def test_only_one_file_prints():
     package = Path(surogate.__file__).parent
-    told = {"terminal.py", "reader.py", "stubs.py"}  # To the terminal; to a pipe whose end is `say`; for developers.
+    reported = {"terminal.py", "reader.py", "stubs.py"}  # To the terminal; to a pipe whose end is `say`; for developers.
     for path in package.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         prints = [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
-        assert not prints or path.name in told, path
+        assert not prints or path.name in reported, path
 
 
 def test_a_text_is_made_visible():
@@ -65,9 +65,9 @@ def test_names_of_a_run_and_its_files_are_made_visible(tmp_path, capfd):
     assert main(words) == 2
     wrong = json.dumps([{**data[0], "text_field": f"other{EVIL}"}])
     assert main(options(place, **{"output-dir": place / "b", "datasets": wrong})) != 0
-    told = capfd.readouterr()
-    assert "there\\u001b[2J" in told.out + told.err
-    assert not steers(told.out) and not steers(told.err)
+    reported = capfd.readouterr()
+    assert "there\\u001b[2J" in reported.out + reported.err
+    assert not steers(reported.out) and not steers(reported.err)
     (log,) = (place / "output").glob("log-*.json")
     text = log.read_text()
     assert not steers(text)
@@ -84,8 +84,8 @@ def test_a_models_configuration_is_made_visible(tmp_path, capfd):
     for change in ({"hidden_act": EVIL}, {f"field{EVIL}": 1, "hidden_size": 0}, {"architectures": [EVIL]}):
         (model / "config.json").write_text(json.dumps({**fields, **change}))
         assert main(options(tmp_path, model=model)) == 2
-    told = capfd.readouterr()
-    assert "\\u001b" in told.err and not steers(told.out + told.err)
+    reported = capfd.readouterr()
+    assert "\\u001b" in reported.err and not steers(reported.out + reported.err)
 
 
 @pytest.mark.parametrize("text", ["my thesis\nwithout an end", "{}\n"])
@@ -105,9 +105,9 @@ def test_nothing_in_the_output_folder_is_followed_or_replaced(tmp_path, capfd):
     for name in (".trial", f".report.html.{os.getpid()}", "trainer_state.json", "report.html", "data.html"):
         (output / name).symlink_to(mine)
     assert main(options(tmp_path)) == 0
-    told = "".join(capfd.readouterr())
+    reported = "".join(capfd.readouterr())
     assert mine.read_text() == "important"
-    assert "report.html cannot be written" in told and "trainer_state.json cannot be written" in told
+    assert "report.html cannot be written" in reported and "trainer_state.json cannot be written" in reported
     assert sum(path.is_symlink() for path in output.iterdir()) == 5
     words = options(tmp_path)
     assert main(["tokenize", words[1], "--debug", *words[2:]]) == 1 and mine.read_text() == "important"

@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from surogate import beside
+from surogate import log_readers
 from surogate.cli import main
 
-#: A client that keeps what it is told, with the calls of Aim's.
+#: A client that keeps what it is reported, with the calls of Aim's.
 AIM = """
 import json, os
 class Run(dict):
     def __init__(self, run_hash=None, repo=None, experiment=None, **more):
         self.hash, self.repo = run_hash or "made-up", repo
-        self.told = {"hash": run_hash, "experiment": experiment, "values": []}
+        self.reported = {"hash": run_hash, "experiment": experiment, "values": []}
     def track(self, value, name, step, epoch, context):
-        self.told["values"].append([context["subset"] + "/" + name, step, value])
+        self.reported["values"].append([context["subset"] + "/" + name, step, value])
     def close(self):
-        with open(os.path.join(self.repo, "told"), "a") as file:
-            file.write(json.dumps({**self.told, "name": self.name, "max_steps": self["options"]["max_steps"]}) + "\\n")
+        with open(os.path.join(self.repo, "reported"), "a") as file:
+            file.write(json.dumps({**self.reported, "name": self.name, "max_steps": self["options"]["max_steps"]}) + "\\n")
 """
 
 
@@ -125,12 +125,12 @@ def test_aim_gets_a_run_that_is_gone_on_with(tmp_path, capfd, monkeypatch):
     words = options(tmp_path, **{"report_to": "[aim]"}, **named)
     assert main(words) == 0
     assert main([*words, "--resume-from-checkpoint", "true", "--max-steps", "5"]) == 0, capfd.readouterr().err
-    first, second = [json.loads(line) for line in (tmp_path / "repo" / "told").read_text().splitlines()]
+    first, second = [json.loads(line) for line in (tmp_path / "repo" / "reported").read_text().splitlines()]
     assert (first["hash"], second["hash"]) == (None, "made-up")
     assert (first["experiment"], first["name"], first["max_steps"]) == ("an experiment", "a name", 4)
-    told = [value for told in (first, second) for value in told["values"] if value[0] == "train/loss"]
-    assert [step for _, step, _ in told] == [1, 2, 3, 4, 5]
-    assert [value for _, _, value in told] == pytest.approx(losses(tmp_path))
+    reported = [value for reported in (first, second) for value in reported["values"] if value[0] == "train/loss"]
+    assert [step for _, step, _ in reported] == [1, 2, 3, 4, 5]
+    assert [value for _, _, value in reported] == pytest.approx(losses(tmp_path))
 
 
 if find_spec("aim") is not None:
@@ -198,9 +198,9 @@ def test_a_trainer_that_is_driven_tells_the_same(tmp_path, capfd):
     assert events[0]["options"]["max_steps"] == 4 and events[0]["manifest"]["run"] == "tracked"
     assert losses(tmp_path) == [step["loss"] for step in steps]
     found = EventAccumulator(str(tmp_path / "output" / "tensorboard")).Reload()
-    told = {name: [(e.step, e.value) for e in found.Scalars(name)] for name in found.Tags()["scalars"]}
-    assert told["train/loss"] == [(i + 1, pytest.approx(step["loss"])) for i, step in enumerate(steps)]
-    assert told["eval/loss"] == [(4, pytest.approx(held_out["loss"]))] and len(told["device/utilization"]) == 2
+    reported = {name: [(e.step, e.value) for e in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    assert reported["train/loss"] == [(i + 1, pytest.approx(step["loss"])) for i, step in enumerate(steps)]
+    assert reported["eval/loss"] == [(4, pytest.approx(held_out["loss"]))] and len(reported["device/utilization"]) == 2
     assert not (tmp_path / "output" / "report.html").exists()
     page = tmp_path / "report.html"
     assert main(["report", str(log), "--output", str(page)]) == 0 and "tracked" in page.read_text()
@@ -227,7 +227,7 @@ def test_a_trainer_tells_how_it_ended(tmp_path):
     trainer.step()
     del trainer
     assert json.loads(log.read_text().splitlines()[-1])["event"] == "finished"
-    # One that goes on says where.
+    # One that resumes says where.
     trainer = driven(tmp_path / "c", log_file=str(log))
     trainer.step()
     trainer.save(tmp_path / "checkpoint")
@@ -237,8 +237,8 @@ def test_a_trainer_tells_how_it_ended(tmp_path):
     again.step()
     again.close()
     again.step()
-    told = [json.loads(line) for line in (tmp_path / "d.json").read_text().splitlines()]
-    assert [(e["event"], e.get("step")) for e in told if e["event"] != "startup"] == [
+    reported = [json.loads(line) for line in (tmp_path / "d.json").read_text().splitlines()]
+    assert [(e["event"], e.get("step")) for e in reported if e["event"] != "startup"] == [
         ("resume", 1),
         ("step", 1),
         ("device", 1),
@@ -254,8 +254,8 @@ def test_without_a_reader_a_trainer_writes_nothing(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_package_that_is_missing_is_named_and_the_run_goes_on(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(beside, "is_installed", lambda package, path: False)
+def test_a_package_that_is_missing_is_named_and_the_run_continues(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(log_readers, "is_installed", lambda package, path: False)
     assert main(options(tmp_path, **{"report_to": "[wandb, aim]"})) == 0
     err = capfd.readouterr().err
     assert "the package is not installed" in err and "pip install 'surogate[wandb]'" in err and "surogate[aim]" in err
@@ -263,23 +263,23 @@ def test_a_package_that_is_missing_is_named_and_the_run_goes_on(tmp_path, capfd,
 
 
 @pytest.mark.parametrize(
-    ("client", "told"),
+    ("client", "reported"),
     [
         ("raise RuntimeError('the service is down')", "RuntimeError: the service is down"),
-        ("import time\ntime.sleep(1000)", "did not come to its end"),
-        ("import os\nos._exit(3)", "wandb gets nothing more: its process ended with 3"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "wandb gets nothing more: its process was"),
+        ("import time\ntime.sleep(1000)", "did not finish within"),
+        ("import os\nos._exit(3)", "wandb receives no more data: its process exited with code 3"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "wandb receives no more data: its process was"),
     ],
     ids=["fails", "hangs", "ends", "crashes"],
 )
-def test_a_client_that_misbehaves_does_not_touch_the_run(tmp_path, capfd, monkeypatch, client, told):
+def test_a_client_that_misbehaves_does_not_touch_the_run(tmp_path, capfd, monkeypatch, client, reported):
     module(tmp_path, "wandb", client, monkeypatch)
-    monkeypatch.setattr(beside, "PATIENCE", 3.0)
+    monkeypatch.setattr(log_readers, "PATIENCE", 3.0)
     begin = time.monotonic()
     assert main(options(tmp_path, **{"report_to": "[wandb]"})) == 0
     assert time.monotonic() - begin < 30
     out, err = capfd.readouterr()
-    assert told in out + err
+    assert reported in out + err
     assert len(losses(tmp_path)) == 4 and (tmp_path / "output" / "adapter").is_dir()
     assert "finished" in (tmp_path / "output" / "report.html").read_text()
 
@@ -295,7 +295,7 @@ def test_readers_notice_that_a_run_was_killed(tmp_path):
             assert 'class="chip running"' in copy.read_text()
         finally:
             process.send_signal(signal.SIGKILL)
-    _wait(lambda: "ended without a word" in page.read_text())
+    _wait(lambda: "ended unexpectedly" in page.read_text())
     assert [name for name in os.listdir(tmp_path / "output") if name.startswith(".")] == []
 
 

@@ -1,7 +1,7 @@
 //! `THIRD_PARTY_NOTICES.txt`: the licences of everything that is linked into the wheel's engine.
 //!
-//! Asks cargo which crates those are and reads the licence texts beside their sources, C libraries inside of crates
-//! included. A licence that is not listed here is an error: somebody must look at it first. Knows no crate by name but
+//! Asks cargo which crates those are and reads the licence texts next to their sources, C libraries inside of crates
+//! included. A licence that is not listed here is an error: someone must look at it first. Knows no crate by name but
 //! those that forgot to ship their text.
 
 use std::collections::{BTreeMap, BTreeSet};

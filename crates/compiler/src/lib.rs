@@ -91,7 +91,7 @@ pub fn compile_observed(
         lower::program(&model.architecture, graphs, plan, options, machine)
     };
     // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
-    let parameters = memory::plan_parameters(&graphs.first().expect("at least one entry is asked for").2, options);
+    let parameters = memory::plan_parameters(&graphs.first().expect("at least one entry is requested").2, options);
     let bytes = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
     plan::least_step(options, machine, bytes, compiled)
 }

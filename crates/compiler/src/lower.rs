@@ -224,7 +224,7 @@ pub(crate) fn program(
     options: &CompileOptions,
     machine: &Machine,
 ) -> Result<Program, CompileError> {
-    let table = &graphs.first().expect("at least one entry is asked for").2;
+    let table = &graphs.first().expect("at least one entry is requested").2;
     let parameters = plan_parameters(table, options);
     let offload = Offload::new(options);
     let mut lowering = Lowering::new(machine);

@@ -1,4 +1,4 @@
-//! What the compiler is asked for. Plain values: the run configuration is mapped to them elsewhere.
+//! What the compiler is requested. Plain values: the run configuration is mapped to them elsewhere.
 
 use program::{EntryKind, Variant};
 use tensor::DType;
@@ -132,7 +132,7 @@ impl CompileOptions {
         wanted.into_iter().filter(|(on, _)| *on).map(|(_, kind)| kind).collect()
     }
 
-    /// True when the output of this name is asked for.
+    /// True when the output of this name is requested.
     pub fn keeps(&self, name: &str) -> bool {
         self.outputs.iter().any(|wanted| match wanted.strip_suffix('*') {
             Some(prefix) => name.starts_with(prefix),

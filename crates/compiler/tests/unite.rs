@@ -77,7 +77,7 @@ fn shapes_that_are_not_wanted_leave_nothing() {
 }
 
 #[test]
-fn a_layout_is_told_from_another() {
+fn layouts_are_distinguished() {
     let machine = Machine::h200();
     let (full, lora) = (compiled(&machine, false, &[VARIANT]), compiled(&machine, true, &[VARIANT]));
     assert!(full.has_layout_of(&compiled(&machine, false, &shapes()[1..])));

@@ -118,7 +118,7 @@ impl Memory {
         Ok(Memory { blocks })
     }
 
-    /// Arenas of other sizes: those that live from entry to entry stay as they are, the others are allocated anew
+    /// Arenas of other sizes: those that live from entry to entry stay as they are, the others are reallocated
     /// where they are too small.
     pub fn adopt(&mut self, arenas: &[Arena]) -> Result<(), BackendError> {
         let fits = |(index, arena): (usize, &Arena)| self.blocks.get(index).is_some_and(|b| arena.bytes <= b.bytes);

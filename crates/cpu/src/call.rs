@@ -17,7 +17,7 @@ struct Operand {
 }
 
 /// A call that is ready to run.
-pub struct Prepared {
+pub struct ReferenceCall {
     op: &'static dyn Op,
     /// Computes it instead of the reference.
     own: Option<Own>,
@@ -27,18 +27,18 @@ pub struct Prepared {
     outputs: Vec<Operand>,
 }
 
-impl Prepared {
-    pub fn launch(launch: &Launch) -> Result<Prepared, String> {
+impl ReferenceCall {
+    pub fn launch(launch: &Launch) -> Result<ReferenceCall, String> {
         Self::new(&launch.op, launch.attrs.clone(), &launch.inputs, &launch.outputs)
     }
 
-    pub fn attention_forward(call: &AttentionForward) -> Result<Prepared, String> {
+    pub fn attention_forward(call: &AttentionForward) -> Result<ReferenceCall, String> {
         let inputs = [&call.q, &call.k, &call.v, &call.document_start].map(Clone::clone);
         let attrs = Attrs::new().with("scale", call.scale);
         Self::new("attention", attrs, &inputs, &[call.o.clone(), call.lse.clone()])
     }
 
-    fn new(op: &str, attrs: Attrs, inputs: &[TensorRef], outputs: &[TensorRef]) -> Result<Prepared, String> {
+    fn new(op: &str, attrs: Attrs, inputs: &[TensorRef], outputs: &[TensorRef]) -> Result<ReferenceCall, String> {
         let op = ops::find(op).ok_or_else(|| format!("there is no operation `{op}`"))?;
         for at in inputs.iter().chain(outputs) {
             Kind::of(at.dtype).ok_or_else(|| format!("{at}: operations on {} are not run on the CPU", at.dtype))?;
@@ -59,7 +59,7 @@ impl Prepared {
         });
         let own = attention::find(op.name());
         let room = own.map_or(Room::default(), |own| (own.room)(inputs));
-        Ok(Prepared { op, own, room, attrs, inputs: operands.collect(), outputs: results })
+        Ok(ReferenceCall { op, own, room, attrs, inputs: operands.collect(), outputs: results })
     }
 
     /// Makes room for the copies: one buffer for each operand, in order.

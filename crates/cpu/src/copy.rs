@@ -9,15 +9,15 @@ use crate::scratch::Scratch;
 use crate::storage::{Kind, round};
 
 /// A copy that is ready to run.
-pub struct Prepared {
+pub struct StridedCopy {
     from: TensorRef,
     to: TensorRef,
     /// Both dense, of one type, apart from each other.
     plain: bool,
 }
 
-impl Prepared {
-    pub fn new(from: &TensorRef, to: &TensorRef) -> Result<Prepared, String> {
+impl StridedCopy {
+    pub fn new(from: &TensorRef, to: &TensorRef) -> Result<StridedCopy, String> {
         if from.len() != to.len() {
             return Err(format!("{from} and {to} have different numbers of elements"));
         }
@@ -26,7 +26,7 @@ impl Prepared {
             return Err(format!("a copy from {} to {} is not run on the CPU", from.dtype, to.dtype));
         }
         let plain = from.dtype == to.dtype && from.is_dense() && to.is_dense() && !overlap(from, to);
-        Ok(Prepared { from: from.clone(), to: to.clone(), plain })
+        Ok(StridedCopy { from: from.clone(), to: to.clone(), plain })
     }
 
     /// Makes room where the elements change their type or place.

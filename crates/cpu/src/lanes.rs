@@ -12,7 +12,7 @@ enum Entry {
     Wait(EventId),
 }
 
-/// The lanes beside the computation.
+/// The transfer streams.
 #[derive(Default)]
 pub struct Lanes {
     queues: [VecDeque<Entry>; Lane::ALL.len()],
@@ -54,7 +54,7 @@ impl Lanes {
         }
     }
 
-    /// True when no transfer is left; marks that nobody waits for may be.
+    /// True when no transfer is left; marks that no one waits for may be.
     pub fn is_empty(&self) -> bool {
         !self.queues.iter().flatten().any(|entry| matches!(entry, Entry::Transfer(_)))
     }

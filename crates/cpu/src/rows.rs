@@ -41,7 +41,7 @@ struct Operand {
 }
 
 /// A call that is ready to run.
-pub struct Prepared {
+pub struct RowwiseCall {
     op: &'static dyn Op,
     attrs: Attrs,
     inputs: Vec<(Operand, Source)>,
@@ -54,24 +54,24 @@ pub struct Prepared {
 }
 
 /// The rows of a result that one task writes.
-enum Part<'a> {
+enum RowsMut<'a> {
     Wide(MatrixMut<'a, f32>),
     Narrow(MatrixMut<'a, u16>),
 }
 
-impl Part<'_> {
+impl RowsMut<'_> {
     /// Reads the rows into dense memory.
     fn widen(&mut self, out: &mut [f32]) {
         match self {
-            Part::Wide(part) => each_row(part, out, |stored, wide| <f32 as Stored>::widen(stored, wide)),
-            Part::Narrow(part) => each_row(part, out, |stored, wide| u16::widen(stored, wide)),
+            RowsMut::Wide(part) => each_row(part, out, |stored, wide| <f32 as Stored>::widen(stored, wide)),
+            RowsMut::Narrow(part) => each_row(part, out, |stored, wide| u16::widen(stored, wide)),
         }
     }
 
     fn round(&mut self, values: &mut [f32]) {
         match self {
-            Part::Wide(part) => each_row(part, values, |stored, wide| <f32 as Stored>::round(wide, stored)),
-            Part::Narrow(part) => each_row(part, values, |stored, wide| u16::round(wide, stored)),
+            RowsMut::Wide(part) => each_row(part, values, |stored, wide| <f32 as Stored>::round(wide, stored)),
+            RowsMut::Narrow(part) => each_row(part, values, |stored, wide| u16::round(wide, stored)),
         }
     }
 }
@@ -83,9 +83,9 @@ fn each_row<T>(part: &mut MatrixMut<'_, T>, dense: &mut [f32], change: impl Fn(&
     }
 }
 
-impl Prepared {
+impl RowwiseCall {
     /// `None` where the operation or its operands' places do not allow it.
-    pub fn launch(launch: &Launch) -> Option<Prepared> {
+    pub fn launch(launch: &Launch) -> Option<RowwiseCall> {
         let op = ops::find(&launch.op)?;
         let form = op.row_by_row(&launch.inputs)?;
         let rows = launch.outputs.first()?.shape.get(..form.axes)?.iter().product::<usize>();
@@ -121,7 +121,7 @@ impl Prepared {
         let divided = inputs.iter().filter(|(_, source)| *source != Source::Whole).map(|(operand, _)| operand);
         let columns: usize = divided.chain(&outputs).map(|operand| operand.columns).sum();
         let height = (ELEMENTS / columns.max(1)).clamp(1, rows);
-        Some(Prepared { op, attrs: launch.attrs.clone(), inputs, outputs, rows, axes: form.axes, height })
+        Some(RowwiseCall { op, attrs: launch.attrs.clone(), inputs, outputs, rows, axes: form.axes, height })
     }
 
     /// Makes room for inputs that every task reads as a whole.
@@ -163,7 +163,7 @@ impl Prepared {
                 copied.then(|| scratch.buffers[index].real(operand.at.len()))
             })
             .collect();
-        let mut tasks: Vec<Vec<Part<'_>>> = (0..self.rows.div_ceil(self.height)).map(|_| Vec::new()).collect();
+        let mut tasks: Vec<Vec<RowsMut<'_>>> = (0..self.rows.div_ceil(self.height)).map(|_| Vec::new()).collect();
         for (operand, span) in self.outputs.iter().zip(spans_mut) {
             for (task, part) in tasks.iter_mut().zip(self.parts(operand, span)) {
                 task.push(part);
@@ -179,7 +179,7 @@ impl Prepared {
         });
     }
 
-    fn parts<'a>(&self, operand: &Operand, span: SpanMut<'a>) -> Vec<Part<'a>> {
+    fn parts<'a>(&self, operand: &Operand, span: SpanMut<'a>) -> Vec<RowsMut<'a>> {
         let (rows, columns, stride, height) = (self.rows, operand.columns, operand.row_stride, self.height);
         fn cut<T: Plain>(
             span: SpanMut<'_>,
@@ -192,8 +192,8 @@ impl Prepared {
             tiles.into_iter().map(|(_, _, tile)| tile).collect()
         }
         match operand.at.dtype {
-            DType::F32 => cut(span, rows, columns, stride, height).into_iter().map(Part::Wide).collect(),
-            _ => cut(span, rows, columns, stride, height).into_iter().map(Part::Narrow).collect(),
+            DType::F32 => cut(span, rows, columns, stride, height).into_iter().map(RowsMut::Wide).collect(),
+            _ => cut(span, rows, columns, stride, height).into_iter().map(RowsMut::Narrow).collect(),
         }
     }
 
@@ -203,7 +203,7 @@ impl Prepared {
         rows: usize,
         spans: &[Option<Span<'_>>],
         whole: &[Option<&[f32]>],
-        mut parts: Vec<Part<'_>>,
+        mut parts: Vec<RowsMut<'_>>,
         blocks: &mut Vec<Vec<f32>>,
     ) {
         let count = self.inputs.len() + self.outputs.len();

@@ -1,4 +1,4 @@
-//! A loaded program: its memory, every instruction made ready, and the loop over them. Transfers are put off until
+//! A loaded program: its memory, every instruction made ready, and the loop over them. Transfers are deferred until
 //! something waits for them: the latest that a program's events allow, where another backend does them early.
 
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul, rows};
 
 /// An instruction whose every decision is taken.
-enum Prepared {
-    Call(call::Prepared),
-    Rows(rows::Prepared),
-    Gemm(Box<matmul::Prepared>),
-    Copy(copy::Prepared),
+enum BoundInstruction {
+    Call(call::ReferenceCall),
+    Rows(rows::RowwiseCall),
+    Gemm(Box<matmul::GemmPlan>),
+    Copy(copy::StridedCopy),
     Zero(TensorRef),
     Record(EventId, Lane),
     Wait(EventId, Lane),
 }
 
-impl Prepared {
+impl BoundInstruction {
     fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
         match self {
-            Prepared::Call(call) => call.run(memory, scratch),
-            Prepared::Rows(rows) => rows.run(memory, scratch),
-            Prepared::Gemm(gemm) => gemm.run(memory, scratch),
-            Prepared::Copy(copy) => copy.run(memory, scratch),
-            Prepared::Zero(at) => copy::zero(memory, at),
-            Prepared::Record(..) | Prepared::Wait(..) => {}
+            BoundInstruction::Call(call) => call.run(memory, scratch),
+            BoundInstruction::Rows(rows) => rows.run(memory, scratch),
+            BoundInstruction::Gemm(gemm) => gemm.run(memory, scratch),
+            BoundInstruction::Copy(copy) => copy.run(memory, scratch),
+            BoundInstruction::Zero(at) => copy::zero(memory, at),
+            BoundInstruction::Record(..) | BoundInstruction::Wait(..) => {}
         }
     }
 }
@@ -44,7 +44,7 @@ pub struct CpuSession {
     pool: Arc<ThreadPool>,
     memory: Memory,
     /// One list of instructions for each entry.
-    entries: Vec<Vec<Prepared>>,
+    entries: Vec<Vec<BoundInstruction>>,
     scratch: Scratch,
     check_finite: bool,
 }
@@ -71,23 +71,23 @@ impl CpuSession {
     }
 }
 
-fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepared, BackendError> {
+fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<BoundInstruction, BackendError> {
     for at in step.instruction.reads().into_iter().chain(step.instruction.writes()) {
         memory.check(at);
     }
     let prepared = match &step.instruction {
-        Instruction::Launch(launch) => match rows::Prepared::launch(launch) {
-            Some(rows) => Ok(Prepared::Rows(rows)),
-            None => call::Prepared::launch(launch).map(Prepared::Call),
+        Instruction::Launch(launch) => match rows::RowwiseCall::launch(launch) {
+            Some(rows) => Ok(BoundInstruction::Rows(rows)),
+            None => call::ReferenceCall::launch(launch).map(BoundInstruction::Call),
         },
-        Instruction::AttentionForward(a) => call::Prepared::attention_forward(a).map(Prepared::Call),
-        Instruction::Gemm(gemm) => matmul::Prepared::new(gemm).map(|gemm| Prepared::Gemm(Box::new(gemm))),
+        Instruction::AttentionForward(a) => call::ReferenceCall::attention_forward(a).map(BoundInstruction::Call),
+        Instruction::Gemm(gemm) => matmul::GemmPlan::new(gemm).map(|gemm| BoundInstruction::Gemm(Box::new(gemm))),
         Instruction::Copy { from, to } | Instruction::Transfer { from, to, .. } => {
-            copy::Prepared::new(from, to).map(Prepared::Copy)
+            copy::StridedCopy::new(from, to).map(BoundInstruction::Copy)
         }
-        Instruction::Zero { at } => Ok(Prepared::Zero(at.clone())),
-        Instruction::Record { event, lane } => Ok(Prepared::Record(*event, *lane)),
-        Instruction::Wait { event, lane } => Ok(Prepared::Wait(*event, *lane)),
+        Instruction::Zero { at } => Ok(BoundInstruction::Zero(at.clone())),
+        Instruction::Record { event, lane } => Ok(BoundInstruction::Record(*event, *lane)),
+        Instruction::Wait { event, lane } => Ok(BoundInstruction::Wait(*event, *lane)),
     };
     let prepared = prepared.map_err(|message| BackendError::Failed {
         call: "loading a program on the CPU".into(),
@@ -95,11 +95,11 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<Prepar
         context: Some(place(&step.provenance)),
     })?;
     match &prepared {
-        Prepared::Call(call) => call.reserve(scratch),
-        Prepared::Rows(rows) => rows.reserve(scratch),
-        Prepared::Gemm(gemm) => gemm.reserve(scratch),
-        Prepared::Copy(copy) => copy.reserve(scratch),
-        Prepared::Zero(_) | Prepared::Record(..) | Prepared::Wait(..) => {}
+        BoundInstruction::Call(call) => call.reserve(scratch),
+        BoundInstruction::Rows(rows) => rows.reserve(scratch),
+        BoundInstruction::Gemm(gemm) => gemm.reserve(scratch),
+        BoundInstruction::Copy(copy) => copy.reserve(scratch),
+        BoundInstruction::Zero(_) | BoundInstruction::Record(..) | BoundInstruction::Wait(..) => {}
     }
     Ok(prepared)
 }
@@ -113,7 +113,7 @@ fn place(from: &Provenance) -> String {
 
 fn run_entry(
     steps: &[Step],
-    prepared: &[Prepared],
+    prepared: &[BoundInstruction],
     memory: &mut Memory,
     scratch: &mut Scratch,
     check_finite: bool,
@@ -123,12 +123,12 @@ fn run_entry(
     for (index, (step, instruction)) in steps.iter().zip(prepared).enumerate() {
         let lane = step.instruction.lane();
         match instruction {
-            Prepared::Wait(event, Lane::Compute) => {
+            BoundInstruction::Wait(event, Lane::Compute) => {
                 lanes.catch_up(*event, &mut |due: usize| prepared[due].run(memory, scratch))
             }
-            Prepared::Record(event, Lane::Compute) => lanes.passed(*event),
-            Prepared::Record(event, lane) => lanes.record(*lane, *event),
-            Prepared::Wait(event, lane) => lanes.wait(*lane, *event),
+            BoundInstruction::Record(event, Lane::Compute) => lanes.passed(*event),
+            BoundInstruction::Record(event, lane) => lanes.record(*lane, *event),
+            BoundInstruction::Wait(event, lane) => lanes.wait(*lane, *event),
             _ if lane != Lane::Compute => lanes.put_off(lane, index),
             instruction => instruction.run(memory, scratch),
         }

@@ -1,5 +1,5 @@
 //! Which algorithm multiplies: the one in the run's record, the one remembered on this machine, the
-//! fastest of a few by the clock, or the library's first suggestion.
+//! fastest of a few by timing, or the library's first suggestion.
 //!
 //! Knows products and where their operands lie; which product of the model one is, is not known here.
 #![allow(unsafe_code, reason = "runs products and copies on memory that holds nothing yet")]
@@ -12,7 +12,7 @@ use crate::sys::cublaslt::Algorithm;
 use std::sync::Arc;
 
 /// Products in words, and the algorithm of each in hexadecimal digits: what a run records, so that its
-/// bits do not depend on a clock when it goes on.
+/// bits do not depend on timing when it is resumed.
 pub type Algorithms = program::Choices;
 
 /// Suggestions that are timed.
@@ -190,7 +190,7 @@ fn unknown_way(contest: &Contest, way: &str) -> Error {
     Error::Unsupported {
         what: contest.name.clone(),
         reason: format!(
-            "the run's record says `{way}`, but here there is only {}; go on with the version and the kind of GPU that \
+            "the run's record says `{way}`, but here there is only {}; resume with the version and the kind of GPU that \
              the run began with",
             contest.ways.join(", ")
         ),
@@ -217,7 +217,7 @@ fn recorded(lt: &Arc<CublasLt>, product: Product, digits: &str) -> Result<Produc
     let refused = |reason: String| Error::Unsupported {
         what: product.to_string(),
         reason: format!(
-            "the run's record names an algorithm that cuBLASLt {} does not take here ({reason}); go on with the \
+            "the run's record names an algorithm that cuBLASLt {} does not take here ({reason}); resume with the \
              library and the kind of GPU that the run began with",
             cublaslt::version(lt.table())
         ),

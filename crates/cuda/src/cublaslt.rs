@@ -176,7 +176,7 @@ impl ProductPlan {
         self.choice.workspace_size
     }
 
-    /// The chosen algorithm, to be recorded beside a run.
+    /// The chosen algorithm, to be recorded next to a run.
     pub fn algorithm(&self) -> Algorithm {
         self.choice.algorithm
     }
@@ -248,7 +248,7 @@ impl ProductPlan {
         preference.set(sys::preference_attribute::MIN_ALIGNMENT_D_BYTES, d)?;
         let mut results = vec![HeuristicResult::default(); count];
         let mut found = 0;
-        // SAFETY: every descriptor is alive; the array holds as many results as are asked for.
+        // SAFETY: every descriptor is alive; the array holds as many results as are requested.
         let status = unsafe {
             (library.table.cublasLtMatmulAlgoGetHeuristic)(
                 library.handle,

@@ -1,7 +1,7 @@
 //! Files that save work at the next start: compiled kernels, cuDNN's plans, chosen algorithms.
 //!
 //! Entries are bytes under a name that says everything they depend on; a damaged one counts as
-//! absent, and is remembered so that it can be told. What the bytes mean is not known here.
+//! absent, and is remembered so that it can be reported. What the bytes mean is not known here.
 
 use options::cache;
 use std::io::Write;
@@ -54,7 +54,7 @@ impl DiskCache {
         cache::folder_of_user("cuda")
     }
 
-    /// The entry, if it is there, whole, and nobody else's.
+    /// The entry, if it is there, whole, and no one else's.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.folder.as_ref()?.join(name);
         let data = std::fs::symlink_metadata(&path).ok()?;
@@ -69,7 +69,7 @@ impl DiskCache {
         found
     }
 
-    /// What a user should know, each told once.
+    /// What a user should know, each reported once.
     pub fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut self.notes())
     }
@@ -161,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_entry_is_told_once_and_replaced() {
+    fn a_damaged_entry_is_reported_once_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let cache = DiskCache::new(Some(folder.path().to_owned()));
         cache.write("a.plan", b"one");
         let path = folder.path().join("a.plan");
-        // As somebody writes who may: the rights stay those of the entry.
+        // As someone writes who may: the rights stay those of the entry.
         std::fs::write(&path, b"half of on").unwrap();
         let clone = cache.clone();
         assert_eq!(clone.read("a.plan"), None);
@@ -223,14 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_cannot_be_used_is_told_once_and_ends_nothing() {
+    fn a_cache_that_cannot_be_used_is_reported_once_and_ends_nothing() {
         let place = tempfile::tempdir().unwrap();
         std::fs::write(place.path().join("file"), "").unwrap();
         let cache = DiskCache::new(Some(place.path().join("file/cuda")));
         cache.write("a.cubin", b"code");
         let notes = cache.take_notes();
         assert!(notes.len() == 1 && notes[0].starts_with("compiled kernels are not kept"), "{notes:?}");
-        // Nobody, not even root, writes where there is no folder any more.
+        // No one, not even root, writes where there is no folder any more.
         let cache = DiskCache::new(Some(place.path().join("cuda")));
         std::fs::remove_dir(place.path().join("cuda")).unwrap();
         cache.write("a.cubin", b"code");

@@ -23,7 +23,7 @@ pub struct Options {
     pub device: usize,
     /// Where compiled kernels, cuDNN's plans and chosen algorithms are kept.
     pub cache: DiskCache,
-    /// Whether the algorithm of a product is chosen by the clock while loading.
+    /// Whether the algorithm of a product is chosen by timing while loading.
     pub time_products: bool,
     /// Algorithms of an earlier session, which win over every other choice.
     pub algorithms: Algorithms,
@@ -137,7 +137,7 @@ impl Engine {
         self.device.properties.architecture
     }
 
-    /// What kernels are compiled for: the architecture itself, or PTX of an older one that was asked for.
+    /// What kernels are compiled for: the architecture itself, or PTX of an older one that was requested.
     fn kernel_target(&self) -> String {
         let Properties { architecture, of_device, .. } = self.device.properties;
         if architecture == of_device { architecture.target() } else { architecture.virtual_target() }
@@ -150,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// Tells what could not be used of the disk cache, or kept in it.
+    /// Reports what could not be used of the disk cache, or kept in it.
     pub fn note_cache(&mut self) {
         self.disk_cache.take_notes().into_iter().for_each(|note| self.note(note));
     }
@@ -211,7 +211,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The fastest of a contest's ways by the clock, which `queue` queues with a workspace. May overwrite the arenas.
+    /// The fastest of a contest's ways by timing, which `queue` queues with a workspace. May overwrite the arenas.
     pub fn race(
         &mut self,
         contest: &Contest,

@@ -182,7 +182,7 @@ impl Search {
         system.extend(absolute("CONDA_PREFIX").map(|root| root.join("lib")));
         system.extend(toolkits(Path::new("/usr/local")).iter().flat_map(|root| toolkit_folders(root)));
         system.extend(SYSTEM.map(PathBuf::from));
-        // Nobody names a folder of this program's own variable by accident, but an empty part.
+        // No one names a folder of this program's own variable by accident, but an empty part.
         let named = parts(PATH_VARIABLE).into_iter().filter(|path| !path.as_os_str().is_empty());
         let named = named.filter_map(|path| std::path::absolute(path).ok()).collect();
         let text = |value: OsString| value.to_string_lossy().into_owned();
@@ -289,7 +289,7 @@ fn preload_nvrtc_builtins(nvrtc: &Path) -> Result<()> {
         Some(path) => load(path).map(std::mem::forget),
         None => Err(Error::LibraryBroken {
             path: nvrtc.to_owned(),
-            reason: "no libnvrtc-builtins.so lies beside it; the installation is incomplete".into(),
+            reason: "there is no libnvrtc-builtins.so next to it; the installation is incomplete".into(),
         }),
     }
 }

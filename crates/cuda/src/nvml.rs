@@ -1,4 +1,4 @@
-//! The instruments of one GPU, as NVIDIA's management library tells them: load, clocks, power, temperature, memory.
+//! The instruments of one GPU, as NVIDIA's management library reports them: load, clocks, power, temperature, memory.
 //!
 //! Reads, and sets nothing. Knows no context, stream or program: it may be asked while any of them is busy.
 #![allow(unsafe_code, reason = "calls of NVML through its function table")]
@@ -22,7 +22,7 @@ pub struct Instruments {
 }
 
 // SAFETY: the library's calls may be made from any thread; a handle is valid until the library is shut down, which
-// nobody here does.
+// no one here does.
 unsafe impl Send for Instruments {}
 // SAFETY: as above.
 unsafe impl Sync for Instruments {}

@@ -139,9 +139,9 @@ impl Program<'_> {
         let mut size = 0;
         // SAFETY: the program is alive and compiled; the buffer has the size that NVRTC asked for.
         unsafe {
-            let told =
+            let reported =
                 if ptx { (t.nvrtcGetPTXSize)(self.raw, &mut size) } else { (t.nvrtcGetCUBINSize)(self.raw, &mut size) };
-            self.compiler.check("the size of the code", told)?;
+            self.compiler.check("the size of the code", reported)?;
             let mut code = vec![0u8; size];
             let to = code.as_mut_ptr().cast();
             let given = if ptx { (t.nvrtcGetPTX)(self.raw, to) } else { (t.nvrtcGetCUBIN)(self.raw, to) };

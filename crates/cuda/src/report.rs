@@ -50,7 +50,7 @@ pub struct Report {
     pub devices: std::result::Result<Vec<Properties>, Missing>,
     /// Libraries that are there and do not go together: no program runs with them.
     pub conflicts: Vec<Missing>,
-    /// Release of the installed driver, such as 580.65.06, where the system tells.
+    /// Release of the installed driver, such as 580.65.06, where the system reports it.
     pub driver_release: Option<String>,
 }
 
@@ -219,7 +219,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Libraries that are not there at all are told together, by what mends it: a machine without a GPU lacks most of them.
+/// Libraries that are not there at all are reported together, by what mends it: a machine without a GPU lacks most of them.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut absent: Vec<(&str, Vec<&LibraryReport>)> = Vec::new();
@@ -244,8 +244,8 @@ impl fmt::Display for Report {
             }
         }
         for (mend, libraries) in absent {
-            let told = libraries.iter().map(|of| format!("{} (for {})", of.kind.title(), of.kind.needed_for()));
-            writeln!(f, "Not found: {}\n  to mend it: {mend}", told.collect::<Vec<_>>().join("; "))?;
+            let reported = libraries.iter().map(|of| format!("{} (for {})", of.kind.title(), of.kind.needed_for()));
+            writeln!(f, "Not found: {}\n  to fix it: {mend}", reported.collect::<Vec<_>>().join("; "))?;
         }
         self.conflicts.iter().try_for_each(|conflict| writeln!(f, "Conflict: {conflict}"))?;
         match &self.devices {

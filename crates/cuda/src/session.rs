@@ -4,7 +4,7 @@ use crate::algorithms::Algorithms;
 use crate::driver::{DeviceBuffer, Event, Graph};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
-use crate::prepare::{Events, Kernels, Memory, Planned, Preparation, Prepared};
+use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
 use program::{Arch, BackendError, Choices, Entry, MemoryLine, Program, Reading, Session, Step, TensorRef};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use std::time::Instant;
 const ON_HOST: &str = "on the host";
 
 /// One entry point, ready to run.
-struct PreparedEntry {
-    steps: Vec<Prepared>,
+struct BoundEntry {
+    steps: Vec<BoundInstruction>,
     runs: usize,
     graph: Option<Graph>,
 }
@@ -23,7 +23,7 @@ struct PreparedEntry {
 /// A program loaded onto a GPU. The fields are dropped in order: what uses memory goes first.
 pub struct CudaSession {
     program: Arc<Program>,
-    entries: Vec<PreparedEntry>,
+    entries: Vec<BoundEntry>,
     readings: Readings,
     uploads: Uploads,
     memory: Memory,
@@ -92,7 +92,7 @@ impl CudaSession {
             let index = self.program.entries.iter().position(|known| known == entry)?;
             kept.get_mut(index)?.take()
         };
-        let mut found: Vec<Option<PreparedEntry>> = program.entries.iter().map(&mut known).collect();
+        let mut found: Vec<Option<BoundEntry>> = program.entries.iter().map(&mut known).collect();
         drop(kept);
         self.memory.adopt(&program.arenas, &self.engine.device)?;
         let kernels = Kernels::new(&self.engine, &program.kernels)?;
@@ -115,7 +115,7 @@ impl CudaSession {
         self.engine.chooser.chosen()
     }
 
-    /// Bytes that libraries use beside the arenas, one instruction at a time.
+    /// Bytes that libraries use besides the arenas, one instruction at a time.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.len()
     }
@@ -256,8 +256,8 @@ impl Session for CudaSession {
     }
 
     fn memory_in_use(&self) -> std::result::Result<Option<usize>, BackendError> {
-        let asked = self.engine.device.bind().and_then(|()| self.engine.device.memory());
-        asked.map(|(free, total)| Some(total - free)).map_err(backend_error)
+        let requested = self.engine.device.bind().and_then(|()| self.engine.device.memory());
+        requested.map(|(free, total)| Some(total - free)).map_err(backend_error)
     }
 
     fn choices(&self) -> Choices {
@@ -320,7 +320,7 @@ fn plan_entries(
     memory: &Memory,
     kernels: &Kernels,
     wanted: impl Fn(usize) -> bool,
-) -> Result<Vec<Vec<Planned>>> {
+) -> Result<Vec<Vec<PlannedInstruction>>> {
     let mut planned = vec![];
     for (number, entry) in program.entries.iter().enumerate() {
         let (mut steps, mut events) = (vec![], Events::new(&engine.device));
@@ -336,27 +336,37 @@ fn plan_entries(
 }
 
 /// Bytes of workspace that the largest instruction asks for.
-fn workspace_of(planned: &[Vec<Planned>]) -> usize {
-    planned.iter().flatten().map(Planned::workspace).max().unwrap_or(0)
+fn workspace_of(planned: &[Vec<PlannedInstruction>]) -> usize {
+    planned.iter().flatten().map(PlannedInstruction::workspace).max().unwrap_or(0)
 }
 
-fn workspace_for(planned: &[Vec<Planned>], engine: &Engine) -> Result<DeviceBuffer> {
+fn workspace_for(planned: &[Vec<PlannedInstruction>], engine: &Engine) -> Result<DeviceBuffer> {
     DeviceBuffer::new(&engine.device, workspace_of(planned)).during(|| "allocating the workspace of libraries".into())
 }
 
-fn bind_entries(planned: Vec<Vec<Planned>>, engine: &Engine, workspace: &DeviceBuffer) -> Result<Vec<PreparedEntry>> {
-    let bind = |steps: Vec<Planned>| {
+fn bind_entries(
+    planned: Vec<Vec<PlannedInstruction>>,
+    engine: &Engine,
+    workspace: &DeviceBuffer,
+) -> Result<Vec<BoundEntry>> {
+    let bind = |steps: Vec<PlannedInstruction>| {
         let steps = steps.into_iter().map(|step| step.bind(engine, workspace.address()));
-        Ok(PreparedEntry { steps: steps.collect::<Result<_>>()?, runs: 0, graph: None })
+        Ok(BoundEntry { steps: steps.collect::<Result<_>>()?, runs: 0, graph: None })
     };
     planned.into_iter().map(bind).collect()
 }
 
-fn plan(engine: &mut Engine, memory: &Memory, kernels: &Kernels, events: &mut Events, step: &Step) -> Result<Planned> {
-    Planned::new(&mut Preparation { engine, memory, kernels, events }, &step.instruction)
+fn plan(
+    engine: &mut Engine,
+    memory: &Memory,
+    kernels: &Kernels,
+    events: &mut Events,
+    step: &Step,
+) -> Result<PlannedInstruction> {
+    PlannedInstruction::new(&mut Preparation { engine, memory, kernels, events }, &step.instruction)
 }
 
-fn queue(engine: &Engine, prepared: &mut [Prepared], steps: &[Step], entry: &str, check: bool) -> Result<()> {
+fn queue(engine: &Engine, prepared: &mut [BoundInstruction], steps: &[Step], entry: &str, check: bool) -> Result<()> {
     for (index, (prepared, step)) in prepared.iter_mut().zip(steps).enumerate() {
         let queued = prepared.queue(engine);
         let done = if check { queued.and_then(|()| engine.synchronise()) } else { queued };

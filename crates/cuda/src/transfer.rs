@@ -45,7 +45,7 @@ impl Uploads {
         Ok(())
     }
 
-    /// Goes on with the next part, once nothing is copied from it any more.
+    /// Continues with the next part, once nothing is copied from it any more.
     fn turn(&mut self, stream: &Stream) -> Result<()> {
         let (_, event, queued) = &mut self.parts[self.current];
         event.record(stream)?;

@@ -19,8 +19,8 @@ fn gpu() -> Option<(Options, String)> {
     }
     let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
     let search = Search::from_environment(roots.unwrap_or_default());
-    let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were asked for: {e}"));
-    let device = found.first().expect("GPU tests were asked for, but no GPU is visible");
+    let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were requested: {e}"));
+    let device = found.first().expect("GPU tests were requested, but no GPU is visible");
     let options =
         Options { cache: DiskCache::default(), time_products: false, check_each: true, ..Options::new(search) };
     Some((options, device.architecture.target()))
@@ -464,7 +464,7 @@ impl Adapted {
         let mut layout = Layout::default();
         let mut place = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
         let stored = |rows: usize, columns: usize| if self.across { [rows, columns] } else { [columns, rows] };
-        // A and D are slices of wider rows; all T lie beside each other.
+        // A and D are slices of wider rows; all T lie side by side.
         let (wide_a, b, wide_d) = (place([m, k + 8]), place(stored(k, n)), place([m, n + 64]));
         let ts = place([m, self.rank * self.slices.len().max(1)]);
         let us: Vec<TensorRef> = self.slices.iter().map(|(_, count)| place(stored(self.rank, *count))).collect();

@@ -20,7 +20,7 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Documents that are at hand, in memory.
+    /// Documents that are available, in memory.
     pub fn of(documents: impl IntoIterator<Item = Document>) -> Corpus {
         let mut gathering = Gathering::new(None);
         let in_memory = "what lies in memory can be read";

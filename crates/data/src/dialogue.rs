@@ -194,7 +194,7 @@ impl DialogueEncoder {
         match self.options.agent {
             Some(agent) => Ok((Cow::Owned(agent.write(&messages, tools)), None)),
             None if tools.is_some() => {
-                let problem = "the template has no place for tools; `agent_template` says how to write them";
+                let problem = "the template has no place for tools; `agent_template` sets their format";
                 Err(RowError::new(RowReason::Template, problem))
             }
             None => Ok((messages, tools)),

@@ -2,7 +2,7 @@
 //! library's next version, which brings no offsets.
 //!
 //! A token of such a vocabulary is a string of bytes, and the tokens of a text put together are the text: so the offsets
-//! follow from the ids, and a text of which that is not true (composed anew by a normalizer, white space taken by an added
+//! follow from the ids, and a text of which that is not true (composed again by a normalizer, white space taken by an added
 //! token) is left to the library. A tokenizer is refused whose probes differ in anything. Knows no template and no labels.
 
 use std::collections::HashMap;
@@ -273,7 +273,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// Where reference files lie beside the checkout.
+    /// Where reference files lie next to the checkout.
     fn shared() -> Option<PathBuf> {
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets");
         if !assets.is_dir() {
@@ -336,7 +336,7 @@ mod tests {
         }
         for (name, reason) in [("mistral-7b-v0.3", "not byte-level"), ("smollm2", "")] {
             let library = open(&assets.join("tokenizers").join(name), scratch.path());
-            assert!(library.1.slow_because().is_some_and(|told| told.contains(reason)), "{name}");
+            assert!(library.1.slow_because().is_some_and(|reported| reported.contains(reason)), "{name}");
         }
     }
 

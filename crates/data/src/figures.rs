@@ -1,4 +1,4 @@
-//! What reading kept rows costs: tokens a second and memory, for a cache of 2 GiB. Measured on demand, by
+//! What reading cached rows costs: tokens per second and memory, for a cache of 2 GiB. Measured on demand, by
 //! `bench/data/from_cache.py`; asserts only what must hold on any machine.
 //!
 //! Knows the cache from inside, because 500 million tokens take too long to encode.

@@ -1,4 +1,4 @@
-//! Libraries that panic on what somebody else wrote: for us a damaged file is the user's, not an invariant of ours.
+//! Libraries that panic on what someone else wrote: for us a damaged file is the user's, not an invariant of ours.
 //!
 //! Knows no library. What panicked is not used again by those who keep state between calls.
 
@@ -11,7 +11,7 @@ thread_local! {
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the work gives, or the words of its panic, which nobody prints.
+/// What the work gives, or the words of its panic, which no one prints.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {

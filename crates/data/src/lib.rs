@@ -5,7 +5,7 @@
 //!                                  │ tokenizer, dialogue (template + spans)   │ cache     │ order, packing
 //! ```
 //!
-//! Invariant: this crate knows no graph, no device and no run config; it is told what to do by small structs of its
+//! Invariant: this crate knows no graph, no device and no run config; it is reported what to do by small structs of its
 //! own.
 
 pub mod agent;
@@ -44,12 +44,14 @@ pub use agent::AgentForm;
 pub use batch::{Batch, IGNORE};
 pub use cache::RowCache;
 pub use corpus::{Corpus, DocumentSet};
-pub use dataset::{AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, Part, SystemPrompt};
+pub use dataset::{
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, InstructionColumns, RowShard, SystemPrompt,
+};
 pub use dialogue::{DialogueEncoder, DialogueOptions};
 pub use document::{Document, Truncation};
 pub use error::{DataError, RowError, RowReason};
 pub use loader::{Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, extent};
-pub use prepare::{Keeping, PrepareOptions, Prepared, prepare, prepare_cached};
+pub use prepare::{EncodedCorpus, Keeping, PrepareOptions, prepare, prepare_cached};
 pub use rows::RowLimit;
 pub use spans::Message;
 pub use summary::{DatasetSummary, Summary};

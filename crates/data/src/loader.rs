@@ -50,7 +50,7 @@ impl Share {
     pub const WHOLE: Share = Share { rank: 0, ranks: 1 };
 }
 
-/// What a [`Loader`] is told.
+/// Settings of a [`Loader`].
 #[derive(Clone, Debug)]
 pub struct LoaderSpec {
     /// Rows of a micro-batch of one rank.

@@ -1,4 +1,4 @@
-//! Files in the making, beside the place that they will have. Nothing that is there already is written to.
+//! Files in the making, next to the place that they will have. Nothing that is there already is written to.
 //!
 //! Knows names of files; not what is in them.
 
@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A hidden file beside `path` that was not there: another one of that name, or a link, is left alone.
+/// A hidden file next to `path` that was not there: another one of that name, or a link, is left alone.
 pub(crate) fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = path.file_name().expect("a file to write has a name").to_string_lossy();

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::cache::{EntryWriter, Found, RowCache, Stamp};
 use crate::corpus::Corpus;
-use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, Part, SAMPLE, detect, encoder};
+use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowShard, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
 use crate::error::{DataError, RowError, shown};
@@ -35,7 +35,7 @@ pub struct PrepareOptions {
 
 /// Documents, and how they came about.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct EncodedCorpus {
     pub corpus: Arc<Corpus>,
     pub summary: Summary,
     /// What the user should know of the cache, a sentence each.
@@ -47,7 +47,7 @@ pub struct Prepared {
 pub struct Keeping<'a> {
     pub cache: &'a RowCache,
     /// Told when the work waits for another process.
-    pub tell: &'a dyn Fn(&str),
+    pub notify: &'a dyn Fn(&str),
 }
 
 /// Reads and encodes every dataset. `tokenizer` may be absent if all are of type tokens.
@@ -58,7 +58,7 @@ pub fn prepare(
     datasets: &[DatasetSpec],
     tokenizer: Option<&Arc<Tokenizer>>,
     options: &PrepareOptions,
-) -> Result<Prepared, DataError> {
+) -> Result<EncodedCorpus, DataError> {
     prepare_cached(datasets, tokenizer, options, None)
 }
 
@@ -69,7 +69,7 @@ pub fn prepare_cached(
     tokenizer: Option<&Arc<Tokenizer>>,
     options: &PrepareOptions,
     keeping: Option<Keeping<'_>>,
-) -> Result<Prepared, DataError> {
+) -> Result<EncodedCorpus, DataError> {
     let mut corpus = Corpus::default();
     let mut summary = Summary::default();
     let mut notes = Vec::new();
@@ -100,7 +100,7 @@ pub fn prepare_cached(
         notes.extend((kept > 0).then(|| format!("the rows of {} were encoded and are kept in {folder}", sets(kept))));
     }
     let notes = notes.iter().map(shown).collect();
-    Ok(Prepared { corpus: Arc::new(corpus), summary, notes })
+    Ok(EncodedCorpus { corpus: Arc::new(corpus), summary, notes })
 }
 
 /// Where rows came from and went to.
@@ -131,10 +131,10 @@ struct Set<'a> {
 impl Set<'_> {
     /// The set's rows out of the cache, or into it.
     fn cached(self, keeping: Keeping<'_>, notes: &mut Vec<String>) -> Result<Encoded, DataError> {
-        let Keeping { cache, tell } = keeping;
+        let Keeping { cache, notify } = keeping;
         let stamps = self.stamps();
         let digest = self.tokenizer.map(|tokenizer| tokenizer.digest());
-        // A file that cannot be read is told where rows are read.
+        // A file that cannot be read is reported where rows are read.
         let Ok(key) = cache.key(self.spec, &self.counted.files, digest, self.options) else {
             return Ok(self.encode(None)?.0);
         };
@@ -146,7 +146,7 @@ impl Set<'_> {
         }
         let mut writer = None;
         if !matches!(found, Found::Rows(..)) {
-            let waiting = || tell(&format!("waiting for another process that prepares the rows of {}", shown(&name)));
+            let waiting = || notify(&format!("waiting for another process that prepares the rows of {}", shown(&name)));
             match cache.begin(&key, &waiting) {
                 Ok(begun) => {
                     // Another process may have written them meanwhile.
@@ -255,7 +255,7 @@ fn read_dataset(
     gathering: &mut Gathering,
     summary: &mut DatasetSummary,
 ) -> Result<(), DataError> {
-    let Part { number, of } = spec.part;
+    let RowShard { number, of } = spec.shard;
     assert!(number < of, "a part is one of those that there are");
     let rows = rows.take(spec.samples.unwrap_or(usize::MAX)).skip(number).step_by(of);
     let truncation = spec.kind.truncation(options.truncation);

@@ -361,7 +361,7 @@ mod tests {
         assert!(Segment::of_words(Vec::new()).is_none());
     }
 
-    /// Whatever somebody does to the file, there is a document or an error, and neither a fault nor a panic.
+    /// Whatever someone does to the file, there is a document or an error, and neither a fault nor a panic.
     #[test]
     fn a_file_that_changes_under_us_is_an_error() {
         let place = tempfile::tempdir().unwrap();
@@ -379,8 +379,8 @@ mod tests {
         assert!(read().iter().any(|document| document.as_ref().is_err_and(|e| e.contains("was changed"))));
         for length in [good.len() - 1, good.len() / 2, 16, 0] {
             std::fs::write(&path, &good[..length]).unwrap();
-            let told = read().pop().unwrap().unwrap_err();
-            assert!(told.contains("0.rows: the file was cut short while it was in use"), "{told}");
+            let reported = read().pop().unwrap().unwrap_err();
+            assert!(reported.contains("0.rows: the file was cut short while it was in use"), "{reported}");
         }
         std::fs::write(&path, &good).unwrap();
         assert!(segment.in_memory().is_ok());

@@ -148,7 +148,7 @@ pub fn weighted_spans(
                 } else if own.calls_tools {
                     let earlier = &plain[..i];
                     plain_answer_start(&base.text, earlier, before, &sentinels, render)
-                        .ok_or_else(|| disagreement("where its tool calls begin cannot be told"))?
+                        .ok_or_else(|| disagreement("where its tool calls begin cannot be determined"))?
                 } else {
                     own.range.start
                 };
@@ -158,7 +158,7 @@ pub fn weighted_spans(
             }
         };
         if spans.last().is_some_and(|last| range.start < last.range.end) || range.start > range.end {
-            return Err(disagreement("it cannot be told apart from an earlier message"));
+            return Err(disagreement("it cannot be distinguished from an earlier message"));
         }
         spans.push(TrainedSpan { range, weight });
     }
@@ -226,7 +226,7 @@ fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(S
 }
 
 /// Finds message `i` of the rendering `base`. `None`: the template shows nothing of it, or the place of what it shows
-/// cannot be told. `messages` is returned as it was.
+/// cannot be determined. `messages` is returned as it was.
 fn locate(
     base: &str,
     messages: &mut [Map<String, Value>],

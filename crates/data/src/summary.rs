@@ -192,7 +192,7 @@ impl fmt::Display for Summary {
             }
             writeln!(f, "{end}")
         };
-        line(f, &|column| column.0.to_owned(), "data set")?;
+        line(f, &|column| column.0.to_owned(), "dataset")?;
         for of in &self.datasets {
             line(f, &|column| (column.1)(of), &shown(&of.name))?;
             self.details(of, f)?;
@@ -257,7 +257,7 @@ mod tests {
         let text = Summary { datasets: vec![first] }.to_string();
         assert_eq!(
             text,
-            "rows  kept  dropped  documents     tokens  trained  longest  data set\n   \
+            "rows  kept  dropped  documents     tokens  trained  longest  dataset\n   \
              2     1        1          1  1 234 567    0.0 %        3  set\n  \
              dropped 1 rows: too long (first: a, row 3: 9 tokens)\n"
         );

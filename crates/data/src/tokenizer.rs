@@ -69,7 +69,7 @@ const FILES: [&str; 6] = [
     TOOL_TEMPLATE,
 ];
 
-/// The template for conversations with tools, beside `chat_template.jinja`.
+/// The template for conversations with tools, next to `chat_template.jinja`.
 const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
 impl Tokenizer {
@@ -206,7 +206,7 @@ fn special_tokens(library: &Library, config: &Map<String, Value>, names: &Map<St
 }
 
 /// The template, and the one for conversations with tools. `chat_template.jinja` wins over the config, where the template
-/// is a string or a list of named ones; further ones lie in a folder beside it, each under its name.
+/// is a string or a list of named ones; further ones lie in a folder next to it, each under its name.
 fn template_texts(folder: &Path, config: &Map<String, Value>) -> Result<(Option<String>, Option<String>), DataError> {
     let read = |file: &str| -> Result<Option<String>, DataError> {
         let file = folder.join(file);

@@ -123,8 +123,8 @@ mod tests {
     fn patterns_cut_spans() {
         let rule = LossRule::by_name([("[0-9]+", 2.0), ("2x", 0.5), ("user", 0.25)]).unwrap();
         let spans = rule.refine("a 12x b", vec![TrainedSpan { range: 2..7, weight: 1.0 }]);
-        let told: Vec<_> = spans.iter().map(|span| (span.range.clone(), span.weight)).collect();
-        assert_eq!(told, [(2..3, 2.0), (3..4, 2.0), (4..5, 0.5), (5..7, 1.0)]);
+        let reported: Vec<_> = spans.iter().map(|span| (span.range.clone(), span.weight)).collect();
+        assert_eq!(reported, [(2..3, 2.0), (3..4, 2.0), (4..5, 0.5), (5..7, 1.0)]);
         let talk = [Message::new("user", "q"), Message::new("assistant", "a"), Message::new("tool", "t")];
         assert_eq!(rule.weights(&talk), [0.25, 1.0, 0.0]);
     }

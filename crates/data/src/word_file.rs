@@ -74,7 +74,7 @@ impl WordFile {
             file.read_exact_at(bytes, 4 * begin as u64).map_err(|e| match e.kind() {
                 std::io::ErrorKind::UnexpectedEof => {
                     DataError::invalid(self.path.display(), "the file was cut short while it was in use")
-                        .hint("kept rows belong to the cache alone; the next run encodes them again")
+                        .hint("cached rows belong to the cache; the next run encodes them again")
                 }
                 _ => failed(e),
             })?;

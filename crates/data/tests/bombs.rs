@@ -28,7 +28,7 @@ fn peak() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Fails if the work takes more memory than two GiB; tests run beside each other.
+/// Fails if the work takes more memory than two GiB; tests run concurrently.
 fn within_memory<T>(work: impl FnOnce() -> T) -> T {
     let before = peak();
     let outcome = work();
@@ -102,11 +102,14 @@ fn columns_of_nothing_and_packed_columns_are_bounded() {
     let rows = read(&fixture("arrow/rows_without_bytes.arrow"), RowLimit::default().0);
     assert!(rows.len() < 200_000, "{} rows", rows.len());
     let packed = within_memory(|| read(&fixture("arrow/packed.arrow"), 4 << 20));
-    let told = packed[0].fields.as_ref().unwrap_err().to_string();
-    assert!(told.contains("a batch unpacks to more than 256MiB") && told.contains("`max_row_size`"), "{told}");
+    let reported = packed[0].fields.as_ref().unwrap_err().to_string();
+    assert!(
+        reported.contains("a batch unpacks to more than 256MiB") && reported.contains("`max_row_size`"),
+        "{reported}"
+    );
     let Err(long) = rows::open(&[fixture("parquet/long_list.parquet")], "text") else { panic!("it is refused") };
-    let told = long.to_string();
-    assert!(told.contains("40000000 values of `input_ids") && told.contains("`max_row_size`"), "{told}");
+    let reported = long.to_string();
+    assert!(reported.contains("40000000 values of `input_ids") && reported.contains("`max_row_size`"), "{reported}");
     let read = rows::open_within(&[fixture("parquet/long_list.parquet")], "text", RowLimit(1 << 30));
     assert!(read.is_ok(), "a larger bound opens it");
 }
@@ -140,12 +143,12 @@ fn a_tokenizer_that_asks_for_too_much_is_refused() {
                                  "normalized": false, "special": true})
     };
     let doubling = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
-    let told = tokenizer(folder.path(), |json| {
+    let reported = tokenizer(folder.path(), |json| {
         json["normalizer"] = json!({"type": "Sequence", "normalizers": vec![doubling; 40]});
     });
-    assert!(told.is_err_and(|told| told.contains("tokenizer.json") && told.contains("times as long")));
-    let told = within_memory(|| tokenizer(folder.path(), |json| json["model"]["vocab"]["far"] = json!(u32::MAX)));
-    assert!(told.is_err_and(|told| told.contains("has the number 4294967295")));
+    assert!(reported.is_err_and(|reported| reported.contains("tokenizer.json") && reported.contains("times as long")));
+    let reported = within_memory(|| tokenizer(folder.path(), |json| json["model"]["vocab"]["far"] = json!(u32::MAX)));
+    assert!(reported.is_err_and(|reported| reported.contains("has the number 4294967295")));
     let _ = within_memory(|| tokenizer(folder.path(), |json| json["added_tokens"] = json!([added(u32::MAX.into())])));
     // The library unwraps what it reads of a decoder.
     let text =
@@ -181,6 +184,6 @@ fn a_text_on_which_a_tokenizer_gives_up_is_a_row_in_error() {
     let prepared = prepare(&[spec], Some(&std::sync::Arc::new(tokenizer)), &options).unwrap();
     let of = &prepared.summary.datasets[0];
     assert_eq!((of.rows_read, of.rows_kept), (3, 2));
-    let told = &of.dropped[&RowReason::Tokenizer].detail;
-    assert!(told.contains("the tokenizer gave up") && told.contains("retry-limit"), "{told}");
+    let reported = &of.dropped[&RowReason::Tokenizer].detail;
+    assert!(reported.contains("the tokenizer gave up") && reported.contains("retry-limit"), "{reported}");
 }

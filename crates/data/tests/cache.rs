@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, Keeping, Layout, Loader, LoaderSpec,
-    Padding, Position, PrepareOptions, Prepared, RowCache, Share, Tokenizer, Truncation, prepare, prepare_cached,
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus, Keeping, Layout,
+    Loader, LoaderSpec, Padding, Position, PrepareOptions, RowCache, Share, Tokenizer, Truncation, prepare,
+    prepare_cached,
 };
 use tempfile::TempDir;
 
@@ -42,9 +43,9 @@ impl Bench {
         DatasetSpec::new(self.place.path().join("a.jsonl"), DatasetKind::Text { field: "text".to_owned() })
     }
 
-    fn prepare(&self, spec: &DatasetSpec, options: &PrepareOptions) -> Prepared {
+    fn prepare(&self, spec: &DatasetSpec, options: &PrepareOptions) -> EncodedCorpus {
         let cache = self.cache();
-        let keeping = Keeping { cache: &cache, tell: &|_| {} };
+        let keeping = Keeping { cache: &cache, notify: &|_| {} };
         prepare_cached(std::slice::from_ref(spec), Some(&self.tokenizer), options, Some(keeping)).unwrap()
     }
 
@@ -68,11 +69,11 @@ fn options() -> PrepareOptions {
     }
 }
 
-fn is_taken(prepared: &Prepared) -> bool {
+fn is_taken(prepared: &EncodedCorpus) -> bool {
     prepared.notes.iter().any(|note| note.contains("from the cache"))
 }
 
-fn assert_same(a: &Prepared, b: &Prepared) {
+fn assert_same(a: &EncodedCorpus, b: &EncodedCorpus) {
     assert_eq!(a.summary, b.summary);
     assert_eq!((a.corpus.len(), a.corpus.digest()), (b.corpus.len(), b.corpus.digest()));
     for i in 0..a.corpus.len() {
@@ -139,7 +140,7 @@ fn everything_that_matters_makes_other_rows() {
 }
 
 #[test]
-fn the_same_content_elsewhere_is_taken_and_told_by_its_own_name() {
+fn the_same_content_elsewhere_is_taken_and_reported_by_its_own_name() {
     let bench = bench();
     bench.prepare(&bench.spec(), &options());
     let moved = DatasetSpec { path: bench.write("b.jsonl", 40), ..bench.spec() };
@@ -158,7 +159,7 @@ fn damage(path: &Path) {
 }
 
 #[test]
-fn damage_is_found_told_and_repaired() {
+fn damage_is_found_reported_and_repaired() {
     let bench = bench();
     let good = prepare(&[bench.spec()], Some(&bench.tokenizer), &options()).unwrap();
     bench.prepare(&bench.spec(), &options());
@@ -197,15 +198,15 @@ fn one_of_several_writes_and_the_others_wait() {
     bench.write("a.jsonl", 4000);
     let waited = AtomicUsize::new(0);
     let barrier = std::sync::Barrier::new(4);
-    let all: Vec<Prepared> = std::thread::scope(|scope| {
+    let all: Vec<EncodedCorpus> = std::thread::scope(|scope| {
         let prepare = || {
             let cache = bench.cache();
-            let tell = |text: &str| {
+            let notify = |text: &str| {
                 assert!(text.contains("waiting for another process"), "{text}");
                 waited.fetch_add(1, Ordering::Relaxed);
             };
             barrier.wait();
-            let keeping = Some(Keeping { cache: &cache, tell: &tell });
+            let keeping = Some(Keeping { cache: &cache, notify: &notify });
             prepare_cached(&[bench.spec()], Some(&bench.tokenizer), &options(), keeping).unwrap()
         };
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(prepare)).collect();

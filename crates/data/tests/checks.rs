@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use data::{
-    ConversationColumns, DataError, DatasetKind, DatasetSpec, DialogueOptions, PrepareOptions, Prepared, Tokenizer,
-    Truncation, prepare,
+    ConversationColumns, DataError, DatasetKind, DatasetSpec, DialogueOptions, EncodedCorpus, PrepareOptions,
+    Tokenizer, Truncation, prepare,
 };
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ fn options(template: &str, truncation: Truncation, max_length: usize) -> Prepare
     PrepareOptions { max_length, truncation, vocab_size: 512, workers: 1, dialogue }
 }
 
-fn prepared(rows: &[Value], options: &PrepareOptions) -> Result<Prepared, DataError> {
+fn prepared(rows: &[Value], options: &PrepareOptions) -> Result<EncodedCorpus, DataError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("talk.jsonl");
     fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
@@ -42,7 +42,7 @@ fn answer(text: &str) -> Value {
     talk(json!({"role": "assistant", "content": text}))
 }
 
-fn check(rows: &[Value], template: &str) -> Result<Prepared, String> {
+fn check(rows: &[Value], template: &str) -> Result<EncodedCorpus, String> {
     prepared(rows, &options(template, Truncation::Delete, 128)).map_err(|e| e.to_string())
 }
 

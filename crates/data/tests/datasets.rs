@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns, Layout,
-    LoaderSpec, PrepareOptions, Prepared, RowReason, SystemPrompt, Tokenizer, Truncation, extent, prepare,
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus, IGNORE,
+    InstructionColumns, Layout, LoaderSpec, PrepareOptions, RowReason, SystemPrompt, Tokenizer, Truncation, extent,
+    prepare,
 };
 
 fn stories() -> PathBuf {
@@ -39,7 +40,7 @@ fn questions(format: &str) -> DatasetKind {
 }
 
 /// The trained text of document `i`, and all of its text.
-fn decoded(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> (String, String) {
+fn decoded(prepared: &EncodedCorpus, tokenizer: &Tokenizer, i: usize) -> (String, String) {
     let view = prepared.corpus.document(i).unwrap();
     let labels = view.labels;
     let trained = view.ids.iter().zip(labels.iter()).filter(|(_, label)| **label != IGNORE);
@@ -123,7 +124,7 @@ fn limits_and_samples_are_counted() {
     assert_eq!(split.summary.datasets[0].longest, 300);
 }
 
-fn untrained(prepared: &Prepared) -> usize {
+fn untrained(prepared: &EncodedCorpus) -> usize {
     prepared.summary.datasets[0].dropped.get(&RowReason::Untrained).map_or(0, |dropped| dropped.rows)
 }
 
@@ -375,7 +376,7 @@ fn parts_of_a_set_are_rows_in_turn() {
     fs::write(&path, rows.collect::<String>()).unwrap();
     let spec = DatasetSpec { samples: Some(40), ..dataset(path, DatasetKind::Tokens) };
     let firsts = |number: usize, of: usize| {
-        let spec = DatasetSpec { part: data::Part { number, of }, ..spec.clone() };
+        let spec = DatasetSpec { shard: data::RowShard { number, of }, ..spec.clone() };
         let prepared = prepare(&[spec], None, &options(8, Truncation::Delete)).unwrap();
         let firsts =
             (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids[0]).collect::<Vec<_>>();

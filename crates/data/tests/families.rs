@@ -1,4 +1,4 @@
-//! The templates that have a name: rendered as the formats are, and as the models' own where these are at hand.
+//! The templates that have a name: rendered as the formats are, and as the models' own where these are available.
 
 mod shared;
 

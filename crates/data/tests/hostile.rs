@@ -1,4 +1,4 @@
-//! Readers, renderer and spans under bytes that nobody meant: whatever comes in, there is a row, an error, and no panic.
+//! Readers, renderer and spans under bytes that no one meant: whatever comes in, there is a row, an error, and no panic.
 //!
 //! The bytes are drawn, the same in every run; a failure names its number. `SUROGATE_ROUNDS=100` draws a hundred times as
 //! many.
@@ -357,7 +357,7 @@ fn rows_of_any_form_are_counted() {
     assert!(kept > 100, "only {kept} rows were kept");
 }
 
-/// What a template of somebody else may try: each is refused or ends, soon and at little memory, and nothing overflows.
+/// What a template of someone else may try: each is refused or ends, soon and at little memory, and nothing overflows.
 #[test]
 fn hostile_templates_are_refused_or_end() {
     let messages = [Message::new("user", "q").fields, Message::new("assistant", &"a".repeat(1000)).fields];
@@ -445,13 +445,13 @@ fn hostile_templates_are_refused_or_end() {
         let compiled = ChatTemplate::new(source, Map::new(), clock_now());
         let rendered =
             compiled.map(|template| template.render(Conversation { messages: &messages, tools: None }, true));
-        let told = match &rendered {
+        let reported = match &rendered {
             Ok(Ok(rendered)) => format!("{} bytes", rendered.text.len()),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        println!("{number}: {shown}: {told}, {:?}", start.elapsed());
-        assert!(told.len() < 6000, "{shown}");
+        println!("{number}: {shown}: {reported}, {:?}", start.elapsed());
+        assert!(reported.len() < 6000, "{shown}");
         assert!(start.elapsed().as_secs() < 60, "{shown}");
         if let Ok(Ok(rendered)) = rendered {
             assert!(rendered.text.len() < 1 << 25, "{shown}");
@@ -509,7 +509,7 @@ fn bounds_change_nothing_that_templates_write() {
     }
 }
 
-/// Names and words of others steer no terminal, wherever they are told.
+/// Names and words of others steer no terminal, wherever they are reported.
 #[test]
 fn messages_hold_nothing_that_steers_a_terminal() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/stories/model");
@@ -530,7 +530,7 @@ fn messages_hold_nothing_that_steers_a_terminal() {
     let conversation = json!({"messages": [{"role": bad, "content": bad}], bad: 1});
     let columns = ConversationColumns { messages: "messages".into(), ..Default::default() };
     let (text, auto) = (DatasetKind::Text { field: "text".into() }, DatasetKind::Auto(Box::default()));
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (row, kind) in [
         (conversation.clone(), DatasetKind::Conversation(columns)),
         (json!({bad: "x"}), text.clone()),
@@ -540,19 +540,19 @@ fn messages_hold_nothing_that_steers_a_terminal() {
     ] {
         fs::write(&path, format!("{row}\n{{\"text\": 7, \"{}\n", bad.replace('\n', ""))).unwrap();
         match prepare(&[DatasetSpec::new(&path, kind)], Some(&tokenizer), &options) {
-            Ok(prepared) => told.push(prepared.summary.to_string()),
-            Err(error) => told.push(error.to_string()),
+            Ok(prepared) => reported.push(prepared.summary.to_string()),
+            Err(error) => reported.push(error.to_string()),
         }
     }
     let Err(error) = data::template::ChatTemplate::new(&format!("{{% {bad} %}}"), Map::new(), clock_now()) else {
         panic!("it is no template")
     };
-    told.push(error.to_string());
-    told.push(rows::files::find(&folder.path().join(bad), None, "train").unwrap_err().to_string());
+    reported.push(error.to_string());
+    reported.push(rows::files::find(&folder.path().join(bad), None, "train").unwrap_err().to_string());
     let names = [format!("data/{bad}-00000-of-00001.parquet"), format!("{bad}/x.csv")];
     let no = rows::files::choose(&names, None, Some(bad), bad).unwrap_err();
-    told.extend([no.problem, no.hint]);
-    for text in told {
+    reported.extend([no.problem, no.hint]);
+    for text in reported {
         let hidden = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
         assert!(hidden.is_none() && !text.contains("\nNote"), "{text:?}");
     }

@@ -313,7 +313,7 @@ fn ranks_deal_one_packing_among_themselves() {
                 assert_eq!(&below_each_other(&parts), expected, "{ranks} ranks");
                 let position = loaders[0].position();
                 assert!(loaders.iter().all(|loader| loader.position() == position));
-                // Another number of ranks goes on where these are.
+                // Another number of ranks continues where these are.
                 if number == whole.len() / 2 {
                     assert_eq!(batches(&documents, &alone, position), whole[number + 1..]);
                 }
@@ -323,7 +323,7 @@ fn ranks_deal_one_packing_among_themselves() {
     }
 }
 
-/// Lengths of conversations, questions and texts as data sets have them: packing wastes little of any.
+/// Lengths of conversations, questions and texts as datasets have them: packing wastes little of any.
 #[test]
 fn rows_are_full_for_lengths_of_many_kinds() {
     let random = |i: u64, k: u32| f64::from(word(3, Purpose::Shuffle, 6, k, i)) / f64::from(u32::MAX);

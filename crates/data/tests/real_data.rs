@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use data::{
-    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, IGNORE, InstructionColumns, Layout,
-    LoaderSpec, PrepareOptions, Prepared, Tokenizer, Truncation, extent, prepare,
+    ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus, IGNORE,
+    InstructionColumns, Layout, LoaderSpec, PrepareOptions, Tokenizer, Truncation, extent, prepare,
 };
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ fn tokenizer(assets: &Path, name: &str) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_folder(&folder).unwrap())
 }
 
-fn load(path: &Path, kind: DatasetKind, tokenizer: &Arc<Tokenizer>, max_length: usize) -> Prepared {
+fn load(path: &Path, kind: DatasetKind, tokenizer: &Arc<Tokenizer>, max_length: usize) -> EncodedCorpus {
     let options = PrepareOptions {
         max_length,
         truncation: Truncation::Delete,
@@ -38,7 +38,7 @@ fn conversation(messages: &str, tools: Option<&str>) -> DatasetKind {
     })
 }
 
-fn trained_text(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> String {
+fn trained_text(prepared: &EncodedCorpus, tokenizer: &Tokenizer, i: usize) -> String {
     let view = prepared.corpus.document(i).unwrap();
     let ids: Vec<u32> = view
         .ids
@@ -50,7 +50,7 @@ fn trained_text(prepared: &Prepared, tokenizer: &Tokenizer, i: usize) -> String 
     tokenizer.encoder().decode(&ids, false).unwrap()
 }
 
-fn same_documents(a: &Prepared, b: &Prepared) {
+fn same_documents(a: &EncodedCorpus, b: &EncodedCorpus) {
     assert_eq!(a.corpus.len(), b.corpus.len());
     for i in 0..a.corpus.len() {
         let (x, y) = (a.corpus.document(i).unwrap(), b.corpus.document(i).unwrap());
@@ -148,7 +148,7 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
     // Both are samples of the same file, each another one.
     let whole = load(&assets.join("data/llama-factory/alpaca_en_demo.json"), kind, &tokenizer, 2048);
     assert_eq!(whole.corpus.len(), 999);
-    let documents = |prepared: &Prepared| -> HashSet<Vec<i32>> {
+    let documents = |prepared: &EncodedCorpus| -> HashSet<Vec<i32>> {
         (0..prepared.corpus.len()).map(|i| prepared.corpus.document(i).unwrap().ids.to_vec()).collect()
     };
     assert!(documents(&whole).is_superset(&documents(&lines)) && documents(&whole).is_superset(&documents(&parquet)));

@@ -151,7 +151,7 @@ pub struct Block {
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,
     pub nodes: Vec<NodeSpec>,
-    /// Values that can be asked for by name, with `{i}` in the name.
+    /// Values that can be requested by name, with `{i}` in the name.
     #[serde(default)]
     pub outputs: Vec<Output>,
 }

@@ -1,4 +1,4 @@
-//! What every operation declares beside its arithmetic: a name of its own, text for the reference
+//! What every operation declares besides its arithmetic: a name of its own, text for the reference
 //! page, documented attributes, examples that its own rules admit.
 
 use std::collections::HashSet;

@@ -62,7 +62,7 @@ fn checked(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a file or folder of a cache may be believed: it is this user's or the system's owner's, and nobody else may
+/// Whether a file or folder of a cache may be believed: it is this user's or the system's owner's, and no one else may
 /// write it.
 pub fn is_trusted(data: &Metadata) -> bool {
     is_ours(data.uid()) && data.mode() & OTHERS_WRITE == 0

@@ -1,4 +1,4 @@
-//! The machinery of option tables: what an option is, how a YAML text becomes typed values, how mistakes are told.
+//! The machinery of option tables: what an option is, how a YAML text becomes typed values, how mistakes are reported.
 //!
 //! An option is one row of an [`options!`] table: name, type, default, limits, doc comment. From the row follow the
 //! struct field, the reader, the JSON schema, the reference page and the rows of `--help`. All problems of a text are

@@ -179,7 +179,7 @@ impl<'a> Fields<'a> {
             None if row.is_required() => {
                 let path = reader.path.clone();
                 reader.faulty.insert(path.clone());
-                // A missing key of the whole document has no place; one of a group is told at the group.
+                // A missing key of the whole document has no place; one of a group is reported at the group.
                 let place = span.filter(|_| path != row.name);
                 let hint = Some(format!("add `{}: ...` ({})", row.name, row.expectation()));
                 reader.report_at(place, &path, format!("`{path}` is required"), hint);
@@ -216,7 +216,7 @@ fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T 
         }
     };
     if reader.problems.len() > before {
-        // Its parts have told what is wrong; nothing is concluded from what stands in their place.
+        // Its parts have reported what is wrong; nothing is concluded from what stands in their place.
         reader.faulty.insert(path);
         return value;
     }

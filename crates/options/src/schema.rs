@@ -79,7 +79,7 @@ fn number_schema(name: &str, limits: &Limits) -> Value {
 }
 
 /// One object for each option, in order: `name` (with the group in front), `section`, `type`, `default`, `required`,
-/// `help`, `expects`, `choices`, `available`, `resumable`. Items of lists (data sets) are not options of the command
+/// `help`, `expects`, `choices`, `available`, `resumable`. Items of lists (datasets) are not options of the command
 /// line and are left out.
 pub fn help_rows(sections: &[Section]) -> Value {
     let mut rows = Vec::new();

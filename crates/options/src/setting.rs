@@ -6,7 +6,7 @@
 /// what the user wrote and is obeyed or refused, never replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Setting<T> {
-    /// Nobody decided yet.
+    /// No one decided yet.
     #[default]
     Auto,
     /// The user decided.

@@ -34,7 +34,7 @@ pub trait OptionValue: Sized + Clone + PartialEq {
     /// The value in its canonical spelling.
     fn write(&self) -> Value;
 
-    /// Any value, used only to go on collecting problems after this option's own problem is recorded.
+    /// Any value, used only to continue collecting problems after this option's own problem is recorded.
     fn placeholder() -> Self;
 }
 

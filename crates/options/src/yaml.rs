@@ -179,7 +179,7 @@ impl<'r, 't> Builder<'r, 't> {
         Err(Stop::Reported)
     }
 
-    /// Records a mistake after which reading goes on, unless there are very many.
+    /// Records a mistake after which reading continues, unless there are very many.
     fn mistake(&mut self, span: Span, path: &str, message: String, hint: Option<String>) -> Result<(), Stop> {
         self.reader.report_at(Some(span), path, message, hint);
         self.problems += 1;
@@ -256,8 +256,8 @@ impl<'r, 't> Builder<'r, 't> {
 mod tests {
     use super::*;
 
-    /// The problems of a text, whose last tells why it was given up.
-    fn told(text: &str) -> Vec<String> {
+    /// The problems of a text, whose last says why parsing stopped.
+    fn reported(text: &str) -> Vec<String> {
         let mut reader = Reader::new(&[]);
         let node = reader.read_yaml("run.yaml", text);
         assert_eq!(node.is_none(), !reader.problems().is_empty());
@@ -268,13 +268,13 @@ mod tests {
     fn what_aliases_repeat_is_bounded_before_it_is_copied() {
         let laughs = |i: usize| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i.max(1) - 1); 10].join(", "));
         let bomb: String = "a0: &a0 ha\n".to_owned() + &(1..12).map(laughs).collect::<String>();
-        assert!(told(&bomb)[0].contains("more than 100000 values once its aliases"), "{:?}", told(&bomb));
+        assert!(reported(&bomb)[0].contains("more than 100000 values once its aliases"), "{:?}", reported(&bomb));
         let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), vec!["*a"; 9000].join(", "));
-        assert!(told(&long)[0].contains("too much text once its aliases"), "{:?}", told(&long));
+        assert!(reported(&long)[0].contains("too much text once its aliases"), "{:?}", reported(&long));
         // Anchors inside of anchors are copied as often as they are deep.
         let nested = "&a [".repeat(90) + &"x, ".repeat(20_000) + &"]".repeat(90);
-        assert!(told(&nested)[0].contains("more than 100000 values"), "{:?}", told(&nested));
-        assert!(told("base: &base {x: 1}\nfirst: *base\nsecond: *base\n").is_empty());
+        assert!(reported(&nested)[0].contains("more than 100000 values"), "{:?}", reported(&nested));
+        assert!(reported("base: &base {x: 1}\nfirst: *base\nsecond: *base\n").is_empty());
     }
 
     #[test]
@@ -282,13 +282,13 @@ mod tests {
         for (open, close) in [("[", "]"), ("{a: ", "}")] {
             let deep = open.repeat(50_000) + &close.repeat(50_000);
             // The parser has a bound of its own for what stands in brackets.
-            let why = told(&deep).remove(0);
+            let why = reported(&deep).remove(0);
             assert!(why.contains("nested deeper than 100") || why.contains("recursion limit"), "{why}");
         }
-        assert!(told(&("[".repeat(99) + &"]".repeat(99))).is_empty());
+        assert!(reported(&("[".repeat(99) + &"]".repeat(99))).is_empty());
         let block: String = (0..300).map(|depth| " ".repeat(depth) + "a:\n").collect();
-        assert!(told(&block)[0].contains("nested deeper than 100"));
+        assert!(reported(&block)[0].contains("nested deeper than 100"));
         let twice = "a: 1\n".repeat(40_000);
-        assert_eq!(told(&twice).len(), MOST_PROBLEMS + 1);
+        assert_eq!(reported(&twice).len(), MOST_PROBLEMS + 1);
     }
 }

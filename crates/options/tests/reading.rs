@@ -62,7 +62,7 @@ fn good(text: &str) -> Paint {
 }
 
 /// `line:column path message`
-fn told(text: &str) -> Vec<String> {
+fn reported(text: &str) -> Vec<String> {
     let problems = read(text).1.into_iter();
     problems
         .map(|problem| {
@@ -92,7 +92,7 @@ fn flow_and_block_style_say_the_same() {
 #[test]
 fn windows_line_ends_and_letters_of_two_bytes_do_not_move_places() {
     assert_eq!(
-        told("type: ä\r\nbrushes: [{hairs: ü}]\r\n"),
+        reported("type: ä\r\nbrushes: [{hairs: ü}]\r\n"),
         ["2:19 `brushes[0].hairs` is `ü`, expected a whole number from 1 to 500"]
     );
 }
@@ -113,23 +113,23 @@ fn the_byte_range_is_that_of_the_value() {
 #[test]
 fn bounds_hold_at_their_ends() {
     good("type: a\nbrushes: [{hairs: 1}, {hairs: 500}]\ncountdown: -1\n");
-    assert_eq!(told("type: a\nbrushes: [{hairs: 501}]\n").len(), 1);
-    assert_eq!(told("type: a\nspeed: 0\n"), ["2:8 `speed` is `0`, expected a number above 0 and below 10"]);
-    assert_eq!(told("type: a\nspeed: 10\n").len(), 1);
-    assert_eq!(told("type: a\nspeed: .inf\n").len(), 1);
-    assert_eq!(told("type: a\nspeed: nan\n").len(), 1);
-    assert_eq!(told("type: a\ncountdown: -2\n").len(), 1);
-    assert_eq!(told("type: a\narms: 99999999999999999999\n").len(), 1);
+    assert_eq!(reported("type: a\nbrushes: [{hairs: 501}]\n").len(), 1);
+    assert_eq!(reported("type: a\nspeed: 0\n"), ["2:8 `speed` is `0`, expected a number above 0 and below 10"]);
+    assert_eq!(reported("type: a\nspeed: 10\n").len(), 1);
+    assert_eq!(reported("type: a\nspeed: .inf\n").len(), 1);
+    assert_eq!(reported("type: a\nspeed: nan\n").len(), 1);
+    assert_eq!(reported("type: a\ncountdown: -2\n").len(), 1);
+    assert_eq!(reported("type: a\narms: 99999999999999999999\n").len(), 1);
 }
 
 #[test]
-fn what_is_not_built_is_told_apart_from_what_is_wrong() {
+fn what_is_not_built_is_distinguished_from_what_is_wrong() {
     let (paint, problems) = read("type: a\nrobot: true\narms: 3\nbrushes: [{colour: green}, {colour: blue}]\n");
     assert!(paint.is_some());
-    let told: Vec<_> = problems.iter().map(|problem| (problem.availability, problem.message.as_str())).collect();
+    let reported: Vec<_> = problems.iter().map(|problem| (problem.availability, problem.message.as_str())).collect();
     use options::Availability::{Mistake, NotYet};
     assert_eq!(
-        told,
+        reported,
         [
             (NotYet, "`brushes[0].colour: green` is not available yet"),
             (Mistake, "`brushes[1].colour` is `blue`, expected `red` or `green`, or `auto`"),
@@ -143,7 +143,7 @@ fn what_is_not_built_is_told_apart_from_what_is_wrong() {
 #[test]
 fn keys_are_checked_at_every_depth() {
     assert_eq!(
-        told("type: a\nbrushes:\n- hairs: 1\n  hairs: 2\n  hars: 3\n? [x]\n: 4\n"),
+        reported("type: a\nbrushes:\n- hairs: 1\n  hairs: 2\n  hars: 3\n? [x]\n: 4\n"),
         [
             "4:3 `hairs` is given twice, first on line 3",
             "6:3 the name of a setting must be a plain word",
@@ -155,9 +155,9 @@ fn keys_are_checked_at_every_depth() {
 #[test]
 fn broken_texts_end_in_one_problem() {
     for text in ["a: [", "a: b: c", "a:\n\tb: 1", "a: *nobody", "&a [*a]", "a: 1\n--- \nb: 2\n", "- ]", "\"\\q\": 1"] {
-        let told = told(text);
-        assert_eq!(told.len(), 1, "{text:?}: {told:?}");
-        assert!(!told[0].starts_with('-'), "{text:?} has a place: {told:?}");
+        let reported = reported(text);
+        assert_eq!(reported.len(), 1, "{text:?}: {reported:?}");
+        assert!(!reported[0].starts_with('-'), "{text:?} has a place: {reported:?}");
     }
 }
 
@@ -168,11 +168,11 @@ fn aliases_cannot_blow_up() {
         let before = format!("*a{}", level - 1);
         text.push_str(&format!("a{level}: &a{level} [{}]\n", [before.as_str(); 10].join(", ")));
     }
-    assert!(told(&text)[0].contains("more than 100000 values"));
+    assert!(reported(&text)[0].contains("more than 100000 values"));
 }
 
 #[test]
-fn an_alias_is_read_as_its_anchor_but_told_at_its_own_place() {
+fn an_alias_is_read_as_its_anchor_but_reported_at_its_own_place() {
     let paint = good("type: a\nbrushes:\n- &big {hairs: 400}\n- *big\n");
     assert_eq!(paint.brushes[0], paint.brushes[1]);
 }

@@ -78,7 +78,7 @@ impl Config {
         Ok(changed.to_string())
     }
 
-    /// The data sets as (place, path, subset, split), such as `datasets[0]`.
+    /// The datasets as (place, path, subset, split), such as `datasets[0]`.
     #[getter]
     fn data_sets(&self) -> Vec<(String, String, Option<String>, String)> {
         let data = &self.config.data;
@@ -91,12 +91,12 @@ impl Config {
             .collect()
     }
 
-    /// The same configuration with the local files of data sets whose path is a name, by their places.
+    /// The same configuration with the local files of datasets whose path is a name, by their places.
     fn with_files(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
         Config { config: self.config.with_fetched(files) }
     }
 
-    /// Services that get the metrics, as a JSON list: each with what its client has to be told.
+    /// Services that get the metrics, as a JSON list: each with what its client needs.
     #[getter]
     fn trackers(&self) -> String {
         Value::Array(self.config.logging.trackers()).to_string()
@@ -120,7 +120,7 @@ pub fn config_help() -> String {
     config::help_rows().to_string()
 }
 
-/// The files of a data set among the names of a folder: those of a subset and a split. `card` is the text of its
+/// The files of a dataset among the names of a folder: those of a subset and a split. `card` is the text of its
 /// README.md. Raises DataError where there is no such subset or split; `source` names the set in the message.
 #[pyfunction]
 pub fn choose_files(

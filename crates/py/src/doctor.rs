@@ -59,9 +59,9 @@ pub fn calibrate(
     let calibrated = py.detach(|| {
         let request = train::DeviceRequest { site_packages, ..train::DeviceRequest::default() };
         let device = train::Device::open(&request)?;
-        let tell = &mut |text: &str| eprintln!("surogate: calibration: {text}");
+        let progress = &mut |text: &str| eprintln!("surogate: calibration: {text}");
         let plan = Plan::of(&device.machine, least);
-        let found = train::calibrate::calibrate(&device, plan, tell)?;
+        let found = train::calibrate::calibrate(&device, plan, progress)?;
         let kept = machines::kept_at(&device.card.0, &device.card.1).filter(|_| !least);
         let mut text = found.table;
         for path in output.iter().chain(&kept) {

@@ -18,7 +18,7 @@ fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest
 }
 
 /// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or
-/// `nothing`; the files of `announce` are told where the log is, once there is one. Gives the process's exit code: 0, or
+/// `nothing`; the files of `announce` receive the path of the log, once there is one. Gives the process's exit code: 0, or
 /// 128 + the signal that ended the run after a checkpoint.
 #[pyfunction]
 pub fn run(
@@ -78,11 +78,11 @@ pub fn unsaid() -> Vec<String> {
 fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> Result<Machine> {
     match name {
         None => Ok(Device::open(&device_request(config, site_packages))?.machine),
-        Some(text) => train::machines::asked(text),
+        Some(text) => train::machines::requested(text),
     }
 }
 
-/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why data sets are not at
+/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why datasets are not at
 /// hand, which are read otherwise.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the stages of the command line

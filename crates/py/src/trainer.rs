@@ -23,7 +23,7 @@ pub struct Trainer {
 struct Driven {
     trainer: train::Trainer,
     journal: Option<Journal>,
-    /// Files that are told where the log is, as soon as it says what it is of.
+    /// Files that receive the path of the log, as soon as it says what it is of.
     announce: Vec<PathBuf>,
 }
 
@@ -45,13 +45,13 @@ fn open(
 }
 
 impl Driven {
-    /// Tells what was done, where there is a log.
-    fn tell(
+    /// Reports what was done, where there is a log.
+    fn record(
         &mut self,
-        tell: impl FnOnce(&mut Journal, &mut train::Trainer) -> train::Result<Option<String>>,
+        write: impl FnOnce(&mut Journal, &mut train::Trainer) -> train::Result<Option<String>>,
     ) -> train::Result<()> {
         let Some(journal) = &mut self.journal else { return Ok(()) };
-        let said = tell(journal, &mut self.trainer)?;
+        let said = write(journal, &mut self.trainer)?;
         said.into_iter().for_each(console::say);
         if journal.is_open() {
             let (log, output) = (json!(journal.path()), json!(journal.output()));
@@ -70,7 +70,7 @@ impl Trainer {
 
 #[pymethods]
 impl Trainer {
-    /// The files of `announce` are told where the log is, once there is one.
+    /// The files of `announce` receive the path of the log, once there is one.
     #[new]
     fn new(
         py: Python<'_>,
@@ -103,7 +103,7 @@ impl Trainer {
                 None => driven.trainer.next_step(learning_rate)?,
             };
             if let Some(metrics) = &metrics {
-                driven.tell(|journal, trainer| journal.step(trainer, metrics))?;
+                driven.record(|journal, trainer| journal.step(trainer, metrics))?;
             }
             Ok(metrics)
         })?;
@@ -115,7 +115,7 @@ impl Trainer {
         let metrics = self.with(py, |driven| {
             let metrics = driven.trainer.evaluate()?;
             if let Some(metrics) = &metrics {
-                driven.tell(|journal, trainer| journal.evaluation(trainer, metrics).map(|()| None))?;
+                driven.record(|journal, trainer| journal.evaluation(trainer, metrics).map(|()| None))?;
             }
             Ok(metrics)
         })?;
@@ -126,7 +126,7 @@ impl Trainer {
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |driven| {
             driven.trainer.save(&path)?;
-            driven.tell(|journal, trainer| journal.checkpoint(trainer, &path).map(|()| None))
+            driven.record(|journal, trainer| journal.checkpoint(trainer, &path).map(|()| None))
         })
     }
 

@@ -15,7 +15,7 @@ use crate::words::size;
 /// Rows are not cut below this many tokens.
 const SHORTEST_ROWS: usize = 128;
 
-/// The most changes that are told.
+/// The most changes that are reported.
 const MOST: usize = 4;
 
 /// A memory error with the changes that would make the run fit; any other error as it is.
@@ -29,7 +29,7 @@ pub fn with_advice(
     let TrainError::Memory(message) = error else { return error };
     let changes = changes(config, &Known { source, machine, data });
     TrainError::Memory(match changes.as_slice() {
-        [] => format!("{message}; no change of options makes it fit here: a smaller model or a larger machine does"),
+        [] => format!("{message}; no change of options makes it fit here: use a smaller model or a larger machine"),
         [all] if all.contains(" and ") => format!("{message}; together these make it fit: {all}"),
         single => format!("{message}; any of these makes it fit: {}", single.join("; or ")),
     })
@@ -67,15 +67,15 @@ fn changes(config: &Config, known: &Known<'_>) -> Vec<String> {
     if !enough.is_empty() {
         return enough;
     }
-    let (mut changed, mut told) = (config.clone(), Vec::new());
+    let (mut changed, mut reported) = (config.clone(), Vec::new());
     for change in CHANGES {
         if let Some((text, bytes)) = least(*change, &changed, known) {
-            told.push(text);
-            return vec![format!("{} ({})", told.join(" and "), size(bytes))];
+            reported.push(text);
+            return vec![format!("{} ({})", reported.join(" and "), size(bytes))];
         }
         if let Some((all, text)) = steps(*change, &changed, known).pop() {
             changed = all;
-            told.push(text);
+            reported.push(text);
         }
     }
     Vec::new()

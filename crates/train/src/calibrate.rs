@@ -51,7 +51,7 @@ impl Plan {
 /// What was measured and made of it.
 pub struct Calibration {
     pub machine: Machine,
-    /// Each probe's times beside what the machine's rates give, for people.
+    /// Each probe's times compared with what the machine's rates give, for people.
     pub table: String,
 }
 
@@ -85,10 +85,10 @@ impl Loaded {
     }
 }
 
-/// Measures. `tell` hears what is going on.
-pub fn calibrate(device: &Device, plan: Plan, tell: &mut dyn FnMut(&str)) -> Result<Calibration> {
+/// Measures. `progress` receives progress messages.
+pub fn calibrate(device: &Device, plan: Plan, progress: &mut dyn FnMut(&str)) -> Result<Calibration> {
     let found = probes(&device.machine, plan.least);
-    tell(&format!("{} probes are prepared", found.len()));
+    progress(&format!("{} probes are prepared", found.len()));
     let mut loaded = Vec::new();
     for probe in found {
         let program = Arc::new(probe.program);
@@ -99,13 +99,13 @@ pub fn calibrate(device: &Device, plan: Plan, tell: &mut dyn FnMut(&str)) -> Res
         let sample = Sample { work: probe.work, repeats: probe.repeats, cool: 0.0, warm: 0.0 };
         loaded.push(Loaded { session, sample, warm: Vec::new() });
     }
-    tell("times of short runs");
+    progress("times of short runs");
     for of in &mut loaded {
         of.session.run(0)?;
         of.session.synchronize()?;
         of.sample.cool = of.time()?;
     }
-    tell(&format!("warming up for {} s, then timing for {} s", plan.heat.as_secs(), plan.measure.as_secs()));
+    progress(&format!("warming up for {} s, then timing for {} s", plan.heat.as_secs(), plan.measure.as_secs()));
     let begin = Instant::now();
     while begin.elapsed() < plan.heat {
         for of in &mut loaded {
@@ -132,7 +132,7 @@ pub fn calibrate(device: &Device, plan: Plan, tell: &mut dyn FnMut(&str)) -> Res
     Ok(Calibration { machine: Machine { origin: Origin::Calibrated { date }, ..machine }, table })
 }
 
-/// FLOP/s of the largest product where nothing else runs; none where that takes no time to tell.
+/// FLOP/s of the largest product where nothing else runs; none where that is too short to measure.
 fn hot_rate(loaded: &mut [Loaded], duration: Duration) -> Result<Option<f64>> {
     if duration.is_zero() {
         return Ok(None);
@@ -147,7 +147,7 @@ fn hot_rate(loaded: &mut [Loaded], duration: Duration) -> Result<Option<f64>> {
     Ok(Some(largest.sample.product_flops() / last))
 }
 
-/// Seconds of an entry beside its kernels: the smallest one, by itself and with its result awaited.
+/// Seconds of an entry besides its kernels: the smallest one, by itself and with its result awaited.
 fn entry_seconds(loaded: &mut [Loaded]) -> Result<f64> {
     let least = loaded.iter_mut().min_by(|a, b| a.sample.cool.total_cmp(&b.sample.cool)).expect("there are probes");
     let mut times = Vec::new();
@@ -190,10 +190,10 @@ mod tests {
     fn a_cpu_is_measured_through_its_backend() {
         let cpu = options::Setting::Value(crate::config::Device::Cpu);
         let device = Device::open(&DeviceRequest { device: cpu, ..DeviceRequest::default() }).unwrap();
-        let mut told = 0;
-        let found = calibrate(&device, Plan::of(&device.machine, true), &mut |_| told += 1).unwrap();
+        let mut reported = 0;
+        let found = calibrate(&device, Plan::of(&device.machine, true), &mut |_| reported += 1).unwrap();
         let machine = found.machine;
-        assert!(told > 1 && found.table.lines().count() > 5, "{}", found.table);
+        assert!(reported > 1 && found.table.lines().count() > 5, "{}", found.table);
         assert!(matches!(machine.origin, Origin::Calibrated { .. }));
         assert!(machine.f32_flops > 1e8 && machine.bandwidth > 1e7, "{machine:?}");
         assert_eq!((machine.memory, machine.arch), (device.machine.memory, device.machine.arch.clone()));

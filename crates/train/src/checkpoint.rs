@@ -73,7 +73,7 @@ pub struct State {
     pub files: BTreeMap<String, FileRecord>,
 }
 
-/// Steps, rows and tokens of a run that are told apart: the device counts in 32 bits.
+/// Steps, rows and tokens of a run that are distinguished: the device counts in 32 bits.
 const COUNTED: u64 = i32::MAX as u64;
 
 impl State {
@@ -168,7 +168,7 @@ impl Checkpoint {
     /// Opens a folder and checks every file. The error says what is wrong, without the folder's name.
     pub fn open(folder: &Path) -> std::result::Result<Checkpoint, String> {
         let text = std::fs::read_to_string(folder.join(STATE)).map_err(|e| format!("`{STATE}` cannot be read: {e}"))?;
-        let value: Value = serde_json::from_str(&text).map_err(|e| format!("`{STATE}` is no JSON: {e}"))?;
+        let value: Value = serde_json::from_str(&text).map_err(|e| format!("`{STATE}` is not valid JSON: {e}"))?;
         if value["version"] != VERSION {
             return Err(format!("its layout is of version {}, this program reads version {VERSION}", value["version"]));
         }
@@ -205,7 +205,7 @@ impl Checkpoint {
         let mut wanted: Vec<(String, &TensorRef)> = program.layout.states().collect();
         for name in files.names() {
             if !wanted.iter().any(|(known, _)| known == name) {
-                return Err(TrainError::Usage(format!("{}: `{name}` belongs to nothing in the run", path.display())));
+                return Err(TrainError::Usage(format!("{}: `{name}` does not belong to the run", path.display())));
             }
         }
         for (name, at) in wanted.drain(..) {
@@ -396,7 +396,7 @@ mod tests {
         }
         let deep = format!("{{\"version\": {VERSION}, \"options\": {}1{}}}", "[".repeat(10_000), "]".repeat(10_000));
         std::fs::write(place.path().join(STATE), deep).unwrap();
-        assert!(Checkpoint::open(place.path()).unwrap_err().contains("is no JSON"));
+        assert!(Checkpoint::open(place.path()).unwrap_err().contains("is not valid JSON"));
     }
 
     #[test]

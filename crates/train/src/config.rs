@@ -101,11 +101,11 @@ macro_rules! union_of_tables {
             /// What is trained.
             pub task: Task,
             $( $(#[doc = $doc])+ pub $field: $table, )+
-            /// Files of data sets whose path is a name, by the place of the set, such as `datasets[0]`.
+            /// Files of datasets whose path is a name, by the place of the set, such as `datasets[0]`.
             pub fetched: BTreeMap<String, Vec<PathBuf>>,
             /// What was chosen for options that were left out, once `apply_recommended_values` was carried out.
             pub recommended: Option<Reasons>,
-            /// Tokens of a row that the checkpoint recorded with which the run goes on, where they are left open.
+            /// Tokens of a row that the checkpoint recorded with which the run resumes, where they are left open.
             pub kept_sequence_len: Option<usize>,
             written: Written,
         }
@@ -151,7 +151,7 @@ union_of_tables! {
     precision: Precision;
     /// Devices.
     hardware: Hardware;
-    /// Activations computed again.
+    /// Recomputed activations.
     recompute: Recompute;
     /// Tensors in host memory.
     offload: Offload;
@@ -242,7 +242,7 @@ impl Config {
         self.written.contains(path)
     }
 
-    /// The same configuration with the local files of data sets whose path is a name, by their places.
+    /// The same configuration with the local files of datasets whose path is a name, by their places.
     pub fn with_fetched(&self, files: BTreeMap<String, Vec<PathBuf>>) -> Config {
         Config { fetched: files, ..self.clone() }
     }

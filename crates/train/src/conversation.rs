@@ -77,7 +77,7 @@ fn template(
         return Ok((None, Some(format!("`template: {name}` is the model's own template"))));
     }
     let Some(text) = named.text else {
-        let message = format!("`template: {name}` is brought by models alone, and this one brings none");
+        let message = format!("`template: {name}` comes only with models, and this model has none");
         return Err(wrong(message, "take the model's instruct version, or name a format such as `chatml`"));
     };
     if let Some(token) = named.tokens.iter().find(|token| tokenizer.encoder().token_to_id(token).is_none()) {

@@ -12,7 +12,7 @@ use crate::config;
 use crate::error::{Result, TrainError};
 use crate::machines;
 
-/// Which device is asked for and where its libraries may lie.
+/// Which device is requested and where its libraries may lie.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceRequest {
     /// Left open: the GPU if one can be used, otherwise the CPU.
@@ -53,16 +53,16 @@ pub struct Device {
     pub gpus: usize,
     /// What measured rates are kept by: the device's name, and its driver.
     pub card: (String, String),
-    /// What the bits of results depend on beside the program: the processor's set of instructions, or the kind of GPU.
+    /// What the bits of results depend on besides the program: the processor's set of instructions, or the kind of GPU.
     pub arithmetic: String,
 }
 
 impl Device {
-    /// Opens the device. A GPU that is asked for and not usable is an error that says what is missing.
+    /// Opens the device. A GPU that is requested and not usable is an error that says what is missing.
     pub fn open(request: &DeviceRequest) -> Result<Device> {
         let device = match request.device {
-            Setting::Value(config::Device::Cpu) => cpu(request, "asked for")?,
-            Setting::Value(config::Device::Cuda) => cuda(request, "asked for").map_err(TrainError::Failed)?,
+            Setting::Value(config::Device::Cpu) => cpu(request, "requested")?,
+            Setting::Value(config::Device::Cuda) => cuda(request, "requested").map_err(TrainError::Failed)?,
             Setting::Auto => match cuda(request, "a GPU can be used") {
                 Ok(device) => device,
                 Err(_) => cpu(request, "no GPU can be used; `surogate doctor` says why")?,

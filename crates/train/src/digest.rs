@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-/// A file that names the digests of those beside it.
+/// A file that names the digests of those next to it.
 pub const LIST: &str = "state.json";
 
 /// Bytes that are read at once.

@@ -1,4 +1,4 @@
-//! The data of a run as encoded documents: data sets, tokenizer, the split for validation, and how long rows are where
+//! The data of a run as encoded documents: datasets, tokenizer, the split for validation, and how long rows are where
 //! that follows from the documents.
 //!
 //! Knows names of options; rows and templates are the data crate's, how documents fill rows and batches is `feed.rs`'s.
@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::{
-    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, InstructionColumns,
-    Keeping, PrepareOptions, Prepared, RowCache, RowLimit, Summary, SystemPrompt, Tokenizer, Truncation,
+    AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus,
+    InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Summary, SystemPrompt, Tokenizer, Truncation,
 };
 use options::cache::folder_of_user;
 
@@ -89,15 +89,15 @@ impl Encoded {
         let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
         let mut notes: Vec<String> = note.into_iter().collect();
         let cache = row_cache(config, &mut notes);
-        let tell = |text: &str| eprintln!("surogate: {}", options::visible(text));
-        let prepare = |list: &[Dataset], option: &str| -> Result<Prepared> {
+        let notify = |text: &str| eprintln!("surogate: {}", options::visible(text));
+        let prepare = |list: &[Dataset], option: &str| -> Result<EncodedCorpus> {
             let place = |i: usize| format!("{option}[{i}]");
             let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
             let specs = specs.collect::<Result<Vec<_>>>()?;
-            let keeping = cache.as_ref().map(|cache| Keeping { cache, tell: &tell });
+            let keeping = cache.as_ref().map(|cache| Keeping { cache, notify: &notify });
             data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping).map_err(TrainError::Data)
         };
-        let Prepared { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
+        let EncodedCorpus { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
         notes.extend(of_rows);
         let (train, held_out) = if validation.is_empty() {
             let (train, held_out) =
@@ -203,7 +203,7 @@ fn auto_columns(config: &Config, of: &Dataset, place: &str) -> AutoColumns {
     }
 }
 
-/// A data set of the options as the data crate takes it; `place` is where it stands there.
+/// A dataset of the options as the data crate takes it; `place` is where it stands there.
 fn spec(config: &Config, of: &Dataset, place: &str) -> Result<DatasetSpec> {
     let kind = match of.r#type {
         DatasetType::Tokens => DatasetKind::Tokens,

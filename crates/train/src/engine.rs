@@ -30,7 +30,7 @@ pub struct Engine {
     program: Arc<Program>,
     /// Absent only while it is replaced.
     session: Option<Box<dyn Session>>,
-    /// What ran while the clock was asked for.
+    /// What ran while the clock was requested.
     timed: Option<Vec<(usize, Vec<f64>)>>,
     /// What making it consisted of, with seconds.
     load_times: Vec<(&'static str, f64)>,
@@ -75,7 +75,7 @@ impl Engine {
         &mut **self.session.as_mut().expect("a session is replaced within one call")
     }
 
-    /// The shape of a batch as the compiler is asked for it.
+    /// The shape of a batch as the compiler is requested it.
     pub fn variant_of(&self, batch: &Batch, one_per_row: bool) -> Variant {
         variant_of(batch, one_per_row)
     }
@@ -182,7 +182,7 @@ impl Engine {
         Ok(entry)
     }
 
-    /// Runs an entry, with the clock around its instructions where that is asked for.
+    /// Runs an entry, with the clock around its instructions where that is requested.
     fn run_entry(&mut self, entry: usize) -> Result<()> {
         let Some(timed) = &mut self.timed else { return Ok(self.session().run(entry)?) };
         let mut timed = std::mem::take(timed);
@@ -262,7 +262,7 @@ impl Engine {
     }
 }
 
-/// The shape of a batch as the compiler is asked for it. `one_per_row`: what follows the document of a row is
+/// The shape of a batch as the compiler is requested it. `one_per_row`: what follows the document of a row is
 /// padding, which may see it.
 pub fn variant_of(batch: &Batch, one_per_row: bool) -> Variant {
     let (rows, length) = (batch.batch, batch.seq_len);

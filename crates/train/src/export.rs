@@ -23,7 +23,7 @@ use crate::recheck::Live;
 use crate::source::ModelSource;
 use crate::staged::{Staged, write_synced};
 use crate::trainer::Trainer;
-use crate::weights::{self, Part};
+use crate::weights::{self, WeightSet};
 
 /// Tokens of the row on which a result is compared with the live model, at most.
 const CHECKED_TOKENS: usize = 32;
@@ -89,8 +89,8 @@ impl Trainer {
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
         let engine = self.engine()?;
         let program = engine.program().clone();
-        let slots: HashMap<&str, &ParameterSlot> = Part::Base.of(&program).map(|s| (s.name.as_str(), s)).collect();
-        write_weights(folder, Part::Base.of(&program).map(info).collect(), |tensor| {
+        let slots: HashMap<&str, &ParameterSlot> = WeightSet::Base.of(&program).map(|s| (s.name.as_str(), s)).collect();
+        write_weights(folder, WeightSet::Base.of(&program).map(info).collect(), |tensor| {
             let slot = slots[tensor.name.as_str()];
             let weight = weights::read(engine.session(), slot)?;
             let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &tensor.name)) else {
@@ -114,7 +114,7 @@ impl Trainer {
             true => live.compare_model(&source, dtype, folder)?,
             false => live.compare_adapter(folder)?,
         }
-        let bytes: usize = Part::Base.of(&program).map(|slot| slot.weight.bytes()).sum();
+        let bytes: usize = WeightSet::Base.of(&program).map(|slot| slot.weight.bytes()).sum();
         if bytes <= LOADED_AGAIN { self.check_logits(folder, is_model) } else { Ok(()) }
     }
 
@@ -195,8 +195,8 @@ pub(crate) struct Trained {
 pub(crate) type ReadTensor<'a> = dyn FnMut(&TensorRef) -> Result<HostTensor> + 'a;
 
 impl Trained {
-    fn part(&self) -> Part {
-        if self.adapter.is_some() { Part::Adapter } else { Part::Base }
+    fn part(&self) -> WeightSet {
+        if self.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base }
     }
 
     /// The weights that are written.

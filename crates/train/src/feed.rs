@@ -84,7 +84,7 @@ impl Feed {
     pub fn variants(&self) -> Vec<Variant> {
         let shape = |batch: usize, seq_len: usize, documents| Variant { batch, seq_len, documents };
         let batch = self.spec.batch_size;
-        // Padding in front of a document, or a document behind another, are told apart by their starts.
+        // Padding in front of a document, or a document behind another, are distinguished by their starts.
         match &self.spec.layout {
             Layout::Padded(lengths) if self.one_per_row => {
                 lengths.iter().map(|&n| shape(batch, n, Documents::Rows)).collect()
@@ -275,13 +275,13 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize) -> Result<
     Ok(CheckedData { table: notes + &feed.check_table(), rows })
 }
 
-/// The names that a pattern of a data set's path means.
+/// The names that a pattern of a dataset's path means.
 pub fn matching_names(pattern: &str, names: Vec<String>) -> Vec<String> {
     let test = data::rows::files::glob(pattern);
     names.into_iter().filter(|name| test.is_match(name)).collect()
 }
 
-/// The files of a data set among the names of a folder, before any is fetched; else the problem and what helps.
+/// The files of a dataset among the names of a folder, before any is fetched; else the problem and what helps.
 pub fn choose_files(
     names: &[String],
     card: Option<&str>,

@@ -1,4 +1,4 @@
-//! Arithmetic that training a token asks for, whatever the program does beside it, and what a card could do: their
+//! Arithmetic that training a token asks for, whatever the program does besides it, and what a card could do: their
 //! ratio is the model FLOPs utilisation (MFU).
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.

@@ -60,13 +60,12 @@ fn stored(source: &ModelSource) -> Result<DType> {
     first.unwrap_or(Ok(DType::BF16)).map_err(TrainError::model_file)
 }
 
-/// Whether f32 copies of what is trained are kept beside it.
+/// Whether f32 copies of what is trained are kept next to it.
 pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, problems: &mut Vec<Problem>) -> bool {
     let own = word(trained);
-    let keeps =
-        matches!(config.precision.master_dtype, Setting::Value(asked) if dtype_of(asked).size() > trained.size());
+    let keeps = matches!(config.precision.master_dtype, Setting::Value(requested) if dtype_of(requested).size() > trained.size());
     if config.offload.offload_master == Setting::Value(true) && !keeps {
-        let message = format!("`offload_master: true`, but what is trained in {own} has no further copy to move");
+        let message = format!("`offload_master: true`, but parameters trained in {own} have no master copy");
         let hint = match trained {
             DType::F32 => "remove `offload_master`".to_owned(),
             _ => "set `master_dtype: float32`, or remove `offload_master`".to_owned(),
@@ -79,14 +78,16 @@ pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, prob
             reasons.insert("master_dtype".into(), reason(json!(own.to_string()), because));
             false
         }
-        Setting::Value(asked) if dtype_of(asked).size() < trained.size() => {
-            let message = format!("`master_dtype: {asked}`, but what is trained is kept in {own}, which is more");
+        Setting::Value(requested) if dtype_of(requested).size() < trained.size() => {
+            let message = format!(
+                "`master_dtype: {requested}`, but trained parameters are stored in {own}, which is more precise"
+            );
             let option = if config.lora.lora { "lora_dtype" } else { "torch_dtype" };
-            let hint = format!("remove `master_dtype`, or set `{option}: {asked}`");
+            let hint = format!("remove `master_dtype`, or set `{option}: {requested}`");
             problems.push(config.mistake("master_dtype", message, Some(hint)));
             false
         }
-        Setting::Value(asked) => dtype_of(asked) != trained,
+        Setting::Value(requested) => dtype_of(requested) != trained,
     }
 }
 

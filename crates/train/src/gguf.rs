@@ -76,7 +76,7 @@ pub struct GgufDone {
 pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path) -> Result<GgufDone> {
     let encoding = Encoding::named(encoding).ok_or_else(|| {
         let known = Encoding::ALL.map(Encoding::name).join(", ");
-        TrainError::Usage(format!("`{encoding}` is no encoding of GGUF that is written, expected one of {known}"))
+        TrainError::Usage(format!("`{encoding}` is not a supported GGUF encoding, expected one of {known}"))
     })?;
     if output.symlink_metadata().is_ok() {
         let text = format!("{} is there already, expected nothing: nothing is overwritten", output.display());

@@ -1,7 +1,7 @@
 //! The log of a trainer that is driven by its caller: the same events as those of a run from the command line, for
 //! the same readers. It begins with the first step, when the caller has shown what a batch is.
 //!
-//! Knows what is told; when, is the caller's.
+//! Knows what is reported; when, is the caller's.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins a log where the options ask for somebody who reads it, or name its file. A log that cannot be written is
-    /// told now.
+    /// Begins a log where the options ask for someone who reads it, or name its file. A log that cannot be written is
+    /// reported now.
     pub fn begin(config: &Config, trainer: &Trainer) -> Result<Option<Journal>> {
         if config.logging.trackers().is_empty() && config.logging.log_file.value().is_none() {
             return Ok(None);
@@ -48,7 +48,7 @@ impl Journal {
         &self.place.output
     }
 
-    /// Tells a step; the first is told after what it is a step of. Gives the sentence that there is to say, if any.
+    /// Reports a step; the first is reported after what it is a step of. Gives the sentence that there is to say, if any.
     pub fn step(&mut self, trainer: &mut Trainer, metrics: &StepMetrics) -> Result<Option<String>> {
         self.open(trainer, metrics.step)?;
         if let Some(mut startup) = trainer.startup.take() {
@@ -63,20 +63,20 @@ impl Journal {
         })
     }
 
-    /// Tells an evaluation.
+    /// Reports an evaluation.
     pub fn evaluation(&mut self, trainer: &mut Trainer, metrics: &EvaluationMetrics) -> Result<()> {
         self.open(trainer, metrics.step)?;
         self.log.write(metrics.to_json()).map(drop)
     }
 
-    /// Tells a checkpoint that is there.
+    /// Reports a checkpoint that is there.
     pub fn checkpoint(&mut self, trainer: &mut Trainer, folder: &Path) -> Result<()> {
         let step = trainer.steps_done();
         self.open(trainer, step)?;
         self.log.write(json!({"event": "checkpoint", "step": step, "path": folder})).map(drop)
     }
 
-    /// Tells that the caller has done: with an error, if something went wrong. A trainer that never stepped leaves no
+    /// Reports that the caller has done: with an error, if something went wrong. A trainer that never stepped leaves no
     /// log.
     pub fn close(self, error: Option<&str>) -> Result<()> {
         let Journal { mut log, is_open, .. } = self;

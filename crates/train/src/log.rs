@@ -48,7 +48,7 @@ impl Log {
         Ok(Log { path: path.to_owned(), file, is_new })
     }
 
-    /// Takes back a log that was made and says nothing: what it would have told of did not begin.
+    /// Takes back a log that was made and says nothing: what it would have described did not begin.
     pub fn withdraw(self) {
         if self.is_new && self.file.metadata().is_ok_and(|data| data.len() == 0) {
             let _ = std::fs::remove_file(&self.path);

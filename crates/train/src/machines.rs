@@ -29,7 +29,7 @@ struct Request<'a> {
 /// The machine that `--machine` asks for.
 ///
 /// Errors: a form that cannot be read, an unknown name, a file that is none of these, several GPUs.
-pub fn asked(text: &str) -> Result<Machine> {
+pub fn requested(text: &str) -> Result<Machine> {
     if Path::new(text).is_file() {
         return read(Path::new(text));
     }
@@ -45,7 +45,7 @@ pub fn asked(text: &str) -> Result<Machine> {
         return Err(TrainError::Usage(format!("{problem}; plan for one: `--machine {name}`")));
     }
     if network.is_some() {
-        let hint = "leave out what stands behind `@`: it is the rate between nodes";
+        let hint = "remove the part after `@`: it is the rate between nodes";
         return Err(TrainError::Usage(format!("`--machine {text}` names a network, but one node; {hint}")));
     }
     Ok(machine)
@@ -60,7 +60,7 @@ fn request(text: &str) -> Result<Request<'_>> {
         None => (text, None),
         Some((name, rate)) => match rate.parse::<f64>() {
             Ok(rate) if rate > 0.0 && rate.is_finite() => (name, Some(rate * 1e9)),
-            _ => return Err(wrong(&format!("`{rate}` behind `@` is no rate"))),
+            _ => return Err(wrong(&format!("`{rate}` after `@` is not a rate"))),
         },
     };
     let mut counts = Vec::new();
@@ -101,7 +101,7 @@ fn unknown(text: &str, name: &str) -> TrainError {
 /// A machine of a file.
 pub fn read(path: &Path) -> Result<Machine> {
     let text = std::fs::read(path).map_err(|e| TrainError::io("read", path, e))?;
-    parse(&text).map_err(|why| TrainError::Usage(format!("{}: this is no machine: {why}", path.display())))
+    parse(&text).map_err(|why| TrainError::Usage(format!("{}: this is not a machine: {why}", path.display())))
 }
 
 fn parse(text: &[u8]) -> std::result::Result<Machine, String> {
@@ -190,16 +190,17 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
         return Err(format!("`surogate_machine` is {}, expected {VERSION}", value["surogate_machine"]));
     }
     let found = |name: &str| value.pointer(name).ok_or_else(|| format!("there is no `{name}`"));
-    let text = |name: &str| found(name)?.as_str().map(str::to_owned).ok_or_else(|| format!("`{name}` is no text"));
+    let text = |name: &str| found(name)?.as_str().map(str::to_owned).ok_or_else(|| format!("`{name}` is not a string"));
     let number = |name: &str| {
         let of = found(name)?.as_f64().filter(|of| *of >= 0.0 && of.is_finite());
-        of.ok_or_else(|| format!("`{name}` is no number from 0"))
+        of.ok_or_else(|| format!("`{name}` is not a number from 0"))
     };
     let rate = |name: &str| {
         let of = number(name)?;
         if of > 0.0 { Ok(of) } else { Err(format!("`{name}` is 0")) }
     };
-    let count = |name: &str| found(name)?.as_u64().map(|of| of as usize).ok_or_else(|| format!("`{name}` is no count"));
+    let count =
+        |name: &str| found(name)?.as_u64().map(|of| of as usize).ok_or_else(|| format!("`{name}` is not a count"));
     let product = |name: &str| rate(&format!("/reached/products/{name}"));
     let arch = text("/arch")?;
     let points = found("/reached/attention")?.as_array().ok_or("`/reached/attention` is no list")?;
@@ -274,9 +275,9 @@ mod tests {
 
     #[test]
     fn one_gpu_is_planned_for_and_several_are_refused_by_name() {
-        assert_eq!(asked("RTX4090").unwrap().name, "rtx4090");
-        assert_eq!(asked("1x1xh100").unwrap().name, "h100");
-        let refused = |text: &str| asked(text).unwrap_err().to_string();
+        assert_eq!(requested("RTX4090").unwrap().name, "rtx4090");
+        assert_eq!(requested("1x1xh100").unwrap().name, "h100");
+        let refused = |text: &str| requested(text).unwrap_err().to_string();
         assert!(refused("2x8xh200@12.5").contains("2 nodes of 8 GPUs, and several GPUs are not available yet"));
         assert!(refused("8xh100").contains("`--machine h100`"));
         assert!(refused("h100@50").contains("one node"));
@@ -326,7 +327,7 @@ mod tests {
             Machine::named("b200").unwrap(),
         ] {
             write(&machine, &path).unwrap();
-            let found = asked(path.to_str().unwrap()).unwrap();
+            let found = requested(path.to_str().unwrap()).unwrap();
             assert_eq!((&found.name, &found.arch, found.memory), (&machine.name, &machine.arch, machine.memory));
             assert_eq!((found.units, &found.origin), (machine.units, &machine.origin));
             // Numbers pass through text.

@@ -1,4 +1,4 @@
-//! Where the memory of a run goes: the plan's lines beside what was allocated for them.
+//! Where the memory of a run goes: the plan's lines compared with what was allocated for them.
 
 use program::MemoryLine;
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ pub fn table(classes: &[ClassMemory], in_use: Option<usize>) -> Vec<String> {
     let mut lines = vec![format!("Memory: {:>4} {:>12}", "planned", "allocated")];
     lines.extend(classes.iter().map(|of| row(of.planned, of.allocated, &of.class, &of.note)));
     lines.push(row(sum(|of| of.planned), sum(|of| of.allocated), "in all", ""));
-    lines.extend(in_use.map(|bytes| format!("{:>25}  in use on the device, by everybody", size(bytes))));
+    lines.extend(in_use.map(|bytes| format!("{:>25}  in use on the device, by all processes", size(bytes))));
     lines
 }
 

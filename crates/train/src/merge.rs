@@ -116,7 +116,7 @@ fn targets(
             // PEFT writes the whole head beside an adapted one: its values are the model's own.
             let known = name.ends_with(".lora_B.weight") || name.contains(".base_layer.");
             if !known {
-                problems.push(format!("`{name}` is no matrix of a LoRA adapter on a linear layer"));
+                problems.push(format!("`{name}` is not a matrix of a LoRA adapter on a linear layer"));
             }
             continue;
         };

@@ -23,7 +23,7 @@ pub struct StepMetrics {
     pub mfu: Option<f64>,
     /// The same against the measured rate of matrix products; none where it was not measured.
     pub ceiling: Option<f64>,
-    /// Bytes in use on the device, by everybody; on the CPU those of this process.
+    /// Bytes in use on the device, by all processes; on the CPU those of this process.
     pub memory: Option<usize>,
 }
 

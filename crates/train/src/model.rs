@@ -15,14 +15,14 @@ use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::peft;
 use crate::source::ModelSource;
-use crate::weights::{self, Part};
+use crate::weights::{self, WeightSet};
 
 /// The residual stream, in the order of the layers.
 const HIDDEN: &str = "hidden.*";
 const LOGITS: &str = "logits";
 const TOKEN_LOSS: &str = "token_loss";
 
-/// Weights on a device, with programs for the shapes that were asked for.
+/// Weights on a device, with programs for the shapes that were requested.
 pub struct Model {
     device: Arc<Device>,
     source: Arc<ModelSource>,
@@ -147,12 +147,12 @@ impl Model {
         let options = CompileOptions { variants: vec![first], ..options.clone() };
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let program = engine.program().clone();
-        let mut read = |part: Part, folder: &Path, files: Weights| {
+        let mut read = |part: WeightSet, folder: &Path, files: Weights| {
             weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
         };
-        read(Part::Base, &self.source.folder, self.source.weights(&self.source.folder)?)?;
+        read(WeightSet::Base, &self.source.folder, self.source.weights(&self.source.folder)?)?;
         if let Some(folder) = &self.adapter {
-            read(Part::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
+            read(WeightSet::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
         }
         Ok(engine)
     }

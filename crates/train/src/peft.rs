@@ -106,7 +106,7 @@ fn read_config(folder: &Path) -> Result<(PathBuf, Value)> {
     let path = folder.join("adapter_config.json");
     let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
     let config = serde_json::from_str(&text)
-        .map_err(|e| TrainError::Usage(format!("{}: this is no JSON: {e}", path.display())))?;
+        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))?;
     Ok((path, config))
 }
 

@@ -52,7 +52,7 @@ pub struct Place {
 impl Place {
     /// Decides them, and checks that they can be written to and that no other process is in them.
     ///
-    /// Errors: another run in `output_dir`, unless the options say that this one goes on with it.
+    /// Errors: another run in `output_dir`, unless the options say that this one continues with it.
     pub fn open(config: &Config, source: &ModelSource) -> Result<Place> {
         Place::open_named(config, run_name(config, source))
     }
@@ -196,7 +196,7 @@ fn identity(folder: &Path) -> Result<(u64, u64)> {
 fn read_manifest(output: &Path) -> Result<Option<Earlier>> {
     let path = output.join(MANIFEST);
     match fs::symlink_metadata(&path) {
-        // A folder that cannot be made is told when it is made.
+        // A folder that cannot be made is reported when it is made.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         // It would be replaced by a file.
         Ok(data) if data.is_symlink() => {
@@ -207,7 +207,8 @@ fn read_manifest(output: &Path) -> Result<Option<Earlier>> {
     let text = fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
     let damaged =
         |why: String| TrainError::Failed(format!("{}: {why}; it is not a manifest of this program", path.display()));
-    let mut manifest: Value = serde_json::from_str(&text).map_err(|e| damaged(format!("this is no JSON: {e}")))?;
+    let mut manifest: Value =
+        serde_json::from_str(&text).map_err(|e| damaged(format!("this is not valid JSON: {e}")))?;
     let run_id = manifest["run_id"].as_str().ok_or_else(|| damaged("there is no `run_id`".into()))?.to_owned();
     let now = output.canonicalize().map_err(|e| TrainError::io("read", output, e))?;
     let then = manifest["output"].as_str().map_or_else(|| now.clone(), PathBuf::from);
@@ -239,7 +240,7 @@ fn lock(config: &Config, option: &str, folder: &Path, notes: &mut Vec<String>) -
     }
 }
 
-/// A trial before the first step: a full or read-only disk is told now. The file loses its name before anything is
+/// A trial before the first step: a full or read-only disk is reported now. The file loses its name before anything is
 /// written to it, so that a process that is killed leaves nothing.
 fn try_writing(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
@@ -280,11 +281,11 @@ mod tests {
             Place::open_named(&config, "name".to_owned())
         };
         let first = open("a", "checkpoints").unwrap();
-        let told = open("b", "checkpoints").err().unwrap().to_string();
-        assert!(told.contains("another process is running in"), "{told}");
-        assert!(told.contains("choose another `checkpoint_dir`"), "{told}");
-        let told = open("checkpoints", "c").err().unwrap().to_string();
-        assert!(told.contains("choose another `output_dir`"), "{told}");
+        let reported = open("b", "checkpoints").err().unwrap().to_string();
+        assert!(reported.contains("another process is running in"), "{reported}");
+        assert!(reported.contains("choose another `checkpoint_dir`"), "{reported}");
+        let reported = open("checkpoints", "c").err().unwrap().to_string();
+        assert!(reported.contains("choose another `output_dir`"), "{reported}");
         open("d", "d").unwrap();
         drop(first);
         open("b", "checkpoints").unwrap();

@@ -1,4 +1,4 @@
-//! From options and model to what the compiler is asked for. What the user left open is decided
+//! From options and model to the compiler's options. What the user left open is decided
 //! here, each with its reason.
 
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ pub fn require_machine(config: &Config, machine: &Machine, gpus: usize) -> Resul
 
 /// What the options say about memory; what they leave open the compiler decides.
 fn memory_options(config: &Config) -> PlanOptions {
-    let asked = |setting: Setting<bool>| match setting {
+    let requested = |setting: Setting<bool>| match setting {
         Setting::Value(on) => Some(on),
         Setting::Auto => None,
     };
@@ -99,26 +99,26 @@ fn memory_options(config: &Config) -> PlanOptions {
     };
     let of = &config.recompute;
     // What the adapters read can be computed again only from inside the layer.
-    let needs_block = config.lora.lora && asked(of.recompute_lora) == Some(true);
+    let needs_block = config.lora.lora && requested(of.recompute_lora) == Some(true);
     PlanOptions {
         recompute: RecomputeOptions {
-            swiglu: asked(of.recompute_swiglu),
-            rmsnorm: asked(of.recompute_rmsnorm),
-            ffn: asked(of.recompute_ffn),
-            qkv: asked(of.recompute_qkv),
-            att: asked(of.recompute_att),
-            block: asked(of.recompute_block).or(needs_block.then_some(true)),
-            lora: asked(of.recompute_lora),
+            swiglu: requested(of.recompute_swiglu),
+            rmsnorm: requested(of.recompute_rmsnorm),
+            ffn: requested(of.recompute_ffn),
+            qkv: requested(of.recompute_qkv),
+            att: requested(of.recompute_att),
+            block: requested(of.recompute_block).or(needs_block.then_some(true)),
+            lora: requested(of.recompute_lora),
         },
         head_chunks: parts(config.memory.lmhead_chunks),
         attention_chunks: parts(config.memory.attn_bwd_chunks),
         memory_limit: config.offload.memory_limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)),
         micro_steps: config.training.gradient_accumulation_steps as usize,
         offload: OffloadOptions {
-            residual: asked(config.offload.offload_residual),
-            master: asked(config.offload.offload_master),
-            optimizer: asked(config.offload.offload_optimizer),
-            gradients: asked(config.offload.offload_grads),
+            residual: requested(config.offload.offload_residual),
+            master: requested(config.offload.offload_master),
+            optimizer: requested(config.offload.offload_optimizer),
+            gradients: requested(config.offload.offload_grads),
             zero_copy: config.offload.use_zero_copy,
             write_combined: config.offload.use_write_combined,
             slice_bytes: None,
@@ -131,11 +131,11 @@ pub(crate) fn reason(value: impl Into<serde_json::Value>, because: &str) -> Reas
 }
 
 fn check_family(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) {
-    let Setting::Value(asked) = &config.model.model_type else { return };
+    let Setting::Value(requested) = &config.model.model_type else { return };
     let found = source.model_type();
     // A family's name stands for its generations: `qwen` for `qwen3`.
-    if !found.starts_with(asked.to_ascii_lowercase().as_str()) {
-        let message = format!("`model_type: {asked}`, but the model's configuration says `{found}`");
+    if !found.starts_with(requested.to_ascii_lowercase().as_str()) {
+        let message = format!("`model_type: {requested}`, but the model's configuration says `{found}`");
         problems.push(config.mistake("model_type", message, Some("remove `model_type`".into())));
     }
 }
@@ -164,7 +164,7 @@ fn optimizer(config: &Config) -> OptimizerOptions {
 /// The adapter of the options, or the one that they go on with: its rank, scale and targets hold.
 fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOptions> {
     let of = &config.lora;
-    let asked = AdapterOptions {
+    let requested = AdapterOptions {
         rank: of.lora_rank as usize,
         alpha: f64::from(of.lora_alpha),
         rank_stabilised: false,
@@ -173,23 +173,23 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
         targets: of.lora_target_modules.clone(),
         exceptions: Default::default(),
     };
-    let Some(folder) = &of.adapter else { return Ok(asked) };
-    let found = peft::read_options(Path::new(folder), asked.dtype)?;
+    let Some(folder) = &of.adapter else { return Ok(requested) };
+    let found = peft::read_options(Path::new(folder), requested.dtype)?;
     let sorted = |names: &[String]| {
         let mut names = names.to_vec();
         names.sort_unstable();
         names.join(", ")
     };
-    for (path, asked, found) in [
-        ("lora_rank", asked.rank.to_string(), found.rank.to_string()),
-        ("lora_alpha", asked.alpha.to_string(), found.alpha.to_string()),
-        ("lora_target_modules", sorted(&asked.targets), sorted(&found.targets)),
+    for (path, requested, found) in [
+        ("lora_rank", requested.rank.to_string(), found.rank.to_string()),
+        ("lora_alpha", requested.alpha.to_string(), found.alpha.to_string()),
+        ("lora_target_modules", sorted(&requested.targets), sorted(&found.targets)),
     ] {
-        if config.is_written(path) && asked != found {
-            let message = format!("`{path}` is {asked}, but the adapter in {folder} has {found}");
+        if config.is_written(path) && requested != found {
+            let message = format!("`{path}` is {requested}, but the adapter in {folder} has {found}");
             problems.push(config.mistake(path, message, Some(format!("remove `{path}`"))));
         }
     }
-    let dropout = if config.is_written("lora_dropout") { asked.dropout } else { found.dropout };
+    let dropout = if config.is_written("lora_dropout") { requested.dropout } else { found.dropout };
     Ok(AdapterOptions { dropout, ..found })
 }

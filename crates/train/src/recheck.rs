@@ -16,7 +16,7 @@ use crate::error::{Result, TrainError};
 use crate::model_folder::with_dtype;
 use crate::peft;
 use crate::source::{ModelSource, read_config};
-use crate::weights::Part;
+use crate::weights::WeightSet;
 
 /// Elements that are compared at a time, about.
 const BLOCK: usize = 1 << 20;
@@ -39,8 +39,8 @@ impl Live<'_> {
             return Err(differs("`config.json` is not what was written".to_owned()));
         }
         let files = source.weights(folder)?;
-        self.compare_names(Part::Base, &files)?;
-        for slot in Part::Base.of(self.program) {
+        self.compare_names(WeightSet::Base, &files)?;
+        for slot in WeightSet::Base.of(self.program) {
             let view = files.get(&slot.name).map_err(TrainError::model_file)?;
             match self.rules.and_then(|rules| Some((rules, peft::matrices_of(self.program, &slot.name)?))) {
                 None => self.compare_bits(slot, &view)?,
@@ -57,8 +57,8 @@ impl Live<'_> {
     pub fn compare_adapter(&mut self, folder: &Path) -> Result<()> {
         let read = AdapterRules::new(&peft::read_options(folder, DType::F32)?)?;
         let files = Weights::open(folder).map_err(TrainError::model_file)?;
-        self.compare_names(Part::Adapter, &files)?;
-        for slot in Part::Adapter.of(self.program) {
+        self.compare_names(WeightSet::Adapter, &files)?;
+        for slot in WeightSet::Adapter.of(self.program) {
             let view = files.get(&slot.name).map_err(TrainError::model_file)?;
             self.compare_bits(slot, &view)?;
             let module = slot.name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
@@ -71,10 +71,10 @@ impl Live<'_> {
         Ok(())
     }
 
-    fn compare_names(&self, part: Part, files: &Weights) -> Result<()> {
+    fn compare_names(&self, part: WeightSet, files: &Weights) -> Result<()> {
         let wanted: Vec<&str> = part.of(self.program).map(|slot| slot.name.as_str()).collect();
         match files.names().iter().find(|name| !wanted.contains(name)) {
-            Some(name) => Err(differs(format!("`{name}` is no weight of the live model"))),
+            Some(name) => Err(differs(format!("`{name}` is not a weight of the live model"))),
             None => Ok(()),
         }
     }

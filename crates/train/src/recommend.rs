@@ -20,7 +20,7 @@ const BATCH: &str = "per_device_train_batch_size";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
 
 /// The configuration with the best values for what was left out, where the options ask for it; `data`: the documents,
-/// where they are at hand. A configuration that has recorded choices keeps them.
+/// where they are available. A configuration that has recorded choices keeps them.
 pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Config> {
     if !config.run.apply_recommended_values || config.recommended.is_some() {
         return Ok(config.clone());
@@ -36,12 +36,12 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, dat
     Ok(config.with_recommended(chosen))
 }
 
-/// Rows are filled with whole documents, unless that contradicts what was asked for.
+/// Rows are filled with whole documents, unless that contradicts what was requested.
 fn packing(config: &Config) -> Reasons {
     let name = "sample_packing";
     let (value, because) = match config.template.padding_free {
         true => (false, "`padding_free: true` lays rows end to end instead"),
-        false => (true, "rows are filled with whole documents, and nothing is computed for padding"),
+        false => (true, "documents are packed, so nothing is computed for padding"),
     };
     let chosen = (!config.is_written(name))
         .then(|| (name.to_owned(), Reason { value: json!(value), because: because.to_owned() }));
@@ -97,8 +97,8 @@ fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     let mut all = vec![own];
     let fp8 = Recipe::Fp8Hybrid;
     if !config.is_written("recipe") && machine.arch != Arch::Cpu && !pending.contains(&fp8.name()) {
-        let asked = with(config, Candidate { recipe: fp8, ..self::own(config) });
-        all.extend(asked.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
+        let requested = with(config, Candidate { recipe: fp8, ..self::own(config) });
+        all.extend(requested.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
     }
     all
 }
@@ -155,12 +155,12 @@ fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, mach
     let gib = best.bytes as f64 / (1u64 << 30) as f64;
     let cuts = found.iter().filter(|of| of.of.recipe == best.of.recipe).count();
     if cuts + refused <= 1 {
-        return format!("{rows} rows a step, as given");
+        return format!("{rows} rows per step, as given");
     }
-    let mut text = format!("the same {rows} rows a step; {gib:.2} GiB on {}", machine.name);
+    let mut text = format!("the same {rows} rows per step; {gib:.2} GiB on {}", machine.name);
     // Rates of a CPU are those of another one: they put candidates in order, and are not worth a figure.
     if machine.arch != Arch::Cpu {
-        text += &format!(", {:.0} tokens a second expected", best.tokens_per_second);
+        text += &format!(", {:.0} tokens per second expected", best.tokens_per_second);
         if let Some(other) = found.iter().find(|of| of.of == own).filter(|other| other.of != best.of) {
             let (speed, size) = (other.tokens_per_second, other.bytes as f64 / (1u64 << 30) as f64);
             text += &match speed > best.tokens_per_second {
@@ -172,7 +172,7 @@ fn cut_reason(best: Tried, own: Candidate, found: &[Tried], refused: usize, mach
         }
     }
     if refused > 0 {
-        text += &format!("; {refused} of the ways to cut them do not fit");
+        text += &format!("; {refused} of the possible splits do not fit");
     }
     text
 }

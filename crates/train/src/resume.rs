@@ -1,4 +1,4 @@
-//! Going on with a run: which checkpoint, and whether the options still mean the same run.
+//! Resuming a run: which checkpoint, and whether the options still mean the same run.
 //!
 //! Knows checkpoints and options; how a trainer takes a state up is its own matter.
 
@@ -21,7 +21,7 @@ use crate::written::Record;
 const SPLIT: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
 
 /// What is asked of model and data.
-const SAME_BEGINNING: &str = "a run goes on only with what it began with";
+const SAME_BEGINNING: &str = "a run can only be resumed with the model and data that it started with";
 
 /// Where a run begins.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Start {
     /// Finds the checkpoint that the options ask for.
     ///
     /// `true` takes the checkpoint that the run wrote last. Damaged ones are set aside under another name, and
-    /// that is said; if all are damaged, that is an error. A checkpoint that is asked for by its path must be
+    /// that is said; if all are damaged, that is an error. A checkpoint that is requested by its path must be
     /// whole.
     pub fn find(config: &Config, place: &Place) -> Result<Start> {
         match &config.run.resume_from_checkpoint {
@@ -118,7 +118,11 @@ fn set_aside(folder: &Path, why: &str) -> Result<String> {
     let number = (1..).find(free).expect("there is a free number");
     let aside = folder.with_file_name(format!("damaged-{name}-{number}"));
     fs::rename(folder, &aside).map_err(|e| TrainError::io("rename", folder, e))?;
-    Ok(format!("{} is damaged ({why}): it is now {} and an earlier one is taken", folder.display(), aside.display()))
+    Ok(format!(
+        "{} is damaged ({why}): it was renamed to {} and an earlier one is used",
+        folder.display(),
+        aside.display()
+    ))
 }
 
 fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
@@ -128,8 +132,11 @@ fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
     let checkpoint = match Checkpoint::open(folder) {
         Ok(checkpoint) => checkpoint,
         Err(why) => {
-            let hint = "name a folder such as `output/checkpoint-50`; `true` takes the newest that is whole";
-            return mistake(format!("`{}` is no whole checkpoint: {why}", folder.display()), Some(hint.to_owned()));
+            let hint = "name a folder such as `output/checkpoint-50`; `true` uses the newest complete one";
+            return mistake(
+                format!("`{}` is not a complete checkpoint: {why}", folder.display()),
+                Some(hint.to_owned()),
+            );
         }
     };
     let mut start = Start::default();
@@ -154,7 +161,7 @@ fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
 }
 
 /// The options with what was chosen when the run began, by `apply_recommended_values` and for the length of rows: a
-/// resumed run does not choose anew.
+/// resumed run does not choose again.
 pub fn as_begun(config: &Config, checkpoint: &Checkpoint) -> Arc<Config> {
     let state = &checkpoint.state;
     let mut config = match config.run.apply_recommended_values {
@@ -215,7 +222,7 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
 }
 
 /// Whether the weights under an adapter are those that the run began with; a run that trains its weights has its own.
-/// Waits until they are read, which goes on beside compiling and loading: called after those, and before anything is
+/// Waits until they are read, concurrently with compiling and loading: called after those, and before anything is
 /// trained or written.
 pub fn check_weights(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<()> {
     let adapted = trainer.plan.compile.adapter.is_some();
@@ -250,7 +257,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Goes on at a checkpoint, before the first step. Gives what differs from it where it may, a sentence each.
+    /// Resumes from a checkpoint, before the first step. Gives what differs from it where it may, a sentence each.
     ///
     /// Errors: a damaged checkpoint, and one of another run: other options, model or data.
     pub fn resume(&mut self, folder: &Path) -> Result<Vec<String>> {
@@ -267,7 +274,7 @@ impl Trainer {
 }
 
 fn whole(folder: &Path) -> Result<Checkpoint> {
-    let damaged = |why| TrainError::Usage(format!("{} is no whole checkpoint: {why}", folder.display()));
+    let damaged = |why| TrainError::Usage(format!("{} is not a complete checkpoint: {why}", folder.display()));
     Checkpoint::open(folder).map_err(damaged)
 }
 
@@ -287,7 +294,7 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
             continue;
         }
         if now.given[row.name] == then.given[row.name] {
-            // Left open both times, and chosen anew: by another machine, for another length of the run.
+            // Left open both times, and chosen again: by another machine, for another length of the run.
             if !row.changes_on_resume {
                 notes.push(format!("`{}` is {given}, it was {before}", row.name));
             }

@@ -9,7 +9,7 @@ use crate::config::{Config, Problem, Reasons};
 use crate::plan::reason;
 use crate::source::ModelSource;
 
-/// Rows whose length nobody asked for have at least and at most so many tokens, as far as the model's positions go.
+/// Rows whose length no one asked for have at least and at most so many tokens, as far as the model's positions go.
 const LEAST: usize = 2048;
 const MOST: usize = 8192;
 
@@ -62,22 +62,20 @@ pub fn of_data(config: &Config, summary: &Summary, most: usize) -> OfData {
     if limit < most || dropped + cut == 0 {
         let tokens = longest.next_power_of_two().max(LEAST).min(most);
         let note = format!("`sequence_len` is not set: rows have {tokens} tokens, the longest document has {longest}");
-        let because = format!("holds the longest document, of {longest} tokens; from {LEAST} to {MOST} unasked");
+        let because =
+            format!("holds the longest document, of {longest} tokens; automatic lengths are from {LEAST} to {MOST}");
         return OfData { tokens, because, note };
     }
-    let bound = if most < MOST { "all that the model has positions for" } else { "the most that is taken unasked" };
+    let bound = if most < MOST { "the number of positions of the model" } else { "the automatic maximum" };
     let mut fates = Vec::new();
     if dropped > 0 {
-        fates.push(format!("{dropped} longer ones are left out"));
+        fates.push(format!("{dropped} longer documents are dropped"));
     }
     if cut > 0 {
-        fates.push(format!("{cut} fill them to the last token, whole or cut"));
+        fates.push(format!("{cut} documents fill a row completely or are truncated"));
     }
     let help = if most < MOST { "" } else { "; set `sequence_len` for longer rows" };
-    let note = format!(
-        "`sequence_len` is not set: rows have {most} tokens, {bound}; of the documents {}{help}",
-        fates.join(" and ")
-    );
+    let note = format!("`sequence_len` is not set: rows have {most} tokens, {bound}; {}{help}", fates.join(" and "));
     OfData { tokens: most, because: bound.to_owned(), note }
 }
 
@@ -113,7 +111,10 @@ mod tests {
         assert_eq!(length(none(), 2500, 0, 3000).0, 3000);
         let (tokens, note) = length(none(), MOST, 3, MOST);
         assert_eq!(tokens, MOST);
-        assert!(note.contains("3 fill them") && note.ends_with("set `sequence_len` for longer rows"), "{note}");
+        assert!(
+            note.contains("3 documents fill a row") && note.ends_with("set `sequence_len` for longer rows"),
+            "{note}"
+        );
         // Where documents are kept short by an option, they do not ask for more.
         assert_eq!(length(serde_json::json!({"max_length": 500}), 500, 9, MOST).0, 2048);
     }

@@ -26,7 +26,7 @@ use crate::step::{Advance, Evaluation};
 use crate::trainer::Trainer;
 use crate::{memory, time, words};
 
-/// Folder of the model with the adapter added, where that is asked for.
+/// Folder of the model with the adapter added, where that is requested.
 const MERGED: &str = "merged";
 
 /// Steps of a process before the one that is timed: kernels are loaded and buffers touched by then.
@@ -92,8 +92,8 @@ pub fn run(
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
         Err(error) => json!({"event": "failed", "error": error.to_string(), "exit_code": error.exit_code()}),
     };
-    let logged = run.tell(event, observer);
-    // What ended the run is told, not that the log could not be written after it.
+    let logged = run.emit(event, observer);
+    // What ended the run is reported, not that the log could not be written after it.
     if outcome.is_ok() {
         logged?;
     }
@@ -118,10 +118,10 @@ fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer, observer: &m
         start.notes.extend(resume::check(trainer, checkpoint)?);
         trainer.restore(checkpoint)?;
         if trainer.is_digesting() {
-            observer.line("Comparing the model's weights with those that the run began with");
+            observer.line("Comparing the model's weights with those that the run started with");
         }
         resume::check_weights(trainer, checkpoint)?;
-        start.notes.push(format!("going on after {from} steps, from {}", checkpoint.folder.display()));
+        start.notes.push(format!("resuming after {from} steps, from {}", checkpoint.folder.display()));
     }
     Ok(())
 }
@@ -134,8 +134,8 @@ fn result_folder(place: &Place, trainer: &Trainer) -> PathBuf {
 /// A decision of the plan that is not the obvious one, for people.
 fn planned(of: &PlanLine) -> Option<String> {
     let layers = if of.layers.is_empty() { String::new() } else { format!(", layers {}", of.layers) };
-    let told = of.kind == EntryKind::FirstMicroStep && of.decision != "kept";
-    told.then(|| format!("Recommended: {}: {}{layers} ({})", of.part, of.decision, of.reason))
+    let reported = of.kind == EntryKind::FirstMicroStep && of.decision != "kept";
+    reported.then(|| format!("Recommended: {}: {}{layers} ({})", of.part, of.decision, of.reason))
 }
 
 fn write_manifest(place: &Place, run_id: &str, manifest: &Value) -> Result<()> {
@@ -152,8 +152,8 @@ struct Run {
     saved: Option<u64>,
     /// The checkpoint whose files are being written.
     saving: Option<Saving>,
-    /// Why checkpoints are written at once has been told.
-    told_waiting: bool,
+    /// Why checkpoints are written at once has been reported.
+    reported_waiting: bool,
     /// Steps of this process.
     measured: Measured,
     instruments: Instruments,
@@ -192,7 +192,7 @@ impl Run {
             observer.line(&format!("Note: {note}"));
         }
         let run_id = trainer.written.owner.clone();
-        // What keeps the log from being written is told before the folder is the run's own. Nothing lies between
+        // What keeps the log from being written is reported before the folder is the run's own. Nothing lies between
         // the two: a later process knows the log by the manifest.
         let mut log = place.open_log()?;
         // The manifest first: it makes the folder the run's own.
@@ -212,11 +212,11 @@ impl Run {
         let saved = (step > 0).then_some(step);
         let instruments = Instruments::new(trainer.config.logging.log_gpu_util);
         let measured = Measured::default();
-        Ok(Run { place, log, manifest, saved, saving: None, told_waiting: false, measured, instruments })
+        Ok(Run { place, log, manifest, saved, saving: None, reported_waiting: false, measured, instruments })
     }
 
     /// Writes an event to the log and tells it.
-    fn tell(&mut self, event: Value, observer: &mut dyn Observer) -> Result<()> {
+    fn emit(&mut self, event: Value, observer: &mut dyn Observer) -> Result<()> {
         observer.event(&self.log.write(event)?);
         Ok(())
     }
@@ -298,7 +298,7 @@ impl Run {
             self.save(trainer, observer)?;
             self.publish_checkpoint(trainer, observer)?;
         }
-        observer.line("To go on with this run: the same command with --resume-from-checkpoint true");
+        observer.line("To resume this run, use the same command with --resume-from-checkpoint true");
         Ok(Outcome::Interrupted(folder))
     }
 
@@ -329,14 +329,14 @@ impl Run {
         if let Some(mut startup) = trainer.startup.take() {
             startup.done("first step");
             observer.line(&startup.line());
-            self.tell(startup.to_json(), observer)?;
+            self.emit(startup.to_json(), observer)?;
         }
         observer.line(&metrics.line(total));
         observer.progress(metrics.step + 1, total.unwrap_or_default());
-        self.tell(metrics.to_json(), observer)?;
+        self.emit(metrics.to_json(), observer)?;
         self.measured.add(metrics);
         match self.instruments.look(metrics.step + 1, &trainer.device) {
-            Some(Ok(event)) => self.tell(event, observer)?,
+            Some(Ok(event)) => self.emit(event, observer)?,
             Some(Err(why)) => observer.line(&format!("Note: {why}")),
             None => {}
         }
@@ -347,7 +347,7 @@ impl Run {
         let (step, classes) = (trainer.steps_done() - 1, trainer.end_timing()?);
         time::table(step, &classes).iter().for_each(|line| observer.line(line));
         let rows: Vec<Value> = classes.iter().map(time::ClassTime::to_json).collect();
-        self.tell(json!({"event": "time_breakdown", "step": step, "classes": rows}), observer)
+        self.emit(json!({"event": "time_breakdown", "step": step, "classes": rows}), observer)
     }
 
     /// Writes a result: a process that is killed meanwhile knows it as its own afterwards.
@@ -366,13 +366,13 @@ impl Run {
         }
         match trainer.evaluate_unless(&mut || observer.interrupted())? {
             Evaluation::NoData => Ok(true),
-            Evaluation::GivenUp => {
-                observer.line("Stopping: the evaluation is given up");
+            Evaluation::Aborted => {
+                observer.line("Stopping: the evaluation is aborted");
                 Ok(false)
             }
             Evaluation::Done(metrics) => {
                 observer.line(&metrics.line());
-                self.tell(metrics.to_json(), observer)?;
+                self.emit(metrics.to_json(), observer)?;
                 Ok(true)
             }
         }
@@ -392,9 +392,9 @@ impl Run {
         match Saving::begin(trainer, outline, folder.clone())? {
             Begun::InTheMaking(saving) => self.saving = Some(saving),
             Begun::Written(staged) => {
-                if !std::mem::replace(&mut self.told_waiting, true) {
+                if !std::mem::replace(&mut self.reported_waiting, true) {
                     observer.line(
-                        "Note: host memory does not suffice for a copy of a checkpoint: steps wait until it is written",
+                        "Note: not enough host memory for a copy of the checkpoint: training waits until it is written",
                     );
                 }
                 self.publish_staged(trainer, staged, (step, &folder), observer)?;
@@ -402,7 +402,7 @@ impl Run {
         }
         self.saved = Some(step);
         let held = begin.elapsed().as_secs_f64();
-        self.tell(json!({"event": "saving", "step": step, "held_seconds": held}), observer)
+        self.emit(json!({"event": "saving", "step": step, "held_seconds": held}), observer)
     }
 
     /// Waits for the checkpoint in the making, if there is one, and lets it appear.
@@ -428,6 +428,6 @@ impl Run {
         checkpoint::rotate(&self.place.checkpoints, &trainer.written, trainer.config.run.save_total_limit)?;
         self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));
-        self.tell(json!({"event": "checkpoint", "step": step, "path": folder}), observer)
+        self.emit(json!({"event": "checkpoint", "step": step, "path": folder}), observer)
     }
 }

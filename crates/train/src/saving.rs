@@ -1,4 +1,4 @@
-//! Checkpoints written while the run goes on: the tensors are copied to host memory between two steps, a thread
+//! Checkpoints written during the run: the tensors are copied to host memory between two steps, a thread
 //! writes them, and the folder appears under its name at a later step. At most one is in the making.
 //!
 //! Knows how a checkpoint comes to its folder; what it consists of stands in `checkpoint.rs`.
@@ -51,7 +51,7 @@ impl Saving {
         let write = move || {
             outline
                 .write(&staged, &mut |at| Ok(copied.remove(at).expect("each tensor is copied, and written once")))?;
-            // The digest of the whole, so that nobody waits for it afterwards.
+            // The digest of the whole, so that no one waits for it afterwards.
             staged.record()?;
             Ok(staged)
         };

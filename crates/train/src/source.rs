@@ -29,7 +29,8 @@ pub struct ModelSource {
 pub fn read_config(folder: &Path) -> Result<Value> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
-    serde_json::from_str(&text).map_err(|e| TrainError::Usage(format!("{}: this is no JSON: {e}", path.display())))
+    serde_json::from_str(&text)
+        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
 }
 
 impl ModelSource {

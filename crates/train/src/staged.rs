@@ -1,4 +1,4 @@
-//! Folders that appear whole or not at all: written beside their place, synced, then renamed, and removed
+//! Folders that appear whole or not at all: written next to their place, synced, then renamed, and removed
 //! the same way. Small files that are replaced in one step.
 //!
 //! Knows paths and [`Written`]; not what a result or a checkpoint consists of.
@@ -31,7 +31,7 @@ impl Staged {
     pub fn begin(written: &Written, target: &Path) -> Result<Staged> {
         let name = target
             .file_name()
-            .ok_or_else(|| TrainError::Usage(format!("{} is no name for a folder", target.display())))?;
+            .ok_or_else(|| TrainError::Usage(format!("{} is not a valid folder name", target.display())))?;
         written.check(target)?;
         let parent = parent(target);
         fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
@@ -80,7 +80,7 @@ impl Staged {
     }
 }
 
-/// A free name beside `name`, taken by `take`, with what that gives: hidden, with the run (`owner`) in it, so that a
+/// A free name next to `name`, taken by `take`, with what that gives: hidden, with the run (`owner`) in it, so that a
 /// later process of the run knows what it left behind.
 pub fn free_name<T>(
     parent: &Path,

@@ -40,8 +40,8 @@ impl Startup {
     /// `First step after 4.31 s: data 0.40, plan 0.82, …`
     pub fn line(&self) -> String {
         let all: f64 = self.phases.iter().map(|phase| phase.1).sum();
-        let told = self.phases.iter().filter(|phase| phase.1 >= WORTH_TELLING);
-        let parts: Vec<String> = told.map(|(name, seconds)| format!("{name} {seconds:.2}")).collect();
+        let reported = self.phases.iter().filter(|phase| phase.1 >= WORTH_TELLING);
+        let parts: Vec<String> = reported.map(|(name, seconds)| format!("{name} {seconds:.2}")).collect();
         format!("First step after {all:.2} s: {}", parts.join(", "))
     }
 
@@ -53,7 +53,7 @@ impl Startup {
     }
 }
 
-/// Seconds since this process was started, to a hundredth; none where the system does not tell.
+/// Seconds since this process was started, to a hundredth; none where the system does not report it.
 fn process_age() -> Option<f64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let up: f64 = read("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
@@ -63,7 +63,7 @@ fn process_age() -> Option<f64> {
     Some((up - started / TICKS).max(0.0))
 }
 
-/// Ticks of the clock in which the kernel tells times, in a second: on Linux for x86-64 always this.
+/// Ticks of the clock in which the kernel reports times, in a second: on Linux for x86-64 always this.
 const TICKS: f64 = 100.0;
 
 #[cfg(test)]

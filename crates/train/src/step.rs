@@ -35,8 +35,8 @@ pub(crate) enum Evaluation {
     Done(EvaluationMetrics),
     /// Nothing is held out.
     NoData,
-    /// Somebody asked to stop.
-    GivenUp,
+    /// Someone asked to stop.
+    Aborted,
 }
 
 /// Batches of a step.
@@ -179,7 +179,7 @@ impl Trainer {
         };
         let engine = self.engine.as_mut().expect("a step ran in it");
         let values = engine.finish_scalars(results)?;
-        let [sum, weight, grad_norm, applied] = values[..] else { panic!("as many results as were asked for") };
+        let [sum, weight, grad_norm, applied] = values[..] else { panic!("as many results as were requested") };
         let applied = applied != 0.0;
         let memory = engine.session().memory_in_use()?.or_else(resident);
         self.progress.updates += u64::from(applied);
@@ -224,7 +224,7 @@ impl Trainer {
         (machine.arch != Arch::Cpu).then_some(if of_f32 { machine.f32_flops } else { machine.bf16_flops })
     }
 
-    /// Why the run cannot go on after a step, in words: a loss that is no number, or gradients that stay none, whose
+    /// Why the run cannot continue after a step, in words: a loss that is no number, or gradients that stay none, whose
     /// updates are suppressed, so that nothing can change any more.
     fn divergence(&self, metrics: &StepMetrics) -> Option<String> {
         if !metrics.loss.is_finite() {
@@ -262,7 +262,7 @@ impl Trainer {
         match self.evaluate_unless(&mut || false)? {
             Evaluation::Done(metrics) => Ok(Some(metrics)),
             Evaluation::NoData => Ok(None),
-            Evaluation::GivenUp => unreachable!("nobody asked to stop"),
+            Evaluation::Aborted => unreachable!("nobody asked to stop"),
         }
     }
 
@@ -279,7 +279,7 @@ impl Trainer {
         let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
         for batch in loader {
             if stops() {
-                return Ok(Evaluation::GivenUp);
+                return Ok(Evaluation::Aborted);
             }
             let batch = batch.map_err(TrainError::Data)?;
             let engine = self.engine_for(&batch, one_per_row)?;

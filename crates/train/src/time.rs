@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::engine::Engine;
 use crate::error::Result;
 
-/// Runs one micro-step with the clock around every instruction and gives a row for each: kind,
+/// Runs one micro-step timing every instruction and gives a row for each: kind,
 /// phase, layer, seconds, seconds as planned and at the ceiling, FLOPs, bytes. The gradients are overwritten.
 pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
     let program = engine.program().clone();

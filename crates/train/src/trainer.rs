@@ -27,7 +27,7 @@ use crate::source::ModelSource;
 use crate::startup::Startup;
 use crate::step::Flight;
 use crate::time::{ClassTime, by_class, time_breakdown};
-use crate::weights::{self, Part};
+use crate::weights::{self, WeightSet};
 use crate::written::Written;
 
 /// How far a run is.
@@ -62,18 +62,18 @@ pub struct Trainer {
     /// Folders that may be replaced, because this run wrote them.
     pub(crate) written: Written,
     pub(crate) progress: Progress,
-    /// Until the first step is told.
+    /// Until the first step is reported.
     pub(crate) startup: Option<Startup>,
     model_digest: Option<ModelDigest>,
     /// Reads the model's files for the digest meanwhile.
     digesting: Option<JoinHandle<Result<ModelDigest>>>,
     data_digest: Option<DataDigest>,
-    /// What is known of the batches, once it was asked for.
+    /// What is known of the batches, once it was requested.
     shapes: Option<Shapes>,
 }
 
 impl Trainer {
-    /// Checks options against model and machine and reads the data, if data sets are configured.
+    /// Checks options against model and machine and reads the data, if datasets are configured.
     /// Nothing is compiled before the first batch is known.
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
         let mut startup = Startup::begin();
@@ -275,24 +275,24 @@ impl Trainer {
         let adapter =
             from.map(|checkpoint| checkpoint.folder.as_path()).or(self.config.lora.adapter.as_deref().map(Path::new));
         match (base, self.config.model.init) {
-            (Some(folder), _) => load(&mut engine, &self.source, Part::Base, folder)?,
-            (None, Init::Pretrained) => load(&mut engine, &self.source, Part::Base, &self.source.folder)?,
-            (None, Init::Random) => weights::draw(engine.session(), &program, Part::Base, seed)?,
+            (Some(folder), _) => load(&mut engine, &self.source, WeightSet::Base, folder)?,
+            (None, Init::Pretrained) => load(&mut engine, &self.source, WeightSet::Base, &self.source.folder)?,
+            (None, Init::Random) => weights::draw(engine.session(), &program, WeightSet::Base, seed)?,
         }
         match adapter.filter(|_| adapted) {
-            Some(folder) => load(&mut engine, &self.source, Part::Adapter, folder)?,
-            None => weights::draw(engine.session(), &program, Part::Adapter, seed)?,
+            Some(folder) => load(&mut engine, &self.source, WeightSet::Adapter, folder)?,
+            None => weights::draw(engine.session(), &program, WeightSet::Adapter, seed)?,
         }
         Ok(engine)
     }
 }
 
 /// Reads the weights of a folder.
-fn load(engine: &mut Engine, source: &ModelSource, part: Part, folder: &Path) -> Result<()> {
+fn load(engine: &mut Engine, source: &ModelSource, part: WeightSet, folder: &Path) -> Result<()> {
     let program = engine.program().clone();
     let files = match part {
-        Part::Base => source.weights(folder)?,
-        Part::Adapter => Weights::open(folder).map_err(TrainError::model_file)?,
+        WeightSet::Base => source.weights(folder)?,
+        WeightSet::Adapter => Weights::open(folder).map_err(TrainError::model_file)?,
     };
     weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
 }

@@ -19,14 +19,14 @@ pub fn is_computed(name: &str) -> bool {
 
 /// Which parameters a file speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum WeightSet {
     Base,
     Adapter,
 }
 
-impl Part {
+impl WeightSet {
     fn holds(self, slot: &ParameterSlot) -> bool {
-        slot.adapter == (self == Part::Adapter)
+        slot.adapter == (self == WeightSet::Adapter)
     }
 
     /// The slots of this part.
@@ -42,7 +42,7 @@ impl Part {
 /// superfluous tensors are accepted: in a model, one that equals a used one bit for bit, as tied weights
 /// are written; beside an adapter, a copy of a base weight that the session holds, as PEFT writes it
 /// for an adapted head.
-pub fn load(session: &mut dyn Session, program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
+pub fn load(session: &mut dyn Session, program: &Program, part: WeightSet, files: &Weights, place: &str) -> Result<()> {
     check_names(session, program, part, files, place)?;
     for slot in part.of(program) {
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
@@ -78,7 +78,13 @@ fn write_as_stored(session: &mut dyn Session, at: &TensorRef, view: &TensorView<
     Ok(())
 }
 
-fn check_names(session: &mut dyn Session, program: &Program, part: Part, files: &Weights, place: &str) -> Result<()> {
+fn check_names(
+    session: &mut dyn Session,
+    program: &Program,
+    part: WeightSet,
+    files: &Weights,
+    place: &str,
+) -> Result<()> {
     let mut problems = Vec::new();
     for slot in part.of(program) {
         if !files.contains(&slot.name) {
@@ -99,11 +105,11 @@ fn check_names(session: &mut dyn Session, program: &Program, part: Part, files: 
             continue;
         }
         let copy = match part {
-            Part::Base => is_tied_copy(program, files, name)?,
-            Part::Adapter => is_base_copy(session, program, files, name)?,
+            WeightSet::Base => is_tied_copy(program, files, name)?,
+            WeightSet::Adapter => is_base_copy(session, program, files, name)?,
         };
         if !copy {
-            problems.push(format!("`{name}` belongs to nothing in the model"));
+            problems.push(format!("`{name}` does not belong to the model"));
         }
     }
     if problems.is_empty() {
@@ -118,20 +124,23 @@ fn check_names(session: &mut dyn Session, program: &Program, part: Part, files: 
 
 fn is_tied_copy(program: &Program, files: &Weights, name: &str) -> Result<bool> {
     let extra = files.get(name).map_err(TrainError::model_file)?;
-    let mut used = Part::Base.of(program).filter(|slot| slot.weight.shape == extra.shape && files.contains(&slot.name));
+    let mut used =
+        WeightSet::Base.of(program).filter(|slot| slot.weight.shape == extra.shape && files.contains(&slot.name));
     Ok(used.any(|slot| files.get(&slot.name).is_ok_and(|view| view.bytes == extra.bytes)))
 }
 
 fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, name: &str) -> Result<bool> {
     let base = name.strip_prefix(crate::peft::PREFIX).map(|name| name.replace(".base_layer.", "."));
-    let Some(slot) = Part::Base.of(program).find(|slot| Some(&slot.name) == base.as_ref()) else { return Ok(false) };
+    let Some(slot) = WeightSet::Base.of(program).find(|slot| Some(&slot.name) == base.as_ref()) else {
+        return Ok(false);
+    };
     let copy = files.get(name).map_err(TrainError::model_file)?.to_host();
     Ok(copy.shape == slot.weight.shape && copy.cast(slot.weight.dtype).bytes == read(session, slot)?.bytes)
 }
 
 /// Gives every parameter of a part its first values: a function of the seed, the parameter's name
 /// and the element's index.
-pub fn draw(session: &mut dyn Session, program: &Program, part: Part, seed: u64) -> Result<()> {
+pub fn draw(session: &mut dyn Session, program: &Program, part: WeightSet, seed: u64) -> Result<()> {
     for slot in part.of(program) {
         draw_slot(session, slot, seed)?;
     }

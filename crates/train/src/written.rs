@@ -1,5 +1,5 @@
-//! The folders that a run wrote: which may be replaced or removed, in this process and in one that goes on
-//! with the run later. What somebody else put there is never touched.
+//! The folders that a run wrote: which may be replaced or removed, in this process and in one that continues
+//! with the run later. What someone else put there is never touched.
 //!
 //! Knows folders and who wrote them; not what a result or a checkpoint consists of.
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest;
 use crate::error::{Result, TrainError};
 
-/// Files by which a folder's kind is told.
+/// Files by which a folder's kind is reported.
 const KINDS: &[(&str, &str)] = &[
     ("manifest.json", "a run"),
     ("state.json", "a checkpoint"),

@@ -187,7 +187,7 @@ fn variants_give_the_logits_of_the_merged_model() {
 fn what_does_not_fit_is_named() {
     let place = tempfile::tempdir().unwrap();
     let adapter = variant(place.path(), &json!({}), |m| if m.contains(".3.self_attn") { 2 } else { 4 });
-    let told = |result: train::Result<Merged>| result.unwrap_err().to_string();
+    let reported = |result: train::Result<Merged>| result.unwrap_err().to_string();
     // Ranks that differ are no matter of sizes, but they are of the scale: only a pattern says so.
     let error = Model::load(device(), source(&stories()), Some(&adapter), DType::F32)
         .and_then(|mut model| model.forward(&rows(0), false).map(|_| ()))
@@ -203,7 +203,7 @@ fn what_does_not_fit_is_named() {
     let tensor = HostTensor::zeros(DType::F32, [3, 5]);
     let named = [data::safetensors::NamedTensor::new("model.layers.0.self_attn.q_proj.weight", &tensor)];
     data::safetensors::write(&other.join("model.safetensors"), &named, &Default::default()).unwrap();
-    let error = told(merge(&other, &adapter, &place.path().join("out")));
+    let error = reported(merge(&other, &adapter, &place.path().join("out")));
     assert!(error.contains("`model.layers.0.self_attn.q_proj.weight` is [3, 5]; A [4, 64] and B [64, 4]"), "{error}");
     assert!(error.contains("the model has no `model.layers.4.mlp.down_proj.weight`"), "{error}");
     assert!(!place.path().join("out").exists());

@@ -173,7 +173,7 @@ fn projections_into_the_residual_stream_begin_at_zero_where_that_is_asked_for() 
 }
 
 #[test]
-fn what_cannot_be_is_told() {
+fn what_cannot_be_is_reported() {
     for (options, word) in [
         (
             json!({"torch_dtype": "float32", "master_dtype": "bf16"}),
@@ -191,12 +191,12 @@ fn what_cannot_be_is_told() {
         let error = try_trainer(source(), &options).map(|_| ()).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains(word), "{error}");
     }
-    for (deterministic, told) in [(json!(true), 0), (json!("auto"), 0), (json!(false), 1)] {
+    for (deterministic, reported) in [(json!(true), 0), (json!("auto"), 0), (json!(false), 1)] {
         let options = json!({"torch_dtype": "bfloat16", "gradient_dtype": "bf16", "deterministic": deterministic});
         let trainer = trainer(options);
         assert_eq!(trainer.plan.compile.compute, DType::BF16);
         let notes = trainer.plan.notes.iter().filter(|note| note.contains("`deterministic: false` changes nothing"));
-        assert_eq!(notes.count(), told, "{deterministic}");
+        assert_eq!(notes.count(), reported, "{deterministic}");
     }
 }
 

@@ -15,7 +15,7 @@ use train::{Device, Outcome};
 
 fn device(machine: Machine) -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
-    let (because, arithmetic) = ("asked for".into(), "a CPU".into());
+    let (because, arithmetic) = ("requested".into(), "a CPU".into());
     Arc::new(Device { backend, machine, because, gpus: 1, card: Default::default(), arithmetic })
 }
 
@@ -107,7 +107,7 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
     for in_place in [false, true] {
         let found = preview(json!({"use_zero_copy": in_place})).unwrap();
         let (text, host) = (found.plan_text(), found.estimate().host.unwrap());
-        assert!(text.contains("On the host:") && text.contains("tokens a step"), "{text}");
+        assert!(text.contains("On the host:") && text.contains("tokens per step"), "{text}");
         assert!(
             text.contains("optimizer      page-locked\n") && text.contains("page-locked, write-combined"),
             "{text}"
@@ -132,9 +132,10 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
     let found = preview(merged(&[&tight, &limit])).unwrap();
     assert!(found.memory_bytes() < least);
     let text = found.plan_text();
-    let told = ["optimizer states (needed to fit: `offload_optimizer`)", "gradients (needed to fit: `offload_grads`)"];
-    assert!(told.iter().any(|told| text.contains(&format!(": {told}"))), "{text}");
-    // What was asked for is obeyed; the refusal says that it stands in the way.
+    let reported =
+        ["optimizer states (needed to fit: `offload_optimizer`)", "gradients (needed to fit: `offload_grads`)"];
+    assert!(reported.iter().any(|reported| text.contains(&format!(": {reported}"))), "{text}");
+    // What was requested is obeyed; the refusal says that it stands in the way.
     let refused = preview(merged(&[&tight, &limit, &stays]));
     let message = refused.err().unwrap().to_string();
     assert!(message.contains("leave `offload_optimizer`"), "{message}");
@@ -154,8 +155,8 @@ fn a_run_that_would_not_fit_moves_states_and_tells() {
     let limited = merged(&[&options, &json!({"memory_limit": whole - 1_000_000})]);
     let mut observer = Lines::default();
     train::run(config(&output, &limited), source(), device(Machine::h200()), &mut observer).unwrap();
-    let told = observer.lines.join("\n");
-    assert!(told.contains("in host memory: needed to fit; `offload_"), "{told}");
+    let reported = observer.lines.join("\n");
+    assert!(reported.contains("in host memory: needed to fit; `offload_"), "{reported}");
     let resolved = fs::read_to_string(output.join("resolved.yaml")).unwrap();
     let line = |text: &str| resolved.lines().any(|line| line.starts_with("offload_") && line.contains(text));
     assert!(line("true") && line("needed to fit"), "{resolved}");

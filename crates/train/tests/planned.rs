@@ -92,10 +92,7 @@ fn rows_that_nobody_asked_for_hold_the_longest_document() {
     assert_eq!(note, format!("`sequence_len` is not set: rows have {positions} tokens, the longest document has 30"));
     let (length, note) = of(&[&[30; 20][..], &[positions + 9; 3]].concat(), json!({"truncation_strategy": "delete"}));
     assert_eq!(length, positions);
-    assert!(
-        note.ends_with("all that the model has positions for; of the documents 3 longer ones are left out"),
-        "{note}"
-    );
+    assert!(note.ends_with("the number of positions of the model; 3 longer documents are dropped"), "{note}");
     let (length, note) = of(&[30; 20], json!({"max_model_len": 64}));
     assert_eq!(length, 64);
     assert!(!note.contains("sequence_len"), "{note}");
@@ -112,8 +109,8 @@ fn a_run_goes_on_with_the_length_that_it_began_with() {
     let again = json!({"max_steps": 2, "save_steps": 1, "resume_from_checkpoint": true});
     let mut lines = Lines::default();
     run(options(folder.path(), &[30; 40], &again), source(), device(), &mut lines).unwrap();
-    let told = format!("Note: `sequence_len` is not set: rows have {resolved} tokens, as the run began");
-    assert!(lines.lines.contains(&told), "{:#?}", lines.lines);
+    let reported = format!("Note: `sequence_len` is not set: rows have {resolved} tokens, as the run began");
+    assert!(lines.lines.contains(&reported), "{:#?}", lines.lines);
 }
 
 #[test]

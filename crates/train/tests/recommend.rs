@@ -67,8 +67,8 @@ fn the_cut_of_a_step_follows_the_machine() {
     }
     let lines = choose(std::slice::from_ref(&rows), &small).recommendations();
     let begin = "Recommended: gradient_accumulation_steps: 4, per_device_train_batch_size: 2 (the same 8 rows";
-    let told = lines[0].starts_with(begin) && lines[0].ends_with("; 2 of the ways to cut them do not fit)");
-    assert!(told, "{lines:#?}");
+    let reported = lines[0].starts_with(begin) && lines[0].ends_with("; 2 of the possible splits do not fit)");
+    assert!(reported, "{lines:#?}");
 }
 
 #[test]
@@ -180,8 +180,8 @@ fn a_resumed_run_keeps_what_was_chosen() {
     let output: PathBuf = place.path().join("run");
     let (ended, lines) = run(&output, json!({"max_steps": 8}), Some(4));
     assert!(matches!(ended, Ok(Outcome::Interrupted(_))), "{ended:?}");
-    let told: Vec<&String> = lines.lines.iter().filter(|line| line.starts_with("Recommended: ")).collect();
-    assert!(told.iter().any(|line| line.contains("per_device_train_batch_size: ")), "{told:?}");
+    let reported: Vec<&String> = lines.lines.iter().filter(|line| line.starts_with("Recommended: ")).collect();
+    assert!(reported.iter().any(|line| line.contains("per_device_train_batch_size: ")), "{reported:?}");
     let before = resolved(&output);
     assert!(before.len() >= 4, "{before:?}");
 

@@ -17,7 +17,7 @@ fn merged(options: &Value, more: Value) -> Value {
     options
 }
 
-/// A run with the options; asked to stop after so many steps of this process.
+/// A run with the options; requested to stop after so many steps of this process.
 fn run(output: &Path, options: &Value, stop_after: Option<usize>) -> (Result<Outcome>, Vec<String>) {
     let mut observer = Lines { stop_after, ..Lines::default() };
     let outcome = train::run(config(output, options), source(), device(), &mut observer);
@@ -29,7 +29,7 @@ fn resumed(output: &Path, options: &Value, stop_after: Option<usize>) -> (Result
 }
 
 #[test]
-fn another_arithmetic_is_told() {
+fn another_arithmetic_is_reported() {
     let place = tempfile::tempdir().unwrap();
     let options = json!({"max_steps": 2, "eval_steps": 100, "lora": true});
     run(place.path(), &options, Some(1)).0.unwrap();
@@ -38,12 +38,12 @@ fn another_arithmetic_is_told() {
     let mut observer = Lines::default();
     let again = config(place.path(), &merged(&options, json!({"resume_from_checkpoint": true})));
     train::run(again, source(), std::sync::Arc::new(other), &mut observer).unwrap();
-    let told =
+    let reported =
         |line: &String| line.contains("was written on a CPU with") && line.contains("this is a CPU of another kind");
-    assert!(observer.lines.iter().any(told), "{:?}", observer.lines);
+    assert!(observer.lines.iter().any(reported), "{:?}", observer.lines);
 }
 
-/// As [`resumed`], asked to stop at a question: see [`Lines::stop_at`].
+/// As [`resumed`], requested to stop at a question: see [`Lines::stop_at`].
 fn stopped_at(output: &Path, options: &Value, at: (usize, usize)) -> (Outcome, Vec<String>) {
     let mut observer = Lines { stop_at: Some(at), ..Lines::default() };
     let options = merged(options, json!({"resume_from_checkpoint": true}));
@@ -52,7 +52,7 @@ fn stopped_at(output: &Path, options: &Value, at: (usize, usize)) -> (Outcome, V
 }
 
 #[test]
-fn an_evaluation_is_given_up_and_done_by_the_next_process() {
+fn an_evaluation_is_aborted_and_done_by_the_next_process() {
     let place = tempfile::tempdir().unwrap();
     let (straight, broken) = (place.path().join("straight"), place.path().join("broken"));
     // Batches of a row, so that an evaluation has several; the last step is evaluated in its own right.
@@ -66,11 +66,11 @@ fn an_evaluation_is_given_up_and_done_by_the_next_process() {
     for (at, step) in [((2, 3), 2), ((0, 2), 2), ((3, 3), 5), ((0, 1), 5)] {
         let (outcome, lines) = stopped_at(&broken, &options, at);
         assert_eq!(outcome, Outcome::Interrupted(broken.join(format!("checkpoint-{step}"))), "{lines:?}");
-        assert!(lines.iter().any(|line| line.contains("the evaluation is given up")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("the evaluation is aborted")), "{lines:?}");
         assert!(broken.join(format!("checkpoint-{step}")).is_dir());
     }
     let evaluated = |output: &Path| events(output).iter().filter(|of| of["event"] == "evaluation").count();
-    assert_eq!(evaluated(&broken), 2, "none of those that were given up is told");
+    assert_eq!(evaluated(&broken), 2, "none of those that were given up is reported");
     assert!(matches!(resumed(&broken, &options, None).0.unwrap(), Outcome::Finished(_)));
     assert_eq!((evaluated(&straight), evaluated(&broken)), (3, 3));
     assert!(trace(&straight, 5) == trace(&broken, 5), "the same bits");
@@ -116,7 +116,7 @@ fn assert_resumes(options: &Value, ends: &[usize]) -> Vec<Value> {
     }
     let (outcome, lines) = resumed(&broken, options, None);
     assert!(matches!(outcome.unwrap(), Outcome::Finished(_)));
-    assert!(lines.iter().any(|line| line.contains("going on after")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("resuming after")), "{lines:?}");
     let last = options["max_steps"].as_u64().unwrap();
     let ((files, logged), (files_again, logged_again)) = (trace(&straight, last), trace(&broken, last));
     assert_eq!(logged, logged_again, "{options}");
@@ -166,7 +166,7 @@ fn a_model_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn rows_of_a_step_may_be_split_anew() {
+fn rows_of_a_step_may_be_split_again() {
     let place = tempfile::tempdir().unwrap();
     let options = json!({"lora": false, "learning_rate": 1e-3, "max_steps": 6, "save_steps": 3});
     let losses = |output: &Path| stories::losses(&events(output), "step");
@@ -233,20 +233,20 @@ fn data_that_changed_under_its_name_are_noticed() {
 }
 
 #[test]
-fn other_documents_held_out_are_told_and_the_run_goes_on() {
+fn other_documents_held_out_are_reported_and_the_run_continues() {
     let place = tempfile::tempdir().unwrap();
     let (output, held_out) = (place.path().join("out"), place.path().join("held_out.txt"));
     let text = "All the world's a stage, and all the men and women merely players. ".repeat(40);
     fs::write(&held_out, &text).unwrap();
     let options = json!({"validation_datasets": [{"path": held_out, "type": "text"}], "max_steps": 4, "eval_steps": 2});
     run(&output, &options, Some(2)).0.unwrap();
-    let told =
+    let reported =
         |lines: &[String]| lines.iter().any(|line| line.contains("the documents held out for evaluation are not"));
     let (outcome, lines) = resumed(&output, &options, Some(1));
-    assert!(outcome.is_ok() && !told(&lines), "the same documents: {lines:?}");
+    assert!(outcome.is_ok() && !reported(&lines), "the same documents: {lines:?}");
     fs::write(&held_out, text.replacen("stage", "page", 1)).unwrap();
     let (outcome, lines) = resumed(&output, &options, None);
-    assert!(matches!(outcome.unwrap(), Outcome::Finished(_)) && told(&lines), "{lines:?}");
+    assert!(matches!(outcome.unwrap(), Outcome::Finished(_)) && reported(&lines), "{lines:?}");
 }
 
 #[test]
@@ -325,14 +325,14 @@ fn a_damaged_checkpoint_is_set_aside_and_named() {
         lines.iter().any(|line| line.contains("checkpoint-5 is damaged (`optimizer.safetensors` has")),
         "{lines:?}"
     );
-    assert!(lines.iter().any(|line| line.contains("going on after 4 steps")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("resuming after 4 steps")), "{lines:?}");
     let kept = output.join("damaged-checkpoint-5-1/optimizer.safetensors");
     assert_eq!(fs::read(kept).unwrap().len(), bytes.len() / 2, "nothing is thrown away");
 
-    // What was asked for by its path is not replaced by something else.
+    // What was requested by its path is not replaced by something else.
     damage(5, "adapter_model.safetensors", 200);
-    let asked = merged(&options, json!({"resume_from_checkpoint": output.join("checkpoint-5")}));
-    let error = run(&output, &asked, None).0.unwrap_err();
+    let requested = merged(&options, json!({"resume_from_checkpoint": output.join("checkpoint-5")}));
+    let error = run(&output, &requested, None).0.unwrap_err();
     assert!(error.exit_code() == 2 && error.to_string().contains("other content than when it was written"), "{error}");
 
     for step in [2, 4] {
@@ -354,13 +354,13 @@ fn a_run_may_begin_at_a_checkpoint_of_another() {
     let options = json!({"max_steps": 6, "save_steps": 2});
     run(&first, &options, None).0.unwrap();
     let before = names(&first);
-    let asked = merged(&options, json!({"resume_from_checkpoint": first.join("checkpoint-4")}));
-    run(&second, &asked, None).0.unwrap();
+    let requested = merged(&options, json!({"resume_from_checkpoint": first.join("checkpoint-4")}));
+    run(&second, &requested, None).0.unwrap();
     let result = |output: &Path| fs::read(output.join("adapter/adapter_model.safetensors")).unwrap();
     assert_eq!(result(&first), result(&second));
     assert_eq!(names(&first), before);
     assert!(!second.join("checkpoint-2").exists() && second.join("checkpoint-6").is_dir());
-    let error = run(&second, &merged(&asked, json!({"run_name": "test"})), None).0.unwrap_err();
+    let error = run(&second, &merged(&requested, json!({"run_name": "test"})), None).0.unwrap_err();
     assert!(error.to_string().contains("holds another run than"), "{error}");
 }
 
@@ -371,12 +371,12 @@ fn a_run_goes_back_to_an_earlier_checkpoint_of_its_own() {
     let options = json!({"max_steps": 6, "save_steps": 2, "save_total_limit": 3});
     run(&output, &options, None).0.unwrap();
     let before = trace(&output, 6);
-    let asked = merged(&options, json!({"resume_from_checkpoint": output.join("checkpoint-2")}));
-    run(&output, &asked, Some(1)).0.unwrap();
+    let requested = merged(&options, json!({"resume_from_checkpoint": output.join("checkpoint-2")}));
+    run(&output, &requested, Some(1)).0.unwrap();
     assert!(output.join("checkpoint-3").is_dir(), "what was written last is kept, whatever its number");
     let (outcome, lines) = resumed(&output, &options, None);
     outcome.unwrap();
-    assert!(lines.iter().any(|line| line.contains("going on after 3 steps")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("resuming after 3 steps")), "{lines:?}");
     assert!(trace(&output, 6) == before, "the same bits on the second way");
 }
 
@@ -439,5 +439,5 @@ fn a_folder_of_checkpoints_that_vanishes_ends_the_run_and_keeps_what_was_saved()
     fs::rename(&away, &checkpoints).unwrap();
     let (outcome, lines) = resumed(&output, &options, None);
     outcome.unwrap();
-    assert!(lines.iter().any(|line| line.contains("going on after")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("resuming after")), "{lines:?}");
 }

@@ -141,10 +141,10 @@ fn the_log_says_what_a_reader_of_it_alone_needs_to_know() {
     }
     let mut seen = Seen(Vec::new());
     train::run(config(place.path(), &options), source(), device(), &mut seen).unwrap();
-    let told = |events: &[Value]| -> Vec<String> {
+    let reported = |events: &[Value]| -> Vec<String> {
         events.iter().map(|of| format!("{} {} {}", of["event"], of["time"], of["step"])).collect()
     };
-    assert_eq!(told(&seen.0), told(&events(place.path())), "what is told is what is written");
+    assert_eq!(reported(&seen.0), reported(&events(place.path())), "what is reported is what is written");
 
     let start = &of_kind(place.path(), "start")[0];
     assert_eq!((&start["options"]["max_steps"], &start["options"]["device"]), (&json!(4), &json!("cpu")));

@@ -96,7 +96,7 @@ class Reader:
         self.problems.append(f"`{field}`: {message}")
 
     def finish(self) -> None:
-        """Judges what nobody asked for, then raises if there was a problem."""
+        """Checks the fields that were not read, then raises if there was a problem."""
         unknown = []
         for name, value in self.fields.items():
             if name in self.read or name in BOOKKEEPING or name.startswith("_") or value is None or value is False:

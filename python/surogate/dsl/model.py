@@ -23,7 +23,7 @@ class Architecture:
     model_type: str | None
     config: type[ModelConfig]
     module: type[Module]
-    #: What is said of the files, as the IR writes it.
+    #: Properties of the files, as written in the IR.
     files: dict[str, Any]
 
 
@@ -42,7 +42,7 @@ def model(
     computed: Sequence[str] = (),
 ) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
-    `forward(batch)` is recorded; what it marks with `output` can be asked for.
+    `forward(batch)` is recorded; what it marks with `output` can be requested.
 
     `model_type` stands for the name in a config.json that names no architecture. `base` is the attribute
     without whose name files of the bare base model are written; `computed` are endings of the names of

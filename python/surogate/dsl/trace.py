@@ -73,7 +73,7 @@ class Trace:
             Trace._active = previous
 
     def input(self, name: str) -> Tensor:
-        """A batch tensor; it becomes an input of the model when it is first asked for."""
+        """A batch tensor; it becomes an input of the model on first use."""
         if name not in self.inputs:
             dtype, shape = BATCH[name]
             self.inputs[name] = Tensor(name, dtype, shape, self.outer)

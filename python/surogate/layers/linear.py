@@ -6,7 +6,7 @@ from ..dsl import Module, Parameter, Tensor, ops
 
 
 class Linear(Module):
-    """y = x·Wᵀ + b: `weight` [outputs, inputs] and, if asked for, `bias` [outputs].
+    """y = x·Wᵀ + b: `weight` [outputs, inputs] and optionally `bias` [outputs].
 
     `tied` takes another parameter as the weight, which then keeps its own name.
     """

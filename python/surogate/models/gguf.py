@@ -116,7 +116,7 @@ class Form:
     """How one architecture is written."""
 
     name: str
-    #: Rotated pairs lie beside each other.
+    #: Rotated pairs are adjacent.
     interleaved: bool = False
     #: Matrices of layers are kept as [in, out] by the model.
     transposed: bool = False

@@ -1,6 +1,6 @@
-"""The report of a run as one HTML file, while it goes on and afterwards, and several runs beside each other.
+"""The report of a run as one HTML file, during the run and afterwards, and the comparison of several runs.
 
-Reads logs only; nothing of an engine is needed, and a page loads nothing from anywhere.
+Reads only logs, needs no engine, and the page loads nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..errors import RunError
 from ..stream import Event, History, history_of, is_running, log_of
 from . import shape, state
 
-#: Seconds after which a browser loads the page of a run that goes on anew, and in which it is written at least.
+#: Seconds after which a browser reloads the page of a live run, and within which it is rewritten.
 REFRESH = 10.0
 
-#: Share of the time that writing the page may take.
+#: Maximum share of the time spent on writing the page.
 SHARE = 0.02
 
 NAME = "report.html"
 
 
 class LiveReport:
-    """Keeps the page of a run up to date while it goes on."""
+    """Keeps the page of a live run up to date."""
 
     wants_all = True
 
@@ -62,16 +62,16 @@ class LiveReport:
             write(path)
             self._failed.discard(path.name)
         except OSError as error:
-            # A disk that is full now may have room later.
+            # A full disk may have space later.
             if path.name not in self._failed:
                 self._say(f"{path.name} cannot be written: {error}")
             self._failed.add(path.name)
 
 
 def write(runs: list[Path], output: Path | None) -> Path:
-    """Writes the page of a run, or of several beside each other; gives its place.
+    """Writes the page of a run, or the comparison of several; returns its path.
 
-    Raises RunError where there is no log to read.
+    Raises RunError if there is no log to read.
     """
     histories = [_history(run) for run in runs]
     if len(runs) == 1:

@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves over each other, their numbers and the options in which they differ."""
+"""Several runs on one page: overlaid curves, a summary, and the options that differ."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def render(histories: list[tuple[str, History]]) -> str:
         Chart("Evaluation", held_out),
         Chart("Gradient norm", lines("grad_norm"), unit="smoothed", log=True),
         Chart("Learning rate", lines("learning_rate"), floor=0),
-        Chart("Throughput", lines("tokens_per_second"), unit="tokens a second", floor=0),
+        Chart("Throughput", lines("tokens_per_second"), unit="tokens per second", floor=0),
     ]
     body = (
-        f"<header><h1>{len(numbered)} runs</h1></header><h2>In numbers</h2>{_numbers(numbered)}"
+        f"<header><h1>{len(numbered)} runs</h1></header><h2>Summary</h2>{_numbers(numbered)}"
         f'<div class="charts">{"".join(chart.html() for chart in charts)}</div>{_differences(numbered)}'
     )
     return document(", ".join(name for name, _ in histories), body)
@@ -66,7 +66,7 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
                 duration(history.steps.seconds),
             ]
         )
-    head = ["run", "", "machine", "steps", "loss, smoothed", "best evaluation", "tokens/s", "memory", "in steps"]
+    head = ["run", "", "machine", "steps", "loss, smoothed", "best evaluation", "tokens/s", "memory", "time in steps"]
     return table(head, rows, ["", "s", "s", "n", "n", "n", "n", "n", "n"])
 
 
@@ -78,5 +78,5 @@ def _differences(numbered: list[tuple[str, History, int]]) -> str:
         if option not in OWN and len(set(values)) > 1:
             rows.append([f"<code>{escape(option)}</code>", *[f"<code>{escape(value)}</code>" for value in values]])
     if not rows:
-        return "<h2>Options</h2><p>They have the same options.</p>"
+        return "<h2>Options</h2><p>All options are the same.</p>"
     return f"<h2>Options that differ</h2>{table(['option', *[name for name, _, _ in numbered]], rows)}"

@@ -21,7 +21,7 @@ STATES = {
     "finished": "finished",
     "interrupted": "interrupted",
     "failed": "failed",
-    "silent": "ended without a word",
+    "silent": "ended unexpectedly",
 }
 
 
@@ -33,7 +33,7 @@ def state(history: History, is_running: bool) -> str:
 
 
 def render(history: History, is_running: bool = False, refresh: float = 0) -> str:
-    """The page. `refresh` are the seconds after which a browser loads it anew, while the run goes on."""
+    """The page. `refresh` are the seconds after which a browser reloads it during the run."""
     now = state(history, is_running)
     name = str(history.manifest.get("run", "run"))
     body = (
@@ -104,14 +104,14 @@ def tiles(history: History) -> str:
     if speed:
         words = [("mfu", "MFU"), ("ceiling", "of the ceiling")]
         shares = [f"{percent(last[key])} {word}" for key, word in words if last.get(key)]
-        found.append((f"{count(speed)}", " · ".join(["tokens a second", *shares])))
+        found.append((f"{count(speed)}", " · ".join(["tokens per second", *shares])))
     memory = history.steps.memory
     if memory:
-        found.append((bytes_text(memory), "memory in use, at most"))
+        found.append((bytes_text(memory), "peak memory in use"))
     left = ""
     if history.total and history.done < history.total and history.end is None:
         left = f", {duration(seconds / history.steps.count * (history.total - history.done))} left"
-    found.append((duration(seconds), f"in steps{left}"))
+    found.append((duration(seconds), f"time in steps{left}"))
     cells = "".join(
         f'<div class="tile card"><b>{value}</b><small>{escape(name)}</small></div>' for value, name in found
     )
@@ -119,7 +119,7 @@ def tiles(history: History) -> str:
 
 
 def throughput(history: History) -> float | None:
-    """Tokens a second, the median of the steps: the first ones of a process and those that waited do not count."""
+    """Tokens per second, the median of the steps: the first ones of a process and those that waited do not count."""
     return median([step["tokens_per_second"] for step in history.steps.values()])
 
 
@@ -133,7 +133,7 @@ def charts(history: History) -> list[Chart]:
 
     held_out = finite([(at, event.get("loss")) for at, event in sorted(history.evaluations.items())])
     openings = [mark["step"] for mark in history.marks if mark["event"] == "resume"]
-    resumed = [(step, f"went on after {step} steps") for step in openings]
+    resumed = [(step, f"resumed after {step} steps") for step in openings]
     clip = options.get("max_grad_norm") or 0
     loss = [*course("loss", of("loss")), Line("evaluation", held_out, 2, dots=True)]
     return [
@@ -146,14 +146,14 @@ def charts(history: History) -> list[Chart]:
             level=(f"clipped above {clip:g}", clip) if clip else None,
         ),
         Chart("Learning rate", [Line("learning rate", finite(of("learning_rate")), 5)], floor=0),
-        Chart("Throughput", course("tokens a second", of("tokens_per_second"), 3), unit="tokens a second", floor=0),
+        Chart("Throughput", course("tokens per second", of("tokens_per_second"), 3), unit="tokens per second", floor=0),
         Chart(
-            "Share of what the device can do",
+            "Efficiency",
             [
                 Line("of the measured ceiling", smoothed(finite(of("ceiling", 100))), 3),
                 Line("of the peak (MFU)", smoothed(finite(of("mfu", 100))), 1),
             ],
-            unit="%, of products",
+            unit="%, matrix multiplications",
             floor=0,
         ),
         *device_charts(history),
@@ -161,7 +161,7 @@ def charts(history: History) -> list[Chart]:
 
 
 def device_charts(history: History) -> list[Chart]:
-    """What the device's instruments said."""
+    """Readings of the device's sensors."""
     looks = list(history.device.items())
 
     def of(key: str, factor: float = 1.0):
@@ -171,13 +171,13 @@ def device_charts(history: History) -> list[Chart]:
     limit = next((event["power_limit_watts"] for _, event in looks if event.get("power_limit_watts")), None)
     return [
         Chart(
-            "Device load",
-            [Line("busy", of("utilization", 100), 7), Line("memory busy", of("memory_utilization", 100), 4)],
+            "Device utilization",
+            [Line("compute", of("utilization", 100), 7), Line("memory", of("memory_utilization", 100), 4)],
             unit="%",
             floor=0,
             top=100,
         ),
-        Chart("Clock", [Line("multiprocessors", clock, 1)], unit="MHz", floor=0),
+        Chart("Clock", [Line("SM clock", clock, 1)], unit="MHz", floor=0),
         Chart("Power", [Line("power", power, 6)], unit="W", floor=0, level=("limit", limit) if limit else None),
         Chart("Memory in use", [Line("memory", of("memory_used", 1 / (1 << 30)), 3)], unit="GiB", floor=0),
     ]

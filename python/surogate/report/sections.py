@@ -17,7 +17,7 @@ COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activat
 
 
 def memory(history: History) -> str:
-    """Bars to scale: what the plan holds, and what its activations are at their fullest."""
+    """Bars to scale: what the plan holds, and what its activations consist of at their peak."""
     plan = history.opening.get("plan") or {}
     classes = [line for line in plan.get("memory") or [] if line["bytes"] > 0]
     if not classes:
@@ -35,11 +35,11 @@ def memory(history: History) -> str:
     if parts:
         inside = [(line, 1 + (i + 2) % 7) for i, line in enumerate(parts)]
         size = sum(line["bytes"] for line in parts)
-        bars += _bar("Activations at their fullest", bytes_text(size), inside, size)
+        bars += _bar("Activations at their peak", bytes_text(size), inside, size)
         rows += [_row("activations: " + line["class"], line["bytes"], total, line["note"], c) for line, c in inside]
     if measured:
-        whose = '<small class="note">on a GPU by everybody, on a CPU by the process</small>'
-        rows.append([f"most in use, as measured{whose}", bytes_text(measured), ""])
+        whose = '<small class="note">GPU: all processes; CPU: this process</small>'
+        rows.append([f"peak in use, measured{whose}", bytes_text(measured), ""])
     phases = ", ".join(f"{line['class']} {bytes_text(line['bytes'])}" for line in plan.get("phases") or [])
     note = f"<p class='s'>Activations by phase: {escape(phases)}</p>" if phases else ""
     picture = f'<div class="card bars">{bars}{note}</div>'
@@ -63,7 +63,7 @@ def _row(name: str, size: int, total: int, note: str, colour: int) -> list[str]:
 
 
 def decisions(history: History) -> str:
-    """What is kept, computed again or done in parts."""
+    """What is saved, recomputed or chunked."""
     lines = (history.opening.get("plan") or {}).get("decisions") or []
     rows = [
         [
@@ -76,8 +76,8 @@ def decisions(history: History) -> str:
         ]
         for line in lines
     ]
-    head = ["part", "layers", "decision", "bytes", "costs", "because"]
-    return _folded("What the plan decided", table(head, rows, ["", "", "", "n", "n", "s"])) if rows else ""
+    head = ["part", "layers", "decision", "bytes", "cost", "reason"]
+    return _folded("Plan decisions", table(head, rows, ["", "", "", "n", "n", "s"])) if rows else ""
 
 
 def data(history: History) -> str:
@@ -93,9 +93,9 @@ def data(history: History) -> str:
         rows.append(
             [_breaking(of["name"], "/"), *map(count, numbers), share, count(of["longest"]), escape(dropped) or "none"]
         )
-    head = ["data set", "rows read", "kept", "documents", "tokens", "trained", "longest", "left out"]
+    head = ["dataset", "rows read", "kept", "documents", "tokens", "trained", "longest", "dropped"]
     fill = (
-        f"{count(check['documents'])} documents to train on, {count(check['held_out'])} for evaluation; "
+        f"{count(check['documents'])} documents for training, {count(check['held_out'])} for evaluation; "
         f"{count(check['rows'])} rows of up to {count(check['row_tokens'])} tokens in {count(check['micro_batches'])} "
         f"micro-batches, {check['layout']}, {percent(check['fill'])} full"
     )
@@ -104,7 +104,7 @@ def data(history: History) -> str:
 
 
 def options(history: History) -> str:
-    """Given first, then what was chosen and why; the rest folded away."""
+    """Explicit options first, then automatic ones with their reasons; defaults are folded."""
     values, given = history.options, set(history.opening.get("given") or [])
     because = history.opening.get("because") or {}
     if not values:
@@ -124,14 +124,14 @@ def options(history: History) -> str:
     short = [cells[:2] for cells in said]
     return _section(
         "Options",
-        table(["given", "value"], short, classes)
-        + _folded(f"Chosen for this run ({len(chosen)})", table(head, chosen, classes))
-        + _folded(f"Left at their defaults ({len(rest)})", table(head[:2], rest, classes)),
+        table(["set by you", "value"], short, classes)
+        + _folded(f"Chosen automatically ({len(chosen)})", table(head, chosen, classes))
+        + _folded(f"Defaults ({len(rest)})", table(head[:2], rest, classes)),
     )
 
 
 def environment(history: History) -> str:
-    """What the run was made of, and on what."""
+    """Model, data, versions and machine of the run."""
     manifest = history.manifest
     machine: dict[str, Any] = manifest.get("machine") or {}
     digests = manifest.get("digests") or {}
@@ -166,18 +166,18 @@ def marks(history: History) -> str:
     for event in history.marks:
         text = {
             "start": "started",
-            "resume": f"went on after {event.get('step')} steps",
+            "resume": f"resumed after {event.get('step')} steps",
             "checkpoint": f"saved {event.get('path')}",
             "finished": f"finished: {event.get('result')}",
             "interrupted": f"interrupted: {event.get('checkpoint')}",
             "failed": f"failed: {event.get('error')}",
         }[event["event"]]
         rows.append((event["time"][:19].replace("T", " "), text))
-    return _section("What happened", pairs(rows)) if rows else ""
+    return _section("Events", pairs(rows)) if rows else ""
 
 
 def _breaking(text: str, after: str) -> str:
-    """A name that may go on in another line after each of these characters."""
+    """A name that may wrap after each of these characters."""
     return escape(text).replace(after, f"{after}<wbr>")
 
 

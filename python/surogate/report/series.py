@@ -57,7 +57,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 class Axis:
-    """From values to places between 0 and 1, and the values that are written beside it."""
+    """From values to places between 0 and 1, and the values of its labels."""
 
     def __init__(self, low: float, high: float, log: bool = False, marks: int = 5) -> None:
         self.log = log and low > 0

@@ -43,8 +43,8 @@ def trainer_state(history: History) -> dict[str, Any]:
 
 
 def _step(event: Event) -> dict[str, Any]:
-    told = {name: event.get(name) for name in ("epoch", "grad_norm", "learning_rate", "loss")}
-    return {**told, "step": event["step"] + 1}
+    values = {name: event.get(name) for name in ("epoch", "grad_norm", "learning_rate", "loss")}
+    return {**values, "step": event["step"] + 1}
 
 
 def _evaluation(at: int, event: Event, epoch: float | None) -> dict[str, Any]:

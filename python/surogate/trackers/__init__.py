@@ -1,7 +1,6 @@
-"""Services that get the metrics of a run, through their own clients.
+"""Trackers: services that receive the metrics of a run through their own clients.
 
-Which numbers an event holds is said here once; each file knows one client. None of them is imported before it is asked
-for.
+This file lists the numbers of each event; each other file knows one client, which is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _BYTES = {"memory": "memory_gib", "memory_used": "memory_used_gib"}
 
 
 def scalars(event: Event) -> tuple[int, dict[str, float]]:
-    """The steps that are done at an event, and its numbers by names such as `train/loss`."""
+    """The number of steps done at an event, and its values by names such as `train/loss`."""
     group, names = _NUMBERS.get(event["event"], ("", []))
     if not group:
         return 0, {}
@@ -45,7 +44,7 @@ def scalars(event: Event) -> tuple[int, dict[str, float]]:
     for name, as_gib in _BYTES.items():
         if event.get(name) is not None:
             found[f"{group}/{as_gib}"] = event[name] / _GIB
-    # An evaluation counts the steps before it, the others are numbered from 0.
+    # An evaluation has the number of steps before it, other events count from 0.
     return event["step"] + (event["event"] != "evaluation"), found
 
 

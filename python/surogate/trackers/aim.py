@@ -9,12 +9,12 @@ from .. import files
 from ..stream import OPENINGS, Event
 from . import scalars
 
-#: File in the folder of the run that holds the name which Aim gave to it.
+#: File in the run's folder that holds the name assigned by Aim.
 NOTE = ".aim-run"
 
 
 class Aim:
-    """One run there for one run here: a resumed run goes on in it."""
+    """One run of the service per run: a resumed run continues it."""
 
     interval = 1.0
     wants_all = False
@@ -35,9 +35,9 @@ class Aim:
     def _open(self, event: Event) -> None:
         import aim
 
-        goes_on = event["event"] == "resume" and self._note.is_file()
+        continues = event["event"] == "resume" and self._note.is_file()
         self._run = aim.Run(
-            run_hash=self._note.read_text().strip() if goes_on else None,
+            run_hash=self._note.read_text().strip() if continues else None,
             repo=self._spec["repo"],
             experiment=self._spec["experiment"],
             system_tracking_interval=None,

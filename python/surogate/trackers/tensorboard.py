@@ -28,7 +28,7 @@ class TensorBoard:
         for event in events:
             wall = datetime.fromisoformat(event["time"]).timestamp()
             if event["event"] in OPENINGS:
-                # What an earlier process did beyond this step is done again.
+                # Steps of an earlier process after this one are repeated.
                 begin = SessionLog(status=SessionLog.START)
                 self._writer.add_event(Entry(wall_time=wall, step=event["step"] + 1, session_log=begin))
             step, numbers = scalars(event)

@@ -10,7 +10,7 @@ from . import scalars
 
 
 class Wandb:
-    """One run there for one run here: a resumed run goes on in it."""
+    """One run of the service per run: a resumed run continues it."""
 
     interval = 1.0
     wants_all = False
@@ -40,7 +40,7 @@ class Wandb:
             config={**event["options"], "manifest": manifest},
             settings=wandb.Settings(console="off", silent=True),
         )
-        # The course is drawn over steps, which a resumed run may do again.
+        # Curves are drawn over steps, which a resumed run may repeat.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         if self._run.url:

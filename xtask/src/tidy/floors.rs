@@ -65,15 +65,15 @@ const DOORS: &[(&str, &[&str])] = &[
 /// cargo cannot be run or fails.
 pub fn metadata(root: &Path) -> Result<Value, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let told = Command::new(cargo)
+    let reported = Command::new(cargo)
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(root)
         .output()
         .map_err(|error| format!("cargo metadata: {error}"))?;
-    if !told.status.success() {
-        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&told.stderr).trim()));
+    if !reported.status.success() {
+        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&reported.stderr).trim()));
     }
-    serde_json::from_slice(&told.stdout).map_err(|error| format!("cargo metadata gave no JSON: {error}"))
+    serde_json::from_slice(&reported.stdout).map_err(|error| format!("cargo metadata gave no JSON: {error}"))
 }
 
 fn texts<'a>(value: &'a Value, key: &str) -> &'a str {

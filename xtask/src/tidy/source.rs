@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_strings_and_characters_are_told_apart() {
+    fn comments_strings_and_characters_are_distinguished() {
         let source =
             Source::new("let a = \"x // y\"; // z\nlet b = '\"'; /* u /* v */ */ let c: &'a str = r#\"\"w\"#;\n");
         let bare: Vec<&str> = source.bare.lines().map(str::trim_end).collect();

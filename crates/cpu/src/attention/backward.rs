@@ -70,7 +70,7 @@ pub fn run(call: &mut Call<'_, f32>, packed: &mut [u32], partial: &mut [f32]) {
     let operands = Operands::of(call);
     let (inputs, e) = (call.inputs, operands.e);
     let masks: Vec<Mask<'_>> = (0..e.batch).map(|b| operands.mask(b)).collect();
-    let [_, k, v, ..] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [_, k, v, ..] = inputs else { unreachable!("the shape rule requires seven inputs") };
     let [k_units, v_units, column_units] = key_units(&e);
     let key_head = k_units + v_units + column_units;
     let packed = &mut packed[..e.batch * e.kv_heads * key_head];
@@ -128,7 +128,7 @@ fn stretch(
     dq: Vec<MatrixMut<'_, f32>>,
     sums: &mut [f32],
 ) {
-    let [q, _, _, _, lse, d_o, ..] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, _, _, _, lse, d_o, ..] = inputs else { unreachable!("the shape rule requires seven inputs") };
     let (e, scoring) = (&operands.e, operands.scoring(h));
     let (q, d_o) = (head(q, b, h), head(d_o, b, h));
     let lse = &lse.real()[(b * e.heads + h) * e.tokens..][..e.tokens];

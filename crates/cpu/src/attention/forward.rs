@@ -31,7 +31,7 @@ pub fn room(inputs: &[TensorRef]) -> Room {
 
 pub fn run(call: &mut Call<'_, f32>, packed: &mut [u32], _partial: &mut [f32]) {
     let operands = Operands::of(call);
-    let ([q, k, v, ..], e) = (call.inputs, operands.e) else { unreachable!("the shape rule asks for four inputs") };
+    let ([q, k, v, ..], e) = (call.inputs, operands.e) else { unreachable!("the shape rule requires four inputs") };
     let (key_units, value_units) = (by_token_units(e.tokens, e.head_dim), by_column_units(e.tokens, e.value_dim));
     let (by_tokens, by_columns) = packed.split_at_mut(e.batch * e.kv_heads * key_units);
     let by_columns = &mut by_columns[..e.batch * e.kv_heads * value_units];

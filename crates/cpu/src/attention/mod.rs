@@ -53,7 +53,7 @@ fn column_panels(columns: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// One head of a tensor [B, T, heads, D]: tokens by columns.
 fn head<'a>(tensor: &Input<'a, f32>, b: usize, head: usize) -> Matrix<'a> {
-    let [_, tokens, heads, head_dim] = tensor.shape[..] else { unreachable!("the shape rule asks for four axes") };
+    let [_, tokens, heads, head_dim] = tensor.shape[..] else { unreachable!("the shape rule requires four axes") };
     let start = b * tokens * heads * head_dim + head * head_dim;
     Matrix::new(&tensor.real()[start..], tokens, head_dim, heads * head_dim)
 }

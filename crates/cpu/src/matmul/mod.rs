@@ -11,10 +11,10 @@ use crate::arena::Memory;
 use crate::scratch::Scratch;
 
 /// A product that is ready to run.
-pub enum Prepared {
-    Strips(strips::Prepared),
-    Tiles(tiles::Prepared),
-    Batch(Vec<Prepared>),
+pub enum GemmPlan {
+    Strips(strips::StripGemm),
+    Tiles(tiles::TiledGemm),
+    Batch(Vec<GemmPlan>),
 }
 
 /// One product of a batch.
@@ -29,33 +29,33 @@ fn product_of(gemm: &Gemm, index: usize) -> Result<Gemm, String> {
     Ok(Gemm { batch: 1, a: part(&gemm.a)?, b: part(&gemm.b)?, d: part(&gemm.d)?, ..gemm.clone() })
 }
 
-impl Prepared {
-    pub fn new(gemm: &Gemm) -> Result<Prepared, String> {
+impl GemmPlan {
+    pub fn new(gemm: &Gemm) -> Result<GemmPlan, String> {
         if gemm.batch != 1 {
-            let products = (0..gemm.batch).map(|index| Prepared::new(&product_of(gemm, index)?));
-            return products.collect::<Result<_, _>>().map(Prepared::Batch);
+            let products = (0..gemm.batch).map(|index| GemmPlan::new(&product_of(gemm, index)?));
+            return products.collect::<Result<_, _>>().map(GemmPlan::Batch);
         }
-        let strips = strips::Prepared::new(gemm)?;
-        Ok(match tiles::Prepared::new(gemm) {
-            Some(tiles) => Prepared::Tiles(tiles),
-            None => Prepared::Strips(strips),
+        let strips = strips::StripGemm::new(gemm)?;
+        Ok(match tiles::TiledGemm::new(gemm) {
+            Some(tiles) => GemmPlan::Tiles(tiles),
+            None => GemmPlan::Strips(strips),
         })
     }
 
     /// Makes room for copies of operands.
     pub fn reserve(&self, scratch: &mut Scratch) {
         match self {
-            Prepared::Strips(strips) => strips.reserve(scratch),
-            Prepared::Tiles(tiles) => tiles.reserve(scratch),
-            Prepared::Batch(products) => products.iter().for_each(|product| product.reserve(scratch)),
+            GemmPlan::Strips(strips) => strips.reserve(scratch),
+            GemmPlan::Tiles(tiles) => tiles.reserve(scratch),
+            GemmPlan::Batch(products) => products.iter().for_each(|product| product.reserve(scratch)),
         }
     }
 
     pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
         match self {
-            Prepared::Strips(strips) => strips.run(memory, scratch),
-            Prepared::Tiles(tiles) => tiles.run(memory, scratch),
-            Prepared::Batch(products) => products.iter().for_each(|product| product.run(memory, scratch)),
+            GemmPlan::Strips(strips) => strips.run(memory, scratch),
+            GemmPlan::Tiles(tiles) => tiles.run(memory, scratch),
+            GemmPlan::Batch(products) => products.iter().for_each(|product| product.run(memory, scratch)),
         }
     }
 }

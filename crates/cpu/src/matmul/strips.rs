@@ -41,7 +41,7 @@ struct Operand {
 }
 
 /// A product that is ready to run.
-pub struct Prepared {
+pub struct StripGemm {
     gemm: Gemm,
     /// A, B, then T and B of every low-rank addend, then the bias.
     operands: Vec<Operand>,
@@ -56,16 +56,16 @@ enum Source<'a> {
     Narrow { data: &'a [u16], dtype: DType, row_stride: usize },
 }
 
-impl Prepared {
-    pub fn new(gemm: &Gemm) -> Result<Prepared, String> {
+impl StripGemm {
+    pub fn new(gemm: &Gemm) -> Result<StripGemm, String> {
         let by_rows = gemm.m >= gemm.n;
         let low_rank = gemm.low_rank.iter().flat_map(|r| [(&r.t, false), (&r.b, false)]);
         let all = [(&gemm.a, by_rows), (&gemm.b, !by_rows)].into_iter().chain(low_rank);
         let all = all.chain(gemm.bias.iter().map(|b| (b, false)));
         let operands = all.map(|(at, divided)| operand(at, divided, &gemm.d)).collect::<Result<Vec<_>, _>>()?;
-        let prepared = Prepared { gemm: gemm.clone(), operands, by_rows };
-        prepared.check()?;
-        Ok(prepared)
+        let product = StripGemm { gemm: gemm.clone(), operands, by_rows };
+        product.check()?;
+        Ok(product)
     }
 
     /// The extents of the operands against those of the instruction.

@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// A product that is ready to run.
-pub struct Prepared {
+pub struct TiledGemm {
     gemm: Gemm,
     narrow: bool,
     /// Elements of k in one chunk.
@@ -55,10 +55,10 @@ struct Pass {
     last: bool,
 }
 
-impl Prepared {
+impl TiledGemm {
     /// `None` where tiles do not apply: other types, operands that share memory with the result, or a
     /// processor without the instructions.
-    pub fn new(gemm: &Gemm) -> Option<Prepared> {
+    pub fn new(gemm: &Gemm) -> Option<TiledGemm> {
         let factors = gemm.low_rank.iter().flat_map(|r| [&r.t, &r.b]);
         let factors: Vec<&TensorRef> = [&gemm.a, &gemm.b].into_iter().chain(factors).collect();
         let narrow = gemm.a.dtype == DType::BF16;
@@ -71,7 +71,7 @@ impl Prepared {
             && gemm.k > 0;
         let chunks = gemm.k.div_ceil(UNITS * depth);
         let chunk = gemm.k.div_ceil(chunks.max(1)).next_multiple_of(8 * depth);
-        (here && fits).then(|| Prepared { gemm: gemm.clone(), narrow, chunk })
+        (here && fits).then(|| TiledGemm { gemm: gemm.clone(), narrow, chunk })
     }
 
     /// Makes room for packed operands and for sums that wait for their rounding.

@@ -91,7 +91,7 @@ impl Descriptor {
     pub fn get_text(&self, attribute: u32) -> Result<Vec<u8>> {
         let get = |room: usize, into: *mut c_void| {
             let mut count = 0i64;
-            // SAFETY: as much room as promised; none is asked for the length.
+            // SAFETY: as much room as promised; the length is not queried.
             let status = unsafe {
                 (self.cudnn.table.cudnnBackendGetAttribute)(
                     self.raw,

@@ -18,7 +18,7 @@ pub enum Target<'a> {
 }
 
 impl Target<'_> {
-    /// What tells this GPU from others.
+    /// What distinguishes this GPU from others.
     fn device(&self) -> &str {
         match self {
             Target::Device(handle) => &handle.device,
@@ -289,7 +289,7 @@ impl Graph {
             }
         }
         let reason = match refusal {
-            Some(error) => format!("none of cuDNN's {} engines takes it; the last said: {error}", configurations.len()),
+            Some(error) => format!("none of cuDNN's {} engines supports it; last error: {error}", configurations.len()),
             None => "cuDNN knows no engine for it".into(),
         };
         Err(Error::Unsupported { what: what.to_owned(), reason, context: String::new() })

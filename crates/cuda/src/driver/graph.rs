@@ -79,7 +79,7 @@ impl<'a> Capture<'a> {
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            // What ended the capture is told by whoever did.
+            // What ended the capture is reported by whoever did.
             let _ = self.end();
         }
         if !self.captured.is_null() {

@@ -179,7 +179,7 @@ impl Stream {
     }
 }
 
-/// Page-locked host memory: copies from and to it run beside the host (55 GB/s on an H200).
+/// Page-locked host memory: copies from and to it are asynchronous (55 GB/s on an H200).
 pub struct PinnedBuffer {
     device: Arc<Device>,
     pointer: *mut u8,

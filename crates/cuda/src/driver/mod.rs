@@ -130,7 +130,7 @@ impl fmt::Display for Architecture {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
     pub name: String,
-    /// What kernels are chosen and compiled for: the device's own, or an older one that was asked for.
+    /// What kernels are chosen and compiled for: the device's own, or an older one that was requested.
     pub architecture: Architecture,
     pub of_device: Architecture,
     pub multiprocessors: u32,
@@ -138,15 +138,15 @@ pub struct Properties {
     pub memory: usize,
     /// Bytes.
     pub l2_cache: usize,
-    /// Highest clock of the multiprocessors, Hz; 0 where the driver does not tell.
+    /// Highest clock of the multiprocessors, Hz; 0 where the driver does not report it.
     pub clock: f64,
-    /// Bytes per second by bus width and clock; 0 where the driver does not tell.
+    /// Bytes per second by bus width and clock; 0 where the driver does not report it.
     pub memory_bandwidth: f64,
     /// Dynamic shared memory that one block may ask for, in bytes.
     pub shared_memory_per_block: usize,
 }
 
-/// What tells one kind of GPU from another.
+/// What distinguishes one kind of GPU from another.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, {} multiprocessors", self.name, self.architecture, self.multiprocessors)

@@ -89,7 +89,7 @@ impl HopperProduct {
     pub const SLICES: usize = 4;
     pub const THREADS: u32 = 384;
 
-    /// Steps whose operands are under way at once: as many as shared memory holds beside two pieces of the result for
+    /// Steps whose operands are under way at once: as many as shared memory holds besides two pieces of the result for
     /// each warpgroup.
     const fn stages(self) -> usize {
         if self.wide == 256 { 4 } else { 6 }
@@ -113,7 +113,7 @@ impl HopperProduct {
         OwnKernel::new("product.cu", PRODUCT, &[device::HANDOFF, device::WGMMA], &defines)
     }
 
-    /// What a choice that was made by timing depends on beside the product.
+    /// What a choice that was made by timing depends on besides the product.
     pub fn text() -> [&'static str; 3] {
         [PRODUCT, device::HANDOFF.1, device::WGMMA.1]
     }

@@ -2,7 +2,7 @@
 //! library would take a product onto D for each. Made for bf16 factors of small rank.
 
 use super::Preparation;
-use super::launch::{Arguments, PreparedCall};
+use super::launch::{Arguments, BoundLaunch};
 use crate::driver::LaunchShape;
 use crate::error::Result;
 use crate::kernels::{self, Addend};
@@ -19,7 +19,7 @@ const MOST_RANK: usize = 64;
 const ACCESS: usize = 16;
 
 /// The kernel for all addends of a product; `None` where it does not take them.
-pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<Option<PreparedCall>> {
+pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunch>> {
     let Some(first) = gemm.low_rank.first() else { return Ok(None) };
     let (Some((_, rank, _)), Some((_, _, d_row))) = (first.t.as_matrix(), gemm.d.as_matrix()) else { return Ok(None) };
     let alike = |a: &LowRank| a.scale == first.scale && a.transpose_b == first.transpose_b;
@@ -41,7 +41,7 @@ pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<Option<PreparedCa
         block: [32 * WARPS as u32, 1, 1],
         shared_bytes: 0,
     };
-    Ok(Some(PreparedCall::new(function, "addends", shape, arguments)))
+    Ok(Some(BoundLaunch::new(function, "addends", shape, arguments)))
 }
 
 /// `None` where the kernel does not take it.

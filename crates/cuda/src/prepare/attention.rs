@@ -15,7 +15,7 @@ use tensor::DType;
 const ALIGNMENT: u64 = 256;
 
 /// A forward pass that can be queued.
-pub(crate) struct PreparedAttention {
+pub(crate) struct BoundAttention {
     plan: AttentionId,
     binding: Binding,
 }
@@ -102,14 +102,14 @@ impl PlannedAttention {
         self.workspace
     }
 
-    pub fn bind(self, engine: &Engine, workspace: u64) -> Result<PreparedAttention> {
+    pub fn bind(self, engine: &Engine, workspace: u64) -> Result<BoundAttention> {
         let plan = engine.attention_plan(self.plan);
         let binding = plan.bind(&self.addresses, self.scratch.unwrap_or(workspace))?;
-        Ok(PreparedAttention { plan: self.plan, binding })
+        Ok(BoundAttention { plan: self.plan, binding })
     }
 }
 
-impl PreparedAttention {
+impl BoundAttention {
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
         // SAFETY: the binding is this plan's; its addresses lie in the session's memory.
         unsafe { engine.attention_plan(self.plan).run(engine.cudnn_handle(), &self.binding) }

@@ -1,8 +1,8 @@
 //! Products on Hopper by the backend's own kernel, low-rank addends included: which products it takes, and its calls.
-//! Whether it runs is decided beside the library's way, in `product.rs`.
+//! Whether it runs is decided next to the library's way, in `product.rs`.
 
 use super::Preparation;
-use super::launch::{Arguments, PreparedCall};
+use super::launch::{Arguments, BoundLaunch};
 use crate::driver::{Architecture, Described, LaunchShape};
 use crate::error::Result;
 use crate::kernels::HopperProduct;
@@ -57,7 +57,7 @@ fn described(at: &TensorRef) -> bool {
 }
 
 /// The call of a variant.
-pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> Result<PreparedCall> {
+pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> Result<BoundLaunch> {
     let function = p.engine.own_function(variant.kernel(), "product")?;
     function.allow_shared_memory(variant.shared_bytes())?;
     let maps = Maps { p, variant };
@@ -92,7 +92,7 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
         block: [HopperProduct::THREADS, 1, 1],
         shared_bytes: variant.shared_bytes() as u32,
     };
-    Ok(PreparedCall::new(function, "product", shape, arguments))
+    Ok(BoundLaunch::new(function, "product", shape, arguments))
 }
 
 /// Descriptions of a product's matrices for the copy engine.

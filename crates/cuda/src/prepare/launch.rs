@@ -95,16 +95,16 @@ impl Arguments {
 }
 
 /// A kernel call ready to be queued.
-pub(crate) struct PreparedCall {
+pub(crate) struct BoundLaunch {
     function: Function,
     shape: LaunchShape,
     arguments: Arguments,
     name: String,
 }
 
-impl PreparedCall {
-    pub(super) fn new(function: Function, name: &str, shape: LaunchShape, arguments: Arguments) -> PreparedCall {
-        PreparedCall { function, shape, arguments, name: name.to_owned() }
+impl BoundLaunch {
+    pub(super) fn new(function: Function, name: &str, shape: LaunchShape, arguments: Arguments) -> BoundLaunch {
+        BoundLaunch { function, shape, arguments, name: name.to_owned() }
     }
 
     pub fn queue(&mut self, stream: &Stream) -> Result<()> {
@@ -119,12 +119,12 @@ impl PreparedCall {
 }
 
 /// One operation's calls.
-pub(super) fn prepare(p: &mut Preparation, launch: &Launch) -> Result<Vec<PreparedCall>> {
+pub(super) fn prepare(p: &mut Preparation, launch: &Launch) -> Result<Vec<BoundLaunch>> {
     assert!(!launch.calls.is_empty(), "operation `{}` was lowered without kernel calls for a GPU", launch.op);
     launch.calls.iter().map(|call| prepare_call(p, launch, call)).collect()
 }
 
-fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Result<PreparedCall> {
+fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Result<BoundLaunch> {
     let (function, name) = p.kernels.function(call.kernel)?;
     if call.shared_bytes > SHARED_BYTES_WITHOUT_ASKING {
         function.allow_shared_memory(call.shared_bytes as usize)?;
@@ -152,10 +152,10 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
         arguments = arguments.word(word);
     }
     let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes };
-    Ok(PreparedCall::new(function, name, shape, arguments))
+    Ok(BoundLaunch::new(function, name, shape, arguments))
 }
 
-/// A tensor as the copy engine is told of it.
+/// A tensor as the copy engine sees it.
 fn described(p: &Preparation, tensor: &TensorRef, boxes: [u32; 4]) -> Result<[u64; TENSOR_MAP_WORDS]> {
     let four = |of: &[usize]| -> [usize; 4] { of.try_into().expect("boxes are cut out of tensors of four axes") };
     // The engine moves 16 bits an element; what they stand for is the kernel's.

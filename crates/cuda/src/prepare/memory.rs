@@ -1,4 +1,4 @@
-//! The arenas of a session: allocated once, those of single entries anew when larger entries come. Knows which contents
+//! The arenas of a session: allocated once, those of single entries reallocated for larger entries. Knows which contents
 //! live on; not what they are.
 
 use crate::driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
@@ -28,7 +28,7 @@ impl Memory {
         })
     }
 
-    /// Arenas of other sizes. Those that live from entry to entry stay as they are; the others are allocated anew where
+    /// Arenas of other sizes. Those that live from entry to entry stay as they are; the others are reallocated where
     /// they are too small. Nothing may be using these any more.
     pub fn adopt(&mut self, arenas: &[Arena], device: &Arc<Device>) -> Result<()> {
         self.is_new = false;

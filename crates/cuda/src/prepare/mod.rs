@@ -28,19 +28,19 @@ pub(crate) struct Preparation<'a> {
 }
 
 /// An instruction with its plan, before the workspace exists.
-pub(crate) enum Planned {
-    Launches(Vec<launch::PreparedCall>),
-    Product(product::PlannedProduct),
+pub(crate) enum PlannedInstruction {
+    Launches(Vec<launch::BoundLaunch>),
+    Product(product::PlannedGemm),
     Attention(Box<attention::PlannedAttention>),
     Strided(strided::Strided),
     Lane(transfer::OnLane),
 }
 
 /// An instruction that can be queued.
-pub(crate) enum Prepared {
-    Launches(Vec<launch::PreparedCall>),
-    Product(product::PreparedProduct),
-    Attention(Box<attention::PreparedAttention>),
+pub(crate) enum BoundInstruction {
+    Launches(Vec<launch::BoundLaunch>),
+    Product(product::BoundGemm),
+    Attention(Box<attention::BoundAttention>),
     Strided(strided::Strided),
     Lane(transfer::OnLane),
 }
@@ -49,51 +49,55 @@ pub(crate) use launch::Kernels;
 pub(crate) use memory::Memory;
 pub(crate) use transfer::Events;
 
-impl Planned {
-    pub fn new(p: &mut Preparation, instruction: &Instruction) -> Result<Planned> {
+impl PlannedInstruction {
+    pub fn new(p: &mut Preparation, instruction: &Instruction) -> Result<PlannedInstruction> {
         Ok(match instruction {
-            Instruction::Launch(launch) => Planned::Launches(launch::prepare(p, launch)?),
-            Instruction::Gemm(gemm) => Planned::Product(product::plan(p, gemm)?),
-            Instruction::AttentionForward(a) => Planned::Attention(Box::new(attention::plan(p, a)?)),
-            Instruction::Copy { from, to } => Planned::Strided(strided::copy(p, from, to)?),
-            Instruction::Zero { at } => Planned::Strided(strided::zero(p, at)?),
-            Instruction::Transfer { from, to, lane } => Planned::Lane(transfer::transfer(p, from, to, *lane)),
-            Instruction::Record { event, lane } => Planned::Lane(transfer::record(p, *event, *lane)?),
-            Instruction::Wait { event, lane } => Planned::Lane(transfer::wait(p, *event, *lane)?),
+            Instruction::Launch(launch) => PlannedInstruction::Launches(launch::prepare(p, launch)?),
+            Instruction::Gemm(gemm) => PlannedInstruction::Product(product::plan(p, gemm)?),
+            Instruction::AttentionForward(a) => PlannedInstruction::Attention(Box::new(attention::plan(p, a)?)),
+            Instruction::Copy { from, to } => PlannedInstruction::Strided(strided::copy(p, from, to)?),
+            Instruction::Zero { at } => PlannedInstruction::Strided(strided::zero(p, at)?),
+            Instruction::Transfer { from, to, lane } => {
+                PlannedInstruction::Lane(transfer::transfer(p, from, to, *lane))
+            }
+            Instruction::Record { event, lane } => PlannedInstruction::Lane(transfer::record(p, *event, *lane)?),
+            Instruction::Wait { event, lane } => PlannedInstruction::Lane(transfer::wait(p, *event, *lane)?),
         })
     }
 
     /// Bytes of workspace that the instruction uses while it runs.
     pub fn workspace(&self) -> usize {
         match self {
-            Planned::Launches(_) | Planned::Strided(_) | Planned::Lane(_) => 0,
-            Planned::Product(product) => product.workspace(),
-            Planned::Attention(attention) => attention.workspace(),
+            PlannedInstruction::Launches(_) | PlannedInstruction::Strided(_) | PlannedInstruction::Lane(_) => 0,
+            PlannedInstruction::Product(product) => product.workspace(),
+            PlannedInstruction::Attention(attention) => attention.workspace(),
         }
     }
 
-    /// Binds the workspace, which is aligned to 256 and at least as large as asked for.
-    pub fn bind(self, engine: &Engine, workspace: u64) -> Result<Prepared> {
+    /// Binds the workspace, which is aligned to 256 and at least as large as requested.
+    pub fn bind(self, engine: &Engine, workspace: u64) -> Result<BoundInstruction> {
         Ok(match self {
-            Planned::Launches(calls) => Prepared::Launches(calls),
-            Planned::Product(product) => Prepared::Product(product.bind(workspace)),
-            Planned::Attention(attention) => Prepared::Attention(Box::new(attention.bind(engine, workspace)?)),
-            Planned::Strided(strided) => Prepared::Strided(strided),
-            Planned::Lane(on_lane) => Prepared::Lane(on_lane),
+            PlannedInstruction::Launches(calls) => BoundInstruction::Launches(calls),
+            PlannedInstruction::Product(product) => BoundInstruction::Product(product.bind(workspace)),
+            PlannedInstruction::Attention(attention) => {
+                BoundInstruction::Attention(Box::new(attention.bind(engine, workspace)?))
+            }
+            PlannedInstruction::Strided(strided) => BoundInstruction::Strided(strided),
+            PlannedInstruction::Lane(on_lane) => BoundInstruction::Lane(on_lane),
         })
     }
 }
 
-impl Prepared {
+impl BoundInstruction {
     /// Queues the instruction on its lane.
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
         let stream: &Stream = &engine.stream;
         match self {
-            Prepared::Launches(calls) => calls.iter_mut().try_for_each(|call| call.queue(stream)),
-            Prepared::Product(product) => product.queue(engine),
-            Prepared::Attention(attention) => attention.queue(engine),
-            Prepared::Strided(strided) => strided.queue(stream),
-            Prepared::Lane(on_lane) => on_lane.queue(engine),
+            BoundInstruction::Launches(calls) => calls.iter_mut().try_for_each(|call| call.queue(stream)),
+            BoundInstruction::Product(product) => product.queue(engine),
+            BoundInstruction::Attention(attention) => attention.queue(engine),
+            BoundInstruction::Strided(strided) => strided.queue(stream),
+            BoundInstruction::Lane(on_lane) => on_lane.queue(engine),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Gemm instructions as cuBLASLt products. Low-rank addends follow: in one pass over D by the backend's own
 //! kernel, or as further products onto it. On Hopper the backend's own product takes part, which needs no pass for
-//! them; the clock decides.
+//! them; timing decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
-use super::launch::PreparedCall;
+use super::launch::BoundLaunch;
 use super::{Memory, Preparation, addends, hopper};
 use crate::algorithms::{Contest, Operands};
 use crate::cublaslt::{Operand, Product, alignment};
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::kernels::HopperProduct;
 use program::{Gemm, LowRank, TensorRef};
 
-struct Part {
+struct LibraryCall {
     plan: ProductId,
     addresses: [u64; 3],
     bias: Option<u64>,
@@ -20,24 +20,24 @@ struct Part {
 
 /// The library's product and the addends, in order.
 struct Library {
-    parts: Vec<Part>,
-    addends: Option<PreparedCall>,
+    parts: Vec<LibraryCall>,
+    addends: Option<BoundLaunch>,
 }
 
 /// The way that a product is computed.
 enum Way {
     Library(Library),
-    Own(PreparedCall),
+    Own(BoundLaunch),
 }
 
 /// A product with its way.
-pub(crate) struct PlannedProduct {
+pub(crate) struct PlannedGemm {
     way: Way,
     workspace: usize,
 }
 
-/// A [`PlannedProduct`] with its workspace.
-pub(crate) struct PreparedProduct {
+/// A [`PlannedGemm`] with its workspace.
+pub(crate) struct BoundGemm {
     way: Way,
     workspace: u64,
 }
@@ -45,11 +45,11 @@ pub(crate) struct PreparedProduct {
 /// The library's way in the record of choices; variants of the own kernel are named by the width of their tiles.
 const LIBRARY: &str = "library";
 
-pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedProduct> {
+pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedGemm> {
     let variants = hopper::variants(p, gemm);
     if variants.is_empty() {
         let way = Way::Library(library(p, gemm)?);
-        return Ok(PlannedProduct::new(p, way));
+        return Ok(PlannedGemm::new(p, way));
     }
     let widths = variants.iter().map(|variant| format!("own {}", variant.wide));
     let contest = Contest {
@@ -62,7 +62,7 @@ pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedProduct> {
         Some(own) => Way::Own(hopper::call(p, gemm, variants[own - 1])?),
         None => race(p, gemm, &variants, &contest)?,
     };
-    Ok(PlannedProduct::new(p, way))
+    Ok(PlannedGemm::new(p, way))
 }
 
 fn library(p: &mut Preparation, gemm: &Gemm) -> Result<Library> {
@@ -105,14 +105,14 @@ fn part(
     d: &TensorRef,
     first_column: usize,
     bias: Option<&TensorRef>,
-) -> Result<Part> {
+) -> Result<LibraryCall> {
     let memory: &Memory = p.memory;
     let d_address = memory.address(d) + (first_column * d.dtype.size()) as u64;
     let addresses = [memory.address(a), memory.address(b), d_address];
     let bias = bias.map(|at| memory.address(at));
     let operands = Operands { addresses, bias, arenas: &memory.free() };
     let plan = p.engine.product(Product { alignment: addresses.map(alignment), ..*product }, operands)?;
-    Ok(Part { plan, addresses, bias })
+    Ok(LibraryCall { plan, addresses, bias })
 }
 
 fn main_product(gemm: &Gemm) -> Product {
@@ -176,22 +176,22 @@ fn operand(what: &str, at: &TensorRef, transposed: bool, extents: (usize, usize)
     Operand::new(at.dtype, row_stride, transposed)
 }
 
-impl PlannedProduct {
-    fn new(p: &Preparation, way: Way) -> PlannedProduct {
+impl PlannedGemm {
+    fn new(p: &Preparation, way: Way) -> PlannedGemm {
         let workspace = way.workspace(p.engine);
-        PlannedProduct { way, workspace }
+        PlannedGemm { way, workspace }
     }
 
     pub fn workspace(&self) -> usize {
         self.workspace
     }
 
-    pub fn bind(self, workspace: u64) -> PreparedProduct {
-        PreparedProduct { way: self.way, workspace }
+    pub fn bind(self, workspace: u64) -> BoundGemm {
+        BoundGemm { way: self.way, workspace }
     }
 }
 
-impl PreparedProduct {
+impl BoundGemm {
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
         self.way.queue(engine, self.workspace)
     }

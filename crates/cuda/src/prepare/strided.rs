@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "copies between addresses that the program describes")]
 
 use super::Preparation;
-use super::launch::{Arguments, PreparedCall};
+use super::launch::{Arguments, BoundLaunch};
 use crate::driver::{LaunchShape, Stream};
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -19,7 +19,7 @@ const RUN: usize = 8;
 pub(crate) enum Strided {
     Copy { to: u64, from: u64, bytes: usize },
     Zero { at: u64, bytes: usize },
-    Kernel(PreparedCall),
+    Kernel(BoundLaunch),
 }
 
 pub(super) fn copy(p: &mut Preparation, from: &TensorRef, to: &TensorRef) -> Result<Strided> {
@@ -32,17 +32,12 @@ pub(super) fn copy(p: &mut Preparation, from: &TensorRef, to: &TensorRef) -> Res
     if from.is_dense() && to.is_dense() {
         let function = p.engine.own_function(kernels::strided(source_type, target_type), "dense_copy")?;
         let arguments = Arguments::new().word(target).word(source).word(to.len() as u64);
-        return Ok(Strided::Kernel(PreparedCall::new(
-            function,
-            "dense_copy",
-            shape(to.len().div_ceil(RUN)),
-            arguments,
-        )));
+        return Ok(Strided::Kernel(BoundLaunch::new(function, "dense_copy", shape(to.len().div_ceil(RUN)), arguments)));
     }
     let (from, to) = one_shape(from, to);
     let function = p.engine.own_function(kernels::strided(source_type, target_type), "strided_copy")?;
     let arguments = Arguments::new().word(target).word(source).structure(&layout(&from, &to));
-    Ok(Strided::Kernel(PreparedCall::new(function, "strided_copy", shape(to.len()), arguments)))
+    Ok(Strided::Kernel(BoundLaunch::new(function, "strided_copy", shape(to.len()), arguments)))
 }
 
 /// Both sides under the shape of one of them.
@@ -62,7 +57,7 @@ pub(super) fn zero(p: &mut Preparation, at: &TensorRef) -> Result<Strided> {
     let (_, storage) = types(at.dtype, at.dtype)?;
     let function = p.engine.own_function(kernels::strided(storage, storage), "strided_zero")?;
     let arguments = Arguments::new().word(address).structure(&layout(at, at));
-    Ok(Strided::Kernel(PreparedCall::new(function, "strided_zero", shape(at.len()), arguments)))
+    Ok(Strided::Kernel(BoundLaunch::new(function, "strided_zero", shape(at.len()), arguments)))
 }
 
 fn shape(threads: usize) -> LaunchShape {

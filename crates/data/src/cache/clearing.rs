@@ -1,7 +1,7 @@
 //! What the cache removes: folders of its own names that hold its own files, one file after another.
 //!
 //! The folder of the cache may be any folder of the user's. What has another name, what does not parse as an entry, what
-//! lies behind a link and what somebody put beside the cache's own files stays. Knows names and forms, no rows.
+//! lies behind a link and what someone put next to the cache's own files stays. Knows names and forms, no rows.
 
 use std::fs::{self, File};
 use std::io;
@@ -70,7 +70,7 @@ pub(super) fn clear_unfinished(folder: &Path, key: &str) {
     }
 }
 
-/// Removes entries that nobody has used for long and nobody writes.
+/// Removes entries that no one has used for long and no one writes.
 pub(super) fn clear_unused(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_cache_are_told_from_others() {
+    fn names_of_the_cache_are_distinguished_from_others() {
         let key = "0123456789abcdef".repeat(4);
         assert!(is_entry_name(&key));
         for other in ["", "rows", &key[1..], &key.to_uppercase(), &format!("{}.", &key[1..])] {

@@ -1,4 +1,4 @@
-//! What an entry of the cache holds beside its segments, as text: what it was made from, what became of the rows, which
+//! What an entry of the cache holds besides its segments, as text: what it was made from, what became of the rows, which
 //! segments there are.
 //!
 //! Two lines: the digest of the second, and JSON. Knows no folder.

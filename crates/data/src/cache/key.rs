@@ -10,7 +10,7 @@ use crate::dataset::DatasetSpec;
 use crate::prepare::PrepareOptions;
 use crate::rows;
 
-/// The key of one data set's rows.
+/// The key of one dataset's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     /// Everything that matters, a line each.
@@ -28,14 +28,14 @@ pub(super) fn key(
     known: &KnownFiles,
 ) -> io::Result<Key> {
     // What the set is called, and which of a folder's files it is, shows in the files.
-    let DatasetSpec { path: _, files: _, subset: _, split: _, kind, samples, part, row_limit } = spec;
+    let DatasetSpec { path: _, files: _, subset: _, split: _, kind, samples, shard, row_limit } = spec;
     // Threads do not change rows.
     let PrepareOptions { max_length, truncation, vocab_size, workers: _, dialogue } = options;
     let mut text = format!("encoded by {}\n", env!("DATA_SOURCES"));
     for file in files {
         text += &format!("file {} {}\n", form(file), known.digest(file)?);
     }
-    text += &format!("rows {samples:?} {part:?} {row_limit:?} {kind:?}\n");
+    text += &format!("rows {samples:?} {shard:?} {row_limit:?} {kind:?}\n");
     text += &format!("tokenizer {}\n", tokenizer.unwrap_or("none"));
     text += &format!("length {max_length} {truncation:?}\nvocabulary {vocab_size}\ndialogue {dialogue:?}\n");
     let digest = blake3::hash(text.as_bytes()).to_hex().to_string();

@@ -1,4 +1,4 @@
-//! Encoded rows that are kept for the next run: a folder of entries, one for each data set as some tokenizer and some
+//! Encoded rows that are kept for the next run: a folder of entries, one for each dataset as some tokenizer and some
 //! options encode it.
 //!
 //! ```text

@@ -167,7 +167,7 @@ fn rename_role(role: &str, fields: &mut Map<String, Value>) -> Result<(), RowErr
 fn parse_calls(value: &Value) -> Result<Value, RowError> {
     let parsed = match value {
         Value::String(text) => serde_json::from_str(text)
-            .map_err(|e| RowError::new(RowReason::WrongType, format!("the function call is no JSON: {e}")))?,
+            .map_err(|e| RowError::new(RowReason::WrongType, format!("the function call is not valid JSON: {e}")))?,
         other => other.clone(),
     };
     let calls = match parsed {
@@ -220,7 +220,7 @@ fn tools(name: &str, value: Option<&Value>) -> Result<Option<Value>, RowError> {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
         Some(Value::String(text)) => serde_json::from_str(text)
-            .map_err(|e| RowError::new(RowReason::WrongType, format!("column `{name}` is no JSON: {e}")))?,
+            .map_err(|e| RowError::new(RowReason::WrongType, format!("column `{name}` is not valid JSON: {e}")))?,
         Some(other) => other.clone(),
     };
     let Value::Array(list) = parsed else { return Err(wrong(name, "a list of tools", &parsed)) };
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn calls_without_a_name_are_refused_with_their_place() {
         let of = |calls: Value| read(json!({"role": "assistant", "content": "a", "tool_calls": calls}));
-        for (calls, reason, told) in [
+        for (calls, reason, reported) in [
             (
                 json!([{"function": {"arguments": {}}}]),
                 RowReason::MissingField,
@@ -302,7 +302,7 @@ mod tests {
         ] {
             let error = of(calls).unwrap_err();
             assert_eq!(error.reason, reason, "{error}");
-            assert!(error.detail.contains(told), "{error}");
+            assert!(error.detail.contains(reported), "{error}");
         }
         for calls in [json!([]), json!(""), json!([{"name": "f"}]), json!([{"function": {"name": "f"}}])] {
             assert!(of(calls.clone()).is_ok(), "{calls}");

@@ -94,7 +94,7 @@ pub(crate) fn detect(rows: &[&Map<String, Value>], hints: &AutoColumns) -> Resul
             let value = columns.values(name).next().unwrap_or(&Value::Null);
             format!("`{name}` ({})", kind(value))
         });
-        let problem = format!("the type cannot be told from the columns {}", shown.collect::<Vec<_>>().join(", "));
+        let problem = format!("the type cannot be detected from the columns {}", shown.collect::<Vec<_>>().join(", "));
         (problem, "set `type` and the names of its columns".to_owned())
     })
 }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_forms_are_told_apart() {
+    fn the_usual_forms_are_distinguished() {
         let message = json!([{"role": "user", "content": "hi"}]);
         for (row, words) in [
             (json!({"id": 1, "messages": message}), "conversation (OpenAI form) in `messages`"),
@@ -258,9 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_said_with_the_columns() {
+    fn what_cannot_be_detected_is_reported_with_the_columns() {
         let (problem, hint) = found(json!({"a": "x", "b": 1})).unwrap_err();
-        assert_eq!(problem, "the type cannot be told from the columns `a` (a string), `b` (a number)");
+        assert_eq!(problem, "the type cannot be detected from the columns `a` (a string), `b` (a number)");
         assert!(hint.contains("set `type`"));
     }
 

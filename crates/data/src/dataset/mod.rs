@@ -43,22 +43,22 @@ pub struct DatasetSpec {
     /// Only the first rows, if set.
     pub samples: Option<usize>,
     /// Which of these rows are read here.
-    pub part: Part,
+    pub shard: RowShard,
     /// What a row may take in memory.
     pub row_limit: RowLimit,
 }
 
 /// Rows number, number + of, number + 2·of, … of a set: what one of several nodes reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RowShard {
     /// From 0.
     pub number: usize,
     pub of: usize,
 }
 
-impl Part {
+impl RowShard {
     /// Every row.
-    pub const WHOLE: Part = Part { number: 0, of: 1 };
+    pub const ALL: RowShard = RowShard { number: 0, of: 1 };
 }
 
 impl DatasetSpec {
@@ -72,7 +72,7 @@ impl DatasetSpec {
             split,
             kind,
             samples: None,
-            part: Part::WHOLE,
+            shard: RowShard::ALL,
             row_limit: RowLimit::default(),
         }
     }

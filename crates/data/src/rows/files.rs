@@ -1,4 +1,4 @@
-//! Which files a data set is: one file, a pattern, or the files of a folder that belong to a subset and a split.
+//! Which files a dataset is: one file, a pattern, or the files of a folder that belong to a subset and a split.
 //!
 //! Knows names, and the `configs` that a set's README may list; never opens a data file. The choice among names is a pure
 //! function, so that files of a remote set are chosen before they are fetched.
@@ -17,14 +17,14 @@ use crate::error::{DataError, shown};
 /// The split that is meant where none is named.
 pub const TRAIN: &str = "train";
 
-/// Words by which a name tells its split.
+/// Words by which a name gives its split.
 const SPLITS: [(&str, &[&str]); 3] = [
     (TRAIN, &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// Files that lie beside data and are none.
+/// Files that lie next to data and are none.
 const BESIDE: [&str; 8] = [
     "dataset_info.json",
     "dataset_infos.json",
@@ -91,7 +91,7 @@ fn choose_by(names: &[String], card: Option<&str>, subset: Option<&str>, split: 
     by_name(&names, split)
 }
 
-/// What the files of a data set are called.
+/// What the files of a dataset are called.
 fn is_data(name: &str) -> bool {
     let hidden = name.split('/').any(|part| part.starts_with(['.', '_']));
     let own = name.rsplit('/').next().unwrap_or(name);
@@ -110,7 +110,7 @@ pub(super) fn listed<'a>(words: impl Iterator<Item = &'a str>) -> String {
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
-/// Bytes of a README that are read, and of a pattern: there are no longer ones that somebody meant.
+/// Bytes of a README that are read, and of a pattern: there are no longer ones that someone meant.
 const MOST_OF_CARD: u64 = 16 << 20;
 const MOST_OF_PATTERN: usize = 4096;
 
@@ -186,7 +186,7 @@ fn by_name(names: &[String], split: &str) -> Result<Chosen, NoChoice> {
     Err(no(format!("there is no split `{split}`"), format!("splits here: {}", listed(splits.into_iter()))))
 }
 
-/// The split that a name tells: `data/NAME-00000-of-00003.parquet`, or a known word between signs.
+/// The split that a name gives: `data/NAME-00000-of-00003.parquet`, or a known word between signs.
 fn split_of(name: &str) -> Option<String> {
     let lower = name.to_ascii_lowercase();
     let (stem, _) = lower.rsplit('/').next()?.split_once('.')?;
@@ -257,7 +257,7 @@ pub fn is_pattern(path: &Path) -> bool {
     path.to_string_lossy().contains(['*', '?', '[', '{']) && !path.exists()
 }
 
-/// The local files of a data set, in the order in which they are read, and those of its folder that are left out.
+/// The local files of a dataset, in the order in which they are read, and those of its folder that are left out.
 ///
 /// Errors: there is no such file, folder, subset or split, or a pattern that matches nothing.
 pub fn find(path: &Path, subset: Option<&str>, split: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, Read};
 use crate::error::{RowError, RowReason};
 
 /// Bytes of a row once it is unpacked: of a line, of a record, of an element of a JSON list, of a whole text file. Of rows
-/// that are no text, each value counts two bytes beside those of its text, as it would in JSON.
+/// that are no text, each value counts two bytes besides those of its text, as it would in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLimit(pub u64);
 
@@ -23,7 +23,7 @@ const ROWS_OF_A_BATCH: u64 = 64;
 impl RowLimit {
     pub(crate) fn exceeded(self) -> RowError {
         let size = options::ByteSize(self.0);
-        let hint = "raise `max_row_size` of the data set, or cut the row into several";
+        let hint = "raise `max_row_size` of the dataset, or cut the row into several";
         RowError::new(RowReason::TooLarge, format!("more than {size} ({hint})"))
     }
 

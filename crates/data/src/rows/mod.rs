@@ -76,7 +76,7 @@ pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
 pub fn open_within(files: &[PathBuf], text_field: &str, limit: RowLimit) -> Result<Rows, DataError> {
     let Some((first, rest)) = files.split_first() else { return Ok(Box::new(std::iter::empty())) };
     let first = open_file(first, text_field, limit)?;
-    // A file that is missing or has no valid end is told now, and not after hours.
+    // A file that is missing or has no valid end is reported now, and not after hours.
     for file in rest {
         match format_of(file) {
             Some(("parquet", None)) => drop(parquet::open(file, limit)?),

@@ -28,7 +28,7 @@ pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     Ok(Box::new(ParquetRows { rows, limit, file: shared(path), read: 0, expected, ended: false }))
 }
 
-const HINT: &str = "raise `max_row_size` of the data set, or write the file with smaller rows";
+const HINT: &str = "raise `max_row_size` of the dataset, or write the file with smaller rows";
 
 /// Digits behind the point of a decimal: each is written.
 const MOST_DIGITS: i32 = 256;

@@ -62,7 +62,7 @@ impl SafeTensors {
         }
         let data_start = 8 + length as usize;
         let header: serde_json::Map<String, Value> =
-            serde_json::from_slice(&head[8..]).map_err(|e| invalid(format!("header is no JSON: {e}")))?;
+            serde_json::from_slice(&head[8..]).map_err(|e| invalid(format!("header is not valid JSON: {e}")))?;
         let mut entries = BTreeMap::new();
         let mut metadata = BTreeMap::new();
         for (name, value) in header {

@@ -1,6 +1,6 @@
 //! Rows as the model gets them, for eyes: every token with its text, where documents begin, what is trained.
 //!
-//! Reads batches, so that what is shown is what is trained on, and not what somebody meant. Knows no colours.
+//! Reads batches, so that what is shown is what is trained on, and not what someone meant. Knows no colours.
 
 mod page;
 mod terminal;

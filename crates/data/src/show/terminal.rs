@@ -1,6 +1,6 @@
 //! Rows on a terminal: trained text in green, the rest faint, every second token underlined, lines no longer than asked.
 //!
-//! Without colours, trained text stands between ⟦ and ⟧ and tokens are parted by `·`. Knows no escape codes but colours.
+//! Without colours, trained text stands between ⟦ and ⟧ and tokens are separated by `·`. Knows no escape codes but colours.
 
 use super::{ShownRow, ShownToken, trained, visible};
 
@@ -24,7 +24,7 @@ pub fn terminal(rows: &[ShownRow], first: usize, how: Terminal) -> String {
         true => format!(
             "\u{1b}[{TRAINED}mtrained\u{1b}[0m, \u{1b}[{GIVEN}mgiven\u{1b}[0m; a token is underlined, the next is not"
         ),
-        false => "⟦trained⟧, given; tokens are parted by ·".to_owned(),
+        false => "⟦trained⟧, given; tokens are separated by ·".to_owned(),
     };
     out.push_str(&format!("{key}; ↵ is a line's end\n"));
     for (i, row) in rows.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What one rendering may take: work, texts, depth of values. A template is written by somebody else, and a loop of a few
+//! What one rendering may take: work, texts, depth of values. A template is written by someone else, and a loop of a few
 //! words asks for more than any machine has.
 //!
 //! Counted and not timed, so that a rendering ends in the same way on every machine. Knows values, no template.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Levels of values inside of values. JSON has 128 at most.
 pub(super) const DEEPEST: usize = 160;
 
-/// Bytes of work for a value, beside those of its text.
+/// Bytes of work for a value, besides those of its text.
 const NODE: usize = 16;
 /// Bytes that an element of a list takes.
 const ELEMENT: usize = 64;

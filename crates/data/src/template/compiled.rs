@@ -78,7 +78,7 @@ fn kept(source: &str) -> &'static str {
 fn check_nesting(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     let (mut tokens, mut branches) = (0, 0);
     for token in tokenize(source, false, syntax.clone()) {
-        // What is wrong with it is told by the parser, with its place.
+        // What is wrong with it is reported by the parser, with its place.
         let Ok((token, span)) = token else { return Ok(()) };
         match token {
             Token::TemplateData(_) | Token::BlockStart | Token::VariableStart => tokens = 0,

@@ -37,7 +37,7 @@ fn within_bounds(source: &str, variables: &Value) -> Result<String, String> {
     allowance::during(1 << 20, || guarded(render))?
 }
 
-/// Every template at hand: those of the tests, and those beside the checkout.
+/// Every template available: those of the tests, and those next to the checkout.
 fn templates() -> Vec<String> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders: Vec<PathBuf> =

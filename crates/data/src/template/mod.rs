@@ -101,7 +101,7 @@ impl ChatTemplate {
 
     /// The text of a conversation; with `generation_prompt`, the assistant's turn is opened at its end.
     pub fn render(&self, conversation: Conversation<'_>, generation_prompt: bool) -> Result<Rendered, RowError> {
-        let told = |e: Error| RowError::new(RowReason::Template, describe(&e));
+        let reported = |e: Error| RowError::new(RowReason::Template, describe(&e));
         let mut variables: Vec<(&str, Value)> =
             self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
         let messages = reasoning::under_every_name(conversation.messages);
@@ -119,7 +119,7 @@ impl ChatTemplate {
         let rendered = allowance::during(bytes, render);
         let gave_up =
             |panic: String| RowError::new(RowReason::Template, format!("the template engine gave up: {panic}"));
-        let text = rendered.map_err(gave_up)?.map_err(told)?;
+        let text = rendered.map_err(gave_up)?.map_err(reported)?;
         if !self.marks {
             return Ok(Rendered { text, generation: Vec::new() });
         }

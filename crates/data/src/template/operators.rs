@@ -166,7 +166,7 @@ fn is_own_block(of: &Call<'_>) -> bool {
 }
 
 fn call<'a>(of: &Call<'a>) -> Call<'a> {
-    // The form tells the engine what is called.
+    // The form shows what is called.
     let expr = match &of.expr {
         Expr::GetAttr(attr) if !is_own_block(of) => {
             Expr::GetAttr(spanned(GetAttr { expr: expression(&attr.expr), name: attr.name }, attr.span()))

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-/// In the order in which they are asked for.
+/// In the order in which they are requested.
 const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The messages with their reasoning under both names; a `thinking` of the message's own stays as it is.

@@ -1,4 +1,4 @@
-//! What a tokenizer that somebody wrote may ask for: numbers of tokens that tables can have, and texts that do not grow
+//! What a tokenizer that someone wrote may ask for: numbers of tokens that tables can have, and texts that do not grow
 //! without end before they are encoded.
 //!
 //! Knows the parts of a tokenizer, not what they do to any text.

@@ -1,4 +1,4 @@
-//! Finds the reference assets beside the checkout and unpacks tokenizers; knows nothing of what is tested.
+//! Finds the reference assets next to the checkout and unpacks tokenizers; knows nothing of what is tested.
 #![allow(dead_code)] // each test binary uses a part
 
 use std::fs::{self, File};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The folder `shared/assets` beside the checkout; a printed word and `None` where it is absent.
+/// The folder `shared/assets` next to the checkout; a printed word and `None` where it is absent.
 pub fn assets() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies in crates/data");
     let folder = root.parent()?.join("shared/assets");

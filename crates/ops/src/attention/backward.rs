@@ -49,7 +49,7 @@ impl Op for AttentionBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {

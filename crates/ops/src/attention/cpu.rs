@@ -27,7 +27,7 @@ struct Head<'a, T> {
 
 impl<'a, T: Real> Head<'a, T> {
     fn of(tensor: &Input<'a, T>, b: usize, head: usize) -> Self {
-        let [_, tokens, heads, head_dim] = tensor.shape[..] else { unreachable!("the shape rule asks for four axes") };
+        let [_, tokens, heads, head_dim] = tensor.shape[..] else { unreachable!("the shape rule requires four axes") };
         let start = b * tokens * heads * head_dim + head * head_dim;
         Head { data: &tensor.real()[start..], stride: heads * head_dim, tokens, head_dim }
     }
@@ -87,7 +87,7 @@ impl Block {
 
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let operands = Operands::of(call);
-    let ([q, k, v, ..], e) = (call.inputs, operands.e) else { unreachable!("the shape rule asks for four inputs") };
+    let ([q, k, v, ..], e) = (call.inputs, operands.e) else { unreachable!("the shape rule requires four inputs") };
     let masks: Vec<Mask<'_>> = (0..e.batch).map(|b| operands.mask(b)).collect();
     let key_head = |task: usize| (task / e.kv_heads, task % e.kv_heads);
     let packed: Vec<(Panels<T>, Panels<T>)> = (0..e.batch * e.kv_heads)
@@ -196,7 +196,7 @@ fn head_gradients<T: Real>(
     b: usize,
     h: usize,
 ) -> HeadGradients<T> {
-    let [q, k, v, _, lse, d_o, ..] = inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, lse, d_o, ..] = inputs else { unreachable!("the shape rule requires seven inputs") };
     let (e, mask, scoring) = (operands.e, operands.mask(b), operands.scoring(h));
     let (k, v) = (Head::of(k, b, h / e.group()), Head::of(v, b, h / e.group()));
     let (q, d_o) = (Head::of(q, b, h), Head::of(d_o, b, h));

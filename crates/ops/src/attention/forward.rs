@@ -104,7 +104,7 @@ impl Op for Attention {
 
 /// The library's instruction for a call that it takes.
 fn instruction(call: &LowerCall<'_>) -> AttentionForward {
-    let [q, k, v, document_start, ..] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [q, k, v, document_start, ..] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     AttentionForward {
         q: q.clone(),
         k: k.clone(),

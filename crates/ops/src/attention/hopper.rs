@@ -236,7 +236,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
 
 /// The statistics of the queries; then the gradients in one pass, or dq and then dk and dv.
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    let [_, _, _, o, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [_, _, _, o, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     assert_dense(call, &[starts, lse]);
     let e = Extents::of_call(call.inputs);
     let at = Scratch::of(call);

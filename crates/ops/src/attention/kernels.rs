@@ -102,7 +102,7 @@ pub fn assert_dense(call: &LowerCall<'_>, tensors: &[&TensorRef]) {
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    let [q, k, v, starts, ..] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [q, k, v, starts, ..] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     assert_dense(call, &[starts, &call.outputs[1]]);
     let tensors = [("Q", q), ("K", k), ("V", v), ("O", &call.outputs[0])];
     let inputs = (0..4).map(Arg::Input).chain(optional_args(call));
@@ -116,7 +116,7 @@ pub fn backward_scratch(call: &LowerCall<'_>) -> usize {
 }
 
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    let [q, k, v, _, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     let [dq, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
     assert_dense(call, &[starts, lse]);
     let delta = Arg::Scratch(0);

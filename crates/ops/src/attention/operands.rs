@@ -129,7 +129,7 @@ pub struct Optional {
 }
 
 impl Optional {
-    /// Behind `required` inputs: first `last_key`, then the sink, told apart by their axes.
+    /// Behind `required` inputs: first `last_key`, then the sink, distinguished by their axes.
     pub fn of<T: Axes>(inputs: &[T], required: usize) -> Result<Self, String> {
         let axes: Vec<usize> = inputs[required.min(inputs.len())..].iter().map(Axes::axes).collect();
         let (last_key, sink) = match axes[..] {
@@ -175,7 +175,7 @@ impl<T: Real> Scoring<T> {
     }
 }
 
-/// What both passes have beside q, k and v.
+/// What both passes have besides q, k and v.
 pub struct Operands<'a, T> {
     pub e: Extents,
     pub reading: Reading,

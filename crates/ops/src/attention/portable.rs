@@ -48,7 +48,7 @@ pub fn takes(call: &LowerCall<'_>) -> bool {
         && call.inputs[..3].iter().chain(others).chain(results).all(|t| t.dtype == dtype && suits(t))
 }
 
-/// Rows on 16-byte boundaries, heads dense. Arenas and buffers start on larger boundaries, so an offset tells.
+/// Rows on 16-byte boundaries, heads dense. Arenas and buffers start on larger boundaries, so the offset suffices.
 pub fn suits(tensor: &TensorRef) -> bool {
     let aligned = |axis: usize| tensor.shape[axis] == 1 || (tensor.strides[axis] * 2).is_multiple_of(ALIGNMENT);
     (tensor.strides[3] == 1 || tensor.shape[3] == 1) && tensor.offset.is_multiple_of(ALIGNMENT) && (0..3).all(aligned)
@@ -111,7 +111,7 @@ fn spec(
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    let [q, k, v, starts, ..] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [q, k, v, starts, ..] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     assert_dense(call, &[starts, &call.outputs[1]]);
     let e = Extents::of_call(call.inputs);
     let (division, shared) = forward_division(&e, shared_limit(&call.machine.arch));
@@ -125,7 +125,7 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
 
 /// The records of the queries; dq, where the last kernel does not make it; the gradients.
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
-    let [q, k, v, _, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, lse, d_o, starts, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     let [dq, dk, dv] = call.outputs else { unreachable!("the shape rule gives three results") };
     assert_dense(call, &[starts, lse]);
     let e = Extents::of_call(call.inputs);
@@ -144,7 +144,7 @@ pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
 }
 
 fn records(call: &LowerCall<'_>, e: &Extents, at: &Scratch) -> KernelSpec {
-    let [_, _, _, o, _, d_o, ..] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [_, _, _, o, _, d_o, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     let [last_key, _] = optional_args(call);
     // Lanes of 16 bytes for a row, a power of two of one warp.
     let lanes = (e.value_dim / 8).next_power_of_two().min(32);
@@ -155,7 +155,7 @@ fn records(call: &LowerCall<'_>, e: &Extents, at: &Scratch) -> KernelSpec {
 }
 
 fn gradient_q(call: &LowerCall<'_>, e: &Extents) -> KernelSpec {
-    let [q, k, v, _, _, d_o, ..] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [q, k, v, _, _, d_o, ..] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     let (division, shared) = q_division(e, shared_limit(&call.machine.arch));
     let tensors = [("Q", q), ("K", k), ("V", v), ("DO", d_o), ("DQ", &call.outputs[0])];
     let size = [e.batch * e.heads * e.tokens.div_ceil(division.rows()), division.threads(), shared];

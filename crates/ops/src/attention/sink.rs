@@ -54,7 +54,7 @@ impl Op for AttentionSinkGradient {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
@@ -62,7 +62,7 @@ impl Op for AttentionSinkGradient {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [o, d_o, lse, sink] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+        let [o, d_o, lse, sink] = call.inputs else { unreachable!("the shape rule requires four inputs") };
         assert!(lse.is_dense() && sink.is_dense(), "row statistics and sinks lie without gaps: {lse}, {sink}");
         let [batch, tokens, heads, value_dim] = o.shape[..] else { unreachable!("checked by the shape rule") };
         let numbers = [("BATCH", batch), ("TOKENS", tokens), ("HEADS", heads), ("DV", value_dim), ("ROWS", ROWS)];
@@ -111,7 +111,7 @@ fn parts(call: &LowerCall<'_>) -> usize {
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
-    let [o, d_o, lse, sink] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [o, d_o, lse, sink] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let [batch, tokens, heads, columns] = o.shape[..] else { unreachable!("checked by the shape rule") };
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let (o, d_o, lse, sink) = (o.real(), d_o.real(), lse.real(), sink.real());

@@ -1,5 +1,5 @@
 //! Dropout by counter: whether an element is kept is a function of (seed, stream, micro-step, index).
-//! The mask is computed again wherever it is needed, so nothing is saved and recomputing changes no bit.
+//! The mask is recomputed wherever it is needed, so nothing is saved and recomputing changes no bit.
 
 use graph::{Element, ValueType};
 use program::{Arg, Cost, TensorRef};

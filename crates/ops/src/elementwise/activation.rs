@@ -109,7 +109,7 @@ pub static ACTIVATION_BACKWARD: Pointwise = Pointwise {
     attributes: ATTRIBUTES,
     infer: |inputs, attrs| like_first(inputs, 2, "x and dy", attrs),
     expressions: |attrs| vec![Expr::Input(1) * parts(attrs).1],
-    gradient: |_| Gradients::NoGradient("second derivatives are not taken"),
+    gradient: |_| Gradients::NoGradient("second derivatives are not supported"),
     examples: || {
         let mut examples = examples(2);
         examples.iter_mut().for_each(|e| e.differentiable.clear());

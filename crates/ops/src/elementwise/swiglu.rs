@@ -46,7 +46,7 @@ pub static SWIGLU_BACKWARD: Pointwise = Pointwise {
         let slope = sigmoid() * (one() + gate() * (one() - sigmoid()));
         vec![dy() * up * slope, dy() * (gate() * sigmoid())]
     },
-    gradient: |_| Gradients::NoGradient("second derivatives are not taken"),
+    gradient: |_| Gradients::NoGradient("second derivatives are not supported"),
     examples: || {
         let mut examples = examples_of(3, &Attrs::new());
         examples.iter_mut().for_each(|e| e.differentiable.clear());

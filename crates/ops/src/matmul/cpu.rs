@@ -64,7 +64,7 @@ pub fn matmul<T: Real>(call: &mut Call<'_, T>) {
 
 /// y = a·b + t·c
 pub fn matmul_sum<T: Real>(call: &mut Call<'_, T>) {
-    let [a, b, t, c] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [a, b, t, c] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let n = b.columns();
     let (k, r) = (a.columns(), t.columns());
     let [y] = call.outputs_mut();

@@ -55,7 +55,7 @@ impl Op for MatmulSum {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [a, b, t, c] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+        let [a, b, t, c] = call.inputs else { unreachable!("the shape rule requires four inputs") };
         let (k, n) = (b.shape[0], b.shape[1]);
         let low_rank = LowRank { t: t.clone(), b: c.clone(), transpose_b: false, scale: 1.0, columns: (0, n) };
         Lowered::Gemm(Box::new(Gemm {

@@ -51,7 +51,7 @@ impl Op for SumRows {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {

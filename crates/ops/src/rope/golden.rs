@@ -1,5 +1,5 @@
 //! The tables of every scaling type against those that transformers recorded, where the fixtures lie
-//! beside the checkout.
+//! next to the checkout.
 
 use std::path::{Path, PathBuf};
 

@@ -99,7 +99,7 @@ impl Op for Rope {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, inv_freq, y) = (&call.inputs[0], &call.inputs[2], &call.outputs[0]);
         let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
-        let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule asks for four axes") };
+        let [batch, tokens, heads, columns] = x.shape[..] else { unreachable!("the shape rule requires four axes") };
         let pairs = if self.unchanged(call.attrs) { 0 } else { inv_freq.len() };
         let fits = |width: &usize| pairs % width == 0;
         let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
@@ -190,7 +190,7 @@ impl<T: Real> Turns<T> {
 /// One task per token.
 fn rotate<T: Real>(call: &mut Call<'_, T>) {
     let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
-    let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let (head_dim, heads) = (x.columns(), x.shape[2]);
     let skip = call.attrs.flag("skip").expect("checked by the shape rule");
     let (inv_freq, scaling) = (if skip { &[] } else { inv_freq.real() }, scaling.real()[0]);

@@ -198,7 +198,7 @@ impl Op for Unstack {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("takes weight gradients apart; second derivatives are not taken")
+        Gradients::NoGradient("takes weight gradients apart; second derivatives are not supported")
     }
 
     fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {

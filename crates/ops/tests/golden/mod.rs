@@ -10,7 +10,7 @@ pub struct Golden {
     data: Vec<u8>,
 }
 
-/// The folder of recorded numbers: the full set beside the checkout, or the repository's trimmed one.
+/// The folder of recorded numbers: the full set next to the checkout, or the repository's trimmed one.
 fn folder() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/ops lies in the repository");
     let full = root.join("../shared/golden");

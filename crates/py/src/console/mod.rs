@@ -1,4 +1,4 @@
-//! What a run shows while it goes on, and the signals that end it: a line for each step, and on a terminal a panel
+//! What a run shows while it runs, and the signals that end it: a line for each step, and on a terminal a panel
 //! below them; or the events of the log, or nothing.
 //!
 //! Knows texts, events and signals; not what a step is. What the panel says is made in `panel.rs`.
@@ -44,11 +44,12 @@ pub fn unsaid() -> Vec<String> {
     std::mem::take(&mut SAID.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Tells files where the log of a run is. Who does not listen any more need not know.
+/// Writes the path of a run's log to files. Readers that have exited are ignored.
 pub fn announce(files: &[PathBuf], log: &Value, output: &Value) {
-    let told = format!("{}\n", json!({"log": log, "output": output}));
+    let reported = format!("{}\n", json!({"log": log, "output": output}));
     for path in files {
-        let _ = std::fs::OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(told.as_bytes()));
+        let _ =
+            std::fs::OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(reported.as_bytes()));
     }
 }
 
@@ -56,7 +57,7 @@ pub fn announce(files: &[PathBuf], log: &Value, output: &Value) {
 pub struct Console {
     signal: Arc<AtomicUsize>,
     show: Show,
-    /// Files that are told where the log is, as soon as there is one.
+    /// Files that receive the path of the log, as soon as there is one.
     announce: Vec<PathBuf>,
     /// On a terminal, from the first step on.
     bar: Option<ProgressBar>,
@@ -97,7 +98,7 @@ impl Console {
         }
     }
 
-    /// Shows what others said: beside what a program reads, on standard error.
+    /// Shows what others said: next to what a program reads, on standard error.
     fn pass_on(&self) {
         for text in unsaid() {
             match self.show {

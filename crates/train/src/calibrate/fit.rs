@@ -1,7 +1,7 @@
 //! From times of probes to the rates of a machine.
 //!
 //! Each group of probes is limited by one thing: passes by memory, products by their tiles, attention by its own points.
-//! What no probe tells stays what it was: the link to host memory, kernels of adapters.
+//! What no probe measures stays what it was: the link to host memory, kernels of adapters.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,7 @@ impl Sample {
     }
 }
 
-/// The machine that the times tell of. `hot`: FLOP/s of products where nothing else runs; `entry`: seconds of an entry.
+/// The machine that the times describe. `hot`: FLOP/s of products where nothing else runs; `entry`: seconds of an entry.
 pub fn machine(before: &Machine, samples: &[Sample], hot: Option<f64>, entry: f64) -> Machine {
     let passes: Vec<&Sample> = samples.iter().filter(|of| matches!(of.work, Work::Kernel { .. })).collect();
     let products: Vec<&Sample> = samples.iter().filter(|of| matches!(of.work, Work::Product { .. })).collect();
@@ -131,7 +131,7 @@ fn point(machine: &Machine, of: &Sample) -> Option<AttentionRate> {
     Some(AttentionRate { backward: *backward, by: *by, head_dim: *head_dim, keys: *keys, share })
 }
 
-/// Times beside what the machine's rates give.
+/// Times compared with what the machine's rates give.
 pub fn table(machine: &Machine, samples: &[Sample]) -> String {
     let products: f64 = samples.iter().filter(|of| of.product_flops() > 0.0).map(|of| of.warm).sum();
     let share = products / samples.iter().map(|of| of.warm).sum::<f64>();

@@ -31,7 +31,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
         [("datasets", &config.data.datasets), ("validation_datasets", &config.data.validation_datasets)]
     {
         if let Some([]) = datasets.as_deref() {
-            reader.report(list, format!("`{list}` is empty"), Some(format!("add a data set, or remove `{list}`")));
+            reader.report(list, format!("`{list}` is empty"), Some(format!("add a dataset, or remove `{list}`")));
         }
         for (index, dataset) in datasets.iter().flatten().enumerate() {
             check_dataset(dataset, &format!("{list}[{index}]"), reader);
@@ -55,7 +55,7 @@ fn report_need(reader: &mut Reader, path: &str, needed: &str, value: &str) {
 
 fn check_recompute(config: &Config, reader: &mut Reader) {
     let of = &config.recompute;
-    // From the inside out, so that a part is told against the nearest whole.
+    // From the inside out, so that a part is reported against the nearest whole.
     let parts = [
         ("recompute_swiglu", of.recompute_swiglu, "recompute_ffn", of.recompute_ffn),
         ("recompute_qkv", of.recompute_qkv, "recompute_att", of.recompute_att),
@@ -63,7 +63,7 @@ fn check_recompute(config: &Config, reader: &mut Reader) {
         ("recompute_att", of.recompute_att, "recompute_block", of.recompute_block),
         ("recompute_rmsnorm", of.recompute_rmsnorm, "recompute_block", of.recompute_block),
     ];
-    // Over a whole that is left open a part is told against the layer.
+    // Over a whole that is left open a part is reported against the layer.
     let inner = [
         ("recompute_swiglu", of.recompute_swiglu, of.recompute_ffn),
         ("recompute_qkv", of.recompute_qkv, of.recompute_att),
@@ -120,7 +120,7 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
     let of = &config.lora;
     if of.adapter.is_some() && !of.lora && !reader.is_faulty("lora") {
         let hint = Some("set `lora: true`, or remove `adapter`".to_string());
-        reader.report("adapter", "`adapter` names an adapter to go on with, but `lora` is false", hint);
+        reader.report("adapter", "`adapter` names an adapter to continue, but `lora` is false", hint);
     }
     if of.lora && of.adapter.is_none() && of.lora_target_modules.is_empty() && !reader.is_faulty("lora_target_modules")
     {
@@ -350,8 +350,8 @@ impl Config {
             ("recipe", self.precision.recipe == Recipe::Nvfp4, 100),
             ("qlora_fp4", self.qlora.qlora_fp4, 100),
         ];
-        for (path, asked, least) in needs {
-            if let Some(has) = machine.compute_capability.filter(|has| asked && *has < least) {
+        for (path, requested, least) in needs {
+            if let Some(has) = machine.compute_capability.filter(|has| requested && *has < least) {
                 let message = format!("`{path}` needs a GPU of compute capability {least} or more, this one has {has}");
                 problems.push(self.mistake(path, message, None));
             }
@@ -367,7 +367,7 @@ impl Config {
 
     /// The problem that there is nothing to train on, for runs that are not handed their batches.
     pub fn check_datasets(&self) -> Vec<Problem> {
-        let hint = Some("add a list of data sets, each with `path` and `type`".to_string());
+        let hint = Some("add a list of datasets, each with `path` and `type`".to_string());
         match self.data.datasets {
             Some(_) => Vec::new(),
             None => vec![self.mistake("datasets", "`datasets` is required: there is nothing to train on", hint)],

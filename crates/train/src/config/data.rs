@@ -1,50 +1,50 @@
-//! Options of the data: which sets, how their rows are read, how they are dealt into batches.
+//! Options of the data: which datasets, how their rows are read, how they are batched.
 
 use options::{ByteSize, Setting, choices, options};
 use std::collections::BTreeMap;
 
 options! {
-    /// The rows to train on.
+    /// The training and validation data.
     pub struct Data: "Data" {
-        /// The sets to train on. One set of type `auto` can also be written `dataset: PATH`.
+        /// Training datasets. A single dataset of type `auto` can also be written `dataset: PATH`.
         datasets: Option<Vec<Dataset>> = null;
-        /// The sets to evaluate on. Null takes a part of the training rows.
+        /// Validation datasets. Null holds out a part of the training rows.
         validation_datasets: Option<Vec<Dataset>> = null;
-        /// Share of the training rows that is kept for evaluation if there are no `validation_datasets`.
+        /// Fraction of the training rows held out for validation if there are no `validation_datasets`.
         validation_split_ratio: f64 = 0.1, min = 0, below = 1;
-        /// Seed of order, dropout and new weights in training.
+        /// Seed of shuffling, dropout and weight initialization in training.
         train_seed: u64 = 1234;
-        /// Seed of the order in evaluation, which decides what shares a row. The loss is over all rows, so only its
-        /// rounding depends on it.
+        /// Seed of the order in evaluation, which decides which documents share a row. The loss covers all rows, so
+        /// only its rounding depends on it.
         eval_seed: u64 = 1234;
-        /// Threads that prepare batches. 0 prepares them inside the loop; `auto` follows the number of cores.
+        /// Threads that prepare batches. 0 prepares them in the training loop; `auto` depends on the number of cores.
         dataloader_num_workers: Setting<u32> = auto, resumable;
-        /// The folder in which encoded rows are kept for the next run, or `off`. `auto` is that of the variable
-        /// SUROGATE_DATA_CACHE, else `surogate/rows` in the user's folder for such things.
+        /// Folder for the cache of encoded rows, or `off`. `auto` is the variable SUROGATE_DATA_CACHE, else
+        /// `surogate/rows` in the user's cache folder.
         data_cache: Setting<String> = auto, resumable;
-        /// Put several documents into a row. They do not see each other.
+        /// Pack several documents into a row. They do not attend to each other.
         sample_packing: bool = true;
-        /// Deal the rows in a new order each epoch. `false` keeps the order of the files.
+        /// Shuffle the rows in every epoch. `false` keeps the order of the files.
         shuffle: bool = true;
     }
 }
 
 options! {
-    /// One set of rows.
-    pub struct Dataset: "Data set" {
-        /// A file, a folder, a pattern of files (each also as `s3://…` or `gs://…`), or a set on the hub as `owner/name` or
-        /// `owner/name@revision`.
+    /// One dataset.
+    pub struct Dataset: "Dataset" {
+        /// A file, a folder, a pattern of files (each also as `s3://…` or `gs://…`), or a dataset on the Hub as
+        /// `owner/name` or `owner/name@revision`.
         path: String = required;
-        /// What a row is.
+        /// The type of the rows.
         r#type: DatasetType = required;
-        /// Part of a folder or of a set on the hub that holds several: a name of its README's list, or a folder in it.
+        /// Part of a folder or Hub dataset that has several: a configuration name from its README, or a subfolder.
         subset: Option<String> = null;
-        /// Split of a folder or of a set on the hub, by its README's list or the names of its files.
+        /// Split of a folder or Hub dataset, by its README or its file names.
         split: String = "train";
-        /// Most rows to take. Null takes all.
+        /// Maximum number of rows. Null takes all.
         samples: Option<u64> = null, min = 1;
-        /// Most that a row may take once it is unpacked: a line, an element of a JSON list, a whole text file. A larger row
-        /// is left out and counted, so that a small file does not fill the memory.
+        /// Maximum uncompressed size of a row: a line, an element of a JSON list, a whole text file. Larger rows are
+        /// dropped and counted, so that a small compressed file cannot exhaust the memory.
         max_row_size: ByteSize = "32MiB";
         /// The column with the text.
         text_field: String = "text", belongs_to = "text";
@@ -52,7 +52,7 @@ options! {
         instruction_field: Option<String> = null, belongs_to = "instruction";
         /// The column with the answer. Required there.
         output_field: Option<String> = null, belongs_to = "instruction";
-        /// The column with what the task is about.
+        /// The column with additional input for the task.
         input_field: Option<String> = null, belongs_to = "instruction";
         /// Where the system prompt comes from.
         system_prompt_type: Option<SystemPromptType> = null, belongs_to = "instruction";
@@ -60,7 +60,7 @@ options! {
         system_prompt_field: Option<String> = null, belongs_to = "instruction";
         /// The system prompt, for `system_prompt_type: fixed`.
         system_prompt: Option<String> = null, belongs_to = "instruction";
-        /// The text of a row, with `{system}`, `{instruction}`, `{input}` and `{output}` to be filled in.
+        /// Format of a row, with the placeholders `{system}`, `{instruction}`, `{input}` and `{output}`.
         prompt_format: Option<String> = null, belongs_to = "instruction";
         /// The same for rows without an input.
         prompt_format_no_input: Option<String> = null, belongs_to = "instruction";
@@ -70,24 +70,24 @@ options! {
         system_field: Option<String> = null, belongs_to = "conversation";
         /// The column with the tools.
         tools_field: Option<String> = null, belongs_to = "conversation";
-        /// What the properties of a message are called in the data, as `role: from`. Both the usual
-        /// pairs, `role`/`content` and `from`/`value`, are known without it.
+        /// Names of message properties in the data, as `role: from`. The usual pairs, `role`/`content` and
+        /// `from`/`value`, are recognized without it.
         message_property_mappings: Option<BTreeMap<String, String>> = null, belongs_to = "conversation";
     }
 }
 
 choices! {
-    /// What a row of a data set is.
+    /// The type of a dataset's rows.
     pub enum DatasetType {
-        /// A text; all of it is trained.
+        /// Plain text; all tokens are trained.
         Text = "text",
         /// A task and its answer; the answer is trained.
         Instruction = "instruction",
-        /// Messages of a conversation; the assistant's are trained.
+        /// Chat messages; the assistant's are trained.
         Conversation = "conversation",
-        /// Token ids, with labels, positions and weights if the columns are there.
+        /// Token ids, optionally with labels, positions and weights.
         Tokens = "tokens",
-        /// Recognised by the columns.
+        /// Detected from the columns.
         Auto = "auto",
     }
 }

@@ -3,7 +3,7 @@
 use options::options;
 
 options! {
-    /// Training on several machines that form a Ray cluster.
+    /// Training on several machines in a Ray cluster.
     pub struct MultiNode: "Several machines" {
         /// The cluster and how much of it to use.
         distributed: Distributed = {};
@@ -13,13 +13,14 @@ options! {
 options! {
     /// The cluster and how much of it to use.
     pub struct Distributed: "Cluster" {
-        /// Which cluster: `auto` joins the one that runs here, `local` starts one, `ray://host:port` names its head.
+        /// Ray cluster: `auto` joins the one running on this machine, `local` starts one, `ray://host:port` connects to
+        /// a head node.
         ray_address: String = "auto", pending, resumable;
-        /// Machines to train on.
+        /// Number of machines.
         num_nodes: u32 = 1, min = 1, pending, resumable;
-        /// GPUs on each machine. 0 takes the number of `gpus`.
+        /// GPUs per machine. 0 uses the value of `gpus`.
         gpus_per_node: u32 = 0, pending, resumable;
-        /// Folder for the tokens that each machine prepares. Null is a temporary folder with the name of the run.
+        /// Folder for the data that each machine tokenizes. Null is a temporary folder named after the run.
         worker_output_dir: Option<String> = null, pending, resumable;
     }
 }

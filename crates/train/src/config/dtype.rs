@@ -7,7 +7,7 @@ choices! {
     pub enum Dtype {
         /// 32-bit IEEE.
         Float32 = "float32" | "fp32",
-        /// 16 bits with the range of float32.
+        /// 16-bit with the range of float32.
         BFloat16 = "bfloat16" | "bf16",
         /// 16-bit IEEE.
         Float16 = "float16" | "fp16",
@@ -15,13 +15,13 @@ choices! {
 }
 
 choices! {
-    /// An element type of matrix products in the backward pass.
+    /// An element type of matrix multiplications in the backward pass.
     pub enum MatmulDtype {
-        /// 16 bits with the range of float32.
+        /// 16-bit with the range of float32.
         BFloat16 = "bfloat16" | "bf16",
-        /// 8 bits, 3 of mantissa.
+        /// 8-bit, 3 mantissa bits.
         Float8E4M3 = "float8_e4m3" | "e4m3",
-        /// 8 bits, 2 of mantissa.
+        /// 8-bit, 2 mantissa bits.
         Float8E5M2 = "float8_e5m2" | "e5m2",
     }
 }

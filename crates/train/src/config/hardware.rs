@@ -3,23 +3,23 @@
 use options::{Setting, choices, options};
 
 options! {
-    /// What the run is executed on.
+    /// The devices of the run.
     pub struct Hardware: "Hardware" {
-        /// GPUs to train on. 0 is all that are visible.
+        /// Number of GPUs. 0 uses all visible ones.
         gpus: u32 = 1, pending_over = 1, resumable;
-        /// Where the program runs. `auto` is the GPU if there is one.
+        /// Device of the run. `auto` is the GPU if there is one.
         device: Setting<Device> = auto;
-        /// Permission to record a step once and replay it. A run is never taken off this path silently.
+        /// Allow CUDA graphs: a step is captured once and replayed. A run never stops using them silently.
         use_cuda_graphs: bool = true, resumable;
-        /// Whether the same run gives the same bits twice. `true` refuses what would not, of which there is nothing:
-        /// every kernel in use does. So `auto` is true, and `false`, which allows others where they are faster, changes
-        /// nothing and is answered with a note that says so.
+        /// Whether the same run gives the same bits twice. All current kernels are deterministic, so `auto` is true.
+        /// `true` would reject other kernels; `false` would allow them where they are faster, has no effect today, and
+        /// gives a note that says so.
         deterministic: Setting<bool> = auto;
     }
 }
 
 choices! {
-    /// What executes the program.
+    /// The backend that runs the program.
     pub enum Device {
         /// NVIDIA GPUs.
         Cuda = "cuda",

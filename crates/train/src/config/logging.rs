@@ -4,52 +4,52 @@ use options::{Setting, choices, options};
 use serde_json::{Value, json};
 
 options! {
-    /// What is recorded, and who gets it.
+    /// Logs, trackers and debug output.
     pub struct Logging: "Logging" {
-        /// Services that get the metrics: from the log, by a process of its own for each, whose failures do not touch
-        /// the run.
+        /// Trackers that receive the metrics. Each has its own process that reads the log, so its failures do not
+        /// affect the run.
         report_to: Option<Vec<Reporter>> = null, resumable;
-        /// File of the log, one JSON object on a line: a new one, an empty one, or a log to go on with. `auto` is
+        /// Path of the log, one JSON object per line: a new file, an empty one, or a log to append to. `auto` is
         /// `log-{run_name}-{time}.json` in `output_dir`.
         log_file: Setting<String> = auto, resumable;
-        /// Steps from one look at the device's load to the next: of a GPU utilisation, clocks, power, temperature and
-        /// memory, on the CPU the process's share of its threads and its memory. 0 never looks.
+        /// Steps between samples of the device: utilization, clocks, power, temperature and memory of a GPU; on the CPU
+        /// the process's utilization of its threads and its memory. 0 disables sampling.
         log_gpu_util: u64 = 100, resumable;
-        /// Project on Weights & Biases.
+        /// Weights & Biases: project.
         wandb_project: String = "Surogate", resumable;
-        /// Name on Weights & Biases. `auto` is `run_name`.
+        /// Weights & Biases: run name. `auto` is `run_name`.
         wandb_name: Setting<String> = auto, resumable;
-        /// Experiment in Aim.
+        /// Aim: experiment.
         aim_experiment: String = "Surogate", resumable;
-        /// Repository of Aim. Null is Aim's own choice.
+        /// Aim: repository. Null is Aim's default.
         aim_repo: Option<String> = null, resumable;
-        /// Name in Aim. `auto` is `run_name`.
+        /// Aim: run name. `auto` is `run_name`.
         aim_name: Setting<String> = auto, resumable;
-        /// Report where the time of a step goes, by classes of instructions: the third step of the process, or the last
-        /// of a shorter run, has the clock around every instruction.
+        /// Report the time of a step by class of instructions. Every instruction of the third step of the process, or
+        /// of the last step of a shorter run, is timed.
         debug_time_breakdown: bool = false, resumable;
-        /// Report where the memory goes: the plan beside what was allocated.
+        /// Report planned and allocated memory by class.
         debug_memory_breakdown: bool = false, resumable;
     }
 }
 
 choices! {
-    /// A service that takes metrics.
+    /// A tracker.
     pub enum Reporter {
         /// Weights & Biases.
         Wandb = "wandb",
         /// Aim.
         Aim = "aim",
-        /// Event files for TensorBoard, in the folder `tensorboard` of `output_dir`.
+        /// TensorBoard event files, in the folder `tensorboard` of `output_dir`.
         Tensorboard = "tensorboard",
     }
 }
 
 impl Logging {
-    /// Each service once, with what its client has to be told; a name that was left open is null.
+    /// Each service once, with what its client needs; a name that was left open is null.
     pub fn trackers(&self) -> Vec<Value> {
-        let asked = self.report_to.as_deref().unwrap_or_default();
-        let told = |service: Reporter| match service {
+        let requested = self.report_to.as_deref().unwrap_or_default();
+        let reported = |service: Reporter| match service {
             Reporter::Wandb => {
                 json!({"tracker": "wandb", "project": self.wandb_project, "name": self.wandb_name.value()})
             }
@@ -58,6 +58,6 @@ impl Logging {
             }),
             Reporter::Tensorboard => json!({"tracker": "tensorboard"}),
         };
-        Reporter::ALL.iter().copied().filter(|service| asked.contains(service)).map(told).collect()
+        Reporter::ALL.iter().copied().filter(|service| requested.contains(service)).map(reported).collect()
     }
 }

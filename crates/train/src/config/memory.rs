@@ -1,17 +1,17 @@
-//! Options that cut large temporary tensors.
+//! Options that split large temporary tensors into chunks.
 
 use options::{Setting, options};
 
 options! {
-    /// Work that can be done in parts to need less memory at a time. Left at `auto`, the planner decides.
+    /// Chunking of large computations to reduce peak memory. With `auto` the planner decides.
     pub struct Memory: "Memory" {
-        /// Parts of the output head and its loss: as many groups of rows, or, beyond the rows of a micro-batch, pieces of
-        /// each row. A trained head's gradient is then summed in another order, and a GPU's library may multiply parts of
-        /// another height with another algorithm: the last bits change.
+        /// Chunks of the LM head and its loss: groups of rows, or, if there are more chunks than rows in a micro-batch,
+        /// pieces of rows. The gradient of a trained head is then summed in another order, and a GPU library may choose
+        /// another algorithm for other chunk heights: the last bits change.
         lmhead_chunks: Setting<u32> = auto, min = 1, max = 65536, resumable;
-        /// Parts of the attention's backward pass: rows of the micro-batch, on the CPU key heads too; in equal parts,
-        /// rounded up to a number that divides them. Less scratch memory: what the pass keeps for each query of a part
-        /// (on Hopper also f32 sums of the queries' gradients), on the CPU the parts of the threads.
+        /// Chunks of the attention backward pass: rows of the micro-batch, on the CPU also key heads; equal chunks,
+        /// rounded up to a divisor. This reduces the workspace: the statistics of each query of a chunk (on Hopper also
+        /// f32 sums of the queries' gradients), and on the CPU the threads' partial results.
         attn_bwd_chunks: Setting<u32> = auto, min = 1, max = 65536, resumable;
     }
 }

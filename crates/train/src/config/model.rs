@@ -7,46 +7,45 @@ use serde_json::{Map, Value};
 options! {
     /// The model to train.
     pub struct Model: "Model" {
-        /// Folder of a Hugging Face model, or its name on the hub such as `Qwen/Qwen3-0.6B`. Also spelled `model_name`.
+        /// Folder of a Hugging Face model, or its name on the Hub such as `Qwen/Qwen3-0.6B`. Also spelled `model_name`.
         model: String = required;
-        /// Family of the model. `auto` reads it from the model's own configuration; a name given here is checked
-        /// against that.
+        /// Model family. `auto` reads it from the model's configuration; an explicit name is checked against that.
         model_type: Setting<String> = auto;
-        /// Tokens of a training row. `auto` is `max_model_len` if given, else as many as the longest document of the data
+        /// Tokens per training row. `auto` is `max_model_len` if that is set, else as many as the longest document
         /// needs: a power of two from 2048 to 8192, and no more than the model has positions for.
         sequence_len: Setting<u32> = auto, min = 1;
-        /// Longest sequence of the model. `auto` reads it from the model's own configuration.
+        /// Maximum sequence length of the model. `auto` reads it from the model's configuration.
         max_model_len: Setting<u32> = auto, min = 1;
-        /// How rotary positions are stretched: the name of a method (together with `max_model_len`), or a mapping as
-        /// in the model's own configuration, which it replaces.
+        /// RoPE scaling for longer contexts: the name of a method (together with `max_model_len`), or a mapping as in
+        /// the model's configuration, which it replaces.
         rope_scaling: Option<RopeScaling> = null;
-        /// Element type of the weights in training. `auto` takes the model's own.
+        /// Element type of the weights in training. `auto` uses the model's own.
         torch_dtype: Setting<Dtype> = auto, pending_words = &["float16"];
-        /// Where the first weights come from.
+        /// Source of the initial weights.
         init: Init = "pretrained";
-        /// Begin with down and output projections at zero. Needs `init: random`.
+        /// Initialize down and output projections to zero. Needs `init: random`.
         init_projections_to_zero: bool = false;
     }
 }
 
 choices! {
-    /// Where the first weights come from.
+    /// Source of the initial weights.
     pub enum Init {
-        /// Read from the model's folder.
+        /// Load from the model's folder.
         Pretrained = "pretrained",
-        /// Drawn from the seed; a folder with only `config.json` is enough.
+        /// Initialize from the seed; a folder with only `config.json` is enough.
         Random = "random",
     }
 }
 
 choices! {
-    /// A method of stretching rotary positions that needs no further numbers.
+    /// A method of RoPE scaling that needs no further parameters.
     pub enum RopeMethod {
-        /// All positions divided by one factor.
+        /// Divide all positions by one factor.
         Linear = "linear",
-        /// The base grows with the longest position of the batch.
+        /// Increase the base with the longest position of the batch.
         Dynamic = "dynamic",
-        /// Slow frequencies are stretched, fast ones kept.
+        /// Scale low frequencies, keep high ones.
         Yarn = "yarn",
     }
 }

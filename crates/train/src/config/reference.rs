@@ -9,7 +9,7 @@ pub fn schema() -> Value {
     let properties = schema["properties"].as_object_mut().expect("the schema of an object has properties");
     let model = json!({ "type": "string", "description": "Second spelling of `model`." });
     properties.insert("model_name".into(), model);
-    let dataset = json!({ "type": "string", "description": "One set of type `auto`, in place of `datasets`." });
+    let dataset = json!({ "type": "string", "description": "One dataset of type `auto`, instead of `datasets`." });
     properties.insert("dataset".into(), dataset);
     assert_eq!(names::SECOND_NAMES.len(), 2, "every second spelling is in the schema");
     // `model` and `model_name` are two spellings of a required option.
@@ -29,15 +29,16 @@ pub fn schema() -> Value {
 /// The reference page, in Markdown.
 pub fn reference_page() -> String {
     let introduction = "\
-A run is one YAML file: `surogate sft run.yaml`. Every option stands at the top level; only `distributed` and the items
-of `datasets` have options of their own. `--set option=value`, `--set distributed.num_nodes=2` and `--option value`
-(dashes for underscores) on the command line win over the file.
+A run is one YAML file: `surogate sft run.yaml`. All options are at the top level, except those of `distributed` and of the
+items of `datasets`. Command-line options override the file: `--set option=value`, `--set distributed.num_nodes=2`, or
+`--option value` (with dashes for underscores).
 
-An unknown or doubled option, a wrong type, a value out of range and a contradiction are errors, told all at once with
-line and column; the exit code is 2. An option marked *not available yet* is checked, but only its default is accepted.
+Unknown or duplicate options, wrong types, values out of range and contradictions are errors. They are reported all at once
+with line and column, and the exit code is 2. An option marked *not available yet* is checked, but only its default is
+accepted.
 
-`auto` leaves the choice to the system; what it chose, and why, is written to `resolved.yaml` beside the run. ↻ marks
-what a resumed run may set differently. This page is made from the option tables by `cargo xtask generate`.";
+`auto` leaves the choice to Surogate; the choice and its reason are written to `resolved.yaml`. ↻ marks options that may
+change when a run is resumed. This page is generated from the option tables by `cargo xtask generate`.";
     let mut page = options::reference_page("Options", introduction, SECTIONS);
     for (option, value) in Task::Pt.defaults() {
         page.push_str(&format!("\n`surogate pt` differs from `surogate sft` in one default: `{option}: {value}`.\n"));

@@ -4,28 +4,28 @@ use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, options};
 use serde_json::{Value, json};
 
 options! {
-    /// What the run is called, how long it is, and where its files go.
+    /// Name, length, folders and checkpoints of the run.
     pub struct Run: "Run" {
-        /// Name of the run in logs and file names. `auto` makes one from the model and the time.
+        /// Name of the run in logs and file names. `auto` derives it from the model and the time.
         run_name: Setting<String> = auto, resumable;
-        /// Choose for options that are left out what the plan finds best for this machine, and print what was chosen and
-        /// why: how the rows of a step are cut into micro-batches (their number stays the same), `recipe`,
-        /// `sample_packing`, rows of at most 2048 tokens, and what waits in host memory where nothing fits without. A
-        /// resumed run keeps what was chosen when it began.
+        /// Set options that you left out to the values that the plan finds best for this machine, and print each choice
+        /// with its reason: the split of a step into micro-batches (the number of rows stays the same), `recipe`,
+        /// `sample_packing`, rows of at most 2048 tokens, and offloading if nothing else fits. A resumed run keeps its
+        /// first choices.
         apply_recommended_values: bool = false;
-        /// Passes over the training data. `max_steps` wins if it is set.
+        /// Passes over the training data. `max_steps` takes precedence.
         num_epochs: u32 = 3, min = 1, resumable;
         /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
         output_dir: String = "output", resumable;
-        /// Folder for checkpoints, of one run at a time. `auto` is `output_dir`.
+        /// Folder for checkpoints, used by one run at a time. `auto` is `output_dir`.
         checkpoint_dir: Setting<String> = auto, resumable;
-        /// Go on from the checkpoint that the run in `output_dir` wrote last (`true`; without one the run starts at step
-        /// 0, and that is said), or from the one at a path. Options without ↻ must be as they were; batch size ×
-        /// accumulation may be split anew.
+        /// Resume from the last checkpoint of the run in `output_dir` (`true`; without a checkpoint the run starts at
+        /// step 0 and says so), or from the checkpoint at a path. Options without ↻ must be unchanged; batch size ×
+        /// accumulation may be split differently.
         resume_from_checkpoint: Resume = false, resumable;
-        /// Steps from one checkpoint to the next.
+        /// Steps between checkpoints.
         save_steps: u64 = 50, min = 1, resumable;
-        /// Checkpoints to keep. Older ones of this run are deleted.
+        /// Number of checkpoints to keep. Older ones of this run are deleted.
         save_total_limit: u64 = 5, min = 1, resumable;
     }
 }

@@ -5,52 +5,52 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 options! {
-    /// How conversations become tokens.
+    /// How conversations are formatted and tokenized.
     pub struct ChatTemplate: "Chat template" {
-        /// Write conversations and instructions with the model's chat template.
+        /// Format conversations and instructions with the model's chat template.
         use_chat_template: bool = true;
-        /// Template by the name of its family or format, or a file `*.jinja`. `auto` is the model's own; so is the name of
-        /// the model's family where the model has one.
+        /// Chat template: the name of a model family or format, or a file `*.jinja`. `auto` is the model's own
+        /// template; the name of the model's own family means the same if it has one.
         template: Setting<String> = auto;
-        /// System prompt in place of the template's own.
+        /// System prompt that replaces the template's own.
         system: Option<String> = null;
-        /// Most tokens of a conversation. Null is `sequence_len`.
+        /// Maximum tokens of a conversation. Null is `sequence_len`.
         max_length: Option<u32> = null, min = 1;
-        /// What happens to a conversation that is longer.
+        /// What to do with longer conversations.
         truncation_strategy: Truncation = "delete";
-        /// The present of templates that write a date, as `2026-11-20` or `2026-11-20T12:00:00`. `auto` is the start of
-        /// the run.
+        /// Current time for templates that print a date, as `2026-11-20` or `2026-11-20T12:00:00`. `auto` is the start
+        /// of the run.
         clock: Setting<Clock> = auto;
-        /// The side of a row that is filled up.
+        /// Side on which rows are padded.
         padding_side: Side = "right";
-        /// Documents of a micro-batch one after another in one row, without padding between them. Only without
-        /// `sample_packing`, whose rows have none either.
+        /// Concatenate the documents of a micro-batch into one row without padding between them. Only without
+        /// `sample_packing`, which has no padding either.
         padding_free: bool = false;
-        /// Weights of the trained tokens: a rule, or a mapping of roles or patterns to weights.
+        /// Weights of tokens in the loss: a rule, or a mapping of roles or patterns to weights.
         loss_scale: LossScale = "default";
         /// GPUs that share one sequence.
         sequence_parallel_size: u32 = 1, min = 1, pending;
         /// Text between the generation prompt and the answer. It is not trained.
         response_prefix: Option<String> = null;
-        /// Images: most pixels of one. Only for models that see.
+        /// Images: maximum number of pixels. Only for vision models.
         max_pixels: Option<u64> = null, min = 1, pending;
-        /// Images: how coordinates of boxes are written. Only for models that see.
+        /// Images: coordinate format of bounding boxes. Only for vision models.
         norm_bbox: Option<NormBbox> = null, pending;
-        /// How tools and their calls are written where the model's template has no place for them: `hermes` or `react`.
+        /// Format of tools and tool calls if the model's template does not support them: `hermes` or `react`.
         agent_template: Option<String> = null;
     }
 }
 
 choices! {
-    /// What happens to a conversation that is longer than allowed.
+    /// What to do with conversations longer than allowed.
     pub enum Truncation {
-        /// Left out.
+        /// Drop them.
         Delete = "delete",
-        /// Loses its beginning, but for the system prompt.
+        /// Cut the beginning, but keep the system prompt.
         Left = "left",
-        /// Loses its end.
+        /// Cut the end.
         Right = "right",
-        /// Becomes several rows.
+        /// Split into several rows.
         Split = "split",
     }
 }
@@ -66,16 +66,16 @@ choices! {
 }
 
 choices! {
-    /// How coordinates of boxes are written.
+    /// Coordinate format of bounding boxes.
     pub enum NormBbox {
-        /// As thousandths of the image.
+        /// In thousandths of the image.
         Norm1000 = "norm1000",
         /// As in the data.
         None = "none",
     }
 }
 
-/// A moment, as `2026-11-20` or `2026-11-20T12:00:00`.
+/// A point in time, as `2026-11-20` or `2026-11-20T12:00:00`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock(pub String);
 

@@ -21,7 +21,7 @@ fn overridden(text: &str, overrides: &[(&str, &str)]) -> Result<Config, Vec<Prob
 }
 
 /// The only problem of a text, as `line:column message | hint`.
-fn told(text: &str) -> String {
+fn reported(text: &str) -> String {
     let problems = bad(text);
     assert_eq!(problems.len(), 1, "{}", render_problems(&problems));
     let at = problems[0].place.location.as_ref();
@@ -108,7 +108,7 @@ fn the_reference_s_example_has_no_mistake() {
 }
 
 #[test]
-fn ten_mistakes_are_told_in_one_go_with_line_column_and_hint() {
+fn ten_mistakes_are_reported_in_one_go_with_line_column_and_hint() {
     let text = "\
 model: [a]
 lerning_rate: 1e-3
@@ -130,7 +130,7 @@ warmup_steps: 11
 lora_target_modules: q_proj
 ";
     let problems = bad(text);
-    let mut told: Vec<_> = problems
+    let mut reported: Vec<_> = problems
         .iter()
         .filter(|problem| problem.availability == options::Availability::Mistake)
         .map(|problem| {
@@ -138,9 +138,9 @@ lora_target_modules: q_proj
             (at.line, at.column, problem.place.path.as_str(), problem.hint.as_deref().unwrap_or("-"))
         })
         .collect();
-    told.sort();
+    reported.sort();
     assert_eq!(
-        told,
+        reported,
         [
             (1, 8, "model", "-"),
             (2, 1, "lerning_rate", "did you mean `learning_rate`?"),
@@ -175,38 +175,41 @@ fn a_problem_is_shown_with_its_line() {
 
 #[test]
 fn messages_name_option_value_and_expectation() {
-    assert_eq!(told("model: m\nlearning_rate: fast\n"), "2:16 `learning_rate` is `fast`, expected a number from 0 | -");
     assert_eq!(
-        told("model: m\nadamw_beta1: 1\n"),
+        reported("model: m\nlearning_rate: fast\n"),
+        "2:16 `learning_rate` is `fast`, expected a number from 0 | -"
+    );
+    assert_eq!(
+        reported("model: m\nadamw_beta1: 1\n"),
         "2:14 `adamw_beta1` is `1`, expected a number from 0 and below 1 | -"
     );
     assert_eq!(
-        told("model: m\nqlora_block_size: 100\n"),
+        reported("model: m\nqlora_block_size: 100\n"),
         "2:19 `qlora_block_size` is `100`, expected a whole number, one of 64, 128, 256 | -"
     );
     assert_eq!(
-        told("model: m\nsave_steps:\n"),
+        reported("model: m\nsave_steps:\n"),
         "2:11 `save_steps` is empty (null), expected a whole number from 1 | \
          give a value, or remove the line to take the default, which is `50`"
     );
-    assert_eq!(told("lora: true\n"), "- `model` is required | add `model: ...` (text)");
+    assert_eq!(reported("lora: true\n"), "- `model` is required | add `model: ...` (text)");
     assert_eq!(
-        told("model: m\nlora_dtype: fp64\n"),
+        reported("model: m\nlora_dtype: fp64\n"),
         "2:13 `lora_dtype` is `fp64`, expected `float32`, `bfloat16` or `float16` | did you mean `fp16`?"
     );
-    assert_eq!(told("model: m\nlora: maybe\n"), "2:7 `lora` is `maybe`, expected `true` or `false` | -");
+    assert_eq!(reported("model: m\nlora: maybe\n"), "2:7 `lora` is `maybe`, expected `true` or `false` | -");
 }
 
 #[test]
 fn yaml_itself_may_be_wrong() {
     assert!(
-        told("model: \"m\nlora: true\n").starts_with("2:1 this is not YAML: "),
+        reported("model: \"m\nlora: true\n").starts_with("2:1 this is not YAML: "),
         "{}",
-        told("model: \"m\nlora: true\n")
+        reported("model: \"m\nlora: true\n")
     );
-    assert!(told("- model\n").contains("this is a list"));
-    assert!(told("model: m\n---\nmodel: n\n").contains("a second YAML document"));
-    assert!(told("model: !secret m\n").contains("the YAML tag `!secret` has no meaning here"));
+    assert!(reported("- model\n").contains("this is a list"));
+    assert!(reported("model: m\n---\nmodel: n\n").contains("a second YAML document"));
+    assert!(reported("model: !secret m\n").contains("the YAML tag `!secret` has no meaning here"));
 }
 
 #[test]
@@ -226,7 +229,7 @@ fn the_clock_of_templates_is_a_moment() {
         assert_eq!(config.template.clock, Setting::Value(Clock(clock.into())));
     }
     for wrong in ["2026-02-29", "2026-13-01", "20-11-2026", "2026-11-20T24:00:00", "2026-11-20T12", "ö26-11-20"] {
-        assert!(told(&format!("model: m\nclock: {wrong}\n")).contains("expected a moment such as"), "{wrong}");
+        assert!(reported(&format!("model: m\nclock: {wrong}\n")).contains("expected a moment such as"), "{wrong}");
     }
 }
 
@@ -257,7 +260,7 @@ fn the_command_line_wins_and_is_checked_like_the_file() {
     assert_eq!(config.data.datasets.unwrap()[0].text_field, "body");
 
     let problems = overridden("model: m\n", &[("lora-rnk", "4"), ("gpus", "many"), ("model.name", "x")]).unwrap_err();
-    let told: Vec<String> = problems
+    let reported: Vec<String> = problems
         .iter()
         .map(|problem| {
             let at = problem.place.location.as_ref().unwrap();
@@ -265,7 +268,7 @@ fn the_command_line_wins_and_is_checked_like_the_file() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             "command line:1 `model.name` cannot be set: `model` is a single value None",
             "command line:6 `gpus` is `many`, expected a whole number from 0 None",
@@ -282,38 +285,41 @@ fn second_spellings_are_read_but_not_beside_the_first() {
     assert_eq!((set.r#type, set.path.as_str()), (DatasetType::Auto, "timdettmers/openassistant-guanaco"));
     assert_eq!(good("model_name: m\n").model.model, "m");
     assert_eq!(overridden("model: m\n", &[("model-name", "n")]).unwrap().model.model, "n");
-    let both = told_messages("model: m\nmodel_name: n\n");
+    let both = reported_messages("model: m\nmodel_name: n\n");
     assert_eq!(both, ["`model_name` and `model` say the same, so only one of them may be given"]);
 }
 
 #[test]
 fn conversations_are_checked_when_they_are_configured() {
     assert!(
-        told("model: m\nloss_scale: {assistant: -1}\n").contains("`assistant`: the weight -1 is not a number from 0")
+        reported("model: m\nloss_scale: {assistant: -1}\n")
+            .contains("`assistant`: the weight -1 is not a number from 0")
     );
-    assert!(told("model: m\nloss_scale: {\"(\": 1}\n").contains("neither a role"));
-    assert!(told("model: m\nagent_template: x\n").contains("there is no agent template `x` | known are hermes, react"));
-    assert!(told("model: m\npadding_free: true\n").contains("no effect on packed rows"));
+    assert!(reported("model: m\nloss_scale: {\"(\": 1}\n").contains("neither a role"));
+    assert!(
+        reported("model: m\nagent_template: x\n").contains("there is no agent template `x` | known are hermes, react")
+    );
+    assert!(reported("model: m\npadding_free: true\n").contains("no effect on packed rows"));
     let from = |path: &str| format!("model: m\ndatasets: [{{path: '{path}', type: text}}]\n");
-    assert!(told(&from("https://host/rows.jsonl")).contains("cannot be read from `https://`"));
+    assert!(reported(&from("https://host/rows.jsonl")).contains("cannot be read from `https://`"));
     for path in ["s3://bucket/rows.jsonl", "gs://bucket/rows", "rows.arrow"] {
         good(&from(path));
     }
     let formatted = "{path: d.jsonl, type: instruction, instruction_field: a, output_field: b, prompt_format: '{instruction}{output}'}";
     let text = format!("model: m\nloss_scale: all\ndatasets: [{formatted}]\n");
-    assert!(told(&text).contains("`datasets[0].prompt_format` writes the rows"));
+    assert!(reported(&text).contains("`datasets[0].prompt_format` writes the rows"));
     let text = "model: m\nsample_packing: false\npadding_free: true\nloss_scale: last_round\nagent_template: react\n";
     assert!(good(text).template.padding_free);
 }
 
 #[test]
 fn templates_are_names_or_files() {
-    assert!(told("model: m\ntemplate: quen\n").contains("there is no template `quen` | did you mean `qwen`?"));
-    assert!(told("model: m\ntemplate: zzz\n").contains("known are qwen, llama"));
+    assert!(reported("model: m\ntemplate: quen\n").contains("there is no template `quen` | did you mean `qwen`?"));
+    assert!(reported("model: m\ntemplate: zzz\n").contains("known are qwen, llama"));
     assert_eq!(good("model: m\ntemplate: my.jinja\n").template.template, Setting::Value("my.jinja".into()));
 }
 
-fn told_messages(text: &str) -> Vec<String> {
+fn reported_messages(text: &str) -> Vec<String> {
     bad(text).into_iter().map(|problem| problem.message).collect()
 }
 
@@ -326,7 +332,7 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
     ] {
-        assert_eq!(told_messages(&format!("model: m\n{line}\n")), [message]);
+        assert_eq!(reported_messages(&format!("model: m\n{line}\n")), [message]);
     }
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
 }
@@ -335,8 +341,8 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
 fn permissions_are_given_on_any_machine_and_promises_are_not() {
     let config = good("model: m\ndevice: cpu\nuse_cuda_graphs: true\nuse_fused_rope: true\nuse_write_combined: true\n");
     assert!(config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty());
-    let told = told_messages("model: m\ndevice: cpu\noffload_optimizer: true\n");
-    assert!(told[0].contains("but `device` is cpu"), "{told:?}");
+    let reported = reported_messages("model: m\ndevice: cpu\noffload_optimizer: true\n");
+    assert!(reported[0].contains("but `device` is cpu"), "{reported:?}");
     let problems = good("model: m\ndevice: cuda\n").check_machine(&MachineFacts { gpus: 0, compute_capability: None });
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].place.location.as_ref().map(|at| (at.line, at.column)), Some((2, 9)));
@@ -375,11 +381,11 @@ fn contradictions() {
         mistakes("offload_quants: true\npersistent_quants: true\n"),
         ["persistent_quants: `persistent_quants: true` needs `shard_weights: true`"]
     );
-    // A mistake in one data set does not hide a contradiction in another.
+    // A mistake in one dataset does not hide a contradiction in another.
     assert_eq!(
         mistakes("datasets:\n- {path: a, type: txt}\n- {path: b, type: instruction, output_field: o}\n- nothing\n")
             .iter()
-            .map(|told| told.split(": ").next().unwrap())
+            .map(|reported| reported.split(": ").next().unwrap())
             .collect::<Vec<_>>(),
         ["datasets[0].type", "datasets[2]", "datasets[1].type"]
     );
@@ -417,7 +423,7 @@ fn the_schedule_is_checked_when_the_number_of_steps_is_known() {
 }
 
 #[test]
-fn pre_training_trains_the_weights_unless_told_otherwise() {
+fn pre_training_trains_the_weights_unless_set_otherwise() {
     let load = |text: &str| Config::load(text, "run.yaml", Task::Pt, &[]).unwrap();
     assert!(!load("model: m\n").lora.lora);
     assert!(load("model: m\nlora: true\n").lora.lora);

@@ -1,4 +1,4 @@
-//! The data check as JSON, for the log: what became of the rows of each data set, and how they fill the batches.
+//! The data check as JSON, for the log: what became of the rows of each dataset, and how they fill the batches.
 
 use data::Layout;
 use data::summary::DatasetSummary;

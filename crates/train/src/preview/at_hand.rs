@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::source::ModelSource;
 
 /// The documents of the run, read and encoded as the run does it; or why they are not at hand, a sentence. `away` are
-/// data sets that are not here, each with the reason.
+/// datasets that are not here, each with the reason.
 ///
 /// Errors: those of reading them, which would end the run as well.
 pub fn documents(
@@ -30,7 +30,7 @@ pub fn documents(
     Encoded::read(config, source, &Plan::new(config, source)?).map(Ok)
 }
 
-/// Why a local data set cannot be read, where there is no such file.
+/// Why a local dataset cannot be read, where there is no such file.
 fn missing(of: &Dataset) -> Option<String> {
     let is_pattern = of.path.contains(['*', '?', '[', '{']);
     let found = match is_pattern {

@@ -31,7 +31,7 @@ pub struct Estimate {
     pub step_bytes: f64,
     /// All steps of the run, where their number is known.
     pub run_seconds: Option<f64>,
-    /// All passes over held-out data, beside these.
+    /// All passes over held-out data, next to these.
     pub evaluation_seconds: f64,
     /// Of a step, what lies above its bound, by [`Cause`].
     pub above: [f64; Cause::ALL.len()],

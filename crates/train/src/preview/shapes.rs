@@ -1,5 +1,5 @@
 //! The shapes of a run's batches and how many there will be: from its data as the run itself takes them, or assumed
-//! where the data are not at hand.
+//! where the data are not available.
 
 use program::{Documents, Seen, Variant};
 
@@ -30,7 +30,7 @@ pub struct Shapes {
     pub steps: Option<u64>,
     /// How often the held-out data are gone through, and their batches.
     pub evaluations: (u64, u64),
-    /// What was assumed, because the data are not at hand; a sentence.
+    /// What was assumed, because the data are not available; a sentence.
     pub assumed: Option<String>,
 }
 
@@ -74,8 +74,7 @@ impl Shapes {
         let documents = if packed { Documents::Packed } else { Documents::Rows };
         let mut assumed = format!("rows of {row} tokens, all of them full");
         if plan.length_is_open {
-            assumed =
-                format!("rows of {row} tokens, the longest that `sequence_len` unset may come to, all of them full");
+            assumed = format!("rows of {row} tokens, the maximum if `sequence_len` is not set, all of them full");
         }
         if config.data.sample_packing {
             assumed += &format!(" of {DOCUMENTS_PER_ROW} documents");

@@ -40,7 +40,7 @@ impl Preview {
         let activations = program.memory.iter().find(|of| of.class == "activations").map_or(0, |of| of.bytes);
         let fixed = self.memory_bytes() - activations;
         let phases = program.phases.iter().map(|of| format!("{} {}", of.class, size(fixed + of.bytes)));
-        lines.push(format!("In use at most: {}", phases.collect::<Vec<_>>().join(", ")));
+        lines.push(format!("Peak use by phase: {}", phases.collect::<Vec<_>>().join(", ")));
         lines.into_iter().map(|line| line + "\n").collect()
     }
 
@@ -77,12 +77,12 @@ impl Preview {
         let name = format!("{} on {} ({})", self.program.name, machine.name, machine.arch);
         let steps = self.shapes.steps.map_or(String::new(), |steps| format!(", {steps} steps"));
         let micro_steps = match self.accumulation {
-            1 => "1 micro-step a step".to_owned(),
-            several => format!("{several} micro-steps a step"),
+            1 => "1 micro-step per step".to_owned(),
+            several => format!("{several} micro-steps per step"),
         };
         let assumed = self.shapes.assumed.as_ref().map(|assumed| {
             let why = self.away.as_deref().map_or(String::new(), |why| format!(": {why}"));
-            format!("The data are not at hand{why}. Assumed: {assumed}\n")
+            format!("The data is not available locally{why}. Assumed: {assumed}\n")
         });
         format!("{name}: {rows}, {micro_steps}{steps}\n{}", assumed.unwrap_or_default())
     }
@@ -90,21 +90,21 @@ impl Preview {
     fn time_text(&self) -> String {
         let machine = &self.program.machine;
         let of = self.estimate();
-        let tokens = format!("a step, {:.0} tokens a second", of.tokens_per_second);
+        let tokens = format!("per step, {:.0} tokens per second", of.tokens_per_second);
         let mut text =
             figure(&time(of.micro_step_seconds), "a micro-step") + &figure(&time(of.update_seconds), "the update");
         text += &figure(&time(of.step_seconds), &tokens);
         if machine.origin.has_ceilings() {
-            text += &figure(&time(of.ceiling_seconds), "a step at the machine's ceilings, which no run beats");
+            text += &figure(&time(of.ceiling_seconds), "per step at the machine's ceilings, a lower bound");
         }
-        let moved = format!("TFLOP and {:.3} TB moved in a step", of.step_bytes / 1e12);
+        let moved = format!("TFLOP and {:.3} TB of memory traffic per step", of.step_bytes / 1e12);
         text += &figure(&format!("{:.3}", of.step_flops / 1e12), &moved);
         if let (Some(seconds), Some(steps)) = (of.run_seconds, self.shapes.steps) {
             let evaluations = match of.evaluation_seconds > 0.0 {
                 true => format!(", {} of it evaluation", time(of.evaluation_seconds)),
                 false => String::new(),
             };
-            let what = format!("all {steps} steps{evaluations}; reading weights and writing checkpoints comes on top");
+            let what = format!("all {steps} steps{evaluations}; without loading weights and writing checkpoints");
             text += &figure(&time(seconds + of.evaluation_seconds), &what);
         }
         text + &of.host.as_ref().map(host_text).unwrap_or_default()
@@ -208,11 +208,11 @@ fn shape((of, share): (&Variant, &f64)) -> Value {
 
 fn host_text(of: &HostEstimate) -> String {
     let free = match of.free_tokens {
-        Some(tokens) => format!("free (under 1.5 %) from {tokens} tokens a step"),
-        None => "free with no number of micro-batches of this size".to_owned(),
+        Some(tokens) => format!("negligible (under 1.5 %) from {tokens} tokens per step"),
+        None => "not negligible with any number of micro-batches of this size".to_owned(),
     };
     let what = format!(
-        "a micro-step and {} in the update between device and host, waiting {} and {}: {free}",
+        "per micro-step and {} per update between device and host, waiting {} and {}: {free}",
         size(of.update_bytes as usize),
         time(of.micro_step_seconds),
         time(of.update_seconds)

@@ -14,7 +14,7 @@ use super::schema::{Field, Kind};
 /// Rows that a batch may claim.
 const MOST: usize = 1 << 31;
 
-/// Rows that a batch may claim beside those for which it has a bit.
+/// Rows that a batch may claim besides those for which it has a bit.
 const MOST_EMPTY: usize = 1 << 16;
 
 /// A part of a message's body, or a buffer that was unpacked.

@@ -155,7 +155,7 @@ impl ByKey {
     }
 }
 
-/// The first division whose blocks fit a multiprocessor, with its shared memory. A block costs a KiB beside its own.
+/// The first division whose blocks fit a multiprocessor, with its shared memory. A block costs a KiB besides its own.
 fn first_fitting<C: Copy>(
     divisions: &[C],
     limit: usize,

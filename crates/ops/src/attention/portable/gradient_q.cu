@@ -1,5 +1,5 @@
 // Gradient of attention to q by m16n8k16: dq_i = SCALE sum_j ds_ij k_j, ds_ij = p_ij (do_i.v_j - delta_i), p_ij =
-// exp(s_ij - lse_i) computed again; with a cap ds_ij is multiplied by 1 - (s_ij / SOFT_CAP)^2.
+// exp(s_ij - lse_i) recomputed; with a cap ds_ij is multiplied by 1 - (s_ij / SOFT_CAP)^2.
 // Tensors as in forward.cu; records by attention_records.
 // For heads above 256, whose gradients gradients.cu cannot make all at once.
 // A block owns ROWS = STRIPS * MT * 16 queries of one head and walks over the tiles of KEYS keys that any of them

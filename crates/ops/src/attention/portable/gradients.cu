@@ -57,7 +57,7 @@ __device__ __forceinline__ int turn_at(const int* turn) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(turn) : "memory");
   return value;
 }
-// Without waiting for older accesses. That suffices to go on, since the sums are written and read in the second cache
+// Without waiting for older accesses. That suffices to continue, since the sums are written and read in the second cache
 // alone, by instructions behind the barrier that follows; it saves 2 % of the pass.
 __device__ __forceinline__ int early_turn(const int* turn) {
   int value;

@@ -64,13 +64,13 @@ pub fn gradient<T: Real>(columns: usize, logits: &[T], targets: &[i32], lse: &[T
 }
 
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
-    let [logits, targets] = call.inputs else { unreachable!("the shape rule asks for two inputs") };
+    let [logits, targets] = call.inputs else { unreachable!("the shape rule requires two inputs") };
     let [token_loss, lse] = call.outputs_mut();
     losses(logits.columns(), logits.real(), targets.int(), token_loss.real(), lse.real());
 }
 
 pub fn backward<T: Real>(call: &mut Call<'_, T>) {
-    let [logits, targets, lse, d] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [logits, targets, lse, d] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let [d_logits] = call.outputs_mut();
     gradient(logits.columns(), logits.real(), targets.int(), lse.real(), d.real(), d_logits.real());
 }

@@ -44,7 +44,7 @@ fn spec(entry: &'static str, half: &str, call: &LowerCall<'_>, tensors: &[(&str,
     for tensor in per_row {
         assert!(tensor.is_dense(), "values of cross entropy that belong to rows lie densely: {tensor}");
     }
-    let columns = *logits.shape.last().expect("the shape rule asks for an axis");
+    let columns = *logits.shape.last().expect("the shape rule requires an axis");
     let matrices: Vec<&TensorRef> = tensors.iter().map(|(_, t)| *t).collect();
     let mut defines = vec![
         (half.to_owned(), "1".to_owned()),
@@ -168,7 +168,7 @@ impl Op for CrossEntropyBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

@@ -46,7 +46,7 @@ impl Deal {
         if !hopper || matrices.iter().any(|t| t.dtype != DType::BF16) || row_width(&matrices) != 8 {
             return None;
         }
-        let packs = *call.inputs[0].shape.last().expect("the shape rule asks for an axis") / 8;
+        let packs = *call.inputs[0].shape.last().expect("the shape rule requires an axis") / 8;
         let region = |cluster: usize| packs.div_ceil(cluster * THREADS / 32);
         let fits = |cluster: &usize| region(*cluster) * (THREADS / 32) * 16 <= MOST_BYTES;
         let cluster = std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|n| *n <= MOST_CLUSTER).find(fits)?;
@@ -55,7 +55,7 @@ impl Deal {
 
     fn kernel(&self, call: &LowerCall<'_>) -> KernelSpec {
         let (logits, d_logits) = (&call.inputs[0], &call.outputs[1]);
-        let columns = *logits.shape.last().expect("the shape rule asks for an axis");
+        let columns = *logits.shape.last().expect("the shape rule requires an axis");
         let rows = logits.len() / columns;
         let numbers = [
             ("COLUMNS", columns),
@@ -93,7 +93,7 @@ fn lse(call: &LowerCall<'_>) -> TensorRef {
 /// Both operations one after the other.
 fn apart(call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let ([logits, targets, d], [token_loss, d_logits]) = (call.inputs, call.outputs) else {
-        unreachable!("the shape rule asks for three inputs and gives two results")
+        unreachable!("the shape rule requires three inputs and gives two results")
     };
     let (lse, between) = (lse(call), Arg::Scratch(0));
     let part = |inputs: &[&TensorRef], outputs: &[&TensorRef], args: Vec<Arg>, backward: bool| {
@@ -119,7 +119,7 @@ fn apart(call: &LowerCall<'_>) -> Vec<KernelSpec> {
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
-    let [logits, targets, d] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let [logits, targets, d] = call.inputs else { unreachable!("the shape rule requires three inputs") };
     let (columns, logits, targets) = (logits.columns(), logits.real(), targets.int());
     let [token_loss, d_logits] = call.outputs_mut();
     let mut lse = vec![T::default(); targets.len()];

@@ -143,7 +143,7 @@ impl Tiles {
 
 /// The tiles of a call; `None` where they do not take it.
 fn tiles(call: &LowerCall<'_>, of: &Extents<'_>, dice: &Dice) -> Option<Tiles> {
-    let [dt, x, _, rest @ ..] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let [dt, x, _, rest @ ..] = call.inputs else { unreachable!("the shape rule requires three inputs") };
     let wide: Vec<&TensorRef> = [dt, x].into_iter().chain(rest).chain(&call.outputs[1..]).collect();
     of.tiled(call.machine, &wide, &[], dice).then(|| Tiles::of(of))
 }
@@ -196,7 +196,7 @@ impl Op for DropoutLinearBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

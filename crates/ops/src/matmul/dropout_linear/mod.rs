@@ -137,7 +137,7 @@ impl Op for DropoutLinear {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, _, a] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+        let [x, _, a] = call.inputs else { unreachable!("the shape rule requires three inputs") };
         let (t, dice) = (&call.outputs[0], Dice::of(call.attrs, 0));
         let of = Extents::of(x, a.shape[0]);
         assert!(a.is_dense(), "the factor lies densely: {a}");

@@ -18,7 +18,7 @@ const TYPES: (&str, &str) = ("types.cuh", include_str!("../../cuda/types.cuh"));
 const PACK: (&str, &str) = ("pack.cuh", include_str!("../../cuda/pack.cuh"));
 const MMA: (&str, &str) = ("mma.cuh", include_str!("../../cuda/mma.cuh"));
 
-/// Threads of one block of the kernels beside the tiles.
+/// Threads of one block of the kernels besides the tiles.
 const THREADS: usize = 256;
 /// Rows of one tile.
 const TALL: usize = 64;

@@ -56,7 +56,7 @@ impl<'a, T: Real> Loop<(&'a [T], &'a [T], (T, T), &'a [T], &'a mut [T])> for Bac
 
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
-    let [x, w, b] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let [x, w, b] = call.inputs else { unreachable!("the shape rule requires three inputs") };
     let (x, w, b) = (x.real(), w.real(), b.real());
     let columns = w.len();
     let [y, mean, r] = call.outputs_mut();
@@ -65,7 +65,7 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
 }
 
 pub fn backward<T: Real>(call: &mut Call<'_, T>) {
-    let [x, w, mean, r, dy] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+    let [x, w, mean, r, dy] = call.inputs else { unreachable!("the shape rule requires five inputs") };
     let (x, w, mean, r, dy) = (x.real(), w.real(), mean.real(), r.real(), dy.real());
     let columns = w.len();
     let [dx] = call.outputs_mut();
@@ -75,7 +75,7 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
 
 pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-    let [x, mean, r, dy] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [x, mean, r, dy] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let columns = x.columns();
     let rows = x.real().par_chunks(columns * CHUNK).zip(dy.real().par_chunks(columns * CHUNK));
     let partials: Vec<Vec<T>> = rows

@@ -20,7 +20,7 @@ pub struct AddLayerNorm;
 
 fn add_forward<T: Real>(call: &mut Call<'_, T>) {
     let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
-    let [a, b, w, bias] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [a, b, w, bias] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let (a, b, w, bias) = (a.real(), b.real(), w.real(), bias.real());
     let columns = w.len();
     let [sum, y, mean, r] = call.outputs_mut();
@@ -70,7 +70,7 @@ impl Op for AddLayerNorm {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let ([a, b, w, bias], [sum, y, ..]) = (call.inputs, call.outputs) else {
-            unreachable!("the shape rule asks for four inputs and gives four results")
+            unreachable!("the shape rule requires four inputs and gives four results")
         };
         let tensors = [("A", a), ("B", b), ("W", w), ("BIAS", bias), ("X", sum), ("Y", y)];
         kernel("add_layernorm", call, &tensors)
@@ -96,7 +96,7 @@ impl Op for AddLayerNorm {
 pub struct LayerNormBackwardAdd;
 
 fn backward_add<T: Real>(call: &mut Call<'_, T>) {
-    let [x, w, mean, r, dy, residual] = call.inputs else { unreachable!("the shape rule asks for six inputs") };
+    let [x, w, mean, r, dy, residual] = call.inputs else { unreachable!("the shape rule requires six inputs") };
     let (x, w, mean, r, dy, residual) = (x.real(), w.real(), mean.real(), r.real(), dy.real(), residual.real());
     let columns = w.len();
     let [dx] = call.outputs_mut();
@@ -135,11 +135,11 @@ impl Op for LayerNormBackwardAdd {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, w, _, _, dy, residual] = call.inputs else { unreachable!("the shape rule asks for six inputs") };
+        let [x, w, _, _, dy, residual] = call.inputs else { unreachable!("the shape rule requires six inputs") };
         let tensors = [("X", x), ("W", w), ("DY", dy), ("RESIDUAL", residual), ("DX", &call.outputs[0])];
         kernel("layernorm_backward_add", call, &tensors)
     }

@@ -95,7 +95,7 @@ impl Op for LayerNorm {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, w, b] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+        let [x, w, b] = call.inputs else { unreachable!("the shape rule requires three inputs") };
         kernel("layernorm", call, &[("X", x), ("W", w), ("BIAS", b), ("Y", &call.outputs[0])])
     }
 
@@ -137,11 +137,11 @@ impl Op for LayerNormBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, w, _, _, dy] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+        let [x, w, _, _, dy] = call.inputs else { unreachable!("the shape rule requires five inputs") };
         kernel("layernorm_backward", call, &[("X", x), ("W", w), ("DY", dy), ("DX", &call.outputs[0])])
     }
 

@@ -23,7 +23,7 @@ pub struct RmsNormAndBackwardAdd;
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
-    let [x, w, dy, residual] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [x, w, dy, residual] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let (x, w, dy, residual) = (x.real(), w.real(), dy.real(), residual.real());
     let columns = w.len();
     let [y, r, dx] = call.outputs_mut();
@@ -80,7 +80,7 @@ impl Op for RmsNormAndBackwardAdd {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let ([x, w, dy, residual], [y, _, dx]) = (call.inputs, call.outputs) else {
-            unreachable!("the shape rule asks for four inputs and gives three results")
+            unreachable!("the shape rule requires four inputs and gives three results")
         };
         let tensors = [("X", x), ("W", w), ("DY", dy), ("RESIDUAL", residual), ("Y", y), ("DX", dx)];
         let mut kernel = spec("rmsnorm_and_backward_add", call, &tensors, rows_of(x));

@@ -68,7 +68,7 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
 
 pub fn backward<T: Real>(call: &mut Call<'_, T>) {
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
-    let [x, w, r, dy] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+    let [x, w, r, dy] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let (x, w, r, dy) = (x.real(), w.real(), r.real(), dy.real());
     let columns = w.len();
     let [dx] = call.outputs_mut();
@@ -91,7 +91,7 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], T)> for AddWeightGradient
 
 pub fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-    let [x, r, dy] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let [x, r, dy] = call.inputs else { unreachable!("the shape rule requires three inputs") };
     let [dw] = call.outputs_mut();
     write_weight_gradient(x.real(), r.real(), dy.real(), dw.real(), accumulate);
 }

@@ -36,7 +36,7 @@ pub struct AddRmsNorm;
 fn add_forward<T: Real>(call: &mut Call<'_, T>) {
     let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
-    let [a, b, w] = call.inputs else { unreachable!("the shape rule asks for three inputs") };
+    let [a, b, w] = call.inputs else { unreachable!("the shape rule requires three inputs") };
     let (a, b, w) = (a.real(), b.real(), w.real());
     let columns = w.len();
     let [sum, y, r] = call.outputs_mut();
@@ -100,7 +100,7 @@ impl Op for AddRmsNorm {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let ([a, b, w], [sum, y, _]) = (call.inputs, call.outputs) else {
-            unreachable!("the shape rule asks for three inputs and gives three results")
+            unreachable!("the shape rule requires three inputs and gives three results")
         };
         kernel("add_rmsnorm", call, &[("A", a), ("B", b), ("W", w), ("SUM", sum), ("Y", y)])
     }
@@ -128,7 +128,7 @@ pub struct RmsNormBackwardAdd;
 
 fn backward_add<T: Real>(call: &mut Call<'_, T>) {
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
-    let [x, w, r, dy, residual] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+    let [x, w, r, dy, residual] = call.inputs else { unreachable!("the shape rule requires five inputs") };
     let (x, w, r, dy, residual) = (x.real(), w.real(), r.real(), dy.real(), residual.real());
     let columns = w.len();
     let [dx] = call.outputs_mut();
@@ -173,7 +173,7 @@ impl Op for RmsNormBackwardAdd {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
@@ -181,7 +181,7 @@ impl Op for RmsNormBackwardAdd {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, w, _, dy, residual] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+        let [x, w, _, dy, residual] = call.inputs else { unreachable!("the shape rule requires five inputs") };
         let tensors = [("X", x), ("W", w), ("DY", dy), ("RESIDUAL", residual), ("DX", &call.outputs[0])];
         kernel("rmsnorm_backward_add", call, &tensors)
     }

@@ -41,7 +41,7 @@ struct Deal {
 impl Deal {
     /// A warp for a short row; for others a block that holds a pack, or few, in each thread.
     fn new(tensors: &[&TensorRef]) -> Deal {
-        let (rows, columns) = (rows_of(tensors[0]), *tensors[0].shape.last().expect("the shape rule asks for an axis"));
+        let (rows, columns) = (rows_of(tensors[0]), *tensors[0].shape.last().expect("the shape rule requires an axis"));
         let lanes = (columns / row_width(tensors)).next_power_of_two().clamp(32, MOST_LANES);
         let threads = if lanes == 32 { THREADS as usize } else { lanes };
         Deal { lanes, threads, blocks: rows.div_ceil(threads / lanes).min(RESIDENT / threads) }
@@ -97,7 +97,7 @@ fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<(ValueType, ValueType), 
 fn reference<T: Real>(call: &mut Call<'_, T>, dx: usize) {
     let flag = |name: &str| call.attrs.flag(name).expect("checked by the shape rule");
     let (offset, accumulate) = (flag("offset"), flag("accumulate"));
-    let [x, w, r, dy, residual @ ..] = call.inputs else { unreachable!("the shape rule asks for x, w, r and dy") };
+    let [x, w, r, dy, residual @ ..] = call.inputs else { unreachable!("the shape rule requires x, w, r and dy") };
     let (x, w, r, dy) = (x.real(), w.real(), r.real(), dy.real());
     let columns = w.len();
     let storage = call.outputs[dx].storage();
@@ -168,7 +168,7 @@ impl Op for RmsNormGradients {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
@@ -215,7 +215,7 @@ impl Op for RmsNormGradientsAdd {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {

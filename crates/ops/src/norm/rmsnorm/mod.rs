@@ -62,7 +62,7 @@ pub(super) fn spec(
     tensors: &[(&str, &TensorRef)],
     rows: usize,
 ) -> KernelSpec {
-    let columns = *call.inputs[0].shape.last().expect("the shape rule asks for an axis");
+    let columns = *call.inputs[0].shape.last().expect("the shape rule requires an axis");
     let eps = call.attrs.float("eps").unwrap_or(0.0);
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
     let width = row_width(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>());
@@ -195,7 +195,7 @@ impl Op for RmsNormBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
@@ -203,7 +203,7 @@ impl Op for RmsNormBackward {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, w, _, dy] = call.inputs else { unreachable!("the shape rule asks for four inputs") };
+        let [x, w, _, dy] = call.inputs else { unreachable!("the shape rule requires four inputs") };
         let tensors = [("X", x), ("W", w), ("DY", dy), ("DX", &call.outputs[0])];
         let mut kernel = spec("rmsnorm_backward", call, &tensors, rows_of(x));
         kernel.args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Input(3), Arg::Output(0)];

@@ -133,7 +133,7 @@ impl Op for RmsNormWeightGradient {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {

@@ -78,7 +78,7 @@ impl Op for NewtonSchulzPolynomial {
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        let [x, square] = call.inputs else { unreachable!("the shape rule asks for two inputs") };
+        let [x, square] = call.inputs else { unreachable!("the shape rule requires two inputs") };
         let p = &call.outputs[0];
         for tensor in [x, square, p] {
             assert!(tensor.is_dense(), "matrices of a batch lie densely: {tensor}");

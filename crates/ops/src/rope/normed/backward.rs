@@ -52,7 +52,7 @@ fn input_gradient<T: Real>(call: &mut Call<'_, T>) -> Vec<T> {
     let flag = |name: &str| call.attrs.flag(name).expect("checked by the shape rule");
     let (offset, inverse) = (flag("offset"), flag("inverse"));
     let between = turned(call.inputs, inverse, call.outputs[0].storage());
-    let [.., x, w, r] = call.inputs else { unreachable!("the shape rule asks for seven inputs") };
+    let [.., x, w, r] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
     let (x, w, r, columns) = (x.real(), w.real(), r.real(), x.columns());
     let rows = call.outputs[0].real().par_chunks_mut(columns).zip(x.par_chunks(columns));
     rows.zip(between.par_chunks(columns)).zip(r).for_each(|(((dx, x), dy), r)| backward_row(x, w, *r, dy, offset, dx));
@@ -181,7 +181,7 @@ impl Op for RopeRmsNormBackward {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
@@ -235,7 +235,7 @@ impl Op for RopeRmsNormGradients {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::NoGradient("second derivatives are not taken")
+        Gradients::NoGradient("second derivatives are not supported")
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {

@@ -199,7 +199,7 @@ fn forward<T: Real>(call: &mut Call<'_, T>) {
     let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
     let offset = call.attrs.flag("offset").expect("checked by the shape rule");
     let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
-    let [x, w, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+    let [x, w, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule requires five inputs") };
     let (columns, heads, w) = (x.columns(), x.shape[2], w.real());
     let (inv_freq, scaling) = (inv_freq.real(), scaling.real()[0]);
     let [r, y] = call.outputs_mut();
@@ -250,7 +250,7 @@ impl Op for RmsNormRope {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let ([x, w, positions, inv_freq, scaling], [r, y]) = (call.inputs, call.outputs) else {
-            unreachable!("the shape rule asks for five inputs and gives two results")
+            unreachable!("the shape rule requires five inputs and gives two results")
         };
         let Some(kernel) = forward_kernel(call, &[[0, 1, 0, 1]], [2, 3, 4]) else {
             // The rotation reads and writes the same place.

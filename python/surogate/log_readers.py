@@ -1,7 +1,7 @@
-"""Processes beside a run: started before it, told where its log is, waited for after it.
+"""The processes that read a run's log: started before the run, given the path of its log, waited for after it.
 
-None of them can harm the run: it shares nothing with them but a file that it writes and a pipe that is never full. What
-each does is known to `reader.py`.
+They cannot affect the run: it shares with them only the log that it writes and a pipe that is never full. `reader.py`
+knows what each of them does.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from . import _native
 from .import_path import trusted
 from .terminal import warn
 
-#: Seconds that a process may take after the run to finish its work, before it is ended.
+#: Seconds that a process may take to finish after the run before it is terminated.
 PATIENCE = 60.0
 
 
 class _Process:
-    """A reader that was started."""
+    """A started reader."""
 
     def __init__(self, name: str, spec: dict[str, Any], path: list[str]) -> None:
         self.name = name
         self._was_ended = False
-        # Complaints before its first word, a traceback of its imports above all: a file, because nobody empties a pipe.
-        self._complaints = os.fdopen(os.memfd_create("complaints"), "r+b")
+        # Errors before its first message, such as a traceback of its imports: a file, because no one drains a pipe.
+        self._errors = os.fdopen(os.memfd_create("errors"), "r+b")
         user_site = ["-s"] if sys.flags.no_user_site else []
         self._process = subprocess.Popen(
             # `-P`: what lies in the working directory is data, a `json.py` too.
             [sys.executable, "-P", *user_site, "-m", "surogate.reader", json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._errors,
             text=True,
-            # Interpreters that the client of a service starts are to be as careful.
+            # Interpreters started by a client are restricted in the same way.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
-            # Signals of the terminal are the run's.
+            # Only the run handles signals of the terminal.
             start_new_session=True,
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     @property
-    def door(self) -> Path:
-        """The file that takes the line which says where the log is."""
+    def pipe(self) -> Path:
+        """The file to which the path of the log is written."""
         assert self._process.stdin
         return Path(f"/dev/fd/{self._process.stdin.fileno()}")
 
     def let_go(self) -> None:
-        """Tells it that the run is over."""
+        """Signals that the run is over."""
         try:
             if self._process.stdin:
                 self._process.stdin.close()
         except OSError:
-            pass  # It has ended already.
+            pass  # It has exited already.
 
     def wait(self, seconds: float) -> bool:
-        """Whether it came to its end in time."""
+        """Whether it exited in time."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -71,33 +71,33 @@ class _Process:
         return True
 
     def end(self) -> None:
-        """Ends it with what it has started, if it has not ended by itself."""
+        """Kills it with its children, unless it has exited."""
         if self._process.poll() is None:
             self._was_ended = True
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        # What it started may still hold its end of the pipe.
+        # Its children may still hold their end of the pipe.
         self._listener.join(1.0)
 
     def _listen(self) -> None:
-        """Hands on what a reader says, and that it ended without having said why."""
+        """Forwards the messages of a reader, and reports an exit without a message."""
         said = False
         for line in self._process.stdout or ():
             said = True
             _native.say(line.strip())
         code = self._process.wait()
         if code and not said and not self._was_ended:
-            _native.say(f"{self.name} gets nothing more: {self._last_words(code)}")
+            _native.say(f"{self.name} receives no more data: {self._last_words(code)}")
 
     def _last_words(self, code: int) -> str:
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").split("\n")
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
         words = next((line.strip() for line in reversed(lines) if line.strip()), None)
-        return words or (f"its process ended with {code}" if code > 0 else f"its process was ended by signal {-code}")
+        return words or (f"its process exited with code {code}" if code > 0 else f"its process was killed by signal {-code}")
 
 
-class Beside:
-    """The readers of one run: its trackers, and who makes the report, if it is to have one."""
+class LogReaders:
+    """The readers of one run: its trackers, and the report if it has one."""
 
     def __init__(self, trackers: list[dict[str, Any]], report: bool = True) -> None:
         self._path = trusted()
@@ -105,7 +105,7 @@ class Beside:
         for spec in trackers:
             name = spec["tracker"]
             if not is_installed(name, self._path):
-                warn(f"surogate: report_to: {name}: the package is not installed, so {name} gets nothing")
+                warn(f"surogate: report_to: {name}: the package is not installed, so {name} receives nothing")
                 warn(f"surogate:   hint: pip install 'surogate[{name}]', or pip install {name}")
             else:
                 self._start(name, {**spec, "reader": name})
@@ -119,22 +119,22 @@ class Beside:
             warn(f"surogate: {name} cannot be started: {error}")
 
     @property
-    def doors(self) -> list[Path]:
-        """Files that take the line which says where the log is."""
-        return [process.door for process in self._processes]
+    def pipes(self) -> list[Path]:
+        """The files to which the path of the log is written."""
+        return [process.pipe for process in self._processes]
 
     def finish(self) -> None:
-        """Waits until everybody has done with the log; who takes too long is ended."""
+        """Waits until all readers have processed the log; one that takes too long is terminated."""
         until = time.monotonic() + PATIENCE
         for process in self._processes:
             process.let_go()
         try:
             for process in self._processes:
                 if not process.wait(max(0.0, until - time.monotonic())):
-                    late = f"did not come to its end within {PATIENCE:.0f} s of the run's, and was ended"
+                    late = f"did not finish within {PATIENCE:.0f} s after the run and was terminated"
                     warn(f"surogate: {process.name} {late}")
         except KeyboardInterrupt:
-            warn("surogate: what was still to be handed on is left: the log has everything")
+            warn("surogate: the trackers were stopped early: the log is complete")
         finally:
             for process in self._processes:
                 process.end()
@@ -143,7 +143,7 @@ class Beside:
 
 
 def is_installed(package: str, path: list[str]) -> bool:
-    """Whether it lies in one of these folders, or is found without any. A folder that only has its name is none."""
+    """Whether a package is in one of these folders, or built in. A folder that only has its name does not count."""
     found = (finder.find_spec(package, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return any(spec is not None and spec.has_location for spec in found)
 

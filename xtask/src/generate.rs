@@ -1,7 +1,7 @@
-//! `cargo xtask generate [--check]`: the files that are made from the option tables and from the list of crates.
+//! `cargo xtask generate [--check]`: files generated from the option tables and the list of crates.
 //!
-//! Writes the reference page, the JSON Schema and the notices of third parties; with `--check` it writes nothing and names the files that differ.
-//! Knows where the files lie, not what is in them.
+//! Writes the reference page, the JSON schema and the third-party notices; with `--check` it writes nothing and names
+//! the files that differ. Knows where the files are, not what is in them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
-//! `cargo xtask kernels [ARCHITECTURE…]`: every kernel of every operation's examples, in f32 and bf16,
-//! compiled by NVRTC for every architecture that is supported. Needs no GPU.
+//! `cargo xtask kernels [ARCHITECTURE…]`: compiles every kernel of every operation's examples, in f32 and bf16, with
+//! NVRTC for every supported architecture. Needs no GPU.
 //!
-//! Where there is no NVRTC it says so and skips. It knows no kernel by name. The CUDA backend's own
-//! kernels are compiled by that crate's tests.
+//! Without NVRTC it says so and skips. It knows no kernel by name. The CUDA backend's own kernels are compiled by that
+//! crate's tests.
 
 use std::collections::BTreeSet;
 use std::fmt;

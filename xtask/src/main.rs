@@ -1,5 +1,5 @@
-//! The project's own chores: `cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE…]`. One file for each;
-//! this one only picks it.
+//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE…]`. One file for each;
+//! this one dispatches.
 
 mod generate;
 mod kernels;

@@ -1,8 +1,8 @@
 //! `THIRD_PARTY_NOTICES.txt`: the licences of everything that is linked into the wheel's engine.
 //!
-//! Asks cargo which crates those are and reads the licence texts next to their sources, C libraries inside of crates
-//! included. A licence that is not listed here is an error: someone must look at it first. Knows no crate by name but
-//! those that forgot to ship their text.
+//! Gets the crates from cargo and reads the licence texts in their sources, including C libraries inside crates. A
+//! licence that is not listed here is an error: someone must review it first. Knows no crate by name except those that
+//! do not ship their licence text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules of the house that a reader would otherwise have to check by hand.
+//! `cargo xtask tidy`: checks the code rules that a reviewer would otherwise check by hand.
 //!
-//! Collects the files, asks each rule, prints everything found at once. Knows which files the repository holds, not
-//! what any of them is about.
+//! Collects the files, runs each rule, prints all findings at once. Knows which files the repository holds, not what
+//! they are about.
 
 mod files;
 mod floors;

@@ -1,5 +1,5 @@
-//! The arenas: memory allocated once, lent as typed slices. Knows spans and types of tensors, not
-//! what is computed with them.
+//! The arenas: memory allocated once and lent as typed slices. Knows spans and element types, not what is computed with
+//! them.
 #![allow(unsafe_code, reason = "typed views of raw memory; every view is checked against its arena")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};

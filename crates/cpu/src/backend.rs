@@ -1,4 +1,4 @@
-//! The backend: an own pool of threads, and sessions on it.
+//! The CPU backend: its thread pool, and sessions on it.
 
 use std::num::NonZero;
 use std::sync::Arc;

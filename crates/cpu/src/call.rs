@@ -1,5 +1,5 @@
-//! One call of an operation's reference: which operands are used where they lie and which through
-//! a dense copy is decided when the program is loaded.
+//! A call of an operation's reference implementation. Loading decides which operands are used in place and which
+//! through a dense copy.
 
 use ops::{Call, Input, Op, Output};
 use program::{AttentionForward, Launch, TensorRef};

@@ -1,4 +1,4 @@
-//! The check of the debug mode: no NaN or infinity in anything that an instruction writes.
+//! Debug check: no instruction may write NaN or infinity.
 
 use program::{Instruction, TensorRef};
 

@@ -1,5 +1,5 @@
-//! Walks over strided tensors: runs of neighbouring elements, and the copies between strided and
-//! dense memory, with a conversion of each element on the way.
+//! Iteration over strided tensors: runs of adjacent elements, and copies between strided and dense memory with element
+//! conversion.
 
 use ops::{Loop, vectorised};
 use program::TensorRef;

@@ -1,8 +1,8 @@
-//! Runs a program with the operations' CPU references: the engine's numerical truth, and the
-//! backend of machines without a GPU.
+//! Runs a program with the operations' CPU references: the numerical reference of the engine, and the backend of
+//! machines without a GPU.
 //!
-//! Storage types are rounded to where the program says so; arithmetic in between is f32. The bits
-//! do not depend on the number of threads.
+//! Values are rounded to storage types where the program says so; arithmetic in between is f32. The bits do not depend
+//! on the number of threads.
 //!
 //! Invariant: no graphs, no gradients, no adapters, no run configuration.
 

@@ -1,6 +1,6 @@
-//! An operation whose rows are independent, some rows at a time: what a task widens, computes and rounds
-//! stays in the cache, and no operand is copied as a whole. The reference computes the same bits as in one
-//! call. Does not know what the operation computes.
+//! An operation with independent rows, executed on a few rows at a time: the data that a task widens, computes and
+//! rounds stays in the cache, and no operand is copied as a whole. The bits are those of a single call. Does not know
+//! what the operation computes.
 
 use std::cell::RefCell;
 

@@ -1,5 +1,5 @@
-//! Memory that instructions share while they run. It grows while a program is loaded, to the largest need
-//! of all instructions, and never while it runs. Knows no instruction.
+//! Scratch memory shared by all instructions. It grows to the largest need while a program is loaded, never while it
+//! runs. Knows no instruction.
 
 use program::TensorRef;
 

@@ -1,5 +1,5 @@
-//! A loaded program: its memory, every instruction made ready, and the loop over them. Transfers are deferred until
-//! something waits for them: the latest that a program's events allow, where another backend does them early.
+//! A loaded program: its memory, its bound instructions, and the loop that runs them. Transfers are deferred until
+//! something waits for them, which is as late as the program's events allow; other backends run them early.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Storage types against the number types of the references: widening to f32, rounding back, and
-//! the buffers in which operands wait that cannot be used where they lie.
+//! Conversion between storage types and the number types of the references: widening to f32, rounding back, and buffers
+//! for operands that cannot be used in place.
 
 use ops::{Data, Input, Loop, Output, vectorised};
 use program::TensorRef;

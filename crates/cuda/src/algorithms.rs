@@ -1,7 +1,7 @@
-//! Which algorithm multiplies: the one in the run's record, the one remembered on this machine, the
-//! fastest of a few by timing, or the library's first suggestion.
+//! Selection of GEMM algorithms: the one in the run's record, the one cached on this machine, the fastest of a few by
+//! timing, or the library's first suggestion.
 //!
-//! Knows products and where their operands lie; which product of the model one is, is not known here.
+//! Knows products and the layout of their operands, not which product of the model they are.
 #![allow(unsafe_code, reason = "runs products and copies on memory that holds nothing yet")]
 
 use crate::cublaslt::{self, CublasLt, Product, ProductPlan};

@@ -1,4 +1,4 @@
-//! The backend contract on NVIDIA GPUs. What the machine has is not looked at before a program is loaded.
+//! The backend contract on NVIDIA GPUs. The machine is not examined before a program is loaded.
 
 use crate::driver::{Device, Driver};
 use crate::engine::Options;

@@ -1,8 +1,8 @@
-//! Row-major matrix products through cuBLASLt.
+//! Row-major GEMMs with cuBLASLt.
 //!
-//! cuBLASLt thinks in columns: the row-major D = op(A)·op(B) is computed as Dᵀ = op(B)ᵀ·op(A)ᵀ, with
-//! no copy. A plan is made once per shape, layout and alignment; running it looks nothing up. The
-//! module does not know which product of the model it computes.
+//! cuBLASLt is column-major: the row-major D = op(A)·op(B) is computed as Dᵀ = op(B)ᵀ·op(A)ᵀ, without a copy. A plan is
+//! created once per shape, layout and alignment; running it needs no lookups. Does not know which product of the model
+//! it computes.
 #![allow(unsafe_code, reason = "calls of cuBLASLt through its function table")]
 
 use crate::driver::{Stream, text_or};

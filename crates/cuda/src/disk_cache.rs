@@ -1,7 +1,7 @@
-//! Files that save work at the next start: compiled kernels, cuDNN's plans, chosen algorithms.
+//! Cache files that speed up the next start: compiled kernels, cuDNN plans, chosen algorithms.
 //!
-//! Entries are bytes under a name that says everything they depend on; a damaged one counts as
-//! absent, and is remembered so that it can be reported. What the bytes mean is not known here.
+//! An entry is bytes under a name that covers everything they depend on. A damaged entry counts as absent and is
+//! recorded so that it can be reported. Does not know what the bytes mean.
 
 use options::cache;
 use std::io::Write;

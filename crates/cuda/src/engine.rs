@@ -1,5 +1,5 @@
-//! One GPU with everything that instructions are prepared with: streams, compiler, libraries, and
-//! what was prepared before. It knows kernels and plans; it does not know instructions.
+//! One GPU with everything that instructions need: streams, compiler, libraries, and caches of what was prepared
+//! before. Knows kernels and plans, no instructions.
 
 use crate::algorithms::{self, Algorithms, Chooser, Contest, Operands};
 use crate::cublaslt::{CublasLt, Product, ProductPlan};

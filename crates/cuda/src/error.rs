@@ -1,7 +1,7 @@
-//! What can go wrong between the backend and the machine, with the call, its answer and its context.
+//! Errors between the backend and the machine: the call, its result and its context.
 //!
-//! These are errors of the machine or of what the machine cannot do. A broken promise inside the
-//! engine is a panic instead. The type knows no instruction: the executor adds that as context.
+//! These are errors of the machine or its limits. A violated invariant of the engine is a panic instead. The type knows
+//! no instruction: the executor adds that as context.
 
 use std::path::PathBuf;
 

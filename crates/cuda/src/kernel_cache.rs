@@ -1,7 +1,6 @@
-//! Compiled kernels on disk, keyed by everything that decides what a kernel compiles to.
+//! Compiled kernels on disk, keyed by everything that affects compilation.
 //!
-//! Knows kernels and keys. A damaged entry is compiled again; two processes that write the same entry
-//! write the same bytes.
+//! Knows kernels and keys. A damaged entry is recompiled; two processes that write the same entry write the same bytes.
 
 use crate::disk_cache::{DiskCache, digest};
 use crate::error::Result;

@@ -1,10 +1,9 @@
 //! Finds the CUDA libraries on this machine and opens them by absolute path.
 //!
-//! Three places are looked at, in this order: the folders in `SUROGATE_CUDA_PATH`, the pip wheels
-//! below the site-packages folders that the caller names, the system (toolkit folders, then the
-//! loader's own search). Nothing has to lie on `LD_LIBRARY_PATH`. No library is taken from the working directory:
-//! variables name folders in full, and a loader that would look there is not asked. Whatever is missing is reported,
-//! not guessed; whether that matters is the caller's decision.
+//! The search order is: the folders in `SUROGATE_CUDA_PATH`, the pip wheels in the site-packages folders that the
+//! caller names, the system (toolkit folders, then the loader's own search). `LD_LIBRARY_PATH` does not have to be set.
+//! No library is loaded from the working directory: relative paths in variables are ignored, and a loader that would
+//! search there is not used. Missing libraries are reported, not guessed; the caller decides whether that matters.
 #![allow(unsafe_code, reason = "opening a shared library runs its initialisers")]
 
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! A live GPU as the value that programs are planned for.
 //!
-//! A card that is known by its name has the rates of that; for others they follow from clock and multiprocessors, and
-//! what is reached of them is as on an H200: it serves plans but is no promise.
+//! A known GPU has its measured rates. The rates of others follow from clock and SM count, with the H200's
+//! efficiencies: good enough for plans, but not accurate.
 
 use crate::driver::{Architecture, Properties};
 use program::{Arch, Machine, Origin, Reached};

@@ -1,6 +1,6 @@
-//! The instruments of one GPU, as NVIDIA's management library reports them: load, clocks, power, temperature, memory.
+//! The sensors of one GPU through NVML: utilization, clocks, power, temperature, memory.
 //!
-//! Reads, and sets nothing. Knows no context, stream or program: it may be asked while any of them is busy.
+//! Only reads. Knows no context, stream or program: it may be called while any of them is busy.
 #![allow(unsafe_code, reason = "calls of NVML through its function table")]
 
 use crate::driver::text_or;

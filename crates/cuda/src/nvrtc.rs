@@ -1,8 +1,8 @@
-//! CUDA C++ text to machine code, at run time, in memory.
+//! Compiles CUDA C++ to machine code, at run time, in memory.
 //!
-//! A kernel's headers travel with it as text; nothing is read from disk and no toolkit headers are
-//! needed. The compiler targets a real architecture and gives a CUBIN, so the driver compiles
-//! nothing at load; for a virtual one it gives PTX. It does not know what a kernel computes.
+//! A kernel's headers come with it as text; nothing is read from disk and no toolkit headers are needed. The target is
+//! a real architecture and the result a CUBIN, so the driver compiles nothing at load; for a virtual architecture the
+//! result is PTX. Does not know what a kernel computes.
 #![allow(unsafe_code, reason = "calls of NVRTC through its function table")]
 
 use crate::driver::text_or;

@@ -1,5 +1,5 @@
-//! What this machine has for running programs, what is missing, and the command that mends it: `surogate doctor`, and the
-//! choice of a device. Never fails: what is missing is the report. Loads no program.
+//! What this machine provides for running programs, what is missing, and the command that installs it: for `surogate
+//! doctor` and the choice of a device. Never fails: missing parts are reported. Loads no program.
 
 use crate::driver::{Device, Driver, Properties};
 use crate::error::{Error, Result};

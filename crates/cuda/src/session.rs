@@ -1,4 +1,4 @@
-//! A loaded program on one GPU: its memory, its prepared instructions, and running an entry point.
+//! A loaded program on one GPU: its memory, its bound instructions, and running an entry point.
 
 use crate::algorithms::Algorithms;
 use crate::driver::{DeviceBuffer, Event, Graph};

@@ -1,7 +1,7 @@
-//! Small copies between host and device that the host does not wait for: batches and scalars on their way up,
-//! results of a step on their way down. All in the order of one stream.
+//! Small asynchronous copies between host and device: batches and scalars to the device, results of a step to the host.
+//! All in the order of one stream.
 //!
-//! Knows bytes and places; not what they are.
+//! Knows bytes and addresses, not what they are.
 #![allow(unsafe_code, reason = "copies from and to page-locked memory that outlives them")]
 
 use crate::driver::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};

@@ -1,6 +1,6 @@
-//! Tools and their calls as plain messages, for templates that have no place for them.
+//! Tools and tool calls as plain messages, for templates that do not support them.
 //!
-//! Knows the forms in which agents are written; no template and no tokens.
+//! Knows agent formats; no template and no tokens.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! One micro-batch as the engine takes it: labels already shifted, document borders explicit.
+//! One micro-batch for the engine: labels already shifted, document boundaries explicit.
 //!
 //! Knows no datasets and no tokenizer.
 

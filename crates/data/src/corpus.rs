@@ -1,6 +1,6 @@
-//! All documents of a run side by side, and the parts of them that are trained on or held out.
+//! All documents of a run, and the split into training and validation.
 //!
-//! Knows neither text nor rows of a batch, nor whether its segments lie in memory or in files.
+//! Knows neither text nor packed rows, nor whether its segments are in memory or in files.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Conversations to labelled documents: template, spans and tokenizer together.
+//! Conversations to labeled documents: template, spans and tokenizer combined.
 //!
 //! Knows nothing of rows and columns.
 

@@ -1,6 +1,6 @@
-//! One tokenised document, and how it is cut to a length.
+//! One tokenized document, and how it is truncated.
 //!
-//! Knows neither text nor rows of a batch.
+//! Knows neither text nor packed rows.
 
 use crate::batch::IGNORE;
 use crate::error::{RowError, RowReason};

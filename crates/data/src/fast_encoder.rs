@@ -1,9 +1,10 @@
-//! A faster encoder for byte-level vocabularies, held to the ids and offsets of the library's own: the pipeline of the
-//! library's next version, which brings no offsets.
+//! A faster encoder for byte-level vocabularies: the pipeline of the library's next version, which has no offsets. It
+//! must give the same ids and offsets as the stable library.
 //!
-//! A token of such a vocabulary is a string of bytes, and the tokens of a text put together are the text: so the offsets
-//! follow from the ids, and a text of which that is not true (composed again by a normalizer, white space taken by an added
-//! token) is left to the library. A tokenizer is refused whose probes differ in anything. Knows no template and no labels.
+//! A token of such a vocabulary is a byte string, and the tokens of a text concatenate to the text, so the offsets
+//! follow from the ids. A text for which this is not true (changed by a normalizer, white space consumed by an added
+//! token) is left to the stable library. A tokenizer whose probes differ in anything is rejected. Knows no template and
+//! no labels.
 
 use std::collections::HashMap;
 use std::ops::Range;

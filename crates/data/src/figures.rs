@@ -1,7 +1,7 @@
-//! What reading cached rows costs: tokens per second and memory, for a cache of 2 GiB. Measured on demand, by
+//! Benchmark of reading cached rows: tokens per second and memory, for a cache of 2 GiB. Run on demand by
 //! `bench/data/from_cache.py`; asserts only what must hold on any machine.
 //!
-//! Knows the cache from inside, because 500 million tokens take too long to encode.
+//! Uses internals of the cache, because encoding 500 million tokens would take too long.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Libraries that panic on what someone else wrote: for us a damaged file is the user's, not an invariant of ours.
+//! Catches panics of libraries on input from others: for us, a damaged file is a user error, not a violated invariant.
 //!
-//! Knows no library. What panicked is not used again by those who keep state between calls.
+//! Knows no library. Callers that keep state between calls do not reuse an object that panicked.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};

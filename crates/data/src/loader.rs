@@ -1,6 +1,6 @@
-//! From documents to a stream of micro-batches, prepared by a thread of its own.
+//! From documents to a stream of micro-batches, prepared by a separate thread.
 //!
-//! The stream is a function of (documents, spec, position): a position can be stored and sought. Knows no files and no
+//! The stream is a function of (documents, spec, position): a position can be saved and restored. Knows no files and no
 //! text.
 
 use std::sync::mpsc::{Receiver, sync_channel};

@@ -1,6 +1,6 @@
-//! Files in the making, next to the place that they will have. Nothing that is there already is written to.
+//! Creates files under a temporary name next to their final path. Never writes to an existing file.
 //!
-//! Knows names of files; not what is in them.
+//! Knows file names, not contents.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};

@@ -1,5 +1,5 @@
-//! The order in which documents are seen, and which of them are kept for validation: counter-based, so that any place
-//! of any epoch is reached without replaying what came before.
+//! The order of documents in an epoch, and the validation split: counter-based, so any position of any epoch can be
+//! computed directly.
 //!
 //! Knows numbers only.
 

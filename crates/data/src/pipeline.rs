@@ -1,6 +1,6 @@
-//! Work on a stream of items by several threads, with the results in the order of the items and few of them under way.
+//! Processes a stream of items on several threads, with results in order and a limited number of items in flight.
 //!
-//! Knows nothing of what the work is.
+//! Does not know what the work is.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

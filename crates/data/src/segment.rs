@@ -1,4 +1,4 @@
-//! A segment: some thousand encoded documents side by side in one array of 32-bit words, in memory or in a file.
+//! A segment: some thousand encoded documents in one array of 32-bit words, in memory or in a file.
 //!
 //! Words, in the byte order of the machine:
 //!
@@ -8,9 +8,9 @@
 //! data    per document: ids, then runs or labels and weights, then positions if it brings its own
 //! ```
 //!
-//! What is trained is kept as runs (begin, end, weight) over which the labels equal the ids; a document of which that is
-//! not true, or whose runs would be larger, keeps its labels and weights whole. Of a file, head and index are in memory: a
-//! file that changes leads to an error, and never outside of a document. Knows no folder and no key.
+//! Trained tokens are stored as runs (begin, end, weight) over which the labels equal the ids. A document for which
+//! that is not true, or whose runs would be larger, stores labels and weights in full. For a file, head and index are
+//! in memory: a file that changes causes an error, never an access outside a document. Knows no folder and no key.
 
 use std::borrow::Cow;
 

@@ -1,9 +1,9 @@
-//! Where the trained text of a conversation lies in its rendering.
+//! Finds the trained text of a conversation in its rendering.
 //!
 //! The sentinel method: the conversation is rendered, then once more per message and field with that field replaced by
-//! each of two sentinels. What all three renderings share before and after the difference is the template's; the rest
-//! is the message's. No text of a message is ever searched for, and no prefix of the conversation is rendered, because
-//! real templates print a message differently when another follows. Knows no tokens and no template language.
+//! each of two sentinels. What all three renderings share before and after the difference comes from the template; the
+//! rest is the message's text. No text of a message is searched for, and no prefix of the conversation is rendered,
+//! because real templates print a message differently when another follows. Knows no tokens and no template language.
 
 use std::ops::Range;
 

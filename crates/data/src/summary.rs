@@ -1,6 +1,6 @@
-//! The data check: what became of the rows, and which outcomes are errors.
+//! The data check: counts of rows, and which outcomes are errors.
 //!
-//! Counts only; prints a table, but knows no terminal.
+//! Only counts; prints a table, but knows no terminal.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Caches of a user: where they lie, and whether what lies there may be believed. What is in one is executed (kernels)
-//! or trained on (rows), so it must come from this user or from the system's owner.
+//! Caches of the user: where they are, and whether their contents can be trusted. Contents are executed (kernels) or
+//! trained on (rows), so they must belong to this user or to the system's owner.
 //!
 //! Knows environment, owners and modes; not what any cache holds.
 

@@ -1,4 +1,4 @@
-//! Enumerations as options: `choices!` makes a Rust enum whose words, other spellings and doc comments are data.
+//! Enumerations as options: `choices!` defines a Rust enum whose words, aliases and doc comments are data.
 
 /// Declares an enum that an option can have as its type.
 ///

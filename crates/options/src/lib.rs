@@ -1,12 +1,12 @@
-//! The machinery of option tables: what an option is, how a YAML text becomes typed values, how mistakes are reported.
+//! The machinery of option tables: what an option is, how YAML becomes typed values, how mistakes are reported.
 //!
-//! An option is one row of an [`options!`] table: name, type, default, limits, doc comment. From the row follow the
-//! struct field, the reader, the JSON schema, the reference page and the rows of `--help`. All problems of a text are
-//! collected; nothing stops at the first one.
+//! An option is one row of an [`options!`] table: name, type, default, limits, doc comment. The struct field, the
+//! reader, the JSON schema, the reference page and the rows of `--help` are generated from the row. All problems of a
+//! text are collected; nothing stops at the first one.
 //!
-//! Beside it stand the place that is taken where no option names one for a cache, and texts of others made visible.
+//! It also has the default location of caches and the escaping of untrusted text.
 //!
-//! Deliberately unknown here: which options exist and what any of them means.
+//! Does not know which options exist and what they mean.
 
 mod bytes;
 pub mod cache;

@@ -1,5 +1,4 @@
-//! What is wrong with an input of the user: place, value, expectation, hint. Knows how to print itself, not how to be
-//! found.
+//! A problem in the user's input: place, value, expectation, hint. Knows how to print itself, not how it is found.
 
 use serde_json::{Value, json};
 use std::fmt;

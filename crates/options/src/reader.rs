@@ -1,5 +1,4 @@
-//! The walk over a tree: options are taken out by their rows, problems are collected with their places.
-//! Knows no option by name.
+//! Reads a tree by option rows and collects problems with their places. Knows no option by name.
 
 use crate::kind::{Kind, Limits};
 use crate::nearest;

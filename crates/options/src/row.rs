@@ -1,4 +1,4 @@
-//! One option as data. Everything that is reported about an option anywhere is read from here.
+//! One option as data. Everything that is shown about an option anywhere is read from here.
 
 use crate::kind::{Kind, Limits};
 use crate::reader::Reader;

@@ -1,4 +1,4 @@
-//! `Setting<T>`: a value that the user gave, or leave to decide. It does not know who decides, or how.
+//! `Setting<T>`: a value that the user gave, or `auto`. Does not know who decides, or how.
 
 /// An option that may be left to the system.
 ///

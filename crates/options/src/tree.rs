@@ -1,5 +1,5 @@
-//! The tree of a configuration before anyone knows what its options mean: scalars, lists, maps, each with its span.
-//! A scalar keeps its text; whether `2` is a number or a name is decided by the type of the option that takes it.
+//! The configuration tree before options are interpreted: scalars, lists, maps, each with its span. A scalar keeps its
+//! text; the type of the option decides whether `2` is a number or a name.
 
 use crate::source::Span;
 

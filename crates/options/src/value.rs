@@ -1,5 +1,5 @@
-//! The contract of an option's type - read from the tree, write back as JSON - and the single values.
-//! Bounds of numbers are checked by the reader of the row, not here.
+//! The contract of an option's type (read from the tree, write back as JSON) and the scalar types. Limits of numbers
+//! are checked by the row's reader, not here.
 
 use crate::kind::Kind;
 use crate::reader::Reader;

@@ -1,5 +1,5 @@
-//! Text of others (names, paths, values, columns) made visible before it goes to a terminal or a log: nothing in it can
-//! move a cursor, change a title, or turn the direction of what follows.
+//! Escapes untrusted text (names, paths, values, columns) before it goes to a terminal or a log: nothing in it can move
+//! the cursor, change the title, or change the text direction of what follows.
 
 use std::borrow::Cow;
 use std::fmt::Write;

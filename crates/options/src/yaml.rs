@@ -1,7 +1,7 @@
-//! YAML text to a tree with spans. The only file that knows the YAML library.
+//! YAML text to a tree with spans. The only file that uses the YAML library.
 //!
 //! Anchors and aliases are resolved; a second document, an unknown tag, a duplicate key and a key that is not a plain
-//! word are problems. What a scalar means is not decided here.
+//! word are problems. The meaning of scalars is not decided here.
 
 use crate::reader::Reader;
 use crate::source::Span;

@@ -1,4 +1,4 @@
-//! Tokenizer, chat template and data check, for Python. Conversations cross the border as JSON text.
+//! Tokenizer, chat template and data check, for Python. Conversations are passed as JSON text.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What this machine has and what is missing, for `surogate doctor`.
+//! What this machine provides and what is missing, for `surogate doctor`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Adapters and models as folders: nothing is compiled and nothing runs.
+//! Merging of adapters and export of models, on folders: nothing is compiled or run.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Whole runs and previews of them, for the command line.
+//! Runs and previews, for the command line.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

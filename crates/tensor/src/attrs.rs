@@ -1,4 +1,4 @@
-//! Attributes of operations: small named values, ordered, printable, and exactly what JSON carries.
+//! Attributes of operations: small named values, ordered, printable, and representable in JSON.
 
 use std::fmt;
 

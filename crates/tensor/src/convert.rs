@@ -1,7 +1,7 @@
-//! Element types of whole slices of bytes: one pass from the source to the target.
+//! Conversion of element types on slices of bytes, in one pass.
 //!
-//! Between the three floating-point types of weights the way is direct and its loops are simple enough to be vectorised;
-//! everything else goes through f64, element by element. Knows no shapes and no threads: callers split what is long.
+//! Conversions between the three floating-point types of weights are direct loops that the compiler vectorizes; all
+//! others go through f64, element by element. Knows no shapes and no threads: callers split long slices.
 
 use crate::dtype::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 

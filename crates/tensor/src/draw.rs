@@ -1,5 +1,5 @@
-//! Random numbers for the first values of tensors, many at a time with the processor's vector instructions. A value is a
-//! function of (seed, stream, position) alone. Does not know what is filled with them.
+//! Random initial values of tensors, vectorized. A value is a function of (seed, stream, position) alone. Does not know
+//! what is filled with them.
 
 use crate::philox::{Purpose, normal_pair, unit, words};
 

@@ -1,5 +1,5 @@
-//! Every operation's examples on a backend against the reference: the proof that a device computes
-//! what the CPU computes. `surogate doctor --operations` runs it where the user trains.
+//! Runs every operation's examples on a backend and compares the results with the reference: the proof that a device
+//! computes what the CPU computes. Also available to users: `surogate doctor --operations`.
 
 use std::sync::Arc;
 

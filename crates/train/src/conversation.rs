@@ -1,6 +1,6 @@
-//! From the options to how conversations are written: which template, with what in it.
+//! From options to chat formatting: which template, with which settings.
 //!
-//! Knows names of options, and checks a named template against the model; rendering is the data crate's.
+//! Knows option names, and checks a named template against the model; the data crate does the rendering.
 
 use data::template::families::{self, Named};
 use data::{AgentForm, DialogueOptions, LossRule, Tokenizer};

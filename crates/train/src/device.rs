@@ -1,5 +1,4 @@
-//! Which backend a run uses, and the machine as the compiler sees it. The only file that knows both
-//! backends.
+//! Selects the backend of a run, and describes the machine to the compiler. The only file that knows both backends.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! Digests by which a later process knows files again: BLAKE3 in hexadecimal digits.
+//! Digests by which a later process recognizes files: BLAKE3 in hexadecimal.
 //!
-//! Knows bytes and names; not what a file means, with one exception: a folder that holds a list of its own
-//! files' digests is known by that list.
+//! Knows bytes and names; not what a file means, with one exception: a folder with a list of its own files' digests is
+//! identified by that list.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};

@@ -1,7 +1,7 @@
-//! The data of a run as encoded documents: datasets, tokenizer, the split for validation, and how long rows are where
-//! that follows from the documents.
+//! The data of a run as encoded documents: datasets, tokenizer, validation split, and the row length where it follows
+//! from the documents.
 //!
-//! Knows names of options; rows and templates are the data crate's, how documents fill rows and batches is `feed.rs`'s.
+//! Knows option names; rows and templates belong to the data crate, packing and batches to `feed.rs`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

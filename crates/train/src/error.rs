@@ -1,4 +1,4 @@
-//! Why a run ends before its end, and with which exit code.
+//! Why a run ends early, and with which exit code.
 
 use compiler::CompileError;
 use data::DataError;

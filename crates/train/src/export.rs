@@ -1,6 +1,6 @@
-//! The result of a run in the form that everybody reads: an adapter as PEFT writes it, or a model
-//! as transformers does. It is read again and compared with the live model before it counts: tensor by tensor
-//! (`recheck.rs`), and where a second model is cheap by its logits, too.
+//! The result of a run in standard formats: an adapter in PEFT format, or a model in transformers format. It is read
+//! back and compared with the live model before it counts: tensor by tensor (`recheck.rs`), and, where a second model
+//! is cheap, by its logits.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! From encoded documents to batches: layout of rows, shapes, the order of the data.
+//! From encoded documents to batches: row layout, shapes, data order.
 //!
-//! Knows names of options; packing is the data crate's, reading and encoding is done in `encoded.rs`.
+//! Knows option names; packing is in the data crate, reading and encoding in `encoded.rs`.
 
 mod check;
 

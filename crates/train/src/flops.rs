@@ -1,5 +1,5 @@
-//! Arithmetic that training a token asks for, whatever the program does besides it, and what a card could do: their
-//! ratio is the model FLOPs utilisation (MFU).
+//! The arithmetic that training a token requires, independent of what the program does, relative to the peak of the
+//! GPU: model FLOPs utilization (MFU).
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 

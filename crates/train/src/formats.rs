@@ -1,4 +1,4 @@
-//! Number formats of a run: what weights, copies and gradients are kept in, decided from options and model.
+//! Number formats of a run: types of weights, master weights and gradients, decided from options and model.
 //!
 //! Knows options and the model's own type; nothing of programs.
 

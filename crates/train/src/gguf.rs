@@ -1,5 +1,5 @@
-//! A model folder as one GGUF file. How an architecture and its vocabulary are called there comes as a description;
-//! here are the order of elements, the encoding, and the check of what was written.
+//! A model folder as one GGUF file. The caller describes the names of architecture and vocabulary; this file handles
+//! the order of elements, the encoding, and the verification of the result.
 //!
 //! Knows no architecture.
 

@@ -1,7 +1,7 @@
-//! Looks at the device's instruments from time to time, for the log: load, clocks, power, memory.
+//! Samples the device's sensors for the log: utilization, clocks, power, memory.
 //!
-//! On the CPU the device is this process: the share of its threads' time that it ran, and the memory that it holds.
-//! Knows when to look; not what reads the log.
+//! On the CPU the device is this process: the share of CPU time that it used, and its memory. Knows when to sample, not
+//! who reads the log.
 
 use std::time::Instant;
 

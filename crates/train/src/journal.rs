@@ -1,7 +1,7 @@
-//! The log of a trainer that is driven by its caller: the same events as those of a run from the command line, for
-//! the same readers. It begins with the first step, when the caller has shown what a batch is.
+//! The log of a trainer driven by its caller: the same events as those of a command-line run, for the same readers. It
+//! begins with the first step, when the caller has shown the shape of a batch.
 //!
-//! Knows what is reported; when, is the caller's.
+//! Knows what is logged; the caller decides when.
 
 use std::path::Path;
 

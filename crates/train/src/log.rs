@@ -1,5 +1,5 @@
-//! The log of a run: one JSON object on a line, appended and flushed as it happens. Bars, reports
-//! and services read this stream.
+//! The log of a run: one JSON object per line, appended and flushed immediately. Progress bars, reports and trackers
+//! read this stream.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};

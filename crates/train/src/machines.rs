@@ -1,6 +1,6 @@
-//! Which machine a plan is for: what `--machine` says, and files of measured values.
+//! The machine that a plan is for: `--machine`, and files of measured values.
 //!
-//! Knows names and files; what the values mean stands in `program`.
+//! Knows names and files; `program` defines what the values mean.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Where the memory of a run goes: the plan's lines compared with what was allocated for them.
+//! The memory of a run: planned compared with allocated bytes.
 
 use program::MemoryLine;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
-//! Adapters added to the weights that they belong to: W + scale·B·A in f32, rounded once to the type of W.
+//! Merging of adapters into weights: W + scale·B·A in f32, rounded once to the type of W.
 //!
-//! [`merge`] goes from folder to folder, tensor by tensor, and compiles nothing. Knows names of tensors; no model.
+//! [`merge`] goes from folder to folder, tensor by tensor, and compiles nothing. Knows tensor names; no model.
 
 use std::collections::BTreeMap;
 use std::path::Path;

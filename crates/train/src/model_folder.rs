@@ -1,5 +1,5 @@
-//! A model folder in Hugging Face's form: weights in shards, the configuration with their element type, and the
-//! files that are handed on as they are. Knows names of files; not where weights come from.
+//! A model folder in Hugging Face format: sharded weights, the configuration with their element type, and the files
+//! that are copied unchanged. Knows file names; not where weights come from.
 
 use std::fs::File;
 use std::io;

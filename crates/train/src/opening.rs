@@ -1,6 +1,6 @@
-//! What the log of a run begins with: everything that a reader of the log alone needs to know of it.
+//! The first event of a run's log: everything that a reader of the log needs to know about the run.
 //!
-//! Gathers; decides nothing.
+//! Collects; decides nothing.
 
 use program::{MemoryLine, PlanLine};
 use serde_json::{Map, Value, json};

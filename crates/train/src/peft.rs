@@ -1,5 +1,4 @@
-//! LoRA adapters in PEFT's form: `adapter_config.json` read and written. Variants that the engine
-//! does not compute are refused by name.
+//! LoRA adapters in PEFT format: reads and writes `adapter_config.json`. Unsupported variants are rejected by name.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! The folders and files of a run, and what an earlier process of it left there.
+//! The folders and files of a run, and what an earlier process left in them.
 //!
-//! Decides what is the run's own; knows nothing of models or steps.
+//! Decides what belongs to the run; knows nothing of models or steps.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};

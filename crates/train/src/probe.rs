@@ -1,6 +1,6 @@
-//! Where the first value that is no finite number came from: a micro-step once more, with a look at every result.
+//! Finds the first non-finite value: runs a micro-step again and checks every result.
 //!
-//! Slow, and only asked for when a run has diverged. Knows tensors and where instructions come from; no operation.
+//! Slow, and used only after a run has diverged. Knows tensors and where instructions come from; no operation.
 
 use data::Batch;
 use program::{EntryKind, Provenance, TensorRef, scalar};

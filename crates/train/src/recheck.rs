@@ -1,8 +1,8 @@
-//! A result read again from its files and held to the live model, tensor by tensor: every weight that was copied bit for
-//! bit, every weight that an adapter was added to by what it does to a vector. Blocks of a few MiB are in memory at a
-//! time, and no second model, so that a result can be checked wherever the run itself fits.
+//! Compares a result read back from its files with the live model, tensor by tensor: copied weights bit for bit, merged
+//! weights by their product with a vector. Only blocks of a few MiB are in memory, and no second model, so a result can
+//! be checked wherever the run itself fits.
 //!
-//! Knows files and parameters; what a result is written from is known to `export.rs`.
+//! Knows files and parameters; `export.rs` knows what a result is written from.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! `apply_recommended_values`: values for options that the user left out, by which the same training is done in less
-//! time, or fits at all. Each is found by planning with it; nothing that the user wrote is touched.
+//! `apply_recommended_values`: values for options that the user left out, with which the same training takes less time,
+//! or fits at all. Each is found by planning with it; nothing that the user wrote is changed.
 //!
-//! Decides how a step is cut into micro-batches, the formats of products, and whether rows are packed. What stays `auto`,
-//! what waits in host memory among it, is decided by the plan, with or without this.
+//! Decides the split of a step into micro-batches, the formats of products, and packing. What stays `auto`, such as
+//! offloading, is decided by the plan, with or without this.
 
 use program::{Arch, Machine};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What stands beside a run's results: the manifest, and the choices for options that were left open.
+//! What accompanies a run's results: the manifest, and the choices for `auto` options.
 
 use jiff::Zoned;
 use program::{Arch, EntryKind, PlanLine, Program};

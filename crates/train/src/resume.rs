@@ -1,6 +1,6 @@
 //! Resuming a run: which checkpoint, and whether the options still mean the same run.
 //!
-//! Knows checkpoints and options; how a trainer takes a state up is its own matter.
+//! Knows checkpoints and options; the trainer restores its own state.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! `rope_scaling` of the options written into a model's configuration, in the spelling that it uses, and how
-//! many positions a configuration's scaling gives. What a scaling computes is not known here.
+//! Writes `rope_scaling` of the options into a model's configuration, in its spelling, and computes the number of
+//! positions that a scaling gives. Does not know what a scaling computes.
 
 use serde_json::{Map, Value, json};
 

@@ -1,6 +1,6 @@
-//! Tokens of a row: as the options say, else as the model and the documents allow.
+//! Tokens per row: as set by the options, else as the model and the documents allow.
 //!
-//! Knows options, the model's positions and counts of documents; not how documents are read or laid out.
+//! Knows options, the model's positions and counts of documents; not how documents are read or packed.
 
 use data::{DatasetSummary, RowReason, Summary};
 use options::Setting;

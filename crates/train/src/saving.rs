@@ -1,7 +1,7 @@
-//! Checkpoints written during the run: the tensors are copied to host memory between two steps, a thread
-//! writes them, and the folder appears under its name at a later step. At most one is in the making.
+//! Checkpoints written in the background: tensors are copied to host memory between two steps, a thread writes them,
+//! and the folder appears under its name at a later step. At most one checkpoint is being written.
 //!
-//! Knows how a checkpoint comes to its folder; what it consists of stands in `checkpoint.rs`.
+//! Knows how a checkpoint gets into its folder; `checkpoint.rs` knows what it contains.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

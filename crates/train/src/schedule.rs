@@ -1,5 +1,4 @@
-//! The course of the learning rate over a run: warm-up, main phase, cool-down. Numbers only; knows
-//! neither the optimizer nor the loop.
+//! The learning-rate schedule: warm-up, main phase, cooldown. Numbers only; knows neither the optimizer nor the loop.
 
 use crate::config::{Optimizer, Schedule};
 

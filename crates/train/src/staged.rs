@@ -1,7 +1,7 @@
-//! Folders that appear whole or not at all: written next to their place, synced, then renamed, and removed
-//! the same way. Small files that are replaced in one step.
+//! Folders that appear atomically: written under a temporary name, synced, then renamed, and removed the same way.
+//! Small files that are replaced atomically.
 //!
-//! Knows paths and [`Written`]; not what a result or a checkpoint consists of.
+//! Knows paths and [`Written`]; not what a result or a checkpoint contains.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;

@@ -1,6 +1,6 @@
-//! Where the time from the command to the first step goes: phases with their seconds.
+//! The time from the command to the first step, by phase.
 //!
-//! Knows a clock and the age of the process; what the phases are is said by those who run them.
+//! Knows a clock and the age of the process; the callers name the phases.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! A step: accumulation, update, and the reading of its results, which the device need not wait for; evaluation.
-//! The same calls serve the loop of the command line and Python.
+//! A training step: accumulation, update, and the asynchronous reading of its results; evaluation. The same calls serve
+//! the command line's loop and Python.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! Where the time of a step goes: instruction by instruction, and by classes of instructions, against the machine's
-//! ceilings where these were measured.
+//! The time of a step: by instruction and by class of instructions, relative to the machine's ceilings if they were
+//! measured.
 
 use std::collections::BTreeMap;
 

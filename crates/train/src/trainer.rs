@@ -1,5 +1,5 @@
-//! A model in training: options, data and the compiled model, how far it is, and how it goes on at a checkpoint.
-//! What a step is stands in `step.rs`.
+//! A model in training: options, data and the compiled model, its progress, and how it resumes from a checkpoint.
+//! `step.rs` has the step.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Parameters into their slots: from safetensors files by name, or drawn from the seed. Loops over
-//! the parameter table; no name means anything here.
+//! Fills parameters from safetensors files by name, or initializes them from the seed. Loops over the parameter table;
+//! no name has a special meaning.
 
 use data::safetensors::{TensorView, Weights};
 use program::{Initializer, ParameterSlot, Program, Session, TensorRef};

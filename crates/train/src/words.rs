@@ -1,4 +1,4 @@
-//! Sizes and times as people say them.
+//! Sizes and times formatted for people.
 
 const KIB: f64 = 1024.0;
 

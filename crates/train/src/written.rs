@@ -1,7 +1,7 @@
-//! The folders that a run wrote: which may be replaced or removed, in this process and in one that continues
-//! with the run later. What someone else put there is never touched.
+//! The folders that a run wrote: which may be replaced or removed, by this process and by one that resumes the run
+//! later. Files of others are never touched.
 //!
-//! Knows folders and who wrote them; not what a result or a checkpoint consists of.
+//! Knows folders and who wrote them; not what a result or a checkpoint contains.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

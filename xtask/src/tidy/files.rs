@@ -1,6 +1,6 @@
-//! Rules on whole files: an opening comment, a size that can be read, a name that says something, no machine's paths.
+//! Rules on whole files: a head comment, a readable size, a meaningful name, no machine-specific paths.
 //!
-//! Knows paths and text, no language beyond how a comment begins.
+//! Knows paths and text; of languages only how a comment begins.
 
 use super::{File, Finding};
 

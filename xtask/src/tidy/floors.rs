@@ -1,7 +1,7 @@
-//! The floors: which crate may use which, checked over `cargo metadata`.
+//! The crate layers: which crate may use which, checked against `cargo metadata`.
 //!
-//! A crate uses crates of lower floors only, and of those only the ones its row names. Knows the plan of the house and
-//! nothing of what stands in the crates.
+//! A crate uses only crates of lower floors, and only those that its row names. Knows the table, nothing of what the
+//! crates contain.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! Rules on Rust code lines: no unfinished code, `unsafe` in its places only, functions that fit on a screen.
+//! Rules on Rust code lines: no unfinished code, `unsafe` only where allowed, functions that fit on a screen.
 //!
-//! Knows tokens, not types: what the compiler's lints can say is left to them.
+//! Knows tokens, not types: the compiler's lints cover the rest.
 
 use super::source::{Source, closing_brace, line_of};
 use super::{File, Finding};

@@ -1,7 +1,7 @@
-//! Models have names in `python/surogate/models/` only: the engine knows architectures as graphs.
+//! Model names belong in `python/surogate/models/` only: the engine knows architectures as graphs.
 //!
-//! Looks at code and strings of the crates that compile and run a model, without their tests. A comment may say where
-//! a formula comes from.
+//! Checks code and strings of the crates that compile and run a model, without their tests. A comment may say where a
+//! formula comes from.
 
 use std::collections::HashSet;
 

@@ -1,7 +1,7 @@
-//! A source text with comments and string contents blanked out, so that rules see code and nothing else.
+//! A source text with comments and string contents blanked out, so that rules see only code.
 //!
-//! Reads Rust and CUDA C++ closely enough for that: comments (nested), strings, raw strings, characters against
-//! lifetimes. Knows no grammar.
+//! Reads Rust and CUDA C++ closely enough for that: comments (nested), strings, raw strings, characters and lifetimes.
+//! Knows no grammar.
 
 /// The views of one file; all have the same lines and columns as the text.
 pub struct Source {

@@ -1,6 +1,6 @@
-//! Dependencies that a crate has for the sake of one file: the rest of it may not look through that window.
+//! Dependencies that a crate has for one file only: the rest of the crate may not use them.
 //!
-//! Looks for paths such as `cuda::` in code. Knows the table, not why a file needs its window.
+//! Looks for paths such as `cuda::` in code. Knows the table, not why a file needs its dependency.
 
 use super::functions::words;
 use super::source::Source;

@@ -1,4 +1,4 @@
-//! Attention backward: a task is a stretch of the query blocks of one head. Each has its own sums for the
+//! Attention backward: a task is a range of query blocks of one head. Each task has its own partial sums of the
 //! gradients of keys and values, which are added in a fixed order at the end.
 
 use std::cell::RefCell;

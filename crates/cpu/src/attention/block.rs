@@ -1,5 +1,5 @@
-//! A block of queries against the keys that any of them sees: the products that forward and backward share.
-//! Knows nothing of softmax.
+//! A block of queries against all keys that any of them sees: the matrix products shared by forward and backward. Does
+//! not know softmax.
 
 use std::ops::Range;
 

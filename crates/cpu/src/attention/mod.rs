@@ -1,6 +1,6 @@
-//! Attention by tiles: what the reference in `ops` computes, as products of packed panels. Sums run over
-//! other groups of terms than there, in an order that the shapes alone decide. Knows dense f32 operands only;
-//! the caller widens and rounds.
+//! Tiled attention: the same computation as the reference in `ops`, as products of packed panels. Terms are summed in
+//! another order than in the reference, which depends only on the shapes. Handles dense f32 operands only; the caller
+//! widens and rounds.
 
 mod backward;
 mod block;

@@ -1,6 +1,6 @@
-//! The Gemm instruction. Two ways to compute it: tiles from packed panels, where the processor has the
-//! instructions and both operands have one type; strips through the `gemm` crate everywhere else. Which
-//! one is decided when the program is loaded. The products of a batch run one after the other.
+//! The Gemm instruction. There are two implementations: tiles of packed panels, if the processor has the instructions
+//! and both operands have the same type, and strips with the `gemm` crate otherwise. Loading decides. Products of a
+//! batch run one after the other.
 
 mod strips;
 mod tiles;

@@ -1,6 +1,6 @@
-//! Products by strips: D is divided into strips along its longer side by its shape alone, each
-//! strip is computed by one thread. Operands in 16 bits are widened to f32: the one that is divided
-//! strip by strip, the other once. Addends are added in f32 before the single rounding.
+//! GEMM by strips: D is split into strips along its longer side, depending only on its shape, and each strip is
+//! computed by one thread. 16-bit operands are widened to f32: the split operand strip by strip, the other one once.
+//! Addends are added in f32 before the single rounding.
 
 use std::cell::RefCell;
 use std::ops::Range;

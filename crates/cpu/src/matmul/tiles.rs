@@ -1,9 +1,9 @@
-//! Products of two f32 or two bf16 operands by tiles. A block of rows of op(A) is packed once for all
-//! threads; a task packs one panel of columns of op(B) and goes down its rows, tile by tile. Low-rank
-//! addends and bias join a tile in f32 before its single rounding.
+//! GEMM of two f32 or two bf16 operands by tiles. A block of rows of op(A) is packed once for all threads; a task packs
+//! one panel of columns of op(B) and processes the rows tile by tile. Low-rank addends and bias are added to a tile in
+//! f32 before its single rounding.
 //!
-//! An element of D is summed in chunks of k that only its k decides; the division into tasks moves no bits,
-//! so it may look at the number of threads.
+//! An element of D is summed in chunks of k that depend only on k. The assignment of tiles to tasks does not change the
+//! bits, so it may depend on the number of threads.
 
 use std::cell::RefCell;
 use std::ops::Range;

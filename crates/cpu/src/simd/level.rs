@@ -1,4 +1,4 @@
-//! What the processor can do, asked once. Does not know who wants it.
+//! The processor's vector instructions, detected once. Does not know who uses them.
 
 use std::sync::LazyLock;
 

@@ -1,5 +1,4 @@
-//! Matrices in memory: to read with any strides, to write in rows that do not overlap. Know nothing of
-//! products.
+//! Views of matrices in memory: reading with any strides, writing rows that do not overlap. Knows nothing of products.
 #![allow(unsafe_code, reason = "disjoint tiles of one matrix")]
 
 use std::marker::PhantomData;

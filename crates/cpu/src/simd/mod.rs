@@ -1,7 +1,7 @@
-//! Everything that knows what instructions the processor has. Above this folder a product of matrices, a
-//! packed panel or a loop is the same on every machine; below it is `unsafe`, bound to slices here.
+//! Everything that depends on the processor's instruction set. Above this folder, products, packed panels and loops are
+//! the same on every machine. `unsafe` code is confined here and works on slices.
 //!
-//! Which instructions there are decides low bits (stated at each function), the number of threads never.
+//! The instruction set may change low bits (documented at each function); the number of threads never does.
 
 mod level;
 mod matrix;

@@ -1,8 +1,8 @@
-//! Packing for the tile kernels: lines of a matrix side by side, along the axis that a product sums over.
-//! Does not know which operand it packs.
+//! Packing for the tile kernels: lines of a matrix, interleaved along the axis of summation. Does not know which
+//! operand it packs.
 //!
-//! A panel of width w is [units][w]. A unit is 32 bits: one f32, or a pair of bf16 that follow one another
-//! along the summed axis, the earlier in the low half.
+//! A panel of width w is [units][w]. A unit is 32 bits: one f32, or a pair of bf16 that are adjacent along the summed
+//! axis, the first in the low half.
 #![allow(unsafe_code, reason = "transposition of blocks in registers")]
 
 use ops::{Loop, vectorised};

@@ -1,6 +1,5 @@
-//! The product of two matrices of f32: the door to the vectorised kernel of the `gemm` crate.
-//! One call runs on one thread; dividing work is the caller's business, so that bits cannot depend
-//! on the number of threads.
+//! The product of two f32 matrices with the vectorized kernel of the `gemm` crate. A call runs on one thread; the
+//! caller splits the work, so the bits cannot depend on the number of threads.
 #![allow(unsafe_code, reason = "the foreign kernel's raw pointers")]
 
 use gemm_common::Parallelism;

@@ -1,10 +1,10 @@
-//! The inner kernel of a product: one tile of the result in registers, operands from packed panels. Knows
-//! neither the matrices nor how the work is divided.
+//! The inner GEMM kernel: one tile of the result in registers, operands from packed panels. Knows neither the matrices
+//! nor how the work is split.
 //!
-//! A tile of f32 is a chain of fused multiply-adds for each element, in the order of the units. A tile of
-//! bf16 adds the two products of a pair to the f32 sum by `vdpbf16ps`: products are exact, how the pair is
-//! rounded is the processor's, and denormal operands and results count as zero. A machine without that
-//! instruction takes another path and differs in the last bits.
+//! An f32 tile is a chain of fused multiply-adds per element, in the order of the units. A bf16 tile adds the two
+//! products of a pair to the f32 sum with `vdpbf16ps`: products are exact, the processor defines how the pair is
+//! rounded, and denormal operands and results count as zero. A machine without that instruction takes another path and
+//! differs in the last bits.
 #![allow(unsafe_code, reason = "vector instructions, called where they were found")]
 
 use super::level::Level;

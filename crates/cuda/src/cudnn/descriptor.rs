@@ -1,4 +1,4 @@
-//! Backend descriptors: cuDNN's untyped objects, with typed setters. No knowledge of their meaning.
+//! Backend descriptors: cuDNN's untyped objects with typed setters. Does not know their meaning.
 #![allow(unsafe_code, reason = "calls of cuDNN through its function table")]
 
 use super::Cudnn;

@@ -1,4 +1,4 @@
-//! Graphs of tensor operations, compiled by cuDNN to one execution plan. No attention in here.
+//! Graphs of tensor operations, compiled by cuDNN into one execution plan. Knows nothing of attention.
 #![allow(unsafe_code, reason = "calls of cuDNN through its function table")]
 
 use super::descriptor::Descriptor;

@@ -1,8 +1,8 @@
 //! The forward pass of scaled dot-product attention as a cuDNN graph: causal full rows, grouped heads, bf16.
 //!
-//! Written out as the composite of matmuls, reductions and pointwise operations that cuDNN's fused
-//! engines recognise: the order of operations and their precisions are part of the pattern. The
-//! unified attention descriptor is not usable for training before cuDNN 9.21. No instruction here.
+//! It is written as the composite of matmuls, reductions and pointwise operations that cuDNN's fused engines recognize:
+//! the order and precision of the operations are part of the pattern. The unified attention descriptor cannot be used
+//! for training before cuDNN 9.21. Knows no instruction.
 
 use super::Cudnn;
 use super::graph::{Dims, Graph, Node, Plan, Target, Tensor, dense};

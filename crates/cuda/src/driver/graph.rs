@@ -1,4 +1,4 @@
-//! Capturing a stream's work once and replaying it. No knowledge of what was captured.
+//! Captures a stream's work once and replays it. Does not know what was captured.
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::{Device, Stream};

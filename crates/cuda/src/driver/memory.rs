@@ -1,4 +1,4 @@
-//! Device and pinned host memory: allocation, asynchronous copies and fills. No layout.
+//! Device and pinned host memory: allocation, asynchronous copies and fills. Knows no layout.
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::{Device, Stream};

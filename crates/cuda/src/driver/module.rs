@@ -1,4 +1,4 @@
-//! Loaded kernels and their launches. No knowledge of what a kernel computes.
+//! Loaded kernels and their launches. Does not know what a kernel computes.
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::{Device, Stream};

@@ -1,4 +1,4 @@
-//! Streams and events of one device. No knowledge of what runs on them.
+//! Streams and events of one device. Does not know what runs on them.
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::Device;

@@ -1,4 +1,4 @@
-//! Descriptions of tensors for the copy engine of Hopper and later GPUs. No knowledge of what is copied.
+//! Tensor maps for the copy engine (TMA) of Hopper and later GPUs. Does not know what is copied.
 #![allow(unsafe_code, reason = "calls of the CUDA driver through its function table")]
 
 use super::Device;

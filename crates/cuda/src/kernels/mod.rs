@@ -1,5 +1,5 @@
-//! The backend's own device code: layout changes, low-rank addends and Hopper's products. Operations'
-//! kernels come with the program; these realise instructions that carry no kernel.
+//! The backend's own device code: layout changes, low-rank addends and Hopper GEMMs. Operations' kernels come with the
+//! program; these implement instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
 

@@ -1,5 +1,5 @@
-//! Low-rank addends of a product by the backend's own kernel: all slices in one pass over D, where the
-//! library would take a product onto D for each. Made for bf16 factors of small rank.
+//! Low-rank addends of a GEMM with the backend's own kernel: all slices in one pass over D, where the library would
+//! need one GEMM onto D for each. Made for bf16 factors of small rank.
 
 use super::Preparation;
 use super::launch::{Arguments, BoundLaunch};

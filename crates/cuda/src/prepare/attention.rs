@@ -1,7 +1,7 @@
 //! The forward pass of attention over full causal rows as a cuDNN plan.
 //!
-//! A program asks for the instruction only where cuDNN takes it; what cuDNN refuses after all is an
-//! error. Which kernels run otherwise is not known here.
+//! A program uses the instruction only where cuDNN supports it; if cuDNN rejects it after all, that is an error. Does
+//! not know which kernels run otherwise.
 #![allow(unsafe_code, reason = "runs plans on addresses that the program describes")]
 
 use super::{Memory, Preparation};

@@ -1,5 +1,5 @@
-//! Products on Hopper by the backend's own kernel, low-rank addends included: which products it takes, and its calls.
-//! Whether it runs is decided next to the library's way, in `product.rs`.
+//! GEMMs on Hopper with the backend's own kernel, low-rank addends included: which products it supports, and its
+//! launches. `product.rs` decides whether it is used instead of the library.
 
 use super::Preparation;
 use super::launch::{Arguments, BoundLaunch};

@@ -1,4 +1,4 @@
-//! Kernel calls with their arguments resolved to bytes. No knowledge of what kernels compute.
+//! Kernel launches with their arguments resolved to bytes. Does not know what kernels compute.
 #![allow(unsafe_code, reason = "launches kernels with arguments that the program describes")]
 
 use super::Preparation;

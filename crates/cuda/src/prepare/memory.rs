@@ -1,5 +1,5 @@
-//! The arenas of a session: allocated once, those of single entries reallocated for larger entries. Knows which contents
-//! live on; not what they are.
+//! The arenas of a session: allocated once; those of single entries are reallocated for larger entries. Knows which
+//! contents persist, not what they are.
 
 use crate::driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use crate::error::{During, Result};

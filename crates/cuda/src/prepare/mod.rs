@@ -1,8 +1,8 @@
-//! Instructions made ready: plans chosen, kernels loaded, addresses resolved.
+//! Prepares instructions: chooses plans, loads kernels, resolves addresses.
 //!
-//! Preparing has two halves. First every instruction gets its plan and says how much workspace it
-//! wants; then one workspace is allocated for all (they run one after another) and addresses are
-//! bound. Queueing afterwards looks nothing up. No knowledge of entry points.
+//! There are two phases. First every instruction gets its plan and states its workspace size. Then one workspace is
+//! allocated for all of them (they run one after another) and addresses are bound. Enqueueing needs no lookups
+//! afterwards. Does not know entry points.
 
 mod addends;
 mod attention;

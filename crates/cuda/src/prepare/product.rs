@@ -1,6 +1,6 @@
-//! Gemm instructions as cuBLASLt products. Low-rank addends follow: in one pass over D by the backend's own
-//! kernel, or as further products onto it. On Hopper the backend's own product takes part, which needs no pass for
-//! them; timing decides.
+//! Gemm instructions as cuBLASLt calls. Low-rank addends follow: in one pass over D with the backend's own kernel, or
+//! as further GEMMs onto it. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the
+//! library, and timing decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
 use super::launch::BoundLaunch;

@@ -1,5 +1,4 @@
-//! Copies and zeroing: by the copy engine where memory is dense, by a kernel where it has gaps or
-//! changes type.
+//! Copies and zeroing: with the copy engine for dense memory, with a kernel where there are gaps or type changes.
 #![allow(unsafe_code, reason = "copies between addresses that the program describes")]
 
 use super::Preparation;

@@ -1,5 +1,5 @@
-//! Transfers between device and host memory on streams of their own, and the events between streams. No knowledge
-//! of what is moved or why.
+//! Transfers between device and host memory on their own streams, and the events between streams. Does not know what is
+//! moved or why.
 #![allow(unsafe_code, reason = "copies between addresses that the program describes")]
 
 use super::Preparation;

@@ -1,7 +1,7 @@
-//! What the cache removes: folders of its own names that hold its own files, one file after another.
+//! Cleanup of the cache: removes folders with the cache's own names that hold its own files, file by file.
 //!
-//! The folder of the cache may be any folder of the user's. What has another name, what does not parse as an entry, what
-//! lies behind a link and what someone put next to the cache's own files stays. Knows names and forms, no rows.
+//! The cache folder may be any folder of the user. Anything with another name, that does not parse as an entry, is
+//! behind a link, or was put next to the cache's files stays. Knows names and formats, no rows.
 
 use std::fs::{self, File};
 use std::io;

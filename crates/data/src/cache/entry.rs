@@ -1,7 +1,6 @@
-//! What an entry of the cache holds besides its segments, as text: what it was made from, what became of the rows, which
-//! segments there are.
+//! The metadata of a cache entry, as text: what it was made from, what became of the rows, and its segments.
 //!
-//! Two lines: the digest of the second, and JSON. Knows no folder.
+//! Two lines: the digest of the second line, and JSON. Knows no folder.
 
 use serde::{Deserialize, Serialize};
 

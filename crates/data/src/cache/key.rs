@@ -1,6 +1,6 @@
-//! What encoded rows depend on: the content of the files, the tokenizer, every option that matters, and this code.
+//! The cache key of encoded rows: the content of the files, the tokenizer, every relevant option, and this code.
 //!
-//! Knows no folder of the cache. An option that is new does not compile here until it is said whether it matters.
+//! Knows no cache folder. A new option does not compile here until it is marked as relevant or not.
 
 use std::io;
 use std::path::{Path, PathBuf};

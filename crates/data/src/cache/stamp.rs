@@ -1,6 +1,6 @@
-//! Whether a file is still the one whose content was read before: by its size, times and number, not by reading it.
+//! Detects whether a file is unchanged since it was last read, by size, timestamps and inode, without reading it.
 //!
-//! The time of change (ctime) is among them, which no program sets back. Knows no format.
+//! The change time (ctime) is included, which no program can set back. Knows no format.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -1,6 +1,6 @@
-//! `type: auto`: what the rows of a set are, by the names and values of their columns.
+//! `type: auto`: detects the type of a dataset from the names and values of its columns.
 //!
-//! A pure function of a few rows. It says in words what it found, and refuses rather than guesses.
+//! A pure function of a few rows. It describes what it found, and rejects rather than guesses.
 
 use serde_json::{Map, Value};
 

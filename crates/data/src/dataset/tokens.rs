@@ -1,4 +1,4 @@
-//! `type: tokens`: rows that are tokenised already.
+//! `type: tokens`: rows that are already tokenized.
 
 use serde_json::{Map, Value};
 

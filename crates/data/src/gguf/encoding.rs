@@ -1,4 +1,4 @@
-//! How the elements of a tensor lie in a GGUF file, and the way there and back.
+//! Encodings of tensor elements in a GGUF file, in both directions.
 
 use tensor::{DType, convert, f16_to_f32, f32_to_f16};
 

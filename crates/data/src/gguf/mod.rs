@@ -1,7 +1,7 @@
-//! The GGUF format, version 3: one file with metadata, a table of tensors, and their aligned bytes. Written and read
-//! back; own code, because the format is a page long and our errors name the tensor.
+//! The GGUF format, version 3: one file with metadata, a table of tensors, and their aligned bytes. Our own code for
+//! writing and reading back, because the format is a page long and our errors name the tensor.
 //!
-//! Knows types of values and blocks of elements; no model, and no meaning of any key.
+//! Knows value types and element blocks; no model, and no meaning of any key.
 
 mod encoding;
 mod read;

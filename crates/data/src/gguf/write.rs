@@ -1,5 +1,5 @@
-//! Writing: metadata and the table of tensors first, then the tensors one after the other. The file appears under its
-//! name only when it is complete.
+//! Writing: metadata and the tensor table first, then the tensors. The file appears under its name only when it is
+//! complete.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

@@ -1,7 +1,7 @@
-//! The elements of a JSON list one after another, as texts: a list that is larger than memory is read like lines.
+//! The elements of a JSON list as texts, one after another: a list larger than memory is read like lines.
 //!
-//! Follows brackets and strings, and leaves everything else to the parser: the list was found to be JSON before. Knows no
-//! rows.
+//! Tracks brackets and strings, and leaves everything else to the parser: the list was already validated as JSON. Knows
+//! no rows.
 
 use std::io::{self, BufRead};
 

@@ -1,7 +1,7 @@
-//! Which files a dataset is: one file, a pattern, or the files of a folder that belong to a subset and a split.
+//! The files of a dataset: one file, a pattern, or the files of a folder that belong to a subset and a split.
 //!
-//! Knows names, and the `configs` that a set's README may list; never opens a data file. The choice among names is a pure
-//! function, so that files of a remote set are chosen before they are fetched.
+//! Knows names, and the `configs` in a dataset's README; never opens a data file. The choice among names is a pure
+//! function, so files of a remote dataset are chosen before they are downloaded.
 
 use std::fs::File;
 use std::io::Read;

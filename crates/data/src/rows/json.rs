@@ -1,4 +1,4 @@
-//! `.jsonl` (one object a line, streamed) and `.json` (one array of objects, or lines under the wrong name).
+//! `.jsonl` (one object per line, streamed) and `.json` (one array of objects, or lines with the wrong extension).
 
 use std::io::BufRead;
 use std::path::Path;

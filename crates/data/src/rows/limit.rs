@@ -1,4 +1,4 @@
-//! What one row may take: a bound that a file of a few bytes cannot unpack to more than memory holds.
+//! The size limit of a row: a small compressed file cannot expand beyond the available memory.
 //!
 //! Knows bytes and values, no format.
 

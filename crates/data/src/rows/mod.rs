@@ -1,7 +1,7 @@
 //! Rows: JSON objects read one by one from local files, each with its place.
 //!
-//! Knows file formats, but not what a row means. Adding a format is one file here, its extension in [`DATA`] and one line
-//! in [`open_file`].
+//! Knows file formats, but not what a row means. Adding a format is one file here, its extension in [`DATA`] and one
+//! line in [`open_file`].
 
 mod arrow;
 mod csv;

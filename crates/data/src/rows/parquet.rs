@@ -1,7 +1,7 @@
-//! `.parquet` by the row interface of the parquet crate, without arrow: rows become JSON objects.
+//! `.parquet` with the row interface of the parquet crate, without arrow: rows become JSON objects.
 //!
-//! Lists, structs and maps nest as they do in JSON; dates, times and decimals are texts, and null where the calendar has none
-//! for them. Bytes that are no text, such as images, are left out of the row.
+//! Lists, structs and maps nest as in JSON; dates, times and decimals are texts, or null outside the calendar. Binary
+//! values that are not text, such as images, are left out of the row.
 
 use std::fs::File;
 use std::path::Path;

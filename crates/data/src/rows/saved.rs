@@ -1,6 +1,6 @@
-//! Folders that the `datasets` library wrote with `save_to_disk`: which of their files hold a split.
+//! Folders written by `save_to_disk` of the `datasets` library: which files belong to a split.
 //!
-//! Such a folder holds `state.json` and shards `data-00000-of-00002.arrow`; one of several splits holds
+//! Such a folder holds `state.json` and shards `data-00000-of-00002.arrow`; with several splits it holds
 //! `dataset_dict.json` and a folder for each. Knows names only.
 
 use regex::Regex;

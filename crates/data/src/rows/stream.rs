@@ -1,6 +1,6 @@
-//! The bytes of a file, unpacked where its name says that it is packed.
+//! The bytes of a file, decompressed according to its extension.
 //!
-//! Knows compressions, not what is inside.
+//! Knows compression formats, not contents.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -1,6 +1,6 @@
-//! Rows as the model gets them, for eyes: every token with its text, where documents begin, what is trained.
+//! Displays rows as the model gets them: every token with its text, document boundaries, and what is trained.
 //!
-//! Reads batches, so that what is shown is what is trained on, and not what someone meant. Knows no colours.
+//! Reads batches, so it shows what is actually trained on. Knows no colors.
 
 mod page;
 mod terminal;

@@ -1,6 +1,6 @@
-//! Rows as a page of HTML that needs nothing else: no script, no font, no network.
+//! Rows as a self-contained HTML page: no script, no font, no network.
 //!
-//! Light or dark as the reader's device is, in one column on a narrow screen. Knows HTML, not where the page is kept.
+//! Light or dark by the reader's settings, in one column on a narrow screen. Knows HTML, not where the page is stored.
 
 use super::{ShownRow, ShownToken, trained, visible};
 

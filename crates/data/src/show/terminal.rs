@@ -1,6 +1,6 @@
-//! Rows on a terminal: trained text in green, the rest faint, every second token underlined, lines no longer than asked.
+//! Rows on a terminal: trained text in green, the rest faint, every second token underlined, lines wrapped to a width.
 //!
-//! Without colours, trained text stands between ⟦ and ⟧ and tokens are separated by `·`. Knows no escape codes but colours.
+//! Without colors, trained text is between ⟦ and ⟧ and tokens are separated by `·`. Uses no escape codes except colors.
 
 use super::{ShownRow, ShownToken, trained, visible};
 

@@ -1,7 +1,7 @@
-//! What one rendering may take: work, texts, depth of values. A template is written by someone else, and a loop of a few
-//! words asks for more than any machine has.
+//! Limits of one rendering: work, text length, depth of values. Templates are untrusted, and a short loop can need more
+//! than any machine has.
 //!
-//! Counted and not timed, so that a rendering ends in the same way on every machine. Knows values, no template.
+//! Counted, not timed, so that a rendering ends the same way on every machine. Knows values, no template.
 
 use std::cell::Cell;
 

@@ -1,5 +1,5 @@
-//! A template's text as instructions: checked for its size and nesting, compiled with a stack of its own, because the
-//! engine follows the nesting of a text by calling itself.
+//! Compiles a template: checked for size and nesting, and compiled on its own stack, because the engine recurses on
+//! nesting.
 //!
 //! Knows the engine's parts, not what a template is for.
 

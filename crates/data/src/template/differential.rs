@@ -1,5 +1,5 @@
-//! Templates with the bounds in them against the engine's own: what both render is the same, and nothing that the engine
-//! renders is refused.
+//! Compares templates with limits against the unmodified engine: both render the same text, and nothing that the engine
+//! renders is rejected.
 
 use std::fs;
 use std::path::{Path, PathBuf};

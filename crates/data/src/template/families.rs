@@ -1,7 +1,7 @@
-//! Chat templates by name: the common formats, written out here, and the names of model families.
+//! Chat templates by name: the common formats, and the names of model families.
 //!
-//! A family's name stands for the model's own template where the model has one, because generations of a family differ; a
-//! format's name always stands for the text below. Knows no tokenizer: what a text needs of one is listed next to it.
+//! A family's name means the model's own template if it has one, because generations of a family differ; a format's
+//! name always means the template below. Knows no tokenizer: the tokens that a template needs are listed with it.
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
-//! What a run shows while it runs, and the signals that end it: a line for each step, and on a terminal a panel
-//! below them; or the events of the log, or nothing.
+//! Console output of a run, and the signals that end it: one line per step and, on a terminal, a panel below; or the
+//! events of the log; or nothing.
 //!
-//! Knows texts, events and signals; not what a step is. What the panel says is made in `panel.rs`.
+//! Knows texts, events and signals, not what a step is. `panel.rs` formats the panel.
 
 mod panel;
 

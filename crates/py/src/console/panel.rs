@@ -1,6 +1,6 @@
-//! The line below the bar: the loss with its course as a small picture, throughput, utilisation, memory.
+//! The line below the progress bar: the loss with a sparkline, throughput, utilization, memory.
 //!
-//! Knows events of the log and columns; not how anything is drawn.
+//! Knows events of the log and columns, not how anything is drawn.
 
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
-//! One batch of rows: its buffers as they lie in the file, dealt to the columns and checked against their lengths.
+//! One record batch: its buffers in the file, assigned to columns and checked against their lengths.
 //!
-//! Knows where values lie, not what they mean.
+//! Knows where values are, not what they mean.
 
 use std::collections::HashMap;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Tables of the FlatBuffers encoding, in which Arrow writes its headers: every read is checked against the bytes.
+//! Tables of the FlatBuffers encoding, in which Arrow writes its headers: every read is bounds-checked.
 //!
 //! Knows no Arrow.
 

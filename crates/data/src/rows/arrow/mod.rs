@@ -1,8 +1,8 @@
 //! `.arrow`: files and streams of the Arrow IPC format, batch by batch; rows become JSON objects.
 //!
-//! Lists, structs and maps nest as they do in JSON. Bytes that are no text, such as images, are left out of the row.
-//! Not read, and refused by name: unions, run-end encoding, list views, buffers packed with LZ4, big-endian files. Knows no
-//! dataset library: which files of a folder belong together is said elsewhere.
+//! Lists, structs and maps nest as in JSON. Binary values that are not text, such as images, are left out of the row.
+//! Not supported, and rejected by name: unions, run-end encoding, list views, LZ4-compressed buffers, big-endian files.
+//! Knows no dataset library: which files of a folder belong together is decided elsewhere.
 
 mod batch;
 mod flat;

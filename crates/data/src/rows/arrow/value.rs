@@ -1,7 +1,7 @@
 //! One value of a column as JSON.
 //!
-//! Dates, times and decimals are texts; numbers that JSON does not know and times outside of the calendar are null. What a
-//! row takes is counted, because lists of nothing take no bytes in a file. Knows no files.
+//! Dates, times and decimals are texts; numbers that JSON cannot represent and times outside the calendar are null. The
+//! size of a row is counted, because lists of nothing take no bytes in a file. Knows no files.
 
 use jiff::civil::Date;
 use serde_json::{Map, Number, Value};

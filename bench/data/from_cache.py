@@ -1,9 +1,9 @@
-"""Reading kept rows: tokens per second of one core, packed and batched, and the memory that it takes.
+"""Reading cached rows: tokens per second of one core, packed and batched, and the memory that it takes.
 
     from_cache.py [--tokens 536870912] [--times 3]
 
 Writes a cache of that many tokens (2 GiB of ids; lengths log-normal around 300), then deals one shuffled epoch into
-packed batches of 8 x 2048 in one thread, each time anew. Time is the processor time of that thread, memory what the
+packed batches of 8 x 2048 in one thread, from scratch each time. Time is the CPU time of that thread, memory what the
 process grows by at most. Needs cargo; the median is what counts.
 """
 

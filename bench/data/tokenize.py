@@ -6,7 +6,7 @@ PYTHON is an interpreter with transformers and datasets. Both sides read the sam
 with another first word, so that nothing is answered from a store of words), write the model's chat template, encode,
 mark what of the assistant is trained, and keep the rows: ours with its cache of rows in an empty folder, the peer with
 that of datasets. The peer renders with the template of the same text in which answers stand between generation marks,
-by which `apply_chat_template(return_assistant_tokens_mask=True)` gives its masks. Start and import are measured beside
+by which `apply_chat_template(return_assistant_tokens_mask=True)` gives its masks. Start and import are measured besides
 it on one conversation and taken off on both sides. The third column is ours with the library that the peer uses, by
 `SUROGATE_ENCODER=library`. Ratios are of neighbouring runs, so that what slows the machine for longer falls out.
 """

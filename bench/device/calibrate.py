@@ -6,11 +6,11 @@
 First `surogate doctor --calibrate` (under four minutes on a GPU; what it finds is kept for the plans that follow, and lies
 in FOLDER/machine.json). Then `--count` shapes: family, sizes, length 512 to 32k, batch, rank, window, packed documents,
 heads, from the seed, which is the commit's hash unless another is named. A shape whose plan is refused, or whose step
-is expected to take longer than 4 s, is drawn anew. Each is planned by `surogate plan --json` and run by `surogate sft`
+is expected to take longer than 4 s, is redrawn. Each is planned by `surogate plan --json` and run by `surogate sft`
 for `--warm-up` + `--seconds` seconds. Prints a table, and a line for every shape that is off by more than 10 % in time
 or by more than max(1 %, 300 MB) in memory; exit status 1 if there is one. FOLDER/shapes.jsonl has everything.
 
-A shape takes about 25 seconds beside `--warm-up` and `--seconds`. Needs the surogate package.
+A shape takes about 25 seconds in addition to `--warm-up` and `--seconds`. Needs the surogate package.
 """
 
 from __future__ import annotations

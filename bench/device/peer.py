@@ -1,4 +1,4 @@
-"""The same work by a training loop in plain PyTorch that lies outside the project: `lean.py` with `peers.py` beside it.
+"""The same work by a training loop in plain PyTorch outside the project: `lean.py`, with `peers.py` next to it.
 
 Runs one setting in a process of its own and gives the best rate that it reported. Deliberately unknown here: our side.
 """

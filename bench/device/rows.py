@@ -38,7 +38,7 @@ class Row:
     must_beat: float | None = None
     target: float | None = None
     # The row whose rate this one is compared with, and the share of it that is wanted.
-    beside: tuple[str, float] | None = None
+    baseline: tuple[str, float] | None = None
     options: tuple[tuple[str, Any], ...] = ()
     packed: bool = False
 
@@ -56,8 +56,8 @@ def _rows() -> list[Row]:
         model, name = f"qwen3-{size}", f"lora-{size}"
         rows.append(Row(name, model, "lora", 2, 4, least * 1e3, target * 1e3))
         dropout = (("lora_dropout", 0.05),)
-        rows.append(Row(f"{name}-dropout", model, "lora", 2, 4, beside=(name, 0.97), options=dropout))
-        rows.append(Row(f"{name}-packed", model, "lora", 2, 4, beside=(name, 1.0), packed=True))
+        rows.append(Row(f"{name}-dropout", model, "lora", 2, 4, baseline=(name, 0.97), options=dropout))
+        rows.append(Row(f"{name}-packed", model, "lora", 2, 4, baseline=(name, 1.0), packed=True))
     for size, (least, target) in weights.items():
         rows.append(Row(f"full-{size}", f"qwen3-{size}", "full", 8, 1, least * 1e3, target * 1e3))
     return rows

@@ -4,7 +4,7 @@
              [--device cuda]
 
 Weights are drawn at random from the folder's config.json; bf16, `adamw_8bit`, rank 16 on every linear,
-no dropout, clipping on; `--options` changes any of it. With `--seconds`, steps go on that long behind the
+no dropout, clipping on; `--options` changes any of it. With `--seconds`, steps continue that long after the
 first five: a GPU at its power limit slows down in the first half minute. Batches are made on the host between
 the steps and are not part of the time.
 Reads nothing else and writes nothing but its table.

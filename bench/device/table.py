@@ -1,4 +1,4 @@
-"""Every bf16 row of the table on one GPU: `surogate sft` itself, a peer beside it, one table, lines for the record.
+"""Every bf16 row of the table on one GPU: `surogate sft` itself, a peer for comparison, one table, lines for the record.
 
     table.py [--only NAME,NAME] [--seconds 60] [--warm-up 8] [--peer .../lean.py] [--out FOLDER] [--again]
              [--commit HASH] [--csv FILE] [--budget SECONDS] [--device cuda|cpu] [--tiny] [--list]
@@ -126,7 +126,7 @@ def one_row(a: argparse.Namespace, row: Row, here: dict[str, str], commit: str) 
     except one_run.Failed as problem:
         result["error"] = str(problem)
     (folder / "data.jsonl").unlink()
-    if a.peer is not None and row.beside is None:
+    if a.peer is not None and row.baseline is None:
         result["peer"] = peer.run(a.peer, row, a.out / "peer", 100.0)
     return result
 
@@ -147,7 +147,7 @@ def record_line(result: dict[str, Any]) -> dict[str, Any]:
     ]
     notes += [f"{name} {value}" for name, value in row.options] + ["packed documents of ~150 tokens"] * row.packed
     if "tokens_per_second" in result.get("peer", {}):
-        notes.append(f"peer beside it {result['peer']['tokens_per_second']:.0f} ({result['peer']['how']}, short run)")
+        notes.append(f"peer {result['peer']['tokens_per_second']:.0f} ({result['peer']['how']}, short run)")
     notes.append(f"{result['to_step_1']:.1f} s to step 1; {result['card']}")
     values = [result["date"], result["commit"], result["driver"], result["cuda"], row.work, row.model, "bf16"]
     values += [result["batch"], result["accumulation"], result["seq_len"], f"{result['tokens_per_second']:.0f}"]
@@ -172,8 +172,8 @@ def append(path: pathlib.Path, results: list[dict[str, Any]]) -> int:
 
 
 def verdict(row: Row, rate: float, of: dict[str, dict[str, Any]]) -> str:
-    if row.beside is not None:
-        name, share = row.beside
+    if row.baseline is not None:
+        name, share = row.baseline
         if "tokens_per_second" not in of.get(name, {}):
             return f"wants {share:.2f} × {name}, which was not run"
         ratio = rate / of[name]["tokens_per_second"]
@@ -197,12 +197,12 @@ def show(results: list[dict[str, Any]], tiny: bool) -> str:
             lines.append(f"{name:20} FAILED: {words[:60]} … {words[-300:]}")
             continue
         rate, planned, gib = result["tokens_per_second"], planned_rate(result), one_run.GIB
-        beside = result.get("peer", {}).get("tokens_per_second")
+        peer_rate = result.get("peer", {}).get("tokens_per_second")
         number = lambda value, form: "–" if value is None else format(value, form)  # noqa: E731
         thousand = lambda value: number(None if value is None else value / 1e3, ".1f")  # noqa: E731
         used = result["used"] or result["memory_in_log"]
         over = used - result["planned_memory"] > max(MEMORY_SHARE * result["planned_memory"], MEMORY_BYTES)
-        text = f"{name:20} {thousand(rate):>7} {thousand(beside):>7} {number(beside and rate / beside, '.3f'):>6}"
+        text = f"{name:20} {thousand(rate):>7} {thousand(peer_rate):>7} {number(peer_rate and rate / peer_rate, '.3f'):>6}"
         text += f" {thousand(row.must_beat):>6} {thousand(row.target):>6} {number(result['mfu'], '.1%'):>6}"
         text += f" {thousand(planned):>8} {number(planned and planned / rate - 1, '+.1%'):>6} {used / gib:7.2f}"
         text += f" {result['planned_memory'] / gib:7.2f} {result['to_step_1']:6.1f}  "
@@ -246,7 +246,7 @@ def main() -> int:
         done = {result["row"] for result in read([journal]) if "error" not in result and result["commit"] == commit}
         if row.name in done and not a.again:
             continue
-        needed = a.warm_up + a.seconds + 25 + (50 if a.peer is not None and row.beside is None else 0)
+        needed = a.warm_up + a.seconds + 25 + (50 if a.peer is not None and row.baseline is None else 0)
         if time.monotonic() - began + needed > a.budget:
             print(f"{row.name} and what follows it are left for another call", flush=True)
             break

@@ -69,7 +69,7 @@ pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// `tokenizer_config.json` beside a whole tokenizer.
+/// `tokenizer_config.json` next to a whole tokenizer.
 pub fn tokenizer_config(bytes: &[u8]) -> bool {
     written("tokenizer_config", "tokenizer.json", &file("examples/stories/model/tokenizer.json"));
     written("tokenizer_config", "tokenizer_config.json", bytes);
@@ -152,7 +152,7 @@ pub fn safetensors_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// `model.safetensors.index.json` beside two shards.
+/// `model.safetensors.index.json` next to two shards.
 pub fn shards(bytes: &[u8]) -> bool {
     for (name, tensor) in [("model-1.safetensors", "a"), ("model-2.safetensors", "b")] {
         let header = json!({tensor: {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}});
@@ -168,7 +168,7 @@ pub fn shards_seeds() -> Vec<Vec<u8>> {
     vec![both.to_string().into_bytes()]
 }
 
-/// `adapter_config.json` beside the matrices of a real adapter, merged into its model.
+/// `adapter_config.json` next to the matrices of a real adapter, merged into its model.
 pub fn adapter(bytes: &[u8]) -> bool {
     written("adapter", "adapter_config.json", bytes);
     let matrices = scratch("adapter").join("adapter_model.safetensors");

@@ -2,7 +2,7 @@
 
     python tests/oracle/compare_gguf.py [--cases N] [--seed S]
 
-Needs gguf beside what compare_transformers.py needs. Random small models in every encoding: tensors and sizes as gguf
+Needs gguf in addition to what compare_transformers.py needs. Random small models in every encoding: tensors and sizes as gguf
 reads them, logits as transformers loads them; and the vocabulary of the shipped example. Exit code 1 if anything was
 out of tolerance.
 """

@@ -131,7 +131,7 @@ PIECES = ["a", " ", "\n", "<think>", "</think>", "é", "😀", '"', "'", "\\", "
 
 
 def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A conversation of texts that nobody meant."""
+    """A conversation of random texts."""
     text = lambda: "".join(rng.choices(PIECES, k=rng.randrange(8)))  # noqa: E731
     value = lambda: rng.choice([text(), 1, -3, 0.1, 1e-7, 1e22, 3.0, True, None, [text()], {text(): text()}])  # noqa: E731
     messages = [say("system", text())] if rng.random() < 0.4 else []

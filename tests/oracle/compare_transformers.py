@@ -4,7 +4,7 @@
 
 Parts: models (logits, hidden states, losses, every gradient), adapters (LoRA by name, pattern,
 all-linear), training (AdamW and NorMuon curves), exports (folders that transformers and peft read). Needs torch,
-transformers, peft and safetensors beside surogate; not a part of the tests that run on every change,
+transformers, peft and safetensors besides surogate; not a part of the tests that run on every change,
 which have stored numbers instead. Shapes and options are drawn from the seed, so that a failure can
 be repeated: each line names its case. Exit code 1 if anything was out of tolerance.
 """
@@ -333,7 +333,7 @@ class Expected:
 
 def compare_model(report: Report, model, engine: surogate.Model, batch: dict, names=lambda name: name) -> None:
     """Everything that `surogate.Model` gives for one batch. Where float32 itself loses more than the
-    tolerance, which a second run of the truth in float64 tells, four times as much is allowed."""
+    tolerance, which a second run of the reference in float64 measures, four times as much is allowed."""
     expected = Expected(model, batch, names)
     exact = Expected(in_float64(model), batch, names, torch.float64)
     found, states = engine.forward(batch["input_ids"], batch["position_ids"], hidden=True)

@@ -79,9 +79,9 @@ def test_verdicts_are_of_the_numbers(monkeypatch):
     assert "NOT" in script.verdict(row, 16_000.0, {})
     assert script.verdict(row, 16_100.0, {}) == "beats what it must"
     assert script.verdict(row, 17_300.0, {}) == "target reached"
-    beside = {"lora-8b": {"tokens_per_second": 100.0}}
-    assert script.verdict(ROWS["lora-8b-dropout"], 96.0, beside).endswith("MISSED")
-    assert script.verdict(ROWS["lora-8b-packed"], 101.0, beside).endswith("reached")
+    baseline = {"lora-8b": {"tokens_per_second": 100.0}}
+    assert script.verdict(ROWS["lora-8b-dropout"], 96.0, baseline).endswith("MISSED")
+    assert script.verdict(ROWS["lora-8b-packed"], 101.0, baseline).endswith("reached")
 
 
 def test_a_run_that_fails_is_reported(tmp_path):
@@ -126,4 +126,4 @@ def case_lean(case, clock):
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     assert result["peer"] == {"tokens_per_second": 100.0, "batch": 2, "accumulation": 4, "how": "graph"}
-    assert "peer beside it 100 (graph, short run)" in (tmp_path / "record.csv").read_text()
+    assert "peer 100 (graph, short run)" in (tmp_path / "record.csv").read_text()

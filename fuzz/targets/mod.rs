@@ -2,7 +2,7 @@
 //! with.
 //!
 //! Used by the engine (`fuzz/engine.rs`) and by the test that replays what was found (`crates/train/tests/corpus.rs`).
-//! A target may refuse its input; it may not panic, hang, or ask for memory out of proportion.
+//! A target may reject its input; it may not panic, hang, or ask for memory out of proportion.
 
 mod checkpoint;
 mod conversations;

@@ -67,7 +67,7 @@ pub fn run(architectures: &[&str]) -> Result<(), String> {
     Err(format!("{} of {} compilations failed\n{}", failures.len(), jobs.len(), failures.join("\n")))
 }
 
-/// On all cores; gives the failures in the order of the jobs.
+/// On all cores; returns the failures in the order of the jobs.
 fn compile_all(compiler: &Compiler, jobs: &[(&Unit, &str)]) -> Vec<String> {
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
@@ -143,7 +143,7 @@ fn dense(tensor: &HostTensor) -> TensorRef {
     TensorRef::dense(ArenaId(0), 0, tensor.dtype, tensor.shape.clone())
 }
 
-/// As a slice of a wider matrix lies in memory.
+/// As a slice of a wider matrix is in memory.
 fn padded_rows(tensor: &HostTensor) -> TensorRef {
     let mut at = dense(tensor);
     let outer = at.strides.len().saturating_sub(1);

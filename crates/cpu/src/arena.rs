@@ -150,7 +150,7 @@ impl Memory {
         (unsafe { block.start.as_ptr().add(at.offset) }, at.span())
     }
 
-    /// Checks that a tensor lies inside its arena and is aligned. Panics otherwise.
+    /// Checks that a tensor is inside its arena and is aligned. Panics otherwise.
     pub fn check(&self, at: &TensorRef) {
         let (start, _) = self.place(at);
         assert!((start as usize).is_multiple_of(at.dtype.size()), "{at} is not aligned to its elements");

@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 
 use program::{EventId, Lane};
 
-/// What stands in a lane.
+/// What is in a lane.
 enum Entry {
     Transfer(usize),
     Record(EventId),

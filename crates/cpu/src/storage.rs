@@ -183,7 +183,7 @@ fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
     }
 }
 
-/// An operand used where it lies: dense and of a native type.
+/// An operand used where it is: dense and of a native type.
 pub fn input_in_place<'a>(span: &Span<'a>, at: &'a TensorRef) -> Input<'a, f32> {
     let data = match at.dtype {
         DType::I32 => Data::Int(span.slice()),

@@ -22,7 +22,7 @@ const ROUNDS: usize = 4;
 /// A suggestion must beat the library's favourite by this factor: below it the clock is noise.
 const WORTHWHILE: f32 = 0.98;
 
-/// Where a product's operands lie, and all memory around them. Nothing in it is needed yet.
+/// Where a product's operands are, and all memory around them. Nothing in it is needed yet.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a> {
     pub addresses: [u64; 3],
@@ -152,14 +152,14 @@ impl Chooser {
     fn time(&mut self, lt: &CublasLt, stream: &Stream, plans: &[ProductPlan], at: Operands) -> Result<Vec<f32>> {
         let workspace = self.ready(stream, lt.workspace_limit, at.arenas)?;
         race(stream, at.arenas, plans.len(), |plan| {
-            // SAFETY: the operands lie in the arenas as the product describes them, the workspace is as large as any
+            // SAFETY: the operands are in the arenas as the product describes them, the workspace is as large as any
             // algorithm may ask, and the stream is waited for behind the run.
             unsafe { plans[plan].run(stream, at.addresses, at.bias, workspace) }
         })
     }
 }
 
-/// The least milliseconds of each of `count` ways, which `queue` queues. The second-level cache is swept before every
+/// The least milliseconds of each of `count` ways, which `queue` queues. The L2 cache is swept before every
 /// run, and the ways take turns, so that none profits from its place.
 pub(crate) fn race(
     stream: &Stream,
@@ -258,14 +258,14 @@ fn fill(stream: &Stream, buffer: &DeviceBuffer) -> Result<()> {
     while filled < buffer.len() {
         let bytes = filled.min(buffer.len() - filled);
         let target = buffer.slice(filled, bytes);
-        // SAFETY: both ranges lie in the buffer, the second behind the first.
+        // SAFETY: both ranges are in the buffer, the second behind the first.
         unsafe { stream.copy(target, buffer.address(), bytes)? };
         filled += bytes;
     }
     Ok(())
 }
 
-/// Reads and writes more of the largest arena than the second-level cache holds.
+/// Reads and writes more of the largest arena than the L2 cache holds.
 fn sweep(stream: &Stream, arenas: &[&DeviceBuffer]) -> Result<()> {
     let Some(arena) = arenas.iter().max_by_key(|arena| arena.len()) else { return Ok(()) };
     let bytes = stream.device.properties.l2_cache.min(arena.len() / 2);

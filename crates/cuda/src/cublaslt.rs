@@ -13,7 +13,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tensor::DType;
 
-/// One matrix operand: how it lies in memory.
+/// One matrix operand: how it is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// f32 or bf16.

@@ -16,7 +16,7 @@ pub enum Error {
     )]
     LibraryMissing { library: &'static str, tried: Vec<String>, hint: String, context: String },
 
-    /// The file is there but the loader refuses it.
+    /// The file is there but the loader rejects it.
     #[error("{} cannot be loaded: {reason}", path.display())]
     LibraryBroken { path: PathBuf, reason: String },
 
@@ -35,7 +35,7 @@ pub enum Error {
     )]
     OutOfMemory { wanted: usize, free: usize, total: usize, context: String },
 
-    /// The runtime compiler refused a kernel; the log names file and line.
+    /// The runtime compiler rejected a kernel; the log names file and line.
     #[error("kernel `{kernel}` does not compile for {architecture}:\n{log}")]
     Compile { kernel: String, architecture: String, log: String },
 

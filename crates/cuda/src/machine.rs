@@ -37,7 +37,7 @@ pub fn machine(properties: &Properties) -> Machine {
     }
 }
 
-/// Dense bf16 tensor-core FLOPs of one multiprocessor in one cycle, f32 accumulation.
+/// Dense bf16 tensor-core FLOPs of one SM in one cycle, f32 accumulation.
 fn bf16_flops_per_cycle(architecture: Architecture) -> f64 {
     match (architecture.major, architecture.minor) {
         (8, 0) => 2048.0,

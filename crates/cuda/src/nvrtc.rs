@@ -53,7 +53,7 @@ impl Compiler {
     }
 
     /// Compiles for one architecture, e.g. `sm_90a`; for a virtual one, e.g. `compute_80`, to PTX that the driver
-    /// translates. A refusal carries the log with file and line.
+    /// translates. A rejection carries the log with file and line.
     pub fn compile(&self, source: &KernelSource, architecture: &str) -> Result<Compiled> {
         let program = self.create(source)?;
         let options: Vec<CString> =

@@ -88,7 +88,7 @@ impl Report {
     }
 
     /// Whether programs can run here. Those with bf16 attention also need cuDNN: loading one without it
-    /// is refused.
+    /// is rejected.
     pub fn usable(&self) -> bool {
         let found = |kind| self.libraries.iter().any(|l| l.kind == kind && l.state.is_ok());
         let needed = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt];
@@ -219,7 +219,8 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Libraries that are not there at all are reported together, by what mends it: a machine without a GPU lacks most of them.
+/// Libraries that are not there at all are reported together, by what fixes it: a machine without a GPU lacks most of
+/// them.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut absent: Vec<(&str, Vec<&LibraryReport>)> = Vec::new();

@@ -8,7 +8,7 @@ use crate::driver::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Bytes of one part of the upload memory. What is larger is copied from where it lies, which the host waits for.
+/// Bytes of one part of the upload memory. What is larger is copied from where it is, which the host waits for.
 const PART: usize = 4 << 20;
 /// Parts that are filled in turn.
 const PARTS: usize = 2;
@@ -73,7 +73,7 @@ pub(crate) struct Readings {
 }
 
 impl Readings {
-    /// Queues copies of (buffer, offset, bytes), one behind the other; gives the reading's number.
+    /// Queues copies of (buffer, offset, bytes), one behind the other; returns the reading's number.
     pub fn start(&mut self, stream: &Stream, from: &[(&DeviceBuffer, usize, usize)]) -> Result<u64> {
         let bytes: usize = from.iter().map(|(_, _, bytes)| bytes).sum();
         let fits = |slot: &Slot| slot.taken.is_none() && slot.buffer.bytes().len() >= bytes;

@@ -36,7 +36,7 @@ fn dense(heads: i64, head_dim: i64, length: i64) -> Strides {
     Strides { row: length * heads * head_dim, token: heads * head_dim, head: head_dim }
 }
 
-/// `merged`: V lies in the merged q|k|v buffer, as the projection writes it.
+/// `merged`: V is in the merged q|k|v buffer, as the projection writes it.
 fn attention([batch, length, query_heads, kv_heads, head_dim]: [i64; 5], merged: bool) -> Sdpa {
     let (q, k) = (dense(query_heads, head_dim, length), dense(kv_heads, head_dim, length));
     let token = (query_heads + 2 * kv_heads) * head_dim;

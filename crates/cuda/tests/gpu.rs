@@ -464,7 +464,7 @@ impl Adapted {
         let mut layout = Layout::default();
         let mut place = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
         let stored = |rows: usize, columns: usize| if self.across { [rows, columns] } else { [columns, rows] };
-        // A and D are slices of wider rows; all T lie side by side.
+        // A and D are slices of wider rows; all T are side by side.
         let (wide_a, b, wide_d) = (place([m, k + 8]), place(stored(k, n)), place([m, n + 64]));
         let ts = place([m, self.rank * self.slices.len().max(1)]);
         let us: Vec<TensorRef> = self.slices.iter().map(|(_, count)| place(stored(self.rank, *count))).collect();

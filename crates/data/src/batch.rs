@@ -29,8 +29,8 @@ impl Batch {
     ///
     /// `input_ids`, `labels`, `position_ids`, `weights`: [B, T]. A document starts at the beginning of each row and
     /// where `position_ids` does not continue (position ≠ previous + 1); without `position_ids` each row is one
-    /// document. `weights[t]` belongs to `labels[t]` and moves with it; without weights each label counts 1. A label
-    /// of weight 0 is not trained. Errors: a length that is not B·T, a negative id or position, a weight that is negative
+    /// document. `weights[t]` belongs to `labels[t]` and moves with it; without weights each label counts 1. A label of
+    /// weight 0 is not trained. Errors: a length that is not B·T, a negative id or position, a weight that is negative
     /// or not finite.
     pub fn from_labels(
         batch: usize,

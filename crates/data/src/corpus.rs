@@ -82,7 +82,7 @@ impl Corpus {
         self.read(i, &mut Vec::new()).map(DocumentView::to_document)
     }
 
-    /// The same without a copy, but for the one in `copy` of what lies in a file.
+    /// The same without a copy, but for the one in `copy` of what is in a file.
     pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
         let (segment, inside) = self.place(i);
         self.segments[segment].read(inside, copy)
@@ -100,7 +100,7 @@ impl Corpus {
     }
 }
 
-/// Of the words of a segment, as they lie in a file.
+/// Of the words of a segment, as they are in a file.
 pub(crate) fn digest_of(words: &[i32]) -> String {
     let mut hasher = blake3::Hasher::new();
     for block in words.chunks(1 << 14) {

@@ -82,7 +82,7 @@ impl Document {
     }
 
     /// What is kept of the beginning, and the end up to `limit` tokens. The first token after the gap is not trained:
-    /// what stands before it now is not what it follows.
+    /// what is before it now is not what it follows.
     fn without_beginning(&self, limit: usize) -> Result<Document, RowError> {
         if self.keep >= limit {
             let problem = format!("the system prompt alone has {} tokens, the limit is {limit}", self.keep);

@@ -21,7 +21,7 @@ use crate::tokenizer::Encoded;
 pub(crate) struct FastEncoder {
     pipeline: PipelineTokenizer,
     options: EncodeOptions,
-    /// The bytes of all tokens, and where among them those of each id lie.
+    /// The bytes of all tokens, and where among them those of each id are.
     bytes: Vec<u8>,
     ranges: Vec<Range<u32>>,
     /// Tokens with their offsets that the tokenizer adds itself around a text; `None`: these are not the same for every
@@ -153,8 +153,8 @@ fn token_bytes(tokenizer: &tokenizers::Tokenizer) -> Result<(Vec<u8>, Vec<Range<
     Ok((bytes, ranges))
 }
 
-/// The signs by which byte-level vocabularies write bytes: printable ones of Latin-1 stand for themselves, the others for
-/// 256, 257, … in their order.
+/// The signs by which byte-level vocabularies write bytes: printable ones of Latin-1 stand for themselves, the others
+/// for 256, 257, … in their order.
 fn alphabet() -> HashMap<char, u8> {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 256;
@@ -274,7 +274,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// Where reference files lie next to the checkout.
+    /// Where reference files are next to the checkout.
     fn shared() -> Option<PathBuf> {
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets");
         if !assets.is_dir() {

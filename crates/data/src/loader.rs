@@ -36,8 +36,8 @@ pub enum Padding {
     Beginning,
 }
 
-/// Which rows of each micro-batch of all ranks are dealt here. All ranks walk through one packing, so the rows of a step
-/// do not depend on how many share them.
+/// Which rows of each micro-batch of all ranks are distributed here. All ranks walk through one packing, so the rows of
+/// a step do not depend on how many share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// From 0.

@@ -77,7 +77,7 @@ impl<'a> DocumentView<'a> {
         }
     }
 
-    /// Whether its runs ascend and lie inside the document.
+    /// Whether its runs ascend and are inside the document.
     fn holds(&self) -> bool {
         let Trained::Runs(words) = self.trained else { return true };
         let mut at = 0;
@@ -127,7 +127,7 @@ fn runs_of(document: &Document) -> Option<Vec<i32>> {
     (runs.len() <= 2 * document.len()).then_some(runs)
 }
 
-/// A segment in the making.
+/// A segment in progress.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentBuilder {
     lengths: Vec<i32>,
@@ -180,7 +180,7 @@ impl SegmentBuilder {
     }
 }
 
-/// Where the words behind head and index lie.
+/// Where the words behind head and index are.
 #[derive(Debug)]
 enum Words {
     Memory(Vec<i32>),
@@ -242,7 +242,7 @@ impl Segment {
         self.index[..self.documents][i] as usize
     }
 
-    /// Document `i`, by way of `copy` where it lies in a file. Errors: the file has changed. Panics if there is no
+    /// Document `i`, by way of `copy` where it is in a file. Errors: the file has changed. Panics if there is no
     /// document `i`.
     pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
         let at = |column: usize| self.index[column * self.documents..][..self.documents][i];
@@ -286,7 +286,7 @@ fn documents(head: &[i32; HEAD], words: usize) -> Option<usize> {
     (words == HEAD + INDEX * documents + data).then_some(documents)
 }
 
-/// Whether the documents of an index lie one behind the other in so many words of data.
+/// Whether the documents of an index are one behind the other in so many words of data.
 fn is_whole(index: &[i32], data: usize) -> bool {
     let documents = index.len() / INDEX;
     let mut end = 0;

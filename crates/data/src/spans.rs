@@ -56,7 +56,7 @@ pub type Render<'a> = &'a dyn Fn(&[Map<String, Value>]) -> Result<Rendered, RowE
 pub struct Markers<'a> {
     /// What opens the assistant's turn.
     pub generation_prompt: &'a str,
-    /// What stands between a user's message and a plain answer; read where there is no generation prompt.
+    /// What is between a user's message and a plain answer; read where there is no generation prompt.
     pub answer_opening: &'a str,
     /// Special tokens that end a turn.
     pub end_of_turn: &'a [String],
@@ -76,7 +76,7 @@ fn sentinels(base: &str) -> [String; 2] {
 /// Pairs between which a template may insert an empty train of thought.
 const THOUGHTS: [(&str, &str); 3] = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>")];
 
-/// Where one message lies: from the first to the last byte that depends on it.
+/// Where one message is: from the first to the last byte that depends on it.
 #[derive(Clone, Debug)]
 struct Located {
     range: Range<usize>,
@@ -165,8 +165,8 @@ pub fn weighted_spans(
     Ok((base.text, spans))
 }
 
-/// Where the part of a rendering ends that survives when its beginning is cut off: the system prompt, the template's own
-/// too, with the token that ends it. 0: there is none before the first other message.
+/// Where the part of a rendering ends that survives when its beginning is cut off: the system prompt, the template's
+/// own too, with the token that ends it. 0: there is none before the first other message.
 pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>) -> Result<usize, RowError> {
     let mut plain: Vec<Map<String, Value>> = messages.iter().map(|message| message.fields.clone()).collect();
     let base = render(&plain)?.text;
@@ -189,8 +189,8 @@ pub fn system_end(messages: &[Message], render: Render<'_>, markers: Markers<'_>
     }
 }
 
-/// The fields of a message that a template may show, as JSON pointers with the values that replace them. Only fields that
-/// are there: what a call lacks, a template shows by text of its own.
+/// The fields of a message that a template may show, as JSON pointers with the values that replace them. Only fields
+/// that are there: what a call lacks, a template shows by text of its own.
 fn shown_fields(message: &Map<String, Value>, sentinels: &[String; 2]) -> Vec<(String, [Value; 2])> {
     let texts = sentinels.clone().map(Value::from);
     let mut fields = Vec::new();
@@ -264,7 +264,7 @@ fn locate(
 }
 
 /// Where a message that calls tools parts from a plain answer in its place, given everything before it: what a template
-/// writes around the calls is the assistant's own text. `None`: the template refuses a plain answer there, or writes
+/// writes around the calls is the assistant's own text. `None`: the template rejects a plain answer there, or writes
 /// what comes before differently when the conversation ends with it.
 fn plain_answer_start(
     base: &str,
@@ -334,7 +334,7 @@ fn common_suffix(a: &str, b: &str) -> usize {
 }
 
 /// Where the assistant begins to speak: after the generation prompt. `before` is the end of the previous message,
-/// `None` where that is not known; between it and `start` stands only text of the template.
+/// `None` where that is not known; between it and `start` is only text of the template.
 fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> usize {
     let header = &base[before.unwrap_or(0)..start];
     let offset = start - header.len();
@@ -351,7 +351,7 @@ fn turn_begin(base: &str, before: Option<usize>, start: usize, prompt: &str) -> 
     if before.is_none() { start } else { offset + begin }
 }
 
-/// The same for templates without generation prompt: an answer begins after what stands between a question and its
+/// The same for templates without generation prompt: an answer begins after what is between a question and its
 /// answer.
 fn after_opening(base: &str, before: Option<usize>, start: usize, markers: Markers<'_>) -> Option<usize> {
     let inserted = base[before?..start].strip_prefix(markers.answer_opening)?;

@@ -166,7 +166,7 @@ fn grouped(n: usize) -> String {
     text
 }
 
-/// The name of a column, and what stands in it for a dataset.
+/// The name of a column, and what is in it for a dataset.
 type Column = (&'static str, fn(&DatasetSummary) -> String);
 
 /// The table's columns.

@@ -205,8 +205,8 @@ fn special_tokens(library: &Library, config: &Map<String, Value>, names: &Map<St
         .collect()
 }
 
-/// The template, and the one for conversations with tools. `chat_template.jinja` wins over the config, where the template
-/// is a string or a list of named ones; further ones lie in a folder next to it, each under its name.
+/// The template, and the one for conversations with tools. `chat_template.jinja` wins over the config, where the
+/// template is a string or a list of named ones; further ones are in a folder next to it, each under its name.
 fn template_texts(folder: &Path, config: &Map<String, Value>) -> Result<(Option<String>, Option<String>), DataError> {
     let read = |file: &str| -> Result<Option<String>, DataError> {
         let file = folder.join(file);

@@ -1,6 +1,6 @@
 //! How much the tokens of a conversation count in the loss: a rule for the run, with a word of the data's own.
 //!
-//! Knows roles and texts; where a message lies in a rendering is found elsewhere.
+//! Knows roles and texts; where a message is in a rendering is found elsewhere.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

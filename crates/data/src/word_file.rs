@@ -1,7 +1,7 @@
 //! A file of 32-bit words, in the byte order of the machine, of which parts are read all over.
 //!
-//! Read by position and not mapped: a mapped file that somebody cuts short ends the process, a read one gives an error. It
-//! is faster, too: a page fault maps half a MiB for a document of two KiB. Knows nothing of what the words are.
+//! Read by position and not mapped: a mapped file that somebody cuts short ends the process, a read one gives an error.
+//! It is faster, too: a page fault maps half a MiB for a document of two KiB. Knows nothing of what the words are.
 
 use std::cell::RefCell;
 use std::fs::{File, Metadata};

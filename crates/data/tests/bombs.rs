@@ -1,9 +1,9 @@
 //! Small files that unpack to more than memory holds: each is an error with its place and what helps, at little memory.
 //!
-//! The files of `fixtures` were written with pyarrow: `nested.arrow` has lists of lists of 300 million nulls in one row,
-//! `packed.arrow` three buffers of a GiB of zeros, `long_list.parquet` a list of 40 million equal numbers, `times.parquet`
-//! times and dates that no calendar has; `rows_without_bytes.arrow` was damaged so that its batch claims rows for which it
-//! has no bytes.
+//! The files of `fixtures` were written with pyarrow: `nested.arrow` has lists of lists of 300 million nulls in one
+//! row, `packed.arrow` three buffers of a GiB of zeros, `long_list.parquet` a list of 40 million equal numbers,
+//! `times.parquet` times and dates that no calendar has; `rows_without_bytes.arrow` was damaged so that its batch
+//! claims rows for which it has no bytes.
 
 use std::fs;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! The cache of encoded rows: the same documents with and without it, never stale, never damaged unseen, one writer at a
-//! time.
+//! The cache of encoded rows: the same documents with and without it, never stale, never damaged unseen, one writer at
+//! a time.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
-//! Readers, renderer and spans under bytes that no one meant: whatever comes in, there is a row, an error, and no panic.
+//! Readers, renderer and spans under bytes that no one meant: whatever comes in, there is a row, an error, and no
+//! panic.
 //!
-//! The bytes are drawn, the same in every run; a failure names its number. `SUROGATE_ROUNDS=100` draws a hundred times as
-//! many.
+//! The bytes are drawn, the same in every run; a failure names its number. `SUROGATE_ROUNDS=100` draws a hundred times
+//! as many.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -357,7 +358,7 @@ fn rows_of_any_form_are_counted() {
     assert!(kept > 100, "only {kept} rows were kept");
 }
 
-/// What a template of someone else may try: each is refused or ends, soon and at little memory, and nothing overflows.
+/// What a template of someone else may try: each is rejected or ends, soon and at little memory, and nothing overflows.
 #[test]
 fn hostile_templates_are_refused_or_end() {
     let messages = [Message::new("user", "q").fields, Message::new("assistant", &"a".repeat(1000)).fields];

@@ -231,7 +231,7 @@ fn an_endless_loader_stops_when_it_is_dropped() {
     drop(loader);
 }
 
-/// Every trained (token, target, position), whatever lies around it.
+/// Every trained (token, target, position), whatever is around it.
 fn trained(batches: &[Batch]) -> Vec<(i32, i32, i32)> {
     let of = |batch: &Batch| {
         let tokens = batch.input_ids.iter().zip(&batch.targets).zip(&batch.position_ids);
@@ -271,7 +271,8 @@ fn padding_in_front_and_no_padding_train_the_same_tokens() {
     assert_eq!(batches(&documents, &spec(Layout::Joined(vec![24, 48, 96]), 0), loader.position()), joined[half..]);
 }
 
-/// The rows of `ranks` loaders of one micro-batch, one below the other, as one loader of so many times the rows has them.
+/// The rows of `ranks` loaders of one micro-batch, one below the other, as one loader of so many times the rows has
+/// them.
 fn below_each_other(parts: &[Batch]) -> Batch {
     let mut all = Batch {
         batch: 0,

@@ -1,6 +1,6 @@
 // Hopper's asynchronous products: tiles in shared memory as the tensor cores read them, and the products of one
 // warpgroup. sm_90a only.
-// A tile of R rows of 64 bf16 lies in 128-byte rows, the 16-byte chunk c of row r at chunk c ^ (r & 7) (the
+// A tile of R rows of 64 bf16 is in 128-byte rows, the 16-byte chunk c of row r at chunk c ^ (r & 7) (the
 // 128-byte swizzle); its address is a multiple of 1024. Wider tiles are halves of 64 columns behind one another.
 #pragma once
 typedef unsigned int u32;

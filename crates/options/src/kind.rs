@@ -64,7 +64,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// True if `value` lies within every bound.
+    /// True if `value` is within every bound.
     pub fn allow(&self, value: f64) -> bool {
         self.min.is_none_or(|min| value >= min as f64)
             && self.max.is_none_or(|max| value <= max as f64)
@@ -147,7 +147,7 @@ impl Kind {
         }
     }
 
-    /// The words that this type takes, wherever they lie inside it.
+    /// The words that this type takes, wherever they are inside it.
     pub fn choices(&self) -> &'static [Choice] {
         match self {
             Kind::Choice(choices) => choices,

@@ -21,7 +21,7 @@ pub struct Location {
     pub line_text: String,
 }
 
-/// The option in question and, where it stands in a text, the position there.
+/// The option in question and, where it is in a text, the position there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The path of the option, such as `distributed.num_nodes` or `datasets[0].path`. Empty for the whole text.

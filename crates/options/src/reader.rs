@@ -161,7 +161,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// All entries of a map that stands at `span`.
+    /// All entries of a map that is at `span`.
     pub fn new(reader: &'a mut Reader, entries: &'a [(Key, Node)], span: Option<Span>) -> Fields<'a> {
         Fields { reader, entries, span, taken: BTreeSet::new() }
     }
@@ -215,7 +215,7 @@ fn read_given<T: OptionValue>(reader: &mut Reader, row: &Row, node: &Node) -> T 
         }
     };
     if reader.problems.len() > before {
-        // Its parts have reported what is wrong; nothing is concluded from what stands in their place.
+        // Its parts have reported what is wrong; nothing is concluded from what is in their place.
         reader.faulty.insert(path);
         return value;
     }

@@ -75,19 +75,19 @@ impl Row {
         self
     }
 
-    /// Any value but the default is refused as not available yet.
+    /// Any value but the default is rejected as not available yet.
     pub const fn pending(mut self) -> Row {
         self.is_pending = true;
         self
     }
 
-    /// These words are refused as not available yet.
+    /// These words are rejected as not available yet.
     pub const fn pending_words(mut self, words: &'static [&'static str]) -> Row {
         self.pending_words = words;
         self
     }
 
-    /// Numbers above this are refused as not available yet.
+    /// Numbers above this are rejected as not available yet.
     pub const fn pending_over(mut self, number: i64) -> Row {
         self.pending_over = Some(number);
         self

@@ -26,7 +26,7 @@ pub struct Span {
 impl Source {
     /// Line, column (both from 1, columns in characters) and the text of the line for a byte range.
     ///
-    /// A range that lies past the end, or inside a character, is moved back to the nearest character.
+    /// A range that is past the end, or inside a character, is moved back to the nearest character.
     pub fn locate(&self, start: usize, end: usize) -> Location {
         let start = floor_char(&self.text, start);
         let end = floor_char(&self.text, end).max(start);

@@ -14,7 +14,7 @@ pub enum Fault {
         /// What to do, if there is something better to say than the expectation.
         hint: Option<String>,
     },
-    /// Problems were recorded where they lie, inside the value.
+    /// Problems were recorded where they are, inside the value.
     Reported,
 }
 
@@ -39,8 +39,8 @@ pub trait OptionValue: Sized + Clone + PartialEq {
 }
 
 impl Node {
-    /// The text of an unquoted scalar. A quoted one is a mismatch whose hint is to remove the quotes, if `is_meant` says
-    /// that the text would be right without them.
+    /// The text of an unquoted scalar. A quoted one is a mismatch whose hint is to remove the quotes, if `is_meant`
+    /// says that the text would be right without them.
     pub fn plain(&self, is_meant: impl Fn(&str) -> bool) -> Result<&str, Fault> {
         match &self.tree {
             Tree::Scalar { text, quoted: false } => Ok(text),

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// The text with every character that steers a terminal or hides spelled as `\u001b`. Line ends and tabs stay. In JSON,
-/// where such characters only stand in strings, the spelling means the character itself.
+/// where such characters only are in strings, the spelling means the character itself.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);

@@ -281,7 +281,7 @@ mod tests {
     fn depth_and_problems_are_bounded() {
         for (open, close) in [("[", "]"), ("{a: ", "}")] {
             let deep = open.repeat(50_000) + &close.repeat(50_000);
-            // The parser has a bound of its own for what stands in brackets.
+            // The parser has a bound of its own for what is in brackets.
             let why = reported(&deep).remove(0);
             assert!(why.contains("nested deeper than 100") || why.contains("recursion limit"), "{why}");
         }

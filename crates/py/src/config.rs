@@ -102,7 +102,7 @@ impl Config {
         Value::Array(self.config.logging.trackers()).to_string()
     }
 
-    /// Every option with its value, as YAML. What is still open stands as `auto`.
+    /// Every option with its value, as YAML. What is still open is as `auto`.
     fn resolved_yaml(&self) -> String {
         self.config.resolved_yaml(&BTreeMap::new())
     }

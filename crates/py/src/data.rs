@@ -30,8 +30,8 @@ pub fn check_data(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str) ->
     checked.map(|checked| checked.table).map_err(|error| train_error(py, error))
 }
 
-/// The same with the first rows as they are trained: the table, the rows for a terminal, and a page of HTML. `shown` rows
-/// of `tokens` tokens at most go to the terminal, `rows` to the page.
+/// The same with the first rows as they are trained: the table, the rows for a terminal, and a page of HTML. `shown`
+/// rows of `tokens` tokens at most go to the terminal, `rows` to the page.
 #[pyfunction]
 #[pyo3(signature = (config, folder, ir, *, rows, shown, tokens, color, width))]
 #[allow(clippy::too_many_arguments)] // keywords of a Python function

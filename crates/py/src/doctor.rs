@@ -47,8 +47,8 @@ pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>, own_kernels
     checked.map_err(|error| train_error(py, error))
 }
 
-/// Measures the device that a run would take and keeps what was found for plans; `output`: in this file, too. `least`: few
-/// and small measurements, kept nowhere else. Gives text for people.
+/// Measures the device that a run would take and keeps what was found for plans; `output`: in this file, too. `least`:
+/// few and small measurements, kept nowhere else. Gives text for people.
 #[pyfunction]
 pub fn calibrate(
     py: Python<'_>,

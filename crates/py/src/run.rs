@@ -17,9 +17,9 @@ fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest
     DeviceRequest::of(&config.config, site_packages)
 }
 
-/// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or
-/// `nothing`; the files of `announce` receive the path of the log, once there is one. Gives the process's exit code: 0, or
-/// 128 + the signal that ended the run after a checkpoint.
+/// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or `nothing`;
+/// the files of `announce` receive the path of the log, once there is one. Gives the process's exit code: 0, or 128 +
+/// the signal that ended the run after a checkpoint.
 #[pyfunction]
 pub fn run(
     py: Python<'_>,

@@ -72,7 +72,8 @@ mod tests {
         let floats = [DType::F32, DType::BF16, DType::F16];
         let patterns: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         for from in floats {
-            // Every 16-bit pattern, or for f32 its halves against each other: normal numbers, denormals, infinities, NaN.
+            // Every 16-bit pattern, or for f32 its halves against each other: normal numbers, denormals, infinities,
+            // NaN.
             let bytes: Vec<u8> = match from {
                 DType::F32 => (0..=u16::MAX)
                     .flat_map(|high| (u32::from(high) << 16 | u32::from(high.rotate_left(7) ^ 0x8000)).to_le_bytes())

@@ -113,7 +113,7 @@ pub fn f32_to_bf16_stochastic(x: f32, random: u32) -> u16 {
 /// Exact, denormals included.
 #[inline]
 pub fn f16_to_f32(bits: u16) -> f32 {
-    // The fields in f32's places; the exponents' biases lie 112 apart, and the product is exact for denormals too.
+    // The fields in f32's places; the exponents' biases are 112 apart, and the product is exact for denormals too.
     const REBASE: f32 = f32::from_bits((127 + 112) << 23);
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << 13;

@@ -31,8 +31,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What a machine needs: a GPU's clock falls for a minute under load, a CPU keeps its own. With compiling under four
-    /// minutes. `least`: a trial that measures little.
+    /// What a machine needs: a GPU's clock falls for a minute under load, a CPU keeps its own. With compiling under
+    /// four minutes. `least`: a trial that measures little.
     pub fn of(machine: &Machine, least: bool) -> Plan {
         let seconds = |heat, measure, products| Plan {
             heat: Duration::from_secs(heat),

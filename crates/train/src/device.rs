@@ -11,21 +11,21 @@ use crate::config;
 use crate::error::{Result, TrainError};
 use crate::machines;
 
-/// Which device is requested and where its libraries may lie.
+/// Which device is requested and where its libraries may be.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceRequest {
     /// Left open: the GPU if one can be used, otherwise the CPU.
     pub device: Setting<config::Device>,
     /// Threads of the CPU backend; all cores when unset.
     pub threads: Option<usize>,
-    /// Folders of installed Python packages, in which CUDA libraries may lie.
+    /// Folders of installed Python packages, in which CUDA libraries may be.
     pub site_packages: Vec<PathBuf>,
     /// Look at every result before the next instruction starts, so that an error names the one that
     /// failed. Slow.
     pub check_each: bool,
     /// Launch instruction by instruction instead of replaying CUDA graphs. The bits are the same.
     pub eager: bool,
-    /// Take all GPUs that are visible: refused where there are several.
+    /// Take all GPUs that are visible: rejected where there are several.
     pub every_gpu: bool,
 }
 

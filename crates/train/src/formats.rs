@@ -91,7 +91,7 @@ pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, prob
     }
 }
 
-/// Gradients of activations are kept in the type of the weights: another one is refused.
+/// Gradients of activations are kept in the type of the weights: another one is rejected.
 pub fn check_gradients(config: &Config, weights: DType, problems: &mut Vec<Problem>) {
     if config.precision.gradient_dtype == Some(MatmulDtype::BFloat16) && weights != DType::BF16 {
         let own = word(weights);

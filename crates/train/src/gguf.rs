@@ -35,7 +35,8 @@ struct Description {
 struct Source {
     name: String,
     from: String,
-    /// Heads whose rotated pairs lie apart in the model, half a head from each other, and beside each other in the file.
+    /// Heads whose rotated pairs lie apart in the model, half a head from each other, and beside each other in the
+    /// file.
     #[serde(default)]
     interleave_heads: Option<usize>,
     /// [in, out] in the model, [out, in] in the file.

@@ -17,7 +17,7 @@ use crate::place::Place;
 use crate::record::manifest;
 use crate::trainer::Trainer;
 
-/// A log in the making.
+/// A log in progress.
 pub struct Journal {
     place: Place,
     log: Log,
@@ -48,7 +48,8 @@ impl Journal {
         &self.place.output
     }
 
-    /// Reports a step; the first is reported after what it is a step of. Gives the sentence that there is to say, if any.
+    /// Reports a step; the first is reported after what it is a step of. Gives the sentence that there is to say, if
+    /// any.
     pub fn step(&mut self, trainer: &mut Trainer, metrics: &StepMetrics) -> Result<Option<String>> {
         self.open(trainer, metrics.step)?;
         if let Some(mut startup) = trainer.startup.take() {

@@ -131,7 +131,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Checks before the first step that nothing of others stands where the run will write: options, results,
+    /// Checks before the first step that nothing of others is where the run will write: options, results,
     /// and checkpoints of the steps after `from`.
     pub fn check_free(&self, config: &Config, written: &Written, results: &[PathBuf], from: u64) -> Result<()> {
         let mut checkpoints = self.checkpoint_folders()?;

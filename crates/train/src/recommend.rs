@@ -64,7 +64,8 @@ struct Tried {
     bytes: usize,
 }
 
-/// Every cut of a step into equal micro-batches, and every recipe that this machine can do, as far as they were left open.
+/// Every cut of a step into equal micro-batches, and every recipe that this machine can do, as far as they were left
+/// open.
 fn candidates(config: &Config, machine: &Machine) -> Vec<Candidate> {
     let own = own(config);
     let step = own.rows.saturating_mul(own.accumulation);

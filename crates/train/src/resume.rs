@@ -40,7 +40,7 @@ impl Start {
     /// Finds the checkpoint that the options ask for.
     ///
     /// `true` takes the checkpoint that the run wrote last. Damaged ones are set aside under another name, and
-    /// that is said; if all are damaged, that is an error. A checkpoint that is requested by its path must be
+    /// it says so; if all are damaged, that is an error. A checkpoint that is requested by its path must be
     /// whole.
     pub fn find(config: &Config, place: &Place) -> Result<Start> {
         match &config.run.resume_from_checkpoint {

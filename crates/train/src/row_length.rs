@@ -53,7 +53,8 @@ impl RowLength {
     }
 }
 
-/// The length of rows for documents that were encoded with `most` tokens at most: a power of two that holds the longest.
+/// The length of rows for documents that were encoded with `most` tokens at most: a power of two that holds the
+/// longest.
 pub fn of_data(config: &Config, summary: &Summary, most: usize) -> OfData {
     let limit = config.template.max_length.map_or(most, |limit| (limit as usize).min(most));
     let longest = summary.datasets.iter().map(|of| of.longest).max().unwrap_or(0);

@@ -358,8 +358,8 @@ impl Run {
         self.record(trainer, None)
     }
 
-    /// Evaluates, unless that was done at this step. False: somebody asked to stop, and it was given up; a later process
-    /// does it then.
+    /// Evaluates, unless that was done at this step. False: somebody asked to stop, and it was given up; a later
+    /// process does it then.
     fn evaluate(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<bool> {
         if trainer.progress.evaluated == Some(trainer.steps_done()) {
             return Ok(true);

@@ -15,7 +15,7 @@ use crate::error::{Result, TrainError};
 use crate::staged::Staged;
 use crate::trainer::Trainer;
 
-/// A checkpoint in the making.
+/// A checkpoint in progress.
 pub(crate) struct Saving {
     pub step: u64,
     pub folder: PathBuf,

@@ -16,7 +16,7 @@ use crate::digest;
 use crate::error::{Result, TrainError};
 use crate::written::{Record, Written};
 
-/// A folder in the making. Dropped without [`Staged::commit`], it leaves nothing behind.
+/// A folder in progress. Dropped without [`Staged::commit`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct Staged {
     target: PathBuf,
@@ -49,8 +49,8 @@ impl Staged {
         write_synced(&self.temporary.join(name), text.as_bytes())
     }
 
-    /// What a manifest will say of the folder, which is complete from now on. To be kept before [`Staged::commit`]: a process that is killed
-    /// between the two finds the folder as its own afterwards.
+    /// What a manifest will say of the folder, which is complete from now on. To be kept before [`Staged::commit`]: a
+    /// process that is killed between the two finds the folder as its own afterwards.
     pub fn record(&self) -> Result<Record> {
         let folder = parent(&self.target);
         let place = folder.canonicalize().map_err(|e| TrainError::io("read", &folder, e))?;
@@ -136,7 +136,7 @@ fn exchange_by_renames(new: &Path, old: &Path) -> io::Result<()> {
     fs::rename(&aside, new)
 }
 
-/// The folder that a path lies in.
+/// The folder that a path is in.
 fn parent(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -197,7 +197,7 @@ mod tests {
         replace_file(&path, "run", b"old").unwrap();
         replace_file(&path, "run", b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        // What lies under the name that is written first is not written to.
+        // What is under the name that is written first is not written to.
         let mine = place.path().join("mine");
         fs::write(&mine, "important").unwrap();
         for name in [".manifest.json.run.tmp".to_owned(), format!(".manifest.json.run.{}.0.tmp", std::process::id())] {

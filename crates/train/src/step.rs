@@ -63,7 +63,7 @@ pub(crate) enum Advance {
     Started(Option<StepMetrics>),
     /// Nothing was started: the results of the step before say that the run has diverged.
     Diverged(StepMetrics),
-    /// The data have come to their end; nothing is under way.
+    /// The data have come to their end; nothing is in flight.
     Ended(Option<StepMetrics>),
 }
 
@@ -115,7 +115,7 @@ impl Trainer {
         let learning_rate = self.rate(None)?;
         let one_per_row = self.one_per_row();
         let begin = Instant::now();
-        // Compiling takes the session away in which the results lie.
+        // Compiling takes the session away in which the results are.
         let mut before = if self.has_shapes(&batches, one_per_row) { None } else { self.settle()? };
         let fed = self.micro_steps(batches, one_per_row)?;
         if before.is_none() {
@@ -172,7 +172,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Waits for the results of the step that is under way; none where nothing is.
+    /// Waits for the results of the step that is in flight; none where nothing is.
     pub(crate) fn settle(&mut self) -> Result<Option<StepMetrics>> {
         let Some(Started { fed, results, step, learning_rate, begin }) = self.flight.started.take() else {
             return Ok(None);

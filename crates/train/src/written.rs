@@ -30,7 +30,7 @@ const LISTED: usize = 3;
 /// replaced or removed; one that was changed since is no longer the run's.
 #[derive(Debug, Default)]
 pub struct Written {
-    /// The run: part of the name of everything that is in the making.
+    /// The run: part of the name of everything that is in progress.
     pub owner: String,
     folders: Vec<Folder>,
 }
@@ -142,7 +142,7 @@ impl Written {
     }
 }
 
-/// What stands at a path, in words; nothing and an empty folder are none.
+/// What is at a path, in words; nothing and an empty folder are none.
 pub fn occupant(path: &Path) -> Result<Option<String>> {
     let failed = |e| TrainError::io("read", path, e);
     let data = match fs::symlink_metadata(path) {

@@ -1,4 +1,4 @@
-//! What may not change the result: how rows are dealt into micro-batches, how documents are dealt
+//! What may not change the result: how rows are distributed into micro-batches, how documents are distributed
 //! into rows, and which shapes were compiled before.
 
 use std::path::{Path, PathBuf};

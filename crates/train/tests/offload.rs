@@ -1,5 +1,5 @@
-//! Runs whose states, copies, activations or gradients lie in host memory leave what runs leave whose do not: the
-//! program of a GPU, run on the CPU.
+//! Runs whose states, copies, activations or gradients are in host memory give the same results as runs without
+//! offloading: the program of a GPU, run on the CPU.
 
 mod stories;
 
@@ -135,13 +135,13 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
     let reported =
         ["optimizer states (needed to fit: `offload_optimizer`)", "gradients (needed to fit: `offload_grads`)"];
     assert!(reported.iter().any(|reported| text.contains(&format!(": {reported}"))), "{text}");
-    // What was requested is obeyed; the refusal says that it stands in the way.
+    // What was requested is obeyed; the rejection says that it stands in the way.
     let refused = preview(merged(&[&tight, &limit, &stays]));
     let message = refused.err().unwrap().to_string();
     assert!(message.contains("leave `offload_optimizer`"), "{message}");
 }
 
-/// What the plan decided stands in the log and in `resolved.yaml`, and the run leaves what it leaves without.
+/// What the plan decided is in the log and in `resolved.yaml`, and the run leaves what it leaves without.
 #[test]
 fn a_run_that_would_not_fit_moves_states_and_tells() {
     let place = tempfile::tempdir().unwrap();

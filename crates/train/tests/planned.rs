@@ -1,5 +1,5 @@
-//! What a plan says before a run is what the run takes: the same length of rows, the same shapes, the same memory to the
-//! byte, whatever the data look like.
+//! What a plan says before a run is what the run takes: the same length of rows, the same shapes, the same memory to
+//! the byte, whatever the data look like.
 
 mod stories;
 

@@ -15,7 +15,7 @@ const FAMILIES: &[&str] = &["qwen", "llama", "mistral", "gemma", "gpt", "deepsee
 /// The published name of a law for rotary frequencies that any model may use.
 const SCALING_LAW: &str = "llama3";
 
-/// The files that are modules of tests as a whole: `#[cfg(test)] mod name;` stands next to them.
+/// The files that are modules of tests as a whole: `#[cfg(test)] mod name;` is next to them.
 pub fn test_modules(files: &[File]) -> HashSet<String> {
     let mut found = HashSet::new();
     for file in files.iter().filter(|file| file.path.ends_with(".rs")) {

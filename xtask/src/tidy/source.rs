@@ -150,7 +150,7 @@ pub fn closing_brace(bare: &str, open: usize) -> usize {
     bare.len()
 }
 
-/// The line (from 0) in which a byte lies.
+/// The line (from 0) in which a byte is.
 pub fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count()
 }

@@ -41,7 +41,7 @@ impl<'a> Block<'a> {
         self.mask.visible(end - 1).end - self.keys.start
     }
 
-    /// scores = scale · rows of the block · every key, `keys` by token. What lies behind the last key of a
+    /// scores = scale · rows of the block · every key, `keys` by token. What is behind the last key of a
     /// group of rows is left as it is: no query of the group sees it.
     pub fn scores(&self, tiles: Tiles<f32>, rows: Matrix<'_>, keys: &[u32], scale: f32, scores: &mut [f32]) {
         let columns = rows.width();

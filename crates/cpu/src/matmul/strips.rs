@@ -24,7 +24,7 @@ thread_local! {
 /// How an operand is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Access {
-    /// f32 where it lies.
+    /// f32 where it is.
     InPlace,
     /// Widened to a dense copy before the product.
     Copied,

@@ -19,7 +19,7 @@ use crate::storage::Stored;
 
 /// Rows of op(A) that are packed at once.
 const ROWS: usize = 1024;
-/// Units of k in one chunk: a panel of op(B), 288 KiB at most, stays in the second-level cache.
+/// Units of k in one chunk: a panel of op(B), 288 KiB at most, stays in the L2 cache.
 const UNITS: usize = 1536;
 /// Tasks for each thread, if there are as many tiles.
 const TASKS: usize = 4;

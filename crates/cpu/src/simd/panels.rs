@@ -62,7 +62,7 @@ pub fn pack<T: Unit>(lines: Matrix<'_, T>, out: &mut [u32]) {
     }
 }
 
-/// Any strides; quick where the lines lie side by side.
+/// Any strides; quick where the lines are side by side.
 struct Along;
 
 impl<'a, T: Unit> Loop<(Matrix<'a, T>, usize, &'a mut [u32])> for Along {
@@ -89,7 +89,7 @@ impl<'a, T: Unit> Loop<(Matrix<'a, T>, usize, &'a mut [u32])> for Along {
     }
 }
 
-/// Lines whose elements lie behind one another: blocks of 8 lines and 8 units are turned in registers.
+/// Lines whose elements are behind one another: blocks of 8 lines and 8 units are turned in registers.
 fn across<T: Unit>(lines: Matrix<'_, T>, width: usize, out: &mut [u32]) {
     let whole = lines.columns / T::DEPTH / 8 * 8;
     let turned = if Level::here() >= Level::Avx2 { lines.rows / 8 * 8 } else { 0 };

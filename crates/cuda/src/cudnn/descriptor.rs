@@ -63,7 +63,7 @@ impl Descriptor {
         self.set(attribute, value_type::BACKEND_DESCRIPTOR, &[value.raw])
     }
 
-    /// Ends the setting of attributes; `what` is named when cuDNN refuses.
+    /// Ends the setting of attributes; `what` is named when cuDNN rejects.
     pub fn finalise(self, what: &str) -> Result<Descriptor> {
         // SAFETY: the descriptor is alive.
         let status = unsafe { (self.cudnn.table.cudnnBackendFinalize)(self.raw) };

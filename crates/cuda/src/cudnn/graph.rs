@@ -238,7 +238,7 @@ impl Graph {
     }
 
     /// The stored plan, or one compiled with the first engine of the heuristic that accepts the graph,
-    /// which is then stored. `what` is named when cuDNN refuses.
+    /// which is then stored. `what` is named when cuDNN rejects.
     pub fn plan(self, target: &Target, plans: &DiskCache, what: &str) -> Result<Plan> {
         let described = match target {
             Target::Device(_) => None,

@@ -41,7 +41,7 @@ impl DeviceBuffer {
         self.bytes == 0
     }
 
-    /// The address of byte `offset`; panics when `bytes` from there do not lie inside.
+    /// The address of byte `offset`; panics when `bytes` from there are not inside.
     pub fn slice(&self, offset: usize, bytes: usize) -> u64 {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -127,7 +127,7 @@ impl Stream {
     /// Copies `bytes` from one device address to another.
     ///
     /// # Safety
-    /// Both ranges lie inside live allocations of this device and do not overlap.
+    /// Both ranges are inside live allocations of this device and do not overlap.
     pub unsafe fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -140,7 +140,7 @@ impl Stream {
     /// Copies `bytes` from a device address to page-locked host memory: returns at once.
     ///
     /// # Safety
-    /// Both ranges lie inside live allocations; the host leaves its side alone until the stream has come past the copy.
+    /// Both ranges are inside live allocations; the host leaves its side alone until the stream has come past the copy.
     pub unsafe fn copy_to_host(&self, target: *mut u8, source: u64, bytes: usize) -> Result<()> {
         // SAFETY: promised by the caller.
         let status = unsafe { (self.device.table().cuMemcpyDtoHAsync_v2)(target.cast(), source, bytes, self.raw()) };
@@ -160,7 +160,7 @@ impl Stream {
     /// Sets `count` elements of `width` bytes (1, 2 or 4) to the low bits of `value`.
     ///
     /// # Safety
-    /// The range lies inside a live allocation of this device and is aligned to `width`.
+    /// The range is inside a live allocation of this device and is aligned to `width`.
     pub unsafe fn fill(&self, target: u64, width: usize, value: u32, count: usize) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -220,7 +220,7 @@ impl PinnedBuffer {
         Ok(address)
     }
 
-    /// Where a copy finds byte `offset`; panics when `bytes` from there do not lie inside.
+    /// Where a copy finds byte `offset`; panics when `bytes` from there are not inside.
     pub fn slice(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),

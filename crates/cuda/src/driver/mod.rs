@@ -138,7 +138,7 @@ pub struct Properties {
     pub memory: usize,
     /// Bytes.
     pub l2_cache: usize,
-    /// Highest clock of the multiprocessors, Hz; 0 where the driver does not report it.
+    /// Highest clock of the SMs, Hz; 0 where the driver does not report it.
     pub clock: f64,
     /// Bytes per second by bus width and clock; 0 where the driver does not report it.
     pub memory_bandwidth: f64,

@@ -89,7 +89,7 @@ impl HopperProduct {
     pub const SLICES: usize = 4;
     pub const THREADS: u32 = 384;
 
-    /// Steps whose operands are under way at once: as many as shared memory holds besides two pieces of the result for
+    /// Steps whose operands are in flight at once: as many as shared memory holds besides two pieces of the result for
     /// each warpgroup.
     const fn stages(self) -> usize {
         if self.wide == 256 { 4 } else { 6 }

@@ -4,8 +4,8 @@
 // all steps alike. At most SLICES of them, of ranks up to 16·ADDEND_STEPS; their scale counts where SCALED.
 //
 // Two blocks of a cluster take TALL rows each of the same WIDE columns of D, and each fetches half of B for both. One
-// warp fetches, two warpgroups multiply 64 rows each, STAGES steps of DEEP under way. Persistent blocks walk over D in
-// squares of about GROUP pairs of tiles, so that what is read again lies in the second-level cache.
+// warp fetches, two warpgroups multiply 64 rows each, STAGES steps of DEEP in flight. Persistent blocks walk over D in
+// squares of about GROUP pairs of tiles, so that what is read again is in the L2 cache.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 

@@ -52,7 +52,7 @@ fn describe(a: &AttentionForward) -> Sdpa {
     }
 }
 
-/// What cuDNN cannot read, it may read wrongly instead of refusing it: types and alignment.
+/// What cuDNN cannot read, it may read wrongly instead of rejecting it: types and alignment.
 fn check(memory: &Memory, tensors: &[(i64, &TensorRef)]) -> Result<()> {
     for (_, at) in tensors {
         let s = strides(at);
@@ -111,7 +111,7 @@ impl PlannedAttention {
 
 impl BoundAttention {
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
-        // SAFETY: the binding is this plan's; its addresses lie in the session's memory.
+        // SAFETY: the binding is this plan's; its addresses are in the session's memory.
         unsafe { engine.attention_plan(self.plan).run(engine.cudnn_handle(), &self.binding) }
     }
 }

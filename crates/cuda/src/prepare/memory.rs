@@ -76,12 +76,12 @@ impl Memory {
         arenas.filter(|(_, kind)| self.is_new || !kind.is_persistent()).map(|(buffer, _)| buffer).collect()
     }
 
-    /// The page-locked memory that a tensor lies in, if it does.
+    /// The page-locked memory that a tensor is in, if it is in any.
     pub fn host(&self, at: &TensorRef) -> Option<&PinnedBuffer> {
         self.hosts[at.arena.0 as usize].as_ref().map(|(buffer, _)| buffer)
     }
 
-    /// The address of a tensor's first element for kernels. The whole span lies inside its arena.
+    /// The address of a tensor's first element for kernels. The whole span is inside its arena.
     pub fn address(&self, at: &TensorRef) -> u64 {
         if let Some((buffer, address)) = &self.hosts[at.arena.0 as usize] {
             buffer.slice(at.offset, at.span());

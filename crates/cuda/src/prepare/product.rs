@@ -158,7 +158,7 @@ fn matrix(what: &str, at: &TensorRef) -> (usize, usize, usize) {
     at.as_matrix().unwrap_or_else(|| panic!("{what} of a Gemm is a matrix with evenly spaced rows, not {at}"))
 }
 
-/// An operand of a batch, whose matrices lie evenly spaced.
+/// An operand of a batch, whose matrices are evenly spaced.
 fn batched(what: &str, at: &TensorRef, batch: usize, transposed: bool, extents: (usize, usize)) -> Operand {
     if batch == 1 {
         return operand(what, at, transposed, extents);
@@ -218,7 +218,7 @@ impl Way {
 impl Library {
     fn queue(&mut self, engine: &Engine, workspace: u64) -> Result<()> {
         for part in &self.parts {
-            // SAFETY: the operands lie in the session's arenas with the layouts that were planned,
+            // SAFETY: the operands are in the session's arenas with the layouts that were planned,
             // and the workspace is as large as the plans ask.
             unsafe {
                 let plan = engine.product_plan(part.plan);

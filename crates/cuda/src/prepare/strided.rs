@@ -80,7 +80,7 @@ fn layout(from: &TensorRef, to: &TensorRef) -> [u64; 1 + 3 * AXES] {
     words
 }
 
-/// The C++ storage types of a copy. Equal types move as they are, floats convert, the rest is refused.
+/// The C++ storage types of a copy. Equal types move as they are, floats convert, the rest is rejected.
 fn types(from: DType, to: DType) -> Result<(&'static str, &'static str)> {
     let name = |dtype| match dtype {
         DType::F64 => "double",
@@ -104,7 +104,7 @@ fn types(from: DType, to: DType) -> Result<(&'static str, &'static str)> {
 
 impl Strided {
     pub fn queue(&mut self, stream: &Stream) -> Result<()> {
-        // SAFETY: both ranges lie in the session's arenas; the plan keeps a copy's sides apart.
+        // SAFETY: both ranges are in the session's arenas; the plan keeps a copy's sides apart.
         unsafe {
             match self {
                 Strided::Copy { to, from, bytes } => stream.copy(*to, *from, *bytes),

@@ -77,7 +77,7 @@ impl OnLane {
     pub fn queue(&self, engine: &Engine) -> Result<()> {
         let stream = engine.lane(self.lane);
         match &self.what {
-            // SAFETY: both ranges lie in the session's arenas; the host reads and writes these only after it
+            // SAFETY: both ranges are in the session's arenas; the host reads and writes these only after it
             // has waited for every lane.
             What::ToHost { host, device, bytes } => unsafe { stream.copy_to_host(*host, *device, *bytes) },
             // SAFETY: as above.

@@ -19,7 +19,7 @@ pub(super) fn is_entry_name(name: &str) -> bool {
     name.len() == 2 * blake3::OUT_LEN && name.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether a name is that of an entry in the making, of this key: `KEY.PROCESS-NUMBER.partial`.
+/// Whether a name is that of an entry in progress, of this key: `KEY.PROCESS-NUMBER.partial`.
 fn is_partial_name(name: &str, key: &str) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let inside = name.strip_prefix(key).and_then(|rest| rest.strip_prefix('.'));
@@ -33,7 +33,7 @@ pub(super) fn is_folder(path: &Path) -> bool {
 }
 
 /// Removes the cache's own files of a folder, the list first, so that no process finds a part of an entry; then the
-/// folder, if nothing else is in it. Errors: it is a link, a file cannot be removed, or something else lies there.
+/// folder, if nothing else is in it. Errors: it is a link, a file cannot be removed, or something else is there.
 pub(super) fn remove_own(place: &Path) -> io::Result<()> {
     if !is_folder(place) {
         return Err(io::Error::other(format!("{} is no folder of the cache", place.display())));
@@ -85,7 +85,7 @@ pub(super) fn clear_unused(folder: &Path) {
     }
 }
 
-/// Whether an entry of the cache lies there that was not used for long.
+/// Whether an entry of the cache is there that was not used for long.
 fn is_unused(place: &Path) -> bool {
     let list = place.join(ENTRY);
     let used = fs::symlink_metadata(&list).ok().filter(|of| is_folder(place) && of.is_file());

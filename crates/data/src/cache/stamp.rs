@@ -36,7 +36,7 @@ impl Stamp {
     }
 }
 
-/// Whether a file's last change lies so far back that a further one would show.
+/// Whether a file's last change is so far back that a further one would show.
 fn is_settled(path: &Path) -> bool {
     let changed = fs::metadata(path).map(|of| UNIX_EPOCH + Duration::from_secs(of.ctime().max(0) as u64));
     let age = changed.ok().and_then(|changed| SystemTime::now().duration_since(changed).ok());

@@ -182,8 +182,8 @@ fn parse_calls(value: &Value) -> Result<Value, RowError> {
     Ok(Value::Array(wrapped.collect::<Result<_, _>>()?))
 }
 
-/// Calls as templates read them: objects, each with a name, in `function` or by itself. Arguments may be missing. What is
-/// no list is the template's business.
+/// Calls as templates read them: objects, each with a name, in `function` or by itself. Arguments may be missing. What
+/// is no list is the template's business.
 fn check_calls(calls: &Value) -> Result<(), RowError> {
     for (i, call) in calls.as_array().into_iter().flatten().enumerate() {
         let (place, function) = match call.get("function") {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{ConversationColumns, DatasetKind, InstructionColumns, SystemPrompt};
 use crate::rows::json::kind;
 
-/// Rows that are looked at.
+/// Rows that are examined.
 pub(crate) const SAMPLE: usize = 64;
 
 /// What the user says of the columns although the type is left open. Empty names are open.

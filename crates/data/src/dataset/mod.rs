@@ -28,7 +28,7 @@ pub use detect::AutoColumns;
 pub(crate) use detect::{SAMPLE, detect};
 pub use instruction::{InstructionColumns, SystemPrompt};
 
-/// One dataset: where it lies, what its rows mean, how many of them are used.
+/// One dataset: where it is, what its rows mean, how many of them are used.
 #[derive(Clone, Debug)]
 pub struct DatasetSpec {
     /// A local file, directory or pattern; what the set is called in messages.

@@ -93,7 +93,7 @@ impl GgufTensor {
     }
 }
 
-/// A file in the making. Dropped before [`GgufWriter::finish`], it leaves nothing behind.
+/// A file in progress. Dropped before [`GgufWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct GgufWriter {
     path: PathBuf,

@@ -44,7 +44,7 @@ impl Place {
 }
 
 impl Elements {
-    /// The reader stands before the list's first bracket.
+    /// The reader is before the list's first bracket.
     pub(super) fn new(reader: Box<dyn BufRead + Send>, limit: RowLimit) -> Self {
         Elements { reader, limit, opened: false, ended: false }
     }

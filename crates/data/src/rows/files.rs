@@ -24,7 +24,7 @@ const SPLITS: [(&str, &[&str]); 3] = [
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// Files that lie next to data and are none.
+/// Files that are next to data and are none.
 const BESIDE: [&str; 8] = [
     "dataset_info.json",
     "dataset_infos.json",
@@ -244,7 +244,7 @@ pub fn glob(pattern: &str) -> Regex {
         .unwrap_or_else(|_| Regex::new(&format!("^{}$", regex::escape(pattern))).expect("an escaped text is valid"))
 }
 
-/// What stands between the brackets of a pattern, as an expression.
+/// What is between the brackets of a pattern, as an expression.
 fn character_class(inside: &str) -> String {
     let (not, inside) = inside.strip_prefix('!').map_or(("", inside), |rest| ("^", rest));
     let escaped: String =

@@ -76,8 +76,8 @@ pub(crate) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The rows of a list, each parsed when it is reached; the whole file is looked at first, so that damage shows before any
-/// row is used. A file that starts with `{` is read as lines, or is a single row.
+/// The rows of a list, each parsed when it is reached; the whole file is examined first, so that damage shows before
+/// any row is used. A file that starts with `{` is read as lines, or is a single row.
 pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     let failed = |e| DataError::io("read", path, e);
     let mut reader = after_mark(path)?;

@@ -6,8 +6,8 @@ use std::io::{self, BufRead, Read};
 
 use crate::error::{RowError, RowReason};
 
-/// Bytes of a row once it is unpacked: of a line, of a record, of an element of a JSON list, of a whole text file. Of rows
-/// that are no text, each value counts two bytes besides those of its text, as it would in JSON.
+/// Bytes of a row once it is unpacked: of a line, of a record, of an element of a JSON list, of a whole text file. Of
+/// rows that are no text, each value counts two bytes besides those of its text, as it would in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLimit(pub u64);
 

@@ -25,7 +25,7 @@ pub use self::limit::RowLimit;
 pub(crate) use self::stream::Packing;
 use crate::error::{DataError, RowError, RowReason, shown};
 
-/// Where a row lies: `row` counts from 1 (for JSON lines it is the line of the file).
+/// Where a row is: `row` counts from 1 (for JSON lines it is the line of the file).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub file: Arc<Path>,
@@ -67,7 +67,8 @@ pub(crate) fn format_of(path: &Path) -> Option<(&'static str, Option<Packing>)> 
 }
 
 /// Opens files one after another, each when the one before it is read. `text_field` is the column under which the whole
-/// content of a `.txt` file appears. Errors of a later file become a row of it. Rows are as large as they are by default.
+/// content of a `.txt` file appears. Errors of a later file become a row of it. Rows are as large as they are by
+/// default.
 pub fn open(files: &[PathBuf], text_field: &str) -> Result<Rows, DataError> {
     open_within(files, text_field, RowLimit::default())
 }

@@ -33,8 +33,8 @@ const HINT: &str = "raise `max_row_size` of the dataset, or write the file with 
 /// Digits behind the point of a decimal: each is written.
 const MOST_DIGITS: i32 = 256;
 
-/// The library makes whole rows: what they claim is looked at before. A list of a billion equal numbers takes a few bytes
-/// in a file.
+/// The library makes whole rows: what they claim is examined before. A list of a billion equal numbers takes a few
+/// bytes in a file.
 fn check_rows(reader: &dyn FileReader, limit: RowLimit) -> Result<(), String> {
     for (number, group) in reader.metadata().row_groups().iter().enumerate() {
         let rows = group.num_rows().max(1) as u64;

@@ -7,8 +7,8 @@ use regex::Regex;
 
 use super::files::{Chosen, NoChoice, listed, no};
 
-/// The files of a split, or `None` if the names are not those of such a folder. A single set is the split `train`. Files
-/// that the library keeps besides the shards, such as `cache-….arrow`, are left out.
+/// The files of a split, or `None` if the names are not those of such a folder. A single set is the split `train`.
+/// Files that the library keeps besides the shards, such as `cache-….arrow`, are left out.
 pub(super) fn choose(names: &[String], split: &str) -> Option<Result<Chosen, NoChoice>> {
     let is_single = names.iter().any(|name| name == "state.json");
     if !is_single && !names.iter().any(|name| name == "dataset_dict.json") {

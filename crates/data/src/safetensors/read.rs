@@ -47,7 +47,8 @@ pub struct SafeTensors {
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafeTensors {
-    /// Maps the file and checks a copy of its header: every tensor lies inside the file, sizes fit shapes, nothing overlaps.
+    /// Maps the file and checks a copy of its header: every tensor lies inside the file, sizes fit shapes, nothing
+    /// overlaps.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let length = |prefix: &[u8; 8]| u64::from_le_bytes(*prefix).min(MAX_HEADER_BYTES);
         let (map, head) = MappedFile::open_with_head(path, length)?;

@@ -89,7 +89,7 @@ fn sort(infos: &mut [TensorInfo]) {
     infos.sort_by(|a, b| b.dtype.size().cmp(&a.dtype.size()).then_with(|| a.name.cmp(&b.name)));
 }
 
-/// A model folder's weights in the making, laid out as [`write_folder`] does: ask for the next tensor, put its bytes.
+/// A model folder's weights in progress, laid out as [`write_folder`] does: ask for the next tensor, put its bytes.
 ///
 /// ```text
 /// while let Some(info) = writer.upcoming() { writer.put(&bytes_of(&info))? }
@@ -184,7 +184,7 @@ impl FolderWriter {
     }
 }
 
-/// One file in the making. Dropped before [`ShardWriter::finish`], it leaves nothing behind.
+/// One file in progress. Dropped before [`ShardWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
 struct ShardWriter {
     path: PathBuf,

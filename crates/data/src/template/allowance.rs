@@ -66,7 +66,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a text of so many bytes if it is too long, before or after it is made.
+/// Rejects a text of so many bytes if it is too long, before or after it is made.
 pub(super) fn check_length(bytes: usize) -> Result<(), Error> {
     let longest = LEFT.get().longest;
     if bytes <= longest {
@@ -134,8 +134,8 @@ pub(super) fn count(value: &Value) -> usize {
     value.as_object().and_then(|object| object.enumerator_len()).unwrap_or(0)
 }
 
-/// A value that was made: bounded in size and depth. What would be read lazily is read now, or else a chain of a million
-/// such values is followed at once.
+/// A value that was made: bounded in size and depth. What would be read lazily is read now, or else a chain of a
+/// million such values is followed at once.
 pub(super) fn bounded(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         check_text(text.len())?;

@@ -20,7 +20,7 @@ const MOST_SOURCE: usize = 1 << 19;
 /// Words and signs inside of one pair of delimiters.
 const MOST_TOKENS: usize = 4096;
 
-/// Branches of conditions: each lies inside of the one before it.
+/// Branches of conditions: each is inside of the one before it.
 const MOST_BRANCHES: usize = 4096;
 
 /// Bytes of stack for the deepest text that passes.

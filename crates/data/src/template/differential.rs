@@ -18,7 +18,7 @@ fn syntax() -> SyntaxConfig {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap()
 }
 
-/// The rendering by the engine alone; `None`: it refuses.
+/// The rendering by the engine alone; `None`: it rejects.
 fn plainly(source: &str, variables: &Value) -> Option<String> {
     let mut environment = environment("2026-11-20T00:00:00".parse().unwrap(), Readings::default());
     environment.set_syntax(syntax());

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// The filter's name in the rewritten template.
 pub(super) const FILTER: &str = "generation_marks";
 
-/// Noncharacters: they stand in no text that is meant for exchange.
+/// Noncharacters: they are in no text that is meant for exchange.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
 

@@ -1,5 +1,5 @@
 //! Filters, tests, functions and methods of templates, each within what a rendering may take: what goes in is looked
-//! through, what would come out too large is refused before it is made, what comes out is bounded.
+//! through, what would come out too large is rejected before it is made, what comes out is bounded.
 //!
 //! Knows how much each can make of its arguments, not what it is for.
 

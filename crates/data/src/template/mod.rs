@@ -1,7 +1,7 @@
 //! Chat templates: the model's own Jinja text, rendered byte for byte as transformers renders it.
 //!
-//! A template is untrusted: it runs without files, without network, with a pinned clock, and within bounds of instructions,
-//! work, texts and depth ([`allowance`]). Knows no tokens and no labels.
+//! A template is untrusted: it runs without files, without network, with a pinned clock, and within bounds of
+//! instructions, work, texts and depth ([`allowance`]). Knows no tokens and no labels.
 
 mod allowance;
 mod compiled;

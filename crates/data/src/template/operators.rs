@@ -1,6 +1,6 @@
 //! The operators of a template within what a rendering may take: each that compares, searches or makes a value is put
-//! between filters that look through its operands and bound its result. The engine's operators cannot be replaced, so the
-//! tree of the template is copied with the filters in it; its text and its white space are untouched.
+//! between filters that look through its operands and bound its result. The engine's operators cannot be replaced, so
+//! the tree of the template is copied with the filters in it; its text and its white space are untouched.
 //!
 //! Knows the syntax tree, not what the filters do.
 
@@ -53,7 +53,7 @@ fn maybe<'a>(of: &Option<Expr<'a>>) -> Option<Expr<'a>> {
     of.as_ref().map(expression)
 }
 
-/// A copy of a statement with the filters in it. What the template writes as it stands goes the way of values, where its
+/// A copy of a statement with the filters in it. What the template writes as it is goes the way of values, where its
 /// length is counted.
 pub(super) fn statement<'a>(of: &Stmt<'a>) -> Stmt<'a> {
     match of {

@@ -8,7 +8,8 @@ use serde_json::Value;
 /// The largest number of a token: vocabularies have less than a million, and tables are as long as the largest number.
 const MOST_IDS: u32 = 1 << 24;
 
-/// By how much the steps before the encoding may lengthen a text, all together. The known ones write three bytes for one.
+/// By how much the steps before the encoding may lengthen a text, all together. The known ones write three bytes for
+/// one.
 const MOST_GROWTH: f64 = 4096.0;
 
 /// Errors: what is out of bounds.

@@ -1,7 +1,7 @@
 //! From times of probes to the rates of a machine.
 //!
-//! Each group of probes is limited by one thing: passes by memory, products by their tiles, attention by its own points.
-//! What no probe measures stays what it was: the link to host memory, kernels of adapters.
+//! Each group of probes is limited by one thing: passes by memory, products by their tiles, attention by its own
+//! points. What no probe measures stays what it was: the link to host memory, kernels of adapters.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,8 @@ impl Sample {
     }
 }
 
-/// The machine that the times describe. `hot`: FLOP/s of products where nothing else runs; `entry`: seconds of an entry.
+/// The machine that the times describe. `hot`: FLOP/s of products where nothing else runs; `entry`: seconds of an
+/// entry.
 pub fn machine(before: &Machine, samples: &[Sample], hot: Option<f64>, entry: f64) -> Machine {
     let passes: Vec<&Sample> = samples.iter().filter(|of| matches!(of.work, Work::Kernel { .. })).collect();
     let products: Vec<&Sample> = samples.iter().filter(|of| matches!(of.work, Work::Product { .. })).collect();

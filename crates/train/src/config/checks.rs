@@ -1,6 +1,6 @@
 //! Contradictions between options. Each check speaks only of values that the user wrote and that could be read.
 //!
-//! What one option may be by itself stands in its row. What depends on the machine or on the number of steps is checked
+//! What one option may be by itself is in its row. What depends on the machine or on the number of steps is checked
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
@@ -47,7 +47,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// Reports that option `path` needs `needed: value`. The problem stands at `path`.
+/// Reports that option `path` needs `needed: value`. The problem is at `path`.
 fn report_need(reader: &mut Reader, path: &str, needed: &str, value: &str) {
     let message = format!("`{path}: true` needs `{needed}: {value}`");
     reader.report(path, message, Some(format!("set `{needed}: {value}`, or remove `{path}`")));

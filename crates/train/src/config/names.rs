@@ -41,7 +41,7 @@ pub fn use_first_names(reader: &mut Reader, root: &mut Node) {
     }
 }
 
-/// The list of one dataset that `dataset: PATH` means. What is no path is left to be refused as a list.
+/// The list of one dataset that `dataset: PATH` means. What is no path is left to be rejected as a list.
 fn one_dataset(path: Node) -> Node {
     if !matches!(path.tree, Tree::Scalar { .. }) {
         return path;

@@ -1,4 +1,4 @@
-//! The configuration as a user meets it: what is read, what is refused, and in which words.
+//! The configuration as a user meets it: what is read, what is rejected, and in which words.
 
 use super::*;
 use options::{Problem, render_problems};
@@ -47,7 +47,7 @@ fn a_model_is_all_that_is_needed_and_the_defaults_are_the_reference_s() {
 
 #[test]
 fn every_default_is_a_valid_value_and_every_option_has_a_name_of_its_own() {
-    // Reading an empty group walks every row and panics at a default that its own type refuses.
+    // Reading an empty group walks every row and panics at a default that its own type rejects.
     assert_eq!(bad("").len(), 1);
     let names: std::collections::BTreeSet<&str> = rows().map(|row| row.name).collect();
     assert_eq!(names.len(), rows().count());

@@ -33,13 +33,13 @@ pub struct Estimate {
     pub run_seconds: Option<f64>,
     /// All passes over held-out data, next to these.
     pub evaluation_seconds: f64,
-    /// Of a step, what lies above its bound, by [`Cause`].
+    /// Of a step, what is above its bound, by [`Cause`].
     pub above: [f64; Cause::ALL.len()],
-    /// What lies on the host, where something does.
+    /// What is on the host, where something does.
     pub host: Option<HostEstimate>,
 }
 
-/// What it costs that something lies in host memory.
+/// What it costs that something is in host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostEstimate {
     /// Bytes between device and host in a micro-step after the first, and in the update.

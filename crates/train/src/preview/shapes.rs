@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::feed::{Feed, fixed_lengths};
 use crate::plan::Plan;
 
-/// Documents of a packed row that are reckoned with where the data are not known.
+/// Documents of a packed row that are estimated with where the data are not known.
 const DOCUMENTS_PER_ROW: usize = 16;
 
 /// Micro-batches of more tokens than these fit on no machine, and are not made to look at them.

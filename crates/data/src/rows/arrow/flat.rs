@@ -23,7 +23,7 @@ fn follow(bytes: &[u8], at: usize) -> Result<usize, String> {
     at.checked_add(offset).filter(|&to| to < bytes.len()).ok_or_else(|| DAMAGED.to_owned())
 }
 
-/// Elements of `size` bytes each that stand one after another.
+/// Elements of `size` bytes each that are one after another.
 fn elements(bytes: &[u8], at: usize, size: usize) -> Result<(usize, &[u8]), String> {
     let count = u32::from_le_bytes(read(bytes, at)?) as usize;
     let end = count.checked_mul(size).and_then(|length| length.checked_add(at + 4)).ok_or(DAMAGED)?;
@@ -35,7 +35,7 @@ impl<'a> Table<'a> {
         Ok(Table { bytes, at: follow(bytes, 0)? })
     }
 
-    /// Where field `n` lies, if the table has it.
+    /// Where field `n` is, if the table has it.
     fn field(&self, n: usize) -> Result<Option<usize>, String> {
         let back = i64::from(i32::from_le_bytes(read(self.bytes, self.at)?));
         let listing = usize::try_from(self.at as i64 - back).map_err(|_| DAMAGED)?;

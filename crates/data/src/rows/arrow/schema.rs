@@ -36,7 +36,7 @@ pub(super) enum Kind {
     Bytes {
         offset: usize,
     },
-    /// Text or bytes that lie in the value itself if they are short.
+    /// Text or bytes that are in the value itself if they are short.
     View,
     Fixed {
         width: usize,

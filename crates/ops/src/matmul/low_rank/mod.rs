@@ -189,7 +189,8 @@ impl Tiles {
     }
 }
 
-/// Tiles of one block, one below the other: as many as fill the GPU to nine tenths for all of the time, or come nearest.
+/// Tiles of one block, one below the other: as many as fill the GPU to nine tenths for all of the time, or come
+/// nearest.
 fn steps(across: usize, down: usize) -> usize {
     let filled = |steps: &usize| {
         let blocks = across * down.div_ceil(*steps);

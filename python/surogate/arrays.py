@@ -1,4 +1,4 @@
-"""numpy arrays as the engine takes them: int32 and float32, dense, with the shape that was promised."""
+"""Converts arrays for the engine: int32 and float32, contiguous, with a checked shape."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From `s3://` and `gs://` addresses to local files. The engine only ever sees files.
+"""Downloads `s3://` and `gs://` objects to local files. The engine sees only files.
 
-Listing, signing, credentials and retries are obstore's, the Python face of the object_store library: the variables
-`AWS_*` and `GOOGLE_*`, web identities and a machine's own role. Keys of the AWS profile are added here. What was
-fetched is kept under its version and never fetched again. Which files belong to a split is the engine's to say.
+obstore, the Python binding of the object_store library, does listing, signing, credentials and retries: the variables
+`AWS_*` and `GOOGLE_*`, web identities and instance roles. Keys of the AWS profile are added here. Downloads are cached
+by version and never repeated. The engine decides which files belong to a split.
 """
 
 from __future__ import annotations

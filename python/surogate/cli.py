@@ -1,6 +1,6 @@
 """The command line: argv to the three calls load, build, run.
 
-Deliberately unknown here: what any option means. Exit codes: 0 done, 1 the run failed, 2 wrong
+Does not know what any option means. Exit codes: 0 success, 1 the run failed, 2 wrong
 configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the loss diverged,
 130, 143 and 138 for SIGINT, SIGTERM and SIGUSR1.
 """

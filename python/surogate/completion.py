@@ -1,6 +1,6 @@
-"""Completion of the command line for bash, zsh and fish: a script for each, made from the grammar and the options.
+"""Shell completion for bash, zsh and fish: a script for each, generated from the parser and the option tables.
 
-Nothing of a command or option is written down here. The scripts are plain lists: completing starts no Python.
+No command or option is listed here. The scripts are plain lists: completion does not start Python.
 """
 
 from __future__ import annotations

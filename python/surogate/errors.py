@@ -1,6 +1,6 @@
-"""What can be wrong with a model or a run, as exceptions.
+"""The exceptions of Surogate.
 
-Every message says where, what was found, what was expected and, where there is one, a hint.
+Every message gives the place, the value found, the value expected and, where possible, a hint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`surogate export`: the result of a run in another form: Hugging Face model, PEFT adapter, GGUF file.
+"""`surogate export`: the result of a run in another format: Hugging Face model, PEFT adapter, GGUF file.
 
-Knows the folders of a run; what is in a file is the engine's.
+Knows the folders of a run; the engine handles file contents.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Packages that the extras of this one bring along: which are installed, and what they are for.
+"""The optional dependencies: which are installed, and what they are for.
 
-Asks their metadata and imports none of them.
+Reads package metadata and imports none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From names on the hub to local files: a model's folder, the files of a dataset. The engine only ever sees files.
+"""Downloads from the Hugging Face Hub: a model's folder, the files of a dataset. The engine sees only files.
 
 Caches, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """

@@ -1,7 +1,7 @@
-"""Which folders modules may come from: never the one in which a command was started.
+"""The trusted import path: modules are never loaded from the working directory.
 
-Imports only what every interpreter has loaded before its first line: whatever else was imported here could come from
-the folder that is to be left out.
+Imports only modules that every interpreter has already loaded: any other import could come from the folder that is to
+be excluded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""JSON files of others: a model's configuration, its tokenizer. Read with every bound that what follows relies on.
+"""Reads untrusted JSON files (model configuration, tokenizer) and enforces the limits that later code relies on.
 
-Knows JSON; not what any field means.
+Knows JSON, not what any field means.
 """
 
 from __future__ import annotations

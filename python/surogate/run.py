@@ -1,4 +1,4 @@
-"""The first two of the three calls: load a configuration, build the model that it names."""
+"""Loads a configuration and builds the model that it names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The log of a run as a stream of events, and as the history that they add up to.
+"""The log of a run as a stream of events, and as a history.
 
-Knows the names of events and that a resumed run goes back to its checkpoint; not how they are used.
+Knows the names of events and that a resumed run goes back to its checkpoint, not how they are used.
 """
 
 from __future__ import annotations

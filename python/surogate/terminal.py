@@ -1,6 +1,6 @@
-"""What goes to the terminal. Control characters in untrusted names, paths and values are escaped here.
+"""Terminal output. Control characters in untrusted names, paths and values are escaped here.
 
-The only place of the package that prints.
+The only file of the package that prints.
 """
 
 from __future__ import annotations

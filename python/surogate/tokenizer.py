@@ -1,6 +1,6 @@
-"""A model's tokenizer and chat template from Python: the text and the labels that the trainer makes.
+"""A model's tokenizer and chat template, as the trainer uses them.
 
-Knows no numbers of its own; the engine does the work.
+The engine does the work.
 """
 
 from __future__ import annotations

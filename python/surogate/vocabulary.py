@@ -1,7 +1,7 @@
 """A tokenizer.json as the vocabulary of a GGUF file.
 
-Knows two kinds of byte-pair encodings: over bytes as GPT-2 has them, whose way of cutting text must be one that readers
-of the format know by name, and over characters with bytes as the last resort, as SentencePiece has them.
+Supports two kinds of byte-pair encoding: byte-level as in GPT-2, whose pre-tokenizer must have a name in GGUF, and
+character-level with byte fallback as in SentencePiece.
 """
 
 from __future__ import annotations

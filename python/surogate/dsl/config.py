@@ -1,12 +1,12 @@
-"""Reading config.json: fields as annotated class attributes, refused by name when they do not fit.
+"""Reads config.json: fields are annotated class attributes, and unsupported values are rejected by name.
 
     class LlamaConfig(ModelConfig):
         hidden_size: int
         attention_bias: bool = False
-        hidden_act: Literal["silu"] = "silu"      # another value is refused
+        hidden_act: Literal["silu"] = "silu"      # another value is rejected
 
-A field that the class does not name cannot change what its architecture computes; those known to
-change arithmetic elsewhere are refused, bookkeeping is passed over, and the rest is warned about.
+Of fields that the class does not name, those known to change the arithmetic of other architectures are
+rejected, bookkeeping fields are ignored, and all others give a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Modules and parameters. A parameter's name in the file is the path of attributes that leads to it.
+"""Modules and parameters. A parameter's name in the file is its attribute path.
 
 `self.model.layers[…].self_attn.q_proj.weight` is `model.layers.{i}.self_attn.q_proj.weight`, so the
 mapping to Hugging Face files needs no table.

@@ -1,7 +1,6 @@
-"""Which line of the model's source is being recorded.
+"""The source line of the model that is being recorded.
 
-Frames of the DSL and of the shared layers are passed over, so that the line is the one in the
-architecture's file that called them.
+Frames of the DSL and of the shared layers are skipped, so the line is in the architecture's file.
 """
 
 from __future__ import annotations

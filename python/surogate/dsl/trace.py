@@ -1,7 +1,7 @@
-"""The recorder: what the operations of a `forward` append to, and the JSON that comes out.
+"""The recorder: collects the operations of a `forward` and writes them as JSON.
 
-It knows how values, repeats and outputs are written in the IR (docs/ir.md). It does not know what
-any operation means: types come from the engine's shape rules.
+Knows how values, repeats and outputs are written in the IR (docs/ir.md). Does not know what any
+operation means: types come from the engine's shape rules.
 """
 
 from __future__ import annotations

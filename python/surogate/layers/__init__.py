@@ -1,5 +1,5 @@
-"""Layers that several architectures share. Each computes what the class of the same name in
-transformers computes, under the same parameter names."""
+"""Layers shared by several architectures. Each computes the same as the class of the same name in
+transformers, with the same parameter names."""
 
 from .activation import Activation, activation
 from .decoder import Decoder, DecoderLayer

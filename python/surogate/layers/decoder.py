@@ -1,6 +1,6 @@
-"""The stack that most decoders share: pre-norm layers between an embedding and a last norm.
+"""The decoder stack of most models: pre-norm layers between an embedding and a final norm.
 
-It does not know what attention computes: each architecture brings its own.
+Does not know what attention computes: each architecture has its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dropout of a model's own, which is at work in training alone."""
+"""A model's own dropout, active only in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of a language model, and the results that callers can ask for."""
+"""The loss of a language model, and its outputs."""
 
 from __future__ import annotations
 

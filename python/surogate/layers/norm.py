@@ -1,4 +1,4 @@
-"""Normalisations over the last axis."""
+"""Normalization over the last axis."""
 
 from __future__ import annotations
 

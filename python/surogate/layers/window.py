@@ -1,4 +1,4 @@
-"""Which layers attend within a sliding window, as config.json says it."""
+"""Which layers use sliding-window attention, from config.json."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the architectures are called in GGUF files: names of tensors, keys of their sizes, order of rotated pairs.
+"""The architectures in GGUF files: tensor names, keys of sizes, order of rotated pairs.
 
-Knows names; the values are read and written by the engine. An architecture without an entry here has no GGUF form.
+Knows names; the engine reads and writes the values. An architecture without an entry here cannot be exported to GGUF.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm before each part, one matrix for queries, keys and values, and
+"""GPT-2: learned positions, LayerNorm before each block, one matrix for queries, keys and values, and
 a head that is the embedding."""
 
 from __future__ import annotations

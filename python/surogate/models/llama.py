@@ -1,4 +1,4 @@
-"""Llama 2, 3.x and the models of its form, SmolLM among them: pre-norm decoder with grouped-query
+"""Llama 2, 3.x and models of the same architecture, such as SmolLM: pre-norm decoder with grouped-query
 attention, rotary positions and a gated feed-forward layer."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Mistral 7B and the models of its form: Llama's without biases, and with a sliding window in every
-layer where the config gives one."""
+"""Mistral 7B and models of the same architecture: Llama without biases, with a sliding window in every
+layer if the config sets one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen2 and 2.5: Llama's form with biases on queries, keys and values, and a sliding window in the
-layers that the config names."""
+"""Qwen2 and 2.5: Llama with biases on queries, keys and values, and a sliding window in the layers
+that the config names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen3, dense: Llama's form with queries and keys normalised per head before the rotation, a head
-size of its own, and a sliding window in the layers that the config names."""
+"""Qwen3, dense: Llama with per-head QK norm before the rotation, an explicit head size, and a sliding
+window in the layers that the config names."""
 
 from __future__ import annotations
 

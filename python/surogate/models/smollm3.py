@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's form, in which some layers leave queries and keys without positions."""
+"""SmolLM3: Llama, except that some layers do not rotate queries and keys."""
 
 from __future__ import annotations
 

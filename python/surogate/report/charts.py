@@ -1,4 +1,4 @@
-"""A chart as HTML: lines as SVG that stretches, words as text that does not. No script is needed to see it.
+"""A chart as HTML: lines as scalable SVG, labels as text. Needs no script.
 
 Knows series and colours by number (`--c1` …, from the style sheet); nothing of runs.
 """

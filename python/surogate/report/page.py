@@ -1,6 +1,6 @@
-"""The report of one run: the page from its history.
+"""The report page of one run.
 
-Knows what a run's curves are called; how they are drawn is `charts.py`'s, the tables are `sections.py`'s.
+Knows the curves of a run; `charts.py` draws them, `sections.py` has the tables.
 """
 
 from __future__ import annotations

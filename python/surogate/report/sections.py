@@ -1,6 +1,6 @@
-"""The parts of a report below the curves: the memory plan as a picture, the data check, options, environment.
+"""The sections of a report below the curves: the memory plan, the data check, options, environment.
 
-Each takes what the log's first line says and gives HTML; a part of which nothing is known is empty.
+Each takes the first event of the log and returns HTML; a section without data is empty.
 """
 
 from __future__ import annotations

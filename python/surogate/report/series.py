@@ -1,4 +1,4 @@
-"""Numbers over steps: thinned out, smoothed, and the marks of their axes.
+"""Series over steps: thinning, smoothing, and axis ticks.
 
 Knows numbers only; nothing of runs or pages.
 """

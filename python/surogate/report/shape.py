@@ -1,7 +1,7 @@
-"""What the events of a log must hold so that a page can be made of them: a log may come from anywhere.
+"""Validates the events of a log before a page is built from them: a log may come from anywhere.
 
-Knows the fields that pages read, and their types; not what pages make of them. Other fields and other events may hold
-whatever they like, as long as it can be written.
+Knows the fields that pages read and their types, not how pages use them. Other fields and events may hold any
+JSON value.
 """
 
 from __future__ import annotations

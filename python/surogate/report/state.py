@@ -1,4 +1,4 @@
-"""`trainer_state.json`: the history of a run in the form of transformers' trainer, for programs that read that."""
+"""`trainer_state.json`: the history of a run in the format of transformers' Trainer, for programs that read it."""
 
 from __future__ import annotations
 

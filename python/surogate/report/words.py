@@ -1,4 +1,4 @@
-"""Numbers, bytes and times as people read them, and pieces of HTML that every part of a page uses."""
+"""Formatting of numbers, bytes and times, and HTML building blocks of the pages."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KNOWN = [
     ("aim", "aim", "report_to: [aim]"),
     ("tensorboard", "tensorboard", "report_to: [tensorboard]"),
     ("cloud", "obstore", "data in s3:// and gs://"),
-    ("distributed", "ray", "runs over several machines, which this version does not do yet"),
+    ("distributed", "ray", "runs on several machines, not supported yet"),
 ]
 
 

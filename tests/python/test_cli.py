@@ -282,7 +282,7 @@ def test_doctor_never_fails(capsys):
     assert installed.keys() == {"wandb", "aim", "tensorboard", "cloud", "distributed"}
     code, out, _ = run(capsys, "doctor")
     assert all(f"  {row['package']:<12} {row['version'] or 'not installed'}" in out for row in found["extras"])
-    assert "runs over several machines, which this version does not do yet" in out
+    assert "runs on several machines, not supported yet" in out
 
 
 def test_doctor_says_which_command_mends_what_is_missing(capsys, monkeypatch, tmp_path):
@@ -293,7 +293,7 @@ def test_doctor_says_which_command_mends_what_is_missing(capsys, monkeypatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, out, _ = run(capsys, "doctor")
     assert code == 0 and f"not usable: {broken} cannot be loaded" in out, out
-    assert "to mend it: pip install --force-reinstall --upgrade nvidia-cudnn-cu13" in out
+    assert "to fix it: pip install --force-reinstall --upgrade nvidia-cudnn-cu13" in out
     assert f"{tmp_path / 'cache' / 'surogate' / 'cuda'} (0 entries" in out
 
 

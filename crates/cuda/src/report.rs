@@ -215,7 +215,7 @@ fn release_in(text: &str) -> Option<String> {
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  to mend it: {}", self.reason, self.mend)
+        write!(f, "{}\n  to fix it: {}", self.reason, self.mend)
     }
 }
 
@@ -256,7 +256,7 @@ impl fmt::Display for Report {
                     let gib = d.memory as f64 / (1u64 << 30) as f64;
                     writeln!(f, "GPU {index}: {}, {}, {gib:.0} GiB", d.name, d.of_device)?;
                     if d.architecture != d.of_device {
-                        writeln!(f, "  kernels are those of {}: {ARCHITECTURE_VARIABLE} says so", d.architecture)?;
+                        writeln!(f, "  kernels are compiled for {}, set by {ARCHITECTURE_VARIABLE}", d.architecture)?;
                     }
                 }
             }
@@ -320,8 +320,8 @@ mod tests {
         for kind in Kind::ALL {
             assert!(text.contains(&format!("{}: not usable: not found", kind.title())), "{text}");
         }
-        assert!(text.contains("to mend it: pip install 'surogate[cuda]'"), "{text}");
-        assert!(text.contains("to mend it: install NVIDIA's driver, 580 or newer"), "{text}");
+        assert!(text.contains("to fix it: pip install 'surogate[cuda]'"), "{text}");
+        assert!(text.contains("to fix it: install NVIDIA's driver, 580 or newer"), "{text}");
         assert!(text.contains("GPUs: none: not found"), "{text}");
     }
 

@@ -20,7 +20,7 @@ pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, 
         let report = Report::new(&Search::from_environment(site_packages));
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let verdict = if report.usable() { "cuda" } else { "cpu" };
-        let text = format!("Runs go to: {verdict}\nCPU: {cores} threads\n{report}{}", cache_text());
+        let text = format!("Default device: {verdict}\nCPU: {cores} threads\n{report}{}", cache_text());
         (text, to_json(&report, cores, verdict).to_string())
     })
 }
@@ -39,7 +39,7 @@ pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>, own_kernels
             format!("operations on {}: {} results, {} differ", device.machine.name, rows.len(), failed.len());
         for row in &failed {
             let (op, example, dtype, result) = (row.op, row.example, row.dtype, row.result);
-            let numbers = format!("{:.1e}, at most {:.1e} is right", row.error, row.limit);
+            let numbers = format!("{:.1e}, tolerance {:.1e}", row.error, row.limit);
             text += &format!("\n  {op}, example {example} in {dtype}, result {result}: error {numbers}");
         }
         Ok((text, failed.len()))
@@ -66,13 +66,12 @@ pub fn calibrate(
         let mut text = found.table;
         for path in output.iter().chain(&kept) {
             machines::write(&found.machine, path)?;
-            text += &format!("\nwritten: {} (--machine takes it)", path.display());
+            text += &format!("\nwritten: {} (use it with --machine)", path.display());
         }
         if output.is_none() && kept.is_none() {
-            text += "\nkept nowhere: name a file with --output";
+            text += "\nnot saved: name a file with --output";
         }
-        text +=
-            "\nborrowed as before: the link to host memory, kernels of adapters, what attention was not measured for";
+        text += "\nnot measured, unchanged: the link to host memory, adapter kernels, other attention shapes";
         Ok(text)
     });
     calibrated.map_err(|error| train_error(py, error))

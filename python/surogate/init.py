@@ -171,12 +171,9 @@ def _text(
 
 
 def _decisions(plan: dict[str, Any]) -> list[str]:
-    """What is recomputed, chunked or offloaded."""
-    return [
-        f"{of['decision']}: {of['part']}" + (f", layers {of['layers']}" if of["layers"] else "") + f" ({of['reason']})"
-        for of in plan["decisions"]
-        if of["decision"] != "kept"
-    ]
+    """What is recomputed, offloaded or chunked."""
+    decided = [of for of in plan["decisions"] if of["value"] is True or of["value"] > 1]
+    return [of["words"]["sentence"] for of in decided]
 
 
 def _pair(name: str, value: Any) -> str:

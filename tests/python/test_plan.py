@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import surogate
@@ -44,6 +45,15 @@ def plan(options: dict[str, object], tmp_path, capsys, **changes: object) -> tup
     code = main(["plan", str(path), "--json"])
     out, err = capsys.readouterr()
     return code, json.loads(out) if out else {}, err
+
+
+def one_head(options: dict[str, object], tmp_path) -> str:
+    """The model of the options with a single head of keys; a plan needs no weights."""
+    folder = tmp_path / "one_head"
+    folder.mkdir()
+    fields = json.loads((Path(str(options["model"])) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "num_key_value_heads": 1}))
+    return str(folder)
 
 
 KEPT = {
@@ -122,7 +132,33 @@ def test_the_plan_accounts_for_every_byte(options, tmp_path, capsys):
         assert sum(line["bytes"] for line in found["activations"]) == classes["activations"]
         assert {line["class"] for line in found["activations_by_phase"]} >= {"forward", "backward", "evaluate"}
         assert found["estimate"]["step_flops"] > 0 and found["estimate"]["step_bytes"] > 0
-        assert all(line["reason"] for line in found["decisions"])
+        assert all(line["words"]["reason"] for line in found["decisions"])
+
+
+def test_decisions_are_values_for_scripts(options, tmp_path, capsys):
+    asked = {"recompute_swiglu": True, "recompute_qkv": False, "recompute_rmsnorm": False, "lmhead_chunks": 4}
+    _, found, _ = plan(options, tmp_path, capsys, **asked)
+    decided = {of["subject"]: of for of in found["decisions"] if of["entry"] == "first_micro_step"}
+    assert all(of["layers"] == [[0, 2]] for name, of in decided.items() if of["kind"] == "recompute"), decided
+    named = {name: (of["kind"], of["value"], of["reason"]) for name, of in decided.items()}
+    assert named["activation"] == ("recompute", True, "requested")
+    assert named["projections"] == named["rotation"] == ("recompute", False, "requested")
+    assert named["attention"] == ("recompute", False, "requested"), "a part of it is asked to be kept"
+    assert named["norms"] == ("recompute", False, "requested")
+    assert named["feed_forward"] == ("recompute", False, "fastest")
+    assert named["residual_stream"] == ("offload", False, "recompute_source")
+    assert named["output_head"] == ("chunks", 4, "requested")
+    assert named["attention_backward"] == ("chunks", 1, "fastest")
+    assert decided["activation"]["words"]["sentence"] == "recomputed: feed-forward activation, layers 0–2 (asked for)"
+    assert main(["plan", str(tmp_path / "plan.json")]) == 0
+    text = capsys.readouterr().out
+    told = [of["words"] for of in found["decisions"] if of["value"] != 1 or of["value"] is True]
+    assert told and all(f"{of['decision']}" in text and f"({of['reason']})" in text for of in told), text
+    # One row of a batch, and on this machine one key head of it, is not done in parts.
+    alone = {"per_device_train_batch_size": 1, "model": one_head(options, tmp_path)}
+    _, found, _ = plan(options, tmp_path, capsys, **alone)
+    attention = next(of for of in found["decisions"] if of["subject"] == "attention_backward")
+    assert (attention["value"], attention["reason"], attention["obstacle"]) == (1, "impossible", "indivisible")
 
 
 def test_the_plan_reads_what_is_at_hand_and_says_what_it_assumed(options, tmp_path, capsys):

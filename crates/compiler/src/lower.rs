@@ -7,7 +7,8 @@ use graph::{Graph, Node, Parameter, ParameterId, ValueId};
 use ops::{Class, LowerCall, Lowered};
 use program::{
     Arena, ArenaId, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
-    Launch, Layout, Machine, MemoryLine, PlanLine, Program, Provenance, Step, TensorRef, Variant, check_order, scalar,
+    Launch, Layout, Machine, MemoryLine, PlanDecision, Program, Provenance, Step, TensorRef, Variant, check_order,
+    scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -76,7 +77,7 @@ pub(crate) struct Lowering<'a> {
     /// What the activation arena holds at its fullest.
     activations: Vec<MemoryLine>,
     phases: Vec<MemoryLine>,
-    plan: Vec<PlanLine>,
+    plan: Vec<PlanDecision>,
 }
 
 impl<'a> Lowering<'a> {
@@ -220,7 +221,7 @@ impl<'a> Lowering<'a> {
 pub(crate) fn program(
     name: &str,
     graphs: Vec<(EntryKind, Variant, Graph)>,
-    plan: Vec<PlanLine>,
+    plan: Vec<PlanDecision>,
     options: &CompileOptions,
     machine: &Machine,
 ) -> Result<Program, CompileError> {

@@ -4,6 +4,7 @@
 //! Invariant: nothing here knows gradients or the list of operations. Kernels are carried as text.
 
 mod backend;
+mod decision;
 mod estimate;
 mod gauges;
 mod instruction;
@@ -20,6 +21,7 @@ mod unite;
 mod work;
 
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
+pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
@@ -32,7 +34,7 @@ pub use machine::{Arch, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, ParameterSlot};
-pub use program::{Constant, Entry, EntryKind, PlanLine, Program, Variant, scalar};
+pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};
 pub use reached::{AttentionRate, Products, Reached, Realisation};
 pub use unite::unite;
 pub use work::{Cause, Extents, Times, Work, expected_times};

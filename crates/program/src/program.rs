@@ -2,6 +2,7 @@
 
 use tensor::HostTensor;
 
+use crate::decision::PlanDecision;
 use crate::instruction::{Documents, Kernel, Step};
 use crate::layout::Layout;
 use crate::machine::Machine;
@@ -90,25 +91,6 @@ pub struct Constant {
     pub value: HostTensor,
 }
 
-/// What the plan did with a part of the model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlanLine {
-    /// The entry and the shape of its batches that the decision is for.
-    pub kind: EntryKind,
-    pub variant: Variant,
-    /// Part of the model.
-    pub part: String,
-    /// Layers, as `0–27`; empty for what stands outside of them.
-    pub layers: String,
-    /// `kept`, `computed again`, or the number of parts.
-    pub decision: String,
-    /// Bytes that are kept for the backward pass or, computed again, need not be.
-    pub bytes: usize,
-    /// What computing again costs, in seconds as they are expected.
-    pub seconds: f64,
-    pub reason: String,
-}
-
 /// A compiled step for one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
@@ -129,7 +111,7 @@ pub struct Program {
     /// Most bytes of the activation arena in use, by phase.
     pub phases: Vec<MemoryLine>,
     /// What was decided about memory, and why.
-    pub plan: Vec<PlanLine>,
+    pub plan: Vec<PlanDecision>,
     /// Key of the run's random numbers.
     pub seed: u64,
 }

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 
+use crate::decision::PlanDecision;
 use crate::instruction::{Instruction, Kernel, KernelId};
 use crate::memory::{Arena, ArenaKind, MemoryLine, TensorRef};
-use crate::program::{Constant, Entry, EntryKind, PlanLine, Program, Variant};
+use crate::program::{Constant, Entry, EntryKind, Program, Variant};
 
 /// Constants start on boundaries of so many bytes.
 const ALIGNMENT: usize = 256;
@@ -21,9 +22,11 @@ pub fn unite(parts: &[&Program], wanted: impl Fn(&Variant) -> bool) -> Program {
         assert!(part.has_layout_of(first), "programs are united over one layout");
         let keeps = |variant: &Option<Variant>| variant.as_ref().map_or(index == 0, &wanted);
         entries.extend(part.entries.iter().filter(|entry| keeps(&entry.variant)).map(|entry| united.take(part, entry)));
-        let keeps = |line: &&PlanLine| match line.kind {
+        let keeps = |of: &&PlanDecision| match of.entry {
             EntryKind::Update => index == 0,
-            _ => wanted(&line.variant),
+            EntryKind::FirstMicroStep | EntryKind::NextMicroStep | EntryKind::Evaluate | EntryKind::Forward => {
+                wanted(&of.variant)
+            }
         };
         plan.extend(part.plan.iter().filter(keeps).cloned());
     }

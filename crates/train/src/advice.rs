@@ -28,10 +28,14 @@ pub fn with_advice(
 ) -> TrainError {
     let TrainError::Memory(message) = error else { return error };
     let changes = changes(config, &Known { source, machine, data });
-    TrainError::Memory(match changes.as_slice() {
-        [] => format!("{message}; no change of options makes it fit here: use a smaller model or a larger machine"),
-        [all] if all.contains(" and ") => format!("{message}; together these make it fit: {all}"),
-        single => format!("{message}; any of these makes it fit: {}", single.join("; or ")),
+    TrainError::Memory(match changes {
+        Changes::None => {
+            format!("{message}; no change of options makes it fit here: use a smaller model or a larger machine")
+        }
+        Changes::Any(single) => format!("{message}; any of these makes it fit: {}", single.join("; or ")),
+        Changes::Together(all, bytes) => {
+            format!("{message}; together these make it fit: {} ({})", all.join(" and "), size(bytes))
+        }
     })
 }
 
@@ -59,26 +63,34 @@ impl Known<'_> {
     }
 }
 
-/// Single changes that suffice, with what the plan comes to; where none does, the shortest list of them that does, as
-/// one text.
-fn changes(config: &Config, known: &Known<'_>) -> Vec<String> {
+/// What makes a run fit.
+enum Changes {
+    None,
+    /// Each by itself, with what the plan comes to.
+    Any(Vec<String>),
+    /// Only all of them, and the bytes that the plan comes to then.
+    Together(Vec<String>, usize),
+}
+
+/// Single changes that suffice; where none does, the shortest list of them that does.
+fn changes(config: &Config, known: &Known<'_>) -> Changes {
     let single = CHANGES.iter().filter_map(|change| least(*change, config, known));
     let enough: Vec<String> = single.take(MOST).map(|(text, bytes)| format!("{text} ({})", size(bytes))).collect();
     if !enough.is_empty() {
-        return enough;
+        return Changes::Any(enough);
     }
     let (mut changed, mut reported) = (config.clone(), Vec::new());
     for change in CHANGES {
         if let Some((text, bytes)) = least(*change, &changed, known) {
             reported.push(text);
-            return vec![format!("{} ({})", reported.join(" and "), size(bytes))];
+            return Changes::Together(reported, bytes);
         }
         if let Some((all, text)) = steps(*change, &changed, known).pop() {
             changed = all;
             reported.push(text);
         }
     }
-    Vec::new()
+    Changes::None
 }
 
 /// How far a change can be taken, from a little to all of it.

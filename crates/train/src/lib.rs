@@ -10,6 +10,7 @@ mod checkpoint;
 pub mod config;
 pub mod conformance;
 mod conversation;
+mod decisions;
 pub mod device;
 mod digest;
 mod encoded;

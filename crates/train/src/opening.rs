@@ -2,10 +2,11 @@
 //!
 //! Collects; decides nothing.
 
-use program::{MemoryLine, PlanLine};
+use program::MemoryLine;
 use serde_json::{Map, Value, json};
 
 use crate::config::rows;
+use crate::decisions;
 use crate::error::Result;
 use crate::place::Place;
 use crate::record::reasons;
@@ -39,17 +40,11 @@ fn plan(trainer: &mut Trainer) -> Result<Value> {
     let lines = |of: &[MemoryLine]| -> Vec<Value> {
         of.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect()
     };
-    let decision = |of: &PlanLine| {
-        json!({
-            "entry": of.kind.name(), "part": of.part, "layers": of.layers, "decision": of.decision, "bytes": of.bytes,
-            "seconds": of.seconds, "reason": of.reason,
-        })
-    };
     Ok(json!({
         "memory": lines(&program.memory),
         "activations": lines(&program.activations),
         "phases": lines(&program.phases),
-        "decisions": program.plan.iter().map(decision).collect::<Vec<Value>>(),
+        "decisions": program.plan.iter().map(decisions::to_json).collect::<Vec<Value>>(),
         "machine_memory": program.machine.memory,
     }))
 }

@@ -1,10 +1,11 @@
 //! What accompanies a run's results: the manifest, and the choices for `auto` options.
 
 use jiff::Zoned;
-use program::{Arch, EntryKind, PlanLine, Program};
+use program::{Arch, Program};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Reason, Reasons};
+use crate::decisions;
 use crate::digest;
 use crate::encoded;
 use crate::error::Result;
@@ -43,11 +44,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
         .iter()
         .map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note}))
         .collect();
-    let line = |of: &PlanLine| {
-        let (part, layers, decision) = (&of.part, &of.layers, &of.decision);
-        json!({"entry": of.kind.name(), "part": part, "layers": layers, "decision": decision, "reason": of.reason})
-    };
-    let plan: Vec<Value> = program.plan.iter().map(line).collect();
+    let plan: Vec<Value> = program.plan.iter().map(decisions::to_json).collect();
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
     let seconds = planned_seconds(trainer, &program)?;
     let earlier = place.earlier.as_ref().map(|earlier| &earlier.manifest);
@@ -126,24 +123,9 @@ impl Measured {
     }
 }
 
-/// What may lie in host memory, and what the plan's table calls it.
-const OFFLOADED: [(&str, &str); 5] = [
-    ("offload_residual", "residual stream between layers"),
-    ("offload_master", "f32 copies of weights"),
-    ("offload_quants", "quantised weights"),
-    ("offload_optimizer", "optimizer states"),
-    ("offload_grads", "gradients"),
-];
-
-/// What the plan moved to the host without being asked: options, what they stand for, and why.
-pub(crate) fn moved_unasked(plan: &[PlanLine]) -> Vec<(&'static str, &'static str, &str)> {
-    let on_host = |part: &str| plan.iter().find(|line| line.part == part && line.decision == "on the host");
-    let unasked = |(option, part): &(&'static str, &'static str)| {
-        let reason = on_host(part)?.reason.strip_suffix(&format!(": `{option}`"))?;
-        Some((*option, *part, reason))
-    };
-    OFFLOADED.iter().filter_map(unasked).collect()
-}
+/// What may lie in host memory.
+const OFFLOADED: [&str; 5] =
+    ["offload_residual", "offload_master", "offload_quants", "offload_optimizer", "offload_grads"];
 
 impl Trainer {
     /// A word on steps that are expected far above their bound, and on rates that are not this device's.
@@ -169,7 +151,7 @@ impl Trainer {
         }
         choose("dataloader_num_workers", json!(encoded::workers(config)), "the cores of this machine");
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
-        for (name, _) in OFFLOADED {
+        for name in OFFLOADED {
             choose(name, json!(false), "it stays on the device");
         }
         if let Some(total) = self.total_steps() {
@@ -180,49 +162,6 @@ impl Trainer {
         drop(choose);
         reasons
     }
-}
-
-/// Options of recomputation, and the parts of a layer in the plan's table that each of them stands for.
-const PARTS: [(&str, &[&str]); 6] = [
-    ("recompute_swiglu", &["feed-forward activation"]),
-    ("recompute_rmsnorm", &["norms"]),
-    ("recompute_ffn", &["feed-forward activation", "feed-forward products"]),
-    ("recompute_qkv", &["head norms and rotation", "query, key and value projections"]),
-    ("recompute_att", &["head norms and rotation", "query, key and value projections", "attention"]),
-    ("recompute_block", &["residual stream inside the layer"]),
-];
-
-/// What the plan decided about parts of the layers: true or false where it is one decision for all of them, and
-/// the decisions with their reasons. None where the model has no such part.
-fn decided(plan: &[PlanLine], parts: &[&str]) -> Option<(Value, String)> {
-    let of_parts = |line: &&PlanLine| line.kind == EntryKind::FirstMicroStep && parts.contains(&line.part.as_str());
-    let lines: Vec<&PlanLine> = plan.iter().filter(of_parts).collect();
-    let mut words: Vec<String> = Vec::new();
-    for line in &lines {
-        let word = format!("{} of layers {} {}: {}", line.part, line.layers, line.decision, line.reason);
-        if !words.contains(&word) {
-            words.push(word);
-        }
-    }
-    let all = |decision: &str| lines.iter().all(|line| line.decision == decision);
-    let value = match () {
-        () if lines.is_empty() => return None,
-        () if all("computed again") => json!(true),
-        () if all("kept") => json!(false),
-        () => json!("auto"),
-    };
-    Some((value, words.join("; ")))
-}
-
-/// In how many parts the plan does a piece of work, and why; none where there is no plan, or it says so in other words.
-fn parts_of(plan: &[PlanLine], part: &str) -> Option<(Value, String)> {
-    let mut lines = plan.iter().filter(|line| line.kind == EntryKind::FirstMicroStep).peekable();
-    lines.peek()?;
-    let Some(line) = lines.find(|line| line.part == part) else {
-        return Some((json!(1), "fits, and is fastest".to_owned()));
-    };
-    let parts: usize = line.decision.split(' ').next()?.parse().ok()?;
-    Some((json!(parts), line.reason.clone()))
 }
 
 /// Notes a choice where the option was left open.
@@ -246,21 +185,8 @@ pub fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
         choose(name, json!(trainer.name), "`run_name`");
     }
     let plan = trainer.engine.as_ref().map(|engine| engine.program().plan.clone()).unwrap_or_default();
-    for (name, _, because) in moved_unasked(&plan) {
-        choose(name, json!(true), because);
-    }
-    for (name, parts) in PARTS {
-        if let Some((value, because)) = decided(&plan, parts) {
-            choose(name, value, &because);
-        }
-    }
-    for (name, part) in [("lmhead_chunks", "output head"), ("attn_bwd_chunks", "attention's backward pass")] {
-        if let Some((parts, because)) = parts_of(&plan, part) {
-            choose(name, parts, &because);
-        }
-    }
-    if let Some(line) = plan.iter().find(|line| line.part == "residual stream between layers") {
-        choose("offload_residual", json!(line.decision != "kept"), &line.reason);
+    for answer in decisions::answers(&plan) {
+        choose(answer.option, answer.value, &answer.because);
     }
     drop(choose);
     reasons

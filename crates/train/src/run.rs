@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use program::{EntryKind, PlanLine};
+use program::{EntryKind, PlanDecision};
 use serde_json::{Value, json};
 
 use crate::checkpoint;
 use crate::config::Config;
+use crate::decisions;
 use crate::device::Device;
 use crate::error::{Result, TrainError};
 use crate::instruments::Instruments;
@@ -17,7 +18,7 @@ use crate::metrics::StepMetrics;
 use crate::model_folder::handed_on;
 use crate::opening::opening;
 use crate::place::Place;
-use crate::record::{MANIFEST, Measured, RESOLVED, manifest, moved_unasked, reasons};
+use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
 use crate::resume::{self, Start};
 use crate::saving::{Begun, Saving};
 use crate::source::ModelSource;
@@ -132,10 +133,9 @@ fn result_folder(place: &Place, trainer: &Trainer) -> PathBuf {
 }
 
 /// A decision of the plan that is not the obvious one, for people.
-fn planned(of: &PlanLine) -> Option<String> {
-    let layers = if of.layers.is_empty() { String::new() } else { format!(", layers {}", of.layers) };
-    let reported = of.kind == EntryKind::FirstMicroStep && of.decision != "kept";
-    reported.then(|| format!("Recommended: {}: {}{layers} ({})", of.part, of.decision, of.reason))
+fn planned(of: &PlanDecision) -> Option<String> {
+    let reported = of.entry == EntryKind::FirstMicroStep && of.choice.saves();
+    reported.then(|| format!("Recommended: {}", decisions::sentence(of)))
 }
 
 fn write_manifest(place: &Place, run_id: &str, manifest: &Value) -> Result<()> {
@@ -185,8 +185,8 @@ impl Run {
             trainer.engine()?.program().plan.iter().filter_map(planned).for_each(|line| observer.line(&line));
         }
         let resolved = trainer.config.resolved_yaml(&reasons(&place, trainer));
-        for (option, part, because) in moved_unasked(&trainer.engine()?.program().plan) {
-            observer.line(&format!("Note: {part} in host memory: {because}; `{option}: false` keeps it on the device"));
+        for note in decisions::moved_unasked(&trainer.engine()?.program().plan) {
+            observer.line(&format!("Note: {note}"));
         }
         for note in trainer.engine()?.session().notes() {
             observer.line(&format!("Note: {note}"));

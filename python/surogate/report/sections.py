@@ -63,18 +63,19 @@ def _row(name: str, size: int, total: int, note: str, colour: int) -> list[str]:
 
 
 def decisions(history: History) -> str:
-    """What is saved, recomputed or chunked."""
+    """What is saved, recomputed, chunked or offloaded, in the words of the log. Logs before them have no table."""
     lines = (history.opening.get("plan") or {}).get("decisions") or []
     rows = [
         [
-            escape(line["part"]),
-            escape(line["layers"]),
-            escape(line["decision"]),
+            escape(words["subject"]),
+            escape(words["layers"]),
+            escape(words["decision"]),
             bytes_text(line["bytes"]),
             f"{1e3 * line['seconds']:.3f} ms" if line["seconds"] else "",
-            escape(line["reason"]),
+            escape(words["reason"]),
         ]
         for line in lines
+        if (words := line.get("words"))
     ]
     head = ["part", "layers", "decision", "bytes", "cost", "reason"]
     return _folded("Plan decisions", table(head, rows, ["", "", "", "n", "n", "s"])) if rows else ""

@@ -64,7 +64,8 @@ class Lacking:
 
 
 _PART = {"class": TEXT, "bytes": COUNT, "note": TEXT}
-_DECISION = {"part": TEXT, "layers": TEXT, "decision": TEXT, "bytes": COUNT, "seconds": MAYBE, "reason": TEXT}
+_WORDS = dict.fromkeys(("subject", "layers", "decision", "reason"), TEXT)
+_DECISION = {"bytes": COUNT, "seconds": MAYBE, "words": Lacking(_WORDS)}
 _PLAN = {
     "memory": Lacking([_PART]),
     "activations": Lacking([_PART]),

@@ -18,13 +18,13 @@ mod states;
 mod time;
 
 use graph::Graph;
-use program::{Arch, EntryKind, Machine, PlanLine, Variant};
+use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant};
 
 use crate::CompileError;
 use crate::options::CompileOptions;
 use head::Head;
 use memory::Memory;
-use parts::{Part, Parts};
+use parts::Parts;
 pub(crate) use states::least_step;
 pub(crate) use time::node_seconds;
 
@@ -136,7 +136,7 @@ pub(crate) fn decide(
     graphs: &mut [(EntryKind, Variant, Graph)],
     options: &CompileOptions,
     machine: &Machine,
-) -> Result<Vec<PlanLine>, CompileError> {
+) -> Result<Vec<PlanDecision>, CompileError> {
     let memory = Memory::new(graphs, options, machine);
     let limit = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
     let available = limit.saturating_sub(memory.fixed_bytes());
@@ -173,7 +173,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn run(&self, options: &CompileOptions) -> Result<(Graph, Vec<PlanLine>), CompileError> {
+    fn run(&self, options: &CompileOptions) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
         let head = Head::find(self.graph);
         let (asked, open) = self.layers(options);
         let layers = self.graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
@@ -197,7 +197,8 @@ impl Search<'_> {
                 chosen.clone_from(&fitting);
             }
         }
-        let reasons = report::Reasons { start: &start, fitting: &start.after(&axes, &fitting) };
+        let fitting = start.after(&axes, &fitting);
+        let reasons = report::Reasons { plan: &options.plan, open, start: &start, fitting: &fitting };
         let decision = start.after(&axes, &chosen);
         let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine);
         let plain = graph_after(&chosen);

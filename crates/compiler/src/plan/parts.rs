@@ -3,53 +3,9 @@
 
 use graph::{Graph, Node, Phase};
 use ops::Class;
+use program::LayerPart as Part;
 
 use crate::options::RecomputeOptions;
-
-/// A part of a layer. In the order in which the plan reaches for them: bytes freed for the time that
-/// they cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
-    /// Norms of the residual stream.
-    Norms,
-    /// Element-wise work of the feed-forward part.
-    Activation,
-    /// Norms of heads and rotation.
-    Rotation,
-    /// Products of the feed-forward part.
-    FeedForward,
-    /// Projections to queries, keys and values.
-    Projections,
-    /// The attention itself and what follows it inside its region.
-    Attention,
-    /// Everything else of the layer: sums of the residual stream.
-    Residual,
-}
-
-impl Part {
-    pub const ALL: [Part; 7] = [
-        Part::Norms,
-        Part::Activation,
-        Part::Rotation,
-        Part::FeedForward,
-        Part::Projections,
-        Part::Attention,
-        Part::Residual,
-    ];
-
-    /// For the plan's table.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Part::Norms => "norms",
-            Part::Activation => "feed-forward activation",
-            Part::Rotation => "head norms and rotation",
-            Part::FeedForward => "feed-forward products",
-            Part::Projections => "query, key and value projections",
-            Part::Attention => "attention",
-            Part::Residual => "residual stream inside the layer",
-        }
-    }
-}
 
 /// The parts of one layer that are computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,9 @@ use graph::{Graph, Node, Phase, ValueId};
 use ops::{Class, Fusion, Keeps, Op};
 use tensor::Attrs;
 
-use super::parts::{Part, Parts, classify};
+use program::LayerPart as Part;
+
+use super::parts::{Parts, classify};
 
 /// Rewrites the backward pass: what a chosen part of a layer computed is computed again, each node
 /// just before it is first needed. `layers[l]` are the parts of layer `l`.

@@ -1,89 +1,142 @@
-//! The plan's table: for each part of the model what was decided, what that frees or costs, and why.
+//! The plan's table: for each part of the model what was decided, what that frees or costs, and why, all of it values.
 
 use std::collections::HashSet;
 
 use graph::{Graph, Phase, ValueId};
-use program::{EntryKind, Machine, PlanLine, Variant};
+use program::{Choice, EntryKind, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant};
 
 use super::Decision;
+use super::attention::most_attention_parts;
 use super::head::Head;
-use super::parts::{Part, classify};
+use super::parts::{Parts, classify};
 use super::recompute::{pair, recompute};
 use crate::memory::dtype_of;
+use crate::options::PlanOptions;
 
-/// Decisions to tell reasons from: what was asked for, and what was needed to fit.
+/// What reasons are told from.
 pub(super) struct Reasons<'a> {
+    pub plan: &'a PlanOptions,
+    /// Parts of layers that the options leave to the plan, or ask for.
+    pub open: Parts,
+    /// What was decided before anything was given up.
     pub start: &'a Decision,
+    /// What fits.
     pub fitting: &'a Decision,
 }
 
 /// The table of one entry. `graph` is the graph before anything was decided.
 pub(super) fn lines(
-    (kind, variant): (EntryKind, Variant),
+    (entry, variant): (EntryKind, Variant),
     graph: &Graph,
     decision: &Decision,
     reasons: &Reasons<'_>,
     machine: &Machine,
-) -> Vec<PlanLine> {
-    let line = |part: &str, layers: String, decision: String, bytes: usize, seconds: f64, reason: &str| PlanLine {
-        kind,
-        variant,
-        part: part.to_owned(),
-        layers,
-        decision,
-        bytes,
-        seconds,
-        reason: reason.to_owned(),
-    };
-    let mut result = Vec::new();
-    if kind == EntryKind::FirstMicroStep {
-        let saved = saved_bytes(graph);
+) -> Vec<PlanDecision> {
+    let table = Table { entry, variant, graph, decision, reasons, machine };
+    let mut lines = Vec::new();
+    let trains = entry == EntryKind::FirstMicroStep;
+    if trains {
+        lines.extend(table.parts());
+        lines.extend(table.residual_stream());
+    }
+    lines.extend(Some(table.head()).filter(|head| trains || head.choice.saves()));
+    if trains {
+        lines.push(table.attention());
+    }
+    lines
+}
+
+/// One entry with what was decided for it.
+struct Table<'a> {
+    entry: EntryKind,
+    variant: Variant,
+    graph: &'a Graph,
+    decision: &'a Decision,
+    reasons: &'a Reasons<'a>,
+    machine: &'a Machine,
+}
+
+impl Table<'_> {
+    /// A decision that frees nothing and costs nothing.
+    fn line(&self, subject: Subject, choice: Choice, reason: Reason) -> PlanDecision {
+        let (entry, variant) = (self.entry, self.variant);
+        PlanDecision { entry, variant, subject, layers: Vec::new(), choice, reason, bytes: 0, seconds: 0.0 }
+    }
+
+    /// Parts of layers: what is computed again, and what is kept.
+    fn parts(&self) -> Vec<PlanDecision> {
+        let mut lines = Vec::new();
+        let saved = saved_bytes(self.graph);
         for part in Part::ALL.into_iter().filter(|part| saved.iter().any(|of| of[*part as usize] > 0)) {
-            let chosen = |of: &Decision, layer: usize| of.recomputed[layer].has(part);
-            let layers = 0..decision.recomputed.len();
-            let (again, kept): (Vec<usize>, Vec<usize>) = layers.partition(|layer| chosen(decision, *layer));
-            let bytes = |layers: &[usize]| layers.iter().map(|layer| saved[*layer][part as usize]).sum::<usize>();
-            if let (Some(first), Some(last)) = (again.first(), again.last()) {
-                let needed = again.iter().filter(|layer| chosen(reasons.fitting, **layer)).last();
-                let reason = match needed {
-                    _ if chosen(reasons.start, *first) => "asked for".to_owned(),
-                    None => "costs next to nothing".to_owned(),
-                    Some(needed) if needed == last => "needed to fit".to_owned(),
-                    Some(needed) => format!("needed to fit up to layer {needed}; the rest costs next to nothing"),
-                };
-                let (freed, cost) = again_costs(graph, part, &again, decision, machine);
-                result.push(line(part.name(), ranges(&again), "computed again".into(), freed, cost, &reason));
+            let layers = 0..self.decision.recomputed.len();
+            let (again, kept): (Vec<usize>, Vec<usize>) =
+                layers.partition(|layer| self.decision.recomputed[*layer].has(part));
+            if !again.is_empty() {
+                let (bytes, seconds) = again_costs(self.graph, part, &again, self.decision, self.machine);
+                let line = self.line(Subject::Layer(part), Choice::Recompute(true), self.why_again(part, &again));
+                lines.push(PlanDecision { layers: again, bytes, seconds, ..line });
             }
             if !kept.is_empty() {
-                result.push(line(part.name(), ranges(&kept), "kept".into(), bytes(&kept), 0.0, "fits, and is fastest"));
+                let reason = if self.reasons.open.has(part) { Reason::Fastest } else { Reason::Requested };
+                let bytes = kept.iter().map(|layer| saved[*layer][part as usize]).sum();
+                let line = self.line(Subject::Layer(part), Choice::Recompute(false), reason);
+                lines.push(PlanDecision { layers: kept, bytes, ..line });
             }
         }
+        lines
     }
-    if let Some(bytes) = Some(carried_bytes(graph)).filter(|bytes| *bytes > 0 && kind == EntryKind::FirstMicroStep) {
-        let layers = (0..decision.recomputed.len()).collect::<Vec<_>>();
-        let (decided, reason) = match (decision.waiting, reasons.start.waiting) {
-            (false, _) => ("kept", "everything else is computed from it"),
-            (true, true) => ("on the host", "asked for"),
-            (true, false) => ("on the host", "needed to fit: `offload_residual`"),
+
+    /// Why a part of some layers, one of them at least, is computed again.
+    fn why_again(&self, part: Part, layers: &[usize]) -> Reason {
+        let chosen = |of: &Decision, layer: usize| of.recomputed[layer].has(part);
+        let needed = layers.iter().rfind(|layer| chosen(self.reasons.fitting, **layer));
+        match needed {
+            _ if chosen(self.reasons.start, layers[0]) => Reason::Requested,
+            None => Reason::Negligible,
+            Some(needed) if layers.last() == Some(needed) => Reason::NeededToFit,
+            Some(needed) => Reason::NeededUpTo(*needed),
+        }
+    }
+
+    fn residual_stream(&self) -> Option<PlanDecision> {
+        let bytes = carried_bytes(self.graph);
+        let reason = match (self.reasons.plan.offload.residual, self.decision.waiting) {
+            (Some(_), _) => Reason::Requested,
+            (None, true) => Reason::NeededToFit,
+            (None, false) => Reason::RecomputeSource,
         };
-        result.push(line("residual stream between layers", ranges(&layers), decided.into(), bytes, 0.0, reason));
+        let line = self.line(Subject::ResidualStream, Choice::Offload(self.decision.waiting), reason);
+        let layers = (0..self.decision.recomputed.len()).collect();
+        (bytes > 0).then_some(PlanDecision { layers, bytes, ..line })
     }
-    let parts_reason = |of: fn(&Decision) -> usize, chosen: usize| match () {
-        () if of(reasons.start) == chosen => "as asked, or at no cost",
-        () if of(reasons.fitting) == chosen => "needed to fit",
-        () => "costs next to nothing",
-    };
-    if decision.head_parts > 1 {
-        let bytes = Head::find(graph).map_or(0, |head| head.bytes - head.bytes / decision.head_parts);
-        let reason = parts_reason(|d| d.head_parts, decision.head_parts);
-        result.push(line("output head", String::new(), format!("{} parts", decision.head_parts), bytes, 0.0, reason));
+
+    fn head(&self) -> PlanDecision {
+        let parts = self.decision.head_parts;
+        let head = Head::find(self.graph);
+        let obstacle = head.is_none().then_some(Obstacle::LogitsAreRead);
+        let reason = self.why_parts(self.reasons.plan.head_chunks, obstacle, |of| of.head_parts);
+        let bytes = head.map_or(0, |head| head.bytes - head.bytes / parts);
+        PlanDecision { bytes, ..self.line(Subject::OutputHead, Choice::Chunks(parts), reason) }
     }
-    if decision.attention_parts > 1 && kind == EntryKind::FirstMicroStep {
-        let reason = parts_reason(|d| d.attention_parts, decision.attention_parts);
-        let text = format!("{} parts", decision.attention_parts);
-        result.push(line("attention's backward pass", String::new(), text, 0, 0.0, reason));
+
+    fn attention(&self) -> PlanDecision {
+        let most = most_attention_parts(self.graph, &self.machine.arch);
+        let obstacle = (most == 1).then_some(Obstacle::Indivisible);
+        let reason = self.why_parts(self.reasons.plan.attention_chunks, obstacle, |of| of.attention_parts);
+        self.line(Subject::AttentionBackward, Choice::Chunks(self.decision.attention_parts), reason)
     }
-    result
+
+    fn why_parts(&self, asked: Option<usize>, obstacle: Option<Obstacle>, parts: fn(&Decision) -> usize) -> Reason {
+        let chosen = parts(self.decision);
+        match obstacle {
+            _ if asked.is_some() => Reason::Requested,
+            Some(obstacle) => Reason::Impossible(obstacle),
+            None if chosen == 1 => Reason::Fastest,
+            None if parts(self.reasons.start) == chosen => Reason::Free,
+            None if parts(self.reasons.fitting) == chosen => Reason::NeededToFit,
+            None => Reason::Negligible,
+        }
+    }
 }
 
 /// Bytes of each part, by layer, that the backward pass reads when everything is kept.
@@ -153,28 +206,4 @@ fn kept_bytes(graph: &Graph) -> usize {
     let forward = graph.nodes.iter().filter(|node| node.phase == Phase::Forward);
     let kept = forward.flat_map(|node| &node.outputs).filter(|id| read.contains(id));
     kept.map(|id| graph.value(*id).shape.iter().product::<usize>() * dtype_of(graph, *id).size()).sum()
-}
-
-/// `0–3, 7` for 0, 1, 2, 3 and 7.
-fn ranges(layers: &[usize]) -> String {
-    let mut result: Vec<(usize, usize)> = Vec::new();
-    for layer in layers {
-        match result.last_mut() {
-            Some((_, last)) if *last + 1 == *layer => *last = *layer,
-            _ => result.push((*layer, *layer)),
-        }
-    }
-    let text = |(a, b): (usize, usize)| if a == b { a.to_string() } else { format!("{a}–{b}") };
-    result.into_iter().map(text).collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_are_told_as_ranges() {
-        assert_eq!(ranges(&[0, 1, 2, 3, 7, 9, 10]), "0–3, 7, 9–10");
-        assert_eq!(ranges(&[]), "");
-    }
 }

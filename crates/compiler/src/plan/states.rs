@@ -2,22 +2,21 @@
 //! open: on the device, unless nothing else makes the run fit, or what fits computes more again than the link takes.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
-use program::{Arch, EntryKind, Machine, PlanLine, Program, Seen, estimate};
+use program::{Arch, Choice, EntryKind, Machine, PlanDecision, Program, Reason, Seen, Subject, estimate};
 
 use crate::CompileError;
 use crate::options::{CompileOptions, OffloadOptions};
 
-/// What may be moved: the option, what it is, and how it is set.
+/// What may be moved, and how that is set.
 struct State {
-    option: &'static str,
-    name: &'static str,
+    subject: Subject,
     setting: fn(&mut OffloadOptions) -> &mut Option<bool>,
 }
 
 const STATES: [State; 3] = [
-    State { option: "offload_optimizer", name: "optimizer states", setting: |of| &mut of.optimizer },
-    State { option: "offload_master", name: "f32 copies of weights", setting: |of| &mut of.master },
-    State { option: "offload_grads", name: "gradients", setting: |of| &mut of.gradients },
+    State { subject: Subject::OptimizerStates, setting: |of| &mut of.optimizer },
+    State { subject: Subject::MasterCopies, setting: |of| &mut of.master },
+    State { subject: Subject::Gradients, setting: |of| &mut of.gradients },
 ];
 
 /// A choice among the states, as bits.
@@ -86,7 +85,7 @@ fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
 
 /// Seconds of a micro-step that a plan spends to fit: on computing again, and on waiting for the link.
 fn given_up(program: &Program) -> f64 {
-    let again = program.plan.iter().filter(|line| line.reason.starts_with("needed to fit"));
+    let again = program.plan.iter().filter(|line| line.reason.is_need());
     let waiting = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep);
     again.map(|line| line.seconds).sum::<f64>()
         + waiting.map_or(0.0, |entry| estimate(entry, program, Seen::default()).waiting)
@@ -121,19 +120,16 @@ impl States<'_> {
         (come / link.one_way).max((come + go) / link.both_ways)
     }
 
-    fn lines(&self, moved: Moved, options: &CompileOptions, needed: bool) -> Vec<PlanLine> {
-        let line = |(index, (state, bytes)): (usize, (&State, usize))| PlanLine {
-            kind: EntryKind::Update,
+    fn lines(&self, moved: Moved, options: &CompileOptions, needed: bool) -> Vec<PlanDecision> {
+        let line = |(index, (state, bytes)): (usize, (&State, usize))| PlanDecision {
+            entry: EntryKind::Update,
             variant: options.variants[0],
-            part: state.name.to_owned(),
-            layers: String::new(),
-            decision: "on the host".to_owned(),
+            subject: state.subject,
+            layers: Vec::new(),
+            choice: Choice::Offload(true),
+            reason: if needed { Reason::NeededToFit } else { Reason::FasterThanRecompute },
             bytes,
             seconds: self.seconds(1 << index),
-            reason: match needed {
-                true => format!("needed to fit: `{}`", state.option),
-                false => format!("faster than giving up more to fit: `{}`", state.option),
-            },
         };
         let all = STATES.iter().zip(self.bytes).enumerate();
         all.filter(|(index, _)| moved & 1 << index != 0).map(line).collect()

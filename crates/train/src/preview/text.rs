@@ -1,9 +1,10 @@
 //! A preview as text for people and as JSON for programs.
 
-use program::{Arch, Cause, MemoryLine, PlanLine, Variant};
+use program::{Arch, ArenaKind, Cause, Choice, EntryKind, MemoryLine, Variant};
 use serde_json::{Value, json};
 
 use super::{HostEstimate, Preview};
+use crate::decisions;
 use crate::words::{size, time};
 
 /// Width of the column of figures.
@@ -27,7 +28,7 @@ impl Preview {
         let mut lines = Vec::new();
         for of in &program.memory {
             lines.push(line(of, 0));
-            if of.class == "activations" {
+            if of.class == ArenaKind::Activations.name() {
                 lines.extend(program.activations.iter().map(|part| line(part, 4)));
             }
         }
@@ -37,7 +38,8 @@ impl Preview {
             lines.push("On the host:".to_owned());
             lines.extend(host.iter().map(|part| line(part, 0)));
         }
-        let activations = program.memory.iter().find(|of| of.class == "activations").map_or(0, |of| of.bytes);
+        let activations =
+            program.memory.iter().find(|of| of.class == ArenaKind::Activations.name()).map_or(0, |of| of.bytes);
         let fixed = self.memory_bytes() - activations;
         let phases = program.phases.iter().map(|of| format!("{} {}", of.class, size(fixed + of.bytes)));
         lines.push(format!("Peak use by phase: {}", phases.collect::<Vec<_>>().join(", ")));
@@ -116,21 +118,21 @@ impl Preview {
         self.recommendations.iter().map(|line| format!("{line}\n")).chain(notes).collect()
     }
 
-    /// What is kept, computed again or done in parts, and why.
+    /// What is kept, recomputed, offloaded or done in parts, and why. What is done whole goes without saying.
     fn decisions_text(&self) -> String {
         let mut text = String::new();
         let mut last = None;
-        for of in &self.program.plan {
-            if last != Some(of.kind) {
-                text += match of.kind {
-                    program::EntryKind::FirstMicroStep => "For the backward pass of a micro-step:\n",
-                    program::EntryKind::Update => "For the update:\n",
-                    program::EntryKind::Evaluate => "For the evaluation:\n",
-                    _ => "For the forward pass:\n",
+        for of in self.program.plan.iter().filter(|of| of.choice != Choice::Chunks(1)) {
+            if last != Some(of.entry) {
+                text += match of.entry {
+                    EntryKind::FirstMicroStep | EntryKind::NextMicroStep => "For the backward pass of a micro-step:\n",
+                    EntryKind::Update => "For the update:\n",
+                    EntryKind::Evaluate => "For the evaluation:\n",
+                    EntryKind::Forward => "For the forward pass:\n",
                 };
-                last = Some(of.kind);
+                last = Some(of.entry);
             }
-            text += &decision_text(of);
+            text += &figure(&size(of.bytes), &decisions::priced(of));
         }
         if text.is_empty() { text } else { text + "\n" }
     }
@@ -142,17 +144,6 @@ impl Preview {
         let of = self.estimate();
         let lines = |of: &[MemoryLine]| -> Vec<Value> {
             of.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect()
-        };
-        let decision = |of: &PlanLine| {
-            json!({
-                "entry": of.kind.name(),
-                "part": of.part,
-                "layers": of.layers,
-                "decision": of.decision,
-                "bytes": of.bytes,
-                "seconds": of.seconds,
-                "reason": of.reason,
-            })
         };
         json!({
             "architecture": program.name,
@@ -169,7 +160,7 @@ impl Preview {
             "activations_by_phase": lines(&program.phases),
             "memory_bytes": self.memory_bytes(),
             "host_memory": lines(&program.host_memory()),
-            "decisions": program.plan.iter().map(decision).collect::<Vec<Value>>(),
+            "decisions": program.plan.iter().map(decisions::to_json).collect::<Vec<Value>>(),
             "estimate": {
                 "meaning": format!("expected, {}; ceiling_seconds at the machine's ceilings", machine.origin.words()),
                 "borrowed": machine.origin.borrowed(),
@@ -218,14 +209,4 @@ fn host_text(of: &HostEstimate) -> String {
         time(of.update_seconds)
     );
     figure(&size(of.micro_step_bytes as usize), &what)
-}
-
-fn decision_text(of: &PlanLine) -> String {
-    let layers = match of.layers.as_str() {
-        "" => String::new(),
-        one if one.parse::<usize>().is_ok() => format!(", layer {one}"),
-        several => format!(", layers {several}"),
-    };
-    let cost = if of.seconds > 0.0 { format!(" in {}", time(of.seconds)) } else { String::new() };
-    figure(&size(of.bytes), &format!("{}{cost}: {}{layers} ({})", of.decision, of.part, of.reason))
 }

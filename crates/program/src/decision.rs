@@ -1,0 +1,191 @@
+//! What the compiler decided about memory, as values: about what, which way, and why. Knows neither the words in which
+//! people are told, nor the options that ask, nor how a decision is carried out.
+
+use crate::program::{EntryKind, Variant};
+
+/// A part of a layer whose results are kept for the backward pass or computed again in it. In the order in which a plan
+/// reaches for them: bytes freed for the time that they cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerPart {
+    /// Norms of the residual stream.
+    Norms,
+    /// Element-wise work of the feed-forward part.
+    Activation,
+    /// Norms of heads and rotation.
+    Rotation,
+    /// Products of the feed-forward part.
+    FeedForward,
+    /// Projections to queries, keys and values.
+    Projections,
+    /// The attention itself and what follows it inside its region.
+    Attention,
+    /// Everything else of the layer: sums of the residual stream.
+    Residual,
+}
+
+impl LayerPart {
+    pub const ALL: [LayerPart; 7] = [
+        LayerPart::Norms,
+        LayerPart::Activation,
+        LayerPart::Rotation,
+        LayerPart::FeedForward,
+        LayerPart::Projections,
+        LayerPart::Attention,
+        LayerPart::Residual,
+    ];
+}
+
+/// What a decision is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Subject {
+    Layer(LayerPart),
+    /// What enters each layer: everything else of it can be computed again from that.
+    ResidualStream,
+    /// Logits, loss, and the gradients of both.
+    OutputHead,
+    AttentionBackward,
+    OptimizerStates,
+    /// f32 copies of weights.
+    MasterCopies,
+    Gradients,
+}
+
+impl Subject {
+    /// As scripts read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Subject::Layer(LayerPart::Norms) => "norms",
+            Subject::Layer(LayerPart::Activation) => "activation",
+            Subject::Layer(LayerPart::Rotation) => "rotation",
+            Subject::Layer(LayerPart::FeedForward) => "feed_forward",
+            Subject::Layer(LayerPart::Projections) => "projections",
+            Subject::Layer(LayerPart::Attention) => "attention",
+            Subject::Layer(LayerPart::Residual) => "residual",
+            Subject::ResidualStream => "residual_stream",
+            Subject::OutputHead => "output_head",
+            Subject::AttentionBackward => "attention_backward",
+            Subject::OptimizerStates => "optimizer_states",
+            Subject::MasterCopies => "master_copies",
+            Subject::Gradients => "gradients",
+        }
+    }
+}
+
+/// The question that was decided, and the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// Computed again in the backward pass, or kept.
+    Recompute(bool),
+    /// In host memory, or on the device.
+    Offload(bool),
+    /// Done in so many parts; 1: whole.
+    Chunks(usize),
+}
+
+impl Choice {
+    /// Whether anything is given up for memory.
+    pub const fn saves(self) -> bool {
+        match self {
+            Choice::Recompute(yes) | Choice::Offload(yes) => yes,
+            Choice::Chunks(parts) => parts > 1,
+        }
+    }
+
+    /// The question, as scripts read it.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Choice::Recompute(_) => "recompute",
+            Choice::Offload(_) => "offload",
+            Choice::Chunks(_) => "chunks",
+        }
+    }
+}
+
+/// Why a choice was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The user's options say so.
+    Requested,
+    /// Nothing cheaper makes the plan fit.
+    NeededToFit,
+    /// It is needed for the layers up to this one; for the rest it is [`Reason::Negligible`].
+    NeededUpTo(usize),
+    /// It costs less than the share of a step that a smaller plan is worth.
+    Negligible,
+    /// It costs nothing.
+    Free,
+    /// It fits, and everything else takes longer.
+    Fastest,
+    /// Everything that is computed again is computed from it.
+    RecomputeSource,
+    /// The link takes less time than computing again what else would have to be given up.
+    FasterThanRecompute,
+    /// There is no other way.
+    Impossible(Obstacle),
+}
+
+impl Reason {
+    /// Whether the plan would not fit without the choice.
+    pub const fn is_need(self) -> bool {
+        match self {
+            Reason::NeededToFit | Reason::NeededUpTo(_) => true,
+            Reason::Requested
+            | Reason::Negligible
+            | Reason::Free
+            | Reason::Fastest
+            | Reason::RecomputeSource
+            | Reason::FasterThanRecompute
+            | Reason::Impossible(_) => false,
+        }
+    }
+
+    /// As scripts read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Requested => "requested",
+            Reason::NeededToFit | Reason::NeededUpTo(_) => "needed_to_fit",
+            Reason::Negligible => "negligible",
+            Reason::Free => "free",
+            Reason::Fastest => "fastest",
+            Reason::RecomputeSource => "recompute_source",
+            Reason::FasterThanRecompute => "faster_than_recompute",
+            Reason::Impossible(_) => "impossible",
+        }
+    }
+}
+
+/// What stands in the way of the other choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Obstacle {
+    /// Something other than the loss reads the logits as a whole.
+    LogitsAreRead,
+    /// There is one row only.
+    Indivisible,
+}
+
+impl Obstacle {
+    /// As scripts read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Obstacle::LogitsAreRead => "logits_are_read",
+            Obstacle::Indivisible => "indivisible",
+        }
+    }
+}
+
+/// One decision of the plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanDecision {
+    /// The entry and the shape of its batches that the decision is for.
+    pub entry: EntryKind,
+    pub variant: Variant,
+    pub subject: Subject,
+    /// Layers in order; empty for what stands outside of them.
+    pub layers: Vec<usize>,
+    pub choice: Choice,
+    pub reason: Reason,
+    /// Bytes that are kept for the backward pass or, where they are given up, need not be.
+    pub bytes: usize,
+    /// What it costs to give them up, in seconds as they are expected.
+    pub seconds: f64,
+}

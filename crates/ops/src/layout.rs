@@ -1,4 +1,4 @@
-//! How several equally shaped tensors are walked together: axes that lie behind one another in
+//! How several equally shaped tensors are walked together: axes that are behind one another in
 //! every tensor become one, and the innermost run is read in vectors where all of them allow it.
 
 use program::TensorRef;

@@ -42,7 +42,7 @@ pub trait Real:
 /// over it are vectorised. ∞, 0 and NaN are where they belong; results below 2^−126 are rounded twice.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
-    /// 1.5·2^23: a float added to it is rounded to a whole number, which stands in the low bits.
+    /// 1.5·2^23: a float added to it is rounded to a whole number, which is in the low bits.
     const WHOLE: f32 = 12_582_912.0;
     // ln 2 in two parts; the first has trailing zeros, so that its product with n is exact.
     const HIGH: f32 = 0.693_359_4;

@@ -28,7 +28,7 @@ fn operations_and_attributes_are_documented() {
     }
 }
 
-/// A required attribute that is missing, or any unknown one, is refused by the shape rule.
+/// A required attribute that is missing, or any unknown one, is rejected by the shape rule.
 #[test]
 fn attributes_are_checked() {
     for op in ops::all() {

@@ -35,7 +35,7 @@ impl<T: Real> Panels<T> {
     }
 }
 
-/// A left operand: element (i, p) lies at `i·row + p·step`.
+/// A left operand: element (i, p) is at `i·row + p·step`.
 #[derive(Clone, Copy)]
 pub struct Left<'a, T> {
     pub data: &'a [T],

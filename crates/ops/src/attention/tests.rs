@@ -266,7 +266,7 @@ fn layouts_that_tensor_cores_do_not_read_take_the_plain_kernels() {
         call.forward[2] = v(call.forward[2].clone());
         call.realised()[0]
     };
-    // A slice of a merged buffer of 512 columns is read where it lies; one of 516 is not.
+    // A slice of a merged buffer of 512 columns is read where it is; one of 516 is not.
     let merged = |width: usize| move |v| TensorRef { offset: 768, strides: vec![64 * width, width, 64, 1], ..v };
     assert_eq!([with_v(&merged(512)), with_v(&merged(516))], [Portable, Plain]);
     assert_eq!(with_v(&|v| TensorRef { offset: 8, ..v }), Plain);

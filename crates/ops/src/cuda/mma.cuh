@@ -42,5 +42,5 @@ template <int N> __device__ __forceinline__ void copy_few_async(u32 to, const vo
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "r"(inside ? N : 0) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N of the groups that were committed last are still under way.
+// Waits until at most N of the groups that were committed last are still in flight.
 template <int N> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }

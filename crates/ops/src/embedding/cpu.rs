@@ -42,7 +42,7 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
     });
 }
 
-/// The tokens of each row in order (a counting sort): those of `row` lie at `starts[row]..starts[row + 1]`.
+/// The tokens of each row in order (a counting sort): those of `row` are at `starts[row]..starts[row + 1]`.
 fn tokens_by_row(ids: &[i32], rows: usize) -> (Vec<usize>, Vec<usize>) {
     let mut starts = vec![0; rows + 1];
     for id in ids {

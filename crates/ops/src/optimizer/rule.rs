@@ -1,5 +1,5 @@
 //! What the optimizers share: the step scalars that they read, their attributes, and how a new
-//! weight is rounded to its storage type. The formulas stand with the optimizers.
+//! weight is rounded to its storage type. The formulas are with the optimizers.
 
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
@@ -34,7 +34,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
 /// Inputs: gradient, learning_rate, bias_correction_1, bias_correction_2, gradient_scale, applied, step.
 pub const INPUTS: usize = 7;
 
-/// Checks gradient, scalars and attributes; gives the number of elements.
+/// Checks gradient, scalars and attributes; returns the number of elements.
 pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
     let [gradient, scalars @ .., step] = &inputs[..INPUTS.min(inputs.len())] else {
         return Err("takes the gradient and six step scalars".into());

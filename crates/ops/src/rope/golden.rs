@@ -1,4 +1,4 @@
-//! The tables of every scaling type against those that transformers recorded, where the fixtures lie
+//! The tables of every scaling type against those that transformers recorded, where the fixtures are
 //! next to the checkout.
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! How the work of one call is divided among blocks and warps: by the size of a head and the shared memory of the GPU.
 //! No launches here. The orders of preference were measured on an H200 (those for 99 KiB with one block on each of its
-//! multiprocessors, as such GPUs have it).
+//! SMs, as such GPUs have it).
 
 use program::Arch;
 
@@ -155,7 +155,7 @@ impl ByKey {
     }
 }
 
-/// The first division whose blocks fit a multiprocessor, with its shared memory. A block costs a KiB besides its own.
+/// The first division whose blocks fit an SM, with its shared memory. A block costs a KiB besides its own.
 fn first_fitting<C: Copy>(
     divisions: &[C],
     limit: usize,

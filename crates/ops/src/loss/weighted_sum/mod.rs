@@ -24,7 +24,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let (losses, weights) = (call.inputs[0].real(), call.inputs[1].real());
     let [loss_sum, weight_sum] = call.outputs_mut();
-    // In f64: a batch has few tokens, and the sum should not depend on how they are dealt to batches.
+    // In f64: a batch has few tokens, and the sum should not depend on how they are distributed to batches.
     let loss: f64 = losses.iter().zip(weights).map(|(l, w)| l.to_f64() * w.to_f64()).sum();
     let weight: f64 = weights.iter().map(|w| w.to_f64()).sum();
     for (sum, output) in [(loss, loss_sum), (weight, weight_sum)] {

@@ -75,7 +75,7 @@ dropout_linear_backward(const bf16* __restrict__ dt, const bf16* __restrict__ x,
     for (int i = lane; i < STAGES * 16; i += 32)
       *reinterpret_cast<uint4*>(own + i / 16 * STAGE + DT_FROM + (i % 16 * PLACES + RANKS) * 16) = make_uint4(0, 0, 0, 0);
 #if INPUT
-  // The columns of product w are dealt as 2w, 2w + 1 of every lane's run.
+  // The columns of product w are distributed as 2w, 2w + 1 of every lane's run.
   for (int i = threadIdx.x; i < SIDES * WORDS * STEPS * 32; i += 32 * WARPS) {
     const int l = i % 32, k = i / 32 % STEPS, w = i / 32 / STEPS % WORDS, s = i / 32 / STEPS / WORDS;
     const bf16* from = a + blockIdx.x * WIDTH + s * 8 * EACH + l / 4 * EACH + w * 2;

@@ -14,13 +14,13 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::vector::add_scaled;
 
-/// Steps that are under way or in use at once in one warp.
+/// Steps that are in flight or in use at once in one warp.
 const STAGES: usize = 3;
 /// Columns of one block.
 const WIDTH: usize = 64;
 /// Warps of one block.
 const WARPS: usize = 8;
-/// Blocks that are enough for the largest GPUs, one for each multiprocessor: more leave more parts to add.
+/// Blocks that are enough for the largest GPUs, one for each SM: more leave more parts to add.
 const BLOCKS: usize = 132;
 
 /// Threads of one block of the sum.
@@ -56,11 +56,11 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 /// da (, dx) = dropout_linear_backward(dt, x, micro_step (, a, base))
 pub struct DropoutLinearBackward;
 
-/// How the tiles are dealt to blocks.
+/// How the tiles are distributed to blocks.
 struct Tiles {
     /// Neighbouring columns of a lane.
     each: usize,
-    /// Blocks of a multiprocessor.
+    /// Blocks of an SM.
     blocks: usize,
     /// Rows of a block.
     chunk: usize,

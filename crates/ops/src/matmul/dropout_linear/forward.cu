@@ -1,8 +1,8 @@
-// t = SCALE·(x where kept)·aᵀ with few rows in a: x is read once, its mask made in registers, bf16 products summed
-// in f32. x [ROWS, COLUMNS], row i at X_AT(i); a [RANK, COLUMNS], dense; t [ROWS, RANK], row i at Y_AT(i).
-// A block takes TALL tiles of 16 rows; its warps share out pieces of 32 columns and add their sums in order. The
-// columns of a product are dealt so that a lane holds eight neighbours of a row: 16 bytes, two blocks of random words.
-// What a lane will need waits in its own places of shared memory, STAGES pieces at a time.
+// t = SCALE·(x where kept)·aᵀ with few rows in a: x is read once, its mask made in registers, bf16 products summed in
+// f32. x [ROWS, COLUMNS], row i at X_AT(i); a [RANK, COLUMNS], dense; t [ROWS, RANK], row i at Y_AT(i). A block takes
+// TALL tiles of 16 rows; its warps share out pieces of 32 columns and add their sums in order. The columns of a product
+// are distributed so that a lane holds eight neighbours of a row: 16 bytes, two blocks of random words. What a lane
+// will need waits in its own places of shared memory, STAGES pieces at a time.
 #include "mma.cuh"
 #include "mask.cuh"
 

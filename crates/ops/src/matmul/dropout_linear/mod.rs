@@ -28,7 +28,7 @@ const PLAIN: &str = include_str!("plain.cu");
 
 /// Threads of one block of the kernel that takes everything.
 const THREADS: usize = 256;
-/// Pieces that are under way or in use at once in one warp of the forward kernel.
+/// Pieces that are in flight or in use at once in one warp of the forward kernel.
 const STAGES: usize = 2;
 /// Most rows of the factor that the tiles take.
 const MOST_RANK: usize = 128;
@@ -54,7 +54,7 @@ impl Extents<'_> {
         Extents { x, rows: x.len() / columns, columns, rank }
     }
 
-    /// Whether the tiles take operands that lie like this: `wide` ones are read 16 bytes at a time, `narrow` ones 4.
+    /// Whether the tiles take operands that are like this: `wide` ones are read 16 bytes at a time, `narrow` ones 4.
     fn tiled(&self, machine: &Machine, wide: &[&TensorRef], narrow: &[&TensorRef], dice: &Dice) -> bool {
         let bf16 = wide.iter().chain(narrow).all(|t| t.dtype == DType::BF16 && t.as_matrix().is_some());
         // Elements are counted in 32 bits.

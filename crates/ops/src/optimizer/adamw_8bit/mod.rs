@@ -21,7 +21,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("philox.cuh", include_str!("../../cuda/philox.cuh")),
 ];
 
-/// Threads of the one block on each multiprocessor: the fastest of 512 to 1024 on an H200, 2026-11-21 (2.85 TB/s of
+/// Threads of the one block on each SM: the fastest of 512 to 1024 on an H200, 2026-11-21 (2.85 TB/s of
 /// 100 million weights, where the kernel before, which searched with integers, had 1.3).
 const THREADS: u32 = 768;
 /// Three tables of 3,073 pairs of floats: where in the code books the quotients of a bucket are.
@@ -150,7 +150,7 @@ impl Op for AdamW8bit {
 mod tests {
     use super::*;
 
-    /// What the kernel's index of the books stands on: one border in a bucket of quotients, none in the first.
+    /// What the kernel's index of the books is on: one border in a bucket of quotients, none in the first.
     #[test]
     fn a_bucket_holds_one_border_between_codes() {
         for signed in [true, false] {

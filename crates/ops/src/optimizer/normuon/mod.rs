@@ -1,5 +1,5 @@
 //! The last part of NorMuon (Li et al. 2025): orthogonalised momentum, evened out row by row, taken from the
-//! weights. What makes the momentum orthogonal stands before it: `unit_matrices`, products,
+//! weights. What makes the momentum orthogonal is before it: `unit_matrices`, products,
 //! `newton_schulz_polynomial`.
 
 mod cpu;

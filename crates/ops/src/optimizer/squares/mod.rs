@@ -1,5 +1,5 @@
 //! The sum of squares of the gradients, whose root is their norm: first of each block of elements, then of the
-//! blocks. Blocks end with their tensors, so that a tensor's sums are the same wherever it lies and whenever they are
+//! blocks. Blocks end with their tensors, so that a tensor's sums are the same wherever it is and whenever they are
 //! taken: behind the backward pass for all, or for each as soon as it is complete.
 
 mod total;
@@ -28,7 +28,7 @@ const THREADS: usize = 512;
 const UNIT: usize = 256;
 
 /// Elements of a block at most: 64 of each thread. Fewer blocks for the sum of the sums, enough for every
-/// multiprocessor where ten million elements are trained.
+/// SM where ten million elements are trained.
 const BLOCK: usize = 32_768;
 
 /// Elements of one partial sum on the CPU.

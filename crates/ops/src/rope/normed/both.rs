@@ -69,7 +69,7 @@ impl Both {
         (0..self.own.len() + self.shared.len()).map(of).collect()
     }
 
-    /// One kernel for both, and its scratch memory.
+    /// One kernel for both, and its workspace.
     fn joint(&self, call: &LowerCall<'_>) -> Option<(Vec<KernelSpec>, usize)> {
         let own = self.own.len();
         let shared = [0, 1, 2].map(|i| 2 * own + i);
@@ -84,7 +84,7 @@ impl Both {
         kernels(call, &[side(0), side(1)], shared)
     }
 
-    /// The kernels of both calls one after the other, and their scratch memory.
+    /// The kernels of both calls one after the other, and their workspace.
     fn apart(&self, call: &LowerCall<'_>) -> (Vec<KernelSpec>, usize) {
         let (mut all, mut scratch) = (Vec::new(), 0);
         for side in 0..2 {

@@ -82,8 +82,8 @@ fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> 
     }
 }
 
-/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why datasets are not at
-/// hand, which are read otherwise.
+/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why datasets are not
+/// available, which are read otherwise.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the stages of the command line
 pub fn preview(

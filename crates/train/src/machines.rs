@@ -114,9 +114,9 @@ pub fn write(machine: &Machine, path: &Path) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|e| TrainError::io("create", folder, e))?;
     }
-    let beside = path.with_extension(format!("{}.part", std::process::id()));
-    write_synced(&beside, format!("{:#}\n", to_json(machine)).as_bytes())?;
-    std::fs::rename(&beside, path).map_err(|e| TrainError::io("rename", &beside, e))
+    let temporary = path.with_extension(format!("{}.part", std::process::id()));
+    write_synced(&temporary, format!("{:#}\n", to_json(machine)).as_bytes())?;
+    std::fs::rename(&temporary, path).map_err(|e| TrainError::io("rename", &temporary, e))
 }
 
 /// Where the measured values of a device are kept, by its name and the version of its driver; none without a folder for

@@ -22,11 +22,11 @@ impl Trainer {
         let engine = self.engine()?;
         let planned = engine.program().memory.clone();
         let allocated = engine.session().allocated();
-        Ok((beside(&planned, &allocated), engine.session().memory_in_use()?))
+        Ok((compare(&planned, &allocated), engine.session().memory_in_use()?))
     }
 }
 
-fn beside(planned: &[MemoryLine], allocated: &[MemoryLine]) -> Vec<ClassMemory> {
+fn compare(planned: &[MemoryLine], allocated: &[MemoryLine]) -> Vec<ClassMemory> {
     let mut classes: Vec<ClassMemory> = Vec::new();
     let mut add = |line: &MemoryLine, planned: usize, allocated: usize| {
         let found = classes.iter().position(|of| of.class == line.class);
@@ -71,7 +71,7 @@ mod tests {
     fn lines_of_one_class_stand_together() {
         let line = |class: &str, bytes| MemoryLine { class: class.into(), bytes, note: String::new() };
         let found =
-            beside(&[line("a", 1 << 20), line("a", 1 << 20), line("b", 5)], &[line("a", 3 << 20), line("c", 7)]);
+            compare(&[line("a", 1 << 20), line("a", 1 << 20), line("b", 5)], &[line("a", 3 << 20), line("c", 7)]);
         let rows: Vec<_> = found.iter().map(|of| (of.class.as_str(), of.planned, of.allocated)).collect();
         assert_eq!(rows, [("a", 2 << 20, 3 << 20), ("b", 5, 0), ("c", 0, 7)]);
         let text = table(&found, Some(1 << 30)).join("\n");

@@ -90,8 +90,8 @@ pub fn free_name<T>(
 ) -> Result<(PathBuf, T)> {
     let mut attempt = 0;
     loop {
-        let beside = format!(".{}.{owner}.{}.{attempt}.tmp", name.to_string_lossy(), std::process::id());
-        let path = parent.join(beside);
+        let temporary = format!(".{}.{owner}.{}.{attempt}.tmp", name.to_string_lossy(), std::process::id());
+        let path = parent.join(temporary);
         match take(&path) {
             Ok(taken) => return Ok((path, taken)),
             Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {

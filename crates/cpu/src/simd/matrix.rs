@@ -28,8 +28,8 @@ impl<'a, T: Copy> Matrix<'a, T> {
             return 0;
         }
         let below = (self.rows - 1).checked_mul(self.row_stride);
-        let beside = (self.columns - 1).checked_mul(self.column_stride);
-        let last = below.zip(beside).and_then(|(below, beside)| below.checked_add(beside)?.checked_add(1));
+        let across = (self.columns - 1).checked_mul(self.column_stride);
+        let last = below.zip(across).and_then(|(below, across)| below.checked_add(across)?.checked_add(1));
         last.expect("a matrix lies in memory, so that its extent is a number")
     }
 

@@ -243,11 +243,11 @@ impl Drop for EntryWriter {
 fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let beside = path.with_extension(format!("{}-{number}", std::process::id()));
-    let written = File::create_new(&beside).and_then(|mut file| write(&mut file));
-    let renamed = written.and_then(|()| fs::rename(&beside, path));
+    let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
+    let written = File::create_new(&temporary).and_then(|mut file| write(&mut file));
+    let renamed = written.and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
     }
     renamed
 }

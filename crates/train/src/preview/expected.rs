@@ -121,14 +121,14 @@ impl Expected<'_> {
         if self.program.host_memory().is_empty() {
             return None;
         }
-        let mut at_hand = self.program.clone();
-        at_hand.arenas.iter_mut().for_each(|arena| arena.place = Place::Device);
+        let mut on_device = self.program.clone();
+        on_device.arenas.iter_mut().for_each(|arena| arena.place = Place::Device);
         let longest = self.shapes.variants.last().copied();
         let of = |kind: EntryKind, variant: Option<Variant>| {
             let entry = &self.program.entries[self.program.entry(kind, variant)?];
             let (found, without) = (
                 program::estimate(entry, self.program, self.shapes.seen),
-                program::estimate(entry, &at_hand, self.shapes.seen),
+                program::estimate(entry, &on_device, self.shapes.seen),
             );
             let reached = entry.steps.iter().filter(|step| step.instruction.lane() == Lane::Compute);
             let reached: usize = reached.map(|step| self.reached_bytes(&step.instruction)).sum();

@@ -1,8 +1,8 @@
 //! What a run would be, without running it: its graph, its program, its memory and its time, for
-//! any machine. Reads no weights; with the data at hand it is the program that the run takes.
+//! any machine. Reads no weights; if the data is available locally, it is the program of the run.
 
-mod at_hand;
 mod expected;
+mod local_data;
 mod shapes;
 mod text;
 
@@ -15,9 +15,9 @@ use crate::encoded::Encoded;
 use crate::error::Result;
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
-pub use at_hand::documents;
 pub(crate) use expected::Expected;
 pub use expected::{Estimate, HostEstimate};
+pub use local_data::documents;
 pub use shapes::Shapes;
 
 /// The run's program and what follows from it.
@@ -33,7 +33,7 @@ pub struct Preview {
     accumulation: usize,
     /// What it was compiled for.
     pub shapes: Shapes,
-    /// Why the data are not at hand, if they are not.
+    /// Why the data are not available locally, if they are not.
     pub away: Option<String>,
 }
 
@@ -56,7 +56,8 @@ impl Preview {
         Preview::new(config, source, machine, data).map_err(|error| with_advice(error, config, source, machine, data))
     }
 
-    /// Compiles for a machine, which need not be this one. `data`: the documents of the run, where they are at hand.
+    /// Compiles for a machine, which need not be this one. `data`: the documents of the run, where they are available
+    /// locally.
     pub fn new(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Preview> {
         plan::require_machine(config, machine, config.hardware.gpus as usize)?;
         let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);

@@ -39,10 +39,10 @@ impl Deal {
         let width = row_width(&[x, dy]);
         let across = (columns / width).next_power_of_two().min(32);
         let down = THREADS / across;
-        let beside = (columns / width).div_ceil(across);
-        let parts = rows.div_ceil(down * LEAST_ROWS).clamp(1, BLOCKS.div_ceil(beside));
+        let blocks_across = (columns / width).div_ceil(across);
+        let parts = rows.div_ceil(down * LEAST_ROWS).clamp(1, BLOCKS.div_ceil(blocks_across));
         let rows_per_part = rows.div_ceil(parts);
-        Deal { width, across, down, grid: (beside, rows.div_ceil(rows_per_part)), rows_per_part }
+        Deal { width, across, down, grid: (blocks_across, rows.div_ceil(rows_per_part)), rows_per_part }
     }
 }
 

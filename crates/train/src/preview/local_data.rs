@@ -1,4 +1,5 @@
-//! Whether the data of a run are at hand, so that a plan can read them as the run will. Nothing is fetched for a plan.
+//! Whether the data of a run is available locally, so that a plan can read it as the run will. A plan downloads
+//! nothing.
 
 use std::path::Path;
 
@@ -8,8 +9,8 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::source::ModelSource;
 
-/// The documents of the run, read and encoded as the run does it; or why they are not at hand, a sentence. `away` are
-/// datasets that are not here, each with the reason.
+/// The documents of the run, read and encoded as the run does it; or why they are not available locally, a sentence.
+/// `away` are datasets that are not here, each with the reason.
 ///
 /// Errors: those of reading them, which would end the run as well.
 pub fn documents(

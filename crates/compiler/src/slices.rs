@@ -1,5 +1,5 @@
-//! The update of what lies in host memory: slice by slice through a few places on the device, so that one slice is
-//! fetched and another stored while a third is updated. Knows runs, their matrices and where their tensors lie; not
+//! The update of what is in host memory: slice by slice through a few places on the device, so that one slice is
+//! fetched and another stored while a third is updated. Knows runs, their matrices and where their tensors are; not
 //! what an update computes.
 
 use program::{ArenaId, EventId, Lane, OptimizerState, Place, Provenance, TensorRef};
@@ -55,7 +55,7 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    /// Cuts the runs as far as something of theirs lies in host memory and is not used there.
+    /// Cuts the runs as far as something of theirs is in host memory and is not used there.
     pub fn new(runs: &[Run], offload: &Offload) -> Slices {
         let moves = |of: ArenaId| matches!(offload.place(of), Place::Host { .. }) && !offload.zero_copy;
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
@@ -147,7 +147,7 @@ impl Cut {
 }
 
 impl Slice {
-    /// Gives what moves a place behind one another; says how many bytes they take.
+    /// Returns what moves a place behind one another; says how many bytes they take.
     fn lay_out(&mut self, moves: impl Fn(ArenaId) -> bool) -> usize {
         let mut end = 0;
         let mut moved = Vec::new();
@@ -173,7 +173,7 @@ impl Slice {
 }
 
 impl Work {
-    /// The tensors that may lie in host memory, and whether the update writes them.
+    /// The tensors that may be in host memory, and whether the update writes them.
     fn tensors(&mut self) -> Vec<(&mut TensorRef, bool)> {
         match self {
             Work::Elements { run, .. } => tensors(run),
@@ -184,7 +184,7 @@ impl Work {
     }
 }
 
-/// The tensors of a run that may lie in host memory, and whether the update writes them.
+/// The tensors of a run that may be in host memory, and whether the update writes them.
 fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
     let states = match run.state.as_mut().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => vec![first, second],
@@ -295,7 +295,7 @@ impl<'a> Pipeline<'a> {
         self.fetch(stream);
     }
 
-    /// Waits for what is still under way.
+    /// Waits for what is still in flight.
     pub fn end(self, stream: &mut Stream) {
         if let Some(stored) = self.stored {
             stream.wait(Lane::Compute, stored, &self.from);

@@ -25,7 +25,7 @@ fn parts_give_what_compiling_all_shapes_gives() {
             let parts = shapes().map(|shape| compiled(&machine, lora, &[shape]));
             let mut united = unite(&parts.each_ref(), |_| true);
             let mut whole = compiled(&machine, lora, &shapes());
-            // The update stands behind the first shape's entries here, behind all of them there.
+            // The update is behind the first shape's entries here, behind all of them there.
             for program in [&mut united, &mut whole] {
                 program.entries.sort_by_key(|entry| entry.variant.is_none());
                 (program.kernels.clear(), program.constants.clear());

@@ -23,7 +23,7 @@ pub enum BackendError {
     Failed { call: String, message: String, context: Option<String> },
 }
 
-/// What a backend decided by timing, by name, as text to be kept beside a run. Empty where nothing is timed.
+/// What a backend decided by timing, by name, as text to be kept next to a run. Empty where nothing is timed.
 pub type Choices = BTreeMap<String, String>;
 
 /// Makes sessions. May be used by several threads.
@@ -60,7 +60,7 @@ pub enum Reading {
 pub trait Session: Send {
     fn program(&self) -> &Arc<Program>;
 
-    /// Goes on with the entries of another program over the same layout ([`Program::has_layout_of`]). What lives from
+    /// Continues with the entries of another program over the same layout ([`Program::has_layout_of`]). What lives from
     /// step to step stays where it is; gradients and everything of single entries are undefined afterwards. After
     /// an error the session is of no more use.
     fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError>;
@@ -106,7 +106,7 @@ pub trait Session: Send {
         Ok(None)
     }
 
-    /// Runs one entry point with the clock around every instruction: seconds, one for each step. Gaps
+    /// Runs one entry point timing every instruction: seconds, one for each step. Gaps
     /// between instructions count for the one behind them.
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError>;
 

@@ -1,13 +1,13 @@
 //! What a device's own instruments say. Knows names and units; not how any of it is read.
 
-/// The instruments at one moment; what the device does not tell is none.
+/// The instruments at one moment; what the device does not report is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gauges {
     /// Share of the time, from 0 to 1, in which anything ran.
     pub utilization: Option<f64>,
     /// Share of the time, from 0 to 1, in which memory was read or written.
     pub memory_utilization: Option<f64>,
-    /// Clock of the multiprocessors, MHz.
+    /// Clock of the SMs, MHz.
     pub clock: Option<f64>,
     /// Clock of the memory, MHz.
     pub memory_clock: Option<f64>,

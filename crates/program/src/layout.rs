@@ -1,5 +1,5 @@
-//! What lives from step to step and where it lies: parameters with their gradients and optimizer states, and named
-//! state beside them. Entries come and go over one layout; checkpoints are loops over it.
+//! What lives from step to step and where it is: parameters with their gradients and optimizer states, and named
+//! state next to them. Entries come and go over one layout; checkpoints are loops over it.
 
 use crate::memory::TensorRef;
 use crate::parameter::{OptimizerState, ParameterSlot};
@@ -17,14 +17,14 @@ impl Layout {
         self.parameters.iter().find(|slot| slot.name == name)
     }
 
-    /// All that a checkpoint keeps beside the weights, by the names in its file: what the optimizer has of each
+    /// All that a checkpoint keeps besides the weights, by the names in its file: what the optimizer has of each
     /// parameter as `weight-name.part`, then the extra state.
     pub fn states(&self) -> impl Iterator<Item = (String, &TensorRef)> {
         let extra = self.extra.iter().map(|(name, at)| (name.clone(), at));
         self.parameters.iter().flat_map(states_of).chain(extra)
     }
 
-    /// Weights and states: everything that is not computed anew in every step.
+    /// Weights and states: everything that is not recomputed in every step.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
         self.parameters.iter().map(|slot| &slot.weight).chain(self.states().map(|(_, at)| at))
     }

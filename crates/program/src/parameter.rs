@@ -26,7 +26,7 @@ impl OptimizerState {
     }
 }
 
-/// One parameter: where it comes from and where everything that belongs to it lies.
+/// One parameter: where it comes from and where everything that belongs to it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSlot {
     /// Name of the tensor in the Hugging Face or PEFT file.

@@ -96,7 +96,7 @@ impl Union {
         id
     }
 
-    /// Follows a tensor that lies in a constant, or in a part of one, to the constant's place in the union.
+    /// Follows a tensor that is in a constant, or in a part of one, to the constant's place in the union.
     fn move_constant(&mut self, part: &Program, is_constant: bool, at: &mut TensorRef) {
         if !is_constant {
             return;

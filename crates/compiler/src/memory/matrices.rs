@@ -1,4 +1,4 @@
-//! Matrices of equal extents that lie evenly spaced in the flat arenas: what the update of matrices takes at
+//! Matrices of equal extents that are evenly spaced in the flat arenas: what the update of matrices takes at
 //! once. Knows slots; not what is computed with them.
 
 use program::{OptimizerState, ParameterSlot, TensorRef};
@@ -41,7 +41,7 @@ impl Matrices {
     }
 }
 
-/// Adds the matrices of a slot: to the row that they go on with, or as a new one. Parameters at one place of
+/// Adds the matrices of a slot: to the row that they continue with, or as a new one. Parameters at one place of
 /// their groups are as far apart as the groups are large.
 pub(super) fn add(known: &mut Vec<Matrices>, slot: &ParameterSlot, position: u32) {
     let Some(OptimizerState::Matrices { first, rows }) = &slot.state else { return };
@@ -68,7 +68,7 @@ pub(super) fn add(known: &mut Vec<Matrices>, slot: &ParameterSlot, position: u32
     }
 }
 
-/// Takes one matrix more, if it lies where the row goes on in every arena.
+/// Takes one matrix more, if it is where the row continues in every arena.
 fn extend(row: &mut Matrices, next: &mut Matrices) -> bool {
     let distance = |row: &TensorRef, next: &TensorRef| {
         let bytes = next.offset.checked_sub(row.offset)?;

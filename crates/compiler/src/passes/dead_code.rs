@@ -1,4 +1,4 @@
-//! Removes nodes whose results nobody reads.
+//! Removes nodes whose results no one reads.
 
 use graph::Graph;
 

@@ -1,7 +1,7 @@
 //! Dropout of the model itself, as its architecture records it: at work in a training step alone. There
 //! each place gets the run's seed and a stream of its own; everywhere else it drops nothing.
 //!
-//! Dropout of attention's weights has no kernel: a training step with it is refused.
+//! Dropout of attention's weights has no kernel: a training step with it is rejected.
 
 use graph::Graph;
 use program::EntryKind;

@@ -1,5 +1,5 @@
-//! One call of a CPU reference: dense operands, whatever the storage types and strides were. The
-//! backend widens inputs to `T` and rounds outputs to their storage type.
+//! One call of a CPU reference, with dense operands whatever the storage types and strides are. The backend widens
+//! inputs to `T` and rounds outputs to their storage type.
 
 use tensor::{Attrs, DType};
 

@@ -1,5 +1,5 @@
-//! What a gradient rule sees and gives. A rule is built from other operations; the values that
-//! these read are what the forward pass keeps.
+//! The inputs and results of a gradient rule. A rule is built from other operations; the values that these read are
+//! saved by the forward pass.
 
 use graph::{Node, Value, ValueId};
 use tensor::Attrs;

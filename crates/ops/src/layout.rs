@@ -1,5 +1,5 @@
-//! How several equally shaped tensors are walked together: axes that are behind one another in
-//! every tensor become one, and the innermost run is read in vectors where all of them allow it.
+//! Joint iteration over several equally shaped tensors: axes that are contiguous in every tensor are merged, and the
+//! innermost run is read in vectors if all of them allow it.
 
 use program::TensorRef;
 

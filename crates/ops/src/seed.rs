@@ -1,4 +1,4 @@
-//! The `seed` attribute of operations that draw random numbers: the whole range of u64.
+//! The `seed` attribute of operations that draw random numbers: any u64.
 
 use tensor::Attrs;
 

@@ -1,5 +1,5 @@
-//! Loops over contiguous elements that the compiler can vectorise, sums in a fixed order: the inner loops
-//! of the references. Does not know what they are part of.
+//! Vectorizable loops over contiguous elements, and sums in a fixed order: the inner loops of the references. Does not
+//! know what they are part of.
 
 use crate::real::Real;
 

@@ -1,4 +1,4 @@
-//! What a device's own instruments say. Knows names and units; not how any of it is read.
+//! Readings of a device's sensors. Knows names and units, not how they are read.
 
 /// The instruments at one moment; what the device does not report is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

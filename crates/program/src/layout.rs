@@ -1,5 +1,5 @@
-//! What lives from step to step and where it is: parameters with their gradients and optimizer states, and named
-//! state next to them. Entries come and go over one layout; checkpoints are loops over it.
+//! The persistent state and its location: parameters with their gradients and optimizer states, plus other named state.
+//! Entry points come and go over one layout; checkpoints are loops over it.
 
 use crate::memory::TensorRef;
 use crate::parameter::{OptimizerState, ParameterSlot};

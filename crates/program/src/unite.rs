@@ -1,5 +1,5 @@
-//! Programs for different batch shapes over one layout become one program. Knows places and kernels by number; not
-//! why a shape is wanted.
+//! Merges programs for different batch shapes over one layout into one program. Knows places and kernels by number, not
+//! why a shape is needed.
 
 use std::collections::HashMap;
 

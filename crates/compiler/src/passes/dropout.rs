@@ -1,7 +1,7 @@
-//! Dropout of the model itself, as its architecture records it: at work in a training step alone. There
-//! each place gets the run's seed and a stream of its own; everywhere else it drops nothing.
+//! The model's own dropout, active only in training steps. There each dropout gets the run's seed and its own stream;
+//! everywhere else it is the identity.
 //!
-//! Dropout of attention's weights has no kernel: a training step with it is rejected.
+//! Dropout of attention weights has no kernel: a training step with it is rejected.
 
 use graph::Graph;
 use program::EntryKind;

@@ -1,5 +1,5 @@
-//! Dropout in front of adapters moves into their products: the mask is made where it is used, and the masked copy is
-//! neither written nor kept for the backward pass. Only for GPUs whose tiles take the shapes.
+//! Fuses adapter dropout into the adapter's products: the mask is generated where it is used, and the masked copy is
+//! neither written nor saved for the backward pass. Only for GPUs whose tiles support the shapes.
 //!
 //! Forward, t = dropout(x)·aᵀ. Backward, da = dtᵀ·dropout(x) and dx = base + dropout(dt·a) are one operation.
 

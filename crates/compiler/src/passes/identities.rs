@@ -1,4 +1,4 @@
-//! Removes operations that give what they take: their readers read the input instead.
+//! Removes operations that return their input: their readers read the input instead.
 
 use std::collections::HashMap;
 

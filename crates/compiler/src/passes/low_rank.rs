@@ -1,6 +1,6 @@
-//! What the adapters of a linear get back becomes one operation: the pairs of small products dy·b and
-//! dyᵀ·t over slices of one dy read it once together. Only for GPUs, whose tiles it is made for; the
-//! products are as good on a CPU.
+//! Fuses the backward products of a linear's adapters into one operation: the pairs of small products dy·b and dyᵀ·t
+//! over slices of one dy read it once. Only for GPUs, whose tiles it is made for; on a CPU separate products are as
+//! fast.
 
 use std::collections::{BTreeMap, HashSet};
 

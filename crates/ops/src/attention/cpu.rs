@@ -1,6 +1,6 @@
-//! CPU references of attention. Scores and weighted sums of a block of queries are small matrix
-//! products over the keys that any of them sees. A task is a block (forward) or a head (backward);
-//! what several tasks add to is summed in a fixed order.
+//! CPU references of attention. Scores and weighted sums of a block of queries are small matrix products over the keys
+//! that any of them sees. A task is a block (forward) or a head (backward); sums over several tasks are added in a
+//! fixed order.
 
 use std::ops::Range;
 

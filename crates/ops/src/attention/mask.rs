@@ -1,4 +1,4 @@
-//! Who sees whom: for every query the interval of keys that it sees. For the references; kernels read the same
+//! The attention mask: for every query, the interval of keys that it sees. For the references; kernels read the same
 //! numbers on the device.
 
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The operands of a call, read: extents, attributes, which optional inputs there are. For shape rule, lowering and
-//! both realisations on the CPU.
+//! The operands of an attention call: extents, attributes, optional inputs. Used by the shape rule, the lowering and
+//! both CPU implementations.
 
 use graph::ValueType;
 use program::TensorRef;

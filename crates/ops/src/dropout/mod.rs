@@ -1,5 +1,5 @@
-//! Dropout by counter: whether an element is kept is a function of (seed, stream, micro-step, index).
-//! The mask is recomputed wherever it is needed, so nothing is saved and recomputing changes no bit.
+//! Counter-based dropout: whether an element is kept is a function of (seed, stream, micro-step, index). The mask is
+//! recomputed wherever it is needed, so nothing is saved and recomputation does not change a bit.
 
 use graph::{Element, ValueType};
 use program::{Arg, Cost, TensorRef};

@@ -1,5 +1,4 @@
-//! Activation functions of one operand, by name, and their gradients. Which names models use for them
-//! is not known here.
+//! Unary activation functions, by name, and their gradients. Does not know which names models use for them.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 

@@ -1,5 +1,4 @@
-//! CPU references of the table look-up. The gradient of a row is summed by one thread in the order of
-//! the tokens.
+//! CPU references of the table lookup. The gradient of a row is summed by one thread in token order.
 
 use rayon::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Looking up rows of a table by token id, and the gradient of the table.
+//! Embedding lookup by token id, and the gradient of the table.
 
 mod cpu;
 

@@ -1,4 +1,4 @@
-//! Losses: per token, and their weighted sum, at which differentiation starts.
+//! Losses: per token, and their weighted sum, where differentiation starts.
 
 mod cross_entropy;
 mod weighted_sum;

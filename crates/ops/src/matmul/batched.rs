@@ -1,4 +1,4 @@
-//! Products of many matrices of equal extents as one instruction: what the update of matrices is made of.
+//! Batched GEMM: products of many matrices of equal size as one instruction, used by the update of matrices.
 
 use graph::{Dim, Element, ValueType};
 use program::{Cost, Gemm, TensorRef};

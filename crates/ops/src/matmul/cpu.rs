@@ -1,4 +1,4 @@
-//! CPU references of the products. Each row of a result is computed by one thread in a fixed order.
+//! CPU references of matrix products. Each row of a result is computed by one thread in a fixed order.
 
 use rayon::prelude::*;
 

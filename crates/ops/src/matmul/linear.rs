@@ -1,4 +1,4 @@
-//! The linear layer, with the low-rank adapters that ride in its product.
+//! The linear layer, with low-rank adapters included in its GEMM.
 
 use graph::{Dim, ValueId, ValueType};
 use program::{Cost, Gemm, LowRank, TensorRef};

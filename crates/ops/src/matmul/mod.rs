@@ -1,5 +1,4 @@
-//! Products of matrices, and the column sums that bias gradients are. All axes but the last are
-//! folded into rows.
+//! Matrix products, and the column sums of bias gradients. All axes except the last are folded into rows.
 
 mod batched;
 mod cpu;

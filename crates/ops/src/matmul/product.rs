@@ -1,4 +1,4 @@
-//! The plain product of two matrices: what the gradients of a linear layer are made of.
+//! The plain product of two matrices, used by the gradients of a linear layer.
 
 use graph::{Dim, Element, ValueType};
 use program::{Cost, Gemm, TensorRef};

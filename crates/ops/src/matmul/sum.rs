@@ -1,5 +1,5 @@
-//! The sum of two products as one product: what the input of an adapted linear gets back, from the
-//! base weight and from the adapter.
+//! The sum of two products as one product: the input gradient of an adapted linear, from the base weight and from the
+//! adapter.
 
 use graph::{Dim, ValueType};
 use program::{Cost, Gemm, LowRank, TensorRef};

@@ -1,5 +1,5 @@
-//! The update: the gradient's norm, clipping, and the optimizers. Parameters, gradients and states
-//! are flat; the results start with their present contents.
+//! The update: gradient norm, clipping, and the optimizers. Parameters, gradients and states are flat and updated in
+//! place.
 
 mod adamw;
 mod adamw_8bit;

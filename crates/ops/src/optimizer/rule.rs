@@ -1,5 +1,5 @@
-//! What the optimizers share: the step scalars that they read, their attributes, and how a new
-//! weight is rounded to its storage type. The formulas are with the optimizers.
+//! Common parts of the optimizers: the step scalars that they read, their attributes, and the rounding of a new weight
+//! to its storage type. The formulas are with the optimizers.
 
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};

@@ -1,5 +1,5 @@
-//! The tables of every scaling type against those that transformers recorded, where the fixtures are
-//! next to the checkout.
+//! Tests the tables of every scaling type against values recorded from transformers, if the fixtures are next to the
+//! checkout.
 
 use std::path::{Path, PathBuf};
 

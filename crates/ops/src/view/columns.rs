@@ -1,5 +1,5 @@
-//! Views along the last axis: `split` takes a tensor apart into column ranges, `concat` puts tensors
-//! side by side. Merged projections (q|k|v, gate|up) are taken apart by them.
+//! Views along the last axis: `split` divides a tensor into column ranges, `concat` joins tensors side by side. Used
+//! for merged projections (q|k|v, gate|up).
 
 use graph::{Dim, ValueType};
 use program::TensorRef;

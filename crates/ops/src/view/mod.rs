@@ -1,4 +1,4 @@
-//! Views: other looks at the same memory. None of them is ever an instruction; the references copy.
+//! Views of existing memory. They are never instructions; the references copy.
 
 mod columns;
 mod heads;

@@ -1,4 +1,4 @@
-//! The way back through `dropout_linear`, from one reading of x and one making of its mask.
+//! The backward pass of `dropout_linear`, with x read and its mask generated only once.
 
 use graph::{Dim, Element, ValueType};
 use program::{Arg, Cost, TensorRef};

@@ -1,5 +1,5 @@
-//! A linear layer of few rows on what dropout keeps of its input, and its way back: what adapters with dropout
-//! are made of on a GPU. The mask is made where it is used: no masked copy is written or kept.
+//! A linear layer with few rows applied to dropout of its input, and its backward pass: adapters with dropout on a GPU.
+//! The mask is generated where it is used: no masked copy is written or saved.
 
 mod backward;
 

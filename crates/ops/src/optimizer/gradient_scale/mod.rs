@@ -1,6 +1,5 @@
-//! The one number that gradients are multiplied with in the update: clip coefficient ÷ weight sum.
-//! Gradients are accumulated as sums, so the mean's division enters here and nowhere else. A norm
-//! that is not finite suppresses the update.
+//! The factor applied to gradients in the update: clip coefficient ÷ weight sum. Gradients are accumulated as sums, so
+//! the division of the mean happens here and nowhere else. A non-finite norm suppresses the update.
 
 use graph::{Element, ValueType};
 use program::Arg;

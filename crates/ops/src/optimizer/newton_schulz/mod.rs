@@ -1,5 +1,5 @@
-//! What is between the products of a Newton-Schulz iteration: matrices scaled to norm 1 before it, and
-//! the polynomial of each round. X ← (a·I + b·A + c·A²)·X with A = X·Xᵀ drives all singular values towards 1.
+//! The operations between the products of a Newton-Schulz iteration: scaling matrices to norm 1 before it, and the
+//! polynomial of each iteration. X ← (a·I + b·A + c·A²)·X with A = X·Xᵀ drives all singular values towards 1.
 
 mod polynomial;
 mod unit;

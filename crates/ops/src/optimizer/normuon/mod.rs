@@ -1,6 +1,5 @@
-//! The last part of NorMuon (Li et al. 2025): orthogonalised momentum, evened out row by row, taken from the
-//! weights. What makes the momentum orthogonal is before it: `unit_matrices`, products,
-//! `newton_schulz_polynomial`.
+//! The last step of NorMuon (Li et al. 2025): orthogonalized momentum, normalized row by row and subtracted from the
+//! weights. The momentum is orthogonalized by `unit_matrices`, products and `newton_schulz_polynomial`.
 
 mod cpu;
 

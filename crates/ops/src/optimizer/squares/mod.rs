@@ -1,6 +1,6 @@
-//! The sum of squares of the gradients, whose root is their norm: first of each block of elements, then of the
-//! blocks. Blocks end with their tensors, so that a tensor's sums are the same wherever it is and whenever they are
-//! taken: behind the backward pass for all, or for each as soon as it is complete.
+//! The sum of squares of the gradients, whose root is their norm: first per block of elements, then over the blocks.
+//! Blocks end at tensor boundaries, so a tensor's sums do not depend on where it is or when they are computed: after
+//! the backward pass for all, or for each as soon as it is complete.
 
 mod total;
 

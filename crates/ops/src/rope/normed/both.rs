@@ -1,5 +1,5 @@
-//! Heads of queries and of keys normalised and rotated together: they share positions, and one kernel makes sines
-//! and cosines once for both. Each operation here is two calls of one of its neighbours.
+//! QK norm and rotation of query and key heads together: they share positions, and one kernel computes sines and
+//! cosines once for both. Each operation here is two calls of a neighboring one.
 
 use graph::ValueType;
 use program::{Arg, TensorRef};

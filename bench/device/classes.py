@@ -1,10 +1,10 @@
-"""Where the time of a step goes, class by class against the ceilings, as a table of Markdown.
+"""The time of a step by class of operations, relative to the ceilings, as a Markdown table.
 
     classes.py ROWS.jsonl NAME...
 
-Reads the third step of rows that `table.py` ran (the clock lay around every instruction: about 2.5 µs of each are the
-clock's). The ceiling of a class is the longer of its arithmetic and its traffic at the machine's best rates. Knows how
-operations are grouped for people and nothing else of them.
+Reads the third step of rows that `table.py` ran, in which every instruction was timed (the timing itself takes about
+2.5 µs each). The ceiling of a class is the longer of its arithmetic and its traffic at the machine's best rates. Knows
+how operations are grouped, nothing else of them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pathlib
 import sys
 from typing import Any
 
-# The first group of which a part stands in the class's name.
+# The first group with a part that occurs in the class's name.
 GROUPS = [
     ("attention, backward", ["attention, backward", "attention_backward"]),
     ("attention, forward", ["attention, forward", "attention, recompute"]),
-    ("matrix products", ["gemm"]),
-    ("gradients of adapters", ["low_rank"]),
-    ("norms, rotation and their sums", ["norm", "rope"]),
+    ("GEMMs", ["gemm"]),
+    ("adapter gradients", ["low_rank"]),
+    ("norms, RoPE, residual adds", ["norm", "rope"]),
     ("SwiGLU", ["swiglu", "silu"]),
     ("cross-entropy", ["cross_entropy", "weighted_sum"]),
     ("embedding", ["embedding"]),
@@ -32,7 +32,7 @@ def grouped(classes: list[dict[str, Any]]) -> list[tuple[str, dict[str, float]]]
     """Sums by group, the longest first."""
     sums: dict[str, dict[str, float]] = {}
     for of in classes:
-        name = next((name for name, parts in GROUPS if any(part in of["class"] for part in parts)), "the rest")
+        name = next((name for name, parts in GROUPS if any(part in of["class"] for part in parts)), "other")
         total = sums.setdefault(
             name, dict.fromkeys(("instructions", "seconds", "ceiling", "planned", "flops", "bytes"), 0.0)
         )
@@ -55,7 +55,7 @@ def markdown(result: dict[str, Any]) -> str:
         shares = f"{total['ceiling'] / seconds:.0%} | {total['planned'] / seconds:.0%}"
         lines.append(f"| {name} | {figures} | {total['bytes'] / seconds / 1e12:.2f} | {shares} |")
     planned, ceiling = (sum(total[key] for _, total in groups) for key in ("planned", "ceiling"))
-    lines.append(f"| in all | {whole * 1e3:.2f} | 100 % | | | | {ceiling / whole:.0%} | {planned / whole:.0%} |")
+    lines.append(f"| total | {whole * 1e3:.2f} | 100 % | | | | {ceiling / whole:.0%} | {planned / whole:.0%} |")
     return "\n".join(lines).replace("%|", "% |")
 
 

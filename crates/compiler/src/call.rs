@@ -6,8 +6,8 @@ use program::{
 };
 use tensor::{Attrs, DType};
 
-use crate::lower::{Lowering, arena};
-use crate::memory::{ALIGNMENT_BYTES, align};
+use crate::lower::Lowering;
+use crate::memory::{ALIGNMENT_BYTES, align, arena};
 
 /// One call of `op` on dense tensors, whose rows hold `documents`. Inputs are named `0`, `1`, … among the entry's inputs, results
 /// likewise among its outputs; an update's state is written into the outputs beforehand.

@@ -6,17 +6,16 @@
 mod adapter;
 mod autodiff;
 mod call;
-mod deposits;
 mod lower;
 pub mod memory;
-mod offload;
 mod options;
 mod pass;
 mod passes;
 mod plan;
 mod probes;
 mod recipes;
-mod slices;
+mod residency;
+mod time;
 mod update;
 
 use graph::{Graph, Model};

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Node, Parameter, ParameterId, ValueId};
-use ops::{Class, LowerCall, Lowered};
+use ops::{LowerCall, Lowered};
 use program::{
     Arena, ArenaId, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
     Launch, Layout, Machine, MemoryLine, PlanDecision, Program, Provenance, Step, TensorRef, Variant, check_order,
@@ -12,56 +12,12 @@ use program::{
 };
 use tensor::{Attrs, DType};
 
-use crate::deposits::Deposits;
 use crate::memory::{
-    ALIGNMENT_BYTES, Buffers, Fixed, ParameterPlan, Usage, align, dtype_of, place, plan_parameters, shadow_adapters,
-    waiting_bytes,
+    ALIGNMENT_BYTES, Buffers, Fixed, ParameterPlan, SCALARS, Squares, Usage, align, arena, dtype_of, is_view, place,
+    plan_parameters, scalar_ref, shadow_adapters,
 };
-use crate::offload::{Offload, Stream, Trips};
+use crate::residency::{Homes, Move, Streams, Transfers, waiting_bytes};
 use crate::{CompileError, CompileOptions, update};
-
-/// The arenas of every program, in order.
-pub(crate) mod arena {
-    use program::ArenaId;
-
-    pub const WEIGHTS: ArenaId = ArenaId(0);
-    pub const ADAPTERS: ArenaId = ArenaId(1);
-    pub const GRADIENTS: ArenaId = ArenaId(2);
-    pub const OPTIMIZER: ArenaId = ArenaId(3);
-    pub const BATCH: ArenaId = ArenaId(4);
-    pub const SCALARS: ArenaId = ArenaId(5);
-    pub const CONSTANTS: ArenaId = ArenaId(6);
-    pub const ACTIVATIONS: ArenaId = ArenaId(7);
-    /// From here on an arena is there only if it holds something, or one behind it does.
-    pub const MASTERS: ArenaId = ArenaId(8);
-    pub const WAITING: ArenaId = ArenaId(9);
-}
-
-/// Step scalars with their types. Each has a slot of its own.
-const SCALARS: &[(&str, DType)] = &[
-    (scalar::LEARNING_RATE, DType::F32),
-    (scalar::BIAS_CORRECTION_1, DType::F32),
-    (scalar::BIAS_CORRECTION_2, DType::F32),
-    (scalar::STEP, DType::I32),
-    (scalar::MICRO_STEP, DType::I32),
-    (scalar::LOSS_SUM, DType::F32),
-    (scalar::WEIGHT_SUM, DType::F32),
-    (scalar::GRADIENT_NORM, DType::F32),
-    (scalar::GRADIENT_SCALE, DType::F32),
-    (scalar::UPDATE_APPLIED, DType::F32),
-    (update::SUM_SQUARES, DType::F32),
-];
-
-/// Bytes from scalar to scalar.
-const SCALAR_STRIDE: usize = 16;
-
-/// Bytes of their arena.
-pub(crate) const SCALAR_BYTES: usize = SCALARS.len() * SCALAR_STRIDE;
-
-pub(crate) fn scalar_ref(name: &str) -> TensorRef {
-    let index = SCALARS.iter().position(|(n, _)| *n == name).expect("the scalars are a fixed list");
-    TensorRef::dense(arena::SCALARS, index * SCALAR_STRIDE, SCALARS[index].1, [1])
-}
 
 /// What lowering collects over all entries.
 pub(crate) struct Lowering<'a> {
@@ -113,12 +69,6 @@ impl<'a> Lowering<'a> {
                 None => self.phases.push(line),
             }
         }
-    }
-
-    /// Takes what waits on the host in an entry into the plan.
-    fn waits(&mut self, buffers: &Buffers) {
-        let bytes = waiting_bytes(buffers.trips.iter().map(|(trip, _)| trip));
-        self.waiting_bytes = self.waiting_bytes.max(bytes);
     }
 
     /// Places a constant; equal contents share one place.
@@ -227,7 +177,7 @@ pub(crate) fn program(
 ) -> Result<Program, CompileError> {
     let table = &graphs.first().expect("at least one entry is requested").2;
     let parameters = plan_parameters(table, options);
-    let offload = Offload::new(options);
+    let homes = Homes::new(&options.plan.offload);
     let mut lowering = Lowering::new(machine);
     lowering.plan = plan;
     let mut entries = Vec::new();
@@ -238,18 +188,18 @@ pub(crate) fn program(
             other => std::slice::from_ref(other),
         };
         for kind in kinds {
-            entries.push(entry(graph, *kind, *variant, &parameters, &offload, &mut lowering));
+            entries.push(entry(graph, *kind, *variant, &parameters, &homes, &mut lowering));
         }
     }
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
-        entries.push(update::entry(&parameters, optimizer, options.seed, &offload, &mut lowering));
+        entries.push(update::entry(&parameters, optimizer, options.seed, &homes, &mut lowering));
     }
     for entry in &entries {
         if let Err(race) = check_order(entry) {
             panic!("lowering orders transfers and computation by events: {race}");
         }
     }
-    let program = assemble(name, entries, parameters, lowering, options, &offload);
+    let program = assemble(name, entries, parameters, lowering, options, &homes);
     let needed: usize = program.memory.iter().map(|line| line.bytes).sum();
     let available = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
     if needed > available {
@@ -272,7 +222,7 @@ fn assemble(
     parameters: ParameterPlan,
     lowering: Lowering<'_>,
     options: &CompileOptions,
-    offload: &Offload,
+    homes: &Homes,
 ) -> Program {
     let mut kinds = vec![
         (ArenaKind::Weights, parameters.weights_bytes, "base weights"),
@@ -289,7 +239,7 @@ fn assemble(
     while kinds.len() > arena::MASTERS.0 as usize && kinds.last().is_some_and(|(_, bytes, _)| *bytes == 0) {
         kinds.pop();
     }
-    let place = |index: usize| offload.place(ArenaId(index as u32));
+    let place = |index: usize| homes.of(ArenaId(index as u32));
     let arenas: Vec<Arena> = kinds
         .iter()
         .enumerate()
@@ -388,75 +338,91 @@ fn accumulating(graph: &Graph, kind: EntryKind) -> HashSet<usize> {
     result.into_iter().map(computing).collect()
 }
 
-fn is_view(node: &Node) -> bool {
-    ops::find(&node.op).is_some_and(|op| op.class() == Class::View)
-}
-
 fn entry(
     graph: &Graph,
     kind: EntryKind,
     variant: Variant,
     parameters: &ParameterPlan,
-    offload: &Offload,
+    homes: &Homes,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
     let fixed = fixed_places(graph, parameters, lowering);
     let mut placement = place(graph, &fixed);
     let shadow = shadow_adapters(graph, &mut placement);
-    let buffers = Buffers::plan(graph, &placement, shadow.as_ref(), lowering.machine, variant.documents, offload);
+    let buffers = Buffers::plan(graph, &placement, shadow.as_ref(), lowering.machine, variant.documents, homes);
     lowering.uses(buffers.usage(graph, kind), buffers.bytes);
-    lowering.waits(&buffers);
+    lowering.waiting_bytes = lowering.waiting_bytes.max(waiting_bytes(&buffers.stays));
     let resolve = |t: &TensorRef, node: usize| buffers.place(&placement, t, node);
     let at = |id: &ValueId, node: usize| resolve(placement.get(*id).expect("every value was placed"), node);
     let accumulating = accumulating(graph, kind);
 
-    let mut stream = Stream::default();
-    let mut trips = Trips::new(&buffers);
-    let mut deposits = Deposits::new(&buffers, kind, parameters);
+    let mut streams = Streams::default();
+    let mut transfers = Transfers::new(&buffers.stays, kind);
     if let Some(shadow) = &shadow {
         let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
         let node = first.expect("a shadow replaces at least one node").1;
         let origin = Provenance { layer: None, at: None, ..provenance(node) };
-        stream.push(copy(resolve(&shadow.from, 0), resolve(&shadow.to, 0), origin));
+        streams.push(copy(resolve(&shadow.from, 0), resolve(&shadow.to, 0), origin));
     }
     let replaced = |index: usize| shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
-        trips.before(index, &provenance(node), &mut stream);
-        deposits.before(index, &provenance(node), &mut stream);
+        let from = provenance(node);
+        transfers.before(index, &from, &mut streams);
         for copied in placement.copies.get(&index).into_iter().flatten() {
-            stream.push(copy(resolve(&copied.from, index), resolve(&copied.to, index), provenance(node)));
+            streams.push(copy(resolve(&copied.from, index), resolve(&copied.to, index), from.clone()));
         }
-        let op = ops::find(&node.op).expect("the verifier knows every operation");
-        if is_view(node) || replaced(index) {
-            trips.behind(index, &provenance(node), &mut stream);
-            deposits.behind(index, &provenance(node), lowering, &mut stream);
-            continue;
+        if !is_view(node) && !replaced(index) {
+            let op = ops::find(&node.op).expect("the verifier knows every operation");
+            let outputs: Vec<TensorRef> = node.outputs.iter().map(|id| at(id, index)).collect();
+            let mut attrs = node.attrs.clone();
+            if accumulating.contains(&index) {
+                let supported = op.attributes().iter().any(|a| a.name == "accumulate");
+                assert!(supported, "`{}` computes a gradient or a sum but cannot accumulate", node.op);
+                attrs = attrs.with("accumulate", true);
+            }
+            let scratch = buffers.scratch[index]
+                .map(|(offset, bytes)| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [bytes]));
+            let inputs = node.inputs.iter().map(|id| at(id, index)).collect();
+            let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
+            streams.push(Step { instruction, provenance: from.clone(), cost });
         }
-        let outputs: Vec<TensorRef> = node.outputs.iter().map(|id| at(id, index)).collect();
-        let mut attrs = node.attrs.clone();
-        if accumulating.contains(&index) {
-            let supported = op.attributes().iter().any(|a| a.name == "accumulate");
-            assert!(supported, "`{}` computes a gradient or a sum but cannot accumulate", node.op);
-            attrs = attrs.with("accumulate", true);
+        for (number, stay) in transfers.due(index) {
+            if stay.closes && stay.moves[0].home.arena == arena::GRADIENTS {
+                streams.steps.extend(squares(&stay.moves[0], parameters, &from, lowering));
+            }
+            transfers.store(number, &from, &mut streams);
         }
-        let scratch = buffers.scratch[index]
-            .map(|(offset, bytes)| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [bytes]));
-        let inputs = node.inputs.iter().map(|id| at(id, index)).collect();
-        let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
-        stream.push(Step { instruction, provenance: provenance(node), cost });
-        trips.behind(index, &provenance(node), &mut stream);
-        deposits.behind(index, &provenance(node), lowering, &mut stream);
     }
-    deposits.end(&graph.nodes.last().map(provenance).unwrap_or_default(), &mut stream);
     let end = graph.nodes.len();
+    transfers.end(end, &graph.nodes.last().map(provenance).unwrap_or_default(), &mut streams);
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     Entry {
         kind,
         variant: Some(variant),
-        steps: stream.steps,
+        steps: streams.steps,
         inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
     }
+}
+
+/// Sums the squares of gradients while they are on the device: the norm needs no second look at them.
+fn squares(
+    gradients: &Move,
+    parameters: &ParameterPlan,
+    from: &Provenance,
+    lowering: &mut Lowering<'_>,
+) -> Option<Step> {
+    let Move { home, device, .. } = gradients;
+    let Squares { blocks, sums } = parameters.squares(home.offset..home.offset + home.bytes());
+    if sums.is_empty() {
+        return None;
+    }
+    let elements = device.bytes() / DType::F32.size();
+    let gradients = TensorRef::dense(device.arena, device.offset, DType::F32, [elements]);
+    let inputs = vec![gradients, lowering.constant(&blocks)];
+    let op = ops::find("block_squares").expect("the norm needs the squares of blocks");
+    let (instruction, cost) = lowering.instruction(op, &Attrs::new(), inputs, vec![sums], None, Documents::Rows);
+    Some(Step { instruction, provenance: Provenance { op: op.name().to_owned(), ..from.clone() }, cost })
 }
 
 fn copy(from: TensorRef, to: TensorRef, provenance: Provenance) -> Step {

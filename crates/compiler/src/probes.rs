@@ -99,7 +99,7 @@ fn probe(
     let mut program = compile_call(operation(name), attrs, inputs, outputs, machine, Documents::Rows);
     let step = program.entries[0].steps[0].clone();
     let work = Work::of(&step, &program, Seen::default()).expect("an instruction of the computation");
-    let batch = crate::lower::arena::BATCH;
+    let batch = crate::memory::arena::BATCH;
     let bytes = program.arenas[batch.0 as usize].bytes;
     // Attention is limited by its arithmetic: the same data serve again.
     let places = if matches!(work, Work::Attention { .. }) { 1 } else { (SPREAD / bytes.max(1)).clamp(1, REPEATS) };

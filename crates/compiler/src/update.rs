@@ -2,20 +2,17 @@
 //! arenas, or for each slice of one; nothing here knows a parameter's name. What matrices need besides stands in `update/matrices.rs`.
 
 mod matrices;
+mod slices;
 
 use ops::Op;
 use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar};
 use tensor::{Attrs, DType, HostTensor};
 
-use crate::lower::{Lowering, arena, scalar_ref};
-use crate::memory::{ParameterPlan, Run, Squares};
-use crate::offload::{Offload, Stream};
+use crate::lower::Lowering;
+use crate::memory::{ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
 use crate::options::OptimizerOptions;
-use crate::slices::{Pipeline, Slices, Work};
-pub(crate) use matrices::{Batch, batches};
-
-/// f32: Σ gradient², before the division by the weight sum.
-pub(crate) const SUM_SQUARES: &str = "sum_squares";
+use crate::residency::{Homes, Streams, Transfers};
+use slices::{Slices, Work};
 
 fn operation(name: &str) -> &'static dyn Op {
     ops::find(name).unwrap_or_else(|| panic!("the update needs the operation `{name}`"))
@@ -25,19 +22,21 @@ pub(crate) fn entry(
     parameters: &ParameterPlan,
     optimizer: &OptimizerOptions,
     seed: u64,
-    offload: &Offload,
+    homes: &Homes,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
-    let slices = Slices::new(&parameters.runs, offload);
+    let slices = Slices::new(&parameters.runs, homes);
     let taken = slices.bytes;
     lowering.update_workspace(taken);
-    let mut stream = Stream::default();
-    let mut pipeline = Pipeline::begin(&slices, provenance("update"), &mut stream);
-    norm(&mut stream.steps, lowering, taken, parameters, optimizer, offload);
+    let mut streams = Streams::default();
+    let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
+    let from = provenance("update");
+    transfers.before(0, &from, &mut streams);
+    norm(&mut streams.steps, lowering, taken, parameters, optimizer, homes);
     let mut orthogonal = matrices::Orthogonal::new(&slices.batches, taken, optimizer, seed);
-    for slice in &slices.all {
-        pipeline.arrive(slice, &mut stream);
-        let steps = &mut stream.steps;
+    for (position, slice) in (1..).zip(&slices.all) {
+        transfers.before(position, &from, &mut streams);
+        let steps = &mut streams.steps;
         match &slice.work {
             Work::Elements { run, start } => {
                 update_run(steps, lowering, taken, run, *start, optimizer, seed, slice.number);
@@ -64,10 +63,12 @@ pub(crate) fn entry(
             }
             Work::Rounding { master, weight } => round(steps, lowering, taken, master, weight),
         }
-        pipeline.leave(slice, &mut stream);
+        for (number, _) in transfers.due(position) {
+            transfers.store(number, &from, &mut streams);
+        }
     }
-    pipeline.end(&mut stream);
-    Entry { kind: EntryKind::Update, variant: None, steps: stream.steps, inputs: Vec::new(), outputs: Vec::new() }
+    transfers.end(slices.all.len() + 1, &from, &mut streams);
+    Entry { kind: EntryKind::Update, variant: None, steps: streams.steps, inputs: Vec::new(), outputs: Vec::new() }
 }
 
 /// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there.
@@ -77,11 +78,11 @@ fn norm(
     taken: usize,
     parameters: &ParameterPlan,
     optimizer: &OptimizerOptions,
-    offload: &Offload,
+    homes: &Homes,
 ) {
     let bytes = parameters.gradients_bytes;
     let Squares { blocks, sums } = parameters.squares(0..bytes);
-    if !offload.gradients {
+    if homes.on_device(arena::GRADIENTS) {
         let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [bytes / DType::F32.size()]);
         let inputs = vec![all, lowering.constant(&blocks)];
         push_behind(steps, lowering, taken, "block_squares", Attrs::new(), inputs, vec![sums.clone()]);

@@ -4,15 +4,12 @@
 use graph::{Graph, Phase, ValueId};
 use ops::{Class, LowerCall};
 use program::{Documents, EntryKind, Machine, MemoryLine, TensorRef};
-use tensor::DType;
 
+use super::arena;
 use super::intervals::{Interval, pack};
 use super::place::Placement;
 use super::shadow::Shadow;
-use super::trips::{Trip, plan_trips};
-use super::visits::{Visit, plan_visits};
-use crate::lower::arena;
-use crate::offload::Offload;
+use crate::residency::{Homes, Stay, plan as plan_stays};
 
 /// What a buffer is there for: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +38,10 @@ impl Purpose {
 
 /// The arena of one entry.
 pub(crate) struct Buffers {
-    /// By buffer of the placement: for those that wait on the host, before they do.
+    /// By buffer of the placement.
     offsets: Vec<usize>,
-    /// What waits on the host, each with its offset behind that.
-    pub trips: Vec<(Trip, usize)>,
-    /// Gradients that lie on the host, each visit with its offset.
-    pub visits: Vec<(Visit, usize)>,
+    /// What is at home on the host, while it is here.
+    pub stays: Vec<Stay>,
     /// By node: offset and bytes of its scratch memory.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the arena.
@@ -69,19 +64,15 @@ impl Buffers {
         shadow: Option<&Shadow>,
         machine: &Machine,
         documents: Documents,
-        offload: &Offload,
+        homes: &Homes,
     ) -> Buffers {
-        let visits = if offload.gradients { plan_visits(graph, placement, machine) } else { Vec::new() };
-        let trips = plan_trips(graph, placement, machine);
+        let mut stays = plan_stays(graph, placement, homes, machine);
         let mut intervals = lives(graph, placement, shadow);
-        for trip in &trips {
-            let (whole, _) = intervals[trip.buffer];
-            intervals[trip.buffer] = (Interval { last: trip.released, ..whole }, Purpose::Passing);
-            intervals.push((Interval { first: trip.fetched, ..whole }, Purpose::Passing));
-        }
-        intervals.extend(visits.iter().map(|visit| {
-            let interval = Interval { bytes: visit.bytes.len(), first: visit.fetched, last: visit.released };
-            (interval, Purpose::Gradients)
+        // A buffer that is here several times takes a place each time.
+        stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
+        intervals.extend(stays.iter().map(|stay| {
+            let purpose = if stay.buffer.is_some() { Purpose::Passing } else { Purpose::Gradients };
+            (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
         }));
         let sizes = scratch_sizes(graph, placement, machine, documents);
         let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
@@ -89,49 +80,26 @@ impl Buffers {
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
         let (mut offsets, bytes) = pack(&plain);
-        let scratch_offsets = offsets.split_off(placement.buffers.len() + trips.len() + visits.len());
-        let visited = offsets.split_off(placement.buffers.len() + trips.len());
-        let behind = offsets.split_off(placement.buffers.len());
-        let trips = trips.into_iter().zip(behind).collect();
-        let visits = visits.into_iter().zip(visited).collect();
+        let scratch_offsets = offsets.split_off(placement.buffers.len() + stays.len());
+        for (stay, offset) in stays.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
+            stay.moves[0].device.offset = offset;
+        }
         let mut scratch = vec![None; sizes.len()];
         for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
             scratch[node] = Some((offset, sizes[node]));
         }
-        Buffers { offsets, trips, visits, scratch, bytes, intervals }
+        Buffers { offsets, stays, scratch, bytes, intervals }
     }
 
     /// Where a tensor lies when a node runs.
     pub fn place(&self, placement: &Placement, tensor: &TensorRef, node: usize) -> TensorRef {
-        if tensor.arena == arena::GRADIENTS {
-            return self.visited(tensor, node).unwrap_or_else(|| tensor.clone());
-        }
         let buffer = placement.buffer_of(tensor);
-        let behind = |(trip, _): &&(Trip, usize)| Some(trip.buffer) == buffer && node >= trip.fetched;
-        match (buffer, self.trips.iter().find(behind)) {
-            (Some(_), Some((_, offset))) => {
-                TensorRef { arena: arena::ACTIVATIONS, offset: tensor.offset + offset, ..tensor.clone() }
-            }
-            _ => placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
+        let here =
+            self.stays.iter().find(|stay| stay.holds(tensor, buffer) && (stay.begin..=stay.last).contains(&node));
+        match here {
+            Some(stay) => stay.place(tensor),
+            None => placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
         }
-    }
-
-    /// The place of a gradient on the device while it visits there.
-    fn visited(&self, tensor: &TensorRef, node: usize) -> Option<TensorRef> {
-        let here = |(visit, _): &&(Visit, usize)| {
-            visit.bytes.contains(&tensor.offset) && (visit.begin..=visit.last).contains(&node)
-        };
-        let (visit, offset) = self.visits.iter().find(here)?;
-        let offset = tensor.offset - visit.bytes.start + offset;
-        Some(TensorRef { arena: arena::ACTIVATIONS, offset, ..tensor.clone() })
-    }
-
-    /// A waiting buffer as bytes: in its first place, on the host, and in its second place.
-    pub fn stations(&self, index: usize) -> [TensorRef; 3] {
-        let (trip, behind) = &self.trips[index];
-        let at = |arena, offset| TensorRef::dense(arena, offset, DType::U8, [trip.bytes]);
-        let before = self.offsets[trip.buffer];
-        [at(arena::ACTIVATIONS, before), at(arena::WAITING, trip.host), at(arena::ACTIVATIONS, *behind)]
     }
 
     /// What lies in the arena when, for the lines of the plan.

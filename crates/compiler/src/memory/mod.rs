@@ -1,21 +1,21 @@
 //! The exact memory plan: where every parameter, every value and every scratch buffer lies.
 
+mod arenas;
 mod buffers;
 mod intervals;
 mod matrices;
 mod parameters;
 mod place;
 mod shadow;
-mod trips;
-mod visits;
 
+pub(crate) use arenas::{SCALAR_BYTES, SCALARS, SUM_SQUARES, arena, scalar_ref};
 pub(crate) use buffers::{Buffers, Usage};
+#[cfg(test)]
+pub(crate) use intervals::{Interval, pack};
 pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, Squares, plan_parameters};
-pub(crate) use place::{Fixed, dtype_of, place};
+pub(crate) use place::{Fixed, Placement, dtype_of, is_view, place};
 pub(crate) use shadow::shadow_adapters;
-pub(crate) use trips::waiting_bytes;
-pub(crate) use visits::Visit;
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
 /// optimizer, and the granule of sharding.

@@ -11,8 +11,7 @@ use program::{ArenaId, Initializer, OptimizerState, ParameterSlot, TensorRef};
 use tensor::{DType, HostTensor};
 
 use super::matrices::{self, Matrices};
-use super::{ALIGNMENT_ELEMENTS, align};
-use crate::lower::{SCALAR_BYTES, arena};
+use super::{ALIGNMENT_ELEMENTS, SCALAR_BYTES, align, arena};
 use crate::options::{CompileOptions, OptimizerKind};
 
 /// Tensors with fewer elements keep f32 moments (the rule of the 8-bit optimizer).

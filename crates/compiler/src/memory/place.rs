@@ -58,7 +58,7 @@ fn operation(node: &Node) -> &'static dyn Op {
 }
 
 /// True for another look at the same memory.
-pub(super) fn is_view(node: &Node) -> bool {
+pub(crate) fn is_view(node: &Node) -> bool {
     operation(node).class() == Class::View
 }
 

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use graph::{Graph, ValueId};
 use program::TensorRef;
 
+use super::arena;
 use super::place::{Placement, dtype_of};
-use crate::lower::arena;
 
 /// The conversion, and the nodes that it replaces.
 #[derive(Debug)]

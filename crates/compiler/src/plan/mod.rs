@@ -15,18 +15,17 @@ mod parts;
 mod recompute;
 mod report;
 mod states;
-mod time;
 
 use graph::Graph;
 use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant};
 
 use crate::CompileError;
 use crate::options::CompileOptions;
+use crate::time;
 use head::Head;
 use memory::Memory;
 use parts::Parts;
 pub(crate) use states::least_step;
-pub(crate) use time::node_seconds;
 
 /// Share of the fastest fitting plan's time that a smaller one may cost.
 const MARGIN: f64 = 0.015;

@@ -190,7 +190,7 @@ fn again_costs(graph: &Graph, part: Part, layers: &[usize], decision: &Decision,
     let after = |parts: &[super::Parts]| {
         let mut graph = graph.clone();
         recompute(&mut graph, parts);
-        (kept_bytes(&graph), super::time::seconds(&graph, machine))
+        (kept_bytes(&graph), crate::time::seconds(&graph, machine))
     };
     let mut without = decision.recomputed.clone();
     layers.iter().for_each(|layer| without[*layer] = without[*layer].without(part));

@@ -6,8 +6,8 @@ use program::{OptimizerState, Step, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use super::push_behind;
-use crate::lower::{Lowering, arena, scalar_ref};
-use crate::memory::{ALIGNMENT_BYTES, Matrices, Run, align};
+use crate::lower::Lowering;
+use crate::memory::{ALIGNMENT_BYTES, Matrices, Run, align, arena, scalar_ref};
 use crate::options::{OptimizerKind, OptimizerOptions};
 
 /// Bytes of the values of one batch, unless a single matrix needs more. Fixed, because the number of matrices of a

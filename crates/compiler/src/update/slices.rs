@@ -1,17 +1,13 @@
-//! The update of what is in host memory: slice by slice through a few places on the device, so that one slice is
-//! fetched and another stored while a third is updated. Knows runs, their matrices and where their tensors are; not
-//! what an update computes.
+//! What an update does at once: runs of the flat arenas, or slices of those that are streamed from the host. Another
+//! idea than residency: this cuts work and numbers its random streams, `residency/ring.rs` says when the tensors of a
+//! piece are on the device. Knows runs, their matrices and their tensors; not what an update computes.
 
-use program::{ArenaId, EventId, Lane, OptimizerState, Place, Provenance, TensorRef};
+use program::{ArenaId, OptimizerState, TensorRef};
 use tensor::DType;
 
-use crate::lower::arena;
-use crate::memory::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, Matrices, Run, align};
-use crate::offload::{Offload, Stream};
-use crate::update::{Batch, batches};
-
-/// Slices on the device at a time: one on its way in, one at work, one on its way out.
-const SLOTS: usize = 3;
+use super::matrices::{Batch, batches};
+use crate::memory::{ALIGNMENT_ELEMENTS, Matrices, Run, align, arena};
+use crate::residency::{Homes, Stay, ring};
 
 /// Slices begin on multiples of this many elements, so that every tensor of theirs begins on 16 bytes.
 const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
@@ -21,7 +17,6 @@ pub(crate) struct Slice {
     pub work: Work,
     /// Keeps its random numbers apart from those of the others.
     pub number: usize,
-    moved: Vec<Moved>,
 }
 
 /// What an update consists of.
@@ -38,26 +33,21 @@ pub(crate) enum Work {
     Rounding { master: TensorRef, weight: TensorRef },
 }
 
-/// A tensor that is fetched for the update and, where the update writes it, stored behind it.
-struct Moved {
-    host: TensorRef,
-    device: TensorRef,
-    stored: bool,
-}
-
 /// All slices of an update in order.
 pub(crate) struct Slices {
     pub all: Vec<Slice>,
     /// Matrices that are made orthogonal together, of those that move.
     pub batches: Vec<Batch>,
+    /// When what is at home on the host is on the device: slices by number, from 1.
+    pub stays: Vec<Stay>,
     /// Bytes of the activation arena through which they pass, from its start.
     pub bytes: usize,
 }
 
 impl Slices {
     /// Cuts the runs as far as something of theirs is in host memory and is not used there.
-    pub fn new(runs: &[Run], offload: &Offload) -> Slices {
-        let moves = |of: ArenaId| matches!(offload.place(of), Place::Host { .. }) && !offload.zero_copy;
+    pub fn new(runs: &[Run], homes: &Homes) -> Slices {
+        let moves = |of: ArenaId| homes.streams(of);
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
         for run in runs {
             let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
@@ -65,16 +55,12 @@ impl Slices {
                 (Some(OptimizerState::Matrices { .. }), 0) => cut.whole_matrices(run),
                 (Some(OptimizerState::Matrices { first, .. }), _) => cut.matrices(run, first, moves(arena::MASTERS)),
                 (_, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 1),
-                _ => cut.elements(run, bytes.div_ceil(offload.slice_bytes)),
+                _ => cut.elements(run, bytes.div_ceil(homes.slice_bytes)),
             }
         }
         let Cut { mut all, batches, .. } = cut;
-        let slot_bytes = all.iter_mut().map(|slice| slice.lay_out(moves)).max().unwrap_or(0);
-        for (index, slice) in all.iter_mut().filter(|slice| !slice.moved.is_empty()).enumerate() {
-            slice.shift(index % SLOTS * slot_bytes);
-        }
-        let moving = all.iter().filter(|slice| !slice.moved.is_empty()).count();
-        Slices { all, batches, bytes: slot_bytes * moving.min(SLOTS) }
+        let (stays, bytes) = ring(all.iter_mut().map(|slice| slice.work.tensors()).collect(), homes);
+        Slices { all, batches, stays, bytes }
     }
 }
 
@@ -93,7 +79,7 @@ struct Cut {
 impl Cut {
     /// Adds work that takes so many numbers.
     fn push(&mut self, work: Work, numbers: usize) {
-        self.all.push(Slice { work, number: self.numbers, moved: Vec::new() });
+        self.all.push(Slice { work, number: self.numbers });
         self.numbers += numbers;
     }
 
@@ -146,34 +132,8 @@ impl Cut {
     }
 }
 
-impl Slice {
-    /// Returns what moves a place behind one another; says how many bytes they take.
-    fn lay_out(&mut self, moves: impl Fn(ArenaId) -> bool) -> usize {
-        let mut end = 0;
-        let mut moved = Vec::new();
-        for (tensor, stored) in self.work.tensors().into_iter().filter(|(t, _)| moves(t.arena)) {
-            let device = TensorRef::dense(arena::ACTIVATIONS, end, tensor.dtype, tensor.shape.clone());
-            end = align(end + device.bytes(), ALIGNMENT_BYTES);
-            let host = std::mem::replace(tensor, device.clone());
-            moved.extend(rows(&host).into_iter().zip(rows_like(&device, &host)).map(|(host, device)| Moved {
-                host,
-                device,
-                stored,
-            }));
-        }
-        self.moved = moved;
-        end
-    }
-
-    fn shift(&mut self, by: usize) {
-        let tensors = self.work.tensors().into_iter().map(|(tensor, _)| tensor);
-        let moved = self.moved.iter_mut().map(|moved| &mut moved.device);
-        tensors.filter(|tensor| tensor.arena == arena::ACTIVATIONS).chain(moved).for_each(|t| t.offset += by);
-    }
-}
-
 impl Work {
-    /// The tensors that may be in host memory, and whether the update writes them.
+    /// The tensors that may lie in host memory, and whether the update writes them.
     fn tensors(&mut self) -> Vec<(&mut TensorRef, bool)> {
         match self {
             Work::Elements { run, .. } => tensors(run),
@@ -184,7 +144,7 @@ impl Work {
     }
 }
 
-/// The tensors of a run that may be in host memory, and whether the update writes them.
+/// The tensors of a run that may lie in host memory, and whether the update writes them.
 fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
     let states = match run.state.as_mut().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => vec![first, second],
@@ -195,23 +155,6 @@ fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
     };
     let written = run.master.iter_mut().chain(states).map(|tensor| (tensor, true));
     std::iter::once((&mut run.gradient, false)).chain(written).collect()
-}
-
-/// A tensor as transfers take it: whole if it is dense, else along its first axis.
-fn rows(of: &TensorRef) -> Vec<TensorRef> {
-    rows_like(of, of)
-}
-
-/// A tensor cut as another of its shape is.
-fn rows_like(of: &TensorRef, like: &TensorRef) -> Vec<TensorRef> {
-    if like.is_dense() {
-        return vec![TensorRef::dense(of.arena, of.offset, of.dtype, of.shape.clone())];
-    }
-    let row = |at: usize| {
-        let offset = of.offset + at * of.strides[0] * of.dtype.size();
-        TensorRef::dense(of.arena, offset, of.dtype, of.shape[1..].to_vec())
-    };
-    (0..of.shape[0]).map(row).collect()
 }
 
 /// The part of a run from an element on, which begins a block of the optimizer.
@@ -235,70 +178,4 @@ fn part(run: &Run, start: usize, elements: usize) -> Run {
     (part.weight, part.gradient, part.state) = (flat(&run.weight), flat(&run.gradient), state);
     part.master = run.master.as_ref().map(flat);
     part
-}
-
-/// The transfers of the slices, in the order of the slices.
-pub(crate) struct Pipeline<'a> {
-    moving: Vec<&'a Slice>,
-    fetched: Vec<EventId>,
-    /// When the place of a slice is free again.
-    freed: Vec<EventId>,
-    /// When the last slice that is stored is.
-    stored: Option<EventId>,
-    from: Provenance,
-}
-
-impl<'a> Pipeline<'a> {
-    /// Begins to fetch the first slices.
-    pub fn begin(slices: &'a Slices, from: Provenance, stream: &mut Stream) -> Pipeline<'a> {
-        let moving = slices.all.iter().filter(|slice| !slice.moved.is_empty()).collect();
-        let mut pipeline = Pipeline { moving, fetched: Vec::new(), freed: Vec::new(), stored: None, from };
-        (0..SLOTS).for_each(|_| pipeline.fetch(stream));
-        pipeline
-    }
-
-    /// Fetches the next slice, if there is one left.
-    fn fetch(&mut self, stream: &mut Stream) {
-        let index = self.fetched.len();
-        let Some(slice) = self.moving.get(index) else { return };
-        if let Some(before) = index.checked_sub(SLOTS) {
-            stream.wait(Lane::ToDevice, self.freed[before], &self.from);
-        }
-        for moved in &slice.moved {
-            stream.transfer(Lane::ToDevice, (moved.host.clone(), moved.device.clone()), &self.from);
-        }
-        self.fetched.push(stream.record(Lane::ToDevice, &self.from));
-    }
-
-    /// Before a slice is updated.
-    pub fn arrive(&self, slice: &Slice, stream: &mut Stream) {
-        if !slice.moved.is_empty() {
-            stream.wait(Lane::Compute, self.fetched[self.freed.len()], &self.from);
-        }
-    }
-
-    /// After a slice was updated.
-    pub fn leave(&mut self, slice: &Slice, stream: &mut Stream) {
-        if slice.moved.is_empty() {
-            return;
-        }
-        let mut freed = stream.record(Lane::Compute, &self.from);
-        if slice.moved.iter().any(|moved| moved.stored) {
-            stream.wait(Lane::ToHost, freed, &self.from);
-            for moved in slice.moved.iter().filter(|moved| moved.stored) {
-                stream.transfer(Lane::ToHost, (moved.device.clone(), moved.host.clone()), &self.from);
-            }
-            freed = stream.record(Lane::ToHost, &self.from);
-            self.stored = Some(freed);
-        }
-        self.freed.push(freed);
-        self.fetch(stream);
-    }
-
-    /// Waits for what is still in flight.
-    pub fn end(self, stream: &mut Stream) {
-        if let Some(stored) = self.stored {
-            stream.wait(Lane::Compute, stored, &self.from);
-        }
-    }
 }

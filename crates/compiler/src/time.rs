@@ -8,7 +8,7 @@ use tensor::DType;
 use crate::memory::dtype_of;
 
 /// Seconds of all nodes, one after the other.
-pub(super) fn seconds(graph: &Graph, machine: &Machine) -> f64 {
+pub(crate) fn seconds(graph: &Graph, machine: &Machine) -> f64 {
     graph.nodes.iter().map(|node| node_seconds(graph, node, machine)).sum()
 }
 

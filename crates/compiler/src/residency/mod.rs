@@ -1,0 +1,86 @@
+//! Where tensors are over time. Every tensor has a home, the memory of its arena. One whose home is not the device's
+//! memory comes there for a *stay*: it arrives by a transfer before what touches it, unless it is made there, and leaves
+//! by one behind what writes it, if anything needs it later.
+//!
+//! Three steps, each made from the one before: homes from the options (`homes.rs`); stays from homes and from when
+//! tensors are touched, by a clock (`stays.rs`, micro-steps) or in a ring of slots (`ring.rs`, the update); instructions
+//! from stays as they come up (`transfers.rs`), in streams ordered by events (`streams.rs`). In between, stays get their
+//! places: `memory/buffers.rs` packs them with values, a ring has its own.
+//!
+//! Knows nodes by when they touch what; not what any of them computes.
+
+mod homes;
+mod ring;
+mod stays;
+mod streams;
+mod transfers;
+
+use program::TensorRef;
+
+pub(crate) use homes::Homes;
+pub(crate) use ring::ring;
+pub(crate) use stays::{plan, waiting_bytes};
+pub(crate) use streams::Streams;
+pub(crate) use transfers::Transfers;
+
+/// One time of a tensor, or of tensors that come together, on the device. Positions are numbers of what is done one
+/// after the other: nodes of a graph, pieces of an update.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Stay {
+    pub moves: Vec<Move>,
+    /// The buffer of the placement in which values address it; none if they address its home.
+    pub buffer: Option<usize>,
+    /// From here on it has its place; before this position it is fetched.
+    pub arrives: usize,
+    /// Whether it is fetched, unless it is made on the device.
+    pub fetched: bool,
+    /// The first of the entry, the last of it.
+    pub opens: bool,
+    pub closes: bool,
+    /// The first position and the last that touch it.
+    pub begin: usize,
+    pub last: usize,
+    /// Behind this position it is stored.
+    pub stored: Option<usize>,
+    /// Behind this position its place is free.
+    pub released: usize,
+    pub follows: Follows,
+}
+
+/// Bytes at home and on the device.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Move {
+    pub home: TensorRef,
+    pub device: TensorRef,
+    /// Whether it is stored when the stay is.
+    pub written: bool,
+}
+
+/// Who has a stay's place before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Follows {
+    /// The computation, and it takes the place again afterwards.
+    Computation,
+    /// The stay of this number: the place is a slot of a ring, which stays alone use.
+    Stay(usize),
+    /// Nothing in this entry.
+    Nothing,
+}
+
+impl Stay {
+    /// Whether a tensor of the placement is part of what is here, by the buffer that it lies in if it lies in one.
+    pub fn holds(&self, tensor: &TensorRef, buffer: Option<usize>) -> bool {
+        self.buffer == buffer && (buffer.is_some() || self.moves.iter().any(|moved| moved.home.overlaps(tensor)))
+    }
+
+    /// Where such a tensor lies.
+    pub fn place(&self, tensor: &TensorRef) -> TensorRef {
+        let Move { home, device, .. } = &self.moves[0];
+        let start = if self.buffer.is_some() { 0 } else { home.offset };
+        TensorRef { arena: device.arena, offset: device.offset + tensor.offset - start, ..tensor.clone() }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.moves.iter().map(|of| of.home.bytes()).sum()
+    }
+}

@@ -1,0 +1,62 @@
+//! The stays of an update: what each of its pieces touches passes through a ring of slots on the device, so that one
+//! piece's is fetched and another's stored while a third is updated. Knows which tensors a piece touches; not what it is.
+
+use program::TensorRef;
+
+use super::{Follows, Homes, Move, Stay};
+use crate::memory::{ALIGNMENT_BYTES, align, arena};
+
+/// Pieces on the device at a time: one on its way in, one at work, one on its way out.
+const SLOTS: usize = 3;
+
+/// Tensors and whether they are written.
+type Touched<'a> = Vec<(&'a mut TensorRef, bool)>;
+
+/// Puts in the place of the tensors that are streamed those on the device. Piece `i` is position `i + 1`; what the ring
+/// begins beside is position 0. Also gives the bytes of the ring, at the start of the arena of activations.
+pub(crate) fn ring(mut pieces: Vec<Touched<'_>>, homes: &Homes) -> (Vec<Stay>, usize) {
+    pieces.iter_mut().for_each(|piece| piece.retain(|(tensor, _)| homes.streams(tensor.arena)));
+    let bytes = |piece: &Touched<'_>| piece.iter().map(|(tensor, _)| align(tensor.bytes(), ALIGNMENT_BYTES)).sum();
+    let slot: usize = pieces.iter().map(bytes).max().unwrap_or(0);
+    let mut stays: Vec<Stay> = Vec::new();
+    for (index, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
+        let (number, position) = (stays.len(), index + 1);
+        let mut end = number % SLOTS * slot;
+        let mut moves = Vec::new();
+        for (tensor, written) in piece {
+            let device = TensorRef::dense(arena::ACTIVATIONS, end, tensor.dtype, tensor.shape.clone());
+            end += align(device.bytes(), ALIGNMENT_BYTES);
+            let home = std::mem::replace(tensor, device.clone());
+            let parts = dense_parts(&home, &home).into_iter().zip(dense_parts(&device, &home));
+            moves.extend(parts.map(|(home, device)| Move { home, device, written }));
+        }
+        let before = number.checked_sub(SLOTS);
+        stays.push(Stay {
+            buffer: None,
+            arrives: before.map_or(0, |before| stays[before].last + 1),
+            fetched: true,
+            opens: true,
+            closes: true,
+            begin: position,
+            last: position,
+            stored: moves.iter().any(|moved| moved.written).then_some(position),
+            released: position,
+            follows: before.map_or(Follows::Nothing, Follows::Stay),
+            moves,
+        });
+    }
+    let bytes = slot * stays.len().min(SLOTS);
+    (stays, bytes)
+}
+
+/// A tensor in dense parts, as transfers take them: cut along its first axis where one of its shape has gaps there.
+fn dense_parts(of: &TensorRef, like: &TensorRef) -> Vec<TensorRef> {
+    if like.is_dense() {
+        return vec![TensorRef::dense(of.arena, of.offset, of.dtype, of.shape.clone())];
+    }
+    let part = |at: usize| {
+        let offset = of.offset + at * of.strides[0] * of.dtype.size();
+        TensorRef::dense(of.arena, offset, of.dtype, of.shape[1..].to_vec())
+    };
+    (0..of.shape[0]).map(part).collect()
+}

@@ -1,0 +1,247 @@
+//! When tensors that are at home on the host are on the device in a micro-step: activations between the forward pass
+//! and the backward pass, gradients while they are written. Knows when nodes touch tensors and how long nodes take; not
+//! what they compute.
+
+use std::ops::Range;
+
+use graph::Graph;
+use program::{ArenaId, Machine, TensorRef};
+use tensor::DType;
+
+use super::{Follows, Homes, Move, Stay};
+use crate::memory::{ALIGNMENT_BYTES, Placement, align, arena, is_view};
+use crate::time::node_seconds;
+
+/// A place is kept for this much of the time that a transfer should take.
+const SLACK: f64 = 1.25;
+
+/// Bytes that are under way in each direction before the computation waits, or those of the largest stay.
+const AHEAD: usize = 128 << 20;
+
+/// The stays of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a step, of
+/// which the first finds nothing to fetch for stays that open.
+pub(crate) fn plan(graph: &Graph, placement: &Placement, homes: &Homes, machine: &Machine) -> Vec<Stay> {
+    let residents = residents(graph, placement, homes);
+    if residents.is_empty() { Vec::new() } else { schedule(residents, &Clock::new(graph, machine)) }
+}
+
+fn schedule(residents: Vec<Resident>, clock: &Clock) -> Vec<Stay> {
+    let mut stays: Vec<Stay> = Vec::new();
+    let mut end = 0;
+    for mut resident in residents {
+        if resident.buffer.is_none() {
+            stays.extend(resident.stays(clock));
+            continue;
+        }
+        // Only what leaves the device takes a place on the host.
+        resident.bytes = end..end + resident.bytes.len();
+        let of = resident.stays(clock);
+        end = if of.is_empty() { end } else { align(resident.bytes.end, ALIGNMENT_BYTES) };
+        stays.extend(of);
+    }
+    stays.sort_by_key(|stay| stay.begin);
+    arrive(&mut stays, clock);
+    stays.sort_by_key(|stay| stay.stored.unwrap_or(stay.last));
+    leave(&mut stays, clock);
+    stays
+}
+
+/// Bytes of host memory that activations take.
+pub(crate) fn waiting_bytes(stays: &[Stay]) -> usize {
+    let at_home = stays.iter().flat_map(|stay| &stay.moves).map(|moved| &moved.home);
+    at_home.filter(|home| home.arena == arena::WAITING).map(|home| home.offset + home.bytes()).max().unwrap_or(0)
+}
+
+/// Seconds from the beginning of an entry.
+struct Clock {
+    /// When nodes begin, and when the last one ends.
+    begins: Vec<f64>,
+    /// Bytes per second in each direction.
+    link: f64,
+}
+
+impl Clock {
+    fn new(graph: &Graph, machine: &Machine) -> Clock {
+        let mut begins = vec![0.0];
+        for node in &graph.nodes {
+            begins.push(begins[begins.len() - 1] + node_seconds(graph, node, machine));
+        }
+        Clock { begins, link: machine.link.both_ways / 2.0 }
+    }
+
+    fn end(&self, node: usize) -> f64 {
+        self.begins[node + 1]
+    }
+
+    fn last_node(&self) -> usize {
+        self.begins.len() - 2
+    }
+
+    /// For which a transfer keeps a place.
+    fn transfer(&self, bytes: usize) -> f64 {
+        SLACK * bytes as f64 / self.link
+    }
+
+    /// The last node that has begun by a time.
+    fn begun(&self, by: f64) -> usize {
+        self.begins.partition_point(|at| *at <= by).saturating_sub(1)
+    }
+
+    /// The node that is under way just before a time.
+    fn under_way(&self, before: f64) -> usize {
+        self.begins.partition_point(|at| *at < before).saturating_sub(1)
+    }
+}
+
+/// A node, and whether it writes.
+type Touch = (usize, bool);
+
+/// What is at home on the host, and when it is touched, in order.
+struct Resident {
+    home: ArenaId,
+    bytes: Range<usize>,
+    buffer: Option<usize>,
+    touches: Vec<Touch>,
+}
+
+impl Resident {
+    /// Its times on the device, each for as long as it is touched. Gradients leave in every pause that is long enough for
+    /// the way there and back; activations, which each further way would cost without freeing more, in the longest.
+    fn stays(&self, clock: &Clock) -> Vec<Stay> {
+        let there_and_back = 2.0 * clock.transfer(self.bytes.len());
+        let pause = |a: &Touch, b: &Touch| clock.begins[b.0] - clock.end(a.0);
+        let pauses = self.touches.windows(2).map(|pair| pause(&pair[0], &pair[1]));
+        let longest = pauses.fold(0.0, f64::max);
+        let least = if self.buffer.is_some() { there_and_back.max(longest) } else { there_and_back };
+        let times: Vec<&[Touch]> = self.touches.chunk_by(|a, b| pause(a, b) < least).collect();
+        // What is written once and read within that time need not leave.
+        if self.buffer.is_some() && (times.len() < 2 || times[1..].iter().copied().flatten().any(|(_, writes)| *writes))
+        {
+            return Vec::new();
+        }
+        let home = TensorRef::dense(self.home, self.bytes.start, DType::U8, [self.bytes.len()]);
+        let device = TensorRef::dense(arena::ACTIVATIONS, 0, DType::U8, [self.bytes.len()]);
+        let stay = |(index, touches): (usize, &&[Touch])| {
+            let (begin, last) = (touches[0].0, touches[touches.len() - 1].0);
+            Stay {
+                moves: vec![Move { home: home.clone(), device: device.clone(), written: true }],
+                buffer: self.buffer,
+                arrives: begin,
+                fetched: index > 0 || self.buffer.is_none(),
+                opens: index == 0,
+                closes: index + 1 == times.len(),
+                begin,
+                last,
+                stored: touches.iter().rev().find(|(_, writes)| *writes).map(|(node, _)| *node),
+                released: last,
+                follows: Follows::Computation,
+            }
+        };
+        times.iter().enumerate().map(stay).collect()
+    }
+}
+
+/// Gives every stay time to be fetched, each behind the one before, with few under way.
+fn arrive(stays: &mut [Stay], clock: &Clock) {
+    let mut free = f64::INFINITY;
+    let ahead = most_ahead(stays);
+    for index in (0..stays.len()).rev().filter(|index| stays[*index].fetched).collect::<Vec<_>>() {
+        let stay = &stays[index];
+        free = free.min(clock.begins[stay.begin]) - clock.transfer(stay.bytes());
+        let mut under_way = 0;
+        let others = stays[..index].iter().rev().filter(|before| before.fetched);
+        let least = others.map(|before| (before.begin, before.bytes())).find(|(_, bytes)| {
+            under_way += bytes;
+            under_way > ahead
+        });
+        let same = stays[..index].iter().filter(|before| before.moves[0].home == stay.moves[0].home);
+        let least = least.map_or(0, |(begin, _)| begin).max(same.map(|before| before.last + 1).max().unwrap_or(0));
+        stays[index].arrives = clock.begun(free).max(least).min(stays[index].begin);
+    }
+}
+
+/// Gives every stay time to be stored, each behind the one before, with few under way.
+fn leave(stays: &mut [Stay], clock: &Clock) {
+    let mut free: f64 = 0.0;
+    let ahead = most_ahead(stays);
+    for index in 0..stays.len() {
+        let stay = &stays[index];
+        let Some(stored) = stay.stored else { continue };
+        free = free.max(clock.end(stored)) + clock.transfer(stay.bytes());
+        let mut under_way = 0;
+        let others =
+            stays[index + 1..].iter().filter_map(|behind| behind.stored.map(|stored| (stored, behind.bytes())));
+        let most = { others }.find(|(_, bytes)| {
+            under_way += bytes;
+            under_way > ahead
+        });
+        let again = stays.iter().filter(|next| next.moves[0].home == stay.moves[0].home && next.arrives > stay.last);
+        let most =
+            again.map(|next| next.arrives - 1).fold(most.map_or(clock.last_node(), |(stored, _)| stored), usize::min);
+        stays[index].released = clock.under_way(free).min(most).max(stay.last);
+    }
+}
+
+fn most_ahead(stays: &[Stay]) -> usize {
+    stays.iter().map(Stay::bytes).max().unwrap_or(0).max(AHEAD)
+}
+
+/// What is offloaded of an entry.
+fn residents(graph: &Graph, placement: &Placement, homes: &Homes) -> Vec<Resident> {
+    let place = |id| placement.get(id).expect("every value was placed");
+    let mut activations: Vec<Resident> = Vec::new();
+    for buffer in graph.waiting.iter().filter_map(|id| placement.buffer_of(place(*id))) {
+        if !activations.iter().any(|known| known.buffer == Some(buffer)) {
+            let bytes = 0..placement.buffers[buffer];
+            activations.push(Resident { home: arena::WAITING, bytes, buffer: Some(buffer), touches: Vec::new() });
+        }
+    }
+    let gradients = !homes.on_device(arena::GRADIENTS);
+    if activations.is_empty() && !gradients {
+        return Vec::new();
+    }
+    let mut written = Vec::new();
+    let mut touch = |tensor: &TensorRef, node: usize, writes: bool| {
+        let buffer = placement.buffer_of(tensor);
+        if let Some(known) = activations.iter_mut().find(|known| known.buffer == buffer) {
+            known.touches.push((node, writes));
+        } else if gradients && tensor.arena == arena::GRADIENTS {
+            written.push((tensor.offset..tensor.offset + tensor.span(), (node, writes)));
+        }
+    };
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let computes = |_: &&graph::ValueId| !is_view(node);
+        node.inputs.iter().filter(computes).for_each(|id| touch(place(*id), index, false));
+        node.outputs.iter().filter(computes).for_each(|id| touch(place(*id), index, true));
+        for copied in placement.copies.get(&index).into_iter().flatten() {
+            touch(&copied.from, index, false);
+            touch(&copied.to, index, true);
+        }
+    }
+    let results = graph.outputs.iter().map(|(_, id)| place(*id)).filter(|tensor| tensor.arena != arena::GRADIENTS);
+    results.for_each(|tensor| touch(tensor, graph.nodes.len(), false));
+    let touched = together(written).into_iter();
+    let gradients = touched.map(|(bytes, touches)| Resident { home: arena::GRADIENTS, bytes, buffer: None, touches });
+    activations.into_iter().chain(gradients).collect()
+}
+
+/// Puts ranges together that overlap, each with its touches in order.
+fn together(mut touches: Vec<(Range<usize>, Touch)>) -> Vec<(Range<usize>, Vec<Touch>)> {
+    touches.sort_by_key(|(range, _)| range.start);
+    let mut result: Vec<(Range<usize>, Vec<Touch>)> = Vec::new();
+    for (range, touch) in touches {
+        match result.last_mut().filter(|(whole, _)| range.start < whole.end) {
+            Some((whole, touches)) => {
+                whole.end = whole.end.max(range.end);
+                touches.push(touch);
+            }
+            None => result.push((range, vec![touch])),
+        }
+    }
+    result.iter_mut().for_each(|(_, touches)| touches.sort_unstable());
+    result
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,82 @@
+//! The transfers of an entry's stays as its positions come up. Knows stays and their places; not why they are there.
+
+use program::{EntryKind, EventId, Lane, Provenance};
+
+use super::{Follows, Stay, Streams};
+
+pub(crate) struct Transfers<'a> {
+    stays: &'a [Stay],
+    kind: EntryKind,
+    fetched: Vec<Option<EventId>>,
+    stored: Vec<Option<EventId>>,
+    /// The last store that the computation has waited for.
+    joined: Option<EventId>,
+}
+
+impl<'a> Transfers<'a> {
+    pub fn new(stays: &'a [Stay], kind: EntryKind) -> Transfers<'a> {
+        let none = vec![None; stays.len()];
+        Transfers { stays, kind, fetched: none.clone(), stored: none, joined: None }
+    }
+
+    /// The stays for which something holds.
+    fn stays(&self, of: impl Fn(&Stay) -> bool) -> Vec<usize> {
+        (0..self.stays.len()).filter(|index| of(&self.stays[*index])).collect()
+    }
+
+    /// What is due before a position: places are freed first, then taken again.
+    pub fn before(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
+        let freed = |stay: &Stay| stay.follows == Follows::Computation && stay.released + 1 == position;
+        for stored in self.stays(freed).into_iter().filter_map(|index| self.stored[index]) {
+            streams.wait(Lane::Compute, stored, from);
+            self.joined = self.joined.max(Some(stored));
+        }
+        self.fetch(position, from, streams);
+    }
+
+    /// What arrives before a position.
+    fn fetch(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
+        let made = |stay: &Stay| stay.opens && self.kind == EntryKind::FirstMicroStep;
+        for index in self.stays(|stay| stay.arrives == position && stay.fetched && !made(stay)) {
+            let stay = &self.stays[index];
+            match stay.follows {
+                Follows::Nothing => {}
+                Follows::Computation => streams.follow(Lane::ToDevice, from),
+                Follows::Stay(before) => match self.stored[before] {
+                    Some(stored) => streams.wait(Lane::ToDevice, stored, from),
+                    None => streams.follow(Lane::ToDevice, from),
+                },
+            }
+            for moved in &stay.moves {
+                streams.transfer(Lane::ToDevice, &moved.home, &moved.device, from);
+            }
+            self.fetched[index] = Some(streams.record(Lane::ToDevice, from));
+        }
+        for fetched in self.stays(|stay| stay.begin == position).into_iter().filter_map(|index| self.fetched[index]) {
+            streams.wait(Lane::Compute, fetched, from);
+        }
+    }
+
+    /// The stays that are stored behind a position, by number.
+    pub fn due(&self, position: usize) -> Vec<(usize, &'a Stay)> {
+        let stays: &'a [Stay] = self.stays;
+        stays.iter().enumerate().filter(|(_, stay)| stay.stored == Some(position)).collect()
+    }
+
+    /// Stores what a stay wrote, behind what was computed so far.
+    pub fn store(&mut self, number: usize, from: &Provenance, streams: &mut Streams) {
+        streams.follow(Lane::ToHost, from);
+        for moved in self.stays[number].moves.iter().filter(|moved| moved.written) {
+            streams.transfer(Lane::ToHost, &moved.device, &moved.home, from);
+        }
+        self.stored[number] = Some(streams.record(Lane::ToHost, from));
+    }
+
+    /// Waits for what is still under way behind the last position.
+    pub fn end(mut self, position: usize, from: &Provenance, streams: &mut Streams) {
+        self.fetch(position, from, streams);
+        if let Some(last) = self.stored.iter().flatten().max().filter(|last| Some(**last) > self.joined) {
+            streams.wait(Lane::Compute, *last, from);
+        }
+    }
+}

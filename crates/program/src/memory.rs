@@ -1,6 +1,6 @@
 //! Arenas and the tensors that lie in them.
 
-use tensor::{DType, Shape, contiguous_strides};
+use tensor::{DType, Shape, Storage, contiguous_strides};
 
 /// Index into [`crate::Program::arenas`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,7 +121,7 @@ impl TensorRef {
 
     /// Bytes of the elements, gaps not counted.
     pub fn bytes(&self) -> usize {
-        self.len() * self.dtype.size()
+        Storage::Plain(self.dtype).bytes(&self.shape)
     }
 
     /// Bytes from the first to behind the last element, gaps counted.

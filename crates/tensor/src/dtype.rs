@@ -19,7 +19,7 @@ pub enum DType {
 impl DType {
     pub const ALL: [DType; 7] = [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8];
 
-    /// Bytes of one element.
+    /// Bytes of one element. Every type here has whole bytes; codes of fewer bits are packed, see [`crate::Storage`].
     pub const fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,

@@ -3,6 +3,7 @@
 use crate::convert::{convert, read_f64};
 use crate::dtype::DType;
 use crate::shape::Shape;
+use crate::storage::Storage;
 
 /// Row-major, little-endian, without padding. The value that crosses the engine's border:
 /// weights read from files, batches, results handed to Python.
@@ -17,14 +18,14 @@ impl HostTensor {
     /// Panics when `bytes` does not hold exactly `shape` elements of `dtype`.
     pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: Vec<u8>) -> Self {
         let shape = shape.into();
-        let expected = shape.iter().product::<usize>() * dtype.size();
+        let expected = Storage::Plain(dtype).bytes(&shape);
         assert_eq!(bytes.len(), expected, "{dtype} tensor of shape {shape:?} needs {expected} bytes");
         HostTensor { dtype, shape, bytes }
     }
 
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Self {
         let shape = shape.into();
-        let bytes = vec![0; shape.iter().product::<usize>() * dtype.size()];
+        let bytes = vec![0; Storage::Plain(dtype).bytes(&shape)];
         HostTensor { dtype, shape, bytes }
     }
 

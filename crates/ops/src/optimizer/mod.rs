@@ -13,7 +13,7 @@ mod squares;
 
 pub use adamw::AdamW;
 pub use adamw_8bit::AdamW8bit;
-pub use dynamic_map::DynamicMap;
+pub use dynamic_map::{DynamicMap, dynamic_map};
 pub use gradient_scale::GradientScale;
 pub use momentum::Momentum;
 pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};

@@ -1,0 +1,104 @@
+//! Tensors in packed forms: numbers to codes and back, as the reference of every backend has them, bit for bit. Does not
+//! know files, devices, or which tensor takes which form.
+
+mod fp8;
+mod nf4;
+mod nvfp4;
+
+pub use fp8::{scaled, tiles};
+pub use nf4::{NF4, nested, normal};
+pub use nvfp4::{Target, nvfp4};
+
+use crate::small::{Small, e8m0_value};
+use crate::storage::{Block, Code, Packing, Scales};
+
+/// A packed tensor in host memory. Codes are one to a byte here; [`Packed::packed_codes`] are as they lie in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packed {
+    pub packing: Packing,
+    pub shape: Vec<usize>,
+    pub codes: Vec<u8>,
+    /// Of each block, by the packing: f32 values' bits, E8M0 or E4M3 codes, places in the code book.
+    pub scales: Scaled,
+}
+
+/// The scales of a tensor's blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scaled {
+    /// What a value is multiplied with.
+    Single(Vec<f32>),
+    E8M0(Vec<u8>),
+    /// E4M3 codes and what their product with an element is multiplied with.
+    E4M3 {
+        codes: Vec<u8>,
+        tensor: f32,
+    },
+    /// map\[code\]·outer + offset.
+    Mapped {
+        codes: Vec<u8>,
+        outer: Vec<f32>,
+        offset: f32,
+        map: Vec<f32>,
+    },
+}
+
+impl Packed {
+    /// The codes as they lie in memory: two of four bits in a byte, the first in the low half; of NF4 in the high one.
+    pub fn packed_codes(&self) -> Vec<u8> {
+        match (self.packing.code.bits(), self.packing.code) {
+            (8, _) => self.codes.clone(),
+            (_, code) => self
+                .codes
+                .chunks(2)
+                .map(|pair| {
+                    let (first, second) = (pair[0], pair.get(1).copied().unwrap_or(0));
+                    if code == Code::Nf4 { first << 4 | second } else { second << 4 | first }
+                })
+                .collect(),
+        }
+    }
+
+    /// The values in f32. A product of a code with its scale and with the tensor's is rounded after each.
+    pub fn values(&self) -> Vec<f32> {
+        let columns = self.shape.last().copied().unwrap_or(1);
+        let code = |code: u8| match self.packing.code {
+            Code::Small(small) => small.value(code),
+            Code::Nf4 => NF4[usize::from(code)],
+        };
+        let block = |index: usize| block_of(self.packing.block, index, columns);
+        let value = |(index, element): (usize, &u8)| {
+            let (x, block) = (code(*element), block(index));
+            match &self.scales {
+                Scaled::Single(scales) => x * scales[block],
+                Scaled::E8M0(scales) => x * e8m0_value(scales[block]),
+                Scaled::E4M3 { codes, tensor } => x * Small::E4M3.value(codes[block]) * tensor,
+                Scaled::Mapped { codes, outer, offset, map } => {
+                    let Scales::Mapped(n) = self.packing.scales else { unreachable!("scales are of the packing") };
+                    x * (map[usize::from(codes[block])] * outer[block / n] + offset)
+                }
+            }
+        };
+        self.codes.iter().enumerate().map(value).collect()
+    }
+}
+
+/// The block that an element belongs to, in a tensor of so many columns.
+fn block_of(block: Block, index: usize, columns: usize) -> usize {
+    let (row, column) = (index / columns.max(1), index % columns.max(1));
+    match block {
+        Block::Tensor => 0,
+        Block::Flat(n) => index / n,
+        Block::Row(n) => row * columns.div_ceil(n) + column / n,
+        Block::Tile(r, c) => row / r * columns.div_ceil(c) + column / c,
+    }
+}
+
+/// The elements of each block.
+fn blocks_of(packing: Packing, x: &[f32], shape: &[usize]) -> Vec<Vec<f32>> {
+    let columns = shape.last().copied().unwrap_or(1);
+    let mut blocks = vec![Vec::new(); packing.blocks(shape)];
+    for (index, x) in x.iter().enumerate() {
+        blocks[block_of(packing.block, index, columns)].push(*x);
+    }
+    blocks
+}

@@ -1,0 +1,146 @@
+//! Numbers of eight and four bits: E4M3, E5M2, E2M1 and the powers of two E8M0, and the exponents by which tensors are
+//! scaled into them. Rounding is to nearest, ties to even, and saturates. Knows no blocks and no tensors.
+
+/// A floating-point format without infinities: what does not fit becomes the largest value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Small {
+    /// 4 bits of exponent, 3 of mantissa: up to 448.
+    E4M3,
+    /// 5 bits of exponent, 2 of mantissa: up to 57,344.
+    E5M2,
+    /// 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6. Has no NaN: that becomes 6.
+    E2M1,
+}
+
+impl Small {
+    pub const ALL: [Small; 3] = [Small::E4M3, Small::E5M2, Small::E2M1];
+
+    pub const fn bits(self) -> u32 {
+        match self {
+            Small::E4M3 | Small::E5M2 => 8,
+            Small::E2M1 => 4,
+        }
+    }
+
+    pub const fn largest(self) -> f32 {
+        match self {
+            Small::E4M3 => 448.0,
+            Small::E5M2 => 57_344.0,
+            Small::E2M1 => 6.0,
+        }
+    }
+
+    /// Bits of the mantissa, and the exponent of the smallest normal number.
+    const fn mantissa(self) -> (i32, i32) {
+        match self {
+            Small::E4M3 => (3, -6),
+            Small::E5M2 => (2, -14),
+            Small::E2M1 => (1, 0),
+        }
+    }
+
+    const fn sign(self) -> u8 {
+        1 << (self.bits() - 1)
+    }
+
+    /// The code of the nearest value.
+    pub fn code(self, x: f64) -> u8 {
+        let (mantissa, least) = self.mantissa();
+        let sign = if x.is_sign_negative() { self.sign() } else { 0 };
+        if x.is_nan() && self != Small::E2M1 {
+            return sign | 0x7f;
+        }
+        let magnitude = if x.is_nan() { f64::INFINITY } else { x.abs() }.min(f64::from(self.largest()));
+        let exponent = exponent_of(magnitude).max(least);
+        let units = (magnitude * 2f64.powi(mantissa - exponent)).round_ties_even() as i32;
+        // Denormals have the exponent field 0 and as many units as they are; a carry of the mantissa is one of the field.
+        sign | (((exponent - least) << mantissa) + units) as u8
+    }
+
+    /// The value of a code; exact.
+    pub fn value(self, code: u8) -> f32 {
+        let (mantissa, least) = self.mantissa();
+        let magnitude = i32::from(code & (self.sign() - 1));
+        let special = match self {
+            Small::E4M3 => magnitude == 0x7f,
+            Small::E5M2 => magnitude >= 0x7c,
+            Small::E2M1 => false,
+        };
+        if special {
+            return if self == Small::E5M2 && magnitude == 0x7c {
+                if code & self.sign() == 0 { f32::INFINITY } else { f32::NEG_INFINITY }
+            } else {
+                f32::NAN
+            };
+        }
+        let (field, fraction) = (magnitude >> mantissa, magnitude & ((1 << mantissa) - 1));
+        let units = if field == 0 { fraction } else { fraction + (1 << mantissa) };
+        let value = units as f32 * 2f32.powi(least + field.max(1) - 1 - mantissa);
+        if code & self.sign() == 0 { value } else { -value }
+    }
+}
+
+/// The exponent of a number's leading bit; of 0, one below all.
+fn exponent_of(x: f64) -> i32 {
+    if x == 0.0 { -1074 } else { ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023 }
+}
+
+/// The power of two of an E8M0 code.
+pub fn e8m0_value(code: u8) -> f32 {
+    if code == 0xff { f32::NAN } else { 2f64.powi(i32::from(code) - 127) as f32 }
+}
+
+/// The largest integer k, within ±126, for which amax·2^k is at most 1.75·2^`top`; 0 for an amax of 0. The tops of
+/// scaled tensors are of this form: 448 has 8, 224 has 7, 3584 has 11.
+pub fn scaling_exponent(amax: f32, top: i32) -> i32 {
+    if amax == 0.0 || !amax.is_finite() {
+        return 0;
+    }
+    let exponent = exponent_of(f64::from(amax));
+    let above = f64::from(amax) > 1.75 * 2f64.powi(exponent);
+    (top - exponent - i32::from(above)).clamp(-126, 126)
+}
+
+/// The largest magnitude, by bit patterns: NaN above infinity above what is finite, in any order of reading.
+pub fn amax(x: &[f32]) -> f32 {
+    f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_that_of_its_value() {
+        for small in Small::ALL {
+            for code in 0..=((1u32 << small.bits()) - 1) as u8 {
+                let value = small.value(code);
+                if value.is_finite() {
+                    assert_eq!(small.code(f64::from(value)), code, "{small:?} {code:#04x}");
+                } else if value.is_nan() {
+                    assert!(small.value(small.code(f64::from(value))).is_nan());
+                }
+            }
+            let top = f64::from(small.largest());
+            assert_eq!(small.value(small.code(f64::INFINITY)), small.largest());
+            assert_eq!(small.value(small.code(-top * 1e3)), -small.largest());
+            assert_eq!(small.value(small.code(1e-30)), 0.0);
+        }
+        // Ties go to even.
+        assert_eq!(
+            [0.25, 0.75, 1.25, 2.5, 5.0].map(|x| Small::E2M1.value(Small::E2M1.code(x))),
+            [0.0, 1.0, 1.0, 2.0, 4.0]
+        );
+    }
+
+    #[test]
+    fn exponents_at_both_ends() {
+        assert_eq!(scaling_exponent(448.0, 8), 0);
+        assert_eq!(scaling_exponent(f32::from_bits(448f32.to_bits() + 1), 8), -1);
+        assert_eq!(scaling_exponent(0.0, 8), 0);
+        assert_eq!(scaling_exponent(f32::MIN_POSITIVE / 4.0, 8), 126);
+        assert_eq!(scaling_exponent(f32::MAX, 8), -120);
+        assert_eq!(amax(&[1.0, -3.0, f32::NEG_INFINITY]), f32::INFINITY);
+        assert!(amax(&[f32::INFINITY, f32::NAN]).is_nan());
+    }
+}

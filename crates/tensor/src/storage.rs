@@ -1,0 +1,187 @@
+//! How the elements of a tensor lie in memory: plainly, each by itself, or packed, as codes with a scale for each block
+//! of them. The bytes of a tensor are asked of here. Does not know how numbers become codes.
+
+use crate::dtype::DType;
+use crate::small::Small;
+
+/// What stands for one element of a packed tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// A small number.
+    Small(Small),
+    /// One of sixteen values, those of bitsandbytes.
+    Nf4,
+}
+
+impl Code {
+    pub const fn bits(self) -> u32 {
+        match self {
+            Code::Small(small) => small.bits(),
+            Code::Nf4 => 4,
+        }
+    }
+}
+
+/// The elements that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Block {
+    /// All of them.
+    Tensor,
+    /// So many behind one another, across the ends of rows; the last block may be shorter.
+    Flat(usize),
+    /// So many of a row, which is a multiple of them.
+    Row(usize),
+    /// So many rows by so many columns; ragged at the edges.
+    Tile(usize, usize),
+}
+
+/// How the scales of the blocks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scales {
+    /// An f32 each.
+    Single,
+    /// A power of two each, in one byte.
+    E8M0,
+    /// An E4M3 each, and one f32 for the tensor.
+    E4M3,
+    /// A byte each that stands for a value of a code book, times an f32 for so many of them, plus one f32 for the tensor.
+    Mapped(usize),
+}
+
+/// A packed form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Packing {
+    pub code: Code,
+    pub block: Block,
+    pub scales: Scales,
+}
+
+/// Codes of E4M3 or E5M2 with one scale.
+pub const fn fp8(small: Small) -> Packing {
+    Packing { code: Code::Small(small), block: Block::Tensor, scales: Scales::Single }
+}
+
+/// E4M3 in square tiles with an f32 scale each.
+pub const fn fp8_tiles(extent: usize) -> Packing {
+    Packing { code: Code::Small(Small::E4M3), block: Block::Tile(extent, extent), scales: Scales::Single }
+}
+
+/// E2M1 in blocks of 16 elements of a row.
+pub const NVFP4: Packing = Packing { code: Code::Small(Small::E2M1), block: Block::Row(16), scales: Scales::E4M3 };
+
+/// E2M1 in tiles of 16 by 16.
+pub const NVFP4_TILES: Packing = Packing { block: Block::Tile(16, 16), ..NVFP4 };
+
+/// E2M1 in blocks of 32 elements of a row with powers of two.
+pub const MXFP4: Packing = Packing { code: Code::Small(Small::E2M1), block: Block::Row(32), scales: Scales::E8M0 };
+
+/// NF4 in flat blocks with an f32 each.
+pub const fn nf4(block: usize) -> Packing {
+    Packing { code: Code::Nf4, block: Block::Flat(block), scales: Scales::Single }
+}
+
+/// NF4 whose scales are quantised again, in blocks of 256.
+pub const fn nf4_nested(block: usize) -> Packing {
+    Packing { scales: Scales::Mapped(256), ..nf4(block) }
+}
+
+/// The memory of one kind of a packed tensor's numbers, behind one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// From the tensor's first byte.
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// Planes begin at multiples of this many bytes.
+const ALIGNMENT: usize = 256;
+
+/// The planes of a packed tensor, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planes {
+    pub codes: Plane,
+    /// Of each block.
+    pub scales: Plane,
+    /// Of blocks of scales; empty for most.
+    pub outer: Plane,
+    /// Of the whole tensor; empty for most.
+    pub tensor: Plane,
+}
+
+impl Packing {
+    /// Blocks of a tensor of this shape. The axes before the last are rows.
+    pub fn blocks(&self, shape: &[usize]) -> usize {
+        let columns = shape.last().copied().unwrap_or(1);
+        let elements: usize = shape.iter().product();
+        let rows = elements.checked_div(columns).unwrap_or(0);
+        match self.block {
+            Block::Tensor => 1,
+            Block::Flat(n) => elements.div_ceil(n),
+            Block::Row(n) => rows * columns.div_ceil(n),
+            Block::Tile(r, c) => rows.div_ceil(r) * columns.div_ceil(c),
+        }
+    }
+
+    pub fn planes(&self, shape: &[usize]) -> Planes {
+        let (elements, blocks) = (shape.iter().product::<usize>(), self.blocks(shape));
+        let (each, outer, tensor) = match self.scales {
+            Scales::Single => (4, 0, 0),
+            Scales::E8M0 => (1, 0, 0),
+            Scales::E4M3 => (1, 0, 4),
+            Scales::Mapped(n) => (1, 4 * blocks.div_ceil(n), 4),
+        };
+        let mut end = 0usize;
+        let mut plane = |bytes: usize| {
+            let offset = end.next_multiple_of(ALIGNMENT);
+            end = offset + bytes;
+            Plane { offset, bytes }
+        };
+        let codes = plane((elements * self.code.bits() as usize).div_ceil(8));
+        Planes { codes, scales: plane(each * blocks), outer: plane(outer), tensor: plane(tensor) }
+    }
+}
+
+/// How a tensor lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Storage {
+    Plain(DType),
+    Packed(Packing),
+}
+
+impl Storage {
+    /// Bytes of a tensor of this shape.
+    pub fn bytes(&self, shape: &[usize]) -> usize {
+        match self {
+            Storage::Plain(dtype) => shape.iter().product::<usize>() * dtype.size(),
+            Storage::Packed(packing) => {
+                let planes = packing.planes(shape);
+                let end = |plane: Plane| if plane.bytes == 0 { 0 } else { plane.offset + plane.bytes };
+                [planes.codes, planes.scales, planes.outer, planes.tensor].map(end).into_iter().max().unwrap_or(0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_packed_tensors() {
+        let bytes = |packing: Packing, shape: &[usize]| Storage::Packed(packing).bytes(shape);
+        assert_eq!(bytes(fp8(Small::E4M3), &[64, 128]), 64 * 128 + 4);
+        // 200 × 150 in tiles of 64: 4 × 3 of them.
+        assert_eq!(bytes(fp8_tiles(64), &[200, 150]), 30_208 + 4 * 12);
+        // Half a byte each, a scale for 16, one for the tensor.
+        assert_eq!(bytes(NVFP4, &[64, 128]), 4096 + 512 + 4);
+        assert_eq!(NVFP4_TILES.blocks(&[48, 64]), 12);
+        assert_eq!(bytes(MXFP4, &[2, 96, 64]), 6144 + 384);
+        // An odd number of elements: the last byte is half used.
+        assert_eq!(bytes(nf4(64), &[7, 33]), 256 + 4 * 4);
+        assert_eq!(nf4(64).planes(&[7, 33]).codes.bytes, 116);
+        let nested = nf4_nested(64).planes(&[1024, 64]);
+        assert_eq!([nested.scales.bytes, nested.outer.bytes, nested.tensor.bytes], [1024, 16, 4]);
+        assert_eq!(Storage::Plain(DType::BF16).bytes(&[3, 5]), 30);
+        assert_eq!(bytes(nf4(64), &[0, 33]), 0);
+    }
+}

@@ -161,6 +161,26 @@ def test_decisions_are_values_for_scripts(options, tmp_path, capsys):
     assert (attention["value"], attention["reason"], attention["obstacle"]) == (1, "impossible", "indivisible")
 
 
+def test_the_pass_that_breaks_a_result_can_be_found(options, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**options, "recompute_swiglu": True}))
+
+    def said(*command: str, passes: str) -> tuple[int, str, str]:
+        monkeypatch.setenv("SUROGATE_PASSES", passes)
+        return main([*command, str(path)]), *capsys.readouterr()
+
+    graphs = [said("show", "graph", passes=passes)[1] for passes in ("3", "4", "9")]
+    without_fuse, fused, whole = (len(text.splitlines()) for text in graphs)
+    assert without_fuse > fused and whole > fused, "fusing leaves fewer nodes, recomputing more"
+    _, text, _ = said("plan", passes="4")
+    assert "SUROGATE_PASSES=4 leaves out split_head" in text and "recomputed" not in text, text
+    _, text, _ = said("plan", passes="9")
+    assert "SUROGATE_PASSES" not in text and "recomputed" in text, text
+    for wrong in ("10", "-1", "fuse"):
+        code, _, err = said("plan", passes=wrong)
+        assert code != 0 and f"SUROGATE_PASSES is `{wrong}`, expected a whole number from 0 to 9" in err, err
+
+
 def test_the_plan_reads_what_is_at_hand_and_says_what_it_assumed(options, tmp_path, capsys):
     _, found, _ = plan(options, tmp_path, capsys)
     assert found["assumed"] is None and found["data_away"] is None and found["steps"] == STEPS

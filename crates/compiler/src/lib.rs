@@ -1,7 +1,9 @@
 //! Model → program, a pure function: no device, no file, no clock, no environment, no model name.
 //!
-//! The whole order stands in [`compile`]; one file per pass. After `fuse`, nothing shares or
-//! reorders computations any more: the memory decisions that follow rest on the node order.
+//! The order of the rewrites stands in two places, each on one screen: [`entry_graph`] up to `fuse`, and
+//! `Decision::rewrites` in `plan/mod.rs` for those that carry out what is decided about memory. One file each. Behind
+//! `fuse` no rewrite looks for equal computations: what is recomputed must not be found equal to what it repeats. The
+//! order of the nodes that the plan leaves is the order of the instructions.
 
 mod adapter;
 mod autodiff;
@@ -28,7 +30,7 @@ pub use call::compile_call;
 pub use options::{
     CompileOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training,
 };
-pub use pass::{Observer, PassTrace, Passes};
+pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 pub use probes::{Probe, probes};
 
@@ -66,11 +68,10 @@ pub enum CompileError {
 
 /// Compiles every entry that the options ask for over one arena plan.
 pub fn compile(model: &Model, options: &CompileOptions, machine: &Machine) -> Result<Program, CompileError> {
-    let mut passes = Passes::default();
-    compile_observed(model, options, machine, &mut passes)
+    compile_observed(model, options, machine, &mut Passes::limited(options.plan.passes))
 }
 
-/// [`compile`] with a pass manager of the caller's: to dump, to time, to stop early.
+/// [`compile`] with rewrites run as the caller says: shown to an observer, limited.
 pub fn compile_observed(
     model: &Model,
     options: &CompileOptions,
@@ -83,10 +84,11 @@ pub fn compile_observed(
             graphs.push((kind, *variant, entry_graph(model, options, machine, kind, *variant, passes)?));
         }
     }
+    let options = &passes.allowed(options);
     let compiled = |options: &CompileOptions| {
         let mut graphs = graphs.clone();
-        // What is kept, computed again, or done in parts. Nothing may share computations after it.
-        let plan = plan::decide(&mut graphs, options, machine)?;
+        // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
+        let plan = plan::decide(&mut graphs, options, machine, passes)?;
         lower::program(&model.architecture, graphs, plan, options, machine)
     };
     // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
@@ -108,28 +110,28 @@ pub fn entry_graph(
     let mut graph = expand(model, options, variant)?;
     passes.check("expand", &graph)?;
     // Before the adapters add dropout of their own.
-    passes.run("dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
+    passes.run(kind, "dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
     // After dropout, which switches places off; before anything looks at who reads what.
-    passes.run("identities", &mut graph, passes::identities::run)?;
+    passes.run(kind, "identities", &mut graph, passes::identities::run)?;
     // Before merging: an adapter belongs to one weight by its name.
-    passes.run("adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
+    passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
-    passes.run("merge_linears", &mut graph, passes::merge_linears::run)?;
-    passes.run("results", &mut graph, |g| passes::results::run(g, options, kind))?;
+    passes.run(kind, "merge_linears", &mut graph, passes::merge_linears::run)?;
+    passes.run(kind, "results", &mut graph, |g| passes::results::run(g, options, kind))?;
     if kind == EntryKind::FirstMicroStep {
-        passes.run("autodiff", &mut graph, differentiate)?;
+        passes.run(kind, "autodiff", &mut graph, differentiate)?;
     }
     // Constants first: what they replace may leave others dead or equal.
-    passes.run("fold_constants", &mut graph, passes::fold_constants::run)?;
-    passes.run("common_subexpressions", &mut graph, passes::common_subexpressions::run)?;
-    passes.run("dead_code", &mut graph, passes::dead_code::run)?;
+    passes.run(kind, "fold_constants", &mut graph, passes::fold_constants::run)?;
+    passes.run(kind, "common_subexpressions", &mut graph, passes::common_subexpressions::run)?;
+    passes.run(kind, "dead_code", &mut graph, passes::dead_code::run)?;
     // Element types are decided once the graph holds everything that computes.
-    passes.run("recipe", &mut graph, |g| recipes::run(g, options))?;
+    passes.run(kind, "recipe", &mut graph, |g| recipes::run(g, options))?;
     // Products of adapters as such, before one of them becomes part of a sum.
-    passes.run("low_rank", &mut graph, |g| passes::low_rank::run(g, machine))?;
+    passes.run(kind, "low_rank", &mut graph, |g| passes::low_rank::run(g, machine))?;
     // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
-    passes.run("dropout_linear", &mut graph, |g| passes::dropout_linear::run(g, machine))?;
+    passes.run(kind, "dropout_linear", &mut graph, |g| passes::dropout_linear::run(g, machine))?;
     // Last: fused nodes are opaque to every rule above.
-    passes.run("fuse", &mut graph, passes::fuse::run)?;
+    passes.run(kind, "fuse", &mut graph, passes::fuse::run)?;
     Ok(graph)
 }

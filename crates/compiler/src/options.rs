@@ -44,6 +44,8 @@ pub struct PlanOptions {
     /// Micro-steps of a step, for weighing what is done in each of them against what is done once; 0 counts as 1.
     pub micro_steps: usize,
     pub offload: OffloadOptions,
+    /// Only so many of [`crate::OPTIONAL`] run, for finding the one that breaks a result; all where it is not given.
+    pub passes: Option<usize>,
 }
 
 /// What lies in host memory while the device does not need it. `None` leaves it to the plan.

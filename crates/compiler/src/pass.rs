@@ -1,76 +1,105 @@
-//! Runs a pass, verifies what it left, and tells an observer. Dumping, timing by
-//! the caller, stopping after a pass and bisection need nothing in the passes themselves.
+//! Runs rewrites of a graph one after the other, those of the plan included: each is verified, shown to an observer, and
+//! skipped if it lies behind the limit. Knows the names of the rewrites that may be skipped; not what any of them does.
+//!
+//! To find the rewrite that breaks a result: `SUROGATE_PASSES=N` before any command (`train` reads it) leaves only the
+//! first N of [`OPTIONAL`] in force, for every entry. `surogate show graph` then prints the rewritten graph of a
+//! micro-step; the graphs with N and with N + 1 differ by what one rewrite did.
 
 use graph::Graph;
+use program::EntryKind;
 
 use crate::CompileError;
+use crate::options::{CompileOptions, RecomputeOptions};
 
-/// What an observer sees after each pass.
+/// Rewrites without which a program computes the same, in their order. The others change what the graph means and always
+/// run. Those from `split_head` on carry out what the plan decides about memory; without them nothing is decided.
+pub const OPTIONAL: [&str; 9] = [
+    "merge_linears",
+    "common_subexpressions",
+    "dead_code",
+    "fuse",
+    "split_head",
+    "offload_residual",
+    "recompute",
+    "split_attention",
+    "join_recompute",
+];
+
+/// What an observer sees after each rewrite.
 pub struct PassTrace<'a> {
+    pub entry: EntryKind,
     pub pass: &'static str,
-    pub index: usize,
-    /// False when the pass was skipped by the limit.
+    /// False when it was skipped by the limit.
     pub ran: bool,
     pub graph: &'a Graph,
 }
 
-/// Called after each pass.
+/// Called after each rewrite.
 pub type Observer<'a> = Box<dyn FnMut(PassTrace<'_>) + 'a>;
 
-/// Passes that only make a graph better; a limit may skip them. The others change what the graph
-/// means and always run.
-const OPTIONAL: &[&str] = &["merge_linears", "common_subexpressions", "dead_code", "fuse"];
-
-/// How passes are run. The default only verifies.
+/// How rewrites are run. The default only verifies.
 #[derive(Default)]
 pub struct Passes<'a> {
     observer: Option<Observer<'a>>,
-    /// Optional passes that may still run, for finding the one that breaks a result.
     limit: Option<usize>,
-    count: usize,
 }
 
 impl<'a> Passes<'a> {
-    pub fn observed(observer: Observer<'a>) -> Self {
-        Passes { observer: Some(observer), ..Self::default() }
+    /// Runs only the first `limit` of [`OPTIONAL`]; none: all of them.
+    pub fn limited(limit: Option<usize>) -> Self {
+        Passes { limit, ..Self::default() }
     }
 
-    /// Runs only the first `limit` optional passes: bisection over the pass list.
-    pub fn limited(limit: usize) -> Self {
-        Passes { limit: Some(limit), ..Self::default() }
+    /// The same, shown to an observer.
+    pub fn observed(self, observer: Observer<'a>) -> Self {
+        Passes { observer: Some(observer), ..self }
+    }
+
+    /// The options without what the plan could decide by rewrites that are skipped.
+    pub(crate) fn allowed(&self, options: &CompileOptions) -> CompileOptions {
+        let mut options = options.clone();
+        let plan = &mut options.plan;
+        if !self.runs("split_head") {
+            plan.head_chunks = Some(1);
+        }
+        if !self.runs("offload_residual") {
+            plan.offload.residual = Some(false);
+        }
+        if !self.runs("recompute") {
+            let no = Some(false);
+            plan.recompute =
+                RecomputeOptions { swiglu: no, rmsnorm: no, ffn: no, qkv: no, att: no, block: no, lora: no };
+        }
+        if !self.runs("split_attention") {
+            plan.attention_chunks = Some(1);
+        }
+        options
+    }
+
+    fn runs(&self, pass: &str) -> bool {
+        let place = OPTIONAL.iter().position(|optional| *optional == pass);
+        place.is_none_or(|place| self.limit.is_none_or(|limit| place < limit))
     }
 
     pub(crate) fn run(
         &mut self,
+        entry: EntryKind,
         pass: &'static str,
         graph: &mut Graph,
         rewrite: impl FnOnce(&mut Graph) -> Result<(), CompileError>,
     ) -> Result<(), CompileError> {
-        let skipped = OPTIONAL.contains(&pass) && self.take_from_limit();
-        if !skipped {
+        let ran = self.runs(pass);
+        if ran {
             rewrite(graph)?;
             self.check(pass, graph)?;
         }
-        let index = self.count;
-        self.count += 1;
         if let Some(observer) = &mut self.observer {
-            observer(PassTrace { pass, index, ran: !skipped, graph });
+            observer(PassTrace { entry, pass, ran, graph });
         }
         Ok(())
     }
 
-    fn take_from_limit(&mut self) -> bool {
-        match &mut self.limit {
-            None => false,
-            Some(0) => true,
-            Some(left) => {
-                *left -= 1;
-                false
-            }
-        }
-    }
-
-    /// Structure and shapes. After the first stage the model is to blame, later the pass is.
+    /// Structure and shapes. After the first stage the model is to blame, later the rewrite is.
     pub(crate) fn check(&self, pass: &'static str, graph: &Graph) -> Result<(), CompileError> {
         let result = graph::verify(graph).and_then(|()| ops::verify(graph));
         match result {

@@ -14,7 +14,7 @@ use support::{VARIANT, adapter, contents, model, options};
 use tensor::{DType, HostTensor};
 
 fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
-    let mut passes = limit.map_or_else(Passes::default, Passes::limited);
+    let mut passes = Passes::limited(limit);
     entry_graph(&model(), options, &machine(), EntryKind::FirstMicroStep, VARIANT, &mut passes).unwrap()
 }
 

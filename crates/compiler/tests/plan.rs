@@ -4,7 +4,10 @@ mod support;
 
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileError, CompileOptions, PlanOptions, RecomputeOptions, compile};
+use compiler::{
+    AdapterOptions, CompileError, CompileOptions, OPTIONAL, PassTrace, Passes, PlanOptions, RecomputeOptions, compile,
+    compile_observed,
+};
 use ops::evaluate::Array;
 use program::{Backend, EntryKind, Machine, Program, Session, TensorRef};
 use support::{VARIANT, adapter, contents, options};
@@ -258,4 +261,52 @@ fn more_parts_than_there_are_of_an_attention_are_refused() {
         let message = of(machine, parts).unwrap_err().to_string();
         assert!(message.contains(&format!("attn_bwd_chunks: {parts}")) && message.contains("rows"), "{message}");
     }
+}
+
+/// A micro-step's rewrites by name, whether each ran, and whether the graph behind it recomputes anything.
+fn rewrites(model: &graph::Model, options: &CompileOptions) -> Vec<(&'static str, bool, bool)> {
+    let mut seen = Vec::new();
+    let observe = |trace: PassTrace<'_>| {
+        if trace.entry == EntryKind::FirstMicroStep {
+            let recomputes = trace.graph.nodes.iter().any(|node| node.phase == graph::Phase::Recompute);
+            seen.push((trace.pass, trace.ran, recomputes));
+        }
+    };
+    let mut passes = Passes::limited(options.plan.passes).observed(Box::new(observe));
+    compile_observed(model, options, &cpu(1 << 30), &mut passes).unwrap();
+    drop(passes);
+    seen
+}
+
+/// What carries out a decision is run, verified and shown as every other rewrite is, and can be left out from the end:
+/// the rest of the program computes the same.
+#[test]
+fn rewrites_of_the_plan_are_passes() {
+    let recompute = RecomputeOptions { block: Some(true), ..Default::default() };
+    let plan = PlanOptions { recompute, head_chunks: Some(2), attention_chunks: Some(2), ..Default::default() };
+    let options = CompileOptions { outputs: Vec::new(), plan, ..options() };
+    let model = model("qwen3");
+    let whole = bits(compile(&model, &with(&options, keep()), &cpu(1 << 30)).unwrap());
+    for limit in (0..=OPTIONAL.len()).rev() {
+        let limited = with(&options, PlanOptions { passes: Some(limit), ..options.plan.clone() });
+        let seen = rewrites(&model, &limited);
+        let optional: Vec<(&str, bool)> =
+            seen.iter().filter(|(pass, ..)| OPTIONAL.contains(pass)).map(|(pass, ran, _)| (*pass, *ran)).collect();
+        let expected: Vec<(&str, bool)> = OPTIONAL.iter().enumerate().map(|(i, pass)| (*pass, i < limit)).collect();
+        assert_eq!(optional, expected, "each once, in its order");
+        let (first, ..) = seen.iter().find(|(_, _, recomputes)| *recomputes).copied().unwrap_or_default();
+        assert_eq!(first, if limit > 6 { "recompute" } else { "" }, "{limit}: {seen:?}");
+        let program = compile(&model, &limited, &cpu(1 << 30)).unwrap();
+        let chunks = program.plan.iter().filter(|of| of.choice.saves()).count();
+        assert!(limit > 4 || chunks == 0, "{limit}: what is left out is not decided");
+        for ((name, found), (_, expected)) in bits(program).iter().zip(&whole) {
+            let close =
+                floats(found).iter().zip(floats(expected)).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()));
+            assert!(close, "{name} with {limit} rewrites");
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|of| f32::from_le_bytes(of.try_into().unwrap())).collect()
 }

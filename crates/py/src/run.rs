@@ -102,7 +102,7 @@ pub fn preview(
         let data = train::preview::documents(&config.config, &source, &away)?;
         let config = train::recommended(&config.config, &source, &machine, data.as_ref().ok())?;
         if what == "graph" {
-            return Ok(train::preview::graph(&config, &source, data.as_ref().ok())?.to_string());
+            return Ok(train::preview::graph(&config, &source, &machine, data.as_ref().ok())?.to_string());
         }
         let mut preview = Preview::advised(&config, &source, &machine, data.as_ref().ok())?;
         preview.away = data.err();

@@ -64,7 +64,7 @@ impl Plan {
             forward: false,
             outputs: Vec::new(),
             seed: config.data.train_seed,
-            plan: memory_options(config),
+            plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
         };
         Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes })
     }
@@ -85,6 +85,22 @@ pub fn require_machine(config: &Config, machine: &Machine, gpus: usize) -> Resul
         problems if problems.is_empty() => Ok(()),
         problems => Err(TrainError::Config(problems)),
     }
+}
+
+/// `SUROGATE_PASSES`: how many of the rewrites that may be left out run, for finding the one that breaks a result.
+fn passes(notes: &mut Vec<String>) -> Result<Option<usize>> {
+    const NAME: &str = "SUROGATE_PASSES";
+    let Some(text) = std::env::var_os(NAME) else { return Ok(None) };
+    let text = text.to_string_lossy();
+    let all = compiler::OPTIONAL.len();
+    let Some(limit) = text.parse().ok().filter(|limit| *limit <= all) else {
+        return Err(TrainError::Usage(format!("{NAME} is `{text}`, expected a whole number from 0 to {all}")));
+    };
+    let skipped = &compiler::OPTIONAL[limit..];
+    if !skipped.is_empty() {
+        notes.push(format!("{NAME}={limit} leaves out {}", skipped.join(", ")));
+    }
+    Ok(Some(limit))
 }
 
 /// What the options say about memory; what they leave open the compiler decides.
@@ -123,6 +139,7 @@ fn memory_options(config: &Config) -> PlanOptions {
             write_combined: config.offload.use_write_combined,
             slice_bytes: None,
         },
+        passes: None,
     }
 }
 

@@ -4,8 +4,8 @@
 //! The choice has a few axes, ordered from cheap to dear, each with levels from nothing to all. If
 //! nothing is given up and it fits, nothing need be; else everything is given up and then taken back,
 //! the dearest first, as far as it fits. What then costs less than [`MARGIN`] of the step is given up
-//! as well. Options that the user set are obeyed throughout. No pass runs after this one: clones
-//! must not be found equal.
+//! as well. Options that the user set are obeyed throughout. What was decided is carried out by rewrites
+//! ([`Decision::rewrites`]) that are verified as every pass is.
 
 mod attention;
 mod beside;
@@ -21,6 +21,7 @@ use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant
 
 use crate::CompileError;
 use crate::options::CompileOptions;
+use crate::pass::Passes;
 use crate::time;
 use head::Head;
 use memory::Memory;
@@ -115,19 +116,37 @@ impl Decision {
         decision
     }
 
+    /// The rewrites that carry it out, in their order. The head first: its parts read whole gradients only. Attention
+    /// behind recomputation, which knows its backward pass as one node.
+    fn rewrites<'a>(&'a self, head: Option<&'a Head>) -> [(&'static str, Rewrite<'a>); 4] {
+        [
+            (
+                "split_head",
+                Box::new(move |g| head.into_iter().for_each(|head| head::split_head(g, head, self.head_parts))),
+            ),
+            (
+                "offload_residual",
+                Box::new(|g| {
+                    if self.waiting {
+                        g.waiting = recompute::residual_stream(g);
+                    }
+                }),
+            ),
+            ("recompute", Box::new(|g| recompute::recompute(g, &self.recomputed))),
+            ("split_attention", Box::new(|g| attention::split_attention(g, self.attention_parts))),
+        ]
+    }
+
+    /// What a graph would be, for weighing: not verified.
     fn apply(&self, graph: &Graph, head: Option<&Head>) -> Graph {
         let mut graph = graph.clone();
-        if let Some(head) = head {
-            head::split_head(&mut graph, head, self.head_parts);
-        }
-        if self.waiting {
-            graph.waiting = recompute::residual_stream(&graph);
-        }
-        recompute::recompute(&mut graph, &self.recomputed);
-        attention::split_attention(&mut graph, self.attention_parts);
+        self.rewrites(head).iter().for_each(|(_, rewrite)| rewrite(&mut graph));
         graph
     }
 }
+
+/// Changes a graph.
+type Rewrite<'a> = Box<dyn Fn(&mut Graph) + 'a>;
 
 /// Rewrites the graphs so that the plan fits, and says what was decided. What cannot be made to fit
 /// is left at its smallest; lowering refuses it.
@@ -135,6 +154,7 @@ pub(crate) fn decide(
     graphs: &mut [(EntryKind, Variant, Graph)],
     options: &CompileOptions,
     machine: &Machine,
+    passes: &mut Passes<'_>,
 ) -> Result<Vec<PlanDecision>, CompileError> {
     let memory = Memory::new(graphs, options, machine);
     let limit = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
@@ -149,7 +169,7 @@ pub(crate) fn decide(
         let available = if trains { available } else { shared.unwrap_or(available) };
         let margin = if trains { MARGIN } else { 0.0 };
         let search = Search { kind: *kind, variant: *variant, graph, memory: &memory, machine, available, margin };
-        let (decided, of_entry) = search.run(options)?;
+        let (decided, of_entry) = search.run(options, passes)?;
         if trains {
             shared = shared.max(Some(memory.activation_bytes(&decided, *variant)));
         }
@@ -172,7 +192,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn run(&self, options: &CompileOptions) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
+    fn run(
+        &self,
+        options: &CompileOptions,
+        passes: &mut Passes<'_>,
+    ) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
         let head = Head::find(self.graph);
         let (asked, open) = self.layers(options);
         let layers = self.graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
@@ -200,12 +224,23 @@ impl Search<'_> {
         let reasons = report::Reasons { plan: &options.plan, open, start: &start, fitting: &fitting };
         let decision = start.after(&axes, &chosen);
         let lines = report::lines((self.kind, self.variant), self.graph, &decision, &reasons, self.machine);
-        let plain = graph_after(&chosen);
-        let mut joined = plain.clone();
-        beside::join(&mut joined);
-        // What is read once is held a little longer.
-        let fits = self.memory.activation_bytes(&joined, self.variant) <= self.available;
-        Ok((if fits { joined } else { plain }, lines))
+        let mut graph = self.graph.clone();
+        for (name, rewrite) in decision.rewrites(head.as_ref()) {
+            passes.run(self.kind, name, &mut graph, |graph| {
+                rewrite(graph);
+                Ok(())
+            })?;
+        }
+        passes.run(self.kind, "join_recompute", &mut graph, |graph| {
+            let mut joined = graph.clone();
+            beside::join(&mut joined);
+            // What is read once is held a little longer.
+            if self.memory.activation_bytes(&joined, self.variant) <= self.available {
+                *graph = joined;
+            }
+            Ok(())
+        })?;
+        Ok((graph, lines))
     }
 
     /// What is computed again because it was asked for, and what may be.

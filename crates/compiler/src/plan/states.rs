@@ -28,7 +28,7 @@ pub(crate) fn least_step(
     options: &CompileOptions,
     machine: &Machine,
     bytes: [usize; 3],
-    compiled: impl Fn(&CompileOptions) -> Result<Program, CompileError>,
+    mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
     let stays = compiled(options);
     let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());

@@ -6,8 +6,9 @@ mod local_data;
 mod shapes;
 mod text;
 
+use compiler::{PassTrace, Passes};
 use graph::Graph;
-use program::{Machine, Program};
+use program::{EntryKind, Machine, Program};
 
 use crate::advice::with_advice;
 use crate::config::{Config, Reasons};
@@ -37,12 +38,27 @@ pub struct Preview {
     pub away: Option<String>,
 }
 
-/// The model as a flat graph, in the shape of the run's longest batches.
-pub fn graph(config: &Config, source: &ModelSource, data: Option<&Encoded>) -> Result<Graph> {
+/// The model as a flat graph, in the shape of the run's longest batches. Where only some of the rewrites run
+/// (`SUROGATE_PASSES`), the graph of a micro-step behind them.
+pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Option<&Encoded>) -> Result<Graph> {
     let plan = data.into_iter().fold(Plan::new(config, source)?, Plan::with_data);
     let shapes = Shapes::new(config, &plan, data)?;
     let variant = *shapes.variants.last().expect("a run has at least one shape");
-    Ok(compiler::expand(&source.model, &plan.compile, variant)?)
+    if plan.compile.plan.passes.is_none() {
+        return Ok(compiler::expand(&source.model, &plan.compile, variant)?);
+    }
+    let mut found = Graph::default();
+    let last = Box::new(|trace: PassTrace<'_>| {
+        if trace.entry == EntryKind::FirstMicroStep {
+            found.clone_from(trace.graph);
+        }
+    });
+    let mut options = plan.compile;
+    options.variants = vec![variant];
+    let mut passes = Passes::limited(options.plan.passes).observed(last);
+    compiler::compile_observed(&source.model, &options, machine, &mut passes)?;
+    drop(passes);
+    Ok(found)
 }
 
 impl Preview {

@@ -46,9 +46,9 @@ fn extents(cost: Cost, output: &TensorRef) -> Extents {
 
 /// Who computes attention in bf16 there, before it is chosen: the order of magnitude.
 fn on_matrix_units(machine: &Machine) -> Realisation {
-    match &machine.arch {
+    match machine.arch {
         Arch::Cpu => Realisation::Scalar,
-        Arch::Cuda(name) if name == "sm_90a" => Realisation::Hopper,
+        arch if arch.is_hopper() => Realisation::Hopper,
         Arch::Cuda(_) => Realisation::Portable,
     }
 }

@@ -6,13 +6,13 @@ use crate::cublaslt::{CublasLt, Product, ProductPlan};
 use crate::cudnn::sdpa::Sdpa;
 use crate::cudnn::{Cudnn, Handle, Plan, Target};
 use crate::disk_cache::DiskCache;
-use crate::driver::{Architecture, Device, DeviceBuffer, Driver, Function, Module, Properties, Stream};
+use crate::driver::{Device, DeviceBuffer, Driver, Function, Module, Properties, Stream};
 use crate::error::{During, Error, Result};
 use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
 use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
 use crate::nvrtc::{Compiler, KernelSource};
-use program::Lane;
+use program::{Architecture, Lane};
 use std::sync::Arc;
 
 /// Where libraries and caches are, and how instructions are run.
@@ -140,7 +140,7 @@ impl Engine {
     /// What kernels are compiled for: the architecture itself, or PTX of an older one that was requested.
     fn kernel_target(&self) -> String {
         let Properties { architecture, of_device, .. } = self.device.properties;
-        if architecture == of_device { architecture.target() } else { architecture.virtual_target() }
+        if architecture == of_device { architecture.to_string() } else { architecture.virtual_target() }
     }
 
     /// Adds to the notes what is not there yet.

@@ -3,8 +3,8 @@
 //! A known GPU has its measured rates. The rates of others follow from clock and SM count, with the H200's
 //! efficiencies: good enough for plans, but not accurate.
 
-use crate::driver::{Architecture, Properties};
-use program::{Arch, Machine, Origin, Reached};
+use crate::driver::Properties;
+use program::{Arch, Architecture, Machine, Origin, Reached};
 
 /// Share of the peak that the best matrix product reaches, as measured on an H200 (808 of 989 TFLOP/s).
 const PRODUCT_SHARE: f64 = 0.82;
@@ -14,10 +14,10 @@ const COPY_SHARE: f64 = 0.87;
 /// What a plan needs to know of this GPU; memory is what the driver reports.
 pub fn machine(properties: &Properties) -> Machine {
     let memory = properties.memory;
-    let arch = Arch::Cuda(properties.architecture.target());
+    let arch = Arch::Cuda(properties.architecture);
     // Kernels of another architecture do not change what the GPU can do, nor the libraries' kernels.
-    let of_device = Arch::Cuda(properties.of_device.target());
-    let own_products = properties.architecture == (Architecture { major: 9, minor: 0 });
+    let of_device = Arch::Cuda(properties.of_device);
+    let own_products = properties.architecture == Architecture::HOPPER;
     if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == of_device) {
         let reached = Reached { addend_pass: known.reached.addend_pass || arch != of_device, ..known.reached.clone() };
         return Machine { memory, arch, reached, units: properties.multiprocessors as usize, ..known };
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn an_unmeasured_gpu_is_estimated_below_its_data_sheet() {
         let machine = machine(&a100());
-        assert_eq!(machine.arch, Arch::Cuda("sm_80".into()));
+        assert_eq!(machine.arch, Arch::Cuda(Architecture { major: 8, minor: 0 }));
         assert_eq!(machine.memory, 80 << 30);
         assert!(machine.bf16_flops > 0.5 * 312e12 && machine.bf16_flops < 312e12);
         assert!(machine.f32_flops < 19.5e12 && machine.bandwidth < 2.04e12);

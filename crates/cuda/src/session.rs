@@ -384,9 +384,9 @@ fn place(entry: &str, index: usize, step: &Step) -> String {
 }
 
 fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
-    let here = engine.architecture().target();
-    match &program.machine.arch {
-        Arch::Cuda(planned) if *planned == here => Ok(()),
+    let here = Arch::Cuda(engine.architecture());
+    match program.machine.arch {
+        planned if planned == here => Ok(()),
         planned => Err(Error::Unsupported {
             what: format!("program {}", program.name),
             reason: format!("it was compiled for {planned}, this GPU ({}) is {here}", engine.device.properties.name),

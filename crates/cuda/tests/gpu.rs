@@ -23,7 +23,7 @@ fn gpu() -> Option<(Options, String)> {
     let device = found.first().expect("GPU tests were requested, but no GPU is visible");
     let options =
         Options { cache: DiskCache::default(), time_products: false, check_each: true, ..Options::new(search) };
-    Some((options, device.architecture.target()))
+    Some((options, device.architecture.to_string()))
 }
 
 fn load(options: &Options, program: Arc<Program>) -> CudaSession {

@@ -37,7 +37,7 @@ pub enum Lowered {
 
 /// Whether a block may have 200 KiB of shared memory: the large GPUs from Hopper on.
 pub(crate) fn is_roomy(machine: &Machine) -> bool {
-    matches!(&machine.arch, Arch::Cuda(name) if name.starts_with("sm_90") || name.starts_with("sm_10"))
+    matches!(machine.arch, Arch::Cuda(architecture) if architecture.shared_per_block() >= 200 << 10)
 }
 
 /// The device's name of an element type, as `cuda/types.cuh` defines it.

@@ -3,6 +3,7 @@
 //! A data sheet's machine has the shares of the ceilings that were measured on an H200, so that its times are a guide and no
 //! promise; its memory is what the driver reports of such a card.
 
+use crate::architecture::Architecture;
 use crate::machine::{Arch, Link, Machine, Origin};
 use crate::reached::Reached;
 
@@ -11,7 +12,7 @@ struct Sheet {
     name: &'static str,
     /// By which the driver's name of such a card is known.
     card: &'static str,
-    arch: &'static str,
+    arch: Architecture,
     /// As the driver reports it, MiB.
     memory: usize,
     units: usize,
@@ -28,7 +29,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "h100",
         card: "H100",
-        arch: "sm_90a",
+        arch: Architecture::HOPPER,
         memory: 81_559,
         units: 132,
         bf16: 989.4,
@@ -39,7 +40,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "a100-40",
         card: "A100-SXM4-40GB",
-        arch: "sm_80",
+        arch: Architecture { major: 8, minor: 0 },
         memory: 40_960,
         units: 108,
         bf16: 312.0,
@@ -50,7 +51,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "a100-80",
         card: "A100-SXM4-80GB",
-        arch: "sm_80",
+        arch: Architecture { major: 8, minor: 0 },
         memory: 81_920,
         units: 108,
         bf16: 312.0,
@@ -61,7 +62,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "l40s",
         card: "L40S",
-        arch: "sm_89",
+        arch: Architecture { major: 8, minor: 9 },
         memory: 46_068,
         units: 142,
         bf16: 362.0,
@@ -72,7 +73,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "rtx3090",
         card: "RTX 3090",
-        arch: "sm_86",
+        arch: Architecture { major: 8, minor: 6 },
         memory: 24_576,
         units: 82,
         bf16: 71.0,
@@ -83,7 +84,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "rtx4090",
         card: "RTX 4090",
-        arch: "sm_89",
+        arch: Architecture { major: 8, minor: 9 },
         memory: 24_564,
         units: 128,
         bf16: 165.2,
@@ -94,7 +95,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "rtx5090",
         card: "RTX 5090",
-        arch: "sm_120a",
+        arch: Architecture { major: 12, minor: 0 },
         memory: 32_607,
         units: 170,
         bf16: 209.5,
@@ -105,7 +106,7 @@ const SHEETS: &[Sheet] = &[
     Sheet {
         name: "b200",
         card: "B200",
-        arch: "sm_100a",
+        arch: Architecture { major: 10, minor: 0 },
         memory: 183_359,
         units: 148,
         bf16: 2250.0,
@@ -123,14 +124,14 @@ impl Sheet {
     fn machine(&self) -> Machine {
         Machine {
             name: self.name.into(),
-            arch: Arch::Cuda(self.arch.into()),
+            arch: Arch::Cuda(self.arch),
             memory: self.memory << 20,
             bandwidth: COPIES * self.bandwidth * 1e9,
             link: Link { one_way: self.link * 1e9, both_ways: 1.84 * self.link * 1e9 },
             bf16_flops: PRODUCTS * self.bf16 * 1e12,
             f32_flops: PRODUCTS * self.f32 * 1e12,
             units: self.units,
-            reached: Reached { addend_pass: self.arch != "sm_90a", ..Reached::H200 },
+            reached: Reached { addend_pass: self.arch != Architecture::HOPPER, ..Reached::H200 },
             origin: Origin::DataSheet,
             ..Machine::h200()
         }

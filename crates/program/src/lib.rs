@@ -3,6 +3,7 @@
 //!
 //! Invariant: nothing here knows gradients or the list of operations. Kernels are carried as text.
 
+mod architecture;
 mod backend;
 mod decision;
 mod estimate;
@@ -10,6 +11,7 @@ mod gauges;
 mod instruction;
 mod known;
 mod layout;
+pub mod library;
 mod machine;
 mod memory;
 mod order;
@@ -20,6 +22,7 @@ mod text;
 mod unite;
 mod work;
 
+pub use architecture::{Architecture, UnknownArchitecture};
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};

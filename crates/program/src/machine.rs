@@ -3,21 +3,28 @@
 
 use std::fmt;
 
+use crate::architecture::Architecture;
 use crate::reached::Reached;
 
 /// The instruction set that kernels are written for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arch {
     Cpu,
-    /// An NVIDIA architecture as NVRTC spells it: `sm_90a`.
-    Cuda(String),
+    Cuda(Architecture),
+}
+
+impl Arch {
+    /// Whether kernels may take what Hopper alone has.
+    pub fn is_hopper(self) -> bool {
+        self == Arch::Cuda(Architecture::HOPPER)
+    }
 }
 
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Arch::Cpu => f.write_str("cpu"),
-            Arch::Cuda(name) => f.write_str(name),
+            Arch::Cuda(architecture) => architecture.fmt(f),
         }
     }
 }
@@ -122,7 +129,7 @@ impl Machine {
     pub fn h200() -> Self {
         Machine {
             name: "h200".into(),
-            arch: Arch::Cuda("sm_90a".into()),
+            arch: Arch::Cuda(Architecture::HOPPER),
             memory: 143_771 << 20,
             bandwidth: 4.27e12,
             link: Link { one_way: 55.5e9, both_ways: 102e9 },

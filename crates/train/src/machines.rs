@@ -207,7 +207,10 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
     let attention = points.iter().map(point).collect::<Option<Vec<_>>>().ok_or("a point of attention is incomplete")?;
     Ok(Machine {
         name: text("/name")?,
-        arch: if arch == "cpu" { Arch::Cpu } else { Arch::Cuda(arch) },
+        arch: match arch.as_str() {
+            "cpu" => Arch::Cpu,
+            name => Arch::Cuda(name.parse().map_err(|expected| format!("`/arch` is `{name}`, {expected}"))?),
+        },
         memory: count("/memory")?,
         context_bytes: count("/context_bytes")?,
         units: count("/units")?,
@@ -341,6 +344,7 @@ mod tests {
         assert!(damaged("{}").contains("surogate_machine"));
         let text = format!("{:#}", to_json(&Machine::h200()));
         assert!(damaged(&text.replace("\"bandwidth\": 0.93", "\"bandwidth\": 0")).contains("/reached/bandwidth"));
+        assert!(damaged(&text.replace("sm_90a", "sm_9b")).contains("`/arch` is `sm_9b`, expected an architecture"));
         assert!(damaged(&text.replace("\"scalar\"", "\"abacus\"")).contains("point of attention"));
     }
 }

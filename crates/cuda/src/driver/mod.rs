@@ -20,6 +20,7 @@ pub use tensor_map::Described;
 use crate::error::{Error, Result};
 use crate::library::ARCHITECTURE_VARIABLE;
 use crate::sys::driver::{self as sys, DriverTable};
+use program::{Architecture, UnknownArchitecture};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::sync::Arc;
@@ -79,50 +80,17 @@ pub(crate) unsafe fn text_or(text: *const c_char, otherwise: &str) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// A compute capability, and with it what NVRTC compiles for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Architecture {
-    pub major: u32,
-    pub minor: u32,
-}
-
-impl Architecture {
-    /// The real architecture with its own instructions where there are any: `sm_80`, `sm_90a`, `sm_103a`.
-    pub fn target(self) -> String {
-        self.to_string()
-    }
-
-    /// The same without its own instructions: PTX that the driver translates for later GPUs.
-    pub fn virtual_target(self) -> String {
-        format!("compute_{}{}", self.major, self.minor)
-    }
-
-    /// What `text` names, such as `sm_80`, for a GPU of this architecture. None of a later one, and nothing older than
-    /// what kernels are written for.
-    fn in_place(self, text: &str) -> Result<Architecture> {
-        let digits = text.strip_prefix("sm_").map(|rest| rest.strip_suffix('a').unwrap_or(rest)).unwrap_or_default();
-        let number = digits.parse::<u32>().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
-        let refused = |reason: String| Error::Unsupported {
-            what: format!("{ARCHITECTURE_VARIABLE}={text}"),
-            reason,
-            context: String::new(),
-        };
-        let named = number.filter(|n| *n >= OLDEST).map(|n| Architecture { major: n / 10, minor: n % 10 });
-        let named =
-            named.ok_or_else(|| refused(format!("expected an architecture from sm_{OLDEST} on, such as sm_80")))?;
-        match (named.major, named.minor) <= (self.major, self.minor) {
-            true => Ok(named),
-            false => Err(refused(format!("this GPU is {self}, which does not run code of later ones"))),
-        }
-    }
-}
-
-/// The oldest architecture that kernels are written for.
-const OLDEST: u32 = 80;
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sm_{}{}{}", self.major, self.minor, if self.major >= 9 { "a" } else { "" })
+/// What `text` names, such as `sm_80`, for a GPU of `own` architecture: none of a later one.
+fn in_place(own: Architecture, text: &str) -> Result<Architecture> {
+    let refused = |reason: String| Error::Unsupported {
+        what: format!("{ARCHITECTURE_VARIABLE}={text}"),
+        reason,
+        context: String::new(),
+    };
+    let named: Architecture = text.parse().map_err(|expected: UnknownArchitecture| refused(expected.to_string()))?;
+    match named <= own {
+        true => Ok(named),
+        false => Err(refused(format!("this GPU is {own}, which does not run code of later ones"))),
     }
 }
 
@@ -267,7 +235,7 @@ fn properties(driver: &Driver, device: c_int, architecture: Option<&str>) -> Res
     };
     Ok(Properties {
         name,
-        architecture: architecture.map_or(Ok(of_device), |text| of_device.in_place(text))?,
+        architecture: architecture.map_or(Ok(of_device), |text| in_place(of_device, text))?,
         of_device,
         multiprocessors: attribute(sys::attribute::MULTIPROCESSOR_COUNT)?,
         memory,
@@ -283,22 +251,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_carry_the_architecture_specific_suffix_from_hopper_on() {
-        let target = |major, minor| Architecture { major, minor }.target();
-        assert_eq!(target(8, 0), "sm_80");
-        assert_eq!(target(8, 9), "sm_89");
-        assert_eq!(target(9, 0), "sm_90a");
-        assert_eq!(target(10, 3), "sm_103a");
-        assert_eq!(target(12, 0), "sm_120a");
-    }
-
-    #[test]
     fn an_older_architecture_may_stand_in_for_the_gpus() {
-        let hopper = Architecture { major: 9, minor: 0 };
-        let ampere = hopper.in_place("sm_80").unwrap();
-        assert_eq!((ampere.target(), ampere.virtual_target()), ("sm_80".into(), "compute_80".into()));
-        assert_eq!(hopper.in_place("sm_90a").unwrap(), hopper);
-        let refused = |text: &str| hopper.in_place(text).unwrap_err().to_string();
+        let hopper = Architecture::HOPPER;
+        let ampere = in_place(hopper, "sm_80").unwrap();
+        assert_eq!((ampere.to_string(), ampere.virtual_target()), ("sm_80".into(), "compute_80".into()));
+        assert_eq!(in_place(hopper, "sm_90a").unwrap(), hopper);
+        let refused = |text: &str| in_place(hopper, text).unwrap_err().to_string();
         assert!(refused("sm_100a").contains("does not run code of later ones"), "{}", refused("sm_100a"));
         for wrong in ["80", "sm_75", "sm_", "ampere", "sm_8x", "sm_+80"] {
             assert!(refused(wrong).contains(&format!("SUROGATE_CUDA_ARCH={wrong}")), "{}", refused(wrong));

@@ -9,8 +9,7 @@ use crate::cudnn::Binding;
 use crate::cudnn::sdpa::{Sdpa, Strides, id};
 use crate::engine::{AttentionId, Engine};
 use crate::error::{Error, Result};
-use program::{AttentionForward, TensorRef};
-use tensor::DType;
+use program::{AttentionForward, TensorRef, library};
 
 const ALIGNMENT: u64 = 256;
 
@@ -55,10 +54,9 @@ fn describe(a: &AttentionForward) -> Sdpa {
 /// What cuDNN cannot read, it may read wrongly instead of rejecting it: types and alignment.
 fn check(memory: &Memory, tensors: &[(i64, &TensorRef)]) -> Result<()> {
     for (_, at) in tensors {
-        let s = strides(at);
-        let aligned = memory.address(at).is_multiple_of(16) && [s.row, s.token, s.head].iter().all(|s| s % 8 == 0);
-        if at.dtype != DType::BF16 || at.strides[3] != 1 || !aligned {
-            let reason = format!("cuDNN reads bf16 on 16-byte boundaries; this is {at}");
+        let boundary = library::ALIGNMENT;
+        if !library::reads(at) || !memory.address(at).is_multiple_of(boundary as u64) {
+            let reason = format!("cuDNN reads bf16 on {boundary}-byte boundaries; this is {at}");
             return Err(Error::Unsupported { what: "attention".into(), reason, context: String::new() });
         }
     }
@@ -120,6 +118,7 @@ impl BoundAttention {
 mod tests {
     use super::*;
     use program::ArenaId;
+    use tensor::DType;
 
     #[test]
     fn axes_with_one_element_get_the_strides_of_a_dense_tensor() {

@@ -3,13 +3,11 @@
 
 use super::Preparation;
 use super::launch::{Arguments, BoundLaunch};
-use crate::driver::{Architecture, Described, LaunchShape};
+use crate::driver::{Described, LaunchShape};
 use crate::error::Result;
 use crate::kernels::HopperProduct;
-use program::{Gemm, LowRank, TensorRef};
+use program::{Architecture, Gemm, LowRank, TensorRef};
 use tensor::DType;
-
-const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 
 /// What the copy engine asks of addresses and of rows, in bytes.
 const ALIGNMENT: usize = 16;
@@ -18,7 +16,7 @@ const BOX: usize = 64;
 
 /// The variants of the kernel that take a product, the likely best first; none where it does not.
 pub(super) fn variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
-    if p.engine.architecture() == HOPPER && takes(gemm) { shapes(gemm) } else { vec![] }
+    if p.engine.architecture() == Architecture::HOPPER && takes(gemm) { shapes(gemm) } else { vec![] }
 }
 
 fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {

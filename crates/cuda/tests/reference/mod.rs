@@ -57,7 +57,10 @@ impl Layout {
         };
         Arc::new(Program {
             name: "test".into(),
-            machine: Machine { arch: Arch::Cuda(architecture), ..Machine::h200() },
+            machine: Machine {
+                arch: Arch::Cuda(architecture.parse().expect("a driver names architectures")),
+                ..Machine::h200()
+            },
             arenas: vec![Arena::on_device(ArenaKind::Activations, self.bytes)],
             layout: program::Layout::default(),
             constants: vec![],

@@ -5,7 +5,7 @@ use program::{Arch, AttentionForward, Cost, TensorRef};
 use tensor::Attrs;
 
 use super::examples::{Given, calls};
-use super::library::{LIBRARY_BYTES, Realisation, realisation};
+use super::library::{Realisation, realisation};
 use super::{ATTRIBUTES, Extents, FORWARD_INPUTS, Optional, Reading, check, cpu, hopper, kernels, portable};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
@@ -74,7 +74,7 @@ impl Op for Attention {
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match realisation(call) {
-            Realisation::Library => LIBRARY_BYTES,
+            Realisation::Library => program::library::ATTENTION_SCRATCH,
             Realisation::Hopper => hopper::forward_scratch(),
             Realisation::Portable | Realisation::Plain => 0,
         }

@@ -1,7 +1,7 @@
 //! Attention on Hopper's tensor cores (wgmma) and copy engine: how the work is divided for a head's size, the
 //! launches, the scratch memory. Which other realisations there are stands in `library`.
 
-use program::{Arch, Arg, Documents};
+use program::{Arg, Documents};
 use tensor::DType;
 
 use super::kernels::{assert_dense, mask_defines, optional_args, strides};
@@ -41,7 +41,7 @@ pub fn takes(call: &LowerCall<'_>) -> bool {
     let backward = call.outputs.len() == 3;
     let others = if backward { vec![&call.inputs[3], &call.inputs[5]] } else { vec![] };
     let results = if backward { call.outputs } else { &call.outputs[..1] };
-    matches!(&call.machine.arch, Arch::Cuda(name) if name == "sm_90a")
+    call.machine.arch.is_hopper()
         && matches!(dtype, DType::BF16 | DType::F16)
         && [e.head_dim, e.value_dim].iter().all(|columns| columns.is_multiple_of(8) && *columns <= WIDEST)
         && Reading::checked(call.attrs, e.head_dim).scale > 0.0

@@ -200,7 +200,7 @@ impl Call {
 const PACKED: Documents = Documents::Packed;
 
 fn gpu(arch: &str) -> Machine {
-    Machine { arch: Arch::Cuda(arch.into()), ..Machine::h200() }
+    Machine { arch: Arch::Cuda(arch.parse().unwrap()), ..Machine::h200() }
 }
 
 #[test]

@@ -317,10 +317,11 @@ pub struct MachineFacts {
 impl MachineFacts {
     /// What a machine of the plan says of `gpus` visible GPUs.
     pub fn of(machine: &Machine, gpus: usize) -> MachineFacts {
-        let digits = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok();
-        match &machine.arch {
+        match machine.arch {
             Arch::Cpu => MachineFacts { gpus: 0, compute_capability: None },
-            Arch::Cuda(name) => MachineFacts { gpus: gpus.max(1) as u32, compute_capability: digits(name) },
+            Arch::Cuda(of) => {
+                MachineFacts { gpus: gpus.max(1) as u32, compute_capability: Some(of.major * 10 + of.minor) }
+            }
         }
     }
 }

@@ -9,11 +9,9 @@ use crate::attention::Extents;
 
 /// Dynamic shared memory that a block may have, bytes.
 pub fn shared_limit(arch: &Arch) -> usize {
-    let Arch::Cuda(name) = arch else { unreachable!("lowered for GPUs alone") };
-    match name.as_str() {
-        "sm_80" | "sm_87" => 163 << 10,
-        name if name.starts_with("sm_9") || name.starts_with("sm_10") => 227 << 10,
-        _ => 99 << 10,
+    match arch {
+        Arch::Cuda(architecture) => architecture.shared_per_block(),
+        Arch::Cpu => unreachable!("lowered for GPUs alone"),
     }
 }
 

@@ -2,7 +2,7 @@
 //! before the sum is. Where a kernel holds a row of logits in shared memory, it is read once.
 
 use graph::{Element, ValueType};
-use program::{Arch, Arg, Cost, TensorRef};
+use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
 use super::{HEADERS, IGNORED, check, cost_of, cpu, example_inputs, row_values, spec};
@@ -42,8 +42,10 @@ impl Deal {
     /// rows that are not read in packs of eight or are longer than the shared memory of a cluster.
     fn new(call: &LowerCall<'_>) -> Option<Deal> {
         let matrices = [&call.inputs[0], &call.outputs[1]];
-        let hopper = matches!(&call.machine.arch, Arch::Cuda(name) if name == "sm_90a");
-        if !hopper || matrices.iter().any(|t| t.dtype != DType::BF16) || row_width(&matrices) != 8 {
+        if !call.machine.arch.is_hopper()
+            || matrices.iter().any(|t| t.dtype != DType::BF16)
+            || row_width(&matrices) != 8
+        {
             return None;
         }
         let packs = *call.inputs[0].shape.last().expect("the shape rule requires an axis") / 8;

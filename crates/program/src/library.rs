@@ -1,0 +1,59 @@
+//! What the library that realises an [`crate::AttentionForward`] takes, read off its plans (cuDNN 9.19): one table for those
+//! who choose it while a program is compiled, where there may be no library, and for the backend that calls it.
+//!
+//! Knows layouts and architectures; neither what an attention computes nor how the library is called.
+
+use tensor::DType;
+
+use crate::machine::Arch;
+use crate::memory::TensorRef;
+
+/// Largest head that the library's fast plans take; heads have a multiple of [`HEAD_STEP`] elements.
+const MAX_HEAD_DIM: usize = 128;
+const HEAD_STEP: usize = 8;
+
+/// Alignment that the library asks of every tensor: bytes of addresses, and of strides.
+pub const ALIGNMENT: usize = 16;
+
+/// Scratch of the forward pass, an upper bound.
+pub const ATTENTION_SCRATCH: usize = 8 << 10;
+
+/// Whether the library is the one to take on this architecture: where its kernels are made for the tensor cores.
+pub fn has_fast_attention(arch: &Arch) -> bool {
+    matches!(arch, Arch::Cuda(architecture) if architecture.is_large())
+}
+
+/// Whether heads of so many elements have a fast plan.
+pub const fn takes_heads_of(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(HEAD_STEP) && head_dim <= MAX_HEAD_DIM
+}
+
+/// Whether the library reads an operand [rows, tokens, heads, head_dim] where it lies: bf16, dense heads, address and
+/// strides on its boundary. Arenas and buffers start on larger boundaries, so an offset tells.
+pub fn reads(operand: &TensorRef) -> bool {
+    let size = DType::BF16.size();
+    let aligned = |axis: usize| operand.shape[axis] == 1 || (operand.strides[axis] * size).is_multiple_of(ALIGNMENT);
+    operand.dtype == DType::BF16
+        && operand.strides[3] == 1
+        && operand.offset.is_multiple_of(ALIGNMENT)
+        && (0..3).all(aligned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ArenaId;
+
+    #[test]
+    fn operands_are_bf16_on_boundaries_of_16_bytes() {
+        let of = |dtype| TensorRef::dense(ArenaId(0), 256, dtype, [2, 64, 4, 64]);
+        assert!(reads(&of(DType::BF16)) && !reads(&of(DType::F16)));
+        assert!(!reads(&TensorRef { offset: 8, ..of(DType::BF16) }));
+        let merged = |width: usize| TensorRef { strides: vec![64 * width, width, 64, 1], ..of(DType::BF16) };
+        assert!(reads(&merged(512)) && !reads(&merged(516)));
+        // A stride of an axis with one element says nothing.
+        let single = TensorRef { shape: vec![1, 64, 4, 64], strides: vec![3, 256, 64, 1], ..of(DType::BF16) };
+        assert!(reads(&single));
+        assert_eq!([8, 64, 128, 60, 136].map(takes_heads_of), [true, true, true, false, false]);
+    }
+}

@@ -78,7 +78,9 @@ impl Backward {
             let (Some(gradient), true) = (gradient, wanted) else { continue };
             match append.graph.value(*input).origin {
                 Origin::Parameter(id) => self.gradients.push((id, gradient)),
-                _ => self.contributions.entry(*input).or_default().push(gradient),
+                Origin::Input | Origin::Node | Origin::Constant => {
+                    self.contributions.entry(*input).or_default().push(gradient)
+                }
             }
         }
         Ok(())

@@ -121,7 +121,12 @@ fn tensors(of: &mut Instruction) -> Vec<&mut TensorRef> {
     match of {
         Instruction::Launch(launch) => launch.inputs.iter_mut().chain(&mut launch.outputs).collect(),
         Instruction::Gemm(gemm) => vec![&mut gemm.a, &mut gemm.b, &mut gemm.d],
-        _ => Vec::new(),
+        Instruction::AttentionForward(_)
+        | Instruction::Copy { .. }
+        | Instruction::Zero { .. }
+        | Instruction::Transfer { .. }
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => Vec::new(),
     }
 }
 

@@ -75,6 +75,7 @@ pub fn zero(memory: &mut Memory, at: &TensorRef) {
         1 => fill::<u8>(memory, at),
         2 => fill::<u16>(memory, at),
         4 => fill::<u32>(memory, at),
-        _ => fill::<u64>(memory, at),
+        8 => fill::<u64>(memory, at),
+        other => panic!("no element has {other} bytes"),
     }
 }

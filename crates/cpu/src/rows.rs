@@ -193,7 +193,8 @@ impl RowwiseCall {
         }
         match operand.at.dtype {
             DType::F32 => cut(span, rows, columns, stride, height).into_iter().map(RowsMut::Wide).collect(),
-            _ => cut(span, rows, columns, stride, height).into_iter().map(RowsMut::Narrow).collect(),
+            DType::BF16 => cut(span, rows, columns, stride, height).into_iter().map(RowsMut::Narrow).collect(),
+            other => panic!("rows of {other} are refused when the program is loaded"),
         }
     }
 
@@ -270,7 +271,8 @@ fn native<'a>(span: &Span<'a>, dtype: DType, first: usize, count: usize) -> Data
     match dtype {
         DType::I32 => Data::Int(&span.slice()[first..first + count]),
         DType::U8 => Data::Byte(&span.slice()[first..first + count]),
-        _ => Data::Real(&span.slice()[first..first + count]),
+        DType::F32 => Data::Real(&span.slice()[first..first + count]),
+        DType::F64 | DType::BF16 | DType::F16 | DType::I64 => panic!("{dtype} is not used where it lies"),
     }
 }
 
@@ -291,7 +293,8 @@ fn divided<'a>(
         let start = (first + i) * stride;
         match operand.at.dtype {
             DType::F32 => f32::widen(&span.slice()[start..start + columns], out),
-            _ => u16::widen(&span.slice()[start..start + columns], out),
+            DType::BF16 => u16::widen(&span.slice()[start..start + columns], out),
+            other => panic!("rows of {other} are refused when the program is loaded"),
         }
     }
     Data::Real(block)

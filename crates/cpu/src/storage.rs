@@ -131,7 +131,7 @@ impl Buffer {
             Some(Kind::Real) => grow(&mut self.real, at.len()),
             Some(Kind::Int) => grow(&mut self.int, at.len()),
             Some(Kind::Byte) => grow(&mut self.byte, at.len()),
-            None => panic!("{at} has no buffer: refused when the program is loaded"),
+            None => refused(at),
         }
     }
 
@@ -140,7 +140,8 @@ impl Buffer {
         match Kind::of(at.dtype) {
             Some(Kind::Int) => gather(memory.read(at), &Runs::of(at), &mut self.int[..at.len()], |x: i32| x),
             Some(Kind::Byte) => gather(memory.read(at), &Runs::of(at), &mut self.byte[..at.len()], |x: u8| x),
-            _ => widen(memory, at, &mut self.real[..at.len()]),
+            Some(Kind::Real) => widen(memory, at, &mut self.real[..at.len()]),
+            None => refused(at),
         }
     }
 
@@ -149,7 +150,8 @@ impl Buffer {
         match Kind::of(at.dtype) {
             Some(Kind::Int) => scatter(&self.int[..at.len()], &Runs::of(at), memory.write(at), |x: i32| x),
             Some(Kind::Byte) => scatter(&self.byte[..at.len()], &Runs::of(at), memory.write(at), |x: u8| x),
-            _ => round(memory, at, &self.real[..at.len()]),
+            Some(Kind::Real) => round(memory, at, &self.real[..at.len()]),
+            None => refused(at),
         }
     }
 
@@ -162,7 +164,8 @@ impl Buffer {
         let data = match Kind::of(at.dtype) {
             Some(Kind::Int) => Data::Int(&self.int[..at.len()]),
             Some(Kind::Byte) => Data::Byte(&self.byte[..at.len()]),
-            _ => Data::Real(&self.real[..at.len()]),
+            Some(Kind::Real) => Data::Real(&self.real[..at.len()]),
+            None => refused(at),
         };
         Input { shape: &at.shape, data }
     }
@@ -172,9 +175,14 @@ impl Buffer {
         match Kind::of(at.dtype) {
             Some(Kind::Int) => Output::Int { shape, data: &mut self.int[..at.len()] },
             Some(Kind::Byte) => Output::Byte { shape, data: &mut self.byte[..at.len()] },
-            _ => Output::Real { shape, data: &mut self.real[..at.len()], storage: at.dtype },
+            Some(Kind::Real) => Output::Real { shape, data: &mut self.real[..at.len()], storage: at.dtype },
+            None => refused(at),
         }
     }
+}
+
+fn refused(at: &TensorRef) -> ! {
+    panic!("{at} has no buffer: refused when the program is loaded")
 }
 
 fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
@@ -188,7 +196,8 @@ pub fn input_in_place<'a>(span: &Span<'a>, at: &'a TensorRef) -> Input<'a, f32> 
     let data = match at.dtype {
         DType::I32 => Data::Int(span.slice()),
         DType::U8 => Data::Byte(span.slice()),
-        _ => Data::Real(span.slice()),
+        DType::F32 => Data::Real(span.slice()),
+        DType::F64 | DType::BF16 | DType::F16 | DType::I64 => panic!("{at} is not used where it lies"),
     };
     Input { shape: &at.shape, data }
 }
@@ -199,6 +208,7 @@ pub fn output_in_place<'a>(span: SpanMut<'a>, at: &'a TensorRef) -> Output<'a, f
     match at.dtype {
         DType::I32 => Output::Int { shape, data: span.slice() },
         DType::U8 => Output::Byte { shape, data: span.slice() },
-        _ => Output::Real { shape, data: span.slice(), storage: at.dtype },
+        DType::F32 => Output::Real { shape, data: span.slice(), storage: at.dtype },
+        DType::F64 | DType::BF16 | DType::F16 | DType::I64 => panic!("{at} is not written where it lies"),
     }
 }

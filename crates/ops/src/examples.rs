@@ -122,7 +122,9 @@ pub fn array_of<T: Evaluate>(tensor: &HostTensor) -> Array<T> {
     match tensor.dtype {
         DType::I32 => Array::Int(tensor.to_f64().into_iter().map(|x| x as i32).collect()),
         DType::U8 => Array::Byte(tensor.bytes.clone()),
-        _ => Array::Real(tensor.to_f64().into_iter().map(T::from_f64).collect()),
+        DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::I64 => {
+            Array::Real(tensor.to_f64().into_iter().map(T::from_f64).collect())
+        }
     }
 }
 

@@ -41,12 +41,23 @@ impl Default for Seen {
     }
 }
 
+/// Bytes that a transfer moves; none for any other instruction.
+fn transferred(step: &Step) -> f64 {
+    match &step.instruction {
+        Instruction::Transfer { from, .. } => from.bytes() as f64,
+        Instruction::Launch(_)
+        | Instruction::Gemm(_)
+        | Instruction::AttentionForward(_)
+        | Instruction::Copy { .. }
+        | Instruction::Zero { .. }
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => 0.0,
+    }
+}
+
 /// Seconds of a transfer with the other direction under way; none for any other instruction.
 fn transfer(step: &Step, machine: &Machine) -> f64 {
-    match &step.instruction {
-        Instruction::Transfer { from, .. } => from.bytes() as f64 / (machine.link.both_ways / 2.0),
-        _ => 0.0,
-    }
+    transferred(step) / (machine.link.both_ways / 2.0)
 }
 
 /// Seconds for what an instruction of the computation reads and writes where it lies in host memory.
@@ -106,15 +117,11 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
         Estimate { seconds: seconds + machine.reached.entry, ceiling: bound, waiting, above, ..Estimate::default() };
     entry.steps.iter().fold(start, |sum, step| {
         let cost = Work::of(step, program, seen).map_or(step.cost, |work| work.cost());
-        let moved = match &step.instruction {
-            Instruction::Transfer { from, .. } => from.bytes() as f64,
-            _ => 0.0,
-        };
         Estimate {
             flops: sum.flops + cost.flops,
             bytes: sum.bytes + cost.bytes,
             instructions: sum.instructions + 1,
-            transferred: sum.transferred + moved,
+            transferred: sum.transferred + transferred(step),
             ..sum
         }
     })
@@ -145,7 +152,12 @@ fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
                 *clock += wait;
                 waiting += if *lane == Lane::Compute { wait } else { 0.0 };
             }
-            _ => *clock += seconds(index, step),
+            Instruction::Launch(_)
+            | Instruction::Gemm(_)
+            | Instruction::AttentionForward(_)
+            | Instruction::Copy { .. }
+            | Instruction::Zero { .. }
+            | Instruction::Transfer { .. } => *clock += seconds(index, step),
         }
     }
     (clocks[Lane::Compute as usize], waiting)

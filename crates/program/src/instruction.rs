@@ -279,7 +279,11 @@ impl Instruction {
             Instruction::Transfer { lane, .. } | Instruction::Record { lane, .. } | Instruction::Wait { lane, .. } => {
                 *lane
             }
-            _ => Lane::Compute,
+            Instruction::Launch(_)
+            | Instruction::Gemm(_)
+            | Instruction::AttentionForward(_)
+            | Instruction::Copy { .. }
+            | Instruction::Zero { .. } => Lane::Compute,
         }
     }
 
@@ -290,7 +294,11 @@ impl Instruction {
             Instruction::AttentionForward(a) => Some(a.q.dtype),
             // Arithmetic that counts beside the traffic is that of small products, in the type of the first factor.
             Instruction::Launch(l) => l.inputs.first().map(|input| input.dtype),
-            _ => None,
+            Instruction::Copy { .. }
+            | Instruction::Zero { .. }
+            | Instruction::Transfer { .. }
+            | Instruction::Record { .. }
+            | Instruction::Wait { .. } => None,
         }
     }
 }

@@ -47,7 +47,12 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
                 (0..LANES).for_each(|other| known[lane][other] = known[lane][other].max(mark[other]));
                 continue;
             }
-            _ => {}
+            Instruction::Launch(_)
+            | Instruction::Gemm(_)
+            | Instruction::AttentionForward(_)
+            | Instruction::Copy { .. }
+            | Instruction::Zero { .. }
+            | Instruction::Transfer { .. } => {}
         }
         if lane != Lane::Compute as usize && !joined[lane] {
             return Err(format!("{}: its lane has not waited for the beginning of the entry", name(index)));

@@ -158,7 +158,7 @@ fn difference(found: &HostTensor, expected: &HostTensor) -> (f64, f64) {
     let limit = match expected.dtype {
         DType::F32 => F32_LIMIT,
         DType::F16 => F16_LIMIT,
-        _ => BF16_LIMIT,
+        DType::BF16 | DType::F64 | DType::I64 | DType::I32 | DType::U8 => BF16_LIMIT,
     };
     (error, limit)
 }

@@ -13,7 +13,7 @@ pub fn run(graph: &mut Graph, compute: DType) -> Result<(), CompileError> {
     for index in 0..graph.values.len() {
         let storage = match graph.values[index].origin {
             Origin::Parameter(id) => graph.parameter(id).storage,
-            _ => compute,
+            Origin::Input | Origin::Node | Origin::Constant => compute,
         };
         let value = &mut graph.values[index];
         if value.element == Element::Float {

@@ -265,7 +265,8 @@ fn part<'a>(
         let start = row * row_stride + stored_columns.start;
         match dtype {
             DType::BF16 => convert(&data[start..], out, bf16_to_f32),
-            _ => convert(&data[start..], out, f16_to_f32),
+            DType::F16 => convert(&data[start..], out, f16_to_f32),
+            other => panic!("products of {other} are refused when the program is loaded"),
         }
     }
     Matrix::new(widened, height, width, width).transposed_if(transpose)

@@ -21,6 +21,20 @@ pub trait Table: Sized {
 
     /// The values in the order of the rows.
     fn values(&self) -> Vec<Value>;
+
+    /// Gives an option its default again; an option of another name is left alone.
+    fn reset(&mut self, name: &str);
+
+    /// Leaves to the engine again what it may decide and was told otherwise, as far as `of` says of the value. Names.
+    fn leave_open(&mut self, of: impl Fn(&Value) -> bool) -> Vec<&'static str> {
+        let open = Self::ROWS
+            .iter()
+            .zip(self.values())
+            .filter(|(row, value)| row.default_json() == "auto" && *value != "auto" && of(value));
+        let names: Vec<&'static str> = open.map(|(row, _)| row.name).collect();
+        names.iter().for_each(|name| self.reset(name));
+        names
+    }
 }
 
 /// A table without its type.
@@ -106,6 +120,11 @@ macro_rules! options {
 
             fn values(&self) -> Vec<$crate::serde_json::Value> {
                 vec![$( $crate::OptionValue::write(&self.$name) ),+]
+            }
+
+            fn reset(&mut self, name: &str) {
+                let defaults = <Self as $crate::OptionValue>::placeholder();
+                $( if name == stringify!($name) { self.$name = defaults.$name.clone(); } )+
             }
         }
 

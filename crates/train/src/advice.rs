@@ -1,8 +1,9 @@
 //! What would make a run fit that does not: changes of options, tried by planning again with each,
 //! cheap ones first. Nothing is changed in the run itself.
 
-use options::Setting;
+use options::{Setting, Table};
 use program::Machine;
+use serde_json::Value;
 
 use crate::config::{Config, Dtype, OptimizerKind};
 use crate::encoded::Encoded;
@@ -117,34 +118,11 @@ const CHANGES: &[Change] =
 
 /// Parts that are kept by order are left to the plan.
 fn planned(config: &mut Config, _: &Known<'_>) -> Option<String> {
-    let of = &mut config.recompute;
-    let mut freed = Vec::new();
-    for (name, setting) in [
-        ("recompute_swiglu", &mut of.recompute_swiglu),
-        ("recompute_rmsnorm", &mut of.recompute_rmsnorm),
-        ("recompute_ffn", &mut of.recompute_ffn),
-        ("recompute_qkv", &mut of.recompute_qkv),
-        ("recompute_att", &mut of.recompute_att),
-        ("recompute_block", &mut of.recompute_block),
-        ("recompute_lora", &mut of.recompute_lora),
-        ("offload_residual", &mut config.offload.offload_residual),
-        ("offload_optimizer", &mut config.offload.offload_optimizer),
-        ("offload_master", &mut config.offload.offload_master),
-        ("offload_grads", &mut config.offload.offload_grads),
-    ] {
-        if *setting == Setting::Value(false) {
-            *setting = Setting::Auto;
-            freed.push(format!("`{name}`"));
-        }
-    }
-    for (name, setting) in
-        [("lmhead_chunks", &mut config.memory.lmhead_chunks), ("attn_bwd_chunks", &mut config.memory.attn_bwd_chunks)]
-    {
-        if !setting.is_auto() {
-            *setting = Setting::Auto;
-            freed.push(format!("`{name}`"));
-        }
-    }
+    let kept = |value: &Value| *value == false;
+    let mut freed = config.recompute.leave_open(kept);
+    freed.extend(config.offload.leave_open(kept));
+    freed.extend(config.memory.leave_open(|_| true));
+    let freed: Vec<String> = freed.iter().map(|name| format!("`{name}`")).collect();
     (!freed.is_empty()).then(|| format!("leave {} to the plan", freed.join(", ")))
 }
 

@@ -1,10 +1,11 @@
 //! What accompanies a run's results: the manifest, and the choices for `auto` options.
 
 use jiff::Zoned;
+use options::Table;
 use program::{Arch, Program};
 use serde_json::{Value, json};
 
-use crate::config::{Config, Reason, Reasons};
+use crate::config::{Config, Offload, Reason, Reasons};
 use crate::decisions;
 use crate::digest;
 use crate::encoded;
@@ -123,10 +124,6 @@ impl Measured {
     }
 }
 
-/// What may lie in host memory.
-const OFFLOADED: [&str; 5] =
-    ["offload_residual", "offload_master", "offload_quants", "offload_optimizer", "offload_grads"];
-
 impl Trainer {
     /// A word on steps that are expected far above their bound, and on rates that are not this device's.
     pub(crate) fn far_above(&mut self) -> Result<Vec<String>> {
@@ -151,8 +148,8 @@ impl Trainer {
         }
         choose("dataloader_num_workers", json!(encoded::workers(config)), "the cores of this machine");
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
-        for name in OFFLOADED {
-            choose(name, json!(false), "it stays on the device");
+        for row in Offload::ROWS {
+            choose(row.name, json!(false), "it stays on the device");
         }
         if let Some(total) = self.total_steps() {
             let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));

@@ -21,6 +21,7 @@ mod feed;
 mod flops;
 mod formats;
 mod gguf;
+mod hf_config;
 mod instruments;
 mod journal;
 mod log;

@@ -11,9 +11,9 @@ use rayon::prelude::*;
 use tensor::{DType, HostTensor};
 
 use crate::error::{Result, TrainError};
+use crate::hf_config::HfConfig;
 use crate::model_folder::{handed_on, write_files, write_weights};
 use crate::peft;
-use crate::source::read_config;
 use crate::staged::Staged;
 use crate::written::Written;
 
@@ -67,7 +67,7 @@ pub struct Merged {
 pub fn merge(model: &Path, adapter: &Path, output: &Path) -> Result<Merged> {
     let options = peft::read_options(adapter, DType::F32)?;
     let rules = AdapterRules::new(&options)?;
-    let config = read_config(model)?;
+    let config = HfConfig::read(model)?;
     handed_on(model)?;
     let base = Weights::open(model).map_err(TrainError::model_file)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;

@@ -6,10 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use data::safetensors::{FolderWriter, TensorInfo};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tensor::DType;
 
 use crate::error::{Result, TrainError};
+use crate::hf_config::{self, HfConfig};
 use crate::staged::{create_new, write_synced};
 
 /// Largest file of a model.
@@ -61,8 +62,8 @@ fn write_weights_in(
 }
 
 /// Writes `config.json`, and copies from the folder of the model what is handed on.
-pub fn write_files(config: &Value, dtype: DType, from: &Path, to: &Path) -> Result<()> {
-    write_synced(&to.join("config.json"), pretty(&with_dtype(config, dtype)).as_bytes())?;
+pub fn write_files(config: &HfConfig, dtype: DType, from: &Path, to: &Path) -> Result<()> {
+    write_synced(&to.join(hf_config::FILE), pretty(&config.with_dtype(dtype).0).as_bytes())?;
     let files = handed_on(from)?;
     if files.iter().any(|file| file.starts_with(MORE_TEMPLATES)) {
         let copies = to.join(MORE_TEMPLATES);
@@ -113,24 +114,13 @@ pub fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).expect("a value is always representable as JSON") + "\n"
 }
 
-/// The model's configuration with the element type of the weights, in the spelling that it uses.
-pub fn with_dtype(config: &Value, dtype: DType) -> Value {
-    let mut config = config.clone();
-    let name = match dtype {
-        DType::BF16 => "bfloat16",
-        DType::F16 => "float16",
-        _ => "float32",
-    };
-    let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
-    config[key] = json!(name);
-    config
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
 
     use data::safetensors::Weights;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -166,7 +156,7 @@ mod tests {
             let error = handed_on(&folder).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("outside of the model's folder"), "{error}");
             std::fs::create_dir(&to).unwrap();
-            assert!(write_files(&json!({}), DType::F32, &folder, &to).is_err());
+            assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, &to).is_err());
             assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "config.json");
             std::fs::remove_dir_all(&to).unwrap();
             std::fs::remove_file(&link).unwrap();
@@ -174,7 +164,7 @@ mod tests {
         // Nor is anything written through a link that waits in the result's folder.
         std::fs::create_dir(&to).unwrap();
         symlink(&secret, to.join("vocab.json")).unwrap();
-        assert!(write_files(&json!({}), DType::F32, &folder, &to).is_err());
+        assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, &to).is_err());
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "words");
     }
 
@@ -190,7 +180,7 @@ mod tests {
         let tensors = vec![info("b"), info("a"), info("c")];
         let mut bytes = |info: &TensorInfo| Ok(vec![info.name.as_bytes()[0]; 6]);
         write_weights_in(to.path(), tensors, 13, &mut bytes).unwrap();
-        write_files(&json!({"torch_dtype": "float16"}), DType::BF16, from.path(), to.path()).unwrap();
+        write_files(&HfConfig(json!({"torch_dtype": "float16"})), DType::BF16, from.path(), to.path()).unwrap();
 
         let mut names: Vec<String> =
             std::fs::read_dir(to.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

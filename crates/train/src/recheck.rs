@@ -13,9 +13,9 @@ use rayon::prelude::*;
 use tensor::{DType, HostTensor, convert};
 
 use crate::error::{Result, TrainError};
-use crate::model_folder::with_dtype;
+use crate::hf_config::HfConfig;
 use crate::peft;
-use crate::source::{ModelSource, read_config};
+use crate::source::ModelSource;
 use crate::weights::WeightSet;
 
 /// Elements that are compared at a time, about.
@@ -35,7 +35,7 @@ pub(crate) struct Live<'a> {
 impl Live<'_> {
     /// An error where a folder in Hugging Face's form is not the live model, its adapter added.
     pub fn compare_model(&mut self, source: &ModelSource, dtype: DType, folder: &Path) -> Result<()> {
-        if read_config(folder)? != with_dtype(&source.config, dtype) {
+        if HfConfig::read(folder)? != source.config.with_dtype(dtype) {
             return Err(differs("`config.json` is not what was written".to_owned()));
         }
         let files = source.weights(folder)?;

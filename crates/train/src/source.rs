@@ -1,18 +1,18 @@
 //! The model that a run starts from: its folder, its Hugging Face configuration, and its graph as
-//! the Python DSL recorded it. Knows names of configuration fields, not of architectures.
+//! the Python DSL recorded it. Knows no keys of the configuration.
 
 use std::path::{Path, PathBuf};
 
 use data::safetensors::Weights;
 use data::{Batch, IGNORE};
 use graph::Model;
-use serde_json::Value;
 use tensor::DType;
 
 use crate::checkpoint::ModelDigest;
 use crate::config::Config;
 use crate::digest;
 use crate::error::{Result, TrainError};
+use crate::hf_config::{self, HfConfig};
 use crate::rope_scaling;
 
 /// A model as data.
@@ -20,30 +20,21 @@ use crate::rope_scaling;
 pub struct ModelSource {
     /// Local folder with `config.json` and, unless the weights are drawn, safetensors files.
     pub folder: PathBuf,
-    /// The content of `config.json`.
-    pub config: Value,
+    pub config: HfConfig,
     pub model: Model,
-}
-
-/// `config.json` of a model's folder.
-pub fn read_config(folder: &Path) -> Result<Value> {
-    let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
-    serde_json::from_str(&text)
-        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
 }
 
 impl ModelSource {
     /// Reads `config.json` of a folder; `ir` is the model's graph as JSON.
     pub fn open(folder: &Path, ir: &str) -> Result<ModelSource> {
-        let config = read_config(folder)?;
+        let config = HfConfig::read(folder)?;
         let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
         Ok(ModelSource { folder: folder.to_owned(), config, model })
     }
 
     /// Of `config.json` as it is in the folder.
     pub fn config_digest(&self) -> Result<String> {
-        let path = self.folder.join("config.json");
+        let path = self.folder.join(hf_config::FILE);
         digest::of_file(&path).map_err(|e| TrainError::io("read", &path, e))
     }
 
@@ -74,17 +65,13 @@ impl ModelSource {
 
     /// The same model with what the options change in its configuration; its graph was built from that.
     pub fn configured(self, config: &Config) -> Result<ModelSource> {
-        Ok(ModelSource { config: rope_scaling::apply(config, &self.config)?, ..self })
-    }
-
-    fn size(&self, name: &str) -> Option<usize> {
-        self.config.get(name).and_then(Value::as_u64).map(|n| n as usize)
+        Ok(ModelSource { config: HfConfig(rope_scaling::apply(config, &self.config.0)?), ..self })
     }
 
     /// Rows of the embedding table.
     pub fn vocab_size(&self) -> Result<usize> {
-        self.size("vocab_size").ok_or_else(|| {
-            TrainError::Usage(format!("{}: there is no `vocab_size`", self.folder.join("config.json").display()))
+        self.config.vocab_size().ok_or_else(|| {
+            TrainError::Usage(format!("{}: there is no `vocab_size`", self.folder.join(hf_config::FILE).display()))
         })
     }
 
@@ -116,32 +103,25 @@ impl ModelSource {
 
     /// Positions that the model was made for.
     pub fn max_positions(&self) -> Option<usize> {
-        self.model.max_positions.or_else(|| self.size("max_position_embeddings"))
+        self.model.max_positions.or_else(|| self.config.max_positions())
     }
 
     /// The longest row that the model allows, stretched positions included.
     pub fn position_limit(&self) -> Option<usize> {
-        self.model.max_positions.or_else(|| rope_scaling::stretched_positions(&self.config))
+        self.model.max_positions.or_else(|| self.config.stretched_positions())
     }
 
-    /// Σ over layers of heads × head size, as the configuration says in either spelling.
+    /// Σ over layers of heads × head size.
     pub fn attention_width(&self) -> Option<usize> {
-        let either = |names: [&str; 2]| names.into_iter().find_map(|name| self.size(name));
-        let layers = either(["num_hidden_layers", "n_layer"])?;
-        let width = match (self.size("head_dim"), self.size("num_attention_heads")) {
-            (Some(head), Some(heads)) => head * heads,
-            _ => either(["hidden_size", "n_embd"])?,
-        };
-        Some(layers * width)
+        self.config.attention_width()
     }
 
     pub fn model_type(&self) -> &str {
-        self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
+        self.config.model_type()
     }
 
     /// The element type that the model was saved in, as its configuration says.
     pub fn dtype(&self) -> Option<DType> {
-        let name = self.config.get("dtype").or_else(|| self.config.get("torch_dtype"));
-        name.and_then(Value::as_str).and_then(|name| name.parse().ok())
+        self.config.dtype()
     }
 }

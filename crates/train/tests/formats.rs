@@ -122,8 +122,8 @@ fn example_in(dtype: DType, word: &str, folder: &Path) -> Arc<ModelSource> {
     let named: Vec<_> = converted.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
     write(&folder.join("model.safetensors"), &named, &Default::default()).unwrap();
     let mut config = source().config.clone();
-    config["torch_dtype"] = json!(word);
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    config.0["torch_dtype"] = json!(word);
+    std::fs::write(folder.join("config.json"), config.0.to_string()).unwrap();
     Arc::new(ModelSource::open(folder, include_str!("ir/stories.json")).unwrap())
 }
 

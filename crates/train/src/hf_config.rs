@@ -1,0 +1,128 @@
+//! A model's configuration as Hugging Face writes it, `config.json`: the only file that knows its keys, in the spellings of
+//! transformers 4 and 5 and of older architectures. Knows neither options nor what a value computes.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tensor::DType;
+
+use crate::error::{Result, TrainError};
+
+/// The name of the file.
+pub const FILE: &str = "config.json";
+
+const POSITIONS: &str = "max_position_embeddings";
+const ORIGINAL_POSITIONS: &str = "original_max_position_embeddings";
+const THETA: &str = "rope_theta";
+
+/// Where transformers 4 and 5 keep the scaling of rotary positions.
+const SCALING: [&str; 2] = ["rope_scaling", "rope_parameters"];
+
+/// Where transformers 5 and 4 keep the element type.
+const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
+
+/// The content of `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HfConfig(pub Value);
+
+impl HfConfig {
+    /// Of a model's folder.
+    pub fn read(folder: &Path) -> Result<HfConfig> {
+        let path = folder.join(FILE);
+        let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+        let value = serde_json::from_str(&text)
+            .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))?;
+        Ok(HfConfig(value))
+    }
+
+    fn size(&self, name: &str) -> Option<usize> {
+        self.0.get(name).and_then(Value::as_u64).map(|n| n as usize)
+    }
+
+    /// Rows of the embedding table.
+    pub fn vocab_size(&self) -> Option<usize> {
+        self.size("vocab_size")
+    }
+
+    pub fn model_type(&self) -> &str {
+        self.0.get("model_type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Positions that the model was made for.
+    pub fn max_positions(&self) -> Option<usize> {
+        self.size(POSITIONS)
+    }
+
+    /// Σ over layers of heads × head size.
+    pub fn attention_width(&self) -> Option<usize> {
+        let either = |names: [&str; 2]| names.into_iter().find_map(|name| self.size(name));
+        let layers = either(["num_hidden_layers", "n_layer"])?;
+        let width = match (self.size("head_dim"), self.size("num_attention_heads")) {
+            (Some(head), Some(heads)) => head * heads,
+            _ => either(["hidden_size", "n_embd"])?,
+        };
+        Some(layers * width)
+    }
+
+    /// The element type that the weights were saved in.
+    pub fn dtype(&self) -> Option<DType> {
+        let name = DTYPE.iter().find_map(|key| self.0.get(key));
+        name.and_then(Value::as_str).and_then(|name| name.parse().ok())
+    }
+
+    /// The same with another element type of the weights, under the key that is there.
+    pub fn with_dtype(&self, dtype: DType) -> HfConfig {
+        let mut changed = self.clone();
+        let name = match dtype {
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            DType::F32 | DType::F64 | DType::I64 | DType::I32 | DType::U8 => "float32",
+        };
+        let [new, old] = DTYPE;
+        changed.0[if self.0.get(old).is_some() { old } else { new }] = json!(name);
+        changed
+    }
+
+    /// The same with another scaling of rotary positions, under the key that is there. The base of the frequencies stays.
+    pub fn with_scaling(&self, mut scaling: Map<String, Value>) -> HfConfig {
+        let mut changed = self.clone();
+        let [old, new] = SCALING;
+        if let Some(parameters) = self.0.get(new).filter(|value| value.is_object()) {
+            if let Some(theta) = parameters.get(THETA) {
+                scaling.entry(THETA).or_insert(theta.clone());
+            }
+            changed.0[new] = Value::Object(scaling);
+            changed.0.as_object_mut().and_then(|fields| fields.remove(old));
+        } else {
+            changed.0[old] = Value::Object(scaling);
+        }
+        changed
+    }
+
+    /// A scaling of so many positions by `factor`.
+    pub fn scaling(method: &str, factor: f64, positions: usize) -> Map<String, Value> {
+        let mut scaling = Map::new();
+        scaling.insert("rope_type".into(), json!(method));
+        scaling.insert("factor".into(), json!(factor));
+        if method == "yarn" {
+            scaling.insert(ORIGINAL_POSITIONS.into(), json!(positions));
+        }
+        scaling
+    }
+
+    /// The longest row that the configuration allows: its positions, or those to which it stretches them.
+    pub fn stretched_positions(&self) -> Option<usize> {
+        let own = self.max_positions()? as f64;
+        let [old, new] = SCALING.map(|key| self.0.get(key));
+        let scaling = new.filter(|value| value.is_object()).or(old);
+        let number = |name: &str| scaling.and_then(|s| s.get(name)).and_then(Value::as_f64);
+        let kind = scaling.and_then(|s| s.get("rope_type").or_else(|| s.get("type"))).and_then(Value::as_str);
+        let factor = number("factor").unwrap_or(1.0);
+        let stretched = match kind {
+            Some("linear" | "dynamic") => own * factor,
+            Some("yarn" | "llama3" | "longrope") => number(ORIGINAL_POSITIONS).unwrap_or(own) * factor,
+            _ => own,
+        };
+        Some(stretched.max(own).floor() as usize)
+    }
+}

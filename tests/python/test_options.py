@@ -173,6 +173,7 @@ ELSEWHERE = {
     "offload_optimizer": "crates/train/tests/offload.rs",
     "offload_grads": "crates/train/tests/offload.rs",
     "use_zero_copy": "crates/train/tests/offload.rs",
+    "use_write_combined": "crates/train/tests/offload.rs",
     "output_dir": "tests/python/test_cli.py",
     "model_name": "crates/train/src/config/tests.rs",
     "dataset": "tests/python/test_guides.py",
@@ -206,7 +207,7 @@ ELSEWHERE = {
 }
 
 # Permissions, and threads: what they allow may not change a result.
-WITHOUT_TRACE = {"use_fused_rope", "use_write_combined", "use_cuda_graphs", "dataloader_num_workers"}
+WITHOUT_TRACE = {"use_fused_rope", "use_cuda_graphs", "dataloader_num_workers"}
 
 
 def available() -> list[str]:

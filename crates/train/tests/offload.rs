@@ -118,6 +118,9 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
         assert!((host.update_bytes / (2 * states) as f64 - 1.0).abs() < 0.02, "{} of {states}", host.update_bytes);
         assert!(host.micro_step_bytes > 0.0 && host.update_seconds > 0.0);
     }
+    // Only what the host never reads may be write-combined, and only where that is allowed.
+    let forbidden = preview(json!({"use_write_combined": false})).unwrap().plan_text();
+    assert!(forbidden.contains("page-locked\n") && !forbidden.contains("write-combined"), "{forbidden}");
     let tight = json!({"offload_optimizer": "auto", "per_device_train_batch_size": 4, "sequence_len": 512,
         "lmhead_chunks": 1, "attn_bwd_chunks": 1});
     let stays = json!({"offload_optimizer": false, "offload_grads": false});

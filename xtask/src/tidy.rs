@@ -3,6 +3,7 @@
 //! Collects the files, runs each rule, prints all findings at once. Knows which files the repository holds, not what
 //! they are about.
 
+mod duplicates;
 mod files;
 mod floors;
 mod functions;
@@ -86,6 +87,7 @@ pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
         found.extend(files::check(file));
         found.extend(functions::check(file));
         found.extend(windows::check(file));
+        found.extend(duplicates::check(file));
         if !test_modules.contains(&file.path) {
             found.extend(names::check(file));
         }

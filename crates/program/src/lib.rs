@@ -1,7 +1,9 @@
 //! The compiled step: flat instructions over arenas, the machine they were planned for, and the
 //! contract of a backend.
 //!
-//! Invariant: nothing here knows gradients or the list of operations. Kernels are carried as text.
+//! Invariant: nothing here knows how gradients are derived, or the list of operations: these are names, and kernels are
+//! text. What limits the kinds of instructions, attention among them, is known for estimates (`work.rs`, `reached.rs`), and
+//! what libraries take (`library.rs`).
 
 mod architecture;
 mod backend;

@@ -1,4 +1,5 @@
-//! Graph rewrites, one file each. The order and its reasons stand in `lib.rs`.
+//! Rewrites of a graph up to `fuse`, one file each. The order and its reasons stand in `entry_graph` in `lib.rs`; what
+//! carries out the memory plan stands in `plan/`.
 
 pub mod adapters;
 pub mod common_subexpressions;

@@ -149,11 +149,11 @@ def test_decisions_are_values_for_scripts(options, tmp_path, capsys):
     assert named["residual_stream"] == ("offload", False, "recompute_source")
     assert named["output_head"] == ("chunks", 4, "requested")
     assert named["attention_backward"] == ("chunks", 1, "fastest")
-    assert decided["activation"]["words"]["sentence"] == "recomputed: feed-forward activation, layers 0–2 (asked for)"
+    assert decided["activation"]["words"]["sentence"] == "recomputed: feed-forward activation, layers 0–2 (requested)"
     assert main(["plan", str(tmp_path / "plan.json")]) == 0
     text = capsys.readouterr().out
-    told = [of["words"] for of in found["decisions"] if of["value"] != 1 or of["value"] is True]
-    assert told and all(f"{of['decision']}" in text and f"({of['reason']})" in text for of in told), text
+    reported = [of["words"] for of in found["decisions"] if of["value"] != 1 or of["value"] is True]
+    assert reported and all(f"{of['decision']}" in text and f"({of['reason']})" in text for of in reported), text
     # One row of a batch, and on this machine one key head of it, is not done in parts.
     alone = {"per_device_train_batch_size": 1, "model": one_head(options, tmp_path)}
     _, found, _ = plan(options, tmp_path, capsys, **alone)

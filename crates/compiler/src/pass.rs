@@ -1,5 +1,6 @@
-//! Runs rewrites of a graph one after the other, those of the plan included: each is verified, shown to an observer, and
-//! skipped if it lies behind the limit. Knows the names of the rewrites that may be skipped; not what any of them does.
+//! Runs rewrites of a graph one after the other, those of the plan included: each is verified, shown to an observer,
+//! and skipped if it is behind the limit. Knows the names of the rewrites that may be skipped; not what any of them
+//! does.
 //!
 //! To find the rewrite that breaks a result: `SUROGATE_PASSES=N` before any command (`train` reads it) leaves only the
 //! first N of [`OPTIONAL`] in force, for every entry. `surogate show graph` then prints the rewritten graph of a
@@ -11,8 +12,9 @@ use program::EntryKind;
 use crate::CompileError;
 use crate::options::{CompileOptions, RecomputeOptions};
 
-/// Rewrites without which a program computes the same, in their order. The others change what the graph means and always
-/// run. Those from `split_head` on carry out what the plan decides about memory; without them nothing is decided.
+/// Rewrites without which a program computes the same, in their order. The others change what the graph means and
+/// always run. Those from `split_head` on carry out what the plan decides about memory; without them nothing is
+/// decided.
 pub const OPTIONAL: [&str; 9] = [
     "merge_linears",
     "common_subexpressions",

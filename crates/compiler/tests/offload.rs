@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use compiler::{AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, RecomputeOptions, compile};
 use program::{
-    ArenaKind, Backend, EntryKind, Instruction, Lane, Machine, OptimizerState, Program, Session, TensorRef, scalar,
+    ArenaKind, Backend, EntryKind, Instruction, Machine, OptimizerState, Program, Session, StreamId, TensorRef, scalar,
 };
 use support::{VARIANT, adapter, options};
 use tensor::{DType, HostTensor};
@@ -112,10 +112,11 @@ fn cases() -> Vec<(String, CompileOptions)> {
     cases
 }
 
-fn transfers(program: &Program, kind: EntryKind, lane: Lane) -> usize {
+fn transfers(program: &Program, kind: EntryKind, stream: StreamId) -> usize {
     let entry = program.entries.iter().find(|entry| entry.kind == kind).unwrap();
-    let is_it =
-        |instruction: &Instruction| matches!(instruction, Instruction::Transfer { .. }) && instruction.lane() == lane;
+    let is_it = |instruction: &Instruction| {
+        matches!(instruction, Instruction::Transfer { .. }) && instruction.stream() == stream
+    };
     entry.steps.iter().filter(|step| is_it(&step.instruction)).count()
 }
 
@@ -154,7 +155,8 @@ fn states_and_copies_on_the_host_change_no_bit() {
                     let wanted = if moved { (0, before) } else { (before, 0) };
                     assert_eq!(bytes(&program, kind), wanted, "{what}");
                 }
-                let counts = [Lane::ToDevice, Lane::ToHost].map(|lane| transfers(&program, EntryKind::Update, lane));
+                let counts =
+                    [StreamId::ToDevice, StreamId::ToHost].map(|stream| transfers(&program, EntryKind::Update, stream));
                 let some = !offload.zero_copy && (moved[0] || on_device[1] > 0);
                 assert!(counts[0] == counts[1] && (counts[0] > 0) == some, "{what}: {counts:?}");
                 assert!(counts[0] >= 10 || !some || offload.slice_bytes.is_none(), "{what}: {counts:?}");
@@ -185,10 +187,10 @@ fn gradients_on_the_host_change_no_bit() {
                     let program = compile(&model(), &with(&options, offload), &machine).unwrap();
                     let what = format!("{case}, {choice}, {}", machine.name);
                     assert_eq!(bytes(&program, ArenaKind::Gradients), (0, on_device), "{what}");
-                    let count = |kind, lane| transfers(&program, kind, lane);
-                    let fetched =
-                        [EntryKind::FirstMicroStep, EntryKind::NextMicroStep].map(|kind| count(kind, Lane::ToDevice));
-                    let stored = count(EntryKind::FirstMicroStep, Lane::ToHost);
+                    let count = |kind, stream| transfers(&program, kind, stream);
+                    let fetched = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep]
+                        .map(|kind| count(kind, StreamId::ToDevice));
+                    let stored = count(EntryKind::FirstMicroStep, StreamId::ToHost);
                     assert!(stored >= 8 && fetched[1] >= fetched[0] + 8, "{what}: {stored}, {fetched:?}");
                     assert_same(bits(program), &expected, &what);
                 }
@@ -214,7 +216,7 @@ fn the_residual_stream_on_the_host_changes_no_bit() {
                 let program = compile(&model(), &with(&options, on), &machine).unwrap();
                 let what = format!("{case}, block {:?}, {}", recompute.block, machine.name);
                 for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
-                    let counts = [Lane::ToHost, Lane::ToDevice].map(|lane| transfers(&program, kind, lane));
+                    let counts = [StreamId::ToHost, StreamId::ToDevice].map(|stream| transfers(&program, kind, stream));
                     assert!(counts[0] == counts[1] && counts[0] >= 3, "{what}: {counts:?}");
                 }
                 assert!(bytes(&program, ArenaKind::Waiting).1 > 0, "{what}");

@@ -148,10 +148,10 @@ fn computing_again_changes_no_bit() {
             };
             let again = steps_of(&|step| step.phase == "recompute");
             // A gradient that reads the same does it on the way.
-            let beside = steps_of(&|step| ops::BESIDE.iter().any(|beside| beside.joint == step.op));
+            let fused = steps_of(&|step| ops::RECOMPUTE_FUSIONS.iter().any(|fusion| fusion.joint == step.op));
             assert!(
-                again + beside > 0 && steps(&program) == kept_steps + again,
-                "{name}, {choice}: {again} and {beside} of {}",
+                again + fused > 0 && steps(&program) == kept_steps + again,
+                "{name}, {choice}: {again} and {fused} of {}",
                 steps(&program)
             );
             assert!(activations(&program) < kept_bytes, "{name}, {choice}: {} of {kept_bytes}", activations(&program));

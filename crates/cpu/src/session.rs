@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use program::{
-    BackendError, Entry, EventId, Instruction, Lane, MemoryLine, Program, Provenance, Session, Step, TensorRef,
+    BackendError, Entry, EventId, Instruction, MemoryLine, Program, Provenance, Session, Step, StreamId, TensorRef,
 };
 use rayon::ThreadPool;
 
 use crate::arena::Memory;
-use crate::lanes::Lanes;
+use crate::deferred::DeferredTransfers;
 use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul, rows};
 
@@ -21,8 +21,8 @@ enum BoundInstruction {
     Gemm(Box<matmul::GemmPlan>),
     Copy(copy::StridedCopy),
     Zero(TensorRef),
-    Record(EventId, Lane),
-    Wait(EventId, Lane),
+    Record(EventId, StreamId),
+    Wait(EventId, StreamId),
 }
 
 impl BoundInstruction {
@@ -86,8 +86,8 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<BoundI
             copy::StridedCopy::new(from, to).map(BoundInstruction::Copy)
         }
         Instruction::Zero { at } => Ok(BoundInstruction::Zero(at.clone())),
-        Instruction::Record { event, lane } => Ok(BoundInstruction::Record(*event, *lane)),
-        Instruction::Wait { event, lane } => Ok(BoundInstruction::Wait(*event, *lane)),
+        Instruction::Record { event, stream } => Ok(BoundInstruction::Record(*event, *stream)),
+        Instruction::Wait { event, stream } => Ok(BoundInstruction::Wait(*event, *stream)),
     };
     let prepared = prepared.map_err(|message| BackendError::Failed {
         call: "loading a program on the CPU".into(),
@@ -119,27 +119,27 @@ fn run_entry(
     check_finite: bool,
     mut done: impl FnMut(),
 ) -> Result<(), BackendError> {
-    let mut lanes = Lanes::default();
+    let mut transfers = DeferredTransfers::default();
     for (index, (step, instruction)) in steps.iter().zip(prepared).enumerate() {
-        let lane = step.instruction.lane();
+        let stream = step.instruction.stream();
         match instruction {
-            BoundInstruction::Wait(event, Lane::Compute) => {
-                lanes.catch_up(*event, &mut |due: usize| prepared[due].run(memory, scratch))
+            BoundInstruction::Wait(event, StreamId::Compute) => {
+                transfers.catch_up(*event, &mut |due: usize| prepared[due].run(memory, scratch))
             }
-            BoundInstruction::Record(event, Lane::Compute) => lanes.passed(*event),
-            BoundInstruction::Record(event, lane) => lanes.record(*lane, *event),
-            BoundInstruction::Wait(event, lane) => lanes.wait(*lane, *event),
-            _ if lane != Lane::Compute => lanes.put_off(lane, index),
+            BoundInstruction::Record(event, StreamId::Compute) => transfers.passed(*event),
+            BoundInstruction::Record(event, stream) => transfers.record(*stream, *event),
+            BoundInstruction::Wait(event, stream) => transfers.wait(*stream, *event),
+            _ if stream != StreamId::Compute => transfers.defer(stream, index),
             instruction => instruction.run(memory, scratch),
         }
         done();
-        let look = check_finite && lane == Lane::Compute;
+        let look = check_finite && stream == StreamId::Compute;
         if let Some(message) = look.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
             let context = Some(place(&step.provenance));
             return Err(BackendError::Failed { call: "the check for finite values".into(), message, context });
         }
     }
-    assert!(lanes.is_empty(), "an entry waits for its transfers before it ends");
+    assert!(transfers.is_empty(), "an entry waits for its transfers before it ends");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
 use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
 use crate::nvrtc::{Compiler, KernelSource};
-use program::{Architecture, Lane};
+use program::{Architecture, StreamId};
 use std::sync::Arc;
 
 /// Where libraries and caches are, and how instructions are run.
@@ -120,17 +120,17 @@ impl Engine {
         })
     }
 
-    pub fn lane(&self, lane: Lane) -> &Stream {
-        match lane {
-            Lane::Compute => &self.stream,
-            Lane::ToHost => &self.to_host,
-            Lane::ToDevice => &self.to_device,
+    pub fn stream_of(&self, id: StreamId) -> &Stream {
+        match id {
+            StreamId::Compute => &self.stream,
+            StreamId::ToHost => &self.to_host,
+            StreamId::ToDevice => &self.to_device,
         }
     }
 
-    /// Waits for every lane.
+    /// Waits for every stream.
     pub fn synchronise(&self) -> Result<()> {
-        Lane::ALL.into_iter().try_for_each(|lane| self.lane(lane).synchronise())
+        StreamId::ALL.into_iter().try_for_each(|id| self.stream_of(id).synchronise())
     }
 
     pub fn architecture(&self) -> Architecture {

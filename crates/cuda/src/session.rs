@@ -10,7 +10,7 @@ use program::{Arch, BackendError, Choices, Entry, MemoryLine, Program, Reading, 
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Beside the bytes of an arena that is not on the device.
+/// In addition to the bytes of an arena that is not on the device.
 const ON_HOST: &str = "on the host";
 
 /// One entry point, ready to run.

@@ -193,7 +193,7 @@ impl Set<'_> {
         self.counted.files.iter().map(|file| Stamp::of(file).ok()).collect()
     }
 
-    /// Encodes the rows. Beside them: the entry that holds them, why it does not, and what was read off the clock.
+    /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
     fn encode(self, writer: Option<EntryWriter>) -> Result<Outcome, DataError> {
         let Set { spec, tokenizer, options, mut counted } = self;
         let (spec, rows) = open(spec, &mut counted)?;

@@ -4,7 +4,6 @@
 //! Invariant: no passes, no drivers, no models, no run configuration. CUDA is text here.
 
 mod append;
-mod beside;
 mod call;
 pub mod evaluate;
 pub mod examples;
@@ -12,6 +11,7 @@ mod gradient;
 mod kernel;
 mod op;
 mod real;
+mod recompute_fusion;
 mod registry;
 mod verify;
 
@@ -31,13 +31,13 @@ mod vector;
 mod view;
 
 pub use append::Append;
-pub use beside::{BESIDE, Beside};
 pub use call::{Call, Data, Input, Output};
 pub use gradient::{Emit, GradientCall, Gradients};
 pub use kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type};
 pub use matmul::{MOST_RANK, dropout_linear_fits};
 pub use op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op, Pairing, Rows};
 pub use real::Real;
+pub use recompute_fusion::{RECOMPUTE_FUSIONS, RecomputeFusion};
 pub use registry::{all, find};
 pub use vector::{Loop, largest, sum_of, sum_of_three, vectorised};
 pub use verify::{infer, verify};

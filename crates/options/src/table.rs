@@ -22,10 +22,10 @@ pub trait Table: Sized {
     /// The values in the order of the rows.
     fn values(&self) -> Vec<Value>;
 
-    /// Gives an option its default again; an option of another name is left alone.
+    /// Returns an option its default again; an option of another name is left alone.
     fn reset(&mut self, name: &str);
 
-    /// Leaves to the engine again what it may decide and was told otherwise, as far as `of` says of the value. Names.
+    /// Leaves to the engine again what it may decide and was set otherwise, as far as `of` says of the value. Names.
     fn leave_open(&mut self, of: impl Fn(&Value) -> bool) -> Vec<&'static str> {
         let open = Self::ROWS
             .iter()

@@ -1,5 +1,5 @@
-//! Architectures of GPUs, as values that are compared; text only where NVRTC and files have it. What a plan needs to know
-//! of one stands here; how much there is of it is the machine's.
+//! Architectures of GPUs, as values that are compared; text only where NVRTC and files have it. What a plan needs to
+//! know of one is here; how much there is of it is the machine's.
 
 use std::fmt;
 use std::str::FromStr;

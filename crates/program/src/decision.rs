@@ -1,5 +1,5 @@
-//! What the compiler decided about memory, as values: about what, which way, and why. Knows neither the words in which
-//! people are told, nor the options that ask, nor how a decision is carried out.
+//! What the compiler decided about memory, as values: about what, which way, and why. Knows neither the words shown to
+//! people, nor the options that request it, nor how a decision is carried out.
 
 use crate::program::{EntryKind, Variant};
 

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use crate::instruction::{Instruction, Lane, Step};
+use crate::instruction::{Instruction, Step, StreamId};
 use crate::machine::Machine;
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
@@ -70,8 +70,8 @@ fn reaching(step: &Step, program: &Program) -> f64 {
     ((read + written) / link.one_way).max((read + 2.0 * written) / link.both_ways)
 }
 
-/// Seconds that one instruction is expected to take in a step of which products take the usual share; none for marks and
-/// waits, whose time is that of others.
+/// Seconds that one instruction is expected to take in a step of which products take the usual share; none for marks
+/// and waits, whose time is that of others.
 pub fn seconds(step: &Step, program: &Program, seen: Seen) -> f64 {
     let machine = &program.machine;
     match Work::of(step, program, seen) {
@@ -136,21 +136,21 @@ fn share_of_products(times: &[Option<Times>]) -> f64 {
     if all > 0.0 { products / all } else { 0.0 }
 }
 
-/// Lets the lanes run against one another: seconds until the computation is done, and how many of these it waits.
+/// Lets the streams run against one another: seconds until the computation is done, and how many of these it waits.
 fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
-    let mut clocks = [0.0f64; Lane::ALL.len()];
+    let mut clocks = [0.0f64; StreamId::ALL.len()];
     let mut marks = HashMap::new();
     let mut waiting = 0.0;
     for (index, step) in entry.steps.iter().enumerate() {
-        let clock = &mut clocks[step.instruction.lane() as usize];
+        let clock = &mut clocks[step.instruction.stream() as usize];
         match &step.instruction {
             Instruction::Record { event, .. } => {
                 marks.insert(*event, *clock);
             }
-            Instruction::Wait { event, lane } => {
+            Instruction::Wait { event, stream } => {
                 let wait = marks.get(event).map_or(0.0, |mark: &f64| (mark - *clock).max(0.0));
                 *clock += wait;
-                waiting += if *lane == Lane::Compute { wait } else { 0.0 };
+                waiting += if *stream == StreamId::Compute { wait } else { 0.0 };
             }
             Instruction::Launch(_)
             | Instruction::Gemm(_)
@@ -160,7 +160,7 @@ fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
             | Instruction::Transfer { .. } => *clock += seconds(index, step),
         }
     }
-    (clocks[Lane::Compute as usize], waiting)
+    (clocks[StreamId::Compute as usize], waiting)
 }
 
 /// The kind of an instruction for tables: `gemm`, `attention`, or the operation's name.

@@ -139,7 +139,7 @@ pub struct AttentionForward {
 
 /// A queue of instructions. Each works in order; between them only events keep an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lane {
+pub enum StreamId {
     /// Everything but transfers. An entry begins and ends on it.
     Compute,
     /// Transfers from the device to the host.
@@ -148,19 +148,19 @@ pub enum Lane {
     ToDevice,
 }
 
-impl Lane {
-    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::ToHost, Lane::ToDevice];
+impl StreamId {
+    pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::ToHost, StreamId::ToDevice];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Lane::Compute => "compute",
-            Lane::ToHost => "to host",
-            Lane::ToDevice => "to device",
+            StreamId::Compute => "compute",
+            StreamId::ToHost => "to host",
+            StreamId::ToDevice => "to device",
         }
     }
 }
 
-/// A mark in a lane, by a number that is its own within an entry. Recorded once, before it is waited for.
+/// A mark in a stream, by a number that is its own within an entry. Recorded once, before it is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u32);
 
@@ -179,22 +179,22 @@ pub enum Instruction {
     Zero {
         at: TensorRef,
     },
-    /// Bytes between device and host memory, beside the computation: dense tensors of one type. `lane` is
+    /// Bytes between device and host memory, beside the computation: dense tensors of one type. `stream` is
     /// that of the direction.
     Transfer {
         from: TensorRef,
         to: TensorRef,
-        lane: Lane,
+        stream: StreamId,
     },
-    /// Marks the present end of a lane.
+    /// Marks the present end of a stream.
     Record {
         event: EventId,
-        lane: Lane,
+        stream: StreamId,
     },
-    /// What follows on `lane` waits until the lane of the event has come to its mark.
+    /// What follows on `stream` waits until the stream of the event has come to its mark.
     Wait {
         event: EventId,
-        lane: Lane,
+        stream: StreamId,
     },
 }
 
@@ -267,23 +267,23 @@ impl Instruction {
                 let AttentionForward { q, k, v, o, lse, document_start, scratch, scale: _ } = attention;
                 [q, k, v, o, lse, document_start].into_iter().chain(scratch).collect()
             }
-            Instruction::Copy { from, to } | Instruction::Transfer { from, to, lane: _ } => vec![from, to],
+            Instruction::Copy { from, to } | Instruction::Transfer { from, to, stream: _ } => vec![from, to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }
     }
 
     /// The queue that the instruction stands in.
-    pub fn lane(&self) -> Lane {
+    pub fn stream(&self) -> StreamId {
         match self {
-            Instruction::Transfer { lane, .. } | Instruction::Record { lane, .. } | Instruction::Wait { lane, .. } => {
-                *lane
-            }
+            Instruction::Transfer { stream, .. }
+            | Instruction::Record { stream, .. }
+            | Instruction::Wait { stream, .. } => *stream,
             Instruction::Launch(_)
             | Instruction::Gemm(_)
             | Instruction::AttentionForward(_)
             | Instruction::Copy { .. }
-            | Instruction::Zero { .. } => Lane::Compute,
+            | Instruction::Zero { .. } => StreamId::Compute,
         }
     }
 

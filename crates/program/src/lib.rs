@@ -2,8 +2,8 @@
 //! contract of a backend.
 //!
 //! Invariant: nothing here knows how gradients are derived, or the list of operations: these are names, and kernels are
-//! text. What limits the kinds of instructions, attention among them, is known for estimates (`work.rs`, `reached.rs`), and
-//! what libraries take (`library.rs`).
+//! text. What limits the kinds of instructions, attention among them, is known for estimates (`work.rs`, `reached.rs`),
+//! and what libraries take (`library.rs`).
 
 mod architecture;
 mod backend;
@@ -30,8 +30,8 @@ pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
-    Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Lane, Launch,
-    LowRank, Provenance, Step,
+    Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank,
+    Provenance, Step, StreamId,
 };
 pub use known::names as machine_names;
 pub use layout::Layout;

@@ -1,5 +1,5 @@
-//! What the library that realises an [`crate::AttentionForward`] takes, read off its plans (cuDNN 9.19): one table for those
-//! who choose it while a program is compiled, where there may be no library, and for the backend that calls it.
+//! What the library that realises an [`crate::AttentionForward`] takes, read off its plans (cuDNN 9.19): one table for
+//! those who choose it while a program is compiled, where there may be no library, and for the backend that calls it.
 //!
 //! Knows layouts and architectures; neither what an attention computes nor how the library is called.
 
@@ -28,8 +28,8 @@ pub const fn takes_heads_of(head_dim: usize) -> bool {
     head_dim.is_multiple_of(HEAD_STEP) && head_dim <= MAX_HEAD_DIM
 }
 
-/// Whether the library reads an operand [rows, tokens, heads, head_dim] where it lies: bf16, dense heads, address and
-/// strides on its boundary. Arenas and buffers start on larger boundaries, so an offset tells.
+/// Whether the library reads an operand [rows, tokens, heads, head_dim] where it is: bf16, dense heads, address and
+/// strides on its boundary. Arenas and buffers start on larger boundaries, so the offset suffices.
 pub fn reads(operand: &TensorRef) -> bool {
     let size = DType::BF16.size();
     let aligned = |axis: usize| operand.shape[axis] == 1 || (operand.strides[axis] * size).is_multiple_of(ALIGNMENT);

@@ -1,19 +1,19 @@
-//! Whether the lanes of an entry can race: two instructions of different lanes that touch the same bytes, one of
+//! Whether the streams of an entry can race: two instructions of different streams that touch the same bytes, one of
 //! them writing, need an event between them. Knows reads and writes; not what is computed.
 
 use std::collections::HashMap;
 
-use crate::instruction::{EventId, Instruction, Lane};
+use crate::instruction::{EventId, Instruction, StreamId};
 use crate::memory::TensorRef;
 use crate::program::Entry;
 
-const LANES: usize = Lane::ALL.len();
+const STREAMS: usize = StreamId::ALL.len();
 
-/// How far each lane has come, as far as one of them knows.
-type Clock = [usize; LANES];
+/// How far each stream has come, as far as one of them knows.
+type Clock = [usize; STREAMS];
 
 struct Access<'a> {
-    /// Its number among the accesses of its lane, from 1.
+    /// Its number among the accesses of its stream, from 1.
     time: usize,
     step: usize,
     at: &'a TensorRef,
@@ -23,28 +23,28 @@ struct Access<'a> {
 /// Checks that every order of execution that the events of an entry allow gives what running it instruction by
 /// instruction gives, and that nothing is left running at its end. The error names the instructions.
 pub fn check_order(entry: &Entry) -> Result<(), String> {
-    let mut known: [Clock; LANES] = [[0; LANES]; LANES];
-    // Lanes that have waited for one that the entry has begun on.
-    let mut joined = [false; LANES];
+    let mut known: [Clock; STREAMS] = [[0; STREAMS]; STREAMS];
+    // Streams that have waited for one that the entry has begun on.
+    let mut joined = [false; STREAMS];
     let mut marks: HashMap<EventId, Clock> = HashMap::new();
-    let mut accesses: [Vec<Access<'_>>; LANES] = Default::default();
+    let mut accesses: [Vec<Access<'_>>; STREAMS] = Default::default();
     let name = |index: usize| format!("instruction {index} of {} ({})", entry.kind.name(), entry.steps[index]);
     for (index, step) in entry.steps.iter().enumerate() {
-        let lane = step.instruction.lane() as usize;
+        let stream = step.instruction.stream() as usize;
         match &step.instruction {
             Instruction::Record { event, .. } => {
-                if lane != Lane::Compute as usize && !joined[lane] {
-                    return Err(format!("{}: nothing was queued on its lane", name(index)));
+                if stream != StreamId::Compute as usize && !joined[stream] {
+                    return Err(format!("{}: nothing was queued on its stream", name(index)));
                 }
-                if marks.insert(*event, known[lane]).is_some() {
+                if marks.insert(*event, known[stream]).is_some() {
                     return Err(format!("{}: the event was recorded before", name(index)));
                 }
                 continue;
             }
             Instruction::Wait { event, .. } => {
                 let mark = marks.get(event).ok_or_else(|| format!("{}: nothing recorded it", name(index)))?;
-                joined[lane] = true;
-                (0..LANES).for_each(|other| known[lane][other] = known[lane][other].max(mark[other]));
+                joined[stream] = true;
+                (0..STREAMS).for_each(|other| known[stream][other] = known[stream][other].max(mark[other]));
                 continue;
             }
             Instruction::Launch(_)
@@ -54,26 +54,26 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
             | Instruction::Zero { .. }
             | Instruction::Transfer { .. } => {}
         }
-        if lane != Lane::Compute as usize && !joined[lane] {
-            return Err(format!("{}: its lane has not waited for the beginning of the entry", name(index)));
+        if stream != StreamId::Compute as usize && !joined[stream] {
+            return Err(format!("{}: its stream has not waited for the beginning of the entry", name(index)));
         }
-        known[lane][lane] += 1;
-        let time = known[lane][lane];
+        known[stream][stream] += 1;
+        let time = known[stream][stream];
         let writes = step.instruction.writes().into_iter().map(|at| (at, true));
         let touched = step.instruction.reads().into_iter().map(|at| (at, false)).chain(writes);
         for (at, writes) in touched {
-            for other in (0..LANES).filter(|other| *other != lane) {
-                let open = accesses[other].iter().rev().take_while(|before| before.time > known[lane][other]);
+            for other in (0..STREAMS).filter(|other| *other != stream) {
+                let open = accesses[other].iter().rev().take_while(|before| before.time > known[stream][other]);
                 if let Some(race) = open.into_iter().find(|b| (b.writes || writes) && b.at.overlaps(at)) {
                     return Err(format!("{} and {} touch {at} with no event between", name(race.step), name(index)));
                 }
             }
-            accesses[lane].push(Access { time, step: index, at, writes });
+            accesses[stream].push(Access { time, step: index, at, writes });
         }
     }
-    let end = known[Lane::Compute as usize];
-    match Lane::ALL.into_iter().find(|lane| end[*lane as usize] < known[*lane as usize][*lane as usize]) {
-        Some(lane) => Err(format!("{} ends while transfers {} are under way", entry.kind.name(), lane.name())),
+    let end = known[StreamId::Compute as usize];
+    match StreamId::ALL.into_iter().find(|stream| end[*stream as usize] < known[*stream as usize][*stream as usize]) {
+        Some(stream) => Err(format!("{} ends while transfers {} are under way", entry.kind.name(), stream.name())),
         None => Ok(()),
     }
 }
@@ -97,23 +97,23 @@ mod tests {
         check_order(&Entry { kind: EntryKind::Update, variant: None, steps, inputs: vec![], outputs: vec![] })
     }
 
-    fn record(event: u32, lane: Lane) -> Instruction {
-        Instruction::Record { event: EventId(event), lane }
+    fn record(event: u32, stream: StreamId) -> Instruction {
+        Instruction::Record { event: EventId(event), stream }
     }
 
-    fn wait(event: u32, lane: Lane) -> Instruction {
-        Instruction::Wait { event: EventId(event), lane }
+    fn wait(event: u32, stream: StreamId) -> Instruction {
+        Instruction::Wait { event: EventId(event), stream }
     }
 
     /// Zeroed, stored, and overwritten when that is done.
     fn stored() -> Vec<Instruction> {
         vec![
             Instruction::Zero { at: at(0, 0) },
-            record(0, Lane::Compute),
-            wait(0, Lane::ToHost),
-            Instruction::Transfer { from: at(0, 0), to: at(1, 0), lane: Lane::ToHost },
-            record(1, Lane::ToHost),
-            wait(1, Lane::Compute),
+            record(0, StreamId::Compute),
+            wait(0, StreamId::ToHost),
+            Instruction::Transfer { from: at(0, 0), to: at(1, 0), stream: StreamId::ToHost },
+            record(1, StreamId::ToHost),
+            wait(1, StreamId::Compute),
             Instruction::Zero { at: at(0, 8) },
         ]
     }
@@ -144,15 +144,15 @@ mod tests {
             let mut all = stored();
             all.truncate(5);
             // Fetching back what is being stored needs the store's event, which the computation may pass on.
-            all.extend(through.then(|| wait(1, Lane::Compute)));
-            all.extend([record(2, Lane::Compute), wait(2, Lane::ToDevice)]);
+            all.extend(through.then(|| wait(1, StreamId::Compute)));
+            all.extend([record(2, StreamId::Compute), wait(2, StreamId::ToDevice)]);
             all.extend([
-                Instruction::Transfer { from: at(1, 0), to: at(0, 64), lane: Lane::ToDevice },
-                record(3, Lane::ToDevice),
-                wait(3, Lane::Compute),
+                Instruction::Transfer { from: at(1, 0), to: at(0, 64), stream: StreamId::ToDevice },
+                record(3, StreamId::ToDevice),
+                wait(3, StreamId::Compute),
                 Instruction::Copy { from: at(0, 64), to: at(0, 80) },
-                record(4, Lane::ToHost),
-                wait(4, Lane::Compute),
+                record(4, StreamId::ToHost),
+                wait(4, StreamId::Compute),
             ]);
             check(all)
         };
@@ -162,7 +162,9 @@ mod tests {
 
     #[test]
     fn what_was_never_recorded_is_not_waited_for() {
-        assert!(check(vec![wait(0, Lane::Compute)]).unwrap_err().contains("nothing recorded"));
-        assert!(check(vec![record(0, Lane::Compute), record(0, Lane::Compute)]).unwrap_err().contains("before"));
+        assert!(check(vec![wait(0, StreamId::Compute)]).unwrap_err().contains("nothing recorded"));
+        assert!(
+            check(vec![record(0, StreamId::Compute), record(0, StreamId::Compute)]).unwrap_err().contains("before")
+        );
     }
 }

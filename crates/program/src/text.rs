@@ -40,9 +40,9 @@ impl fmt::Display for Step {
             Instruction::AttentionForward(_) => ("attention forward".into(), String::new()),
             Instruction::Copy { .. } => ("copy".into(), String::new()),
             Instruction::Zero { .. } => ("zero".into(), String::new()),
-            Instruction::Transfer { lane, .. } => (format!("transfer {}", lane.name()), String::new()),
-            Instruction::Record { event, lane } => return write!(f, "record e{} on {}", event.0, lane.name()),
-            Instruction::Wait { event, lane } => return write!(f, "wait for e{} on {}", event.0, lane.name()),
+            Instruction::Transfer { stream, .. } => (format!("transfer {}", stream.name()), String::new()),
+            Instruction::Record { event, stream } => return write!(f, "record e{} on {}", event.0, stream.name()),
+            Instruction::Wait { event, stream } => return write!(f, "wait for e{} on {}", event.0, stream.name()),
         };
         let (writes, reads) = (list(&self.instruction.writes()), list(&self.instruction.reads()));
         write!(f, "{kind}{detail}: {writes} <- {reads}")

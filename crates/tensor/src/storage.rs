@@ -1,4 +1,4 @@
-//! How the elements of a tensor lie in memory: plainly, each by itself, or packed, as codes with a scale for each block
+//! How the elements of a tensor are in memory: plainly, each by itself, or packed, as codes with a scale for each block
 //! of them. The bytes of a tensor are asked of here. Does not know how numbers become codes.
 
 use crate::dtype::DType;
@@ -35,7 +35,7 @@ pub enum Block {
     Tile(usize, usize),
 }
 
-/// How the scales of the blocks lie.
+/// How the scales of the blocks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
     /// An f32 each.
@@ -44,7 +44,8 @@ pub enum Scales {
     E8M0,
     /// An E4M3 each, and one f32 for the tensor.
     E4M3,
-    /// A byte each that stands for a value of a code book, times an f32 for so many of them, plus one f32 for the tensor.
+    /// A byte each that stands for a value of a code book, times an f32 for so many of them, plus one f32 for the
+    /// tensor.
     Mapped(usize),
 }
 
@@ -141,7 +142,7 @@ impl Packing {
     }
 }
 
-/// How a tensor lies in memory.
+/// How a tensor is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     Plain(DType),

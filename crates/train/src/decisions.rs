@@ -39,21 +39,21 @@ pub(crate) struct Answer {
 pub(crate) fn answers(plan: &[PlanDecision]) -> Vec<Answer> {
     let of_layers = RECOMPUTE.iter().filter_map(|(option, parts)| {
         let is_of = |of: &PlanDecision| matches!(of.subject, Subject::Layer(part) if parts.contains(&part));
-        let told = |of: &PlanDecision| {
+        let reported = |of: &PlanDecision| {
             let (subject, layers) = (subject(of.subject), layers(&of.layers));
             format!("{subject} of {layers} {}: {}", chosen(of.choice), because(of.reason))
         };
-        answer(option, plan, is_of, told)
+        answer(option, plan, is_of, reported)
     });
     let single = SINGLE.iter().filter_map(|(option, subject)| {
-        let told = |of: &PlanDecision| match of.entry {
+        let reported = |of: &PlanDecision| match of.entry {
             EntryKind::FirstMicroStep if differ(plan, *subject) => {
                 let (rows, tokens) = (of.variant.batch, of.variant.seq_len);
                 format!("{} for {rows} × {tokens} tokens: {}", chosen(of.choice), because(of.reason))
             }
             _ => because(of.reason),
         };
-        answer(option, plan, |of| of.subject == *subject, told)
+        answer(option, plan, |of| of.subject == *subject, reported)
     });
     of_layers.chain(single).collect()
 }
@@ -75,12 +75,12 @@ fn answer(
     option: &'static str,
     plan: &[PlanDecision],
     is_of: impl Fn(&PlanDecision) -> bool,
-    told: impl Fn(&PlanDecision) -> String,
+    reported: impl Fn(&PlanDecision) -> String,
 ) -> Option<Answer> {
     let all: Vec<&PlanDecision> = plan.iter().filter(|of| is_of_step(of) && is_of(of)).collect();
     let first = all.first()?.choice;
     let value = if all.iter().all(|of| of.choice == first) { value(first) } else { json!("auto") };
-    Some(Answer { option, value, because: distinct(all.into_iter().map(told)).join("; ") })
+    Some(Answer { option, value, because: distinct(all.into_iter().map(reported)).join("; ") })
 }
 
 fn distinct(all: impl Iterator<Item = String>) -> Vec<String> {
@@ -96,12 +96,12 @@ fn distinct(all: impl Iterator<Item = String>) -> Vec<String> {
 /// What the plan moved to the host without being asked: a sentence each, with the option that keeps it on the device.
 pub(crate) fn moved_unasked(plan: &[PlanDecision]) -> Vec<String> {
     let unasked = |of: &&PlanDecision| of.choice == Choice::Offload(true) && of.reason != Reason::Requested;
-    let told = |of: &PlanDecision| {
+    let reported = |of: &PlanDecision| {
         let (subject, because) = (subject(of.subject), because(of.reason));
         let option = option(of.subject).expect("every offload has an option");
         format!("{subject} in host memory: {because}; `{option}: false` keeps it on the device")
     };
-    distinct(plan.iter().filter(unasked).map(told))
+    distinct(plan.iter().filter(unasked).map(reported))
 }
 
 /// A decision in one line, without what it frees and costs.
@@ -185,7 +185,7 @@ fn subject(of: Subject) -> &'static str {
         Subject::OutputHead => "LM head",
         Subject::AttentionBackward => "attention backward pass",
         Subject::OptimizerStates => "optimizer states",
-        Subject::MasterCopies => "f32 copies of weights",
+        Subject::MasterCopies => "f32 master weights",
         Subject::Gradients => "gradients",
     }
 }
@@ -203,7 +203,7 @@ fn chosen(of: Choice) -> String {
 
 fn because(of: Reason) -> String {
     let words = match of {
-        Reason::Requested => "asked for",
+        Reason::Requested => "requested",
         Reason::NeededToFit => "needed to fit",
         Reason::NeededUpTo(layer) => {
             return format!("needed to fit up to layer {layer}; the rest costs next to nothing");
@@ -212,7 +212,7 @@ fn because(of: Reason) -> String {
         Reason::Free => "costs nothing",
         Reason::Fastest => "fits, and is fastest",
         Reason::RecomputeSource => "everything else is computed from it",
-        Reason::FasterThanRecompute => "faster than giving up more to fit",
+        Reason::FasterThanRecompute => "faster than recomputing more to fit",
         Reason::Impossible(Obstacle::LogitsAreRead) => "not possible otherwise: not only the loss reads the logits",
         Reason::Impossible(Obstacle::Indivisible) => "not possible otherwise: a micro-batch has a single row",
     };

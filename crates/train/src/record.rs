@@ -15,10 +15,10 @@ use crate::place::Place;
 use crate::preview::Expected;
 use crate::trainer::Trainer;
 
-/// What stands in every folder that a run wrote to.
+/// What is in every folder that a run wrote to.
 pub const MANIFEST: &str = "manifest.json";
 
-/// The options with every value, beside it.
+/// The options with every value, next to it.
 pub const RESOLVED: &str = "resolved.yaml";
 
 /// The run as one JSON object: what it is made of, so that it can be made again, and what it wrote. `choices` are
@@ -89,7 +89,7 @@ fn planned_seconds(trainer: &mut Trainer, program: &Program) -> Result<Option<f6
     Ok(program.machine.origin.has_ceilings().then(|| expected.estimate().step_seconds))
 }
 
-/// What the steps of a process took, beside what the plan says of them.
+/// What the steps of a process took, compared with what the plan says of them.
 #[derive(Debug, Default)]
 pub struct Measured {
     steps: u64,

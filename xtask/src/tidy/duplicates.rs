@@ -73,8 +73,8 @@ mod tests {
         let lock = "version = 4\n\n[[package]]\nname = \"a\"\nversion = \"1.0.0\"\n\n[[package]]\nname = \"a\"\nversion = \"2.0.0\"\n";
         let found = versions(lock);
         assert_eq!(found["a"], ["1.0.0", "2.0.0"]);
-        let told = |known: &[(&'static str, usize)]| compared(&found, &known.iter().copied().collect()).len();
-        assert_eq!((told(&[]), told(&[("a", 2)]), told(&[("a", 1)]), told(&[("a", 3)])), (1, 0, 1, 1));
-        assert_eq!(told(&[("a", 2), ("b", 2)]), 1);
+        let reported = |known: &[(&'static str, usize)]| compared(&found, &known.iter().copied().collect()).len();
+        assert_eq!((reported(&[]), reported(&[("a", 2)]), reported(&[("a", 1)]), reported(&[("a", 3)])), (1, 0, 1, 1));
+        assert_eq!(reported(&[("a", 2), ("b", 2)]), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The activation arena of one entry: how long every buffer lives, where it lies, and what the
+//! The activation arena of one entry: how long every buffer lives, where it is, and what the
 //! arena holds when it is fullest.
 
 use graph::{Graph, Phase, ValueId};
@@ -42,7 +42,7 @@ pub(crate) struct Buffers {
     offsets: Vec<usize>,
     /// What is at home on the host, while it is here.
     pub stays: Vec<Stay>,
-    /// By node: offset and bytes of its scratch memory.
+    /// By node: offset and bytes of its workspace.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the arena.
     pub bytes: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Buffers {
 
 /// How an entry uses the activation arena.
 pub(crate) struct Usage {
-    /// What lies in it at its fullest; the sum is its size.
+    /// What is in it at its fullest; the sum is its size.
     pub fullest: Vec<MemoryLine>,
     /// Most bytes in use in each phase.
     pub phases: Vec<MemoryLine>,
@@ -91,7 +91,7 @@ impl Buffers {
         Buffers { offsets, stays, scratch, bytes, intervals }
     }
 
-    /// Where a tensor lies when a node runs.
+    /// Where a tensor is when a node runs.
     pub fn place(&self, placement: &Placement, tensor: &TensorRef, node: usize) -> TensorRef {
         let buffer = placement.buffer_of(tensor);
         let here =
@@ -102,7 +102,7 @@ impl Buffers {
         }
     }
 
-    /// What lies in the arena when, for the lines of the plan.
+    /// What is in the arena when, for the lines of the plan.
     pub fn usage(&self, graph: &Graph, kind: EntryKind) -> Usage {
         let nodes = graph.nodes.len();
         let mut live = vec![[0usize; Purpose::ALL.len()]; nodes + 1];

@@ -1,5 +1,5 @@
 //! The adapters in the type that matrices are multiplied in. All casts of adapter matrices of one
-//! entry become one conversion of their arena: the results lie in a buffer laid out like it.
+//! entry become one conversion of their arena: the results are in a buffer laid out like it.
 
 use std::collections::HashSet;
 

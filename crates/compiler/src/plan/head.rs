@@ -44,7 +44,7 @@ impl Head {
             }
         }
         let results = graph.outputs.iter().map(|(_, id)| id);
-        let asked = results.chain(graph.gradients.iter().map(|(_, id)| id)).any(|id| wide.contains(id));
+        let requested = results.chain(graph.gradients.iter().map(|(_, id)| id)).any(|id| wide.contains(id));
         let taken: HashSet<usize> = nodes.iter().copied().collect();
         let made: HashSet<ValueId> =
             nodes.iter().flat_map(|index| graph.nodes[*index].outputs.iter().copied()).collect();
@@ -52,7 +52,7 @@ impl Head {
             .into_iter()
             .any(|index| graph.nodes[index].inputs.iter().any(|id| made.contains(id)));
         let separable = nodes.iter().all(|index| separable(graph, &graph.nodes[*index], &tokens));
-        if asked || behind || !separable || class(&graph.nodes[first]) != Class::Matmul {
+        if requested || behind || !separable || class(&graph.nodes[first]) != Class::Matmul {
             return None;
         }
         let value = graph.value(logits);

@@ -8,11 +8,11 @@
 //! ([`Decision::rewrites`]) that are verified as every pass is.
 
 mod attention;
-mod beside;
 mod head;
 mod memory;
 mod parts;
 mod recompute;
+mod recompute_fusion;
 mod report;
 mod states;
 
@@ -198,10 +198,10 @@ impl Search<'_> {
         passes: &mut Passes<'_>,
     ) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
         let head = Head::find(self.graph);
-        let (asked, open) = self.layers(options);
+        let (requested, open) = self.layers(options);
         let layers = self.graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
         let start = Decision {
-            recomputed: vec![asked; layers],
+            recomputed: vec![requested; layers],
             head_parts: self.head_parts(options, head.as_ref())?,
             attention_parts: self.attention_parts(options)?,
             waiting: self.kind == EntryKind::FirstMicroStep && options.plan.offload.residual == Some(true),
@@ -211,11 +211,11 @@ impl Search<'_> {
         let needed = |levels: &[usize]| self.memory.activation_bytes(&graph_after(levels), self.variant);
         let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.machine);
 
-        let fitting = taken_back(&axes, |levels| needed(levels) <= self.available);
+        let fitting = fewest_savings(&axes, |levels| needed(levels) <= self.available);
         let mut chosen = fitting.clone();
         if self.margin > 0.0 {
             let (most, bytes) = (seconds(&fitting) * (1.0 + self.margin / OVERHEAD), needed(&fitting));
-            given_up(&axes, &mut chosen, |levels| seconds(levels) <= most);
+            save_while_cheap(&axes, &mut chosen, |levels| seconds(levels) <= most);
             if needed(&chosen) >= bytes {
                 chosen.clone_from(&fitting);
             }
@@ -233,7 +233,7 @@ impl Search<'_> {
         }
         passes.run(self.kind, "join_recompute", &mut graph, |graph| {
             let mut joined = graph.clone();
-            beside::join(&mut joined);
+            recompute_fusion::join(&mut joined);
             // What is read once is held a little longer.
             if self.memory.activation_bytes(&joined, self.variant) <= self.available {
                 *graph = joined;
@@ -246,20 +246,20 @@ impl Search<'_> {
     /// What is computed again because it was asked for, and what may be.
     fn layers(&self, options: &CompileOptions) -> (Parts, Parts) {
         match self.kind {
-            EntryKind::FirstMicroStep => Parts::asked(&options.plan.recompute, options.adapter.is_some()),
+            EntryKind::FirstMicroStep => Parts::requested(&options.plan.recompute, options.adapter.is_some()),
             _ => Default::default(),
         }
     }
 
     fn attention_parts(&self, options: &CompileOptions) -> Result<usize, CompileError> {
-        let asked = options.plan.attention_chunks.filter(|_| self.kind == EntryKind::FirstMicroStep).unwrap_or(1);
+        let requested = options.plan.attention_chunks.filter(|_| self.kind == EntryKind::FirstMicroStep).unwrap_or(1);
         let most = attention::most_attention_parts(self.graph, &self.machine.arch);
-        if asked <= most {
-            return Ok(asked);
+        if requested <= most {
+            return Ok(requested);
         }
         let of = if self.machine.arch == Arch::Cpu { "rows times key heads" } else { "rows" };
         Err(CompileError::Options(format!(
-            "`attn_bwd_chunks: {asked}`, but a micro-batch has {most} {of}, and no attention is done in more parts"
+            "`attn_bwd_chunks: {requested}`, but a micro-batch has {most} {of}, and no attention is done in more parts"
         )))
     }
 
@@ -316,7 +316,7 @@ fn doubled(from: usize, allowed: impl Fn(usize) -> bool) -> Vec<usize> {
 
 /// The levels with which it fits: none if that fits, else as few as possible of what is dear. All
 /// of them where nothing fits.
-fn taken_back(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> {
+fn fewest_savings(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> {
     let none = vec![0; axes.len()];
     let mut levels: Vec<usize> = axes.iter().map(Axis::levels).collect();
     if fits(&none) {
@@ -338,7 +338,7 @@ fn taken_back(axes: &[Axis], fits: impl Fn(&[usize]) -> bool) -> Vec<usize> {
 }
 
 /// Raises the levels of what is cheap while it is allowed, until the first that cannot be had whole.
-fn given_up(axes: &[Axis], levels: &mut [usize], allowed: impl Fn(&[usize]) -> bool) {
+fn save_while_cheap(axes: &[Axis], levels: &mut [usize], allowed: impl Fn(&[usize]) -> bool) {
     for index in (0..axes.len()).filter(|index| axes[*index].is_cheap()) {
         let with = |level: usize| {
             let mut changed = levels.to_vec();

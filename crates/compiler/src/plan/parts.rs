@@ -29,18 +29,18 @@ impl Parts {
     }
 
     /// What the options ask for, and what is left to the plan.
-    pub fn asked(of: &RecomputeOptions, adapters: bool) -> (Parts, Parts) {
+    pub fn requested(of: &RecomputeOptions, adapters: bool) -> (Parts, Parts) {
         let on = |option: Option<bool>, parts: &[Part], sum: Parts| match option {
             Some(true) => parts.iter().fold(sum, |sum, part| sum.with(*part)),
             _ => sum,
         };
-        let mut asked = Parts::default();
-        asked = on(of.block, &Part::ALL, asked);
-        asked = on(of.ffn, &[Part::Activation, Part::FeedForward], asked);
-        asked = on(of.att, &[Part::Rotation, Part::Projections, Part::Attention], asked);
-        asked = on(of.qkv, &[Part::Rotation, Part::Projections], asked);
-        asked = on(of.swiglu, &[Part::Activation], asked);
-        asked = on(of.rmsnorm, &[Part::Norms], asked);
+        let mut requested = Parts::default();
+        requested = on(of.block, &Part::ALL, requested);
+        requested = on(of.ffn, &[Part::Activation, Part::FeedForward], requested);
+        requested = on(of.att, &[Part::Rotation, Part::Projections, Part::Attention], requested);
+        requested = on(of.qkv, &[Part::Rotation, Part::Projections], requested);
+        requested = on(of.swiglu, &[Part::Activation], requested);
+        requested = on(of.rmsnorm, &[Part::Norms], requested);
         let keep_norms = of.rmsnorm == Some(false) || adapters && of.lora == Some(false);
         // A whole that is kept leaves its parts open; a part that is kept closes the wholes around it.
         let closed = |part: Part| match part {
@@ -55,10 +55,10 @@ impl Parts {
             }
         };
         if keep_norms {
-            asked = asked.without(Part::Norms);
+            requested = requested.without(Part::Norms);
         }
-        let open = Part::ALL.into_iter().filter(|part| !asked.has(*part) && !closed(*part));
-        (asked, open.fold(Parts::default(), Parts::with))
+        let open = Part::ALL.into_iter().filter(|part| !requested.has(*part) && !closed(*part));
+        (requested, open.fold(Parts::default(), Parts::with))
     }
 }
 
@@ -107,15 +107,15 @@ mod tests {
     #[test]
     fn a_whole_includes_its_parts_and_a_kept_part_closes_the_whole() {
         let all = RecomputeOptions { block: Some(true), ..Default::default() };
-        let (asked, open) = Parts::asked(&all, false);
-        assert!(Part::ALL.into_iter().all(|p| asked.has(p)) && open == Parts::default());
+        let (requested, open) = Parts::requested(&all, false);
+        assert!(Part::ALL.into_iter().all(|p| requested.has(p)) && open == Parts::default());
         let kept = RecomputeOptions { swiglu: Some(false), qkv: Some(true), ..Default::default() };
-        let (asked, open) = Parts::asked(&kept, false);
-        assert!(asked.has(Part::Projections) && asked.has(Part::Rotation) && !asked.has(Part::Attention));
+        let (requested, open) = Parts::requested(&kept, false);
+        assert!(requested.has(Part::Projections) && requested.has(Part::Rotation) && !requested.has(Part::Attention));
         assert!(open.has(Part::Norms) && open.has(Part::Attention));
         assert!(!open.has(Part::Activation) && !open.has(Part::FeedForward) && !open.has(Part::Residual));
         let inputs = RecomputeOptions { block: Some(true), lora: Some(false), ..Default::default() };
-        assert!(!Parts::asked(&inputs, true).0.has(Part::Norms));
-        assert!(Parts::asked(&inputs, false).0.has(Part::Norms));
+        assert!(!Parts::requested(&inputs, true).0.has(Part::Norms));
+        assert!(Parts::requested(&inputs, false).0.has(Part::Norms));
     }
 }

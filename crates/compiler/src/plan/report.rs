@@ -126,10 +126,10 @@ impl Table<'_> {
         self.line(Subject::AttentionBackward, Choice::Chunks(self.decision.attention_parts), reason)
     }
 
-    fn why_parts(&self, asked: Option<usize>, obstacle: Option<Obstacle>, parts: fn(&Decision) -> usize) -> Reason {
+    fn why_parts(&self, requested: Option<usize>, obstacle: Option<Obstacle>, parts: fn(&Decision) -> usize) -> Reason {
         let chosen = parts(self.decision);
         match obstacle {
-            _ if asked.is_some() => Reason::Requested,
+            _ if requested.is_some() => Reason::Requested,
             Some(obstacle) => Reason::Impossible(obstacle),
             None if chosen == 1 => Reason::Fastest,
             None if parts(self.reasons.start) == chosen => Reason::Free,

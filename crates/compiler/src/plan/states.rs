@@ -1,4 +1,4 @@
-//! Whether optimizer states, f32 copies of the weights and gradients lie on the host, as far as the options leave it
+//! Whether optimizer states, f32 copies of the weights and gradients are on the host, as far as the options leave it
 //! open: on the device, unless nothing else makes the run fit, or what fits computes more again than the link takes.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
@@ -38,7 +38,7 @@ pub(crate) fn least_step(
     let micro_steps = options.plan.micro_steps.max(1) as f64;
     // What is transferred for longer than what was given up takes is no gain, what frees less than is missing no help.
     let (mut least, most, missing) = match &stays {
-        Ok(program) => (step_seconds(program, micro_steps), given_up(program) * micro_steps, 0),
+        Ok(program) => (step_seconds(program, micro_steps), recompute_seconds(program) * micro_steps, 0),
         Err(CompileError::DoesNotFit { needed, available, .. }) => (f64::INFINITY, f64::INFINITY, needed - available),
         Err(_) => return stays,
     };
@@ -53,7 +53,7 @@ pub(crate) fn least_step(
             Err(CompileError::DoesNotFit { .. }) => continue,
             Err(other) => return Err(other),
         };
-        let (step, nothing_more) = (step_seconds(&program, micro_steps), given_up(&program) == 0.0);
+        let (step, nothing_more) = (step_seconds(&program, micro_steps), recompute_seconds(&program) == 0.0);
         if step < least {
             program.plan.splice(0..0, states.lines(moved, options, missing > 0));
             (least, best) = (step, Ok(program));
@@ -84,7 +84,7 @@ fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
 }
 
 /// Seconds of a micro-step that a plan spends to fit: on computing again, and on waiting for the link.
-fn given_up(program: &Program) -> f64 {
+fn recompute_seconds(program: &Program) -> f64 {
     let again = program.plan.iter().filter(|line| line.reason.is_need());
     let waiting = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep);
     again.map(|line| line.seconds).sum::<f64>()

@@ -1,5 +1,6 @@
 //! The stays of an update: what each of its pieces touches passes through a ring of slots on the device, so that one
-//! piece's is fetched and another's stored while a third is updated. Knows which tensors a piece touches; not what it is.
+//! piece's is fetched and another's stored while a third is updated. Knows which tensors a piece touches; not what it
+//! is.
 
 use program::TensorRef;
 
@@ -13,7 +14,7 @@ const SLOTS: usize = 3;
 type Touched<'a> = Vec<(&'a mut TensorRef, bool)>;
 
 /// Puts in the place of the tensors that are streamed those on the device. Piece `i` is position `i + 1`; what the ring
-/// begins beside is position 0. Also gives the bytes of the ring, at the start of the arena of activations.
+/// begins with is position 0. Also gives the bytes of the ring, at the start of the arena of activations.
 pub(crate) fn ring(mut pieces: Vec<Touched<'_>>, homes: &Homes) -> (Vec<Stay>, usize) {
     pieces.iter_mut().for_each(|piece| piece.retain(|(tensor, _)| homes.streams(tensor.arena)));
     let bytes = |piece: &Touched<'_>| piece.iter().map(|(tensor, _)| align(tensor.bytes(), ALIGNMENT_BYTES)).sum();

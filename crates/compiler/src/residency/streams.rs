@@ -1,6 +1,6 @@
 //! The instructions of an entry as they are queued in streams. Knows queues and events; not what is moved or why.
 
-use program::{Cost, EventId, Instruction, Lane, Provenance, Step, TensorRef};
+use program::{Cost, EventId, Instruction, Provenance, Step, StreamId, TensorRef};
 
 /// Instructions of an entry, with events of its own numbering.
 #[derive(Default)]
@@ -8,7 +8,7 @@ pub(crate) struct Streams {
     pub steps: Vec<Step>,
     events: u32,
     /// Streams that have waited for the computation's beginning.
-    forked: [bool; Lane::ALL.len()],
+    forked: [bool; StreamId::ALL.len()],
 }
 
 impl Streams {
@@ -17,31 +17,31 @@ impl Streams {
     }
 
     /// Marks the present end of a stream.
-    pub fn record(&mut self, lane: Lane, from: &Provenance) -> EventId {
+    pub fn record(&mut self, stream: StreamId, from: &Provenance) -> EventId {
         let event = EventId(self.events);
         self.events += 1;
-        self.silent(Instruction::Record { event, lane }, from);
+        self.silent(Instruction::Record { event, stream }, from);
         event
     }
 
-    pub fn wait(&mut self, lane: Lane, event: EventId, from: &Provenance) {
-        self.forked[lane as usize] = true;
-        self.silent(Instruction::Wait { event, lane }, from);
+    pub fn wait(&mut self, stream: StreamId, event: EventId, from: &Provenance) {
+        self.forked[stream as usize] = true;
+        self.silent(Instruction::Wait { event, stream }, from);
     }
 
     /// Makes what follows in a stream wait for all that was computed so far.
-    pub fn follow(&mut self, lane: Lane, from: &Provenance) {
-        let event = self.record(Lane::Compute, from);
-        self.wait(lane, event, from);
+    pub fn follow(&mut self, stream: StreamId, from: &Provenance) {
+        let event = self.record(StreamId::Compute, from);
+        self.wait(stream, event, from);
     }
 
     /// Moves bytes. The first transfer of a stream follows what was computed so far.
-    pub fn transfer(&mut self, lane: Lane, source: &TensorRef, target: &TensorRef, from: &Provenance) {
-        if !self.forked[lane as usize] {
-            self.follow(lane, from);
+    pub fn transfer(&mut self, stream: StreamId, source: &TensorRef, target: &TensorRef, from: &Provenance) {
+        if !self.forked[stream as usize] {
+            self.follow(stream, from);
         }
         let cost = Cost { flops: 0.0, bytes: source.bytes() as f64 };
-        let instruction = Instruction::Transfer { from: source.clone(), to: target.clone(), lane };
+        let instruction = Instruction::Transfer { from: source.clone(), to: target.clone(), stream };
         self.steps.push(Step { instruction, provenance: from.clone(), cost });
     }
 

@@ -1,6 +1,6 @@
 //! The transfers of an entry's stays as its positions come up. Knows stays and their places; not why they are there.
 
-use program::{EntryKind, EventId, Lane, Provenance};
+use program::{EntryKind, EventId, Provenance, StreamId};
 
 use super::{Follows, Stay, Streams};
 
@@ -28,7 +28,7 @@ impl<'a> Transfers<'a> {
     pub fn before(&mut self, position: usize, from: &Provenance, streams: &mut Streams) {
         let freed = |stay: &Stay| stay.follows == Follows::Computation && stay.released + 1 == position;
         for stored in self.stays(freed).into_iter().filter_map(|index| self.stored[index]) {
-            streams.wait(Lane::Compute, stored, from);
+            streams.wait(StreamId::Compute, stored, from);
             self.joined = self.joined.max(Some(stored));
         }
         self.fetch(position, from, streams);
@@ -41,19 +41,19 @@ impl<'a> Transfers<'a> {
             let stay = &self.stays[index];
             match stay.follows {
                 Follows::Nothing => {}
-                Follows::Computation => streams.follow(Lane::ToDevice, from),
+                Follows::Computation => streams.follow(StreamId::ToDevice, from),
                 Follows::Stay(before) => match self.stored[before] {
-                    Some(stored) => streams.wait(Lane::ToDevice, stored, from),
-                    None => streams.follow(Lane::ToDevice, from),
+                    Some(stored) => streams.wait(StreamId::ToDevice, stored, from),
+                    None => streams.follow(StreamId::ToDevice, from),
                 },
             }
             for moved in &stay.moves {
-                streams.transfer(Lane::ToDevice, &moved.home, &moved.device, from);
+                streams.transfer(StreamId::ToDevice, &moved.home, &moved.device, from);
             }
-            self.fetched[index] = Some(streams.record(Lane::ToDevice, from));
+            self.fetched[index] = Some(streams.record(StreamId::ToDevice, from));
         }
         for fetched in self.stays(|stay| stay.begin == position).into_iter().filter_map(|index| self.fetched[index]) {
-            streams.wait(Lane::Compute, fetched, from);
+            streams.wait(StreamId::Compute, fetched, from);
         }
     }
 
@@ -65,18 +65,18 @@ impl<'a> Transfers<'a> {
 
     /// Stores what a stay wrote, behind what was computed so far.
     pub fn store(&mut self, number: usize, from: &Provenance, streams: &mut Streams) {
-        streams.follow(Lane::ToHost, from);
+        streams.follow(StreamId::ToHost, from);
         for moved in self.stays[number].moves.iter().filter(|moved| moved.written) {
-            streams.transfer(Lane::ToHost, &moved.device, &moved.home, from);
+            streams.transfer(StreamId::ToHost, &moved.device, &moved.home, from);
         }
-        self.stored[number] = Some(streams.record(Lane::ToHost, from));
+        self.stored[number] = Some(streams.record(StreamId::ToHost, from));
     }
 
-    /// Waits for what is still under way behind the last position.
+    /// Waits for what is still in flight behind the last position.
     pub fn end(mut self, position: usize, from: &Provenance, streams: &mut Streams) {
         self.fetch(position, from, streams);
         if let Some(last) = self.stored.iter().flatten().max().filter(|last| Some(**last) > self.joined) {
-            streams.wait(Lane::Compute, *last, from);
+            streams.wait(StreamId::Compute, *last, from);
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) enum PlannedInstruction {
     Product(product::PlannedGemm),
     Attention(Box<attention::PlannedAttention>),
     Strided(strided::Strided),
-    Lane(transfer::OnLane),
+    OnStream(transfer::OnStream),
 }
 
 /// An instruction that can be queued.
@@ -42,7 +42,7 @@ pub(crate) enum BoundInstruction {
     Product(product::BoundGemm),
     Attention(Box<attention::BoundAttention>),
     Strided(strided::Strided),
-    Lane(transfer::OnLane),
+    OnStream(transfer::OnStream),
 }
 
 pub(crate) use launch::Kernels;
@@ -57,18 +57,20 @@ impl PlannedInstruction {
             Instruction::AttentionForward(a) => PlannedInstruction::Attention(Box::new(attention::plan(p, a)?)),
             Instruction::Copy { from, to } => PlannedInstruction::Strided(strided::copy(p, from, to)?),
             Instruction::Zero { at } => PlannedInstruction::Strided(strided::zero(p, at)?),
-            Instruction::Transfer { from, to, lane } => {
-                PlannedInstruction::Lane(transfer::transfer(p, from, to, *lane))
+            Instruction::Transfer { from, to, stream } => {
+                PlannedInstruction::OnStream(transfer::transfer(p, from, to, *stream))
             }
-            Instruction::Record { event, lane } => PlannedInstruction::Lane(transfer::record(p, *event, *lane)?),
-            Instruction::Wait { event, lane } => PlannedInstruction::Lane(transfer::wait(p, *event, *lane)?),
+            Instruction::Record { event, stream } => {
+                PlannedInstruction::OnStream(transfer::record(p, *event, *stream)?)
+            }
+            Instruction::Wait { event, stream } => PlannedInstruction::OnStream(transfer::wait(p, *event, *stream)?),
         })
     }
 
     /// Bytes of workspace that the instruction uses while it runs.
     pub fn workspace(&self) -> usize {
         match self {
-            PlannedInstruction::Launches(_) | PlannedInstruction::Strided(_) | PlannedInstruction::Lane(_) => 0,
+            PlannedInstruction::Launches(_) | PlannedInstruction::Strided(_) | PlannedInstruction::OnStream(_) => 0,
             PlannedInstruction::Product(product) => product.workspace(),
             PlannedInstruction::Attention(attention) => attention.workspace(),
         }
@@ -83,13 +85,13 @@ impl PlannedInstruction {
                 BoundInstruction::Attention(Box::new(attention.bind(engine, workspace)?))
             }
             PlannedInstruction::Strided(strided) => BoundInstruction::Strided(strided),
-            PlannedInstruction::Lane(on_lane) => BoundInstruction::Lane(on_lane),
+            PlannedInstruction::OnStream(on_stream) => BoundInstruction::OnStream(on_stream),
         })
     }
 }
 
 impl BoundInstruction {
-    /// Queues the instruction on its lane.
+    /// Queues the instruction on its stream.
     pub fn queue(&mut self, engine: &Engine) -> Result<()> {
         let stream: &Stream = &engine.stream;
         match self {
@@ -97,7 +99,7 @@ impl BoundInstruction {
             BoundInstruction::Product(product) => product.queue(engine),
             BoundInstruction::Attention(attention) => attention.queue(engine),
             BoundInstruction::Strided(strided) => strided.queue(stream),
-            BoundInstruction::Lane(on_lane) => on_lane.queue(engine),
+            BoundInstruction::OnStream(on_stream) => on_stream.queue(engine),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::Preparation;
 use crate::driver::{Device, Event};
 use crate::engine::Engine;
 use crate::error::Result;
-use program::{EventId, Lane, TensorRef};
+use program::{EventId, StreamId, TensorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -31,9 +31,9 @@ impl Events {
     }
 }
 
-/// What is queued on a lane.
-pub(crate) struct OnLane {
-    lane: Lane,
+/// What is queued on a stream.
+pub(crate) struct OnStream {
+    stream: StreamId,
     what: What,
 }
 
@@ -47,38 +47,38 @@ enum What {
 // SAFETY: the pointers lead to page-locked memory of the session that owns this.
 unsafe impl Send for What {}
 
-pub(super) fn transfer(p: &mut Preparation, from: &TensorRef, to: &TensorRef, lane: Lane) -> OnLane {
+pub(super) fn transfer(p: &mut Preparation, from: &TensorRef, to: &TensorRef, stream: StreamId) -> OnStream {
     assert!(
         from.is_dense() && to.is_dense() && from.dtype == to.dtype && from.len() == to.len(),
         "a transfer moves dense bytes as they are: {from} to {to}"
     );
     let bytes = from.bytes();
-    let what = match (lane, p.memory.host(from), p.memory.host(to)) {
-        (Lane::ToHost, None, Some(host)) => {
+    let what = match (stream, p.memory.host(from), p.memory.host(to)) {
+        (StreamId::ToHost, None, Some(host)) => {
             What::ToHost { host: host.slice(to.offset, bytes), device: p.memory.address(from), bytes }
         }
-        (Lane::ToDevice, Some(host), None) => {
+        (StreamId::ToDevice, Some(host), None) => {
             What::ToDevice { device: p.memory.address(to), host: host.slice(from.offset, bytes), bytes }
         }
-        _ => panic!("a transfer is on the lane of its direction: {from} to {to} is not {}", lane.name()),
+        _ => panic!("a transfer is on the stream of its direction: {from} to {to} is not {}", stream.name()),
     };
-    OnLane { lane, what }
+    OnStream { stream, what }
 }
 
-pub(super) fn record(p: &mut Preparation, event: EventId, lane: Lane) -> Result<OnLane> {
-    Ok(OnLane { lane, what: What::Record(p.events.get(event)?) })
+pub(super) fn record(p: &mut Preparation, event: EventId, stream: StreamId) -> Result<OnStream> {
+    Ok(OnStream { stream, what: What::Record(p.events.get(event)?) })
 }
 
-pub(super) fn wait(p: &mut Preparation, event: EventId, lane: Lane) -> Result<OnLane> {
-    Ok(OnLane { lane, what: What::Wait(p.events.get(event)?) })
+pub(super) fn wait(p: &mut Preparation, event: EventId, stream: StreamId) -> Result<OnStream> {
+    Ok(OnStream { stream, what: What::Wait(p.events.get(event)?) })
 }
 
-impl OnLane {
+impl OnStream {
     pub fn queue(&self, engine: &Engine) -> Result<()> {
-        let stream = engine.lane(self.lane);
+        let stream = engine.stream_of(self.stream);
         match &self.what {
             // SAFETY: both ranges are in the session's arenas; the host reads and writes these only after it
-            // has waited for every lane.
+            // has waited for every stream.
             What::ToHost { host, device, bytes } => unsafe { stream.copy_to_host(*host, *device, *bytes) },
             // SAFETY: as above.
             What::ToDevice { device, host, bytes } => unsafe { stream.copy_to_device(*device, *host, *bytes) },

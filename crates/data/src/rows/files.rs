@@ -25,7 +25,7 @@ const SPLITS: [(&str, &[&str]); 3] = [
 ];
 
 /// Files that are next to data and are none.
-const BESIDE: [&str; 8] = [
+const NOT_DATA: [&str; 8] = [
     "dataset_info.json",
     "dataset_infos.json",
     "dataset_dict.json",
@@ -95,7 +95,7 @@ fn choose_by(names: &[String], card: Option<&str>, subset: Option<&str>, split: 
 fn is_data(name: &str) -> bool {
     let hidden = name.split('/').any(|part| part.starts_with(['.', '_']));
     let own = name.rsplit('/').next().unwrap_or(name);
-    !hidden && !BESIDE.contains(&own) && format_of(Path::new(name)).is_some_and(|(format, _)| DATA.contains(&format))
+    !hidden && !NOT_DATA.contains(&own) && format_of(Path::new(name)).is_some_and(|(format, _)| DATA.contains(&format))
 }
 
 fn known() -> String {

@@ -83,7 +83,7 @@ fn texts(ids: &[i32], tokenizer: Option<&Tokenizer>) -> Vec<String> {
         encoder.decode(&ids, false).ok()
     };
     let text = |i: usize| -> Option<String> {
-        // Beside its predecessor: some decoders drop the blank before the first word.
+        // Next to its predecessor: some decoders drop the blank before the first word.
         let before = i.saturating_sub(1);
         let (prefix, both) = (decode(&ids[before..i])?, decode(&ids[before..=i])?);
         let own = both.strip_prefix(&prefix)?;

@@ -1,5 +1,5 @@
-//! Tensors in packed forms: numbers to codes and back, as the reference of every backend has them, bit for bit. Does not
-//! know files, devices, or which tensor takes which form.
+//! Tensors in packed forms: numbers to codes and back, as the reference of every backend has them, bit for bit. Does
+//! not know files, devices, or which tensor takes which form.
 
 mod fp8;
 mod nf4;
@@ -12,7 +12,7 @@ pub use nvfp4::{Target, nvfp4};
 use crate::small::{Small, e8m0_value};
 use crate::storage::{Block, Code, Packing, Scales};
 
-/// A packed tensor in host memory. Codes are one to a byte here; [`Packed::packed_codes`] are as they lie in memory.
+/// A packed tensor in host memory. Codes are one to a byte here; [`Packed::packed_codes`] are as they are in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
     pub packing: Packing,
@@ -43,7 +43,7 @@ pub enum Scaled {
 }
 
 impl Packed {
-    /// The codes as they lie in memory: two of four bits in a byte, the first in the low half; of NF4 in the high one.
+    /// The codes as they are in memory: two of four bits in a byte, the first in the low half; of NF4 in the high one.
     pub fn packed_codes(&self) -> Vec<u8> {
         match (self.packing.code.bits(), self.packing.code) {
             (8, _) => self.codes.clone(),

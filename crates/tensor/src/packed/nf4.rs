@@ -28,7 +28,7 @@ pub const NF4: [f32; 16] = [
 /// Scales of one outer block.
 const OUTER: usize = 256;
 
-/// How many midpoints of the ascending values lie below u: the nearest one, the lower at a tie.
+/// How many midpoints of the ascending values are below u: the nearest one, the lower at a tie.
 fn nearest(values: &[f32], u: f32) -> u8 {
     let midpoint = |pair: &[f32]| ((f64::from(pair[0]) + f64::from(pair[1])) / 2.0) as f32;
     values.windows(2).filter(|pair| midpoint(pair) < u).count() as u8

@@ -480,8 +480,8 @@ fn schema_and_help_name_every_option() {
 /// are computed in the kernel), and choices with one available value.
 const WITHOUT_EFFECT: &[&str] = &["recipe", "use_fused_rope", "distributed"];
 
-/// Whether a field of this name is looked at somewhere in a source: no method, whose call begins with a parenthesis or with
-/// types, and no longer name.
+/// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or
+/// with types, and no longer name.
 fn has_field(text: &str, name: &str) -> bool {
     let access = format!(".{name}");
     text.match_indices(&access).any(|(at, _)| {

@@ -2,7 +2,7 @@
 //!
 //! Knows shapes and entries; how long one takes is the program's own estimate.
 
-use program::{Cause, EntryKind, Instruction, Lane, Place, Program, TensorRef, Variant};
+use program::{Cause, EntryKind, Instruction, Place, Program, StreamId, TensorRef, Variant};
 
 use super::Shapes;
 
@@ -130,7 +130,7 @@ impl Expected<'_> {
                 program::estimate(entry, self.program, self.shapes.seen),
                 program::estimate(entry, &on_device, self.shapes.seen),
             );
-            let reached = entry.steps.iter().filter(|step| step.instruction.lane() == Lane::Compute);
+            let reached = entry.steps.iter().filter(|step| step.instruction.stream() == StreamId::Compute);
             let reached: usize = reached.map(|step| self.reached_bytes(&step.instruction)).sum();
             let waiting = found.seconds - (without.seconds - without.waiting);
             Some((found.transferred + reached as f64, waiting.max(0.0), found.seconds))

@@ -1,10 +1,10 @@
-//! Forward operations that the backward pass may repeat beside a gradient which reads the same operands: one
+//! Forward operations that the backward pass may repeat together with a gradient which reads the same operands: one
 //! operation for both reads them once. Knows which operations those are; not when something is repeated.
 
 /// `again` and `gradient` at once: `joint` takes the inputs of `gradient` but those that `again` gives, and gives the
 /// results of `again`, then those of `gradient`. Its attributes are those of both.
 #[derive(Clone, Copy, Debug)]
-pub struct Beside {
+pub struct RecomputeFusion {
     pub joint: &'static str,
     pub again: &'static str,
     pub gradient: &'static str,
@@ -15,9 +15,15 @@ pub struct Beside {
 }
 
 /// All of them.
-pub const BESIDE: &[Beside] = &[
-    Beside { joint: "swiglu_and_backward", again: "swiglu", gradient: "swiglu_backward", shared: &[0, 1], made: None },
-    Beside {
+pub const RECOMPUTE_FUSIONS: &[RecomputeFusion] = &[
+    RecomputeFusion {
+        joint: "swiglu_and_backward",
+        again: "swiglu",
+        gradient: "swiglu_backward",
+        shared: &[0, 1],
+        made: None,
+    },
+    RecomputeFusion {
         joint: "rmsnorm_and_backward_add",
         again: "rmsnorm",
         gradient: "rmsnorm_backward_add",
@@ -37,11 +43,11 @@ mod tests {
 
     #[test]
     fn they_give_the_bits_of_both_operations() {
-        for beside in BESIDE {
-            let [joint, again, gradient] = [beside.joint, beside.again, beside.gradient].map(|n| find(n).unwrap());
+        for fusion in RECOMPUTE_FUSIONS {
+            let [joint, again, gradient] = [fusion.joint, fusion.again, fusion.gradient].map(|n| find(n).unwrap());
             for (example, dtype) in joint.examples().iter().flat_map(|e| [DType::F32, DType::BF16].map(|d| (e, d))) {
                 let both = instantiate(example, joint, dtype, 17);
-                let (of_again, of_gradient) = both.outputs.split_at(both.outputs.len() - results(beside));
+                let (of_again, of_gradient) = both.outputs.split_at(both.outputs.len() - results(fusion));
                 let run = |op: &'static dyn Op, inputs, outputs: &[HostTensor]| {
                     let known = |name: &String| op.attributes().iter().any(|a| a.name == name);
                     let attrs = both.attrs.0.iter().filter(|(name, _)| known(name));
@@ -49,19 +55,19 @@ mod tests {
                     Instance { op, attrs, inputs, outputs: outputs.to_vec() }.expected()
                 };
                 // The shared operands come first in all of them.
-                let made = run(again, both.inputs[..beside.shared.len()].to_vec(), of_again);
+                let made = run(again, both.inputs[..fusion.shared.len()].to_vec(), of_again);
                 let mut inputs = both.inputs.clone();
-                if let Some((input, result)) = beside.made {
+                if let Some((input, result)) = fusion.made {
                     inputs.insert(input, made[result].clone());
                 }
                 let gradients = run(gradient, inputs, of_gradient);
-                assert_eq!(both.expected(), [made, gradients].concat(), "{} in {dtype}", beside.joint);
+                assert_eq!(both.expected(), [made, gradients].concat(), "{} in {dtype}", fusion.joint);
             }
         }
     }
 
     /// How many results the gradient gives: one for each operand that needs one.
-    fn results(beside: &Beside) -> usize {
-        if beside.made.is_some() { 1 } else { beside.shared.len() }
+    fn results(fusion: &RecomputeFusion) -> usize {
+        if fusion.made.is_some() { 1 } else { fusion.shared.len() }
     }
 }

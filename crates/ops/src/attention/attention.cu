@@ -1,9 +1,11 @@
 // Attention by scalar f32 arithmetic, any element type, heads of up to 512 columns:
 //   o_i = sum_j p_ij v_j, p_ij = exp(s_ij - lse_i), s_ij = SCALE q_i.k_j (or SOFT_CAP tanh of it / SOFT_CAP) over the
 //   keys first_i <= j <= last_i; a sink joins the sum of the exponentials alone
-//   ds_ij = p_ij (do_i.v_j - delta_i) ds/d(q.k), delta_i = sum_j p_ij do_i.v_j / sum p_i; dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
-// q, dq [BATCH, TOKENS, HEADS, D], k, dk [BATCH, TOKENS, KV_HEADS, D], o, do and v, dv the same with DV columns, strided in
-// the first three axes; lse, delta f32 [BATCH, HEADS, TOKENS]; starts and last i32 [BATCH, TOKENS], both rising along a row; sinks [HEADS].
+//   ds_ij = p_ij (do_i.v_j - delta_i) ds/d(q.k), delta_i = sum_j p_ij do_i.v_j / sum p_i;
+//   dq_i = sum_j ds_ij k_j; dk_j = sum_i ds_ij q_i; dv_j = sum_i p_ij do_i
+// q, dq [BATCH, TOKENS, HEADS, D], k, dk [BATCH, TOKENS, KV_HEADS, D], o, do and v, dv the same with DV columns,
+// strided in the first three axes; lse, delta f32 [BATCH, HEADS, TOKENS]; starts and last i32 [BATCH, TOKENS], both
+// rising along a row; sinks [HEADS].
 // A block owns ROWS = WARPS * PER_WARP consecutive queries (dk, dv: keys) of one head and walks over the tiles of
 // 32 tokens of the other side that any of them sees. For scores a lane stands for one token of the tile; for the
 // weighted sums it stands for columns lane, lane + 32, ... Every sum has one owner and a fixed order: no atomics.

@@ -52,6 +52,13 @@ impl Given {
         self
     }
 
+    /// One of the rows holds one document.
+    fn whole(mut self, row: usize) -> Given {
+        let tokens = self.shape[1];
+        self.starts[row * tokens..(row + 1) * tokens].fill(0);
+        self
+    }
+
     /// In each of these stretches (first, end), queries see one another whole.
     fn spans(mut self, spans: &[(usize, usize)]) -> Given {
         let last =
@@ -131,5 +138,7 @@ pub fn calls() -> Vec<Given> {
         Given::new([1, 200, 2, 1, 256]).documents(&[100, 63, 37]).spans(&[(90, 100), (110, 130)]),
         Given::new([1, 150, 1, 1, 512]).documents(&[33, 117]).with_sink().with("window", 70),
         Given::new([1, 260, 4, 1, 40]).with("bidirectional", true).with("window", 7),
+        // A row of one document between rows of short ones: on Hopper their gradients are made in different ways.
+        Given::new([3, 1100, 2, 1, 72]).values_of(16).documents(&[100; 11]).whole(1),
     ]
 }

@@ -3,8 +3,9 @@
 use program::{Arg, TensorRef};
 use tensor::DType;
 
-use super::{Extents, Optional, Reading};
-use crate::kernel::{KernelSpec, LowerCall, device_type};
+use super::Extents;
+use super::launch::{Launch, assert_dense, optional_args};
+use crate::kernel::{KernelSpec, LowerCall};
 
 const SOURCE: &str = include_str!("attention.cu");
 const HEADERS: &[(&str, &str)] = &[
@@ -21,51 +22,10 @@ fn per_warp(widest: usize) -> usize {
     if widest <= 128 { 4 } else { 1 }
 }
 
-/// What the interval of keys and the score are made of: the definitions of every kernel of this folder.
-pub fn mask_defines(call: &LowerCall<'_>) -> Vec<(String, String)> {
-    let e = Extents::of_call(call.inputs);
-    let reading = Reading::checked(call.attrs, e.head_dim);
-    let optional = Optional::of_call(call.inputs, call.outputs.len());
-    let numbers = [
-        ("BATCH", e.batch),
-        ("TOKENS", e.tokens),
-        ("HEADS", e.heads),
-        ("KV_HEADS", e.kv_heads),
-        ("D", e.head_dim),
-        ("DV", e.value_dim),
-        ("WINDOW", reading.hiding_window(e.tokens).unwrap_or(0)),
-        ("BIDIRECTIONAL", reading.bidirectional as usize),
-        ("HAS_LAST", optional.last_key.is_some() as usize),
-        ("HAS_SINK", optional.sink.is_some() as usize),
-        ("HAS_CAP", reading.soft_cap.is_some() as usize),
-    ];
-    let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
-    defines.push(("SCALE".to_owned(), format!("{:e}f", reading.scale as f32)));
-    defines.push(("SOFT_CAP".to_owned(), format!("{:e}f", reading.soft_cap.unwrap_or(0.0) as f32)));
-    let sink_type = optional.sink.map_or("float", |at| device_type(call.inputs[at].dtype));
-    defines.push(("SINK_T".to_owned(), sink_type.to_owned()));
-    defines
-}
-
-/// The arguments for `last_key` and the sink; another input stands for what is not there, and is not read.
-pub fn optional_args(call: &LowerCall<'_>) -> [Arg; 2] {
-    let optional = Optional::of_call(call.inputs, call.outputs.len());
-    [optional.last_key, optional.sink].map(|at| Arg::Input(at.unwrap_or(0)))
-}
-
-/// `X_T` and the strides `X_B`, `X_S`, `X_H` of a tensor [B, T, heads, D].
-pub fn strides(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
-    assert!(tensor.strides[3] == 1 || tensor.shape[3] == 1, "the columns of a head lie behind one another: {tensor}");
-    let axes = ["B", "S", "H"].into_iter().zip(&tensor.strides);
-    let mut defines: Vec<_> = axes.map(|(axis, stride)| (format!("{name}_{axis}"), stride.to_string())).collect();
-    defines.push((format!("{name}_T"), device_type(tensor.dtype).to_owned()));
-    defines
-}
-
 /// A kernel whose blocks divide the tokens of `heads` heads among themselves.
 fn spec(
     entry: &'static str,
-    part: &str,
+    part: &'static str,
     call: &LowerCall<'_>,
     heads: usize,
     tensors: &[(&str, &TensorRef)],
@@ -74,31 +34,18 @@ fn spec(
     let e = Extents::of_call(call.inputs);
     let widest = e.head_dim.max(e.value_dim);
     let per_warp = per_warp(widest);
-    let numbers = [(part, 1), ("WARPS", WARPS), ("PER_WARP", per_warp)];
-    let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
-    defines.extend(mask_defines(call));
-    for (name, tensor) in tensors {
-        defines.extend(strides(name, tensor));
-    }
-    KernelSpec {
+    let launch = Launch {
         entry,
-        source: SOURCE.to_owned(),
-        headers: HEADERS.to_vec(),
-        defines,
-        grid: [e.tokens.div_ceil(WARPS * per_warp) as u32, heads as u32, e.batch as u32],
-        block: [WARPS as u32 * 32, 1, 1],
-        shared_bytes: 4 * (WARPS * per_warp * (e.head_dim + e.value_dim) + 32 * (widest + 1)) as u32,
+        source: SOURCE,
+        headers: HEADERS,
+        division: vec![(part, 1), ("WARPS", WARPS), ("PER_WARP", per_warp)],
+        tensors,
+        grid: [e.tokens.div_ceil(WARPS * per_warp), heads, e.batch],
+        threads: WARPS * 32,
+        shared_bytes: 4 * (WARPS * per_warp * (e.head_dim + e.value_dim) + 32 * (widest + 1)),
         args,
-    }
-}
-
-/// Row statistics, starts, last keys and sinks lie without gaps.
-pub fn assert_dense(call: &LowerCall<'_>, tensors: &[&TensorRef]) {
-    let optional = Optional::of_call(call.inputs, call.outputs.len());
-    let given = [optional.last_key, optional.sink].into_iter().flatten().map(|at| &call.inputs[at]);
-    for tensor in tensors.iter().copied().chain(given) {
-        assert!(tensor.is_dense(), "row statistics and what the mask is made of lie without gaps: {tensor}");
-    }
+    };
+    launch.of(call)
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {

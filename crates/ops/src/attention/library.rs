@@ -40,6 +40,7 @@ fn library_takes(call: &LowerCall<'_>) -> bool {
         && full_causal_rows(call)
         && library::takes_heads_of(Extents::of_call(call.inputs).head_dim)
         && tensors.into_iter().all(library::reads)
+        && !hopper::is_ahead(call)
 }
 
 /// True for causal rows of one document each without anything else: no window that hides a key, no other last keys,

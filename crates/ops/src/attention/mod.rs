@@ -9,6 +9,7 @@ mod examples;
 mod forward;
 mod hopper;
 mod kernels;
+mod launch;
 mod library;
 mod mask;
 mod operands;

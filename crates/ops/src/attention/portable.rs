@@ -4,13 +4,12 @@
 mod division;
 
 use program::{Arch, Arg, TensorRef};
-use tensor::DType;
 
 use division::{ByKey, forward_division, key_division, q_division, shared_limit};
 
 use super::Extents;
-use super::kernels::{assert_dense, mask_defines, optional_args, strides};
-use crate::kernel::{KernelSpec, LowerCall, device_type};
+use super::launch::{Launch, assert_dense, optional_args, suits_tensor_cores};
+use crate::kernel::{KernelSpec, LowerCall};
 
 const FORWARD: &str = include_str!("portable/forward.cu");
 const RECORDS: &str = include_str!("portable/records.cu");
@@ -19,6 +18,7 @@ const GRADIENTS: &str = include_str!("portable/gradients.cu");
 const HEADERS: &[(&str, &str)] = &[
     ("tiles.cuh", include_str!("portable/tiles.cuh")),
     ("queries.cuh", include_str!("portable/queries.cuh")),
+    ("turn.cuh", include_str!("../cuda/turn.cuh")),
     ("types.cuh", include_str!("../cuda/types.cuh")),
     ("mma.cuh", include_str!("../cuda/mma.cuh")),
 ];
@@ -27,31 +27,13 @@ const HEADERS: &[(&str, &str)] = &[
 const RECORD: usize = 16;
 /// Threads of a block of the kernel that writes them.
 const RECORD_THREADS: usize = 256;
-/// Alignment of rows in memory, bytes.
-const ALIGNMENT: usize = 16;
 
 /// Largest head that has a division.
 const MAX_HEAD_DIM: usize = 512;
 
-/// True for bf16 and f16 with heads in steps of 8, in layouts whose rows lie on 16-byte boundaries.
+/// True on GPUs for what tensor cores read.
 pub fn takes(call: &LowerCall<'_>) -> bool {
-    let e = Extents::of_call(call.inputs);
-    let dtype = call.inputs[0].dtype;
-    let backward = call.outputs.len() == 3;
-    let others = if backward { vec![&call.inputs[3], &call.inputs[5]] } else { vec![] };
-    let results = if backward { call.outputs } else { &call.outputs[..1] };
-    matches!(call.machine.arch, Arch::Cuda(_))
-        && matches!(dtype, DType::BF16 | DType::F16)
-        && e.head_dim.is_multiple_of(8)
-        && e.value_dim.is_multiple_of(8)
-        && e.head_dim.max(e.value_dim) <= MAX_HEAD_DIM
-        && call.inputs[..3].iter().chain(others).chain(results).all(|t| t.dtype == dtype && suits(t))
-}
-
-/// Rows on 16-byte boundaries, heads dense. Arenas and buffers start on larger boundaries, so the offset suffices.
-pub fn suits(tensor: &TensorRef) -> bool {
-    let aligned = |axis: usize| tensor.shape[axis] == 1 || (tensor.strides[axis] * 2).is_multiple_of(ALIGNMENT);
-    (tensor.strides[3] == 1 || tensor.shape[3] == 1) && tensor.offset.is_multiple_of(ALIGNMENT) && (0..3).all(aligned)
+    matches!(call.machine.arch, Arch::Cuda(_)) && suits_tensor_cores(call, MAX_HEAD_DIM)
 }
 
 /// Where the parts of the backward pass's scratch start, and its size, in bytes.
@@ -87,27 +69,15 @@ pub fn backward_scratch(call: &LowerCall<'_>) -> usize {
 /// A kernel over the blocks of one axis.
 fn spec(
     entry: &'static str,
-    source: &str,
+    source: &'static str,
     call: &LowerCall<'_>,
     tensors: &[(&str, &TensorRef)],
     division: Vec<(&'static str, usize)>,
-    [blocks, threads, shared]: [usize; 3],
+    [blocks, threads, shared_bytes]: [usize; 3],
     args: Vec<Arg>,
 ) -> KernelSpec {
-    let mut defines = mask_defines(call);
-    defines.push(("ELEMENT".to_owned(), device_type(call.inputs[0].dtype).to_owned()));
-    defines.extend(division.into_iter().map(|(name, n)| (name.to_owned(), n.to_string())));
-    defines.extend(tensors.iter().flat_map(|(name, tensor)| strides(name, tensor)));
-    KernelSpec {
-        entry,
-        source: source.to_owned(),
-        headers: HEADERS.to_vec(),
-        defines,
-        grid: [blocks as u32, 1, 1],
-        block: [threads as u32, 1, 1],
-        shared_bytes: shared as u32,
-        args,
-    }
+    let grid = [blocks, 1, 1];
+    Launch { entry, source, headers: HEADERS, division, tensors, grid, threads, shared_bytes, args }.of(call)
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {

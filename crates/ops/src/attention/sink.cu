@@ -1,7 +1,7 @@
 // Partial sums of the gradient of attention's sinks: partial[part, h] = -sum over the rows of the part of exp(sink_h -
-// lse_i) do_i.o_i; `sum_partials` adds the parts. o, do [BATCH, TOKENS, HEADS, DV], strided in the first three axes; lse f32
-// [BATCH, HEADS, TOKENS]; sinks [HEADS]. A block has ROWS consecutive tokens (over all rows of the batch) of one head, a
-// warp every eighth of them, a lane every 32nd column. Fixed order: the same bits on every run.
+// lse_i) do_i.o_i; `sum_partials` adds the parts. o, do [BATCH, TOKENS, HEADS, DV], strided in the first three axes;
+// lse f32 [BATCH, HEADS, TOKENS]; sinks [HEADS]. A block has ROWS consecutive tokens (over all rows of the batch) of one
+// head, a warp every eighth of them, a lane every 32nd column. Fixed order: the same bits on every run.
 #include "types.cuh"
 #include "reduce.cuh"
 

@@ -6,7 +6,7 @@ use program::{Arch, Arg};
 use rayon::prelude::*;
 use tensor::Attrs;
 
-use super::kernels::strides;
+use super::launch::strides;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};

@@ -1,5 +1,5 @@
-// What attention's kernels for Hopper share: extents, tiles of a head in shared memory, scores, rows written back.
-// Heads are padded to whole halves of 64 columns by the copy engine's zeros. It knows no order of work.
+// What attention's kernels for Hopper share: extents, rows of the batch, tiles of a head in shared memory, scores, rows
+// written back. Heads are padded to whole halves of 64 columns by the copy engine's zeros. It knows no order of work.
 #pragma once
 #if IS_F16
 #define PRODUCT_TYPES "f32.f16.f16"
@@ -8,6 +8,7 @@
 #include "wgmma.cuh"
 
 #define GROUP (HEADS / KV_HEADS)
+#define PAIRS (BATCH * KV_HEADS)
 #define WIDE ((D + 63) / 64 * 64)     // columns of q and k in shared memory
 #define WIDE_V ((DV + 63) / 64 * 64)  // columns of v and o
 #define DELTAS ((size_t)BATCH * HEADS * PADDED)  // statistics: lse log2(e) of all rows, then delta of all rows
@@ -59,6 +60,33 @@ __device__ __forceinline__ int2 keys_of(const int* document_start, const int* la
   return make_int2(first, last);
 }
 
+// What a kernel draws its work by: a ticket, and with BY_ROW how many rows of the batch it computes, and which.
+#ifndef BY_ROW
+#define BY_ROW 0
+#endif
+#define DRAWING (BY_ROW ? 2 + BATCH : 1)
+__device__ __forceinline__ int pairs_of(const int* drawing) { return BY_ROW ? drawing[1] * KV_HEADS : PAIRS; }
+__device__ __forceinline__ int row_of(const int* drawing, int pair) {
+  return BY_ROW ? drawing[2 + pair / KV_HEADS] : pair / KV_HEADS;
+}
+
+// The warpgroup that feeds the others leaves its registers to them, of which there are CONSUMERS.
+template <int CONSUMERS> __device__ __forceinline__ void few_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 3 ? 32 : 24));
+}
+template <int CONSUMERS> __device__ __forceinline__ void many_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 3 ? 160 : 240));
+}
+
+// A place in a ring of tiles, and the parity of its barriers' phase.
+template <int STAGES_> struct Place {
+  int stage;
+  u32 parity;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES_) stage = 0, parity ^= 1;
+  }
+};
+
 // Rows [first, first + ROWS) of one head into a tile of COLUMNS columns.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void fetch(u32 tile, const TensorMap* map, u32 barrier, int b, int first, int head) {
@@ -90,8 +118,17 @@ template <int W> __device__ __forceinline__ void lay_rows(u32 tile, const float 
   for (int j = 0; j < W / 8; j += 2) {
     const float* y = x + 4 * j;
     store_matrices(tile + j / 8 * HALF + swizzled(row, j % 8 + lane / 16), pair(y[0] * upper, y[1] * upper),
-                   pair(y[2] * lower, y[3] * lower), pair(y[4] * upper, y[5] * upper), pair(y[6] * lower, y[7] * lower));
+                   pair(y[2] * lower, y[3] * lower), pair(y[4] * upper, y[5] * upper),
+                   pair(y[6] * lower, y[7] * lower));
   }
+}
+template <int N> __device__ __forceinline__ void clear(float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = 0.0f;
+}
+template <int N> __device__ __forceinline__ void round_pairs(u32 (&y)[N], const float (&x)[2 * N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) y[i] = pair(x[2 * i], x[2 * i + 1]);
 }
 // A tile of 64 rows to rows [first, ...) of a head; what lies outside the tensor is not stored.
 template <int COLUMNS>

@@ -1,12 +1,10 @@
 // The work of kernels whose blocks own keys: items of TILE keys of one key head, drawn by ticket, with the queries that
-// see them; the copies that feed an item. A step is a block of 64 queries of one query head: blocks from the last to the
-// first, for each the query heads that share the key head.
+// see them; the copies that feed an item. A step is a block of 64 queries of one query head: blocks from the last to
+// the first, for each the query heads that share the key head.
 #pragma once
 #include "blocks.cuh"
 
 #define K_TILES ((TOKENS + TILE - 1) / TILE)
-#define PAIRS (BATCH * KV_HEADS)
-#define ITEMS (PAIRS * K_TILES)
 #define GROUPS (TILE / 64)  // of 64 keys
 #ifndef BLOCK_ALIGNMENT
 #define BLOCK_ALIGNMENT 4  // of the first query of an item, for the copies of its statistics
@@ -27,6 +25,30 @@ struct Item {
   int begin[GROUPS], end[GROUPS];      // blocks of queries that see a group of keys
 };
 
+// A block's barriers: items known and forgotten; keys ready and taken; steps ready and taken.
+#define BARRIERS (4 + 2 * KV_STAGES + 2 * STAGES)
+struct Barriers {
+  u32 known, forgotten, keys_ready, keys_taken, ready, taken;
+};
+// READERS of an item, warpgroups that own its keys, arrivals that give a step back.
+template <int READERS, int OWNERS, int TAKERS> __device__ __forceinline__ Barriers make_barriers(u32 words) {
+  Barriers on;
+  on.known = words, on.forgotten = on.known + 16;
+  on.keys_ready = on.forgotten + 16, on.keys_taken = on.keys_ready + 8 * KV_STAGES;
+  on.ready = on.keys_taken + 8 * KV_STAGES, on.taken = on.ready + 8 * STAGES;
+  if (threadIdx.x == 0) {
+    const auto ring = [](int stages, u32 ready, u32 taken, int readers) {
+      for (int i = 0; i < stages; i++) barrier_init(ready + 8 * i, 1), barrier_init(taken + 8 * i, readers);
+    };
+    ring(2, on.known, on.forgotten, READERS);
+    ring(KV_STAGES, on.keys_ready, on.keys_taken, OWNERS);
+    ring(STAGES, on.ready, on.taken, TAKERS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  return on;
+}
+
 // First of [low, high) for which `holds` is false, which it stays from there on; a warp searches together.
 template <typename Holds> __device__ __forceinline__ int first_without(int low, int high, Holds holds) {
   while (low < high) {
@@ -39,11 +61,11 @@ template <typename Holds> __device__ __forceinline__ int first_without(int low, 
 }
 
 // Items in an order in which neighbours read the same queries and long ones come first: SECTION key heads at a time.
-__device__ __forceinline__ Item item_of(int ticket, const int2* intervals) {
+__device__ __forceinline__ Item item_of(int ticket, int pairs, const int* drawing, const int2* intervals) {
   const int section = ticket / (SECTION * K_TILES), rest = ticket % (SECTION * K_TILES);
-  const int here = min(SECTION, PAIRS - section * SECTION), pair = section * SECTION + rest % here;
+  const int here = min(SECTION, pairs - section * SECTION), pair = section * SECTION + rest % here;
   Item item;
-  item.b = pair / KV_HEADS, item.kv_head = pair % KV_HEADS, item.key = rest / here * TILE;
+  item.b = row_of(drawing, pair), item.kv_head = pair % KV_HEADS, item.key = rest / here * TILE;
   const int2* rows = intervals + item.b * PADDED;
   int from[GROUPS], to[GROUPS];
 #pragma unroll
@@ -65,53 +87,55 @@ __device__ __forceinline__ Item item_of(int ticket, const int2* intervals) {
 }
 
 // A warp's life: draws items and lays them down. A slot is overwritten when all that read it have forgotten it.
-__device__ __forceinline__ void look_up(Item (&items)[2], u32 known, u32 forgotten, const int2* intervals, int* ticket) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void look_up(Item (&items)[2], const Barriers& on, const int2* intervals, int* drawing) {
+  const int lane = threadIdx.x % 32, pairs = pairs_of(drawing), count = pairs * K_TILES;
   int slot = 0;
   u32 parity = 1;
   while (true) {
     int number = 0;
-    if (lane == 0) number = atomicAdd(ticket, 1);
+    if (lane == 0) number = atomicAdd(drawing, 1);
     number = __shfl_sync(0xffffffffu, number, 0);
     Item item;
     item.b = -1;
-    if (number < ITEMS) item = item_of(number, intervals);
-    barrier_wait(forgotten + 8 * slot, parity);
+    if (number < count) item = item_of(number, pairs, drawing, intervals);
+    barrier_wait(on.forgotten + 8 * slot, parity);
     if (lane == 0) {
       items[slot] = item;
-      barrier_arrive(known + 8 * slot);
+      barrier_arrive(on.known + 8 * slot);
     }
-    if (number >= ITEMS) break;
+    if (number >= count) break;
     slot ^= 1, parity ^= slot == 0;
   }
 }
 
 // A thread's life: feeds the copy engine, item by item, step by step.
-__device__ __forceinline__ void feed(const Item (&items)[2], u32 at, u32 known, u32 forgotten, u32 keys_ready,
-                                     u32 keys_taken, u32 ready, u32 taken, const TensorMap* q, const TensorMap* k,
-                                     const TensorMap* v, const TensorMap* d_o, const float* statistics,
-                                     const int2* intervals) {
-  int slot = 0, keys_stage = 0, stage = 0;
-  u32 parity = 0, keys_parity = 1, step_parity = 1;
+__device__ __forceinline__ void feed(const Item (&items)[2], u32 at, const Barriers& on, const TensorMap* q,
+                                     const TensorMap* k, const TensorMap* v, const TensorMap* d_o,
+                                     const float* statistics, const int2* intervals) {
+  Place<2> slot = {0, 0};
+  Place<KV_STAGES> of_keys = {0, 1};
+  Place<STAGES> of_step = {0, 1};
   while (true) {
-    barrier_wait(known + 8 * slot, parity);
-    const Item item = items[slot];
-    barrier_arrive(forgotten + 8 * slot);
-    slot ^= 1, parity ^= slot == 0;
+    barrier_wait(on.known + 8 * slot.stage, slot.parity);
+    const Item item = items[slot.stage];
+    barrier_arrive(on.forgotten + 8 * slot.stage);
+    slot.advance();
     if (item.b < 0) return;
-    const u32 keys = at + AT_KV + keys_stage * KV_STAGE, keys_barrier = keys_ready + 8 * keys_stage;
-    barrier_wait(keys_taken + 8 * keys_stage, keys_parity);
+    const u32 keys = at + AT_KV + of_keys.stage * KV_STAGE, keys_barrier = on.keys_ready + 8 * of_keys.stage;
+    barrier_wait(on.keys_taken + 8 * of_keys.stage, of_keys.parity);
     barrier_expect(keys_barrier, KV_STAGE);
     for (int g = 0; g < GROUPS; g++) {
       fetch<64, WIDE>(keys + g * K_ROWS, k, keys_barrier, item.b, item.key + g * 64, item.kv_head);
       fetch<64, WIDE_V>(keys + GROUPS * K_ROWS + g * V_ROWS, v, keys_barrier, item.b, item.key + g * 64, item.kv_head);
     }
-    if (++keys_stage == KV_STAGES) keys_stage = 0, keys_parity ^= 1;
+    of_keys.advance();
     for (int block = item.blocks - 1; block >= 0; block--)
+#pragma unroll 1
       for (int h = item.kv_head * GROUP; h < (item.kv_head + 1) * GROUP; h++) {
         const int query = item.query + block * 64;
-        const u32 barrier = ready + 8 * stage, step = at + AT_STEPS + stage * STEP, rows = at + AT_ROWS + stage * ROWS_STAGE;
-        barrier_wait(taken + 8 * stage, step_parity);
+        const u32 barrier = on.ready + 8 * of_step.stage, step = at + AT_STEPS + of_step.stage * STEP;
+        const u32 rows = at + AT_ROWS + of_step.stage * ROWS_STAGE;
+        barrier_wait(on.taken + 8 * of_step.stage, of_step.parity);
         barrier_expect(barrier, STEP + ROWS_STAGE);
         fetch<64, WIDE>(step, q, barrier, item.b, query, h);
         fetch<64, WIDE_V>(step + K_ROWS, d_o, barrier, item.b, query, h);
@@ -119,7 +143,7 @@ __device__ __forceinline__ void feed(const Item (&items)[2], u32 at, u32 known, 
         copy_bytes(rows, of_rows, 256, barrier);
         copy_bytes(rows + 256, of_rows + DELTAS, 256, barrier);
         copy_bytes(rows + 512, intervals + item.b * PADDED + query, 512, barrier);
-        if (++stage == STAGES) stage = 0, step_parity ^= 1;
+        of_step.advance();
       }
   }
 }

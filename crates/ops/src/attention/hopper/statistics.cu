@@ -1,6 +1,8 @@
-// What the gradients of attention need of every query, in one read of o and d_o: statistics [2, b, h, i] = lse_i log2(e)
-// and do_i.o_i, zero in the rows that fill up; intervals[b, i] = the keys that query i sees, nothing in the
-// rows that fill up. Also sets the TICKETS tickets and turns to zero.
+// What the gradients of attention need of every query, in one read of o and d_o: statistics [2, b, h, i] = lse_i
+// log2(e) and do_i.o_i, zero in the rows that fill up; intervals[b, i] = the keys that query i sees, nothing in the
+// rows that fill up. Also sets the TICKETS tickets and turns to zero. With BY_ROW the kernels that follow share the
+// rows of the batch: the gradients in one pass take those whose queries see LONG keys or more in the mean, the kernels
+// of two passes the others; a row's share does not depend on the rows beside it.
 // o, d_o [BATCH, TOKENS, HEADS, DV], strided in the first three axes; lse f32 [BATCH, HEADS, TOKENS].
 // LANES lanes of a warp per query and head, 8 columns a lane.
 #include "blocks.cuh"
@@ -19,15 +21,48 @@ __device__ __forceinline__ float dot_of_pairs(u32 x, u32 y) {
 #endif
 }
 
+#if BY_ROW
+// The drawings of the one pass, of dq and of dk and dv, by one block: rows of the batch in their order.
+__device__ __forceinline__ void share_rows(const int* document_start, const int* last_key, int* drawings) {
+  __shared__ u64 seen;
+  int counts[2] = {0, 0};
+  for (int b = 0; b < BATCH; b++) {
+    if (threadIdx.x == 0) seen = 0;
+    __syncthreads();
+    u64 mine = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < TOKENS; i += 256) {
+      const int2 keys = keys_of(document_start, last_key, b, i);
+      mine += keys.y - keys.x + 1;
+    }
+    atomicAdd(&seen, mine);
+    __syncthreads();
+    const int by_two = seen < (u64)LONG * TOKENS;
+    if (threadIdx.x == 0) {
+      for (int kernel = by_two; kernel < 1 + 2 * by_two; kernel++) drawings[kernel * DRAWING + 2 + counts[by_two]] = b;
+    }
+    counts[by_two]++;
+    __syncthreads();
+  }
+  if (threadIdx.x < 3) {
+    drawings[threadIdx.x * DRAWING] = 0;
+    drawings[threadIdx.x * DRAWING + 1] = threadIdx.x == 0 ? counts[0] : counts[1];
+  }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(256)
 attention_statistics(const u16* __restrict__ o, const u16* __restrict__ d_o, const float* __restrict__ lse,
                      const int* __restrict__ document_start, const int* __restrict__ last_key,
                      float* __restrict__ statistics, int2* __restrict__ intervals, int* __restrict__ tickets) {
+#if BY_ROW
+  if (blockIdx.x == 0) share_rows(document_start, last_key, tickets);
+#endif
   const int lane = threadIdx.x % LANES;
   const long long row = (long long)blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
   const int i = row % PADDED, bh = row / PADDED, h = bh % HEADS, b = bh / HEADS;
   if (b >= BATCH) return;
-  if (row < TICKETS && lane == 0) tickets[row] = 0;
+  if (row >= BY_ROW * 3 * DRAWING && row < TICKETS && lane == 0) tickets[row] = 0;
   if (h == 0 && lane == 0) {
     const int2 keys = keys_of(document_start, last_key, b, min(i, TOKENS - 1));
     intervals[b * PADDED + i] = make_int2(i < TOKENS ? keys.x : 1 << 30, keys.y);

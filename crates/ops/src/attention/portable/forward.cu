@@ -9,8 +9,8 @@
 // the product with v, v during the scores.
 // The greatest score of a row, by which its weights are scaled, is renewed only when it grows by more than 2^8: sums
 // stay far from overflow, and rounding is relative.
-// H200, divided and compiled as for sm_80, TFLOP/s over the pairs seen: heads of 128, 8 x 2048 tokens 311; of 64, 4 x 4096
-// tokens 307; of 256, 2 x 4096 249; of 512, 4096 204; documents of about 200 tokens 144, 126, 127 (128, 64, 256).
+// H200, divided and compiled as for sm_80, TFLOP/s over the pairs seen: heads of 128, 8 x 2048 tokens 311; of 64, 4 x
+// 4096 tokens 307; of 256, 2 x 4096 249; of 512, 4096 204; documents of about 200 tokens 144, 126, 127 (128, 64, 256).
 #include "tiles.cuh"
 
 #define ROWS (STRIPS * MT * 16)

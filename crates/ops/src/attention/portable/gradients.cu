@@ -1,19 +1,20 @@
 // Gradients of attention to k and v, and with TURNS also to q, by m16n8k16: dk_j = SCALE sum_i ds_ij q_i, dv_j = sum_i
 // p_ij do_i over the queries that see key j, of all heads that share it; p, ds and dq as in gradient_q.cu. Tensors as
-// in forward.cu; records by attention_records. A block of WARPS warps owns ROWS keys of one key head and walks over the
-// blocks of QUERIES queries that see any of them. SCORE_STRIPS * SCORE_PARTS warps compute scores, with the keys as
-// rows, each those of its keys with its queries; PARTS warps share a strip of keys in the sums of dk and dv, each with
-// its part of the columns. Where a warp owns its keys alone (SCORE_PARTS = PARTS = 1), p and ds already lie in
-// registers as the products take them; otherwise they go through shared memory, and the next do lands during the
-// product for dk, the next q during that for dq. With TURNS dq of a block of queries is summed over the tiles of keys
-// in f32 in global memory, the tiles in ascending order, each waiting for its turn: the same bits in every run. All
-// tiles walk from the last query to the first and blocks start in the tiles' order, so that a tile waits for tiles that
-// run already, and soon follows them at a distance. The heads that share a key are the inner loop, and a turn is for
-// TURN_HEADS of them (a divisor). H200, divided and compiled as for sm_80: heads of 128, 8 x 2048 tokens 247 TFLOP/s, 1
-// x 8192 275, 1 x 32768 290; of 64, 4 x 4096 263; of 256, 2 x 4096 202; of 512 with gradient_q.cu 116; documents of
-// about 200 tokens 120, 113, 98.
+// in forward.cu; records by attention_records.
+// A block of WARPS warps owns ROWS keys of one key head and walks over the blocks of QUERIES queries that see any of
+// them. SCORE_STRIPS * SCORE_PARTS warps compute scores, with the keys as rows, each those of its keys with its
+// queries; PARTS warps share a strip of keys in the sums of dk and dv, each with its part of the columns. Where a warp
+// owns its keys alone (SCORE_PARTS = PARTS = 1), p and ds already lie in registers as the products take them; otherwise
+// they go through shared memory, and the next do lands during the product for dk, the next q during that for dq.
+// With TURNS dq of a block of queries is summed over the tiles of keys in f32 in global memory, the tiles in ascending
+// order, each waiting for its turn: the same bits in every run. All tiles walk from the last query to the first and
+// blocks start in the tiles' order, so that a tile waits for tiles that run already, and soon follows them at a
+// distance. The heads that share a key are the inner loop, and a turn is for TURN_HEADS of them (a divisor).
+// H200, divided and compiled as for sm_80: heads of 128, 8 x 2048 tokens 247 TFLOP/s, 1 x 8192 275, 1 x 32768 290; of
+// 64, 4 x 4096 263; of 256, 2 x 4096 202; of 512 with gradient_q.cu 116; documents of about 200 tokens 120, 113, 98.
 #include "tiles.cuh"
 #include "queries.cuh"
+#include "turn.cuh"
 
 #define THREADS (WARPS * 32)
 #define PD PADDED(D, PARTS)
@@ -52,20 +53,12 @@ template <int MT_, int NT> __device__ __forceinline__ void put(unsigned char* ti
   }
 }
 
-__device__ __forceinline__ int turn_at(const int* turn) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(turn) : "memory");
-  return value;
-}
 // Without waiting for older accesses. That suffices to continue, since the sums are written and read in the second
 // cache alone, by instructions behind the barrier that follows; it saves 2 % of the pass.
 __device__ __forceinline__ int early_turn(const int* turn) {
   int value;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(turn) : "memory");
   return value;
-}
-__device__ __forceinline__ void set_turn(int* turn, int value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
 }
 __device__ __forceinline__ void add_to(float* sum, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");

@@ -58,14 +58,13 @@ __device__ __forceinline__ u32 right_lane(int pitch) {
 }
 
 // x [MT][16 rows, 8 NT columns] += left [MT][16 rows, 16 KT] times 16-row groups of `right`, columns summed over.
-// `left_at` and `right_at` hold the lane's part already.
-template <int MT_, int NT, int KT, int LEFT_PITCH, int RIGHT_PITCH>
-__device__ __forceinline__ void scores(float (&x)[MT_][NT][4], u32 left_at, u32 right_at) {
+// `left(a, c)` gives the left factor's 16 columns c; `right_at` holds the lane's part already.
+template <int MT_, int NT, int KT, int RIGHT_PITCH, typename Left>
+__device__ __forceinline__ void add_scores(float (&x)[MT_][NT][4], Left left, u32 right_at) {
 #pragma unroll
   for (int c = 0; c < KT; c++) {
     u32 a[MT_][4];
-#pragma unroll
-    for (int m = 0; m < MT_; m++) load_matrices(a[m], left_at + m * 16 * LEFT_PITCH + c * 32);
+    left(a, c);
 #pragma unroll
     for (int n = 0; n < NT; n += 2) {
       u32 b[4];
@@ -78,21 +77,22 @@ __device__ __forceinline__ void scores(float (&x)[MT_][NT][4], u32 left_at, u32 
     }
   }
 }
-// The same with the left factor in registers.
+// With the left factor in shared memory, or held in registers.
+template <int MT_, int NT, int KT, int LEFT_PITCH, int RIGHT_PITCH>
+__device__ __forceinline__ void scores(float (&x)[MT_][NT][4], u32 left_at, u32 right_at) {
+  const auto left = [&](u32 (&a)[MT_][4], int c) {
+#pragma unroll
+    for (int m = 0; m < MT_; m++) load_matrices(a[m], left_at + m * 16 * LEFT_PITCH + c * 32);
+  };
+  add_scores<MT_, NT, KT, RIGHT_PITCH>(x, left, right_at);
+}
 template <int MT_, int NT, int KT, int RIGHT_PITCH>
-__device__ __forceinline__ void scores(float (&x)[MT_][NT][4], const u32 (&a)[MT_][KT][4], u32 right_at) {
+__device__ __forceinline__ void scores(float (&x)[MT_][NT][4], const u32 (&held)[MT_][KT][4], u32 right_at) {
+  const auto left = [&](u32 (&a)[MT_][4], int c) {
 #pragma unroll
-  for (int c = 0; c < KT; c++)
-#pragma unroll
-    for (int n = 0; n < NT; n += 2) {
-      u32 b[4];
-      load_matrices(b, right_at + n * 8 * RIGHT_PITCH + c * 32);
-#pragma unroll
-      for (int m = 0; m < MT_; m++) {
-        product(ELEMENT(), x[m][n], a[m][c], b[0], b[1]);
-        if (n + 1 < NT) product(ELEMENT(), x[m][n + 1], a[m][c], b[2], b[3]);
-      }
-    }
+    for (int i = 0; i < MT_ * 4; i++) a[i / 4][i % 4] = held[i / 4][c][i % 4];
+  };
+  add_scores<MT_, NT, KT, RIGHT_PITCH>(x, left, right_at);
 }
 template <int MT_, int KT, int LEFT_PITCH>
 __device__ __forceinline__ void hold(u32 (&a)[MT_][KT][4], u32 left_at) {
@@ -102,65 +102,14 @@ __device__ __forceinline__ void hold(u32 (&a)[MT_][KT][4], u32 left_at) {
     for (int c = 0; c < KT; c++) load_matrices(a[m][c], left_at + m * 16 * LEFT_PITCH + c * 32);
 }
 
-// Two neighbouring 8-column groups of results as the left factor of the next product.
-template <int MT_, int NT>
-__device__ __forceinline__ void round_pair(u32 (&a)[MT_][4], const float (&x)[MT_][NT][4], int n) {
-#pragma unroll
-  for (int m = 0; m < MT_; m++) {
-    a[m][0] = pair_of(ELEMENT(), x[m][n][0], x[m][n][1]);
-    a[m][1] = pair_of(ELEMENT(), x[m][n][2], x[m][n][3]);
-    a[m][2] = pair_of(ELEMENT(), x[m][n + 1][0], x[m][n + 1][1]);
-    a[m][3] = pair_of(ELEMENT(), x[m][n + 1][2], x[m][n + 1][3]);
-  }
-}
-// sum [MT][16, 8 NT] += x [MT][16, 8 RT] (rounded) times rows of `right`, rows summed over.
-template <int MT_, int NT, int RT, int RIGHT_PITCH>
-__device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], const float (&x)[MT_][RT][4], u32 right_at) {
+// sum [MT][16, 8 NT] += left [MT][16, 8 RT] times rows of `right`, rows summed over. `left(a, r)` gives the left
+// factor's 16 columns from 8 r on.
+template <int MT_, int NT, int RT, int RIGHT_PITCH, typename Left>
+__device__ __forceinline__ void add_weighted(float (&sum)[MT_][NT][4], Left left, u32 right_at) {
 #pragma unroll
   for (int r = 0; r < RT; r += 2) {
     u32 a[MT_][4];
-    round_pair(a, x, r);
-#pragma unroll
-    for (int n = 0; n < NT; n += 2) {
-      u32 b[4];
-      load_transposed(b, right_at + r * 8 * RIGHT_PITCH + n * 16);
-#pragma unroll
-      for (int m = 0; m < MT_; m++) {
-        product(ELEMENT(), sum[m][n], a[m], b[0], b[1]);
-        product(ELEMENT(), sum[m][n + 1], a[m], b[2], b[3]);
-      }
-    }
-  }
-}
-// The same with the left factor from shared memory.
-template <int MT_, int NT, int RT, int LEFT_PITCH, int RIGHT_PITCH>
-__device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], u32 left_at, u32 right_at) {
-#pragma unroll
-  for (int r = 0; r < RT; r += 2) {
-    u32 a[MT_][4];
-#pragma unroll
-    for (int m = 0; m < MT_; m++) load_matrices(a[m], left_at + m * 16 * LEFT_PITCH + r * 16);
-#pragma unroll
-    for (int n = 0; n < NT; n += 2) {
-      u32 b[4];
-      load_transposed(b, right_at + r * 8 * RIGHT_PITCH + n * 16);
-#pragma unroll
-      for (int m = 0; m < MT_; m++) {
-        product(ELEMENT(), sum[m][n], a[m], b[0], b[1]);
-        product(ELEMENT(), sum[m][n + 1], a[m], b[2], b[3]);
-      }
-    }
-  }
-}
-
-// The same with the left factor's columns as rows of shared memory: `left_at` holds the lane's part of a right factor.
-template <int MT_, int NT, int RT, int LEFT_PITCH, int RIGHT_PITCH>
-__device__ __forceinline__ void weighted_columns(float (&sum)[MT_][NT][4], u32 left_at, u32 right_at) {
-#pragma unroll
-  for (int r = 0; r < RT; r += 2) {
-    u32 a[MT_][4];
-#pragma unroll
-    for (int m = 0; m < MT_; m++) load_transposed(a[m], left_at + r * 8 * LEFT_PITCH + m * 32);
+    left(a, r);
 #pragma unroll
     for (int n = 0; n < NT; n += 2) {
       u32 b[4];
@@ -172,6 +121,34 @@ __device__ __forceinline__ void weighted_columns(float (&sum)[MT_][NT][4], u32 l
       }
     }
   }
+}
+// With the left factor in registers, two neighbouring 8-column groups of results rounded.
+template <int MT_, int NT, int RT, int RIGHT_PITCH>
+__device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], const float (&x)[MT_][RT][4], u32 right_at) {
+  const auto left = [&](u32 (&a)[MT_][4], int r) {
+#pragma unroll
+    for (int i = 0; i < MT_ * 4; i++)
+      a[i / 4][i % 4] = pair_of(ELEMENT(), x[i / 4][r + i % 4 / 2][i % 2 * 2], x[i / 4][r + i % 4 / 2][i % 2 * 2 + 1]);
+  };
+  add_weighted<MT_, NT, RT, RIGHT_PITCH>(sum, left, right_at);
+}
+// With the left factor in shared memory.
+template <int MT_, int NT, int RT, int LEFT_PITCH, int RIGHT_PITCH>
+__device__ __forceinline__ void weighted_rows(float (&sum)[MT_][NT][4], u32 left_at, u32 right_at) {
+  const auto left = [&](u32 (&a)[MT_][4], int r) {
+#pragma unroll
+    for (int m = 0; m < MT_; m++) load_matrices(a[m], left_at + m * 16 * LEFT_PITCH + r * 16);
+  };
+  add_weighted<MT_, NT, RT, RIGHT_PITCH>(sum, left, right_at);
+}
+// With the left factor's columns as rows of shared memory: `left_at` holds the lane's part of a right factor.
+template <int MT_, int NT, int RT, int LEFT_PITCH, int RIGHT_PITCH>
+__device__ __forceinline__ void weighted_columns(float (&sum)[MT_][NT][4], u32 left_at, u32 right_at) {
+  const auto left = [&](u32 (&a)[MT_][4], int r) {
+#pragma unroll
+    for (int m = 0; m < MT_; m++) load_transposed(a[m], left_at + r * 8 * LEFT_PITCH + m * 32);
+  };
+  add_weighted<MT_, NT, RT, RIGHT_PITCH>(sum, left, right_at);
 }
 
 // Results of a warp to rows [first, ...) and columns [column, ...) of a head.

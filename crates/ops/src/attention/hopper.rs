@@ -1,5 +1,5 @@
 //! Attention on Hopper's tensor cores (wgmma) and copy engine: how the work is divided for a head's size, the
-//! launches, the scratch memory. Which other realisations there are stands in `library`.
+//! launches, the workspace. Which other realisations there are is in `library`.
 
 mod division;
 mod passes;

@@ -1,5 +1,5 @@
 //! A launch of one of attention's kernels: the definitions that all of them share, their optional arguments, and which
-//! operands the kernels for tensor cores read. Which kernels there are stands with each realisation.
+//! operands the kernels for tensor cores read. Which kernels there are is with each realisation.
 
 use program::{Arg, TensorRef};
 use tensor::DType;
@@ -17,7 +17,7 @@ pub struct Launch<'a> {
     pub headers: &'static [(&'static str, &'static str)],
     /// How the work is divided: definitions.
     pub division: Vec<(&'static str, usize)>,
-    /// Tensors of which the kernel is told type and strides.
+    /// Tensors whose type and strides the kernel receives.
     pub tensors: &'a [(&'a str, &'a TensorRef)],
     pub grid: [usize; 3],
     pub threads: usize,
@@ -86,7 +86,7 @@ pub fn optional_args(call: &LowerCall<'_>) -> [Arg; 2] {
     [optional.last_key, optional.sink].map(|at| Arg::Input(at.unwrap_or(0)))
 }
 
-/// Row statistics, starts, last keys and sinks lie without gaps.
+/// Row statistics, starts, last keys and sinks are without gaps.
 pub fn assert_dense(call: &LowerCall<'_>, tensors: &[&TensorRef]) {
     let optional = Optional::of_call(call.inputs, call.outputs.len());
     let given = [optional.last_key, optional.sink].into_iter().flatten().map(|at| &call.inputs[at]);
@@ -108,7 +108,7 @@ pub fn suits_tensor_cores(call: &LowerCall<'_>, widest: usize) -> bool {
         && call.inputs[..3].iter().chain(others).chain(results).all(|t| t.dtype == dtype && is_aligned(t))
 }
 
-/// Rows of dense heads on 16-byte boundaries. Arenas and buffers start on larger boundaries, so an offset tells.
+/// Rows of dense heads on 16-byte boundaries. Arenas and buffers start on larger boundaries, so the offset suffices.
 pub fn is_aligned(tensor: &TensorRef) -> bool {
     let aligned = |axis: usize| tensor.shape[axis] == 1 || (tensor.strides[axis] * 2).is_multiple_of(ALIGNMENT);
     (tensor.strides[3] == 1 || tensor.shape[3] == 1) && tensor.offset.is_multiple_of(ALIGNMENT) && (0..3).all(aligned)

@@ -55,7 +55,7 @@ const ATTRIBUTES: &[Attribute] = &[
 /// Widest head.
 pub const MAX_HEAD_DIM: usize = 512;
 
-/// Checks q, k, v, document_start and the optional inputs; gives the types of o and lse.
+/// Checks q, k, v, document_start and the optional inputs; returns the types of o and lse.
 fn check(
     [q, k, v, document_start]: [&ValueType; 4],
     last_key: Option<&ValueType>,

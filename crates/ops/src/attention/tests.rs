@@ -259,7 +259,7 @@ fn scratch_is_linear_in_tokens() {
     assert!(bytes[0] <= 16 && bytes[1] < 4 * 4096 * 32 * (4 * 64 + 10), "{bytes:?}");
 }
 
-/// Whole rows and rows of short documents have one way each; where both may lie in a batch, kernels of both are there
+/// Whole rows and rows of short documents have one way each; where both may be in a batch, kernels of both are there
 /// and the rows decide, each for itself.
 #[test]
 fn packed_rows_that_may_hold_long_documents_get_both_backward_passes() {

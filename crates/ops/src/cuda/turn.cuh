@@ -1,5 +1,5 @@
-// Blocks that wait for one another: a number in global memory that says whose turn it is. What was written before a turn
-// is handed on is seen by who reads it.
+// Blocks that wait for one another: a number in global memory that says whose turn it is. What was written before a
+// turn is passed on is seen by who reads it.
 #pragma once
 
 __device__ __forceinline__ int turn_at(const int* turn) {

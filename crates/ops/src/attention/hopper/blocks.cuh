@@ -130,7 +130,7 @@ template <int N> __device__ __forceinline__ void round_pairs(u32 (&y)[N], const 
 #pragma unroll
   for (int i = 0; i < N; i++) y[i] = pair(x[2 * i], x[2 * i + 1]);
 }
-// A tile of 64 rows to rows [first, ...) of a head; what lies outside the tensor is not stored.
+// A tile of 64 rows to rows [first, ...) of a head; what is outside the tensor is not stored.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(u32 tile, const TensorMap* map, int b, int first, int head) {
 #pragma unroll

@@ -70,7 +70,7 @@ impl Division {
     }
 }
 
-/// Columns of q and v as they lie in shared memory.
+/// Columns of q and v as they are in shared memory.
 pub fn widths(e: &Extents) -> (usize, usize) {
     (e.head_dim.next_multiple_of(64), e.value_dim.next_multiple_of(64))
 }

@@ -4,7 +4,7 @@
 // q [BATCH, TOKENS, HEADS, D], d_o [BATCH, TOKENS, HEADS, DV], k, dk, v, dv [BATCH, TOKENS, KV_HEADS, D | DV], strided
 // in the first three axes; statistics and intervals by `attention_statistics`.
 // A warpgroup owns 64 keys and holds the sums of dk and dv in registers while its block walks over the steps that see
-// the tile. Scores are computed with the keys as rows, so that p and ds already lie in registers as the products for dv
+// the tile. Scores are computed with the keys as rows, so that p and ds already are in registers as the products for dv
 // and dk take them.
 #include "weights.cuh"
 

@@ -5,7 +5,7 @@
 // strided in the first three axes; statistics and intervals by `attention_statistics`.
 // A block owns a tile of 128 keys of one key head: it holds their k and v in shared memory and the sums of dk and dv in
 // registers while it walks over the steps that see them. Two warpgroups own 64 keys each. Scores are computed with the
-// keys as rows, so that p and ds already lie in registers as the products for dv and dk take them; ds goes through
+// keys as rows, so that p and ds already are in registers as the products for dv and dk take them; ds goes through
 // shared memory for dq, of which each warpgroup multiplies half of the columns. The next step's scores are multiplied
 // before a step's dq is handed over; with wide heads registers then suffice only if dk takes ds from shared memory,
 // too.
@@ -13,7 +13,7 @@
 // runs give the same bits without storing all scores. Consumers leave their part in shared memory; two threads, one for
 // every other step, wait for the tile's turn and let the copy engine add it. The last tile of a step writes dq itself.
 // Tiles walk from the last block of queries to the first, and tickets go up with the tiles: a tile trails the one
-// before it by a step, and waits for none that is not yet under way.
+// before it by a step, and waits for none that is not yet in flight.
 // H200: heads of 128, 8 x 2048 tokens 400 TFLOP/s, 1 x 8192 462, 1 x 32768 524; of 64, 4 x 4096 352.
 #define BLOCK_ALIGNMENT 64
 #define TILE 128
@@ -24,7 +24,7 @@
 #define AT_DS (AT_ROWS + STAGES * ROWS_STAGE)
 #define AT_PARTS (AT_DS + DS_BYTES)
 #define MINE (WIDE / 2)                   // columns of dq of a warpgroup
-#define NARROW (WIDE + WIDE_V <= 128)     // registers suffice for more products under way
+#define NARROW (WIDE + WIDE_V <= 128)     // registers suffice for more products in flight
 #define READERS 5                         // of an item: consumers, the copies' thread, the turns' threads
 
 extern "C" __global__ void __launch_bounds__(384, 1)

@@ -1,4 +1,4 @@
-//! In how many passes Hopper's kernels make the gradients, and where the parts of their scratch memory lie.
+//! In how many passes Hopper's kernels make the gradients, and where the parts of their workspace are.
 
 use program::Documents;
 
@@ -6,9 +6,10 @@ use super::division::widths;
 use crate::attention::operands::{Extents, Reading};
 use crate::kernel::LowerCall;
 
-/// Window from which the gradients in one pass are the faster for whole rows: below, tiles wait for each other too long.
+/// Window from which the gradients in one pass are the faster for whole rows: below, tiles wait for each other too
+/// long.
 const WIDE_WINDOW: usize = 1024;
-/// Keys that a query of a whole row sees in the mean from which rows are looked at one by one.
+/// Keys that a query of a whole row sees in the mean from which rows are examined one by one.
 const LONG: f64 = 512.0;
 
 /// Share of what it would see of a whole row that a query must see in the mean for one pass to be the faster: each
@@ -41,8 +42,8 @@ pub enum Passes {
     One,
     /// dq, then dk and dv: short intervals, wide heads.
     Two,
-    /// Every row of the batch the way that suits its documents, as the statistics find it: kernels of both are launched,
-    /// and those that are left no row end at once.
+    /// Every row of the batch the way that suits its documents, as the statistics find it: kernels of both are
+    /// launched, and those that are left no row end at once.
     ByRow,
 }
 
@@ -106,7 +107,7 @@ impl Scratch {
         }
     }
 
-    /// What kernels are told of it.
+    /// The parameters passed to kernels.
     pub fn by_row(&self) -> Vec<(&'static str, usize)> {
         vec![("BY_ROW", (self.passes == Passes::ByRow) as usize)]
     }

@@ -2,7 +2,7 @@
 // log2(e) and do_i.o_i, zero in the rows that fill up; intervals[b, i] = the keys that query i sees, nothing in the
 // rows that fill up. Also sets the TICKETS tickets and turns to zero. With BY_ROW the kernels that follow share the
 // rows of the batch: the gradients in one pass take those whose queries see LONG keys or more in the mean, the kernels
-// of two passes the others; a row's share does not depend on the rows beside it.
+// of two passes the others; a row's share does not depend on the rows next to it.
 // o, d_o [BATCH, TOKENS, HEADS, DV], strided in the first three axes; lse f32 [BATCH, HEADS, TOKENS].
 // LANES lanes of a warp per query and head, 8 columns a lane.
 #include "blocks.cuh"

@@ -1,5 +1,5 @@
 // What kernels whose blocks own keys make of a step: weights and their slopes from the scores of a warpgroup's 64 keys,
-// keys as rows, so that both already lie in registers as the products for dv and dk take them; and dk and dv to memory.
+// keys as rows, so that both already are in registers as the products for dv and dk take them; and dk and dv to memory.
 #pragma once
 #include "keys.cuh"
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ void incline(u32 (&ds)[16], const float (&s)[32], con
   }
 }
 
-// dk and dv of a warpgroup's keys through the tiles of k and v, which nobody reads any more. `id` names the barrier of
+// dk and dv of a warpgroup's keys through the tiles of k and v, which no one reads any more. `id` names the barrier of
 // the warpgroup; one thread says when the tiles are free again.
 __device__ __forceinline__ void store_gradients(const float (&dk_sum)[WIDE / 2], const float (&dv_sum)[WIDE_V / 2],
                                                 u32 k_tile, u32 v_tile, const TensorMap* dk, const TensorMap* dv, int b,

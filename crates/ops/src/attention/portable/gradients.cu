@@ -4,7 +4,7 @@
 // A block of WARPS warps owns ROWS keys of one key head and walks over the blocks of QUERIES queries that see any of
 // them. SCORE_STRIPS * SCORE_PARTS warps compute scores, with the keys as rows, each those of its keys with its
 // queries; PARTS warps share a strip of keys in the sums of dk and dv, each with its part of the columns. Where a warp
-// owns its keys alone (SCORE_PARTS = PARTS = 1), p and ds already lie in registers as the products take them; otherwise
+// owns its keys alone (SCORE_PARTS = PARTS = 1), p and ds already are in registers as the products take them; otherwise
 // they go through shared memory, and the next do lands during the product for dk, the next q during that for dq.
 // With TURNS dq of a block of queries is summed over the tiles of keys in f32 in global memory, the tiles in ascending
 // order, each waiting for its turn: the same bits in every run. All tiles walk from the last query to the first and
@@ -114,7 +114,7 @@ attention_gradients(const ELEMENT* __restrict__ q, const ELEMENT* __restrict__ k
     wait_copies<0>();
     __syncthreads();
 #if TURNS
-    // What the block added to the sums of the last queries is handed on here, behind the barrier that every step has.
+    // What the block added to the sums of the last queries is passed on here, behind the barrier that every step has.
     const int handed = (block + 1) * (GROUP / TURN_HEADS) - 1 - head / TURN_HEADS;
     int turn = 0;
     if (head % TURN_HEADS == 0) {

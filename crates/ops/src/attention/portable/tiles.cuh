@@ -1,5 +1,5 @@
 // Tiles of rows in shared memory, as m16n8k16 and ldmatrix want them, for 16-bit elements (ELEMENT is bf16 or f16).
-// Rows lie an odd number of 16-byte chunks apart (the padded width and one chunk), so that eight neighbouring rows
+// Rows are an odd number of 16-byte chunks apart (the padded width and one chunk), so that eight neighbouring rows
 // never meet in a bank and every address is a base plus a constant. sm_80 and later.
 #pragma once
 #include "types.cuh"
@@ -199,7 +199,7 @@ __device__ __forceinline__ float tanh_by_exp(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(exp2_approximate(x * (2.0f * LOG2E)) + 1.0f));
   return fmaf(-2.0f, y, 1.0f);
 }
-// A score becomes its weight exp(score - lse) (lse in units of log 2); gives the score's slope under the cap.
+// A score becomes its weight exp(score - lse) (lse in units of log 2); returns the score's slope under the cap.
 __device__ __forceinline__ float weight(float& x, float lse) {
   float slope = 1.0f;
   if (HAS_CAP) {

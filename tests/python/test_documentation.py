@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -50,6 +51,15 @@ def test_quoted_code_is_the_code():
     assert of_engine
     for file, text in of_engine:
         assert text in (REPOSITORY / file).read_text(), f"{file} has no\n{text}"
+
+
+def test_the_inputs_of_a_batch_are_those_of_the_engine():
+    page = (REPOSITORY / "docs" / "ir.md").read_text()
+    rows = [
+        f"| `{row['name']}` | {row['dtype']} [{', '.join(map(str, row['shape']))}] | {row['doc']} |"
+        for row in json.loads(_native.batch_inputs())
+    ]
+    assert "\n".join(rows) + "\n\n" in page
 
 
 def test_there_are_examples_and_pages():

@@ -22,6 +22,7 @@ mod figures;
 mod gather;
 pub mod gguf;
 mod guard;
+pub mod inputs;
 pub mod loader;
 mod mmap;
 mod new_file;

@@ -35,7 +35,7 @@ mod _native {
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]
-    use crate::operations::{infer, op_schemas};
+    use crate::operations::{batch_inputs, infer, op_schemas};
     #[pymodule_export]
     use crate::run::{cache_folder, preview, run, say, unsaid, visible};
     #[pymodule_export]

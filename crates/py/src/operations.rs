@@ -1,4 +1,4 @@
-//! The operations as the DSL sees them: what there is, and which types a call gives.
+//! The operations and the inputs as the DSL sees them: what there is, and which types a call gives.
 //!
 //! Types and attributes cross the border as JSON text, in the form that the IR writes them.
 
@@ -37,4 +37,14 @@ pub fn op_schemas() -> String {
         })
         .collect();
     serde_json::to_string(&schemas).expect("schemas are always representable as JSON")
+}
+
+/// What a batch brings, as a JSON list of `{name, dtype, shape, doc}`.
+#[pyfunction]
+pub fn batch_inputs() -> String {
+    let row = |of: &data::inputs::Input| {
+        let shape = if of.axes.is_empty() { json!([1]) } else { json!(of.axes) };
+        json!({"name": of.name, "dtype": of.dtype().name(), "shape": shape, "doc": of.doc})
+    };
+    Value::from_iter(data::inputs::INPUTS.iter().map(row)).to_string()
 }

@@ -168,16 +168,10 @@ impl Engine {
         let entry = self.entry(kind, Some(variant));
         let program = self.program.clone();
         for (name, at) in &program.entries[entry].inputs {
-            let bytes = match name.as_str() {
-                "input_ids" => ints(&batch.input_ids),
-                "position_ids" => ints(&batch.position_ids),
-                "targets" => ints(&batch.targets),
-                "document_start" => ints(&batch.document_start),
-                "weights" => floats(&batch.weights),
-                name if program.scalar(name).is_some() => continue,
-                other => panic!("a batch has no `{other}`: the graph's inputs are a fixed list"),
-            };
-            self.session().write(at, &bytes)?;
+            let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
+            if let Some(bytes) = input.bytes(batch) {
+                self.session().write(at, &bytes)?;
+            }
         }
         Ok(entry)
     }
@@ -293,14 +287,6 @@ fn fits(known: &Variant, wanted: &Variant) -> bool {
     // Packed rows say where their documents start, one or many.
     let documents = known.documents != Documents::Rows || wanted.documents == Documents::Rows;
     (known.batch, known.seq_len) == (wanted.batch, wanted.seq_len) && documents
-}
-
-fn ints(values: &[i32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-fn floats(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 #[cfg(test)]

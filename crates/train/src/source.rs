@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use data::safetensors::Weights;
 use data::{Batch, IGNORE};
-use graph::Model;
+use graph::{Dim, Element, Model, ValueType};
 use tensor::DType;
 
 use crate::checkpoint::ModelDigest;
@@ -24,11 +24,33 @@ pub struct ModelSource {
     pub model: Model,
 }
 
+/// Refuses a model that reads what no batch brings.
+fn check_inputs(model: &Model) -> Result<()> {
+    let described = |of: &data::inputs::Input| {
+        let axes = of.axes.iter().map(|axis| Dim::Symbol((*axis).to_owned())).collect::<Vec<_>>();
+        ValueType::new(Element::Fixed(of.dtype()), if axes.is_empty() { vec![Dim::Fixed(1)] } else { axes })
+    };
+    for input in &model.inputs {
+        let asked = ValueType::new(input.dtype, input.shape.clone());
+        let known = data::inputs::input(&input.name).map(described);
+        if known.as_ref() != Some(&asked) {
+            let expected = match known {
+                Some(known) => format!("it is {known}"),
+                None => format!("there are {}", data::inputs::INPUTS.map(|of| of.name).join(", ")),
+            };
+            let text = format!("the model reads `{}` as {asked} from a batch; {expected}", input.name);
+            return Err(TrainError::Usage(text));
+        }
+    }
+    Ok(())
+}
+
 impl ModelSource {
     /// Reads `config.json` of a folder; `ir` is the model's graph as JSON.
     pub fn open(folder: &Path, ir: &str) -> Result<ModelSource> {
         let config = HfConfig::read(folder)?;
         let model = graph::from_json(ir).map_err(|e| TrainError::Usage(e.to_string()))?;
+        check_inputs(&model)?;
         Ok(ModelSource { folder: folder.to_owned(), config, model })
     }
 

@@ -13,19 +13,7 @@ from .trace import BATCH, Scope, Trace
 
 
 class Batch:
-    """The tensors of a micro-batch, [B, T] but for `micro_step` i32 [1], which counts for dropout.
-
-    `input_ids`, `position_ids`, `targets` (the next token inside the document, -100 = not trained)
-    and `document_start` (index in the row at which the token's document starts) are i32; `weights`
-    (of the targets) is f32.
-    """
-
-    input_ids: Tensor
-    position_ids: Tensor
-    targets: Tensor
-    document_start: Tensor
-    weights: Tensor
-    micro_step: Tensor
+    """The tensors of a micro-batch as attributes: `batch.input_ids` and the other names of docs/ir.md."""
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in BATCH:

@@ -15,22 +15,15 @@ from typing import TYPE_CHECKING, Any
 from .. import _native
 from ..errors import ModelError
 from .place import here
-from .tensor import Dim, Tensor, each
+from .tensor import Tensor, each
 
 if TYPE_CHECKING:
     from .module import Module, Parameter
 
 IR_VERSION = 1
 
-#: What a batch brings, by name.
-BATCH: dict[str, tuple[str, tuple[Dim, ...]]] = {
-    "input_ids": ("i32", ("B", "T")),
-    "position_ids": ("i32", ("B", "T")),
-    "document_start": ("i32", ("B", "T")),
-    "targets": ("i32", ("B", "T")),
-    "weights": ("f32", ("B", "T")),
-    "micro_step": ("i32", (1,)),
-}
+#: What a batch brings, by name: the engine's list of `{name, dtype, shape, doc}`.
+BATCH: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(_native.batch_inputs())}
 
 
 @dataclass(eq=False)
@@ -75,8 +68,8 @@ class Trace:
     def input(self, name: str) -> Tensor:
         """A batch tensor; it becomes an input of the model on first use."""
         if name not in self.inputs:
-            dtype, shape = BATCH[name]
-            self.inputs[name] = Tensor(name, dtype, shape, self.outer)
+            row = BATCH[name]
+            self.inputs[name] = Tensor(name, row["dtype"], tuple(row["shape"]), self.outer)
         return self.inputs[name]
 
     def parameter(self, parameter: Parameter) -> Tensor:

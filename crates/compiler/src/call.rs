@@ -60,6 +60,7 @@ pub fn compile_call(
         kernels: lowering.into_kernels(),
         entries: vec![Entry {
             kind: EntryKind::Forward,
+            name: String::new(),
             variant: Some(Variant { batch: 1, seq_len: 1, documents }),
             steps: vec![Step { instruction, provenance, cost }],
             inputs: named_inputs,

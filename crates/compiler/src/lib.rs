@@ -28,7 +28,8 @@ pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
 pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use options::{
-    CompileOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions, Training,
+    CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions,
+    Training,
 };
 pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
@@ -80,8 +81,8 @@ pub fn compile_observed(
 ) -> Result<Program, CompileError> {
     let mut graphs = Vec::new();
     for variant in &options.variants {
-        for kind in options.entry_kinds() {
-            graphs.push((kind, *variant, entry_graph(model, options, machine, kind, *variant, passes)?));
+        for entry in &options.entries {
+            graphs.push((entry.kind, *variant, entry_graph(model, options, machine, entry, *variant, passes)?));
         }
     }
     let options = &passes.allowed(options);
@@ -102,12 +103,14 @@ pub fn entry_graph(
     model: &Model,
     options: &CompileOptions,
     machine: &Machine,
-    kind: EntryKind,
+    entry: &EntryOptions,
     variant: Variant,
     passes: &mut Passes<'_>,
 ) -> Result<Graph, CompileError> {
-    // Layers become nodes, batch symbols become numbers; every shape is checked against its rule.
-    let mut graph = expand(model, options, variant)?;
+    let kind = entry.kind;
+    // Layers become nodes, the entry's task stands behind them, batch symbols become numbers; every shape is checked
+    // against its rule.
+    let mut graph = expand(model, options, entry, variant)?;
     passes.check("expand", &graph)?;
     // Before the adapters add dropout of their own.
     passes.run(kind, "dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
@@ -117,7 +120,9 @@ pub fn entry_graph(
     passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
     passes.run(kind, "merge_linears", &mut graph, passes::merge_linears::run)?;
-    passes.run(kind, "results", &mut graph, |g| passes::results::run(g, options, kind))?;
+    // After merging, which says of the parameters how they lie: they do so in every entry.
+    passes.run(kind, "without_adapters", &mut graph, |g| passes::without_adapters::run(g, entry))?;
+    passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
     if kind == EntryKind::FirstMicroStep {
         passes.run(kind, "autodiff", &mut graph, differentiate)?;
     }

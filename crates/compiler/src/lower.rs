@@ -398,6 +398,7 @@ fn entry(
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     Entry {
         kind,
+        name: graph.entry.clone(),
         variant: Some(variant),
         steps: streams.steps,
         inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),

@@ -14,21 +14,31 @@ pub struct CompileOptions {
     pub weights: DType,
     /// How activations are stored and matrices multiplied.
     pub compute: DType,
-    /// `None`: no gradients, only [`EntryKind::Forward`] and [`EntryKind::Evaluate`].
+    /// `None`: no gradients, and no entry that trains.
     pub training: Option<Training>,
     /// Adapters are part of the model, trained or not.
     pub adapter: Option<AdapterOptions>,
-    /// Compile [`EntryKind::Evaluate`].
-    pub evaluate: bool,
-    /// Compile [`EntryKind::Forward`].
-    pub forward: bool,
-    /// Names of model outputs to keep in [`EntryKind::Forward`] and in micro-steps. A trailing `*`
-    /// stands for any rest.
-    pub outputs: Vec<String>,
+    /// What is compiled, besides the update.
+    pub entries: Vec<EntryOptions>,
     /// Key of all random numbers.
     pub seed: u64,
     /// What may be decided about memory.
     pub plan: PlanOptions,
+}
+
+/// One entry that is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EntryOptions {
+    /// [`EntryKind::FirstMicroStep`] stands for the further micro-steps, too.
+    pub kind: EntryKind,
+    /// Tells it apart from others of its kind; empty for the usual one.
+    pub name: String,
+    /// The task whose loss is computed. `None`: the model alone.
+    pub task: Option<String>,
+    /// Whether the adapters are at work; where there are none it says nothing.
+    pub adapter: bool,
+    /// Names of outputs of model and task that are kept. A trailing `*` stands for any rest.
+    pub outputs: Vec<String>,
 }
 
 /// What the plan may decide, and what is decided already. `None` leaves it to the plan.
@@ -123,15 +133,41 @@ pub struct OptimizerOptions {
     pub master: bool,
 }
 
-impl CompileOptions {
-    /// Entry kinds that need a graph of their own. Further micro-steps share the first one's.
-    pub fn entry_kinds(&self) -> Vec<EntryKind> {
-        let wanted = [
-            (self.training.is_some(), EntryKind::FirstMicroStep),
-            (self.evaluate, EntryKind::Evaluate),
-            (self.forward, EntryKind::Forward),
-        ];
-        wanted.into_iter().filter(|(on, _)| *on).map(|(_, kind)| kind).collect()
+impl EntryOptions {
+    /// The usual entry of a kind.
+    pub fn new(kind: EntryKind, task: Option<&str>) -> EntryOptions {
+        let task = task.map(str::to_owned);
+        EntryOptions { kind, name: String::new(), task, adapter: true, outputs: Vec::new() }
+    }
+
+    /// Micro-steps that train.
+    pub fn train(task: &str) -> EntryOptions {
+        EntryOptions::new(EntryKind::FirstMicroStep, Some(task))
+    }
+
+    /// A task's loss alone.
+    pub fn evaluate(task: &str) -> EntryOptions {
+        EntryOptions::new(EntryKind::Evaluate, Some(task))
+    }
+
+    /// The model alone.
+    pub fn forward() -> EntryOptions {
+        EntryOptions::new(EntryKind::Forward, None)
+    }
+
+    /// The same entry, which keeps these outputs as well.
+    pub fn keeping<'n>(mut self, outputs: impl IntoIterator<Item = &'n str>) -> EntryOptions {
+        self.keep(outputs);
+        self
+    }
+
+    /// Keeps these outputs as well.
+    pub fn keep<'n>(&mut self, outputs: impl IntoIterator<Item = &'n str>) {
+        for name in outputs {
+            if !self.outputs.iter().any(|known| known == name) {
+                self.outputs.push(name.to_owned());
+            }
+        }
     }
 
     /// True when the output of this name is requested.

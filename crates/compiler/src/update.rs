@@ -68,7 +68,14 @@ pub(crate) fn entry(
         }
     }
     transfers.end(slices.all.len() + 1, &from, &mut streams);
-    Entry { kind: EntryKind::Update, variant: None, steps: streams.steps, inputs: Vec::new(), outputs: Vec::new() }
+    Entry {
+        kind: EntryKind::Update,
+        name: String::new(),
+        variant: None,
+        steps: streams.steps,
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+    }
 }
 
 /// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there.

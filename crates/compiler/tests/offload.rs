@@ -6,11 +6,13 @@ mod support;
 
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, RecomputeOptions, compile};
+use compiler::{
+    AdapterOptions, CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, PlanOptions, RecomputeOptions, compile,
+};
 use program::{
     ArenaKind, Backend, EntryKind, Instruction, Machine, OptimizerState, Program, Session, StreamId, TensorRef, scalar,
 };
-use support::{VARIANT, adapter, options};
+use support::{TASK, VARIANT, adapter, options};
 use tensor::{DType, HostTensor};
 
 fn model() -> graph::Model {
@@ -102,7 +104,8 @@ fn cases() -> Vec<(String, CompileOptions)> {
     for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit, normuon] {
         for (adapters, master) in [(false, false), (false, true), (true, false)] {
             let mut of = options();
-            (of.weights, of.compute, of.outputs, of.evaluate) = (DType::BF16, DType::BF16, Vec::new(), false);
+            (of.weights, of.compute) = (DType::BF16, DType::BF16);
+            of.entries = vec![EntryOptions::train(TASK)];
             of.adapter = adapters.then(|| AdapterOptions { rank: 64, ..adapter() });
             let optimizer = of.training.as_mut().unwrap().optimizer.as_mut().unwrap();
             (optimizer.kind, optimizer.master) = (kind, master);

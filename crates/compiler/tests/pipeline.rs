@@ -6,7 +6,7 @@ mod support;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use compiler::{CompileOptions, Passes, compile, entry_graph};
+use compiler::{CompileOptions, EntryOptions, Passes, compile, entry_graph};
 use graph::{Graph, ValueId};
 use ops::evaluate::{Array, Evaluate, evaluate};
 use program::{Backend, EntryKind, Machine, Session, TensorRef};
@@ -15,7 +15,7 @@ use tensor::{DType, HostTensor};
 
 fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
     let mut passes = Passes::limited(limit);
-    entry_graph(&model(), options, &machine(), EntryKind::FirstMicroStep, VARIANT, &mut passes).unwrap()
+    entry_graph(&model(), options, &machine(), &options.entries[0], VARIANT, &mut passes).unwrap()
 }
 
 fn machine() -> Machine {
@@ -229,7 +229,8 @@ fn mistakes_name_their_place() {
 #[test]
 fn dropout_is_computed_in_training_alone() {
     let adapter = Some(compiler::AdapterOptions { dropout: 0.25, ..adapter() });
-    let options = CompileOptions { adapter, forward: true, ..options() };
+    let mut options = CompileOptions { adapter, ..options() };
+    options.entries.push(EntryOptions::forward().keeping(["logits"]));
     let program = compile(&model(), &options, &machine()).unwrap();
     for entry in &program.entries {
         let dropped = entry.steps.iter().filter(|step| step.to_string().contains("dropout")).count();
@@ -257,7 +258,8 @@ fn dropout_of_adapters_costs_no_instruction_on_a_gpu() {
     assert_eq!(steps(0.25).len(), steps(0.0).len(), "{:?}\n{:?}", steps(0.25), steps(0.0));
     let found = |machine: &Machine| {
         let mut passes = Passes::default();
-        let graph = entry_graph(&wide, &options(0.25), machine, EntryKind::FirstMicroStep, VARIANT, &mut passes);
+        let options = options(0.25);
+        let graph = entry_graph(&wide, &options, machine, &options.entries[0], VARIANT, &mut passes);
         let graph = graph.unwrap();
         loss_and_gradients(&graph, &contents::<f64>(&graph))
     };

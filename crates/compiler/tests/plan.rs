@@ -5,12 +5,12 @@ mod support;
 use std::sync::Arc;
 
 use compiler::{
-    AdapterOptions, CompileError, CompileOptions, OPTIONAL, PassTrace, Passes, PlanOptions, RecomputeOptions, compile,
-    compile_observed,
+    AdapterOptions, CompileError, CompileOptions, EntryOptions, OPTIONAL, PassTrace, Passes, PlanOptions,
+    RecomputeOptions, compile, compile_observed,
 };
 use ops::evaluate::Array;
 use program::{Backend, EntryKind, Machine, Program, Session, TensorRef};
-use support::{VARIANT, adapter, contents, options};
+use support::{TASK, VARIANT, adapter, contents, options};
 use tensor::{DType, HostTensor};
 
 /// The loss where its gradient is wanted.
@@ -99,10 +99,10 @@ fn cases() -> Vec<(&'static str, CompileOptions)> {
         for adapter in [None, Some(adapter()), Some(dropout.clone())] {
             for compute in [DType::F32, DType::BF16] {
                 let options = options();
-                let outputs = Vec::new();
+                let entries = vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)];
                 cases.push((
                     name,
-                    CompileOptions { adapter: adapter.clone(), compute, weights: compute, outputs, ..options },
+                    CompileOptions { adapter: adapter.clone(), compute, weights: compute, entries, ..options },
                 ));
             }
         }
@@ -284,7 +284,8 @@ fn rewrites(model: &graph::Model, options: &CompileOptions) -> Vec<(&'static str
 fn rewrites_of_the_plan_are_passes() {
     let recompute = RecomputeOptions { block: Some(true), ..Default::default() };
     let plan = PlanOptions { recompute, head_chunks: Some(2), attention_chunks: Some(2), ..Default::default() };
-    let options = CompileOptions { outputs: Vec::new(), plan, ..options() };
+    let options =
+        CompileOptions { entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)], plan, ..options() };
     let model = model("qwen3");
     let whole = bits(compile(&model, &with(&options, keep()), &cpu(1 << 30)).unwrap());
     for limit in (0..=OPTIONAL.len()).rev() {

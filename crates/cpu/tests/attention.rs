@@ -90,6 +90,7 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
         arenas: vec![Arena::on_device(ArenaKind::Activations, offset)],
         entries: vec![Entry {
             kind: EntryKind::Forward,
+            name: String::new(),
             variant: None,
             steps: vec![step],
             inputs: vec![],

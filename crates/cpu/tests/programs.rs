@@ -28,6 +28,7 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
         kernels: vec![],
         entries: vec![Entry {
             kind: EntryKind::Forward,
+            name: String::new(),
             variant: None,
             steps: steps.collect(),
             inputs: vec![],

@@ -96,6 +96,8 @@ pub struct Parameter {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub name: String,
+    /// Tells the entry that it is for apart from others of its kind; empty for the usual one.
+    pub entry: String,
     pub values: Vec<Value>,
     pub parameters: Vec<Parameter>,
     pub inputs: Vec<ValueId>,

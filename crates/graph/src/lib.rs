@@ -16,6 +16,6 @@ pub use dim::{Bindings, Dim, Element, ValueType};
 pub use flat::{Graph, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
 pub use model::{
     Block, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec, Repeat,
-    from_json,
+    Task, from_json,
 };
 pub use verify::verify;

@@ -1,4 +1,4 @@
-//! The model as the DSL records it: the JSON form of the IR, version 1.
+//! The model as the DSL records it: the JSON form of the IR.
 //!
 //! A `repeat` block stands for N identical layers: values carried from one iteration to the next,
 //! parameter names with `{i}`, and attributes that may differ per iteration (`{"each": [...]}`).
@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::dim::{Dim, Element, ValueType};
 
 /// The version that this crate reads and writes.
-pub const IR_VERSION: u32 = 1;
+pub const IR_VERSION: u32 = 2;
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,13 +24,30 @@ pub struct Model {
     pub max_positions: Option<usize>,
     #[serde(default, skip_serializing_if = "FileForm::is_plain")]
     pub files: FileForm,
-    /// What a batch brings.
+    /// What the model reads of a batch.
     pub inputs: Vec<Input>,
     /// Parameters used outside of repeats; those of a repeat stand in its block.
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,
     pub body: Vec<Item>,
     #[serde(default)]
+    pub outputs: Vec<Output>,
+    /// What can be computed from the model's values to train it. An entry has one of them, or none.
+    #[serde(default)]
+    pub tasks: Vec<Task>,
+}
+
+/// A loss, apart from the model: nodes behind its body, which may use every value of that.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    pub name: String,
+    /// What it reads of a batch that the model does not.
+    pub inputs: Vec<Input>,
+    #[serde(default)]
+    pub parameters: Vec<ParameterSpec>,
+    pub nodes: Vec<NodeSpec>,
+    /// `loss_sum` and `weight_sum` among them where it can be trained.
     pub outputs: Vec<Output>,
 }
 

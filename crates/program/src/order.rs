@@ -94,7 +94,14 @@ mod tests {
     fn check(instructions: Vec<Instruction>) -> Result<(), String> {
         let step = |instruction| Step { instruction, provenance: Provenance::default(), cost: Cost::default() };
         let steps = instructions.into_iter().map(step).collect();
-        check_order(&Entry { kind: EntryKind::Update, variant: None, steps, inputs: vec![], outputs: vec![] })
+        check_order(&Entry {
+            kind: EntryKind::Update,
+            name: String::new(),
+            variant: None,
+            steps,
+            inputs: vec![],
+            outputs: vec![],
+        })
     }
 
     fn record(event: u32, stream: StreamId) -> Instruction {

@@ -75,6 +75,8 @@ pub struct Variant {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub kind: EntryKind,
+    /// Tells it apart from others of its kind; empty for the usual one.
+    pub name: String,
     /// `None` for the update, which has no batch.
     pub variant: Option<Variant>,
     pub steps: Vec<Step>,
@@ -117,9 +119,15 @@ pub struct Program {
 }
 
 impl Program {
-    /// The entry of a kind, for a variant where the kind has one.
+    /// The usual entry of a kind, for a variant where the kind has one.
     pub fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> Option<usize> {
-        self.entries.iter().position(|e| e.kind == kind && (variant.is_none() || e.variant == variant))
+        self.named(kind, "", variant)
+    }
+
+    /// The entry of a kind and a name.
+    pub fn named(&self, kind: EntryKind, name: &str, variant: Option<Variant>) -> Option<usize> {
+        let is_it = |e: &Entry| e.kind == kind && e.name == name && (variant.is_none() || e.variant == variant);
+        self.entries.iter().position(is_it)
     }
 
     pub fn scalar(&self, name: &str) -> Option<&TensorRef> {

@@ -51,9 +51,11 @@ impl fmt::Display for Step {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if self.name.is_empty() { "" } else { " " };
+        write!(f, "entry {}{separator}{}", self.kind.name(), self.name)?;
         match self.variant {
-            Some(v) => writeln!(f, "entry {} [{} × {}, {:?}]", self.kind.name(), v.batch, v.seq_len, v.documents)?,
-            None => writeln!(f, "entry {}", self.kind.name())?,
+            Some(v) => writeln!(f, " [{} × {}, {:?}]", v.batch, v.seq_len, v.documents)?,
+            None => writeln!(f)?,
         }
         for step in &self.steps {
             let layer = step.provenance.layer.map(|l| format!("{l:>3} ")).unwrap_or_else(|| "    ".into());

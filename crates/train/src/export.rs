@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, AdapterRules, CompileOptions};
+use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions};
 use data::Batch;
 use data::safetensors::{NamedTensor, TensorInfo, write};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
@@ -163,9 +163,7 @@ impl Trainer {
         let options = CompileOptions {
             variants: vec![variant],
             training: None,
-            evaluate: false,
-            forward: true,
-            outputs: vec!["logits".to_owned()],
+            entries: vec![EntryOptions::forward().keeping(["logits"])],
             ..self.plan.compile.clone()
         };
         let mut copy = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, PlanOptions, Training};
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use program::{Choices, EntryKind, scalar};
@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::peft;
+use crate::plan::TASK;
 use crate::source::ModelSource;
 use crate::weights::{self, WeightSet};
 
@@ -62,9 +63,7 @@ impl Model {
             compute: dtype,
             training: None,
             adapter: adapter_options,
-            evaluate: false,
-            forward: true,
-            outputs: vec![LOGITS.to_owned()],
+            entries: vec![EntryOptions::forward().keeping([LOGITS])],
             seed: 0,
             plan: PlanOptions::default(),
         };
@@ -75,7 +74,7 @@ impl Model {
     pub fn forward(&mut self, batch: &Batch, hidden: bool) -> Result<Forward> {
         self.source.check_ids(std::slice::from_ref(batch))?;
         let wanted: &[&str] = if hidden { &[LOGITS, HIDDEN] } else { &[LOGITS] };
-        let engine = self.engine_for(batch, wanted, false)?;
+        let engine = self.engine_for(batch, EntryOptions::forward().keeping(wanted.iter().copied()))?;
         let variant = engine.prepare(engine.variant_of(batch, false))?;
         engine.run(EntryKind::Forward, variant, batch)?;
         let logits = engine.output(EntryKind::Forward, variant, LOGITS)?;
@@ -90,7 +89,7 @@ impl Model {
     /// otherwise.
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;
-        let engine = self.engine_for(batch, &[TOKEN_LOSS], true)?;
+        let engine = self.engine_for(batch, EntryOptions::train(TASK).keeping([TOKEN_LOSS]))?;
         let variant = engine.prepare(engine.variant_of(batch, false))?;
         engine.set_i32(scalar::MICRO_STEP, 0)?;
         engine.run(EntryKind::FirstMicroStep, variant, batch)?;
@@ -114,21 +113,20 @@ impl Model {
     /// The tensors that [`Model::loss_and_gradients`] gives gradients for.
     pub fn parameter_names(&mut self) -> Result<Vec<String>> {
         let batch = Batch::from_labels(1, 2, vec![0; 2], &[0; 2], None, None).expect("a batch of two tokens");
-        let program = self.engine_for(&batch, &[], false)?.program().clone();
+        let program = self.engine_for(&batch, EntryOptions::forward())?.program().clone();
         let trained = program.layout.parameters.iter().filter(|slot| slot.adapter == self.adapter.is_some());
         Ok(trained.map(|slot| slot.name.clone()).collect())
     }
 
-    /// The engine, with the outputs and, where asked for, the backward pass compiled in.
-    fn engine_for(&mut self, batch: &Batch, outputs: &[&str], backward: bool) -> Result<&mut Engine> {
+    /// The engine, with an entry and its outputs compiled in.
+    fn engine_for(&mut self, batch: &Batch, wanted: EntryOptions) -> Result<&mut Engine> {
         let mut options = self.options.clone();
-        for name in outputs {
-            if !options.outputs.iter().any(|known| known == name) {
-                options.outputs.push((*name).to_owned());
-            }
-        }
-        if backward && options.training.is_none() {
+        if wanted.kind == EntryKind::FirstMicroStep && options.training.is_none() {
             options.training = Some(Training { optimizer: None });
+        }
+        match options.entries.iter_mut().find(|entry| entry.kind == wanted.kind) {
+            Some(known) => known.keep(wanted.outputs.iter().map(String::as_str)),
+            None => options.entries.insert(0, wanted),
         }
         match &mut self.engine {
             Some(engine) if options == self.options => return Ok(self.engine.as_mut().expect("just seen")),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use compiler::{
-    AdapterOptions, CompileOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions,
-    Training,
+    AdapterOptions, CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
+    RecomputeOptions, Training,
 };
 use options::Setting;
 use program::Machine;
@@ -18,6 +18,9 @@ use crate::formats::{self, dtype_of};
 use crate::peft;
 use crate::row_length::RowLength;
 use crate::source::ModelSource;
+
+/// What runs train: fine-tuning and pretraining differ in their data alone.
+pub(crate) const TASK: &str = "causal_lm";
 
 /// Decisions of a run before anything is compiled.
 #[derive(Clone, Debug)]
@@ -60,9 +63,7 @@ impl Plan {
             compute: dtype,
             training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,
-            evaluate: true,
-            forward: false,
-            outputs: Vec::new(),
+            entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
             seed: config.data.train_seed,
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
         };

@@ -9,6 +9,7 @@ from .config import ModelConfig, Reader
 from .model import build, model
 from .module import Layers, Module, Parameter
 from .structure import Batch, output, region, repeat
+from .task import Results, task
 from .tensor import Tensor, each
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Module",
     "Parameter",
     "Reader",
+    "Results",
     "Tensor",
     "build",
     "each",
@@ -26,4 +28,5 @@ __all__ = [
     "output",
     "region",
     "repeat",
+    "task",
 ]

@@ -12,6 +12,7 @@ from ..errors import ModelConfigError
 from .config import ModelConfig
 from .module import Module, Parameter
 from .structure import Batch
+from .task import record
 from .trace import Trace
 
 
@@ -94,8 +95,8 @@ def _check_size(architecture: str, declared: list[Parameter], layers: int) -> No
         raise ModelConfigError(architecture, [f"{what}; most of them are in `{largest.name}`, {shape}{repeated}"])
 
 
-def build(fields: dict[str, Any]) -> str:
-    """The IR (JSON text, docs/ir.md) of the model that a config.json describes.
+def build(fields: dict[str, Any], tasks: Sequence[str] = ()) -> str:
+    """The IR (JSON text, docs/ir.md) of the model that a config.json describes, with what `tasks` compute from it.
 
     Raises ModelConfigError for fields that cannot be honoured, ModelError when the architecture's
     file records something that does not fit together.
@@ -108,6 +109,8 @@ def build(fields: dict[str, Any]) -> str:
     _check_size(architecture.name, declared, getattr(config, "num_hidden_layers", 0) or getattr(config, "n_layer", 1))
     with trace.recording():
         module(Batch())
+        for name in tasks:
+            record(name, config, trace)
     head: dict[str, Any] = {}
     if (limit := getattr(module, "max_positions", None)) is not None:
         head["max_positions"] = limit

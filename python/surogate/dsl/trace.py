@@ -20,7 +20,7 @@ from .tensor import Tensor, each
 if TYPE_CHECKING:
     from .module import Module, Parameter
 
-IR_VERSION = 1
+IR_VERSION = 2
 
 #: What a batch brings, by name: the engine's list of `{name, dtype, shape, doc}`.
 BATCH: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(_native.batch_inputs())}
@@ -28,12 +28,16 @@ BATCH: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(_nati
 
 @dataclass(eq=False)
 class Scope:
-    """The outer body, or the block of one repeat."""
+    """The model's outer body, the block of one repeat, or a task."""
 
     count: int | None = None
     items: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)
     outputs: list[dict[str, str]] = field(default_factory=list)
+    #: What is read of a batch; of a repeat's block it stands with the body around it.
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    #: The outputs as tensors.
+    results: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Trace:
@@ -46,7 +50,9 @@ class Trace:
         self.initializer_range = initializer_range
         self.outer = Scope()
         self.scope = self.outer
-        self.inputs: dict[str, Tensor] = {}
+        #: The body that is being recorded: the model's, or a task's.
+        self.body = self.outer
+        self.tasks: dict[str, tuple[Scope, list[Parameter]]] = {}
         self.regions: list[str] = []
         self.modules: list[Module] = []
         self._names: set[str] = set(BATCH)
@@ -65,12 +71,27 @@ class Trace:
         finally:
             Trace._active = previous
 
+    @contextmanager
+    def task(self, name: str, declared: list[Parameter]) -> Iterator[None]:
+        """What is recorded inside belongs to a task, which may read all that the model's outer body has."""
+        self.scope = self.body = Scope()
+        self.tasks[name] = (self.scope, declared)
+        names = set(self._names)
+        try:
+            yield
+        finally:
+            # Of several tasks a program has one in each entry: their values may have the same names.
+            self.scope = self.body = self.outer
+            self._names = names
+
     def input(self, name: str) -> Tensor:
-        """A batch tensor; it becomes an input of the model on first use."""
-        if name not in self.inputs:
-            row = BATCH[name]
-            self.inputs[name] = Tensor(name, row["dtype"], tuple(row["shape"]), self.outer)
-        return self.inputs[name]
+        """A batch tensor; it becomes an input of the model or the task on first use."""
+        for body in (self.outer, self.body):
+            if name in body.inputs:
+                return body.inputs[name]
+        row = BATCH[name]
+        self.body.inputs[name] = Tensor(name, row["dtype"], tuple(row["shape"]), self.outer)
+        return self.body.inputs[name]
 
     def parameter(self, parameter: Parameter) -> Tensor:
         """The tensor of a parameter, declared where it is first used."""
@@ -78,10 +99,11 @@ class Trace:
         if name is None:
             raise ModelError(here(), "a parameter must be an attribute of a module of the model before it is used")
         inside = "{i}" in name
-        if inside and self.scope is self.outer:
+        if inside and self.scope is self.body:
             raise ModelError(here(), f"`{name}` belongs to a repeated layer and cannot be used outside of its repeat")
-        scope = self.scope if inside else self.outer
-        scope.parameters[name] = parameter
+        scope = self.scope if inside else self.body
+        if self.outer.parameters.get(name) is not parameter:
+            scope.parameters[name] = parameter
         return Tensor(name, "float", parameter.shape, scope)
 
     def emit(self, op: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> list[Tensor]:
@@ -109,7 +131,7 @@ class Trace:
             return self.parameter(value)
         if not isinstance(value, Tensor):
             raise ModelError(place, f"{op}: an input is {value!r}, expected a tensor or a parameter")
-        if value.scope is not self.scope and value.scope is not self.outer:
+        if value.scope not in (self.scope, self.body, self.outer):
             raise ModelError(place, f"{op}: `{value.name}` was computed inside a repeat that has ended; carry it out")
         return value
 
@@ -177,6 +199,7 @@ class Trace:
         if any(o["name"] == name for o in scope.outputs):
             raise ModelError(place, f"output `{name}` is given twice")
         scope.outputs.append({"name": name, "value": value.name})
+        scope.results[name] = value
 
     def to_json(self, declared: list[Parameter], head: dict[str, Any]) -> str:
         """The IR. `declared` are the model's parameters in the order of their modules, `head` what is
@@ -188,23 +211,42 @@ class Trace:
                 parameters = item["block"]["parameters"]
                 used.update(parameters)
                 item["block"]["parameters"] = self._parameters(parameters, order)
-        unused = [parameter for parameter in declared if parameter.name not in used]
-        if unused:
-            raise ModelError(unused[0].place, f"parameter `{unused[0].name}` is declared but `forward` never uses it")
+        _check_use(declared, used)
         model = {
             "surogate_ir": IR_VERSION,
             "architecture": self.architecture,
             **head,
-            "inputs": [
-                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
-                for t in (self.inputs[name] for name in BATCH if name in self.inputs)
-            ],
+            "inputs": _inputs(self.outer),
             "parameters": self._parameters(self.outer.parameters, order),
             "body": self.outer.items,
             "outputs": self.outer.outputs,
+            "tasks": [self._task(name, scope, own) for name, (scope, own) in self.tasks.items()],
         }
         return json.dumps(model, indent=1, ensure_ascii=False)
+
+    def _task(self, name: str, scope: Scope, declared: list[Parameter]) -> dict[str, Any]:
+        _check_use(declared, set(scope.parameters))
+        order = {parameter.name: index for index, parameter in enumerate(declared)}
+        return {
+            "name": name,
+            "inputs": _inputs(scope),
+            "parameters": self._parameters(scope.parameters, order),
+            "nodes": scope.items,
+            "outputs": scope.outputs,
+        }
 
     def _parameters(self, parameters: dict[str, Parameter], order: dict[str | None, int]) -> list[dict[str, Any]]:
         rows = sorted(parameters.values(), key=lambda parameter: order[parameter.name])
         return [parameter.to_ir(self.initializer_range) for parameter in rows]
+
+
+def _inputs(scope: Scope) -> list[dict[str, Any]]:
+    """In the order of the engine's list."""
+    read = (scope.inputs[name] for name in BATCH if name in scope.inputs)
+    return [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in read]
+
+
+def _check_use(declared: list[Parameter], used: set[str]) -> None:
+    unused = [parameter for parameter in declared if parameter.name not in used]
+    if unused:
+        raise ModelError(unused[0].place, f"parameter `{unused[0].name}` is declared but `forward` never uses it")

@@ -7,7 +7,6 @@ from .dropout import dropout
 from .embedding import Embedding
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
-from .loss import language_model_loss
 from .mlp import SwiGLU
 from .norm import LayerNorm, RMSNorm
 from .rotary import RotaryEmbedding, Rotation
@@ -28,6 +27,5 @@ __all__ = [
     "SwiGLU",
     "activation",
     "dropout",
-    "language_model_loss",
     "layer_windows",
 ]

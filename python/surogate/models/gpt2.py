@@ -4,7 +4,7 @@ a head that is the embedding."""
 from __future__ import annotations
 
 from ..dsl import Batch, Layers, ModelConfig, Module, Reader, Tensor, each, model, ops, output, region, repeat
-from ..layers import Activation, Conv1D, Embedding, LayerNorm, Linear, activation, dropout, language_model_loss
+from ..layers import Activation, Conv1D, Embedding, LayerNorm, Linear, activation, dropout
 
 
 class GPT2Config(ModelConfig):
@@ -112,4 +112,4 @@ class GPT2(Module):
         self.lm_head = Linear(c.n_embd, c.vocab_size, tied=tied)
 
     def forward(self, batch: Batch) -> None:
-        language_model_loss(self.lm_head(self.transformer(batch)), batch)
+        output("logits", self.lm_head(self.transformer(batch)))

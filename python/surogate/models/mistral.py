@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..dsl import Batch, Module, Reader, Tensor, model, ops, region
+from ..dsl import Batch, Module, Reader, Tensor, model, ops, output, region
 from ..layers import (
     Decoder,
     DecoderLayer,
@@ -16,7 +16,6 @@ from ..layers import (
     RotaryEmbedding,
     Rotation,
     SwiGLU,
-    language_model_loss,
 )
 
 
@@ -81,4 +80,4 @@ class Mistral(Module):
         self.lm_head = Linear(c.hidden_size, c.vocab_size, tied=tied)
 
     def forward(self, batch: Batch) -> None:
-        language_model_loss(self.lm_head(self.model(batch)), batch)
+        output("logits", self.lm_head(self.model(batch)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..dsl import Batch, Module, Reader, Tensor, each, model, ops, region
+from ..dsl import Batch, Module, Reader, Tensor, each, model, ops, output, region
 from ..layers import (
     Decoder,
     DecoderLayer,
@@ -15,7 +15,6 @@ from ..layers import (
     RotaryEmbedding,
     Rotation,
     SwiGLU,
-    language_model_loss,
     layer_windows,
 )
 
@@ -92,4 +91,4 @@ class SmolLM3(Module):
         self.lm_head = Linear(c.hidden_size, c.vocab_size, tied=tied)
 
     def forward(self, batch: Batch) -> None:
-        language_model_loss(self.lm_head(self.model(batch)), batch)
+        output("logits", self.lm_head(self.model(batch)))

@@ -1,27 +1,33 @@
-//! Model → flat graph: repeats become layers, parameter names get their numbers, batch symbols
+//! Model → flat graph: repeats become layers, the entry's task stands behind them, parameter names get their numbers, batch symbols
 //! their extents. Types recorded in the model are bound here and checked by the verifier.
 
 use std::collections::HashMap;
 
 use graph::{
     Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterId, ParameterSpec, Phase, Repeat,
-    ValueId, ValueType,
+    Task, ValueId, ValueType,
 };
 use program::Variant;
 use tensor::{Attrs, Shape};
 
-use crate::{CompileError, CompileOptions};
+use crate::{CompileError, CompileOptions, EntryOptions};
 
 /// Names in scope and what they stand for.
 type Scope = HashMap<String, ValueId>;
 
-/// Flattens the model for one shape variant.
-pub fn expand(model: &Model, options: &CompileOptions, variant: Variant) -> Result<Graph, CompileError> {
+/// Flattens the model with the task of an entry for one shape variant.
+pub fn expand(
+    model: &Model,
+    options: &CompileOptions,
+    entry: &EntryOptions,
+    variant: Variant,
+) -> Result<Graph, CompileError> {
     let bindings = Bindings::from([("B".into(), variant.batch), ("T".into(), variant.seq_len)]);
-    let mut expansion =
-        Expansion { graph: Graph { name: model.architecture.clone(), ..Graph::default() }, bindings, options };
+    let graph = Graph { name: model.architecture.clone(), entry: entry.name.clone(), ..Graph::default() };
+    let mut expansion = Expansion { graph, bindings, options };
     let mut scope = Scope::new();
-    for input in &model.inputs {
+    let task = entry.task.as_deref().map(|name| find(model, name)).transpose()?;
+    for input in model.inputs.iter().chain(task.iter().flat_map(|task| &task.inputs)) {
         let shape = expansion.bind(&ValueType::new(input.dtype, input.shape.clone()), &input.name)?;
         scope.insert(input.name.clone(), expansion.graph.add_input(&input.name, input.dtype, shape));
     }
@@ -34,7 +40,25 @@ pub fn expand(model: &Model, options: &CompileOptions, variant: Variant) -> Resu
     }
     expansion.outputs(&model.outputs, None, &scope)?;
     mark_tables(&mut expansion.graph);
+    // All entries have one parameter table: it holds those of every task that an entry has.
+    let asked = |task: &&Task| options.entries.iter().any(|entry| entry.task.as_deref() == Some(&task.name));
+    for task in model.tasks.iter().filter(asked) {
+        expansion.parameters(&task.parameters, None, &mut scope)?;
+    }
+    if let Some(task) = task {
+        for node in &task.nodes {
+            expansion.node(node, None, &mut scope)?;
+        }
+        expansion.outputs(&task.outputs, None, &scope)?;
+    }
     Ok(expansion.graph)
+}
+
+fn find<'m>(model: &'m Model, name: &str) -> Result<&'m Task, CompileError> {
+    model.tasks.iter().find(|task| task.name == name).ok_or_else(|| {
+        let known = model.tasks.iter().map(|task| task.name.as_str()).collect::<Vec<_>>().join(", ");
+        CompileError::Options(format!("{} was recorded without the task `{name}`, with: {known}", model.architecture))
+    })
 }
 
 /// Marks what is looked up by ids, and the weight of the product that gives the logits.
@@ -51,19 +75,13 @@ fn mark_tables(graph: &mut Graph) {
         tables.extend(parameters(graph, node));
     }
     let producers = graph.producers();
-    for loss in graph.nodes.iter().filter(|node| node.op == "cross_entropy") {
-        // What stands between product and loss has no weight.
-        let mut node = producers[loss.inputs[0].0 as usize].map(|index| &graph.nodes[index]);
-        while let Some(found) = node {
-            let weights = parameters(graph, found);
-            node = found
-                .inputs
-                .first()
-                .filter(|_| weights.is_empty())
-                .and_then(|id| producers[id.0 as usize])
-                .map(|index| &graph.nodes[index]);
-            tables.extend(weights);
-        }
+    // What stands between the product and the output has no weight.
+    let producer = |id: &ValueId| producers[id.0 as usize].map(|index| &graph.nodes[index]);
+    let mut node = graph.output("logits").and_then(|id| producer(&id));
+    while let Some(found) = node {
+        let weights = parameters(graph, found);
+        node = found.inputs.first().filter(|_| weights.is_empty()).and_then(producer);
+        tables.extend(weights);
     }
     for ParameterId(index) in tables {
         graph.parameters[index as usize].table = true;

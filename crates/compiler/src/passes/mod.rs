@@ -13,3 +13,4 @@ pub mod identities;
 pub mod low_rank;
 pub mod merge_linears;
 pub mod results;
+pub mod without_adapters;

@@ -3,18 +3,18 @@
 use graph::Graph;
 use program::{EntryKind, scalar};
 
-use crate::{CompileError, CompileOptions};
+use crate::{CompileError, EntryOptions};
 
-pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
+pub fn run(graph: &mut Graph, entry: &EntryOptions) -> Result<(), CompileError> {
     let sums = [scalar::LOSS_SUM, scalar::WEIGHT_SUM];
-    if kind != EntryKind::Forward {
+    if entry.kind != EntryKind::Forward {
         for name in sums {
             if graph.output(name).is_none() {
                 return Err(CompileError::Model(format!("{}: the model has no output `{name}`", graph.name)));
             }
         }
     }
-    for wanted in &options.outputs {
+    for wanted in &entry.outputs {
         let prefix = wanted.strip_suffix('*');
         let found = graph.outputs.iter().any(|(name, _)| match prefix {
             Some(prefix) => name.starts_with(prefix),
@@ -25,8 +25,8 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
         }
     }
     graph.outputs.retain(|(name, _)| {
-        let needed = kind != EntryKind::Forward && sums.contains(&name.as_str());
-        needed || (kind != EntryKind::Evaluate && options.keeps(name))
+        let needed = entry.kind != EntryKind::Forward && sums.contains(&name.as_str());
+        needed || entry.keeps(name)
     });
     Ok(())
 }

@@ -87,7 +87,14 @@ fn launch(whose: &str, inputs: Vec<TensorRef>, outputs: Vec<TensorRef>) -> Step 
 }
 
 fn entry(kind: EntryKind, streams: Streams) -> Entry {
-    let entry = Entry { kind, variant: None, steps: streams.steps, inputs: Vec::new(), outputs: Vec::new() };
+    let entry = Entry {
+        kind,
+        name: String::new(),
+        variant: None,
+        steps: streams.steps,
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+    };
     assert_eq!(check_order(&entry), Ok(()));
     entry
 }

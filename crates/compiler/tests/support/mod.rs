@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use compiler::{AdapterOptions, CompileOptions, OptimizerKind, OptimizerOptions, Training};
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, OptimizerKind, OptimizerOptions, Training};
 use graph::{Graph, Model, Origin, ValueId};
 use ops::Real;
 use ops::evaluate::Array;
@@ -14,6 +14,8 @@ use tensor::philox::{Purpose, normal_pair, word};
 pub const HIDDEN: usize = 32;
 pub const INNER: usize = 48;
 pub const VOCABULARY: usize = 40;
+/// The task of the small models.
+pub const TASK: &str = "causal_lm";
 pub const VARIANT: Variant = Variant { batch: 2, seq_len: 8, documents: Documents::Rows };
 
 /// Two gated layers between an embedding and a tied head: every kind of rewrite finds something.
@@ -39,9 +41,7 @@ pub fn options() -> CompileOptions {
             }),
         }),
         adapter: None,
-        evaluate: true,
-        forward: false,
-        outputs: vec!["token_loss".into()],
+        entries: vec![EntryOptions::train(TASK).keeping(["token_loss"]), EntryOptions::evaluate(TASK)],
         seed: 7,
         plan: Default::default(),
     }

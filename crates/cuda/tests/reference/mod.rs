@@ -50,6 +50,7 @@ impl Layout {
         };
         let entry = Entry {
             kind: EntryKind::Forward,
+            name: String::new(),
             variant: None,
             steps: instructions.into_iter().map(step).collect(),
             inputs: vec![],

@@ -45,7 +45,8 @@ pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Opt
     let shapes = Shapes::new(config, &plan, data)?;
     let variant = *shapes.variants.last().expect("a run has at least one shape");
     if plan.compile.plan.passes.is_none() {
-        return Ok(compiler::expand(&source.model, &plan.compile, variant)?);
+        let trained = plan.compile.entries.first().expect("a run has entries");
+        return Ok(compiler::expand(&source.model, &plan.compile, trained, variant)?);
     }
     let mut found = Graph::default();
     let last = Box::new(|trace: PassTrace<'_>| {

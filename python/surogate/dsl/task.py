@@ -1,0 +1,51 @@
+"""Tasks: what is computed from a model's results to train it. Recorded as a model is, apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import ModelError
+from .module import Module
+from .place import here
+from .tensor import Tensor
+from .trace import Trace
+
+#: By the name that an entry of the program asks for.
+TASKS: dict[str, type[Module]] = {}
+
+T = TypeVar("T", bound=type[Module])
+
+
+def task(name: str) -> Callable[[T], T]:
+    """Registers a module as the task `name`. It is constructed with the model's config and its
+    `forward(results, batch)` is recorded. It marks `loss_sum` and `weight_sum` with `output`: the loss is
+    Σ `loss_sum` ÷ Σ `weight_sum` over the micro-batches of a step."""
+
+    def register(module: T) -> T:
+        TASKS[name] = module
+        return module
+
+    return register
+
+
+class Results:
+    """What the model has marked with `output`, by name: `results["logits"]`."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        known = Trace.current().outer.results
+        if name not in known:
+            raise ModelError(here(), f"the model has no output `{name}`; it has {', '.join(known) or 'none'}")
+        return known[name]
+
+
+def record(name: str, config: Any, trace: Trace) -> None:
+    """Records a task behind the model."""
+    if name not in TASKS:
+        raise ModelError(None, f"there is no task `{name}`; there are {', '.join(sorted(TASKS))}")
+    from .structure import Batch
+
+    module = TASKS[name](config)  # type: ignore[call-arg]
+    declared = module.name_parameters()
+    with trace.task(name, declared):
+        module(Results(), Batch())

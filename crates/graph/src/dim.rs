@@ -1,35 +1,79 @@
-//! Dimensions that may still be symbols, and element types that may still be the recipe's choice.
+//! Dimensions that may still be symbols, the names of axes, and element types that may still be the recipe's choice.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use tensor::DType;
+use tensor::{DType, Shape};
 
-/// One extent: known, or a batch symbol (`B` rows, `T` tokens of a row) bound at compile time.
+/// What an axis of a value counts, where that is more than numbers of a feature. Rewrites ask for the name, never for an
+/// extent: a matrix may have as many rows as a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Axis {
+    /// Rows of the batch.
+    Rows,
+    /// Tokens of a row.
+    Tokens,
+}
+
+impl Axis {
+    pub const ALL: [Axis; 2] = [Axis::Rows, Axis::Tokens];
+
+    /// The symbol in the IR.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Axis::Rows => "B",
+            Axis::Tokens => "T",
+        }
+    }
+
+    pub fn of_symbol(symbol: &str) -> Option<Axis> {
+        Axis::ALL.into_iter().find(|axis| axis.symbol() == symbol)
+    }
+}
+
+/// One extent: known, or a symbol of an [`Axis`] bound at compile time. The shape rules of the operations hand on what
+/// they are given, so that an axis keeps its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Dim {
     Fixed(usize),
     Symbol(String),
+    /// A named axis with its extent: in flat graphs only.
+    #[serde(skip)]
+    Named(Axis, usize),
 }
 
-/// What the symbols stand for in one shape variant.
-pub type Bindings = BTreeMap<String, usize>;
+/// The extents of named axes in one shape variant.
+pub type Bindings = BTreeMap<Axis, usize>;
 
 impl Dim {
+    /// The extent where it is known.
     pub fn fixed(&self) -> Option<usize> {
         match self {
-            Dim::Fixed(n) => Some(*n),
+            Dim::Fixed(n) | Dim::Named(_, n) => Some(*n),
             Dim::Symbol(_) => None,
         }
     }
 
-    /// The extent under `bindings`; `None` for an unbound symbol.
-    pub fn bind(&self, bindings: &Bindings) -> Option<usize> {
+    pub fn axis(&self) -> Option<Axis> {
         match self {
-            Dim::Fixed(n) => Some(*n),
-            Dim::Symbol(name) => bindings.get(name).copied(),
+            Dim::Named(axis, _) => Some(*axis),
+            Dim::Symbol(symbol) => Axis::of_symbol(symbol),
+            Dim::Fixed(_) => None,
+        }
+    }
+
+    /// The same axis with another extent: a part of it, or several together.
+    pub fn with_extent(&self, n: usize) -> Dim {
+        self.axis().map_or(Dim::Fixed(n), |axis| Dim::Named(axis, n))
+    }
+
+    /// The extent under `bindings`; `None` for an unbound symbol.
+    pub fn bind(&self, bindings: &Bindings) -> Option<Dim> {
+        match self {
+            Dim::Symbol(symbol) => Axis::of_symbol(symbol).and_then(|axis| Some(Dim::Named(axis, *bindings.get(&axis)?))),
+            known => Some(known.clone()),
         }
     }
 }
@@ -44,6 +88,7 @@ impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Dim::Fixed(n) => write!(f, "{n}"),
+            Dim::Named(axis, n) => write!(f, "{}={n}", axis.symbol()),
             Dim::Symbol(name) => f.write_str(name),
         }
     }
@@ -103,6 +148,11 @@ pub struct ValueType {
 impl ValueType {
     pub fn new(dtype: Element, shape: impl Into<Vec<Dim>>) -> Self {
         ValueType { dtype, shape: shape.into() }
+    }
+
+    /// The extents, all known.
+    pub fn extents(&self) -> Option<Shape> {
+        self.shape.iter().map(Dim::fixed).collect()
     }
 
     /// The extent of the last axis, if there is one and it is known.

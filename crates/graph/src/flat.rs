@@ -2,7 +2,7 @@
 
 use tensor::{Attrs, DType, HostTensor, Shape};
 
-use crate::dim::Element;
+use crate::dim::{Axis, Dim, Element, ValueType};
 use crate::model::Init;
 
 /// Index into [`Graph::values`].
@@ -32,7 +32,27 @@ pub struct Value {
     pub name: String,
     pub element: Element,
     pub shape: Shape,
+    /// Names of the axes, one for each of the shape's.
+    pub axes: Vec<Option<Axis>>,
     pub origin: Origin,
+}
+
+impl Value {
+    /// The type as the shape rules see it.
+    pub fn value_type(&self) -> ValueType {
+        let dim = |(n, axis): (&usize, &Option<Axis>)| axis.map_or(Dim::Fixed(*n), |axis| Dim::Named(axis, *n));
+        ValueType::new(self.element, self.shape.iter().zip(&self.axes).map(dim).collect::<Vec<_>>())
+    }
+
+    /// Where an axis stands.
+    pub fn axis(&self, axis: Axis) -> Option<usize> {
+        self.axes.iter().position(|known| *known == Some(axis))
+    }
+
+    /// The extent of an axis.
+    pub fn extent(&self, axis: Axis) -> Option<usize> {
+        self.axis(axis).map(|at| self.shape[at])
+    }
 }
 
 /// Which part of the step a node belongs to.
@@ -128,10 +148,23 @@ impl Graph {
     }
 
     /// Adds a value. Names are for people: the verifier does not ask them to be unique.
-    pub fn add_value(&mut self, name: &str, element: Element, shape: Shape, origin: Origin) -> ValueId {
+    pub fn add(&mut self, value: Value) -> ValueId {
         let id = ValueId(self.values.len() as u32);
-        self.values.push(Value { name: name.to_owned(), element, shape, origin });
+        self.values.push(value);
         id
+    }
+
+    /// Adds a value of a type whose extents are all known.
+    pub fn add_typed(&mut self, name: &str, of: &ValueType, origin: Origin) -> ValueId {
+        let shape = of.extents().expect("flat graphs have no symbols");
+        let axes = of.shape.iter().map(Dim::axis).collect();
+        self.add(Value { name: name.to_owned(), element: of.dtype, shape, axes, origin })
+    }
+
+    /// Adds a value whose axes have no names.
+    pub fn add_value(&mut self, name: &str, element: Element, shape: Shape, origin: Origin) -> ValueId {
+        let axes = vec![None; shape.len()];
+        self.add(Value { name: name.to_owned(), element, shape, axes, origin })
     }
 
     pub fn add_input(&mut self, name: &str, element: Element, shape: Shape) -> ValueId {

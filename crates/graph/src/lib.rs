@@ -12,7 +12,7 @@ mod model;
 mod text;
 mod verify;
 
-pub use dim::{Bindings, Dim, Element, ValueType};
+pub use dim::{Axis, Bindings, Dim, Element, ValueType};
 pub use flat::{Graph, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
 pub use model::{
     Block, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec, Repeat,

@@ -1,7 +1,7 @@
 //! Appending operations to a flat graph with inferred types: what autodiff and the rewriting passes
 //! build with.
 
-use graph::{Dim, Graph, Node, Origin, Phase, Value, ValueId, ValueType};
+use graph::{Graph, Node, Origin, Phase, Value, ValueId, ValueType};
 use tensor::Attrs;
 
 use crate::gradient::Emit;
@@ -30,26 +30,15 @@ impl<'g> Append<'g> {
         self.region = node.region.clone();
         self.at = node.at.clone();
     }
-
-    fn type_of(&self, id: ValueId) -> ValueType {
-        let value = self.graph.value(id);
-        ValueType { dtype: value.element, shape: value.shape.iter().map(|n| Dim::Fixed(*n)).collect() }
-    }
 }
 
 impl Emit for Append<'_> {
     fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
-        let types: Vec<ValueType> = inputs.iter().map(|id| self.type_of(*id)).collect();
+        let types: Vec<ValueType> = inputs.iter().map(|id| self.graph.value(*id).value_type()).collect();
         let results = infer(op, &types, &attrs).unwrap_or_else(|message| {
             panic!("a rule of the engine built an ill-typed operation: {message}");
         });
-        let outputs: Vec<ValueId> = results
-            .into_iter()
-            .map(|t| {
-                let shape = t.shape.iter().map(|d| d.fixed().expect("flat graphs have no symbols")).collect();
-                self.graph.add_value(op, t.dtype, shape, Origin::Node)
-            })
-            .collect();
+        let outputs: Vec<ValueId> = results.iter().map(|of| self.graph.add_typed(op, of, Origin::Node)).collect();
         self.nodes.push(Node {
             op: op.to_owned(),
             inputs: inputs.to_vec(),

@@ -1,6 +1,6 @@
 //! Shape inference through the operations' rules, and the check of a whole graph against them.
 
-use graph::{Dim, Element, Graph, Node, ValueType};
+use graph::{Element, Graph, Node, ValueType};
 use tensor::Attrs;
 
 use crate::registry::find;
@@ -20,12 +20,12 @@ pub fn infer(op: &str, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueT
     })
 }
 
-/// Checks every node against its shape rule. The error names the node and its source line.
+/// Checks every node against its shape rule, names of axes included. The error names the node and its source line.
 pub fn verify(graph: &Graph) -> Result<(), String> {
     for node in &graph.nodes {
-        let inputs: Vec<ValueType> = node.inputs.iter().map(|id| type_of(graph, *id)).collect();
+        let inputs: Vec<ValueType> = node.inputs.iter().map(|id| graph.value(*id).value_type()).collect();
         let expected = infer(&node.op, &inputs, &node.attrs).map_err(|m| at(node, &m))?;
-        let found: Vec<ValueType> = node.outputs.iter().map(|id| type_of(graph, *id)).collect();
+        let found: Vec<ValueType> = node.outputs.iter().map(|id| graph.value(*id).value_type()).collect();
         let fits = expected.len() == found.len()
             && expected.iter().zip(&found).all(|(e, f)| e.shape == f.shape && compatible(e.dtype, f.dtype));
         if !fits {
@@ -46,9 +46,4 @@ fn at(node: &Node, message: &str) -> String {
         Some(place) => format!("{place}: {message}"),
         None => message.to_owned(),
     }
-}
-
-fn type_of(graph: &Graph, id: graph::ValueId) -> ValueType {
-    let value = graph.value(id);
-    ValueType { dtype: value.element, shape: value.shape.iter().map(|n| Dim::Fixed(*n)).collect() }
 }

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 
 use graph::{
-    Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterId, ParameterSpec, Phase, Repeat,
+    Axis, Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterId, ParameterSpec, Phase, Repeat,
     Task, ValueId, ValueType,
 };
 use program::Variant;
-use tensor::{Attrs, Shape};
+use tensor::Attrs;
 
 use crate::{CompileError, CompileOptions, EntryOptions};
 
@@ -22,14 +22,16 @@ pub fn expand(
     entry: &EntryOptions,
     variant: Variant,
 ) -> Result<Graph, CompileError> {
-    let bindings = Bindings::from([("B".into(), variant.batch), ("T".into(), variant.seq_len)]);
+    let bindings = Bindings::from([(Axis::Rows, variant.batch), (Axis::Tokens, variant.seq_len)]);
     let graph = Graph { name: model.architecture.clone(), entry: entry.name.clone(), ..Graph::default() };
     let mut expansion = Expansion { graph, bindings, options };
     let mut scope = Scope::new();
     let task = entry.task.as_deref().map(|name| find(model, name)).transpose()?;
     for input in model.inputs.iter().chain(task.iter().flat_map(|task| &task.inputs)) {
-        let shape = expansion.bind(&ValueType::new(input.dtype, input.shape.clone()), &input.name)?;
-        scope.insert(input.name.clone(), expansion.graph.add_input(&input.name, input.dtype, shape));
+        let bound = expansion.bind(&ValueType::new(input.dtype, input.shape.clone()), &input.name)?;
+        let id = expansion.graph.add_typed(&input.name, &bound, Origin::Input);
+        expansion.graph.inputs.push(id);
+        scope.insert(input.name.clone(), id);
     }
     expansion.parameters(&model.parameters, None, &mut scope)?;
     for item in &model.body {
@@ -95,12 +97,12 @@ struct Expansion<'a> {
 }
 
 impl Expansion<'_> {
-    fn bind(&self, value: &ValueType, name: &str) -> Result<Shape, CompileError> {
+    fn bind(&self, value: &ValueType, name: &str) -> Result<ValueType, CompileError> {
         let bound = |d: &graph::Dim| {
             d.bind(&self.bindings)
                 .ok_or_else(|| CompileError::Model(format!("`{name}` has the unknown dimension `{d}`")))
         };
-        value.shape.iter().map(bound).collect()
+        Ok(ValueType::new(value.dtype, value.shape.iter().map(bound).collect::<Result<Vec<_>, _>>()?))
     }
 
     fn parameters(
@@ -133,8 +135,8 @@ impl Expansion<'_> {
         }
         let mut outputs = Vec::new();
         for (name, value_type) in spec.outputs.iter().zip(&spec.types) {
-            let shape = self.bind(value_type, name)?;
-            let id = self.graph.add_value(name, value_type.dtype, shape, Origin::Node);
+            let bound = self.bind(value_type, name)?;
+            let id = self.graph.add_typed(name, &bound, Origin::Node);
             scope.insert(name.clone(), id);
             outputs.push(id);
         }

@@ -4,17 +4,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use graph::{Graph, Node, ValueId};
+use graph::{Axis, Graph, Node, Value, ValueId};
 use ops::{Append, Class, Emit};
 use tensor::Attrs;
-
-use super::parts::batch_shape;
 
 /// The widest thing that a model computes for every token, and everything that reads or makes
 /// tensors of that width: product, loss and their gradients.
 pub struct Head {
     /// Node indices in order; the first computes the logits.
     nodes: Vec<usize>,
+    rows: usize,
     /// Tokens of a batch.
     pub tokens: usize,
     /// Bytes of the logits.
@@ -32,14 +31,16 @@ impl Head {
         let loss = graph.nodes.iter().position(|node| is_loss(&node.op))?;
         let logits = graph.nodes[loss].inputs[0];
         let first = producers[logits.0 as usize]?;
-        let tokens = batch_shape(graph);
-        // What is as wide as the logits and computed from them.
+        let [rows, tokens] = by_tokens(graph.value(logits))?.map(|axis| graph.value(logits).shape[axis]);
+        // What is as wide as the logits and computed from them. A product has a width of its own.
         let mut wide = HashSet::from([logits]);
         let mut nodes = vec![first];
         for (index, node) in graph.nodes.iter().enumerate().skip(first + 1) {
             if node.inputs.iter().any(|id| wide.contains(id)) {
                 let like_logits = |id: &&ValueId| graph.value(**id).shape == graph.value(logits).shape;
-                wide.extend(node.outputs.iter().filter(like_logits));
+                if class(node) != Class::Matmul {
+                    wide.extend(node.outputs.iter().filter(like_logits));
+                }
                 nodes.push(index);
             }
         }
@@ -51,7 +52,7 @@ impl Head {
         let behind = needed_before(&graph.nodes, &nodes, &taken)
             .into_iter()
             .any(|index| graph.nodes[index].inputs.iter().any(|id| made.contains(id)));
-        let separable = nodes.iter().all(|index| separable(graph, &graph.nodes[*index], &tokens));
+        let separable = nodes.iter().all(|index| separable(graph, &graph.nodes[*index]));
         if requested || behind || !separable || class(&graph.nodes[first]) != Class::Matmul {
             return None;
         }
@@ -59,7 +60,7 @@ impl Head {
         let gradients: HashSet<ValueId> = graph.gradients.iter().map(|(_, id)| *id).collect();
         let trained = nodes.iter().any(|index| graph.nodes[*index].outputs.iter().any(|id| gradients.contains(id)));
         let bytes = value.shape.iter().product::<usize>() * crate::memory::dtype_of(graph, logits).size();
-        Some(Head { nodes, tokens: tokens.iter().product(), bytes, trained })
+        Some(Head { nodes, rows, tokens: rows * tokens, bytes, trained })
     }
 }
 
@@ -67,15 +68,23 @@ fn class(node: &Node) -> Class {
     ops::find(&node.op).expect("the verifier knows every operation").class()
 }
 
-/// True when the node can be done for some rows: its results belong to rows, or are gradients of
-/// parameters, which add up.
-fn separable(graph: &Graph, node: &Node, tokens: &[usize]) -> bool {
+/// Where a value that is there for every token has its rows and tokens. Names decide, not extents: a matrix of an adapter
+/// may be as large as a batch.
+fn by_tokens(value: &Value) -> Option<[usize; 2]> {
+    Some([value.axis(Axis::Rows)?, value.axis(Axis::Tokens)?])
+}
+
+/// True when the node can be done for some rows: what it reads and gives belongs to tokens or to no row of the batch, its
+/// results to tokens, or they are gradients of parameters, which add up.
+fn separable(graph: &Graph, node: &Node) -> bool {
     let gradient = |id: &ValueId| {
         let uses = graph.nodes.iter().filter(|n| n.inputs.contains(id)).count();
         uses == 0 && graph.gradients.iter().any(|(_, g)| g == id)
     };
     let known = matches!(class(node), Class::Matmul | Class::Loss | Class::Elementwise | Class::Reduction);
-    known && node.outputs.iter().all(|id| graph.value(*id).shape.starts_with(tokens) || gradient(id))
+    let whole = |id: &ValueId| by_tokens(graph.value(*id)).is_some();
+    let readable = |id: &ValueId| whole(id) || graph.value(*id).axes.iter().all(Option::is_none);
+    known && node.inputs.iter().all(readable) && node.outputs.iter().all(|id| whole(id) || gradient(id))
 }
 
 /// Does the head in `parts` parts, each with its gradients before the next one begins.
@@ -92,10 +101,9 @@ pub fn split_head(graph: &mut Graph, head: &Head, parts: usize) {
         if index < head.nodes[0] || needed.contains(&index) { &mut before } else { &mut after }.push(node.clone());
     }
     let mine: Vec<&Node> = head.nodes.iter().map(|index| &nodes[*index]).collect();
-    let rows = batch_shape(graph);
     let outside: HashSet<ValueId> = after.iter().flat_map(|node: &Node| node.inputs.iter().copied()).collect();
     let results: HashSet<ValueId> = graph.outputs.iter().map(|(_, id)| *id).collect();
-    let mut split = Split::new(graph, &rows, parts, mine[0]);
+    let mut split = Split::new(graph, head, parts, mine[0]);
     for part in 0..split.ranges.len() {
         mine.iter().for_each(|node| split.node(node, part));
     }
@@ -156,7 +164,6 @@ fn ranges(rows: usize, tokens: usize, parts: usize) -> Vec<Range> {
 
 struct Split<'g> {
     append: Append<'g>,
-    batch: Vec<usize>,
     ranges: Vec<Range>,
     /// Parts of the values that come from outside, cut once.
     cut: HashMap<ValueId, Vec<ValueId>>,
@@ -167,12 +174,12 @@ struct Split<'g> {
 }
 
 impl<'g> Split<'g> {
-    fn new(graph: &'g mut Graph, batch: &[usize], parts: usize, like: &Node) -> Split<'g> {
-        let ranges = ranges(batch[0], batch[1], parts);
+    fn new(graph: &'g mut Graph, head: &Head, parts: usize, like: &Node) -> Split<'g> {
+        let ranges = ranges(head.rows, head.tokens / head.rows, parts);
         let mut append = Append::new(graph, like.phase);
         append.place_like(like);
         let made = vec![HashMap::new(); ranges.len()];
-        Split { append, batch: batch.to_vec(), ranges, cut: HashMap::new(), made, gradients: HashMap::new() }
+        Split { append, ranges, cut: HashMap::new(), made, gradients: HashMap::new() }
     }
 
     fn node(&mut self, node: &Node, part: usize) {
@@ -181,13 +188,13 @@ impl<'g> Split<'g> {
         let mut outputs = Vec::with_capacity(node.outputs.len());
         for id in &node.outputs {
             let mut value = self.append.graph.value(*id).clone();
-            let of_rows = value.shape.starts_with(&self.batch);
-            if of_rows {
-                (value.shape[0], value.shape[1]) = (range.rows, range.tokens);
+            let axes = by_tokens(&value);
+            if let Some([rows, tokens]) = axes {
+                (value.shape[rows], value.shape[tokens]) = (range.rows, range.tokens);
             }
-            let made = self.append.graph.add_value(&value.name, value.element, value.shape, value.origin);
+            let made = self.append.graph.add(value);
             self.made[part].insert(*id, made);
-            if !of_rows {
+            if axes.is_none() {
                 self.gradients.entry(*id).or_default().push(made);
             }
             outputs.push(made);
@@ -200,11 +207,9 @@ impl<'g> Split<'g> {
         if let Some(made) = self.made[part].get(&id) {
             return *made;
         }
-        if !self.append.graph.value(id).shape.starts_with(&self.batch) {
-            return id;
-        }
+        let Some(axes) = by_tokens(self.append.graph.value(id)) else { return id };
         if !self.cut.contains_key(&id) {
-            let parts = self.cut(id);
+            let parts = self.cut(id, axes);
             self.cut.insert(id, parts);
         }
         self.cut[&id][part]
@@ -217,10 +222,10 @@ impl<'g> Split<'g> {
         (rows, of_row(0).map(|r| r.tokens).collect())
     }
 
-    fn cut(&mut self, id: ValueId) -> Vec<ValueId> {
+    fn cut(&mut self, id: ValueId, [rows_axis, tokens_axis]: [usize; 2]) -> Vec<ValueId> {
         let (rows, tokens) = self.sizes();
         let mut parts = vec![id];
-        for (axis, sizes) in [(0, rows), (1, tokens)].into_iter().filter(|(_, sizes)| sizes.len() > 1) {
+        for (axis, sizes) in [(rows_axis, rows), (tokens_axis, tokens)].into_iter().filter(|(_, sizes)| sizes.len() > 1) {
             let attrs = Attrs::new().with("sizes", sizes).with("axis", axis as u64);
             let cut = |id: ValueId| self.append.emit("unstack", &[id], attrs.clone());
             parts = parts.into_iter().flat_map(cut).collect();
@@ -233,7 +238,8 @@ impl<'g> Split<'g> {
         self.append.phase = node.phase;
         let (rows, tokens) = self.sizes();
         let mut parts: Vec<ValueId> = self.made.iter().map(|made| made[&id]).collect();
-        for (axis, n) in [(1, tokens.len()), (0, rows.len())].into_iter().filter(|(_, n)| *n > 1) {
+        let [rows_axis, tokens_axis] = by_tokens(self.append.graph.value(id)).expect("parts were cut by tokens");
+        for (axis, n) in [(tokens_axis, tokens.len()), (rows_axis, rows.len())].into_iter().filter(|(_, n)| *n > 1) {
             let attrs = Attrs::new().with("axis", axis as u64);
             let mut stack = |parts: &[ValueId]| self.append.emit("stack", parts, attrs.clone())[0];
             parts = parts.chunks(n).map(&mut stack).collect();

@@ -1,7 +1,7 @@
 //! What of a layer can be computed again, in steps from cheap to dear. Regions come from the model
 //! (`attention`, `mlp`), the rest from the operations' classes; no operation is known by name.
 
-use graph::{Graph, Node, Phase};
+use graph::{Axis, Graph, Node, Phase};
 use ops::Class;
 use program::LayerPart as Part;
 
@@ -65,13 +65,12 @@ impl Parts {
 /// For every node of the forward pass inside a layer the part that it belongs to. Work that does
 /// not depend on the batch has none.
 pub fn classify(graph: &Graph) -> Vec<Option<Part>> {
-    let tokens = batch_shape(graph);
     let class = |node: &Node| ops::find(&node.op).expect("the verifier knows every operation").class();
     let region = |node: &Node| node.region.as_deref().map_or("", |r| r.split('.').next().unwrap_or(r)).to_owned();
     let mut attended: Option<u32> = None;
     let mut parts = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let of_batch = graph.value(node.outputs[0]).shape.starts_with(&tokens);
+        let of_batch = graph.value(node.outputs[0]).axis(Axis::Rows).is_some();
         let forward = node.phase == Phase::Forward && class(node) != Class::View;
         let Some(layer) = node.layer.filter(|_| of_batch && forward) else {
             parts.push(None);
@@ -92,12 +91,6 @@ pub fn classify(graph: &Graph) -> Vec<Option<Part>> {
         }));
     }
     parts
-}
-
-/// [B, T] of the graph's batch.
-pub fn batch_shape(graph: &Graph) -> Vec<usize> {
-    let ids = graph.input("input_ids").or_else(|| graph.inputs.first().copied());
-    ids.map(|id| graph.value(id).shape.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]

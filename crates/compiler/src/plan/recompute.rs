@@ -143,6 +143,6 @@ impl Clones<'_> {
 
     fn fresh(&mut self, id: ValueId) -> ValueId {
         let value = self.graph.value(id).clone();
-        self.graph.add_value(&value.name, value.element, value.shape, value.origin)
+        self.graph.add(value)
     }
 }

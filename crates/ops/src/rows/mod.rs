@@ -85,7 +85,7 @@ impl Op for Stack {
         }
         let rows = inputs.iter().map(|t| extent(t, axis)).sum::<Result<usize, _>>()?;
         let mut result = first.clone();
-        result.shape[axis] = Dim::Fixed(rows);
+        result.shape[axis] = first.shape[axis].with_extent(rows);
         Ok(vec![result])
     }
 
@@ -191,7 +191,7 @@ impl Op for Unstack {
         }
         let part = |n: &usize| {
             let mut part = x.clone();
-            part.shape[axis] = Dim::Fixed(*n);
+            part.shape[axis] = x.shape[axis].with_extent(*n);
             part
         };
         Ok(sizes.iter().map(part).collect())

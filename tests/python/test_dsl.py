@@ -21,6 +21,7 @@ from surogate.dsl import (
     region,
     repeat,
     stubs,
+    task,
 )
 from surogate.errors import ModelConfigError, ModelError
 from surogate.layers import Embedding, Linear, RMSNorm
@@ -114,10 +115,11 @@ def test_a_repeat_is_recorded_once_with_attributes_by_iteration():
         output("hidden.final_norm", x)
 
     ir = record(forward, layers=stack)
-    block = ir["body"][1]
-    assert block["repeat"] == 2
-    carry = block["carry"][0]
-    nodes = block["block"]["nodes"]
+    whole = ir["body"][1]
+    assert (whole["repeat"], whole["stack"], "pattern" in whole) == (2, "layers", False)
+    [block] = whole["blocks"]
+    carry = {**whole["carry"][0], **block["carry"][0]}
+    nodes = block["nodes"]
     assert [n["op"] for n in nodes] == ["rmsnorm", "linear", "add"]
     assert nodes[0]["attrs"] == {"eps": {"each": [1e-5, 1e-6]}}
     assert [n.get("region") for n in nodes] == ["inner", None, None]
@@ -127,9 +129,44 @@ def test_a_repeat_is_recorded_once_with_attributes_by_iteration():
         "next": nodes[2]["outputs"][0],
         "result": ir["outputs"][0]["value"],
     }
-    names = [p["name"] for p in block["block"]["parameters"]]
+    names = [p["name"] for p in block["parameters"]]
     assert names == ["layers.{i}.norm.weight", "layers.{i}.proj.weight"]
-    assert block["block"]["outputs"] == [{"name": "hidden.layer.{i}", "value": carry["next"]}]
+    assert block["outputs"] == [{"name": "hidden.layer.{i}", "value": carry["next"]}]
+
+
+def test_a_task_is_recorded_apart_from_the_model():
+    @task("scores for tests")
+    class Scores(Module):
+        def __init__(self, c):
+            self.score = Linear(c.hidden_size, 3)
+
+        def forward(self, of, batch):
+            loss, _ = ops.cross_entropy(self.score(of["hidden.embed"]), batch.targets)
+            for name, value in zip(["loss_sum", "weight_sum"], ops.weighted_sum(loss, batch.weights), strict=True):
+                output(name, value)
+
+    def forward(self, batch):
+        output("hidden.embed", self.embed(batch.input_ids))
+
+    record(forward)
+    fields = {"architectures": ["TinyForTests"], "hidden_size": 8}
+    plain, ir = json.loads(build(fields)), json.loads(build(fields, ["scores for tests"]))
+    [scores] = ir.pop("tasks")
+    assert plain.pop("tasks") == [] and plain == ir, "a task changes nothing of the model"
+    assert [i["name"] for i in scores["inputs"]] == ["targets", "weights"]
+    assert [p["name"] for p in scores["parameters"]] == ["score.weight"]
+    assert [n["op"] for n in scores["nodes"]] == ["linear", "cross_entropy", "weighted_sum"]
+    with pytest.raises(ModelError, match="there is no task `other`; there are causal_lm, scores for tests"):
+        build(fields, ["other"])
+
+
+def test_a_task_asks_for_what_the_model_gives():
+    def forward(self, batch):
+        output("hidden.embed", self.embed(batch.input_ids))
+
+    record(forward)
+    with pytest.raises(ModelError, match=r"causal_lm.py:\d+: the model has no output `logits`; it has hidden.embed"):
+        build({"architectures": ["TinyForTests"], "hidden_size": 8}, ["causal_lm"])
 
 
 def test_a_value_for_every_iteration_is_asked_for():

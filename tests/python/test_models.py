@@ -18,11 +18,11 @@ from surogate.errors import ConfigError, ModelConfigError
 
 def nodes(ir: dict) -> list[dict]:
     """Every node of the model, those of repeats once."""
-    return [n for item in ir["body"] for n in (item["block"]["nodes"] if "repeat" in item else [item])]
+    return [n for item in ir["body"] for n in (item["blocks"][0]["nodes"] if "repeat" in item else [item])]
 
 
 def parameters(ir: dict) -> dict[str, dict]:
-    inner = [p for item in ir["body"] if "repeat" in item for p in item["block"]["parameters"]]
+    inner = [p for item in ir["body"] if "repeat" in item for p in item["blocks"][0]["parameters"]]
     return {p["name"]: p for p in ir["parameters"] + inner}
 
 

@@ -7,8 +7,8 @@ use graph::{Graph, Node, Parameter, ParameterId, ValueId};
 use ops::{LowerCall, Lowered};
 use program::{
     Arena, ArenaId, ArenaKind, Constant, Cost, Documents, Entry, EntryKind, Instruction, Kernel, KernelCall, KernelId,
-    Launch, Layout, Machine, MemoryLine, PlanDecision, Program, Provenance, Step, TensorRef, Variant, check_order,
-    scalar,
+    Launch, Layer, Layout, Machine, MemoryLine, PlanDecision, Program, Provenance, Step, TensorRef, Variant,
+    check_order, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -361,12 +361,12 @@ fn entry(
     if let Some(shadow) = &shadow {
         let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
         let node = first.expect("a shadow replaces at least one node").1;
-        let origin = Provenance { layer: None, at: None, ..provenance(node) };
+        let origin = Provenance { layer: None, at: None, ..provenance(graph, node) };
         streams.push(copy(resolve(&shadow.from, 0), resolve(&shadow.to, 0), origin));
     }
     let replaced = |index: usize| shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
-        let from = provenance(node);
+        let from = provenance(graph, node);
         transfers.before(index, &from, &mut streams);
         for copied in placement.copies.get(&index).into_iter().flatten() {
             streams.push(copy(resolve(&copied.from, index), resolve(&copied.to, index), from.clone()));
@@ -394,7 +394,7 @@ fn entry(
         }
     }
     let end = graph.nodes.len();
-    transfers.end(end, &graph.nodes.last().map(provenance).unwrap_or_default(), &mut streams);
+    transfers.end(end, &graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default(), &mut streams);
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     Entry {
         kind,
@@ -431,6 +431,12 @@ fn copy(from: TensorRef, to: TensorRef, provenance: Provenance) -> Step {
     Step { instruction: Instruction::Copy { from, to }, provenance, cost }
 }
 
-fn provenance(node: &Node) -> Provenance {
-    Provenance { op: node.op.clone(), phase: node.phase.name(), layer: node.layer, at: node.at.clone() }
+/// A layer as programs tell it.
+pub(crate) fn told(graph: &Graph, layer: graph::Layer) -> Layer {
+    Layer { stack: graph.stack_name(layer).into(), index: layer.index as usize }
+}
+
+fn provenance(graph: &Graph, node: &Node) -> Provenance {
+    let layer = node.layer.map(|layer| told(graph, layer));
+    Provenance { op: node.op.clone(), phase: node.phase.name(), layer, at: node.at.clone() }
 }

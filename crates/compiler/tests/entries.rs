@@ -2,64 +2,13 @@
 
 mod support;
 
-use std::sync::Arc;
-
 use compiler::{CompileError, CompileOptions, EntryOptions, compile};
-use ops::evaluate::Array;
-use program::{Backend, EntryKind, Machine, Program, Session, TensorRef};
+use program::{EntryKind, Machine, Program};
 use serde_json::json;
-use support::{TASK, VARIANT, adapter, contents, model, options};
-use tensor::{DType, HostTensor};
+use support::{TASK, VARIANT, adapter, loaded, model, options, read, run};
 
 fn machine() -> Machine {
     Machine::cpu(1 << 30, 2)
-}
-
-fn write(session: &mut dyn Session, at: &TensorRef, name: &str, input: bool) {
-    let mut graph = graph::Graph::default();
-    let id = match input {
-        true => graph.add_input(name, graph::Element::F32, vec![at.len()]),
-        false => {
-            let id = graph.add_parameter(name, vec![at.len()], graph::Init::Ones, DType::F32);
-            graph.parameter(id).value
-        }
-    };
-    let tensor = match contents::<f32>(&graph).remove(&id).unwrap() {
-        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), &x).cast(at.dtype),
-        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), &x),
-        Array::Byte(_) => unreachable!("no byte inputs here"),
-    };
-    session.write(at, &tensor.bytes).unwrap();
-}
-
-fn loaded(program: Program) -> Box<dyn Session> {
-    let program = Arc::new(program);
-    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    for slot in &program.layout.parameters {
-        write(session.as_mut(), &slot.weight, &slot.name, false);
-    }
-    session
-}
-
-fn run(session: &mut dyn Session, kind: EntryKind, name: &str) {
-    let program = session.program().clone();
-    let entry = program.named(kind, name, Some(VARIANT)).unwrap();
-    for (input, at) in &program.entries[entry].inputs {
-        write(session, at, input, true);
-    }
-    session.run(entry).unwrap();
-}
-
-fn output(session: &mut dyn Session, kind: EntryKind, entry: &str, name: &str) -> Vec<u8> {
-    let program = session.program().clone();
-    let entry = &program.entries[program.named(kind, entry, Some(VARIANT)).unwrap()];
-    read(session, &entry.outputs.iter().find(|(known, _)| known == name).unwrap().1)
-}
-
-fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<u8> {
-    let mut bytes = vec![0; at.bytes()];
-    session.read(at, &mut bytes).unwrap();
-    bytes
 }
 
 /// As a preference loss needs it: the trained model and the one that it began as, in one program.
@@ -75,9 +24,11 @@ fn an_entry_without_adapters_is_the_base_model() {
     let adapted = program.to_string();
     assert!(adapted.contains("entry forward base ["), "{adapted}");
     let logits = |program: Program, name: &str| {
+        let entry = program.named(EntryKind::Forward, name, Some(VARIANT)).unwrap();
+        let at = program.entries[entry].outputs.iter().find(|(name, _)| name == "logits").unwrap().1.clone();
         let mut session = loaded(program);
-        run(session.as_mut(), EntryKind::Forward, name);
-        output(session.as_mut(), EntryKind::Forward, name, "logits")
+        run(session.as_mut(), entry);
+        read(session.as_mut(), &at)
     };
     let alone = logits(compile(&model(), &plain, &machine()).unwrap(), "");
     assert!(logits(program.clone(), "base") == alone, "the adapters are still at work");

@@ -2,16 +2,13 @@
 
 mod support;
 
-use std::sync::Arc;
-
 use compiler::{
     AdapterOptions, CompileError, CompileOptions, EntryOptions, OPTIONAL, PassTrace, Passes, PlanOptions,
     RecomputeOptions, compile, compile_observed,
 };
-use ops::evaluate::Array;
-use program::{Backend, EntryKind, Machine, Program, Session, TensorRef};
-use support::{TASK, VARIANT, adapter, contents, options};
-use tensor::{DType, HostTensor};
+use program::{EntryKind, Machine, Program};
+use support::{TASK, adapter, bits, options};
+use tensor::DType;
 
 /// The loss where its gradient is wanted.
 const LOSS: &str = "cross_entropy_with_gradient";
@@ -41,55 +38,6 @@ fn only(set: impl Fn(&mut RecomputeOptions)) -> PlanOptions {
         RecomputeOptions { rmsnorm: Some(false), swiglu: Some(false), qkv: Some(false), ..Default::default() };
     set(&mut recompute);
     PlanOptions { recompute, head_chunks: Some(1), attention_chunks: Some(1), memory_limit: None, ..Default::default() }
-}
-
-/// Loss and all gradients after two micro-steps, as bits.
-fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
-    let program = Arc::new(program);
-    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    for slot in &program.layout.parameters {
-        let values = normal(&slot.name, slot.weight.len());
-        write(session.as_mut(), &slot.weight, &values);
-    }
-    for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
-        let entry = program.entry(kind, Some(VARIANT)).unwrap();
-        for (name, at) in &program.entries[entry].inputs {
-            write(session.as_mut(), at, &given(name, at.len()));
-        }
-        session.run(entry).unwrap();
-    }
-    let read = |session: &mut dyn Session, at: &TensorRef| {
-        let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
-        session.read(at, &mut tensor.bytes).unwrap();
-        tensor.bytes
-    };
-    let mut results = vec![("loss".to_owned(), read(session.as_mut(), program.scalar("loss_sum").unwrap()))];
-    for slot in program.layout.parameters.iter().filter(|slot| slot.trainable) {
-        results.push((slot.name.clone(), read(session.as_mut(), slot.gradient.as_ref().unwrap())));
-    }
-    results
-}
-
-fn normal(name: &str, len: usize) -> Array<f32> {
-    let mut graph = graph::Graph::default();
-    let id = graph.add_parameter(name, vec![len], graph::Init::Ones, DType::F32);
-    let value = graph.parameter(id).value;
-    contents::<f32>(&graph).remove(&value).unwrap()
-}
-
-fn given(name: &str, len: usize) -> Array<f32> {
-    let mut graph = graph::Graph::default();
-    let id = graph.add_input(name, graph::Element::F32, vec![len]);
-    contents::<f32>(&graph).remove(&id).unwrap()
-}
-
-fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
-    let tensor = match array {
-        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
-        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
-        Array::Byte(_) => unreachable!("no byte inputs here"),
-    };
-    session.write(at, &tensor.bytes).unwrap();
 }
 
 fn cases() -> Vec<(&'static str, CompileOptions)> {

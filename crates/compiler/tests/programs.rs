@@ -33,8 +33,11 @@ fn kind(step: &Step) -> String {
 }
 
 /// The instructions of one layer in one phase.
-fn layer(entry: &Entry, layer: u32, phase: &str) -> Vec<String> {
-    let steps = entry.steps.iter().filter(|s| s.provenance.layer == Some(layer) && s.provenance.phase == phase);
+fn layer(entry: &Entry, layer: usize, phase: &str) -> Vec<String> {
+    let steps = entry
+        .steps
+        .iter()
+        .filter(|s| s.provenance.layer.as_ref().is_some_and(|of| of.index == layer) && s.provenance.phase == phase);
     steps.map(kind).collect()
 }
 

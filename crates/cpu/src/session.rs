@@ -106,7 +106,7 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<BoundI
 
 /// `rmsnorm, backward, layer 3, model.py:12`
 fn place(from: &Provenance) -> String {
-    let layer = from.layer.map(|layer| format!("layer {layer}"));
+    let layer = from.layer.as_ref().map(|layer| format!("layer {layer}"));
     let parts = [Some(from.op.clone()), Some(from.phase.to_owned()), layer, from.at.clone()];
     parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }

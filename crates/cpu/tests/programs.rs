@@ -15,7 +15,12 @@ const ARENA: usize = 1 << 21;
 fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program {
     let steps = instructions.into_iter().map(|instruction| Step {
         instruction,
-        provenance: Provenance { op: "test".into(), phase: "forward", layer: Some(3), at: Some("model.py:7".into()) },
+        provenance: Provenance {
+            op: "test".into(),
+            phase: "forward",
+            layer: Some(program::Layer { stack: "".into(), index: 3 }),
+            at: Some("model.py:7".into()),
+        },
         cost: Cost::default(),
     });
     Program {

@@ -378,7 +378,7 @@ fn queue(engine: &Engine, prepared: &mut [BoundInstruction], steps: &[Step], ent
 /// An instruction in words: entry, index, what it is and where it comes from.
 fn place(entry: &str, index: usize, step: &Step) -> String {
     let origin = &step.provenance;
-    let layer = origin.layer.map(|layer| format!(", layer {layer}")).unwrap_or_default();
+    let layer = origin.layer.as_ref().map(|layer| format!(", layer {layer}")).unwrap_or_default();
     let at = origin.at.as_ref().map(|at| format!(", {at}")).unwrap_or_default();
     format!("instruction {index} of {entry}: {} ({}{layer}{at}): {step}", origin.op, origin.phase)
 }
@@ -428,8 +428,12 @@ mod tests {
     #[test]
     fn an_instruction_is_named_with_its_source_line() {
         let at = TensorRef::dense(ArenaId(1), 0, DType::F32, [4]);
-        let provenance =
-            Provenance { op: "rmsnorm".into(), phase: "backward", layer: Some(3), at: Some("llama.py:41".into()) };
+        let provenance = Provenance {
+            op: "rmsnorm".into(),
+            phase: "backward",
+            layer: Some(program::Layer { stack: "".into(), index: 3 }),
+            at: Some("llama.py:41".into()),
+        };
         let step = Step { instruction: Instruction::Zero { at }, provenance, cost: Cost::default() };
         let text = place("first_micro_step", 7, &step);
         assert!(text.starts_with("instruction 7 of first_micro_step: rmsnorm (backward, layer 3, llama.py:41): zero"));

@@ -72,7 +72,9 @@ impl Dim {
     /// The extent under `bindings`; `None` for an unbound symbol.
     pub fn bind(&self, bindings: &Bindings) -> Option<Dim> {
         match self {
-            Dim::Symbol(symbol) => Axis::of_symbol(symbol).and_then(|axis| Some(Dim::Named(axis, *bindings.get(&axis)?))),
+            Dim::Symbol(symbol) => {
+                Axis::of_symbol(symbol).and_then(|axis| Some(Dim::Named(axis, *bindings.get(&axis)?)))
+            }
             known => Some(known.clone()),
         }
     }

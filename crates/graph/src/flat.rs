@@ -1,5 +1,7 @@
 //! The flat graph: values in a table, nodes in execution order.
 
+use std::collections::BTreeSet;
+
 use tensor::{Attrs, DType, HostTensor, Shape};
 
 use crate::dim::{Axis, Dim, Element, ValueType};
@@ -12,6 +14,14 @@ pub struct ValueId(pub u32);
 /// Index into [`Graph::parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParameterId(pub u32);
+
+/// A layer: the stack that it is of, as an index into [`Graph::stacks`], and its number in it, both from 0. Ordered as
+/// they are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Layer {
+    pub stack: u32,
+    pub index: u32,
+}
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +93,7 @@ pub struct Node {
     pub attrs: Attrs,
     pub phase: Phase,
     /// The iteration of the repeat that the node came from.
-    pub layer: Option<u32>,
+    pub layer: Option<Layer>,
     pub region: Option<String>,
     /// `file:line` in the model's source.
     pub at: Option<String>,
@@ -116,6 +126,8 @@ pub struct Parameter {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub name: String,
+    /// Names of the stacks of layers.
+    pub stacks: Vec<String>,
     /// Tells the entry that it is for apart from others of its kind; empty for the usual one.
     pub entry: String,
     pub values: Vec<Value>,
@@ -191,6 +203,19 @@ impl Graph {
             merge_group: None,
         });
         id
+    }
+
+    /// All layers, in the order in which they are run.
+    pub fn layers(&self) -> Vec<Layer> {
+        self.nodes.iter().filter_map(|node| node.layer).collect::<BTreeSet<Layer>>().into_iter().collect()
+    }
+
+    /// What tells the stack of a layer from others: its name, or nothing where there is one only.
+    pub fn stack_name(&self, layer: Layer) -> &str {
+        match self.stacks.as_slice() {
+            [_, _, ..] => &self.stacks[layer.stack as usize],
+            _ => "",
+        }
     }
 
     /// True when the value is computed by a node.

@@ -13,9 +13,9 @@ mod text;
 mod verify;
 
 pub use dim::{Axis, Bindings, Dim, Element, ValueType};
-pub use flat::{Graph, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
+pub use flat::{Graph, Layer, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
 pub use model::{
-    Block, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec, Repeat,
-    Task, from_json,
+    Block, Carried, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec,
+    Repeat, Task, from_json,
 };
 pub use verify::verify;

@@ -1,7 +1,7 @@
 //! The model as the DSL records it: the JSON form of the IR.
 //!
-//! A `repeat` block stands for N identical layers: values carried from one iteration to the next,
-//! parameter names with `{i}`, and attributes that may differ per iteration (`{"each": [...]}`).
+//! A `repeat` stands for a stack of layers of one kind or of a pattern of kinds: values carried from one layer to the
+//! next, parameter names with `{i}`, and attributes that may differ per layer (`{"each": [...]}`).
 
 use serde::{Deserialize, Serialize};
 use tensor::Attrs;
@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::dim::{Dim, Element, ValueType};
 
 /// The version that this crate reads and writes.
-pub const IR_VERSION: u32 = 2;
+pub const IR_VERSION: u32 = 3;
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -138,33 +138,56 @@ pub struct NodeSpec {
     pub at: Option<String>,
 }
 
-/// N iterations of one block.
+/// A stack of N layers: each is one iteration of the block of its kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repeat {
     pub repeat: usize,
+    /// Its name: the path to the layers in the files.
+    pub stack: String,
+    /// For each layer the index of its block; absent where all are of the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pattern: Vec<usize>,
     pub carry: Vec<Carry>,
-    pub block: Block,
+    pub blocks: Vec<Block>,
 }
 
-/// A value handed from iteration to iteration.
+impl Repeat {
+    /// The block of a layer.
+    pub fn block(&self, layer: usize) -> Option<&Block> {
+        match self.pattern.is_empty() {
+            true => self.blocks.first(),
+            false => self.blocks.get(*self.pattern.get(layer)?),
+        }
+    }
+}
+
+/// A value handed from layer to layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Carry {
-    /// The value outside that the first iteration starts from.
+    /// The value outside that the first layer starts from.
     pub initial: String,
-    /// Its name inside the block.
-    pub inside: String,
-    /// The value inside the block that the next iteration starts from.
-    pub next: String,
-    /// The name outside of the last iteration's `next`.
+    /// The name outside of what the last layer hands on.
     pub result: String,
 }
 
-/// The body of a repeat. Values of the outer body may be used by name; nodes cannot nest repeats.
+/// What a block calls a value that is handed from layer to layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Carried {
+    /// Its name inside.
+    pub inside: String,
+    /// The value inside that the next layer starts from.
+    pub next: String,
+}
+
+/// One kind of layer. Values of the outer body may be used by name; nodes cannot nest repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Block {
+    /// One for each of the repeat's.
+    pub carry: Vec<Carried>,
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,
     pub nodes: Vec<NodeSpec>,
@@ -202,11 +225,12 @@ pub fn from_json(text: &str) -> Result<Model, ModelError> {
 impl Model {
     /// Lets the weights that write into the residual stream begin at zero; gives how many there are, a layer's once.
     pub fn zero_residual_projections(&mut self) -> usize {
-        let blocks = self.body.iter_mut().filter_map(|item| match item {
-            Item::Repeat(repeat) => Some(&mut repeat.block.parameters),
-            Item::Node(_) => None,
+        let blocks = self.body.iter_mut().flat_map(|item| match item {
+            Item::Repeat(repeat) => repeat.blocks.as_mut_slice(),
+            Item::Node(_) => &mut [],
         });
-        let specs = std::iter::once(&mut self.parameters).chain(blocks).flatten();
+        let of_blocks = blocks.map(|block| &mut block.parameters);
+        let specs = std::iter::once(&mut self.parameters).chain(of_blocks).flatten();
         let marked: Vec<&mut ParameterSpec> = specs.filter(|spec| spec.residual_projection).collect();
         let count = marked.len();
         marked.into_iter().for_each(|spec| spec.init = Init::Zeros);

@@ -4,7 +4,7 @@
 //! graph Qwen3ForCausalLM
 //! %h: float[1, 8, 64] = embedding(input_ids, model.embed_tokens.weight) {padding_idx=0}
 //! ```
-//! Identical layers fold: the first is printed, the rest are counted.
+//! Identical layers fold: the first of each kind is printed, the rest are counted.
 
 use std::fmt;
 
@@ -58,19 +58,23 @@ impl fmt::Display for Graph {
             let value = self.value(*id);
             writeln!(f, "  input {}: {}{:?}", value.name, value.element, value.shape)?;
         }
-        let mut previous: Option<Vec<String>> = None;
+        // The layers that were printed since the last thing that is of none.
+        let mut printed: Vec<Vec<String>> = Vec::new();
         let mut folded = 0usize;
         for run in runs(&self.nodes) {
             let signature = self.signature(run);
-            if run[0].layer.is_some() && previous.as_ref() == Some(&signature) {
+            if run[0].layer.is_some() && printed.contains(&signature) {
                 folded += 1;
                 continue;
             }
-            write_folded(f, &mut folded)?;
+            write_folded(f, &mut folded, printed.len())?;
             write_run(f, self, run)?;
-            previous = Some(signature);
+            match run[0].layer {
+                Some(_) => printed.push(signature),
+                None => printed.clear(),
+            }
         }
-        write_folded(f, &mut folded)?;
+        write_folded(f, &mut folded, printed.len())?;
         for (name, id) in &self.outputs {
             writeln!(f, "  output {name} = {}", self.reference(*id))?;
         }
@@ -80,7 +84,9 @@ impl fmt::Display for Graph {
 
 fn write_run(f: &mut fmt::Formatter<'_>, graph: &Graph, run: &[Node]) -> fmt::Result {
     if let Some(layer) = run[0].layer {
-        writeln!(f, "  layer {layer}, {}:", run[0].phase.name())?;
+        let stack = graph.stack_name(layer);
+        let dot = if stack.is_empty() { "" } else { "." };
+        writeln!(f, "  layer {stack}{dot}{}, {}:", layer.index, run[0].phase.name())?;
     }
     let indent = if run[0].layer.is_some() { "    " } else { "  " };
     for node in run {
@@ -89,9 +95,11 @@ fn write_run(f: &mut fmt::Formatter<'_>, graph: &Graph, run: &[Node]) -> fmt::Re
     Ok(())
 }
 
-fn write_folded(f: &mut fmt::Formatter<'_>, folded: &mut usize) -> fmt::Result {
+/// Says how many layers were left out, which are like the `printed` ones before them.
+fn write_folded(f: &mut fmt::Formatter<'_>, folded: &mut usize, printed: usize) -> fmt::Result {
     if *folded > 0 {
-        writeln!(f, "    … and {folded} more layers like it")?;
+        let these = if printed > 1 { "these" } else { "it" };
+        writeln!(f, "    … and {folded} more layers like {these}")?;
         *folded = 0;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Appending operations to a flat graph with inferred types: what autodiff and the rewriting passes
 //! build with.
 
-use graph::{Graph, Node, Origin, Phase, Value, ValueId, ValueType};
+use graph::{Graph, Layer, Node, Origin, Phase, Value, ValueId, ValueType};
 use tensor::Attrs;
 
 use crate::gradient::Emit;
@@ -14,7 +14,7 @@ pub struct Append<'g> {
     /// The new nodes, in order.
     pub nodes: Vec<Node>,
     pub phase: Phase,
-    pub layer: Option<u32>,
+    pub layer: Option<Layer>,
     pub region: Option<String>,
     pub at: Option<String>,
 }

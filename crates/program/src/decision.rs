@@ -1,6 +1,7 @@
 //! What the compiler decided about memory, as values: about what, which way, and why. Knows neither the words shown to
 //! people, nor the options that request it, nor how a decision is carried out.
 
+use crate::instruction::Layer;
 use crate::program::{EntryKind, Variant};
 
 /// A part of a layer whose results are kept for the backward pass or computed again in it. In the order in which a plan
@@ -102,14 +103,14 @@ impl Choice {
 }
 
 /// Why a choice was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The user's options say so.
     Requested,
     /// Nothing cheaper makes the plan fit.
     NeededToFit,
     /// It is needed for the layers up to this one; for the rest it is [`Reason::Negligible`].
-    NeededUpTo(usize),
+    NeededUpTo(Layer),
     /// It costs less than the share of a step that a smaller plan is worth.
     Negligible,
     /// It costs nothing.
@@ -126,7 +127,7 @@ pub enum Reason {
 
 impl Reason {
     /// Whether the plan would not fit without the choice.
-    pub const fn is_need(self) -> bool {
+    pub const fn is_need(&self) -> bool {
         match self {
             Reason::NeededToFit | Reason::NeededUpTo(_) => true,
             Reason::Requested
@@ -140,7 +141,7 @@ impl Reason {
     }
 
     /// As scripts read it.
-    pub const fn name(self) -> &'static str {
+    pub const fn name(&self) -> &'static str {
         match self {
             Reason::Requested => "requested",
             Reason::NeededToFit | Reason::NeededUpTo(_) => "needed_to_fit",
@@ -181,7 +182,7 @@ pub struct PlanDecision {
     pub variant: Variant,
     pub subject: Subject,
     /// Layers in order; empty for what stands outside of them.
-    pub layers: Vec<usize>,
+    pub layers: Vec<Layer>,
     pub choice: Choice,
     pub reason: Reason,
     /// Bytes that are kept for the backward pass or, where they are given up, need not be.

@@ -1,6 +1,9 @@
 //! The instructions: few kinds, many operations. Everything a backend needs stands in the
 //! instruction; nothing is looked up while the program runs.
 
+use std::fmt;
+use std::sync::Arc;
+
 use tensor::{Attrs, DType};
 
 use crate::memory::TensorRef;
@@ -205,6 +208,23 @@ pub struct Cost {
     pub bytes: f64,
 }
 
+/// A layer of the model: its number in its stack, from 0.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Layer {
+    /// Name of the stack; empty where the model has one only.
+    pub stack: Arc<str>,
+    pub index: usize,
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.stack {
+            "" => self.index.fmt(f),
+            stack => f.pad(&format!("{stack}.{}", self.index)),
+        }
+    }
+}
+
 /// Where an instruction comes from: what an error message and a profile show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Provenance {
@@ -212,7 +232,7 @@ pub struct Provenance {
     pub op: String,
     /// `forward`, `backward`, `update`.
     pub phase: &'static str,
-    pub layer: Option<u32>,
+    pub layer: Option<Layer>,
     /// `file:line` in the model's source.
     pub at: Option<String>,
 }

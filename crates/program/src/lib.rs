@@ -30,8 +30,8 @@ pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
-    Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank,
-    Provenance, Step, StreamId,
+    Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
+    LowRank, Provenance, Step, StreamId,
 };
 pub use known::names as machine_names;
 pub use layout::Layout;

@@ -58,7 +58,7 @@ impl fmt::Display for Entry {
             None => writeln!(f)?,
         }
         for step in &self.steps {
-            let layer = step.provenance.layer.map(|l| format!("{l:>3} ")).unwrap_or_else(|| "    ".into());
+            let layer = step.provenance.layer.as_ref().map_or_else(|| "    ".into(), |layer| format!("{layer:>3} "));
             writeln!(f, "  {layer}{step}")?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! The only place that has words for decisions: the plan, the console, the manifest, the log with its pages and
 //! `resolved.yaml` take theirs from here. Knows no plan and decides nothing.
 
-use program::{Choice, EntryKind, LayerPart, Obstacle, PlanDecision, Reason, Subject};
+use program::{Choice, EntryKind, Layer, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 use serde_json::{Value, json};
 
 use crate::words::time;
@@ -41,7 +41,7 @@ pub(crate) fn answers(plan: &[PlanDecision]) -> Vec<Answer> {
         let is_of = |of: &PlanDecision| matches!(of.subject, Subject::Layer(part) if parts.contains(&part));
         let reported = |of: &PlanDecision| {
             let (subject, layers) = (subject(of.subject), layers(&of.layers));
-            format!("{subject} of {layers} {}: {}", chosen(of.choice), because(of.reason))
+            format!("{subject} of {layers} {}: {}", chosen(of.choice), because(&of.reason))
         };
         answer(option, plan, is_of, reported)
     });
@@ -49,9 +49,9 @@ pub(crate) fn answers(plan: &[PlanDecision]) -> Vec<Answer> {
         let reported = |of: &PlanDecision| match of.entry {
             EntryKind::FirstMicroStep if differ(plan, *subject) => {
                 let (rows, tokens) = (of.variant.batch, of.variant.seq_len);
-                format!("{} for {rows} × {tokens} tokens: {}", chosen(of.choice), because(of.reason))
+                format!("{} for {rows} × {tokens} tokens: {}", chosen(of.choice), because(&of.reason))
             }
-            _ => because(of.reason),
+            _ => because(&of.reason),
         };
         answer(option, plan, |of| of.subject == *subject, reported)
     });
@@ -97,7 +97,7 @@ fn distinct(all: impl Iterator<Item = String>) -> Vec<String> {
 pub(crate) fn moved_unasked(plan: &[PlanDecision]) -> Vec<String> {
     let unasked = |of: &&PlanDecision| of.choice == Choice::Offload(true) && of.reason != Reason::Requested;
     let reported = |of: &PlanDecision| {
-        let (subject, because) = (subject(of.subject), because(of.reason));
+        let (subject, because) = (subject(of.subject), because(&of.reason));
         let option = option(of.subject).expect("every offload has an option");
         format!("{subject} in host memory: {because}; `{option}: false` keeps it on the device")
     };
@@ -120,14 +120,14 @@ fn with_cost(of: &PlanDecision, cost: &str) -> String {
     // What the plan moved by itself can be forbidden by an option.
     let by = option(of.subject).filter(|_| of.choice == Choice::Offload(true) && of.reason != Reason::Requested);
     let by = by.map_or(String::new(), |option| format!(": `{option}`"));
-    format!("{}{cost}: {}{layers} ({}{by})", chosen(of.choice), subject(of.subject), because(of.reason))
+    format!("{}{cost}: {}{layers} ({}{by})", chosen(of.choice), subject(of.subject), because(&of.reason))
 }
 
 /// A decision for scripts, with the words for pages.
 pub(crate) fn to_json(of: &PlanDecision) -> Value {
-    let (obstacle, up_to) = match of.reason {
+    let (obstacle, up_to) = match &of.reason {
         Reason::Impossible(obstacle) => (Some(obstacle.name()), None),
-        Reason::NeededUpTo(layer) => (None, Some(layer)),
+        Reason::NeededUpTo(layer) => (None, Some(number(layer))),
         Reason::Requested
         | Reason::NeededToFit
         | Reason::Negligible
@@ -141,7 +141,7 @@ pub(crate) fn to_json(of: &PlanDecision) -> Value {
         "rows": of.variant.batch,
         "tokens": of.variant.seq_len,
         "subject": of.subject.name(),
-        "layers": ranges(&of.layers),
+        "layers": ranges(&of.layers).into_iter().map(|(a, b)| [number(a), number(b)]).collect::<Vec<_>>(),
         "kind": of.choice.kind(),
         "value": value(of.choice),
         "reason": of.reason.name(),
@@ -153,7 +153,7 @@ pub(crate) fn to_json(of: &PlanDecision) -> Value {
             "subject": subject(of.subject),
             "layers": if of.layers.is_empty() { String::new() } else { numbers(&of.layers) },
             "decision": chosen(of.choice),
-            "reason": because(of.reason),
+            "reason": because(&of.reason),
             "sentence": sentence(of),
         },
     })
@@ -201,7 +201,7 @@ fn chosen(of: Choice) -> String {
     }
 }
 
-fn because(of: Reason) -> String {
+fn because(of: &Reason) -> String {
     let words = match of {
         Reason::Requested => "requested",
         Reason::NeededToFit => "needed to fit",
@@ -220,26 +220,25 @@ fn because(of: Reason) -> String {
 }
 
 /// `layer 3`, `layers 0–3, 7`.
-fn layers(of: &[usize]) -> String {
+fn layers(of: &[Layer]) -> String {
     format!("{} {}", if of.len() == 1 { "layer" } else { "layers" }, numbers(of))
 }
 
-/// `0–3, 7` for 0, 1, 2, 3 and 7.
-fn numbers(layers: &[usize]) -> String {
-    let text = |[a, b]: [usize; 2]| if a == b { a.to_string() } else { format!("{a}–{b}") };
+/// `0–3, 7` for 0, 1, 2, 3 and 7; behind the name of their stack where there are several.
+fn numbers(layers: &[Layer]) -> String {
+    let text = |(a, b): (&Layer, &Layer)| if a == b { a.to_string() } else { format!("{a}–{}", b.index) };
     ranges(layers).into_iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
+/// A layer for scripts: its number, or its name where there are several stacks.
+pub(crate) fn number(of: &Layer) -> Value {
+    if of.stack.is_empty() { json!(of.index) } else { json!(of.to_string()) }
+}
+
 /// First and last of all that follow each other.
-fn ranges(layers: &[usize]) -> Vec<[usize; 2]> {
-    let mut result: Vec<[usize; 2]> = Vec::new();
-    for layer in layers {
-        match result.last_mut() {
-            Some([_, last]) if *last + 1 == *layer => *last = *layer,
-            _ => result.push([*layer; 2]),
-        }
-    }
-    result
+fn ranges(layers: &[Layer]) -> Vec<(&Layer, &Layer)> {
+    let follows = |a: &Layer, b: &Layer| a.stack == b.stack && a.index + 1 == b.index;
+    layers.chunk_by(follows).map(|of| (&of[0], &of[of.len() - 1])).collect()
 }
 
 #[cfg(test)]
@@ -267,8 +266,13 @@ mod tests {
 
     #[test]
     fn layers_are_told_as_ranges() {
-        assert_eq!(layers(&[0, 1, 2, 3, 7, 9, 10]), "layers 0–3, 7, 9–10");
-        assert_eq!(layers(&[3]), "layer 3");
+        let of = |stack: &str, numbers: &[usize]| -> Vec<Layer> {
+            numbers.iter().map(|index| Layer { stack: stack.into(), index: *index }).collect()
+        };
+        assert_eq!(layers(&of("", &[0, 1, 2, 3, 7, 9, 10])), "layers 0–3, 7, 9–10");
+        assert_eq!(layers(&of("", &[3])), "layer 3");
         assert_eq!(numbers(&[]), "");
+        let both = [of("tower", &[2, 3]), of("text", &[4, 5, 7])].concat();
+        assert_eq!(layers(&both), "layers tower.2–3, text.4–5, text.7");
     }
 }

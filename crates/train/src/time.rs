@@ -24,7 +24,7 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
                 "kind": kind_of(step),
                 "op": step.provenance.op,
                 "phase": step.provenance.phase,
-                "layer": step.provenance.layer,
+                "layer": step.provenance.layer.as_ref().map(crate::decisions::number),
                 "seconds": time,
                 "planned": seconds(step, &program, Seen::default()),
                 "ceiling": ceiling(step, &program, Seen::default()),

@@ -83,14 +83,14 @@ def find(fields: dict[str, Any]) -> Architecture:
 PARAMETERS = 1 << 45
 
 
-def _check_size(architecture: str, declared: list[Parameter], layers: int) -> None:
+def _check_size(architecture: str, declared: list[Parameter]) -> None:
     """Each size may be in its bounds, and their product not."""
-    sizes = {of: math.prod(of.shape) * (layers if "{i}" in str(of.name) else 1) for of in declared}
+    sizes = {of: math.prod(of.shape) * of.layers for of in declared}
     total = sum(sizes.values())
     if total > PARAMETERS:
         largest = max(sizes, key=lambda of: sizes[of])
         shape = " × ".join(str(extent) for extent in largest.shape)
-        repeated = f" in {layers} layers" if "{i}" in str(largest.name) else ""
+        repeated = f" in {largest.layers} layers" if "{i}" in str(largest.name) else ""
         what = f"the sizes make {total:.2g} parameters, expected at most {PARAMETERS:.2g}"
         raise ModelConfigError(architecture, [f"{what}; most of them are in `{largest.name}`, {shape}{repeated}"])
 
@@ -106,7 +106,7 @@ def build(fields: dict[str, Any], tasks: Sequence[str] = ()) -> str:
     trace = Trace(architecture.name, config.initializer_range)
     module = architecture.module(config)  # type: ignore[call-arg]
     declared = module.name_parameters()
-    _check_size(architecture.name, declared, getattr(config, "num_hidden_layers", 0) or getattr(config, "n_layer", 1))
+    _check_size(architecture.name, declared)
     with trace.recording():
         module(Batch())
         for name in tasks:

@@ -6,9 +6,10 @@ mapping to Hugging Face files needs no table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from ..errors import ModelError
 from .place import here
 from .trace import Trace
 
@@ -32,6 +33,8 @@ class Parameter:
         self.residual_projection = residual_projection
         self.transposed = transposed
         self.name: str | None = None
+        #: Layers that have one of it each.
+        self.layers = 1
         self.place = here()
 
     def to_ir(self, initializer_range: float) -> dict[str, Any]:
@@ -88,18 +91,35 @@ class Module:
 
 
 class Layers(Module):
-    """`count` layers of the same kind, recorded once: `Layers(n, Layer(config))`.
+    """Layers one behind another. `Layers(n, Layer(config))` are n of one kind, recorded once.
 
-    Used with :func:`repeat`.
+    `Layers(["sliding", "sliding", "full"], {"sliding": Layer(…), "full": Layer(…)})` follow a pattern of kinds, each
+    recorded once, with weights and attributes of its own. Used with :func:`repeat`.
     """
 
-    def __init__(self, count: int, layer: Module) -> None:
-        self.count = count
-        self.layer = layer
+    def __init__(self, pattern: int | Sequence[str], layer: Module | Mapping[str, Module]) -> None:
+        if isinstance(layer, Module):
+            layer = {"": layer}
+        self.pattern = [next(iter(layer))] * pattern if isinstance(pattern, int) else list(pattern)
+        self.kinds = dict(layer)
+        if set(self.pattern) != set(self.kinds):
+            names = (", ".join(sorted(names)) for names in (set(self.pattern), set(self.kinds)))
+            raise ModelError(here(), "the pattern has the kinds {}, the layers given are {}".format(*names))
+
+    @property
+    def count(self) -> int:
+        return len(self.pattern)
 
     def forward(self, *inputs: Any) -> Any:
         raise TypeError("layers are used with repeat(layers, x, …)")
 
     def name_parameters(self, path: str = "") -> list[Parameter]:
         self.path = path
-        return self.layer.name_parameters(f"{path}.{{i}}" if path else "{i}")
+        inside = f"{path}.{{i}}" if path else "{i}"
+        found = []
+        for kind, layer in self.kinds.items():
+            named = layer.name_parameters(inside)
+            for parameter in named:
+                parameter.layers = self.pattern.count(kind)
+            found += named
+        return found

@@ -25,34 +25,52 @@ def repeat(layers: Layers, carry: Tensor | tuple[Tensor, ...], *shared: Any) -> 
     """Applies every layer to the result of the one before it; gives the last result.
 
     `carry` is what goes from layer to layer (one tensor or a tuple of them), `shared` is handed to
-    all layers unchanged. The layer's `forward(carry, *shared)` is recorded once.
+    all layers unchanged. Of each kind of layer, `forward(carry, *shared)` is recorded once.
     """
     trace, place = Trace.current(), here()
     if trace.scope is not trace.outer:
-        raise ModelError(place, "a repeat inside of a repeat cannot be recorded")
+        raise ModelError(place, "a repeat can only be recorded in the body of the model")
     if layers.count < 1:
         raise ModelError(place, f"a repeat needs at least one iteration, not {layers.count}")
     initial = carry if isinstance(carry, tuple) else (carry,)
     initial = tuple(trace._operand("repeat", value, place) for value in initial)
-    block = Scope(count=layers.count)
+    blocks = [_block(layers, kind, initial, shared, place) for kind in layers.kinds]
+    results = tuple(Tensor(trace.name(f"{layers.path}.output"), t.dtype, t.shape, trace.outer) for t in initial)
+    kinds = list(layers.kinds)
+    pattern = {} if len(kinds) == 1 else {"pattern": [kinds.index(kind) for kind in layers.pattern]}
+    rows = zip(initial, results, strict=True)
+    trace.outer.items.append(
+        {
+            "repeat": layers.count,
+            "stack": layers.path,
+            **pattern,
+            "carry": [{"initial": a.name, "result": b.name} for a, b in rows],
+            "blocks": blocks,
+        }
+    )
+    return results if isinstance(carry, tuple) else results[0]
+
+
+def _block(
+    layers: Layers, kind: str, initial: tuple[Tensor, ...], shared: tuple[Any, ...], place: str | None
+) -> dict[str, Any]:
+    """Records the layer of one kind."""
+    trace = Trace.current()
+    block = Scope(layers=[name == kind for name in layers.pattern], stack=layers.path)
     inside = tuple(Tensor(trace.name(f"{layers.path}.input"), t.dtype, t.shape, block) for t in initial)
     trace.scope = block
     try:
-        result = layers.layer(*inside, *shared)
+        result = layers.kinds[kind](*inside, *shared)
     finally:
         trace.scope = trace.outer
     following = result if isinstance(result, tuple) else (result,)
     _check_carry(inside, following, place)
-    results = tuple(Tensor(trace.name(f"{layers.path}.output"), t.dtype, t.shape, trace.outer) for t in initial)
-    rows = zip(initial, inside, following, results, strict=True)
-    trace.outer.items.append(
-        {
-            "repeat": layers.count,
-            "carry": [{"initial": a.name, "inside": b.name, "next": c.name, "result": d.name} for a, b, c, d in rows],
-            "block": {"parameters": block.parameters, "nodes": block.items, "outputs": block.outputs},
-        }
-    )
-    return results if isinstance(carry, tuple) else results[0]
+    return {
+        "carry": [{"inside": a.name, "next": b.name} for a, b in zip(inside, following, strict=True)],
+        "parameters": block.parameters,
+        "nodes": block.items,
+        "outputs": block.outputs,
+    }
 
 
 def _check_carry(inside: tuple[Tensor, ...], following: tuple[Tensor, ...], place: str | None) -> None:

@@ -20,7 +20,7 @@ from .tensor import Tensor, each
 if TYPE_CHECKING:
     from .module import Module, Parameter
 
-IR_VERSION = 2
+IR_VERSION = 3
 
 #: What a batch brings, by name: the engine's list of `{name, dtype, shape, doc}`.
 BATCH: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(_native.batch_inputs())}
@@ -30,7 +30,10 @@ BATCH: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(_nati
 class Scope:
     """The model's outer body, the block of one repeat, or a task."""
 
-    count: int | None = None
+    #: Of a repeat's block, which of the stack's layers are of its kind.
+    layers: list[bool] | None = None
+    #: The repeat or the task that it belongs to.
+    stack: str = ""
     items: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)
     outputs: list[dict[str, str]] = field(default_factory=list)
@@ -55,6 +58,8 @@ class Trace:
         self.tasks: dict[str, tuple[Scope, list[Parameter]]] = {}
         self.regions: list[str] = []
         self.modules: list[Module] = []
+        #: The stack that an output is of.
+        self.named: dict[str, str] = {}
         self._names: set[str] = set(BATCH)
 
     @classmethod
@@ -155,13 +160,14 @@ class Trace:
         """The attributes of every iteration as JSON text, equal ones once."""
         varying = {name: value.values for name, value in attributes.items() if isinstance(value, each)}
         for name, values in varying.items():
-            if self.scope.count is None:
+            if self.scope.layers is None:
                 raise ModelError(place, f"{op}: `{name}` differs by iteration, but this is not inside a repeat")
-            if len(values) != self.scope.count:
-                count = self.scope.count
+            if len(values) != len(self.scope.layers):
+                count = len(self.scope.layers)
                 raise ModelError(place, f"{op}: `{name}` has {len(values)} values for {count} iterations")
         texts = set()
-        for i in range(self.scope.count or 1) if varying else range(1):
+        layers = [i for i, own in enumerate(self.scope.layers or []) if own]
+        for i in layers if varying else [0]:
             concrete = {**attributes, **{name: values[i] for name, values in varying.items()}}
             texts.add(json.dumps({name: value for name, value in concrete.items() if value is not None}))
         return texts
@@ -192,11 +198,12 @@ class Trace:
         """Makes a value available to callers under a public name."""
         place = here()
         value = self._operand("output", value, place)
-        if ("{i}" in name) != (self.scope.count is not None):
-            expected = "must contain {i}" if self.scope.count is not None else "must not contain {i}"
+        inside = self.scope.layers is not None
+        if ("{i}" in name) != inside:
+            expected = "must contain {i}" if inside else "must not contain {i}"
             raise ModelError(place, f"output `{name}`: the name {expected} here")
         scope = self.scope
-        if any(o["name"] == name for o in scope.outputs):
+        if name in scope.results or self.named.setdefault(name, scope.stack) != scope.stack:
             raise ModelError(place, f"output `{name}` is given twice")
         scope.outputs.append({"name": name, "value": value.name})
         scope.results[name] = value
@@ -204,20 +211,18 @@ class Trace:
     def to_json(self, declared: list[Parameter], head: dict[str, Any]) -> str:
         """The IR. `declared` are the model's parameters in the order of their modules, `head` what is
         said of the whole model."""
-        order = {parameter.name: index for index, parameter in enumerate(declared)}
-        used = set(self.outer.parameters)
+        used = list(self.outer.parameters.values())
         for item in self.outer.items:
-            if "repeat" in item:
-                parameters = item["block"]["parameters"]
-                used.update(parameters)
-                item["block"]["parameters"] = self._parameters(parameters, order)
+            for block in item.get("blocks", []):
+                used += block["parameters"].values()
+                block["parameters"] = self._parameters(block["parameters"], declared)
         _check_use(declared, used)
         model = {
             "surogate_ir": IR_VERSION,
             "architecture": self.architecture,
             **head,
             "inputs": _inputs(self.outer),
-            "parameters": self._parameters(self.outer.parameters, order),
+            "parameters": self._parameters(self.outer.parameters, declared),
             "body": self.outer.items,
             "outputs": self.outer.outputs,
             "tasks": [self._task(name, scope, own) for name, (scope, own) in self.tasks.items()],
@@ -225,18 +230,18 @@ class Trace:
         return json.dumps(model, indent=1, ensure_ascii=False)
 
     def _task(self, name: str, scope: Scope, declared: list[Parameter]) -> dict[str, Any]:
-        _check_use(declared, set(scope.parameters))
-        order = {parameter.name: index for index, parameter in enumerate(declared)}
+        _check_use(declared, list(scope.parameters.values()))
         return {
             "name": name,
             "inputs": _inputs(scope),
-            "parameters": self._parameters(scope.parameters, order),
+            "parameters": self._parameters(scope.parameters, declared),
             "nodes": scope.items,
             "outputs": scope.outputs,
         }
 
-    def _parameters(self, parameters: dict[str, Parameter], order: dict[str | None, int]) -> list[dict[str, Any]]:
-        rows = sorted(parameters.values(), key=lambda parameter: order[parameter.name])
+    def _parameters(self, parameters: dict[str, Parameter], declared: list[Parameter]) -> list[dict[str, Any]]:
+        order = {id(parameter): index for index, parameter in enumerate(declared)}
+        rows = sorted(parameters.values(), key=lambda parameter: order[id(parameter)])
         return [parameter.to_ir(self.initializer_range) for parameter in rows]
 
 
@@ -246,7 +251,7 @@ def _inputs(scope: Scope) -> list[dict[str, Any]]:
     return [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in read]
 
 
-def _check_use(declared: list[Parameter], used: set[str]) -> None:
-    unused = [parameter for parameter in declared if parameter.name not in used]
+def _check_use(declared: list[Parameter], used: list[Parameter]) -> None:
+    unused = [parameter for parameter in declared if not any(parameter is one for one in used)]
     if unused:
         raise ModelError(unused[0].place, f"parameter `{unused[0].name}` is declared but `forward` never uses it")

@@ -5,6 +5,7 @@ Does not know what attention computes: each architecture has its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dsl import Batch, Layers, Module, Tensor, output, repeat
@@ -29,15 +30,22 @@ class DecoderLayer(Module):
 
 
 class Decoder(Module):
-    """Embedding, `count` layers, norm. The layers' attention gets (x, rotate, batch).
+    """Embedding, layers as :class:`Layers` takes them, norm. The layers' attention gets (x, rotate, batch).
 
     Marks `hidden.embed` and `hidden.final_norm`.
     """
 
-    def __init__(self, embedding: Embedding, rotary: Module, count: int, layer: DecoderLayer, norm: RMSNorm) -> None:
+    def __init__(
+        self,
+        embedding: Embedding,
+        rotary: Module,
+        pattern: int | Sequence[str],
+        layer: DecoderLayer | Mapping[str, DecoderLayer],
+        norm: RMSNorm,
+    ) -> None:
         self.embed_tokens = embedding
         self.rotary_emb = rotary
-        self.layers = Layers(count, layer)
+        self.layers = Layers(pattern, layer)
         self.norm = norm
 
     def forward(self, batch: Batch) -> Tensor:

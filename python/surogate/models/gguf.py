@@ -203,7 +203,8 @@ def _parameters(ir: str) -> list[str]:
     names = [spec["name"] for spec in model["parameters"]]
     for item in model["body"]:
         for i in range(item.get("repeat", 0)):
-            names += [spec["name"].replace("{i}", str(i)) for spec in item["block"].get("parameters", [])]
+            block = item["blocks"][item["pattern"][i] if "pattern" in item else 0]
+            names += [spec["name"].replace("{i}", str(i)) for spec in block["parameters"]]
     return names
 
 

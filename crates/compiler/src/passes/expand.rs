@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use graph::{
-    Axis, Bindings, Carry, Graph, Item, Model, Node, NodeSpec, Origin, Output, ParameterId, ParameterSpec, Phase, Repeat,
-    Task, ValueId, ValueType,
+    Axis, Bindings, Block, Carried, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output, ParameterId,
+    ParameterSpec, Phase, Repeat, Task, ValueId, ValueType,
 };
 use program::Variant;
 use tensor::Attrs;
@@ -108,7 +108,7 @@ impl Expansion<'_> {
     fn parameters(
         &mut self,
         specs: &[ParameterSpec],
-        layer: Option<usize>,
+        layer: Option<Layer>,
         scope: &mut Scope,
     ) -> Result<(), CompileError> {
         for spec in specs {
@@ -127,7 +127,7 @@ impl Expansion<'_> {
         Ok(())
     }
 
-    fn node(&mut self, spec: &NodeSpec, layer: Option<usize>, scope: &mut Scope) -> Result<(), CompileError> {
+    fn node(&mut self, spec: &NodeSpec, layer: Option<Layer>, scope: &mut Scope) -> Result<(), CompileError> {
         let inputs = spec.inputs.iter().map(|name| lookup(scope, name, spec)).collect::<Result<Vec<_>, _>>()?;
         if spec.outputs.len() != spec.types.len() {
             let message = format!("{} outputs, {} types", spec.outputs.len(), spec.types.len());
@@ -146,7 +146,7 @@ impl Expansion<'_> {
             outputs,
             attrs: attributes(&spec.attrs, layer).map_err(|m| CompileError::Model(format!("{}: {m}", place(spec))))?,
             phase: Phase::Forward,
-            layer: layer.map(|l| l as u32),
+            layer,
             region: spec.region.clone(),
             at: spec.at.clone(),
         });
@@ -154,22 +154,27 @@ impl Expansion<'_> {
     }
 
     fn repeat(&mut self, repeat: &Repeat, outer: &mut Scope) -> Result<(), CompileError> {
+        check_pattern(repeat)?;
         let missing = |name: &str| CompileError::Model(format!("a repeat carries `{name}`, which is not defined"));
         let carried = |names: &Scope, name: &str| names.get(name).copied().ok_or_else(|| missing(name));
+        let stack = self.graph.stacks.len() as u32;
+        self.graph.stacks.push(repeat.stack.clone());
         let mut state: Vec<ValueId> =
             repeat.carry.iter().map(|c| carried(outer, &c.initial)).collect::<Result<_, _>>()?;
-        for layer in 0..repeat.repeat {
+        for index in 0..repeat.repeat {
+            let layer = Some(Layer { stack, index: index as u32 });
+            let block = repeat.block(index).expect("the pattern was checked");
             let mut scope = outer.clone();
-            for (Carry { inside, .. }, value) in repeat.carry.iter().zip(&state) {
+            for (Carried { inside, .. }, value) in block.carry.iter().zip(&state) {
                 scope.insert(inside.clone(), *value);
             }
             self.graph.carried.extend(&state);
-            self.parameters(&repeat.block.parameters, Some(layer), &mut scope)?;
-            for node in &repeat.block.nodes {
-                self.node(node, Some(layer), &mut scope)?;
+            self.parameters(&block.parameters, layer, &mut scope)?;
+            for node in &block.nodes {
+                self.node(node, layer, &mut scope)?;
             }
-            self.outputs(&repeat.block.outputs, Some(layer), &scope)?;
-            state = repeat.carry.iter().map(|c| carried(&scope, &c.next)).collect::<Result<_, _>>()?;
+            self.outputs(&block.outputs, layer, &scope)?;
+            state = block.carry.iter().map(|c| carried(&scope, &c.next)).collect::<Result<_, _>>()?;
         }
         for (carry, value) in repeat.carry.iter().zip(state) {
             outer.insert(carry.result.clone(), value);
@@ -177,14 +182,34 @@ impl Expansion<'_> {
         Ok(())
     }
 
-    fn outputs(&mut self, outputs: &[Output], layer: Option<usize>, scope: &Scope) -> Result<(), CompileError> {
+    fn outputs(&mut self, outputs: &[Output], layer: Option<Layer>, scope: &Scope) -> Result<(), CompileError> {
         for output in outputs {
             let id = scope.get(&output.value).ok_or_else(|| {
                 CompileError::Model(format!("output `{}` names `{}`, which is not defined", output.name, output.value))
             })?;
-            self.graph.outputs.push((numbered(&output.name, layer), *id));
+            let name = numbered(&output.name, layer);
+            if self.graph.output(&name).is_some() {
+                return Err(CompileError::Model(format!("output `{name}` is given twice")));
+            }
+            self.graph.outputs.push((name, *id));
         }
         Ok(())
+    }
+}
+
+/// Every layer has a block, every block a layer, and each hands on what the repeat does.
+fn check_pattern(repeat: &Repeat) -> Result<(), CompileError> {
+    let wrong = |what: String| Err(CompileError::Model(format!("the layers of `{}`: {what}", repeat.stack)));
+    if !repeat.pattern.is_empty() && repeat.pattern.len() != repeat.repeat {
+        return wrong(format!("the pattern has {} entries for {} layers", repeat.pattern.len(), repeat.repeat));
+    }
+    if let Some(layer) = (0..repeat.repeat).find(|layer| repeat.block(*layer).is_none()) {
+        return wrong(format!("layer {layer} is of a kind that is not among the {} blocks", repeat.blocks.len()));
+    }
+    let counts = |block: &Block| block.carry.len();
+    match repeat.blocks.iter().map(counts).find(|count| *count != repeat.carry.len()) {
+        Some(count) => wrong(format!("a block hands on {count} values, the repeat {}", repeat.carry.len())),
+        None => Ok(()),
     }
 }
 
@@ -197,22 +222,21 @@ fn lookup(scope: &Scope, name: &str, spec: &NodeSpec) -> Result<ValueId, Compile
     scope.get(name).copied().ok_or_else(missing)
 }
 
-fn numbered(name: &str, layer: Option<usize>) -> String {
+fn numbered(name: &str, layer: Option<Layer>) -> String {
     match layer {
-        Some(layer) => name.replace("{i}", &layer.to_string()),
+        Some(layer) => name.replace("{i}", &layer.index.to_string()),
         None => name.to_owned(),
     }
 }
 
-/// Takes this iteration's value of every `{"each": [...]}`.
-fn attributes(attrs: &Attrs, layer: Option<usize>) -> Result<Attrs, String> {
+/// Takes this layer's value of every `{"each": [...]}`.
+fn attributes(attrs: &Attrs, layer: Option<Layer>) -> Result<Attrs, String> {
     let mut result = Attrs::new();
     for (name, value) in &attrs.0 {
         let chosen = match (value.get("each").and_then(|v| v.as_array()), layer) {
-            (Some(each), Some(layer)) => each
-                .get(layer)
-                .cloned()
-                .ok_or_else(|| format!("attribute `{name}` has {} values, iteration {layer} has none", each.len()))?,
+            (Some(each), Some(layer)) => each.get(layer.index as usize).cloned().ok_or_else(|| {
+                format!("attribute `{name}` has {} values, layer {} has none", each.len(), layer.index)
+            })?,
             _ => value.clone(),
         };
         result.0.insert(name.clone(), chosen);

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use graph::{Graph, Node, Origin, ParameterId, ValueId};
+use graph::{Graph, Layer, Node, Origin, ParameterId, ValueId};
 use ops::{Append, Emit};
 use tensor::Attrs;
 
@@ -93,7 +93,7 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
 /// What members of a group have in common.
 struct Key {
     input: ValueId,
-    layer: Option<u32>,
+    layer: Option<Layer>,
     storage: tensor::DType,
     trainable: bool,
     adapter: bool,

@@ -225,7 +225,8 @@ impl<'g> Split<'g> {
     fn cut(&mut self, id: ValueId, [rows_axis, tokens_axis]: [usize; 2]) -> Vec<ValueId> {
         let (rows, tokens) = self.sizes();
         let mut parts = vec![id];
-        for (axis, sizes) in [(rows_axis, rows), (tokens_axis, tokens)].into_iter().filter(|(_, sizes)| sizes.len() > 1) {
+        for (axis, sizes) in [(rows_axis, rows), (tokens_axis, tokens)].into_iter().filter(|(_, sizes)| sizes.len() > 1)
+        {
             let attrs = Attrs::new().with("sizes", sizes).with("axis", axis as u64);
             let cut = |id: ValueId| self.append.emit("unstack", &[id], attrs.clone());
             parts = parts.into_iter().flat_map(cut).collect();

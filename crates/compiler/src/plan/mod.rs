@@ -51,7 +51,7 @@ const MOST_PARTS: usize = 256;
 /// Everything that is decided for one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decision {
-    /// By layer.
+    /// Of each of the graph's layers.
     recomputed: Vec<Parts>,
     head_parts: usize,
     attention_parts: usize,
@@ -199,9 +199,8 @@ impl Search<'_> {
     ) -> Result<(Graph, Vec<PlanDecision>), CompileError> {
         let head = Head::find(self.graph);
         let (requested, open) = self.layers(options);
-        let layers = self.graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
         let start = Decision {
-            recomputed: vec![requested; layers],
+            recomputed: vec![requested; self.graph.layers().len()],
             head_parts: self.head_parts(options, head.as_ref())?,
             attention_parts: self.attention_parts(options)?,
             waiting: self.kind == EntryKind::FirstMicroStep && options.plan.offload.residual == Some(true),

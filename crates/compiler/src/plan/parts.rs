@@ -1,7 +1,7 @@
 //! What of a layer can be computed again, in steps from cheap to dear. Regions come from the model
 //! (`attention`, `mlp`), the rest from the operations' classes; no operation is known by name.
 
-use graph::{Axis, Graph, Node, Phase};
+use graph::{Axis, Graph, Layer, Node, Phase};
 use ops::Class;
 use program::LayerPart as Part;
 
@@ -67,7 +67,7 @@ impl Parts {
 pub fn classify(graph: &Graph) -> Vec<Option<Part>> {
     let class = |node: &Node| ops::find(&node.op).expect("the verifier knows every operation").class();
     let region = |node: &Node| node.region.as_deref().map_or("", |r| r.split('.').next().unwrap_or(r)).to_owned();
-    let mut attended: Option<u32> = None;
+    let mut attended: Option<Layer> = None;
     let mut parts = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let of_batch = graph.value(node.outputs[0]).axis(Axis::Rows).is_some();

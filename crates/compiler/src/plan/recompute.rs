@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use graph::{Graph, Node, Phase, ValueId};
+use graph::{Graph, Layer, Node, Phase, ValueId};
 use ops::{Class, Fusion, Keeps, Op};
 use tensor::Attrs;
 
@@ -12,20 +12,16 @@ use program::LayerPart as Part;
 use super::parts::{Parts, classify};
 
 /// Rewrites the backward pass: what a chosen part of a layer computed is computed again, each node
-/// just before it is first needed. `layers[l]` are the parts of layer `l`.
+/// just before it is first needed. `layers` are the parts of each of [`Graph::layers`].
 pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
-    let chosen: Vec<bool> = classify(graph)
-        .iter()
-        .zip(&graph.nodes)
-        .map(|(part, node)| match (part, node.layer) {
-            (Some(part), Some(layer)) => layers.get(layer as usize).is_some_and(|parts| parts.has(*part)),
-            _ => false,
-        })
-        .collect();
+    let layers: HashMap<Layer, Parts> = graph.layers().into_iter().zip(layers.iter().copied()).collect();
+    let again = |node: &Node, part: Part| node.layer.and_then(|of| layers.get(&of)).is_some_and(|of| of.has(part));
+    let parts = classify(graph).into_iter().zip(&graph.nodes);
+    let chosen: Vec<bool> = parts.map(|(part, node)| part.is_some_and(|part| again(node, part))).collect();
     if !chosen.contains(&true) {
         return;
     }
-    let kept = kept_sums(graph, layers);
+    let kept = kept_sums(graph, |node| !again(node, Part::Residual));
     let forward = std::mem::take(&mut graph.nodes);
     let mut producers = vec![None; graph.values.len()];
     for (index, node) in forward.iter().enumerate().filter(|(_, node)| node.phase == Phase::Forward) {
@@ -45,11 +41,10 @@ pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
 
 /// Sums of the residual stream that stay where they are: those that enter a layer, and those inside
 /// a layer whose residual stream is not computed again.
-fn kept_sums(graph: &Graph, layers: &[Parts]) -> HashSet<ValueId> {
+fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
     let mut kept: HashSet<ValueId> = graph.carried.iter().copied().collect();
     for node in &graph.nodes {
-        let residual = node.layer.and_then(|layer| layers.get(layer as usize)).is_some_and(|p| p.has(Part::Residual));
-        if !residual && pair(node).is_some() {
+        if stays(node) && pair(node).is_some() {
             kept.insert(node.outputs[0]);
         }
     }

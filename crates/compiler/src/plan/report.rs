@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use graph::{Graph, Phase, ValueId};
-use program::{Choice, EntryKind, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant};
+use program::{Choice, EntryKind, Layer, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant};
 
 use super::Decision;
 use super::attention::most_attention_parts;
 use super::head::Head;
 use super::parts::{Parts, classify};
 use super::recompute::{pair, recompute};
+use crate::lower::told;
 use crate::memory::dtype_of;
 use crate::options::PlanOptions;
 
@@ -63,10 +64,17 @@ impl Table<'_> {
         PlanDecision { entry, variant, subject, layers: Vec::new(), choice, reason, bytes: 0, seconds: 0.0 }
     }
 
+    /// The layers that are decided about, in their order.
+    fn layers(&self) -> Vec<Layer> {
+        self.graph.layers().into_iter().map(|layer| told(self.graph, layer)).collect()
+    }
+
     /// Parts of layers: what is computed again, and what is kept.
     fn parts(&self) -> Vec<PlanDecision> {
         let mut lines = Vec::new();
         let saved = saved_bytes(self.graph);
+        let named = self.layers();
+        let told = |layers: &[usize]| layers.iter().map(|layer| named[*layer].clone()).collect();
         for part in Part::ALL.into_iter().filter(|part| saved.iter().any(|of| of[*part as usize] > 0)) {
             let layers = 0..self.decision.recomputed.len();
             let (again, kept): (Vec<usize>, Vec<usize>) =
@@ -74,13 +82,13 @@ impl Table<'_> {
             if !again.is_empty() {
                 let (bytes, seconds) = again_costs(self.graph, part, &again, self.decision, self.machine);
                 let line = self.line(Subject::Layer(part), Choice::Recompute(true), self.why_again(part, &again));
-                lines.push(PlanDecision { layers: again, bytes, seconds, ..line });
+                lines.push(PlanDecision { layers: told(&again), bytes, seconds, ..line });
             }
             if !kept.is_empty() {
                 let reason = if self.reasons.open.has(part) { Reason::Fastest } else { Reason::Requested };
                 let bytes = kept.iter().map(|layer| saved[*layer][part as usize]).sum();
                 let line = self.line(Subject::Layer(part), Choice::Recompute(false), reason);
-                lines.push(PlanDecision { layers: kept, bytes, ..line });
+                lines.push(PlanDecision { layers: told(&kept), bytes, ..line });
             }
         }
         lines
@@ -94,7 +102,7 @@ impl Table<'_> {
             _ if chosen(self.reasons.start, layers[0]) => Reason::Requested,
             None => Reason::Negligible,
             Some(needed) if layers.last() == Some(needed) => Reason::NeededToFit,
-            Some(needed) => Reason::NeededUpTo(*needed),
+            Some(needed) => Reason::NeededUpTo(self.layers()[*needed].clone()),
         }
     }
 
@@ -106,8 +114,7 @@ impl Table<'_> {
             (None, false) => Reason::RecomputeSource,
         };
         let line = self.line(Subject::ResidualStream, Choice::Offload(self.decision.waiting), reason);
-        let layers = (0..self.decision.recomputed.len()).collect();
-        (bytes > 0).then_some(PlanDecision { layers, bytes, ..line })
+        (bytes > 0).then_some(PlanDecision { layers: self.layers(), bytes, ..line })
     }
 
     fn head(&self) -> PlanDecision {
@@ -139,7 +146,7 @@ impl Table<'_> {
     }
 }
 
-/// Bytes of each part, by layer, that the backward pass reads when everything is kept.
+/// Bytes of each part, for each of the graph's layers, that the backward pass reads when everything is kept.
 fn saved_bytes(graph: &Graph) -> Vec<[usize; Part::ALL.len()]> {
     let parts = classify(graph);
     let roots = roots(graph);
@@ -149,17 +156,18 @@ fn saved_bytes(graph: &Graph) -> Vec<[usize; Part::ALL.len()]> {
         .filter(|node| node.phase == Phase::Backward)
         .flat_map(|node| node.inputs.iter().map(|id| roots[id.0 as usize]))
         .collect();
-    let layers = graph.nodes.iter().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
-    let mut saved = vec![[0; Part::ALL.len()]; layers];
+    let layers = graph.layers();
+    let mut saved = vec![[0; Part::ALL.len()]; layers.len()];
     for (node, part) in graph.nodes.iter().zip(&parts) {
         let (Some(layer), Some(part)) = (node.layer, part) else { continue };
+        let layer = layers.binary_search(&layer).expect("the graph lists its layers in order");
         for id in node.outputs.iter().filter(|id| read.contains(id)) {
             let bytes = graph.value(*id).shape.iter().product::<usize>() * dtype_of(graph, *id).size();
             // A sum that a norm was fused to belongs to the residual stream; what enters a layer stays.
             let sum = pair(node).is_some() && *id == node.outputs[0];
             let part = if sum { Part::Residual } else { *part };
             if !graph.carried.contains(id) {
-                saved[layer as usize][part as usize] += bytes;
+                saved[layer][part as usize] += bytes;
             }
         }
     }

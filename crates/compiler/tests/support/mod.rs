@@ -2,14 +2,15 @@
 #![allow(dead_code)]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use compiler::{AdapterOptions, CompileOptions, EntryOptions, OptimizerKind, OptimizerOptions, Training};
 use graph::{Graph, Model, Origin, ValueId};
 use ops::Real;
 use ops::evaluate::Array;
-use program::{Documents, Variant};
-use tensor::DType;
+use program::{Backend, Documents, EntryKind, Program, Session, TensorRef, Variant};
 use tensor::philox::{Purpose, normal_pair, word};
+use tensor::{DType, HostTensor};
 
 pub const HIDDEN: usize = 32;
 pub const INNER: usize = 48;
@@ -103,4 +104,57 @@ fn normal(name: &str, index: usize) -> f32 {
     let a = word(3, Purpose::Initialisation, stream, 0, 2 * index as u64);
     let b = word(3, Purpose::Initialisation, stream, 0, 2 * index as u64 + 1);
     normal_pair(a, b).0
+}
+
+/// A program on the CPU, its weights drawn by their names.
+pub fn loaded(program: Program) -> Box<dyn Session> {
+    let program = Arc::new(program);
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    for slot in &program.layout.parameters {
+        let mut graph = Graph::default();
+        let id = graph.add_parameter(&slot.name, vec![slot.weight.len()], graph::Init::Ones, DType::F32);
+        write(session.as_mut(), &slot.weight, &graph, graph.parameter(id).value);
+    }
+    session
+}
+
+/// Runs an entry on a batch that is always the same.
+pub fn run(session: &mut dyn Session, entry: usize) {
+    let program = session.program().clone();
+    for (name, at) in &program.entries[entry].inputs {
+        let mut graph = Graph::default();
+        let id = graph.add_input(name, graph::Element::F32, vec![at.len()]);
+        write(session, at, &graph, id);
+    }
+    session.run(entry).unwrap();
+}
+
+fn write(session: &mut dyn Session, at: &TensorRef, graph: &Graph, id: ValueId) {
+    let tensor = match &contents::<f32>(graph)[&id] {
+        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
+        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
+        Array::Byte(_) => unreachable!("no byte inputs here"),
+    };
+    session.write(at, &tensor.bytes).unwrap();
+}
+
+pub fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<u8> {
+    let mut bytes = vec![0; at.bytes()];
+    session.read(at, &mut bytes).unwrap();
+    bytes
+}
+
+/// Loss and all gradients after two micro-steps, as bits.
+pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
+    let mut session = loaded(program);
+    let program = session.program().clone();
+    for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
+        let entry = program.entries.iter().position(|entry| entry.kind == kind).unwrap();
+        run(session.as_mut(), entry);
+    }
+    let mut results = vec![("loss".to_owned(), read(session.as_mut(), program.scalar("loss_sum").unwrap()))];
+    for slot in program.layout.parameters.iter().filter(|slot| slot.trainable) {
+        results.push((slot.name.clone(), read(session.as_mut(), slot.gradient.as_ref().unwrap())));
+    }
+    results
 }

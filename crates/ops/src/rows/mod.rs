@@ -2,7 +2,7 @@
 //! takes them apart. Merged linears see the weights of one group as one matrix through them, and
 //! work that is done in parts sees its rows or heads.
 
-use graph::{Dim, ValueType};
+use graph::ValueType;
 use program::TensorRef;
 use tensor::Attrs;
 

@@ -150,7 +150,7 @@ fn linked(package: &Value, apache: &str) -> Result<Linked, String> {
         let is_of = |word: &str| upper.contains(word);
         let of_another = ["APACHE", "MIT", "BSD", "ISC", "ZLIB", "BOOST", "UNLICENSE", "CC0", "GPL"].into_iter();
         let text = tidied(&read(&path)?);
-        // Beside the licence that was taken some ship this one as the other choice, in a file that does not say so.
+        // Besides the licence that was taken, some ship this one as the other choice, in a file that does not say so.
         let is_general_public = text.trim_start().starts_with("GNU GENERAL PUBLIC LICENSE");
         if is_of(file_word) || !of_another.filter(|word| *word != file_word).any(is_of) && !is_general_public {
             texts.push((name, text));

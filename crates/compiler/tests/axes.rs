@@ -21,7 +21,7 @@ fn steps(program: &Program) -> Vec<(String, &'static str)> {
     program.entries[0].steps.iter().map(|s| (s.provenance.op.clone(), s.provenance.phase)).collect()
 }
 
-/// A is [rank, inputs], and the batch [rank, inputs] too: A is still no activation, which could be computed again.
+/// A is [rank, inputs], and the batch [rank, inputs] too: A is still no activation, which could be recomputed.
 #[test]
 fn a_matrix_of_an_adapter_with_the_sizes_of_a_batch_is_none() {
     let compiled = |rank: usize| {

@@ -1,4 +1,4 @@
-//! Entries as they are asked for: a task each, with and without adapters, over one parameter table.
+//! Entries as they are requested: a task each, with and without adapters, over one parameter table.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! What lies in host memory: the same bits as without, whichever way it comes and goes. The backend of these tests
+//! What is in host memory: the same bits as without, whichever way it comes and goes. The backend of these tests
 //! puts transfers off until something waits for them; that the events also allow them early is checked when the
 //! program is made.
 
@@ -131,7 +131,7 @@ fn bytes(program: &Program, kind: ArenaKind) -> (usize, usize) {
     })
 }
 
-/// States and copies, through slices or where they lie.
+/// States and copies, through slices or where they are.
 #[test]
 fn states_and_copies_on_the_host_change_no_bit() {
     let on = Some(true);
@@ -202,7 +202,7 @@ fn gradients_on_the_host_change_no_bit() {
     }
 }
 
-/// What enters the layers waits on the host for the backward pass, alone and with everything else computed again.
+/// What enters the layers waits on the host for the backward pass, alone and with everything else recomputed.
 #[test]
 fn the_residual_stream_on_the_host_changes_no_bit() {
     let block = RecomputeOptions { block: Some(true), ..Default::default() };

@@ -1,5 +1,5 @@
 //! Whole programs as text: what a layer costs in launches, and that nothing changes unseen.
-//! `SUROGATE_UPDATE=1` writes the stored texts anew.
+//! `SUROGATE_UPDATE=1` rewrites the stored texts.
 
 mod support;
 

@@ -70,7 +70,7 @@ fn a_pattern_of_equal_kinds_is_the_same_program() {
     }
 }
 
-/// What is computed is the same; layers are told apart by their stacks.
+/// What is computed is the same; layers are distinguished by their stacks.
 #[test]
 fn two_stacks_are_planned_apart() {
     let plain = serde_json::to_value(model()).unwrap();

@@ -108,7 +108,7 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
     if let (Some(at), Some(values)) = (&sink, &operands.sink) {
         session.write(at, &HostTensor::from_f32(at.shape.clone(), values).bytes).unwrap();
     }
-    // A second run must not see what the first left in the scratch memory.
+    // A second run must not see what the first left in the workspace.
     session.run(0).unwrap();
     session.run(0).unwrap();
     let read = outputs.iter().map(|at| {

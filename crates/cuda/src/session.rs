@@ -280,7 +280,7 @@ impl Drop for CudaSession {
     }
 }
 
-/// The bytes of a dense tensor in host memory, if it lies there.
+/// The bytes of a dense tensor in host memory, if it is there.
 fn on_host<'a>(memory: &'a mut Memory, at: &TensorRef, host_bytes: usize) -> Option<&'a mut [u8]> {
     let (buffer, _) = memory.hosts[at.arena.0 as usize].as_mut()?;
     assert!(at.is_dense() && at.bytes() == host_bytes, "the host reads and writes dense tensors as a whole, not {at}");

@@ -278,7 +278,7 @@ mod tests {
     fn shared() -> Option<PathBuf> {
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets");
         if !assets.is_dir() {
-            println!("skipped: no ../shared beside the checkout");
+            println!("skipped: no ../shared next to the checkout");
         }
         assets.is_dir().then_some(assets)
     }

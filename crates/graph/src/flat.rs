@@ -31,7 +31,7 @@ pub enum Origin {
     Parameter(ParameterId),
     /// The output of a node.
     Node,
-    /// Computed while compiling; the contents stand in [`Graph::constants`].
+    /// Computed while compiling; the contents are in [`Graph::constants`].
     Constant,
 }
 
@@ -54,7 +54,7 @@ impl Value {
         ValueType::new(self.element, self.shape.iter().zip(&self.axes).map(dim).collect::<Vec<_>>())
     }
 
-    /// Where an axis stands.
+    /// Where an axis is.
     pub fn axis(&self, axis: Axis) -> Option<usize> {
         self.axes.iter().position(|known| *known == Some(axis))
     }
@@ -117,18 +117,18 @@ pub struct Parameter {
     pub adapter: bool,
     /// How the weight is stored between steps.
     pub storage: DType,
-    /// (group, position): the parameters of a group lie behind one another in the order of their
+    /// (group, position): the parameters of a group are behind one another in the order of their
     /// positions and can be used as one tensor.
     pub merge_group: Option<(u32, u32)>,
 }
 
-/// A whole computation. Nodes stand in execution order: every input is defined before its use.
+/// A whole computation. Nodes are in execution order: every input is defined before its use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub name: String,
     /// Names of the stacks of layers.
     pub stacks: Vec<String>,
-    /// Tells the entry that it is for apart from others of its kind; empty for the usual one.
+    /// Distinguishes the entry that it is for from others of its kind; empty for the usual one.
     pub entry: String,
     pub values: Vec<Value>,
     pub parameters: Vec<Parameter>,
@@ -210,7 +210,7 @@ impl Graph {
         self.nodes.iter().filter_map(|node| node.layer).collect::<BTreeSet<Layer>>().into_iter().collect()
     }
 
-    /// What tells the stack of a layer from others: its name, or nothing where there is one only.
+    /// What distinguishes the stack of a layer from others: its name, or nothing where there is one only.
     pub fn stack_name(&self, layer: Layer) -> &str {
         match self.stacks.as_slice() {
             [_, _, ..] => &self.stacks[layer.stack as usize],

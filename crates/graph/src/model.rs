@@ -26,7 +26,7 @@ pub struct Model {
     pub files: FileForm,
     /// What the model reads of a batch.
     pub inputs: Vec<Input>,
-    /// Parameters used outside of repeats; those of a repeat stand in its block.
+    /// Parameters used outside of repeats; those of a repeat are in its block.
     #[serde(default)]
     pub parameters: Vec<ParameterSpec>,
     pub body: Vec<Item>,
@@ -168,7 +168,7 @@ impl Repeat {
 pub struct Carry {
     /// The value outside that the first layer starts from.
     pub initial: String,
-    /// The name outside of what the last layer hands on.
+    /// The name outside of what the last layer passes on.
     pub result: String,
 }
 

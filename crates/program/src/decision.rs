@@ -4,7 +4,7 @@
 use crate::instruction::Layer;
 use crate::program::{EntryKind, Variant};
 
-/// A part of a layer whose results are kept for the backward pass or computed again in it. In the order in which a plan
+/// A part of a layer whose results are kept for the backward pass or recomputed in it. In the order in which a plan
 /// reaches for them: bytes freed for the time that they cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LayerPart {
@@ -40,7 +40,7 @@ impl LayerPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     Layer(LayerPart),
-    /// What enters each layer: everything else of it can be computed again from that.
+    /// What enters each layer: everything else of it can be recomputed from that.
     ResidualStream,
     /// Logits, loss, and the gradients of both.
     OutputHead,
@@ -117,7 +117,7 @@ pub enum Reason {
     Free,
     /// It fits, and everything else takes longer.
     Fastest,
-    /// Everything that is computed again is computed from it.
+    /// Everything that is recomputed is computed from it.
     RecomputeSource,
     /// The link takes less time than computing again what else would have to be given up.
     FasterThanRecompute,
@@ -181,7 +181,7 @@ pub struct PlanDecision {
     pub entry: EntryKind,
     pub variant: Variant,
     pub subject: Subject,
-    /// Layers in order; empty for what stands outside of them.
+    /// Layers in order; empty for what is outside of them.
     pub layers: Vec<Layer>,
     pub choice: Choice,
     pub reason: Reason,

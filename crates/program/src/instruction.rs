@@ -1,4 +1,4 @@
-//! The instructions: few kinds, many operations. Everything a backend needs stands in the
+//! The instructions: few kinds, many operations. Everything a backend needs is in the
 //! instruction; nothing is looked up while the program runs.
 
 use std::fmt;
@@ -31,7 +31,7 @@ pub enum Arg {
     Input(usize),
     /// Address of an output, by index.
     Output(usize),
-    /// Address inside the instruction's scratch memory, in bytes from its start.
+    /// Address inside the instruction's workspace, in bytes from its start.
     Scratch(usize),
     /// A description of an input of four axes for the copy engine of Hopper and later (64-byte aligned, 128 bytes):
     /// it moves boxes of these extents, zeros where they leave the tensor, in the 128-byte swizzle.
@@ -182,7 +182,7 @@ pub enum Instruction {
     Zero {
         at: TensorRef,
     },
-    /// Bytes between device and host memory, beside the computation: dense tensors of one type. `stream` is
+    /// Bytes between device and host memory, concurrent with the computation: dense tensors of one type. `stream` is
     /// that of the direction.
     Transfer {
         from: TensorRef,
@@ -293,7 +293,7 @@ impl Instruction {
         }
     }
 
-    /// The queue that the instruction stands in.
+    /// The queue that the instruction is in.
     pub fn stream(&self) -> StreamId {
         match self {
             Instruction::Transfer { stream, .. }
@@ -312,7 +312,7 @@ impl Instruction {
         match self {
             Instruction::Gemm(g) => Some(g.a.dtype),
             Instruction::AttentionForward(a) => Some(a.q.dtype),
-            // Arithmetic that counts beside the traffic is that of small products, in the type of the first factor.
+            // Arithmetic that counts next to the traffic is that of small products, in the type of the first factor.
             Instruction::Launch(l) => l.inputs.first().map(|input| input.dtype),
             Instruction::Copy { .. }
             | Instruction::Zero { .. }

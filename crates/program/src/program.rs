@@ -142,7 +142,7 @@ impl Program {
         self.arenas.iter().position(|a| a.kind == kind).map(|i| ArenaId(i as u32))
     }
 
-    /// Whether what lives from step to step lies at the same places: then entries of the other may run on it.
+    /// Whether what lives from step to step is at the same places: then entries of the other may run on it.
     pub fn has_layout_of(&self, other: &Program) -> bool {
         let persistent = |program: &Program| {
             let arenas = program.arenas.iter().enumerate().filter(|(_, arena)| arena.kind.is_persistent());
@@ -156,7 +156,7 @@ impl Program {
         self.arenas.iter().map(|a| a.bytes).sum()
     }
 
-    /// What lies in host memory, line by line: no part of [`Program::memory`], which is the device's.
+    /// What is in host memory, line by line: no part of [`Program::memory`], which is the device's.
     pub fn host_memory(&self) -> Vec<MemoryLine> {
         let on_host = self.arenas.iter().filter(|arena| arena.is_on_host() && arena.bytes > 0);
         let line = |arena: &Arena| {

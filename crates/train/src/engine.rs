@@ -108,7 +108,7 @@ impl Engine {
         let options = CompileOptions { variants, ..self.options.clone() };
         let part = match compiler::compile(&self.source.model, &in_place(alone, &self.program), &self.device.machine) {
             Ok(part) => Arc::new(part),
-            // Where the states lie leaves no room for the shape: they move to where it has.
+            // Where the states are leaves no room for the shape: they move to where it has.
             Err(CompileError::DoesNotFit { .. }) => return self.replace(options),
             Err(error) => return Err(error.into()),
         };
@@ -163,7 +163,7 @@ impl Engine {
         self.run_entry(entry)
     }
 
-    /// Writes a batch to where an entry reads it; gives the entry's index.
+    /// Writes a batch to where an entry reads it; returns the entry's index.
     pub fn load_batch(&mut self, kind: EntryKind, variant: Variant, batch: &Batch) -> Result<usize> {
         let entry = self.entry(kind, Some(variant));
         let program = self.program.clone();
@@ -176,7 +176,7 @@ impl Engine {
         Ok(entry)
     }
 
-    /// Runs an entry, with the clock around its instructions where that is requested.
+    /// Runs an entry, timing its instructions where that is requested.
     fn run_entry(&mut self, entry: usize) -> Result<()> {
         let Some(timed) = &mut self.timed else { return Ok(self.session().run(entry)?) };
         let mut timed = std::mem::take(timed);
@@ -267,7 +267,7 @@ pub fn variant_of(batch: &Batch, one_per_row: bool) -> Variant {
     Variant { batch: rows, seq_len: length, documents }
 }
 
-/// The options with every state where it lies in a program.
+/// The options with every state where it is in a program.
 fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
     let of = &mut options.plan.offload;
     let settings = [

@@ -115,7 +115,7 @@ fn memory_options(config: &Config) -> PlanOptions {
         Setting::Auto => None,
     };
     let of = &config.recompute;
-    // What the adapters read can be computed again only from inside the layer.
+    // What the adapters read can be recomputed only from inside the layer.
     let needs_block = config.lora.lora && requested(of.recompute_lora) == Some(true);
     PlanOptions {
         recompute: RecomputeOptions {
@@ -179,7 +179,7 @@ fn optimizer(config: &Config) -> OptimizerOptions {
     }
 }
 
-/// The adapter of the options, or the one that they go on with: its rank, scale and targets hold.
+/// The adapter of the options, or the one that they continue with: its rank, scale and targets hold.
 fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOptions> {
     let of = &config.lora;
     let requested = AdapterOptions {

@@ -55,7 +55,7 @@ fn look(engine: &mut Engine, at: &TensorRef) -> Result<Option<String>> {
     if !at.dtype.is_float() || at.is_empty() {
         return Ok(None);
     }
-    // The elements lie apart: all that is between them is read, too, and passed over.
+    // The elements are apart: all that is between them is read, too, and passed over.
     let span = TensorRef::dense(at.arena, at.offset, at.dtype, [at.span() / at.dtype.size()]);
     let values = engine.tensor(&span)?;
     let values = if values.dtype == DType::F32 { values } else { HostTensor::cast(&values, DType::F32) }.to_f32();

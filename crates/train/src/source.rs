@@ -24,7 +24,7 @@ pub struct ModelSource {
     pub model: Model,
 }
 
-/// Refuses a model that reads what no batch brings.
+/// Rejects a model that reads what no batch brings.
 fn check_inputs(model: &Model) -> Result<()> {
     let described = |of: &data::inputs::Input| {
         let axes = of.axes.iter().map(|axis| Dim::Symbol((*axis).to_owned())).collect::<Vec<_>>();
@@ -106,7 +106,7 @@ impl ModelSource {
         })
     }
 
-    /// Refuses tokens, targets and positions that an embedding table has no row for.
+    /// Rejects tokens, targets and positions that an embedding table has no row for.
     pub fn check_ids(&self, batches: &[Batch]) -> Result<()> {
         let vocabulary = self.vocab_size()?;
         if let Some(limit) = self.model.max_positions {

@@ -213,7 +213,7 @@ fn what_does_not_fit_is_named() {
 fn merged_weights_give_peft_s_logits() {
     let golden = root().join("../shared/golden/llama");
     if !golden.is_dir() {
-        println!("skipped: there are no recordings of llama beside the checkout");
+        println!("skipped: there are no recordings of llama next to the checkout");
         return;
     }
     let place = tempfile::tempdir().unwrap();

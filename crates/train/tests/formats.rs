@@ -205,7 +205,7 @@ fn what_decays_is_what_was_recorded() {
     for (name, ir) in [("llama", include_str!("ir/llama.json")), ("qwen3", include_str!("ir/qwen3.json"))] {
         let folder = root().join("../shared/golden").join(name);
         if !folder.is_dir() {
-            println!("skipped: there are no recordings of {name} beside the checkout");
+            println!("skipped: there are no recordings of {name} next to the checkout");
             continue;
         }
         let curve = std::fs::read_to_string(folder.join("train_curve.json")).unwrap();

@@ -18,7 +18,7 @@ fn root() -> PathBuf {
 fn golden(name: &str) -> Option<(PathBuf, String)> {
     let folder = root().join("../shared/golden").join(name);
     if !folder.is_dir() {
-        println!("skipped: there are no recordings of {name} beside the checkout");
+        println!("skipped: there are no recordings of {name} next to the checkout");
         return None;
     }
     let ir = std::fs::read_to_string(root().join(format!("crates/train/tests/ir/{name}.json"))).unwrap();

@@ -1,5 +1,5 @@
-//! Model → flat graph: repeats become layers, the entry's task stands behind them, parameter names get their numbers, batch symbols
-//! their extents. Types recorded in the model are bound here and checked by the verifier.
+//! Model → flat graph: repeats become layers, the entry's task is behind them, parameter names get their numbers, batch
+//! symbols their extents. Types recorded in the model are bound here and checked by the verifier.
 
 use std::collections::HashMap;
 
@@ -77,7 +77,7 @@ fn mark_tables(graph: &mut Graph) {
         tables.extend(parameters(graph, node));
     }
     let producers = graph.producers();
-    // What stands between the product and the output has no weight.
+    // What is between the product and the output has no weight.
     let producer = |id: &ValueId| producers[id.0 as usize].map(|index| &graph.nodes[index]);
     let mut node = graph.output("logits").and_then(|id| producer(&id));
     while let Some(found) = node {
@@ -197,7 +197,7 @@ impl Expansion<'_> {
     }
 }
 
-/// Every layer has a block, every block a layer, and each hands on what the repeat does.
+/// Every layer has a block, every block a layer, and each passes on what the repeat does.
 fn check_pattern(repeat: &Repeat) -> Result<(), CompileError> {
     let wrong = |what: String| Err(CompileError::Model(format!("the layers of `{}`: {what}", repeat.stack)));
     if !repeat.pattern.is_empty() && repeat.pattern.len() != repeat.repeat {

@@ -2,7 +2,7 @@
 //! stacked weights, and their results are slices of its result. Adapter matrices that share an
 //! input merge the same way.
 //!
-//! A group merges only if its weights can lie behind one another: equal storage, all trained or
+//! A group merges only if its weights can be behind one another: equal storage, all trained or
 //! none, none transposed, and each but the last a multiple of the arena alignment long.
 
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     for (index, node) in nodes.iter().enumerate() {
         match group_of.get(&index) {
             None => result.push(node.clone()),
-            // The merged linear stands where its first member stood.
+            // The merged linear is where its first member stood.
             Some(group) if groups[*group].first() == Some(&index) => {
                 let members: Vec<&Node> = groups[*group].iter().map(|m| &nodes[*m]).collect();
                 result.extend(merge(graph, &members));

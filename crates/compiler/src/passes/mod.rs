@@ -1,5 +1,5 @@
-//! Rewrites of a graph up to `fuse`, one file each. The order and its reasons stand in `entry_graph` in `lib.rs`; what
-//! carries out the memory plan stands in `plan/`.
+//! Rewrites of a graph up to `fuse`, one file each. The order and its reasons are in `entry_graph` in `lib.rs`; what
+//! carries out the memory plan is in `plan/`.
 
 pub mod adapters;
 pub mod common_subexpressions;

@@ -23,8 +23,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// Finds the head. `None` where there is no loss over it, where the logits are asked for, or where
-    /// something stands in between that cannot be done for a part of the rows.
+    /// Finds the head. `None` where there is no loss over it, where the logits are requested, or where
+    /// something is in between that cannot be done for a part of the rows.
     pub fn find(graph: &Graph) -> Option<Head> {
         let producers = graph.producers();
         let is_loss = |op: &str| matches!(op, "cross_entropy" | "cross_entropy_with_gradient");
@@ -68,14 +68,14 @@ fn class(node: &Node) -> Class {
     ops::find(&node.op).expect("the verifier knows every operation").class()
 }
 
-/// Where a value that is there for every token has its rows and tokens. Names decide, not extents: a matrix of an adapter
-/// may be as large as a batch.
+/// Where a value that is there for every token has its rows and tokens. Names decide, not extents: a matrix of an
+/// adapter may be as large as a batch.
 fn by_tokens(value: &Value) -> Option<[usize; 2]> {
     Some([value.axis(Axis::Rows)?, value.axis(Axis::Tokens)?])
 }
 
-/// True when the node can be done for some rows: what it reads and gives belongs to tokens or to no row of the batch, its
-/// results to tokens, or they are gradients of parameters, which add up.
+/// True when the node can be done for some rows: what it reads and gives belongs to tokens or to no row of the batch,
+/// its results to tokens, or they are gradients of parameters, which add up.
 fn separable(graph: &Graph, node: &Node) -> bool {
     let gradient = |id: &ValueId| {
         let uses = graph.nodes.iter().filter(|n| n.inputs.contains(id)).count();

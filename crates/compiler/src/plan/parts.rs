@@ -1,4 +1,4 @@
-//! What of a layer can be computed again, in steps from cheap to dear. Regions come from the model
+//! What of a layer can be recomputed, in steps from cheap to expensive. Regions come from the model
 //! (`attention`, `mlp`), the rest from the operations' classes; no operation is known by name.
 
 use graph::{Axis, Graph, Layer, Node, Phase};
@@ -7,7 +7,7 @@ use program::LayerPart as Part;
 
 use crate::options::RecomputeOptions;
 
-/// The parts of one layer that are computed again.
+/// The parts of one layer that are recomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts(u8);
 

@@ -113,7 +113,7 @@ pub struct Case {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// v lies in a merged q|k|v buffer.
+    /// v is in a merged q|k|v buffer.
     pub merged: bool,
     /// Bytes that the pass may use.
     pub scratch: usize,

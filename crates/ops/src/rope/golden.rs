@@ -95,7 +95,7 @@ fn assert_close(found: impl Iterator<Item = f32>, wanted: impl Iterator<Item = f
 #[test]
 fn tables_equal_those_of_transformers() {
     let Some(folder) = fixtures() else {
-        println!("skipped: no fixtures beside the checkout");
+        println!("skipped: no fixtures next to the checkout");
         return;
     };
     let file = std::fs::read(folder.join("reference.safetensors")).unwrap();

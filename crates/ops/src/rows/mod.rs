@@ -139,7 +139,7 @@ fn stack<T: Real>(call: &mut Call<'_, T>) {
     }
 }
 
-/// Where a part along an axis lies in a dense tensor: one block for each index of the axes before.
+/// Where a part along an axis is in a dense tensor: one block for each index of the axes before.
 struct Blocks {
     outer: usize,
     extent: usize,

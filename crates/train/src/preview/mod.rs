@@ -63,7 +63,7 @@ pub fn graph(config: &Config, source: &ModelSource, machine: &Machine, data: Opt
 }
 
 impl Preview {
-    /// [`Preview::new`], whose refusal for lack of memory says what would fit.
+    /// [`Preview::new`], whose rejection for lack of memory says what would fit.
     pub fn advised(
         config: &Config,
         source: &ModelSource,

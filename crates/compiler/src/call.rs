@@ -6,7 +6,7 @@ use program::{
 };
 use tensor::{Attrs, DType};
 
-use crate::lower::Lowering;
+use crate::lowering::Lowering;
 use crate::memory::{ALIGNMENT_BYTES, align, arena};
 
 /// One call of `op` on dense tensors, whose rows hold `documents`. Inputs are named `0`, `1`, … among the entry's inputs, results
@@ -57,7 +57,7 @@ pub fn compile_call(
         layout: Layout::default(),
         constants: Vec::new(),
         scalars: Vec::new(),
-        kernels: lowering.into_kernels(),
+        kernels: lowering.kernels,
         entries: vec![Entry {
             kind: EntryKind::Forward,
             name: String::new(),

@@ -9,6 +9,7 @@ mod adapter;
 mod autodiff;
 mod call;
 mod lower;
+mod lowering;
 pub mod memory;
 mod options;
 mod pass;
@@ -86,14 +87,14 @@ pub fn compile_observed(
         }
     }
     let options = &passes.allowed(options);
+    let parameters = memory::plan_parameters(&graphs.first().expect("at least one entry is requested").2, options);
     let compiled = |options: &CompileOptions| {
         let mut graphs = graphs.clone();
         // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
-        let plan = plan::decide(&mut graphs, options, machine, passes)?;
-        lower::program(&model.architecture, graphs, plan, options, machine)
+        let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
+        lower::program(&model.architecture, graphs, &parameters, plan, options, machine)
     };
     // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
-    let parameters = memory::plan_parameters(&graphs.first().expect("at least one entry is requested").2, options);
     let bytes = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
     plan::least_step(options, machine, bytes, compiled)
 }

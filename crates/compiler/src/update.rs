@@ -8,7 +8,7 @@ use ops::Op;
 use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar};
 use tensor::{Attrs, DType, HostTensor};
 
-use crate::lower::Lowering;
+use crate::lowering::Lowering;
 use crate::memory::{ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
 use crate::options::OptimizerOptions;
 use crate::residency::{Homes, Streams, Transfers};

@@ -1,7 +1,7 @@
-//! The exact memory plan: where every parameter, every value and every scratch buffer lies.
+//! Addresses: the arenas, where every parameter lies in them, which values share a buffer, and how buffers are packed.
+//! Knows nothing of time: when something is on the device is `residency/`'s.
 
 mod arenas;
-mod buffers;
 mod intervals;
 mod matrices;
 mod parameters;
@@ -9,13 +9,11 @@ mod place;
 mod shadow;
 
 pub(crate) use arenas::{SCALAR_BYTES, SCALARS, SUM_SQUARES, arena, scalar_ref};
-pub(crate) use buffers::{Buffers, Usage};
-#[cfg(test)]
 pub(crate) use intervals::{Interval, pack};
 pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, Squares, plan_parameters};
-pub(crate) use place::{Fixed, Placement, dtype_of, is_view, place};
-pub(crate) use shadow::shadow_adapters;
+pub(crate) use place::{Copied, Fixed, Placement, dtype_of, is_view, place};
+pub(crate) use shadow::{Shadow, shadow_adapters};
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
 /// optimizer, and the granule of sharding.

@@ -73,6 +73,17 @@ impl ParameterPlan {
         Squares { blocks, sums }
     }
 
+    /// The arenas that lie in the order of parameters, and their bytes.
+    pub fn arenas(&self) -> [(ArenaId, usize); 5] {
+        [
+            (arena::WEIGHTS, self.weights_bytes),
+            (arena::ADAPTERS, self.adapters_bytes),
+            (arena::GRADIENTS, self.gradients_bytes),
+            (arena::OPTIMIZER, self.optimizer_bytes),
+            (arena::MASTERS, self.masters_bytes),
+        ]
+    }
+
     /// Bytes of the step scalars and of the sums of squares behind them.
     pub fn scalar_bytes(&self) -> usize {
         let blocks: usize = self.gradients.iter().map(|(_, elements)| block_count(*elements)).sum();

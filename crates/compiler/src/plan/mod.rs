@@ -20,6 +20,7 @@ use graph::Graph;
 use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant};
 
 use crate::CompileError;
+use crate::memory::ParameterPlan;
 use crate::options::CompileOptions;
 use crate::pass::Passes;
 use crate::time;
@@ -152,13 +153,14 @@ type Rewrite<'a> = Box<dyn Fn(&mut Graph) + 'a>;
 /// is left at its smallest; lowering refuses it.
 pub(crate) fn decide(
     graphs: &mut [(EntryKind, Variant, Graph)],
+    parameters: &ParameterPlan,
     options: &CompileOptions,
     machine: &Machine,
     passes: &mut Passes<'_>,
 ) -> Result<Vec<PlanDecision>, CompileError> {
-    let memory = Memory::new(graphs, options, machine);
+    let memory = Memory::new(graphs, parameters, options, machine);
     let limit = machine.memory.min(options.plan.memory_limit.unwrap_or(usize::MAX));
-    let available = limit.saturating_sub(memory.fixed_bytes());
+    let available = limit.saturating_sub(memory.fixed_bytes);
     let mut lines = Vec::new();
     // The training step first: the other entries may use the arena that it needs.
     let mut shared = None;

@@ -9,40 +9,31 @@ use crate::options::OffloadOptions;
 /// transfer takes and short beside the whole.
 const SLICE_BYTES: usize = 32 << 20;
 
-/// The home of every arena, and how the update gets at those on the host: the options, with everything decided.
+/// The home of every arena, by the options with everything decided, and how the update gets at those on the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Homes {
-    master: bool,
-    optimizer: bool,
-    gradients: bool,
-    zero_copy: bool,
-    write_combined: bool,
-    /// Bytes of one slice of the update.
-    pub slice_bytes: usize,
-}
+pub(crate) struct Homes(OffloadOptions);
 
 impl Homes {
-    pub fn new(of: &OffloadOptions) -> Homes {
-        Homes {
-            master: of.master.unwrap_or(false),
-            optimizer: of.optimizer.unwrap_or(false),
-            gradients: of.gradients.unwrap_or(false),
-            zero_copy: of.zero_copy,
-            write_combined: of.write_combined,
-            slice_bytes: of.slice_bytes.unwrap_or(SLICE_BYTES),
-        }
+    pub fn new(options: &OffloadOptions) -> Homes {
+        Homes(*options)
     }
 
     /// Whose memory an arena is. What the host reads for a checkpoint is never write-combined.
     pub fn of(&self, of: ArenaId) -> Place {
-        let host = |on: bool, write_combined: bool| if on { Place::Host { write_combined } } else { Place::Device };
-        match of {
-            arena::OPTIMIZER => host(self.optimizer, false),
-            arena::MASTERS => host(self.master, false),
-            arena::GRADIENTS => host(self.gradients, false),
-            arena::WAITING => host(true, self.write_combined),
-            _ => Place::Device,
-        }
+        let Homes(options) = self;
+        let (offloaded, write_combined) = match of {
+            arena::OPTIMIZER => (options.optimizer, false),
+            arena::MASTERS => (options.master, false),
+            arena::GRADIENTS => (options.gradients, false),
+            arena::WAITING => (Some(true), options.write_combined),
+            _ => (None, false),
+        };
+        if offloaded == Some(true) { Place::Host { write_combined } } else { Place::Device }
+    }
+
+    /// Bytes of one slice of the update.
+    pub fn slice_bytes(&self) -> usize {
+        self.0.slice_bytes.unwrap_or(SLICE_BYTES)
     }
 
     pub fn on_device(&self, of: ArenaId) -> bool {
@@ -51,6 +42,6 @@ impl Homes {
 
     /// Whether the update moves what lies in an arena to the device, instead of reaching it at home.
     pub fn streams(&self, of: ArenaId) -> bool {
-        !self.on_device(of) && !self.zero_copy
+        !self.on_device(of) && !self.0.zero_copy
     }
 }

@@ -5,10 +5,11 @@
 //! Three steps, each made from the one before: homes from the options (`homes.rs`); stays from homes and from when
 //! tensors are touched, by a clock (`stays.rs`, micro-steps) or in a ring of slots (`ring.rs`, the update); instructions
 //! from stays as they come up (`transfers.rs`), in streams ordered by events (`streams.rs`). In between, stays get their
-//! places: `memory/buffers.rs` packs them with values, a ring has its own.
+//! places: `buffers.rs` packs them with the values that live on the device alone, a ring has its own.
 //!
 //! Knows nodes by when they touch what; not what any of them computes.
 
+mod buffers;
 mod homes;
 mod ring;
 mod stays;
@@ -17,9 +18,10 @@ mod transfers;
 
 use program::TensorRef;
 
+pub(crate) use buffers::{Buffers, Usage};
 pub(crate) use homes::Homes;
 pub(crate) use ring::ring;
-pub(crate) use stays::{plan, waiting_bytes};
+pub(crate) use stays::waiting_bytes;
 pub(crate) use streams::Streams;
 pub(crate) use transfers::Transfers;
 
@@ -34,8 +36,9 @@ pub(crate) struct Stay {
     pub arrives: usize,
     /// Whether it is fetched, unless it is made on the device.
     pub fetched: bool,
-    /// The first of the entry, the last of it.
+    /// It is the first of its tensor in the entry: the first micro-step of a step finds nothing to fetch.
     pub opens: bool,
+    /// It is the last.
     pub closes: bool,
     /// The first position and the last that touch it.
     pub begin: usize,

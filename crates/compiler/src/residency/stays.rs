@@ -20,7 +20,7 @@ const AHEAD: usize = 128 << 20;
 
 /// The stays of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a step, of
 /// which the first finds nothing to fetch for stays that open.
-pub(crate) fn plan(graph: &Graph, placement: &Placement, homes: &Homes, machine: &Machine) -> Vec<Stay> {
+pub(super) fn plan(graph: &Graph, placement: &Placement, homes: &Homes, machine: &Machine) -> Vec<Stay> {
     let residents = residents(graph, placement, homes);
     if residents.is_empty() { Vec::new() } else { schedule(residents, &Clock::new(graph, machine)) }
 }
@@ -49,7 +49,11 @@ fn schedule(residents: Vec<Resident>, clock: &Clock) -> Vec<Stay> {
 /// Bytes of host memory that activations take.
 pub(crate) fn waiting_bytes(stays: &[Stay]) -> usize {
     let at_home = stays.iter().flat_map(|stay| &stay.moves).map(|moved| &moved.home);
-    at_home.filter(|home| home.arena == arena::WAITING).map(|home| home.offset + home.bytes()).max().unwrap_or(0)
+    at_home
+        .filter(|home| home.arena == arena::WAITING)
+        .map(|home| align(home.offset + home.bytes(), ALIGNMENT_BYTES))
+        .max()
+        .unwrap_or(0)
 }
 
 /// Seconds from the beginning of an entry.

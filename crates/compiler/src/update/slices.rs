@@ -55,7 +55,7 @@ impl Slices {
                 (Some(OptimizerState::Matrices { .. }), 0) => cut.whole_matrices(run),
                 (Some(OptimizerState::Matrices { first, .. }), _) => cut.matrices(run, first, moves(arena::MASTERS)),
                 (_, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 1),
-                _ => cut.elements(run, bytes.div_ceil(homes.slice_bytes)),
+                _ => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
             }
         }
         let Cut { mut all, batches, .. } = cut;

@@ -5,11 +5,8 @@ use graph::{Graph, Phase, ValueId};
 use ops::{Class, LowerCall};
 use program::{Documents, EntryKind, Machine, MemoryLine, TensorRef};
 
-use super::arena;
-use super::intervals::{Interval, pack};
-use super::place::Placement;
-use super::shadow::Shadow;
-use crate::residency::{Homes, Stay, plan as plan_stays};
+use super::{Homes, Stay, stays};
+use crate::memory::{Copied, Fixed, Interval, Placement, Shadow, arena, pack, place, shadow_adapters};
 
 /// What a buffer is there for: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +35,9 @@ impl Purpose {
 
 /// The arena of one entry.
 pub(crate) struct Buffers {
+    placement: Placement,
+    /// The adapters' conversion, where there is one.
+    pub shadow: Option<Shadow>,
     /// By buffer of the placement.
     offsets: Vec<usize>,
     /// What is at home on the host, while it is here.
@@ -58,23 +58,19 @@ pub(crate) struct Usage {
 }
 
 impl Buffers {
-    pub fn plan(
-        graph: &Graph,
-        placement: &Placement,
-        shadow: Option<&Shadow>,
-        machine: &Machine,
-        documents: Documents,
-        homes: &Homes,
-    ) -> Buffers {
-        let mut stays = plan_stays(graph, placement, homes, machine);
-        let mut intervals = lives(graph, placement, shadow);
+    /// Gives every value of a graph a place, beside those that have one.
+    pub fn plan(graph: &Graph, fixed: &Fixed, documents: Documents, machine: &Machine, homes: &Homes) -> Buffers {
+        let mut placement = place(graph, fixed);
+        let shadow = shadow_adapters(graph, &mut placement);
+        let mut stays = stays::plan(graph, &placement, homes, machine);
+        let mut intervals = lives(graph, &placement, shadow.as_ref());
         // A buffer that is here several times takes a place each time.
         stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
         intervals.extend(stays.iter().map(|stay| {
             let purpose = if stay.buffer.is_some() { Purpose::Passing } else { Purpose::Gradients };
             (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
         }));
-        let sizes = scratch_sizes(graph, placement, machine, documents);
+        let sizes = scratch_sizes(graph, &placement, machine, documents);
         let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
         let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
@@ -88,18 +84,28 @@ impl Buffers {
         for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
             scratch[node] = Some((offset, sizes[node]));
         }
-        Buffers { offsets, stays, scratch, bytes, intervals }
+        Buffers { placement, shadow, offsets, stays, scratch, bytes, intervals }
     }
 
     /// Where a tensor is when a node runs.
-    pub fn place(&self, placement: &Placement, tensor: &TensorRef, node: usize) -> TensorRef {
-        let buffer = placement.buffer_of(tensor);
+    pub fn place(&self, tensor: &TensorRef, node: usize) -> TensorRef {
+        let buffer = self.placement.buffer_of(tensor);
         let here =
             self.stays.iter().find(|stay| stay.holds(tensor, buffer) && (stay.begin..=stay.last).contains(&node));
         match here {
             Some(stay) => stay.place(tensor),
-            None => placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
+            None => self.placement.resolve(tensor, arena::ACTIVATIONS, &self.offsets),
         }
+    }
+
+    /// Where a value is when a node runs.
+    pub fn value(&self, id: ValueId, node: usize) -> TensorRef {
+        self.place(self.placement.get(id).expect("every value was placed"), node)
+    }
+
+    /// What a view needs copied when its node is reached.
+    pub fn copies(&self, node: usize) -> &[Copied] {
+        self.placement.copies.get(&node).map_or(&[], Vec::as_slice)
     }
 
     /// What is in the arena when, for the lines of the plan.

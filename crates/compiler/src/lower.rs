@@ -247,5 +247,5 @@ pub(crate) fn told(graph: &Graph, layer: graph::Layer) -> Layer {
 
 fn provenance(graph: &Graph, node: &Node) -> Provenance {
     let layer = node.layer.map(|layer| told(graph, layer));
-    Provenance { op: node.op.clone(), phase: node.phase.name(), layer, at: node.at.clone() }
+    Provenance { op: ops::rowwise::names(node).join("+"), phase: node.phase.name(), layer, at: node.at.clone() }
 }

@@ -108,8 +108,8 @@ fn rewrites_find_what_they_are_for() {
     let full = train_graph(&options(), None);
     assert!(full.nodes.iter().all(|n| n.op != "add"), "every addition rides in a neighbour:\n{full}");
     let graph = train_graph(&CompileOptions { adapter: Some(adapter()), ..options() }, None);
-    let count = |op: &str| graph.nodes.iter().filter(|n| n.op == op).count();
-    assert_eq!(count("add_rmsnorm"), 2, "the residual additions ride in the norms:\n{graph}");
+    let count = |op: &str| graph.nodes.iter().filter(|n| ops::rowwise::names(n).join("+") == op).count();
+    assert_eq!(count("add+rmsnorm"), 2, "the residual additions ride in the norms:\n{graph}");
     // Per layer: gate|up, its A matrices, down, its A matrix; and the head.
     assert_eq!(count("linear"), 2 * 4 + 1, "gate and up are one product:\n{graph}");
 }

@@ -61,7 +61,7 @@ pub fn defines_for(name: &str, tensor: &TensorRef) -> Vec<(String, String)> {
 }
 
 /// The offset of a row as a C expression of `row`.
-fn row_offset(tensor: &TensorRef) -> String {
+pub(crate) fn row_offset(tensor: &TensorRef) -> String {
     if let Some((_, _, stride)) = tensor.as_matrix() {
         return format!("((size_t)(row)*{stride})");
     }

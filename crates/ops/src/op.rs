@@ -5,9 +5,9 @@ use program::{Cost, TensorRef};
 use tensor::Attrs;
 
 use crate::call::Call;
-use crate::elementwise::Expr;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
+use crate::rowwise::Form;
 
 /// How the compiler may treat an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +39,12 @@ pub struct Attribute {
 }
 
 /// The rows of an operation: the same leading axes of all operands but some inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// How many leading axes count rows.
     pub axes: usize,
     /// Inputs that every row reads as a whole.
-    pub whole: &'static [usize],
+    pub whole: Vec<usize>,
 }
 
 /// An operation.
@@ -75,7 +75,7 @@ pub trait Op: Send + Sync {
 
     /// For an operation that computes its rows independently of one another: what a row is. The reference may
     /// then be run on some rows at a time.
-    fn row_by_row(&self, _inputs: &[TensorRef]) -> Option<Rows> {
+    fn row_by_row(&self, _inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
         None
     }
 
@@ -96,8 +96,8 @@ pub trait Op: Send + Sync {
         0
     }
 
-    /// For an elementwise operation: one expression for each result.
-    fn expressions(&self, _attrs: &Attrs) -> Option<Vec<Expr>> {
+    /// For an operation that expressions give, of elements or of rows: the form, of so many operands.
+    fn form(&self, _operands: usize, _attrs: &Attrs) -> Option<Form> {
         None
     }
 
@@ -178,8 +178,6 @@ pub struct Pairing {
 /// Which results of the first operation the fused one still gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// Others may read all of them, the joined one too.
-    All,
     /// All but the first, the joined one: nobody else may read that.
     Others,
     /// None: nobody else may read any.
@@ -190,7 +188,6 @@ impl Keeps {
     /// How many results of the first operation, counted from its first, are no longer given, of `count`.
     pub fn dropped(self, count: usize) -> usize {
         match self {
-            Keeps::All => 0,
             Keeps::Others => 1,
             Keeps::Nothing => count,
         }

@@ -11,6 +11,7 @@ use crate::op::Op;
 use crate::optimizer;
 use crate::rope;
 use crate::rows;
+use crate::rowwise;
 use crate::view;
 
 static OPS: &[&dyn Op] = &[
@@ -23,7 +24,6 @@ static OPS: &[&dyn Op] = &[
     &elementwise::ACTIVATION_BACKWARD,
     &elementwise::SWIGLU,
     &elementwise::SWIGLU_BACKWARD,
-    &elementwise::SWIGLU_AND_BACKWARD,
     &elementwise::Elementwise,
     &dropout::Dropout,
     &loss::CrossEntropy,
@@ -40,19 +40,14 @@ static OPS: &[&dyn Op] = &[
     &optimizer::UnitMatrices,
     &optimizer::NewtonSchulzPolynomial,
     &optimizer::NorMuon,
-    &norm::RmsNorm,
-    &norm::RmsNormBackward,
-    &norm::RmsNormWeightGradient,
-    &norm::AddRmsNorm,
-    &norm::RmsNormBackwardAdd,
-    &norm::RmsNormAndBackwardAdd,
-    &norm::RmsNormGradients,
-    &norm::RmsNormGradientsAdd,
-    &norm::LayerNorm,
-    &norm::LayerNormBackward,
-    &norm::LayerNormWeightGradient,
-    &norm::AddLayerNorm,
-    &norm::LayerNormBackwardAdd,
+    &norm::RMSNORM,
+    &norm::RMSNORM_BACKWARD,
+    &norm::RMSNORM_WEIGHT_GRADIENT,
+    &norm::RMSNORM_GRADIENTS,
+    &norm::LAYERNORM,
+    &norm::LAYERNORM_BACKWARD,
+    &norm::LAYERNORM_WEIGHT_GRADIENT,
+    &rowwise::Composed,
     &rows::Stack,
     &rows::Unstack,
     &view::Split,

@@ -163,12 +163,12 @@ fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
     (clocks[StreamId::Compute as usize], waiting)
 }
 
-/// The kind of an instruction for tables: `gemm`, `attention`, or the operation's name.
+/// The kind of an instruction for tables: `gemm`, `attention`, or the names of its operations.
 pub fn kind_of(step: &Step) -> &str {
     match &step.instruction {
         Instruction::Gemm(_) => "gemm",
         Instruction::AttentionForward(_) => "attention",
-        Instruction::Launch(launch) => &launch.op,
+        Instruction::Launch(_) => &step.provenance.op,
         Instruction::Copy { .. } => "copy",
         Instruction::Zero { .. } => "zero",
         Instruction::Transfer { .. } => "transfer",

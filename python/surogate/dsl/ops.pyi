@@ -46,12 +46,10 @@ def swiglu_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). gate, up,
     dy […] → d_gate, d_up."""
 
-def swiglu_and_backward(*inputs: Tensor | Parameter) -> Any:
-    """`swiglu` and `swiglu_backward` in one. gate, up, dy […] → silu(gate)·up, d_gate, d_up."""
-
-def elementwise(*inputs: Tensor | Parameter, expressions: list[str] | each[list[str]], dtypes: list[str] | each[list[str]]) -> Any:
+def elementwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]] | None = None, expressions: list[str] | each[list[str]], dtypes: list[str] | each[list[str]]) -> Any:
     """One result for each expression over the operands in0, in1, …; made by fusing. operands […] → dtypes […].
 
+    of: the operations that it was made of, for people
     expressions: one for each result: `mul(silu(in0), in1)`; functions: add, sub, mul, div, neg, exp, tanh,
         sigmoid, silu, round_bf16, round_f16, round_f32
     dtypes: element type of each result"""
@@ -184,35 +182,9 @@ def rmsnorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | each
 
     accumulate: add to the result instead of overwriting it"""
 
-def add_rmsnorm(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
-    """`add`, then `rmsnorm` of the sum as it is stored. a, b […, H], w [H] → sum, y […, H], r f32 […].
-
-    eps: added to the mean of squares
-    offset: multiply with 1 + w instead of w"""
-
-def rmsnorm_backward_add(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None) -> Any:
-    """`rmsnorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w [H],
-    r f32 […], dy, residual_gradient […, H] → like x.
-
-    offset: multiply with 1 + w instead of w"""
-
-def rmsnorm_and_backward_add(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
-    """`rmsnorm` and `rmsnorm_backward_add` in one. x […, H], w [H], dy, residual_gradient […, H] → y […, H], r f32
-    […], dx like x.
-
-    eps: added to the mean of squares
-    offset: multiply with 1 + w instead of w"""
-
 def rmsnorm_gradients(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
     """`rmsnorm_backward` and `rmsnorm_weight_gradient` from one reading. x […, H], w [H], r f32 […], dy […, H] → dx
     like x, dw f32 [H]. With `accumulate`, dw is added to.
-
-    offset: multiply with 1 + w instead of w
-    accumulate: add to dw instead of overwriting it"""
-
-def rmsnorm_gradients_add(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
-    """`rmsnorm_gradients`, and the gradient of the residual stream added to dx as it would be stored. x […, H], w
-    [H], r f32 […], dy, residual_gradient […, H] → dw f32 [H], dx like x. With `accumulate`, dw is added to.
 
     offset: multiply with 1 + w instead of w
     accumulate: add to dw instead of overwriting it"""
@@ -233,15 +205,18 @@ def layernorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | ea
 
     accumulate: add to the result instead of overwriting it"""
 
-def add_layernorm(*inputs: Tensor | Parameter, eps: float | each[float]) -> Any:
-    """`add`, then `layernorm` of the sum as it is stored. a, b […, H], w, bias [H] → sum, y […, H], mean f32 […], r
-    f32 […].
+def rowwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]], expressions: list[str] | each[list[str]], operands: list[str] | each[list[str]], results: list[str] | each[list[str]], dtypes: list[str] | each[list[str]], accumulate: bool | each[bool] | None = None) -> Any:
+    """One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results
+    have a value for each `element` […, H], for each `row` […] or for each `column` [H]: a weight, or a sum over
+    the rows in f32.
 
-    eps: added to the variance"""
-
-def layernorm_backward_add(*inputs: Tensor | Parameter) -> Any:
-    """`layernorm_backward`, rounded as it would be stored, plus the gradient of the residual stream. x […, H], w
-    [H], mean, r f32 […], dy, residual_gradient […, H] → like x."""
+    of: the operations that it was made of, for people
+    expressions: one for each result, as those of `elementwise`, and `mean(x)`: over the row; `relaxed(x)`: a
+        device may contract and gather inside
+    operands: `element`, `row` or `column` for each operand
+    results: the same for each result
+    dtypes: element type of each result
+    accumulate: add sums over rows to the result instead of overwriting it"""
 
 def stack(*inputs: Tensor | Parameter, axis: int | each[int] | None = None) -> Any:
     """The inputs […, nᵢ, …] behind one another along an axis → […, Σ nᵢ, …]. A view: the inputs lie inside the

@@ -1,11 +1,11 @@
-//! Fusion: pairs of operations that have a fused form become it (the operations declare which),
-//! then element-wise neighbours become one. A value that no longer reaches memory inside an
-//! element-wise chain is still rounded as if it did.
+//! Fusion: pairs of operations that have a fused form become it (the operations declare which), then neighbours that
+//! expressions give, of elements or of rows, become one. A value that no longer reaches memory inside such a chain is
+//! still rounded as if it did.
 
 use std::collections::HashMap;
 
 use graph::{Graph, Node, ValueId};
-use ops::elementwise::{Composed, compose};
+use ops::rowwise::{form_of, join as joined};
 use ops::{Fusion, Pairing};
 use tensor::Attrs;
 
@@ -24,7 +24,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
             join_calls(graph, op.name(), &pairing);
         }
     }
-    join_elementwise(graph);
+    join_forms(graph);
     Ok(())
 }
 
@@ -79,20 +79,14 @@ fn losses_with_gradients(graph: &mut Graph) {
 /// More operands than this in one kernel are not worth the address arithmetic.
 const MOST_OPERANDS: usize = 8;
 
-/// Joins element-wise nodes with the nearest element-wise node that they read.
-fn join_elementwise(graph: &mut Graph) {
+/// Joins nodes that have forms with the nearest node before them that has one and that they read.
+fn join_forms(graph: &mut Graph) {
+    let uses = graph.use_counts();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
-    let uses = {
-        graph.nodes = nodes.iter().flatten().cloned().collect();
-        graph.use_counts()
-    };
     let mut producer: HashMap<ValueId, usize> = HashMap::new();
     for index in 0..nodes.len() {
-        while let Some((first, composed)) = elementwise_candidate(graph, &nodes, &producer, &uses, index) {
-            nodes[first] = None;
-            let second = nodes[index].as_mut().expect("the node exists");
-            second.op = "elementwise".to_owned();
-            (second.inputs, second.outputs, second.attrs) = (composed.inputs, composed.outputs, composed.attrs);
+        while let Some((first, joint)) = form_candidate(graph, &nodes, &producer, &uses, index) {
+            (nodes[first], nodes[index]) = (None, Some(joint));
         }
         for output in &nodes[index].as_ref().expect("only earlier nodes are taken").outputs {
             producer.insert(*output, index);
@@ -102,24 +96,30 @@ fn join_elementwise(graph: &mut Graph) {
 }
 
 /// The producer to join `nodes[index]` with, and the node that replaces both.
-fn elementwise_candidate(
+fn form_candidate(
     graph: &Graph,
     nodes: &[Option<Node>],
     producer: &HashMap<ValueId, usize>,
     uses: &[usize],
     index: usize,
-) -> Option<(usize, Composed)> {
-    let second = nodes[index].as_ref()?;
-    let first_index = second.inputs.iter().filter_map(|id| producer.get(id)).copied().max()?;
-    let first = nodes[first_index].as_ref().filter(|n| n.phase == second.phase)?;
-    let read_here = |id: &ValueId| second.inputs.iter().filter(|i| *i == id).count();
-    let keep: Vec<ValueId> = first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
-    let mut between = nodes[first_index + 1..index].iter().flatten();
-    if between.any(|n| n.inputs.iter().any(|id| first.outputs.contains(id))) {
-        return None;
-    }
-    let composed = compose(graph, first, second, &keep)?;
-    (composed.inputs.len() + composed.outputs.len() <= MOST_OPERANDS).then_some((first_index, composed))
+) -> Option<(usize, Node)> {
+    let second = nodes[index].as_ref().filter(|node| form_of(node).is_some())?;
+    let mut producers: Vec<usize> = second.inputs.iter().filter_map(|id| producer.get(id)).copied().collect();
+    producers.sort_unstable();
+    producers.dedup();
+    producers.into_iter().rev().find_map(|first_index| {
+        let first = nodes[first_index].as_ref().filter(|n| n.phase == second.phase)?;
+        let read_here = |id: &ValueId| second.inputs.iter().filter(|i| *i == id).count();
+        let keep: Vec<ValueId> =
+            first.outputs.iter().copied().filter(|id| uses[id.0 as usize] > read_here(id)).collect();
+        // The first node moves down to the second: nobody in between may need what it computes.
+        let mut between = nodes[first_index + 1..index].iter().flatten();
+        if between.any(|n| n.inputs.iter().any(|id| first.outputs.contains(id))) {
+            return None;
+        }
+        let joint = joined(graph, first, second, &keep)?;
+        (joint.inputs.len() + joint.outputs.len() <= MOST_OPERANDS).then_some((first_index, joint))
+    })
 }
 
 /// Makes one node of two calls of an operation that share inputs: in the place of the second, if nothing in between

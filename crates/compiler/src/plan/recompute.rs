@@ -4,8 +4,8 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Layer, Node, Phase, ValueId};
-use ops::{Class, Fusion, Keeps, Op};
-use tensor::Attrs;
+use ops::rowwise::{intermediate, without};
+use ops::{Class, Op};
 
 use program::LayerPart as Part;
 
@@ -44,8 +44,10 @@ pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
 fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
     let mut kept: HashSet<ValueId> = graph.carried.iter().copied().collect();
     for node in &graph.nodes {
-        if stays(node) && pair(node).is_some() {
-            kept.insert(node.outputs[0]);
+        if stays(node)
+            && let Some(sum) = sum_inside(graph, node)
+        {
+            kept.insert(sum);
         }
     }
     kept
@@ -54,7 +56,7 @@ fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
 /// The residual stream of the forward pass: what enters the layers, and the sums inside of them.
 pub fn residual_stream(graph: &Graph) -> Vec<ValueId> {
     let sums = graph.nodes.iter().filter(|node| node.phase == Phase::Forward && node.layer.is_some());
-    let sums = sums.filter(|node| pair(node).is_some()).map(|node| node.outputs[0]);
+    let sums = sums.filter_map(|node| sum_inside(graph, node));
     let mut stream: Vec<ValueId> = graph.carried.iter().copied().chain(sums).collect();
     stream.sort_unstable();
     stream.dedup();
@@ -65,9 +67,9 @@ fn operation(node: &Node) -> &'static dyn Op {
     ops::find(&node.op).expect("the verifier knows every operation")
 }
 
-/// For a fused pair that writes its intermediate value: how it was fused.
-pub(super) fn pair(node: &Node) -> Option<Fusion> {
-    operation(node).fusions().into_iter().find(|rule| rule.keeps == Keeps::All)
+/// The sum that a node over rows writes before it goes on with it.
+pub(super) fn sum_inside(graph: &Graph, node: &Node) -> Option<ValueId> {
+    intermediate(graph, node).map(|index| node.outputs[index])
 }
 
 struct Clones<'a> {
@@ -96,7 +98,7 @@ impl Clones<'_> {
             if inputs == node.inputs {
                 return id;
             }
-            self.emit(node.clone(), inputs, 0);
+            self.emit(node.clone(), inputs);
         } else if self.chosen[index] {
             self.compute(node);
         } else {
@@ -106,30 +108,17 @@ impl Clones<'_> {
     }
 
     fn compute(&mut self, node: &Node) {
-        match pair(node).filter(|_| self.kept.contains(&node.outputs[0])) {
-            // The sum is there: only what was fused behind it is done again.
-            Some(rule) => {
-                let second = ops::find(rule.second).expect("rules name operations");
-                let known = |name: &str| second.attributes().iter().any(|attribute| attribute.name == name);
-                let mut attrs = Attrs::new();
-                attrs
-                    .0
-                    .extend(node.attrs.0.iter().filter(|(name, _)| known(name)).map(|(n, v)| (n.clone(), v.clone())));
-                let mut inputs = node.inputs[rule.first_inputs..].to_vec();
-                inputs.insert(rule.operand, node.outputs[0]);
-                let inputs = inputs.into_iter().map(|id| self.again(id)).collect();
-                self.emit(Node { op: rule.second.to_owned(), attrs, ..node.clone() }, inputs, 1);
-            }
-            None => {
-                let inputs = node.inputs.iter().map(|id| self.again(*id)).collect();
-                self.emit(node.clone(), inputs, 0);
-            }
-        }
+        // Where the sum is there, only what was fused behind it is done again.
+        let kept = intermediate(self.graph, node).filter(|index| self.kept.contains(&node.outputs[*index]));
+        let rest = kept.map(|index| without(self.graph, node, index));
+        let node = rest.as_ref().unwrap_or(node);
+        let inputs = node.inputs.iter().map(|id| self.again(*id)).collect();
+        self.emit(node.clone(), inputs);
     }
 
-    /// Adds the clone; its results stand for those of `node` from number `skip` on.
-    fn emit(&mut self, mut node: Node, inputs: Vec<ValueId>, skip: usize) {
-        let outputs = node.outputs.split_off(skip);
+    /// Adds the clone; its results stand for those of `node`.
+    fn emit(&mut self, mut node: Node, inputs: Vec<ValueId>) {
+        let outputs = std::mem::take(&mut node.outputs);
         node.outputs = outputs.iter().map(|id| self.fresh(*id)).collect();
         self.made.extend(outputs.iter().copied().zip(node.outputs.iter().copied()));
         (node.inputs, node.phase) = (inputs, Phase::Recompute);

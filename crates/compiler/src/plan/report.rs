@@ -9,7 +9,7 @@ use super::Decision;
 use super::attention::most_attention_parts;
 use super::head::Head;
 use super::parts::{Parts, classify};
-use super::recompute::{pair, recompute};
+use super::recompute::{recompute, sum_inside};
 use crate::lower::told;
 use crate::memory::dtype_of;
 use crate::options::PlanOptions;
@@ -161,11 +161,11 @@ fn saved_bytes(graph: &Graph) -> Vec<[usize; Part::ALL.len()]> {
     for (node, part) in graph.nodes.iter().zip(&parts) {
         let (Some(layer), Some(part)) = (node.layer, part) else { continue };
         let layer = layers.binary_search(&layer).expect("the graph lists its layers in order");
+        let sum = sum_inside(graph, node);
         for id in node.outputs.iter().filter(|id| read.contains(id)) {
             let bytes = graph.value(*id).shape.iter().product::<usize>() * dtype_of(graph, *id).size();
             // A sum that a norm was fused to belongs to the residual stream; what enters a layer stays.
-            let sum = pair(node).is_some() && *id == node.outputs[0];
-            let part = if sum { Part::Residual } else { *part };
+            let part = if sum == Some(*id) { Part::Residual } else { *part };
             if !graph.carried.contains(id) {
                 saved[layer][part as usize] += bytes;
             }

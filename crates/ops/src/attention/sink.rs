@@ -10,9 +10,9 @@ use super::launch::strides;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
-use crate::norm::sum_partials;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::rowwise::sum_partials;
 use crate::vector::dot;
 
 const SOURCE: &str = include_str!("sink.cu");

@@ -10,7 +10,7 @@ use crate::gradient::Gradients;
 use crate::op::Attribute;
 
 /// An element type by the name that attributes carry: `float` or a concrete one.
-pub(super) fn element_named(name: &str) -> Result<Element, String> {
+pub(crate) fn element_named(name: &str) -> Result<Element, String> {
     match name {
         "float" => Ok(Element::Float),
         _ => match name.parse::<DType>() {

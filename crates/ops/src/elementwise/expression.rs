@@ -1,4 +1,4 @@
-//! Expressions over one element of every operand: a tree, and its text form
+//! Expressions over one element of every operand, or over one row: a tree, and its text form
 //! `mul(silu(in0), in1)`. It does not know shapes, layouts or who evaluates it.
 
 use std::fmt;
@@ -22,6 +22,11 @@ pub enum Unary {
     Sigmoid,
     /// x / (1 + e^−x)
     Silu,
+    /// 1/√x
+    Rsqrt,
+    /// The same value. Inside, down to what is rounded or reduced, a device may contract products with sums and
+    /// multiply what is the same for a whole row first; the reference computes as written.
+    Relaxed,
     /// Rounds to a storage type and back: what writing a value to memory would have done to it.
     Round(DType),
 }
@@ -43,7 +48,11 @@ pub enum Expr {
     Constant(f64),
     Unary(Unary, Box<Expr>),
     Binary(Binary, Box<Expr>, Box<Expr>),
+    /// The mean over a row: what makes an expression one of rows and no longer one of elements.
+    Mean(Box<Expr>),
 }
+
+const MEAN: &str = "mean";
 
 const UNARY: &[(&str, Unary)] = &[
     ("neg", Unary::Negate),
@@ -54,6 +63,8 @@ const UNARY: &[(&str, Unary)] = &[
     ("step", Unary::Step),
     ("sigmoid", Unary::Sigmoid),
     ("silu", Unary::Silu),
+    ("rsqrt", Unary::Rsqrt),
+    ("relaxed", Unary::Relaxed),
     ("round_f32", Unary::Round(DType::F32)),
     ("round_bf16", Unary::Round(DType::BF16)),
     ("round_f16", Unary::Round(DType::F16)),
@@ -79,37 +90,64 @@ impl Expr {
         Expr::unary(Unary::Silu, self)
     }
 
+    pub fn rsqrt(self) -> Expr {
+        Expr::unary(Unary::Rsqrt, self)
+    }
+
+    pub fn relaxed(self) -> Expr {
+        Expr::unary(Unary::Relaxed, self)
+    }
+
+    pub fn mean(self) -> Expr {
+        Expr::Mean(Box::new(self))
+    }
+
     /// The value after a stay in memory as `dtype`.
     pub fn stored_as(self, dtype: DType) -> Expr {
         Expr::unary(Unary::Round(dtype), self)
     }
 
-    /// Every operand replaced by what `with` gives for its index.
-    pub fn substitute(&self, with: &dyn Fn(usize) -> Expr) -> Expr {
+    /// What an expression is made of, one step down.
+    pub fn parts(&self) -> Vec<&Expr> {
         match self {
-            Expr::Input(index) => with(*index),
-            Expr::Constant(value) => Expr::Constant(*value),
-            Expr::Unary(function, x) => Expr::unary(*function, x.substitute(with)),
-            Expr::Binary(function, a, b) => Expr::binary(*function, a.substitute(with), b.substitute(with)),
+            Expr::Input(_) | Expr::Constant(_) => Vec::new(),
+            Expr::Unary(_, x) | Expr::Mean(x) => vec![x],
+            Expr::Binary(_, a, b) => vec![a, b],
         }
     }
 
+    /// Every subexpression for which `with` gives another replaced by that, from the top.
+    pub fn replace(&self, with: &dyn Fn(&Expr) -> Option<Expr>) -> Expr {
+        with(self).unwrap_or_else(|| match self {
+            Expr::Input(_) | Expr::Constant(_) => self.clone(),
+            Expr::Unary(function, x) => Expr::unary(*function, x.replace(with)),
+            Expr::Binary(function, a, b) => Expr::binary(*function, a.replace(with), b.replace(with)),
+            Expr::Mean(x) => x.replace(with).mean(),
+        })
+    }
+
+    /// Every operand replaced by what `with` gives for its index.
+    pub fn substitute(&self, with: &dyn Fn(usize) -> Expr) -> Expr {
+        self.replace(&|part| match part {
+            Expr::Input(index) => Some(with(*index)),
+            _ => None,
+        })
+    }
+
+    /// Whether `what` holds for the expression or anything that it is made of.
+    pub fn any(&self, what: &dyn Fn(&Expr) -> bool) -> bool {
+        what(self) || self.parts().into_iter().any(|part| part.any(what))
+    }
+
     pub fn reads(&self, operand: usize) -> bool {
-        match self {
-            Expr::Input(index) => *index == operand,
-            Expr::Constant(_) => false,
-            Expr::Unary(_, x) => x.reads(operand),
-            Expr::Binary(_, a, b) => a.reads(operand) || b.reads(operand),
-        }
+        self.any(&|part| *part == Expr::Input(operand))
     }
 
     /// One more than the largest operand index; 0 when no operand is read.
     pub fn operands(&self) -> usize {
         match self {
             Expr::Input(index) => index + 1,
-            Expr::Constant(_) => 0,
-            Expr::Unary(_, x) => x.operands(),
-            Expr::Binary(_, a, b) => a.operands().max(b.operands()),
+            _ => self.parts().into_iter().map(Expr::operands).max().unwrap_or(0),
         }
     }
 }
@@ -143,6 +181,7 @@ impl fmt::Display for Expr {
             Expr::Constant(value) => write!(f, "{value:?}"),
             Expr::Unary(function, x) => write!(f, "{}({x})", name_of(UNARY, function)),
             Expr::Binary(function, a, b) => write!(f, "{}({a}, {b})", name_of(BINARY, function)),
+            Expr::Mean(x) => write!(f, "{MEAN}({x})"),
         }
     }
 }
@@ -208,11 +247,12 @@ impl Reader<'_> {
         if let Some(index) = word.strip_prefix("in").and_then(|n| n.parse().ok()) {
             return Ok(Expr::Input(index));
         }
-        if let Some((_, function)) = UNARY.iter().find(|(name, _)| *name == word) {
+        let unary = UNARY.iter().find(|(name, _)| *name == word);
+        if unary.is_some() || word == MEAN {
             self.expect('(')?;
             let x = self.expression()?;
             self.expect(')')?;
-            return Ok(Expr::unary(*function, x));
+            return Ok(unary.map_or_else(|| x.clone().mean(), |(_, function)| Expr::unary(*function, x.clone())));
         }
         if let Some((_, function)) = BINARY.iter().find(|(name, _)| *name == word) {
             self.expect('(')?;
@@ -242,6 +282,7 @@ mod tests {
         for (name, function) in UNARY {
             assert_eq!(format!("{name}(in12)").parse(), Ok(Expr::unary(*function, Expr::Input(12))));
         }
+        assert_eq!("mean(in0)".parse(), Ok(Expr::Input(0).mean()));
         assert_eq!("-2.5".parse(), Ok(Expr::Constant(-2.5)));
     }
 

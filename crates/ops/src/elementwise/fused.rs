@@ -1,32 +1,24 @@
-//! `elementwise`: several elementwise operations as one, and how a pair of nodes becomes it.
-//!
-//! A value that no longer reaches memory is rounded in the expression to the type in which it would
-//! have been stored, so that fusing never changes bits. Which pairs are worth it is not decided here.
+//! `elementwise`: several elementwise operations as one.
 
-use graph::{Element, Graph, Node, ValueId, ValueType};
+use graph::{Element, ValueType};
 use program::{Cost, TensorRef};
 use tensor::{Attrs, DType};
 
 use super::convert::element_named;
 use super::expression::Expr;
+use super::kernel;
 use super::pointwise::{cost_of, evaluate};
-use super::{expressions, kernel};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
+use crate::rowwise::{Form, texts};
 
 /// Attributes of the operation for these results.
 fn attrs_of(results: &[(Expr, Element)]) -> Attrs {
     let texts: Vec<String> = results.iter().map(|(e, _)| e.to_string()).collect();
     let types: Vec<String> = results.iter().map(|(_, t)| t.to_string()).collect();
     Attrs::new().with("expressions", texts).with("dtypes", types)
-}
-
-fn texts(attrs: &Attrs, name: &str) -> Result<Vec<String>, String> {
-    let list = attrs.get(name).and_then(|v| v.as_array()).ok_or(format!("attribute `{name}` must be a list"))?;
-    let text = |v: &serde_json::Value| v.as_str().map(str::to_owned);
-    list.iter().map(|v| text(v).ok_or(format!("attribute `{name}` must hold strings"))).collect()
 }
 
 fn parse(attrs: &Attrs) -> Result<Vec<Expr>, String> {
@@ -36,83 +28,6 @@ fn parse(attrs: &Attrs) -> Result<Vec<Expr>, String> {
 
 fn parsed(attrs: &Attrs) -> Vec<Expr> {
     parse(attrs).expect("checked by the shape rule")
-}
-
-/// A node of `elementwise` that replaces two.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Composed {
-    pub inputs: Vec<ValueId>,
-    /// First those of the producer that are kept, then those of the consumer.
-    pub outputs: Vec<ValueId>,
-    pub attrs: Attrs,
-}
-
-/// `producer`, then `consumer`, as one node. `keep` names the producer's results that others read:
-/// they are written as well. `None` when one of the two has no expressions, when `consumer` does not
-/// read `producer`, when the shapes differ, or when a result's storage is still the recipe's choice.
-pub fn compose(graph: &Graph, producer: &Node, consumer: &Node, keep: &[ValueId]) -> Option<Composed> {
-    let first = expressions(&producer.op, &producer.attrs)?;
-    let second = expressions(&consumer.op, &consumer.attrs)?;
-    let made = |id: ValueId| producer.outputs.iter().position(|o| *o == id);
-    if !consumer.inputs.iter().any(|id| made(*id).is_some()) {
-        return None;
-    }
-    let shape = &graph.value(producer.outputs[0]).shape;
-    let values = [&producer.inputs, &consumer.inputs, &consumer.outputs];
-    if values.into_iter().flatten().any(|id| graph.value(*id).shape != *shape) {
-        return None;
-    }
-    let mut inputs: Vec<ValueId> = Vec::new();
-    let read = |id: ValueId, inputs: &mut Vec<ValueId>| {
-        Expr::Input(inputs.iter().position(|i| *i == id).unwrap_or_else(|| {
-            inputs.push(id);
-            inputs.len() - 1
-        }))
-    };
-    let operands: Vec<Expr> = producer.inputs.iter().map(|id| read(*id, &mut inputs)).collect();
-    let first: Vec<Expr> = first.iter().map(|e| e.substitute(&|i| operands[i].clone())).collect();
-    let mut operands = Vec::new();
-    for id in &consumer.inputs {
-        operands.push(match made(*id) {
-            Some(result) => first[result].clone().stored_as(storage(graph, *id)?),
-            None => read(*id, &mut inputs),
-        });
-    }
-    let second = second.iter().map(|e| e.substitute(&|i| operands[i].clone()));
-    let kept = producer.outputs.iter().zip(&first).filter(|(id, _)| keep.contains(id));
-    let results: Vec<(ValueId, Expr)> =
-        kept.map(|(id, e)| (*id, e.clone())).chain(consumer.outputs.iter().copied().zip(second)).collect();
-    let typed: Vec<(Expr, Element)> = results.iter().map(|(id, e)| (simplified(e), graph.value(*id).element)).collect();
-    let outputs = results.into_iter().map(|(id, _)| id).collect();
-    let (inputs, typed) = without_unread(inputs, typed);
-    Some(Composed { inputs, outputs, attrs: attrs_of(&typed) })
-}
-
-fn storage(graph: &Graph, id: ValueId) -> Option<DType> {
-    match graph.value(id).element {
-        Element::Fixed(dtype) => Some(dtype),
-        Element::Float => None,
-    }
-}
-
-/// Without roundings that change nothing: to f32, the type of the arithmetic.
-fn simplified(expr: &Expr) -> Expr {
-    use super::expression::Unary;
-    match expr {
-        Expr::Unary(Unary::Round(DType::F32), x) => simplified(x),
-        Expr::Unary(function, x) => Expr::unary(*function, simplified(x)),
-        Expr::Binary(function, a, b) => Expr::binary(*function, simplified(a), simplified(b)),
-        other => other.clone(),
-    }
-}
-
-/// Drops operands that no expression reads; the first stays, it gives the shape.
-fn without_unread(inputs: Vec<ValueId>, results: Vec<(Expr, Element)>) -> (Vec<ValueId>, Vec<(Expr, Element)>) {
-    let read = |index: usize| index == 0 || results.iter().any(|(e, _)| e.reads(index));
-    let kept: Vec<usize> = (0..inputs.len()).filter(|i| read(*i)).collect();
-    let place = |old: usize| Expr::Input(kept.iter().position(|k| *k == old).expect("a read operand is kept"));
-    let results = results.iter().map(|(e, t)| (e.substitute(&place), *t)).collect();
-    (kept.iter().map(|i| inputs[*i]).collect(), results)
 }
 
 /// Any expressions over equally shaped operands.
@@ -133,6 +48,7 @@ impl Op for Elementwise {
 
     fn attributes(&self) -> &'static [Attribute] {
         &[
+            Attribute { name: "of", kind: "list of string?", doc: "the operations that it was made of, for people" },
             Attribute {
                 name: "expressions",
                 kind: "list of string",
@@ -152,11 +68,14 @@ impl Op for Elementwise {
         if let Some(e) = expressions.iter().find(|e| e.operands() > inputs.len()) {
             return Err(format!("`{e}` reads more than {} operands", inputs.len()));
         }
+        if !Form::of_elements(inputs.len(), expressions).is_elementwise() {
+            return Err("an element-wise operation reduces nothing".into());
+        }
         types.iter().map(|t| Ok(ValueType::new(element_named(t)?, inputs[0].shape.clone()))).collect()
     }
 
-    fn expressions(&self, attrs: &Attrs) -> Option<Vec<Expr>> {
-        Some(parsed(attrs))
+    fn form(&self, operands: usize, attrs: &Attrs) -> Option<Form> {
+        Some(Form::of_elements(operands, parsed(attrs)))
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -167,8 +86,8 @@ impl Op for Elementwise {
         cost_of(&parsed(attrs), inputs, outputs)
     }
 
-    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
-        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[] })
+    fn row_by_row(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: Vec::new() })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -39,18 +39,12 @@ pub fn kernel(expressions: &[Expr], inputs: &[TensorRef], outputs: &[TensorRef])
     }
 }
 
-fn collect_operands(expr: &Expr, into: &mut BTreeSet<usize>) {
-    match expr {
-        Expr::Input(index) => {
-            into.insert(*index);
-        }
-        Expr::Constant(_) => {}
-        Expr::Unary(_, x) => collect_operands(x, into),
-        Expr::Binary(_, a, b) => {
-            collect_operands(a, into);
-            collect_operands(b, into);
-        }
+/// The operands that an expression reads.
+pub fn collect_operands(expr: &Expr, into: &mut BTreeSet<usize>) {
+    if let Expr::Input(index) = expr {
+        into.insert(*index);
     }
+    expr.parts().into_iter().for_each(|part| collect_operands(part, into));
 }
 
 fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[TensorRef], walk: &Walk) -> String {
@@ -90,10 +84,11 @@ fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[Tenso
 }
 
 /// The text under construction.
-struct Lines(String);
+#[derive(Default)]
+pub struct Lines(pub String);
 
 impl Lines {
-    fn add(&mut self, indent: usize, line: impl AsRef<str>) {
+    pub fn add(&mut self, indent: usize, line: impl AsRef<str>) {
         writeln!(self.0, "{}{}", "  ".repeat(indent), line.as_ref()).expect("writing to a string succeeds");
     }
 }
@@ -139,13 +134,15 @@ fn define<'e>(expr: &'e Expr, names: &mut Vec<&'e Expr>, lines: &mut Lines) -> S
             let b = define(b, names, lines);
             format!("{}({a}, {b})", binary(*function))
         }
+        Expr::Mean(_) => unreachable!("an element-wise operation reduces nothing"),
     };
     lines.add(2, format!("const float v{} = {value};", names.len()));
     names.push(expr);
     format!("v{}", names.len() - 1)
 }
 
-fn unary(function: Unary, x: &str) -> String {
+/// A function of a value by its name.
+pub fn unary(function: Unary, x: &str) -> String {
     match function {
         Unary::Negate => format!("-{x}"),
         Unary::Exp => format!("expf({x})"),
@@ -155,12 +152,14 @@ fn unary(function: Unary, x: &str) -> String {
         Unary::Step => format!("{x} > 0.0f ? 1.0f : 0.0f"),
         Unary::Sigmoid => format!("__fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-{x})))"),
         Unary::Silu => format!("__fdiv_rn({x}, __fadd_rn(1.0f, expf(-{x})))"),
-        Unary::Round(DType::F32) => x.to_owned(),
+        Unary::Rsqrt => format!("rsqrtf({x})"),
+        Unary::Relaxed | Unary::Round(DType::F32) => x.to_owned(),
         Unary::Round(dtype) => format!("to_float(from_float<{}>({x}))", device_type(dtype)),
     }
 }
 
-fn binary(function: Binary) -> &'static str {
+/// The device's function of two values, kept out of contraction.
+pub fn binary(function: Binary) -> &'static str {
     match function {
         Binary::Add => "__fadd_rn",
         Binary::Subtract => "__fsub_rn",

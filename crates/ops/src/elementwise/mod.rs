@@ -4,27 +4,20 @@
 mod activation;
 mod arithmetic;
 mod convert;
-pub mod expression;
+mod expression;
 mod fused;
 mod kernel;
 mod pointwise;
 mod swiglu;
 mod tape;
 
-use tensor::Attrs;
-
 pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
 pub use arithmetic::{ADD, MUL, SCALE};
+pub(crate) use convert::element_named;
 pub use convert::{CAST, FILL};
-pub use expression::Expr;
-pub use fused::{Composed, Elementwise, compose};
-pub use swiglu::{SWIGLU, SWIGLU_AND_BACKWARD, SWIGLU_BACKWARD};
+pub use expression::{Binary, Expr, Unary};
+pub use fused::Elementwise;
+pub(crate) use kernel::{Lines, binary as device_binary, collect_operands, unary as device_unary};
+pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;
-
-use crate::registry::find;
-
-/// The expressions of an elementwise operation, one for each result; `None` for any other operation.
-/// The attributes must have passed the shape rule.
-pub fn expressions(op: &str, attrs: &Attrs) -> Option<Vec<Expr>> {
-    find(op)?.expressions(attrs)
-}
+pub(crate) use tape::unary as apply_unary;

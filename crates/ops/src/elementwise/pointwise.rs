@@ -13,6 +13,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op, Rows};
 use crate::real::Real;
+use crate::rowwise::Form;
 
 /// One elementwise operation as a row: all operands and results have the same shape.
 pub struct Pointwise {
@@ -79,8 +80,8 @@ impl Op for Pointwise {
         (self.infer)(inputs, attrs)
     }
 
-    fn expressions(&self, attrs: &Attrs) -> Option<Vec<Expr>> {
-        Some((self.expressions)(attrs))
+    fn form(&self, operands: usize, attrs: &Attrs) -> Option<Form> {
+        Some(Form::of_elements(operands, (self.expressions)(attrs)))
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
@@ -91,8 +92,8 @@ impl Op for Pointwise {
         cost_of(&(self.expressions)(attrs), inputs, outputs)
     }
 
-    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
-        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: &[] })
+    fn row_by_row(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
+        Some(Rows { axes: inputs[0].shape.len().checked_sub(1)?, whole: Vec::new() })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -53,17 +53,3 @@ pub static SWIGLU_BACKWARD: Pointwise = Pointwise {
         examples
     },
 };
-
-/// The product computed again, beside its gradients: gate and up are read once.
-pub static SWIGLU_AND_BACKWARD: Pointwise = Pointwise {
-    name: "swiglu_and_backward",
-    doc: "`swiglu` and `swiglu_backward` in one. gate, up, dy […] → silu(gate)·up, d_gate, d_up.",
-    attributes: &[],
-    infer: |inputs, _| {
-        check_operands(inputs, 3, "gate, up and dy")?;
-        Ok(vec![inputs[0].clone(), inputs[0].clone(), inputs[1].clone()])
-    },
-    expressions: |attrs| [(SWIGLU.expressions)(attrs), (SWIGLU_BACKWARD.expressions)(attrs)].concat(),
-    gradient: |_| Gradients::NoGradient("made after differentiation"),
-    examples: || (SWIGLU_BACKWARD.examples)(),
-};

@@ -54,6 +54,8 @@ impl Tape {
 
     fn add(&mut self, expr: &Expr) -> usize {
         let step = match expr {
+            Expr::Unary(Unary::Relaxed, x) => return self.add(x),
+            Expr::Mean(_) => unreachable!("an element-wise operation reduces nothing"),
             Expr::Input(index) => Step::Input(*index),
             Expr::Constant(value) => Step::Constant(*value),
             Expr::Unary(function, x) => Step::Unary(*function, self.add(x)),
@@ -123,7 +125,7 @@ impl<'a, T: Real> Loop<(&'a Tape, &'a [&'a [T]], usize, usize, &'a mut [T])> for
 /// One loop for each function, not a closure in a common one: the compiler would not take an exponential
 /// into it.
 #[inline(always)]
-fn unary<T: Real>(function: Unary, x: &[T], to: &mut [T]) {
+pub fn unary<T: Real>(function: Unary, x: &[T], to: &mut [T]) {
     macro_rules! each {
         ($x:ident => $value:expr) => {
             for (to, x) in to.iter_mut().zip(x) {
@@ -142,6 +144,8 @@ fn unary<T: Real>(function: Unary, x: &[T], to: &mut [T]) {
         Unary::Step => each!(x => if x > T::default() { one } else { T::default() }),
         Unary::Sigmoid => each!(x => one / (one + (-x).exp())),
         Unary::Silu => each!(x => x / (one + (-x).exp())),
+        Unary::Rsqrt => each!(x => one / x.sqrt()),
+        Unary::Relaxed => to.copy_from_slice(x),
         Unary::Round(dtype) => each!(x => round_to(dtype, x)),
     }
 }

@@ -92,8 +92,8 @@ impl Op for Rope {
         Cost { flops: 3.0 * outputs[0].len() as f64, bytes }
     }
 
-    fn row_by_row(&self, _inputs: &[TensorRef]) -> Option<Rows> {
-        Some(Rows { axes: 2, whole: &[2, 3] })
+    fn row_by_row(&self, _inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
+        Some(Rows { axes: 2, whole: vec![2, 3] })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -162,7 +162,7 @@ impl Op for Rope {
 }
 
 /// Cosine and sine of each pair at one position, times the scaling.
-pub(super) struct Turns<T> {
+struct Turns<T> {
     cosines: Vec<T>,
     sines: Vec<T>,
 }

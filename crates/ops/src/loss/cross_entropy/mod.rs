@@ -119,8 +119,8 @@ impl Op for CrossEntropy {
         cost_of(inputs, outputs, 3)
     }
 
-    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
-        Some(Rows { axes: inputs[1].shape.len(), whole: &[] })
+    fn row_by_row(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
+        Some(Rows { axes: inputs[1].shape.len(), whole: Vec::new() })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -175,8 +175,8 @@ impl Op for CrossEntropyBackward {
         cost_of(inputs, outputs, 4)
     }
 
-    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
-        Some(Rows { axes: inputs[1].shape.len(), whole: &[] })
+    fn row_by_row(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
+        Some(Rows { axes: inputs[1].shape.len(), whole: Vec::new() })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

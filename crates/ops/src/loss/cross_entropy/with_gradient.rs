@@ -164,8 +164,8 @@ impl Op for CrossEntropyWithGradient {
         cost_of(inputs, outputs, 7)
     }
 
-    fn row_by_row(&self, inputs: &[TensorRef]) -> Option<Rows> {
-        Some(Rows { axes: inputs[1].shape.len(), whole: &[] })
+    fn row_by_row(&self, inputs: &[TensorRef], _attrs: &Attrs) -> Option<Rows> {
+        Some(Rows { axes: inputs[1].shape.len(), whole: Vec::new() })
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {

@@ -2,18 +2,20 @@
 
 use graph::{Element, ValueType};
 use program::{Arg, TensorRef};
-use rayon::prelude::*;
-use tensor::{Attrs, DType};
+use tensor::Attrs;
 
-use super::{Deal, INVERSE, OFFSET, RESIDENT, RESIDENT_WITH_SUMS, Side, check, half, head_shape, tables};
-use crate::call::{Call, Input};
-use crate::elementwise::round_to;
+use super::{
+    Deal, INVERSE, OFFSET, RESIDENT, RESIDENT_WITH_SUMS, Side, between as stored_between, check, half, head_shape,
+    tables,
+};
+use crate::call::{Call, Data, Input, Output};
+use crate::evaluate::Evaluate;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
-use crate::norm::{RmsNormBackward, RmsNormGradients, backward_row, sum_partials, write_weight_gradient};
+use crate::norm::{RMSNORM_BACKWARD, RMSNORM_GRADIENTS};
 use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
-use crate::real::Real;
-use crate::rope::rotation::{Rope, Turns};
+use crate::rope::rotation::Rope;
+use crate::rowwise::sum_partials;
 
 const INPUTS: &str = "dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like \
                       dy, w [D], r f32 [B, T, heads]";
@@ -31,44 +33,24 @@ fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<ValueType, String> {
     Ok(x.clone())
 }
 
-/// The gradient of the normalised heads, rounded to `storage`: what lies between the two operations.
-fn turned<T: Real>(inputs: &[Input<'_, T>], inverse: bool, storage: DType) -> Vec<T> {
-    let (dy, positions, inv_freq, scaling) = (inputs[0], inputs[1].int(), inputs[2].real(), inputs[3].real()[0]);
-    let (columns, heads) = (dy.columns(), dy.shape[2]);
-    let mut between = vec![T::default(); dy.real().len()];
-    let tokens = between.par_chunks_mut(heads * columns).zip(dy.real().par_chunks(heads * columns));
-    tokens.zip(positions).for_each(|((to, dy), position)| {
-        let turns = Turns::new(*position, inv_freq, scaling, inverse);
-        for (to, dy) in to.chunks_mut(columns).zip(dy.chunks(columns)) {
-            turns.turn(dy, to);
-        }
-        to.iter_mut().for_each(|v| *v = round_to(storage, *v));
+/// The rotation, then `second` of what it gives.
+fn pair<T: Evaluate>(second: &dyn Op, call: &mut Call<'_, T>) {
+    let (attrs, inputs) = (call.attrs, call.inputs);
+    let turned = stored_between(inputs[0].shape, call.outputs[0].storage(), |turned| {
+        T::call(&Rope, &mut Call { attrs, inputs: &inputs[..4], outputs: &mut [turned] });
     });
-    between
+    let dy = Input { shape: inputs[0].shape, data: Data::Real(&turned) };
+    let inputs = [inputs[4], inputs[5], inputs[6], dy];
+    let mut outputs: Vec<Output<'_, T>> = call.outputs.iter_mut().map(Output::lend).collect();
+    T::call(second, &mut Call { attrs, inputs: &inputs, outputs: &mut outputs });
 }
 
-/// dx into the first result; gives the gradient between the operations.
-fn input_gradient<T: Real>(call: &mut Call<'_, T>) -> Vec<T> {
-    let flag = |name: &str| call.attrs.flag(name).expect("checked by the shape rule");
-    let (offset, inverse) = (flag("offset"), flag("inverse"));
-    let between = turned(call.inputs, inverse, call.outputs[0].storage());
-    let [.., x, w, r] = call.inputs else { unreachable!("the shape rule requires seven inputs") };
-    let (x, w, r, columns) = (x.real(), w.real(), r.real(), x.columns());
-    let rows = call.outputs[0].real().par_chunks_mut(columns).zip(x.par_chunks(columns));
-    rows.zip(between.par_chunks(columns)).zip(r).for_each(|(((dx, x), dy), r)| backward_row(x, w, *r, dy, offset, dx));
-    between
+fn backward<T: Evaluate>(call: &mut Call<'_, T>) {
+    pair(&RMSNORM_BACKWARD, call);
 }
 
-fn backward<T: Real>(call: &mut Call<'_, T>) {
-    input_gradient(call);
-}
-
-fn gradients<T: Real>(call: &mut Call<'_, T>) {
-    let between = input_gradient(call);
-    let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
-    let (x, r) = (call.inputs[4].real(), call.inputs[6].real());
-    let [_, dw] = call.outputs_mut();
-    write_weight_gradient(x, r, &between, dw.real(), accumulate);
+fn gradients<T: Evaluate>(call: &mut Call<'_, T>) {
+    pair(&RMSNORM_GRADIENTS, call);
 }
 
 /// The rotation into scratch memory, then `second` from there, with its own scratch memory behind.
@@ -191,7 +173,7 @@ impl Op for RopeRmsNormBackward {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         Lowered::Kernels(match kernels(call, &alone(None), TABLES) {
             Some((kernels, _)) => kernels,
-            None => apart(call, &RmsNormBackward),
+            None => apart(call, &RMSNORM_BACKWARD),
         })
     }
 
@@ -245,13 +227,13 @@ impl Op for RopeRmsNormGradients {
         let between = between(call);
         let (ins, outs) = ([&call.inputs[4], &call.inputs[5], &call.inputs[6], &between], call.outputs);
         let ins: Vec<TensorRef> = ins.map(TensorRef::clone).into();
-        between.bytes() + RmsNormGradients.scratch(&LowerCall { inputs: &ins, outputs: outs, ..*call })
+        between.bytes() + RMSNORM_GRADIENTS.scratch(&LowerCall { inputs: &ins, outputs: outs, ..*call })
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         Lowered::Kernels(match kernels(call, &alone(Some(1)), TABLES) {
             Some((kernels, _)) => kernels,
-            None => apart(call, &RmsNormGradients),
+            None => apart(call, &RMSNORM_GRADIENTS),
         })
     }
 

@@ -12,15 +12,16 @@ pub use both::{RMSNORM_ROPE_BOTH, ROPE_RMSNORM_BACKWARD_BOTH, ROPE_RMSNORM_GRADI
 use graph::{Dim, Element, ValueType};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
-use super::rotation::{Rope, Turns};
-use crate::call::Call;
+use super::rotation::Rope;
+use crate::call::{Call, Data, Input, Output};
 use crate::elementwise::round_to;
+use crate::evaluate::Evaluate;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::layout::row_width;
-use crate::norm::{RmsNorm, forward_row};
+use crate::norm::RMSNORM;
 use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
 use crate::real::Real;
 
@@ -195,25 +196,23 @@ fn head_shape(x: &ValueType) -> Vec<Dim> {
 /// r, y = rmsnorm_rope(x, w, positions, inv_freq, attention_scaling)
 pub struct RmsNormRope;
 
-fn forward<T: Real>(call: &mut Call<'_, T>) {
-    let eps = T::from_f64(call.attrs.float("eps").expect("checked by the shape rule"));
-    let offset = call.attrs.flag("offset").expect("checked by the shape rule");
-    let inverse = call.attrs.flag("inverse").expect("checked by the shape rule");
-    let [x, w, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule requires five inputs") };
-    let (columns, heads, w) = (x.columns(), x.shape[2], w.real());
-    let (inv_freq, scaling) = (inv_freq.real(), scaling.real()[0]);
+fn forward<T: Evaluate>(call: &mut Call<'_, T>) {
+    let [x, w, tables @ ..] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
+    let attrs = call.attrs;
     let [r, y] = call.outputs_mut();
-    let storage = y.storage();
-    let tokens = y.real().par_chunks_mut(heads * columns).zip(r.real().par_chunks_mut(heads));
-    tokens.zip(x.real().par_chunks(heads * columns)).zip(positions.int()).for_each(|(((y, r), x), position)| {
-        let turns = Turns::new(*position, inv_freq, scaling, inverse);
-        let mut normed = vec![T::default(); columns];
-        for ((y, r), x) in y.chunks_mut(columns).zip(r).zip(x.chunks(columns)) {
-            *r = forward_row(x, w, eps, offset, &mut normed);
-            normed.iter_mut().for_each(|v| *v = round_to(storage, *v));
-            turns.turn(&normed, y);
-        }
+    let normed = between(x.shape, y.storage(), |normed| {
+        T::call(&RMSNORM, &mut Call { attrs, inputs: &[*x, *w], outputs: &mut [normed, r.lend()] });
     });
+    let inputs = [&[Input { shape: x.shape, data: Data::Real(&normed) }], tables].concat();
+    T::call(&Rope, &mut Call { attrs, inputs: &inputs, outputs: &mut [y.lend()] });
+}
+
+/// What lies between the operations of a pair, as it would be stored.
+fn between<T: Real>(shape: &[usize], storage: DType, make: impl FnOnce(Output<'_, T>)) -> Vec<T> {
+    let mut data = vec![T::default(); shape.iter().product()];
+    make(Output::Real { shape, data: &mut data, storage });
+    data.par_iter_mut().for_each(|v| *v = round_to(storage, *v));
+    data
 }
 
 impl Op for RmsNormRope {
@@ -255,7 +254,7 @@ impl Op for RmsNormRope {
         let Some(kernel) = forward_kernel(call, &[[0, 1, 0, 1]], [2, 3, 4]) else {
             // The rotation reads and writes the same place.
             let mut kernels = half(
-                &RmsNorm,
+                &RMSNORM,
                 call,
                 &[(x, Arg::Input(0)), (w, Arg::Input(1))],
                 &[(y, Arg::Output(1)), (r, Arg::Output(0))],

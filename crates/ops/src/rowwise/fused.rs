@@ -1,0 +1,130 @@
+//! `rowwise`: several operations on the same rows as one.
+
+use graph::{Dim, Element, ValueType};
+use program::TensorRef;
+use tensor::Attrs;
+
+use super::declared::{reference, rows_of};
+use super::form::{Extent, Form, texts};
+use super::kernel;
+use crate::call::Call;
+use crate::elementwise::element_named;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{LowerCall, Lowered};
+use crate::op::{Attribute, Class, Example, Op, Rows};
+
+/// Any form.
+pub struct Composed;
+
+fn form(attrs: &Attrs) -> Form {
+    Form::parse(attrs).expect("checked by the shape rule")
+}
+
+/// The shape of an operand or result over rows of `x`.
+fn shape_of(extent: Extent, x: &ValueType) -> Vec<Dim> {
+    let rows = x.shape.len() - 1;
+    match extent {
+        Extent::Element => x.shape.clone(),
+        Extent::Row => x.shape[..rows].to_vec(),
+        Extent::Column => x.shape[rows..].to_vec(),
+    }
+}
+
+impl Op for Composed {
+    fn name(&self) -> &'static str {
+        "rowwise"
+    }
+
+    fn class(&self) -> Class {
+        Class::Reduction
+    }
+
+    fn doc(&self) -> &'static str {
+        "One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results \
+         have a value for each `element` […, H], for each `row` […] or for each `column` [H]: a weight, or a sum over \
+         the rows in f32."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[
+            Attribute { name: "of", kind: "list of string", doc: "the operations that it was made of, for people" },
+            Attribute {
+                name: "expressions",
+                kind: "list of string",
+                doc: "one for each result, as those of `elementwise`, and `mean(x)`: over the row; `relaxed(x)`: a \
+                      device may contract and gather inside",
+            },
+            Attribute {
+                name: "operands",
+                kind: "list of string",
+                doc: "`element`, `row` or `column` for each operand",
+            },
+            Attribute { name: "results", kind: "list of string", doc: "the same for each result" },
+            Attribute { name: "dtypes", kind: "list of string", doc: "element type of each result" },
+            Attribute {
+                name: "accumulate",
+                kind: "bool?",
+                doc: "add sums over rows to the result instead of overwriting it",
+            },
+        ]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let (form, types) = (Form::parse(attrs)?, texts(attrs, "dtypes")?);
+        form.check()?;
+        texts(attrs, "of")?;
+        attrs.flag("accumulate").map_err(|e| e.0)?;
+        if form.operands.len() != inputs.len() || form.results.len() != types.len() {
+            return Err(format!("takes {} operands and gives {} results", form.operands.len(), form.results.len()));
+        }
+        let x = &inputs[0];
+        if x.shape.is_empty() {
+            return Err("x must have rows".into());
+        }
+        for (index, (input, extent)) in inputs.iter().zip(&form.operands).enumerate() {
+            if !input.dtype.is_float() || input.shape != shape_of(*extent, x) {
+                return Err(format!("operand {index} must be floating point, one value for each {extent:?} of x"));
+            }
+        }
+        let results = form.results.iter().zip(&types);
+        let typed = results.map(|((extent, _), t)| Ok(ValueType::new(element_named(t)?, shape_of(*extent, x))));
+        let typed: Vec<ValueType> = typed.collect::<Result<_, String>>()?;
+        let sums = typed.iter().zip(&form.results).filter(|(_, (extent, _))| *extent == Extent::Column);
+        match sums.into_iter().all(|(t, _)| t.dtype == Element::F32) {
+            true => Ok(typed),
+            false => Err("sums over rows are f32".into()),
+        }
+    }
+
+    fn form(&self, _operands: usize, attrs: &Attrs) -> Option<Form> {
+        Some(form(attrs))
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("operations are fused after differentiation")
+    }
+
+    fn row_by_row(&self, inputs: &[TensorRef], attrs: &Attrs) -> Option<Rows> {
+        rows_of(&form(attrs), inputs)
+    }
+
+    fn scratch(&self, call: &LowerCall<'_>) -> usize {
+        kernel::scratch(&form(call.attrs), call)
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        Lowered::Kernels(kernel::kernels(&form(call.attrs), call))
+    }
+
+    fn reference_f32(&self, call: &mut Call<'_, f32>) {
+        reference(&form(call.attrs), call)
+    }
+
+    fn reference_f64(&self, call: &mut Call<'_, f64>) {
+        reference(&form(call.attrs), call)
+    }
+
+    fn examples(&self) -> Vec<Example> {
+        super::examples::examples()
+    }
+}

@@ -1,0 +1,19 @@
+//! Operations on rows, given by expressions as the element-wise ones are: a norm, its gradients, and every chain of
+//! them with element-wise neighbours. CPU reference, CUDA text, scratch memory and cost follow from the form, and two
+//! operations that have one compose: their neighbours are prologues and epilogues, and no operations of their own.
+
+mod declared;
+mod examples;
+mod form;
+mod fused;
+mod join;
+mod kernel;
+mod tape;
+mod text;
+
+pub use declared::Rowwise;
+pub(crate) use form::texts;
+pub use form::{Extent, Form};
+pub use fused::Composed;
+pub use join::{form_of, intermediate, join, names, without};
+pub(crate) use kernel::sum_partials;

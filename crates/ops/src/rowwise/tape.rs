@@ -1,0 +1,266 @@
+//! CPU evaluation of forms: a flat list of steps, each one loop over a whole row, or one value for the row. Equal
+//! subexpressions are computed once. Rows are independent; sums over rows are taken in fixed chunks and in order, so
+//! the bits do not depend on the number of threads.
+
+use rayon::prelude::*;
+use tensor::DType;
+
+use super::form::{Extent, Form};
+use crate::call::Call;
+use crate::elementwise::{Binary, Expr, Unary, apply_unary};
+use crate::real::Real;
+use crate::vector::{Loop, sum_of, vectorised};
+
+/// Rows of one task, and of one chunk of a sum over rows.
+const CHUNK: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    Input(usize),
+    Constant(f64),
+    Unary(Unary, usize),
+    Binary(Binary, usize, usize),
+    Mean(usize),
+}
+
+/// A form made flat. A step reads earlier ones.
+struct Tape {
+    steps: Vec<Step>,
+    /// For each step the register that it fills; `None` where it has one value for the row, or is an operand.
+    registers: Vec<Option<usize>>,
+    /// Whether a step has a value for each column.
+    wide: Vec<bool>,
+    /// Extent and step of each result.
+    results: Vec<(Extent, usize)>,
+}
+
+impl Tape {
+    fn new(form: &Form) -> Tape {
+        let mut tape = Tape { steps: Vec::new(), registers: Vec::new(), wide: Vec::new(), results: Vec::new() };
+        for (extent, expr) in &form.results {
+            let step = tape.add(form, expr);
+            tape.results.push((*extent, step));
+        }
+        tape
+    }
+
+    fn add(&mut self, form: &Form, expr: &Expr) -> usize {
+        let step = match expr {
+            // The arithmetic itself is f32 when a program runs, and f64 in a check that is meant to see no rounding.
+            Expr::Unary(Unary::Relaxed | Unary::Round(DType::F32), x) => return self.add(form, x),
+            Expr::Input(index) => Step::Input(*index),
+            Expr::Constant(value) => Step::Constant(*value),
+            Expr::Unary(function, x) => Step::Unary(*function, self.add(form, x)),
+            Expr::Binary(function, a, b) => {
+                let a = self.add(form, a);
+                Step::Binary(*function, a, self.add(form, b))
+            }
+            Expr::Mean(x) => Step::Mean(self.add(form, x)),
+        };
+        if let Some(known) = self.steps.iter().position(|s| *s == step) {
+            return known;
+        }
+        let wide = match step {
+            Step::Input(index) => form.operands[index] != Extent::Row,
+            Step::Constant(_) | Step::Mean(_) => false,
+            Step::Unary(_, x) => self.wide[x],
+            Step::Binary(_, a, b) => self.wide[a] || self.wide[b],
+        };
+        let filled = self.registers.iter().flatten().count();
+        self.registers.push((wide && !matches!(step, Step::Input(_))).then_some(filled));
+        self.wide.push(wide);
+        self.steps.push(step);
+        self.steps.len() - 1
+    }
+}
+
+/// What a step gave for one row.
+#[derive(Clone, Copy)]
+enum Value<'a, T> {
+    Wide(&'a [T]),
+    Single(T),
+}
+
+/// The memory of one task.
+struct Registers<T> {
+    wide: Vec<T>,
+    single: Vec<T>,
+    columns: usize,
+}
+
+/// All steps of one row.
+struct RunRow;
+
+impl<'a, T: Real> Loop<(&'a Tape, &'a [Value<'a, T>], &'a mut Registers<T>)> for RunRow {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((tape, operands, registers): (&'a Tape, &'a [Value<'a, T>], &'a mut Registers<T>)) {
+        let columns = registers.columns;
+        for (index, step) in tape.steps.iter().enumerate() {
+            let first = tape.registers[index].map_or(registers.wide.len(), |register| register * columns);
+            let (earlier, rest) = registers.wide.split_at_mut(first);
+            let value = |step: usize| match (tape.steps[step], tape.registers[step]) {
+                (Step::Input(operand), _) => operands[operand],
+                (_, Some(register)) => Value::Wide(&earlier[register * columns..][..columns]),
+                (_, None) => Value::Single(registers.single[step]),
+            };
+            let single = match *step {
+                Step::Input(_) => continue,
+                Step::Constant(constant) => T::from_f64(constant),
+                Step::Mean(x) => match value(x) {
+                    Value::Wide(x) => sum_of(x, |x| x) / T::from_f64(columns as f64),
+                    Value::Single(x) => x,
+                },
+                Step::Unary(function, x) => match value(x) {
+                    Value::Wide(x) => {
+                        apply_unary(function, x, &mut rest[..columns]);
+                        continue;
+                    }
+                    Value::Single(x) => {
+                        let mut y = [T::default()];
+                        apply_unary(function, &[x], &mut y);
+                        y[0]
+                    }
+                },
+                Step::Binary(function, a, b) => match (value(a), value(b)) {
+                    (Value::Single(a), Value::Single(b)) => {
+                        let mut y = [T::default()];
+                        binary(function, Value::Wide(&[a]), Value::Single(b), &mut y);
+                        y[0]
+                    }
+                    (a, b) => {
+                        binary(function, a, b, &mut rest[..columns]);
+                        continue;
+                    }
+                },
+            };
+            registers.single[index] = single;
+        }
+    }
+}
+
+#[inline(always)]
+fn binary<T: Real>(function: Binary, a: Value<'_, T>, b: Value<'_, T>, to: &mut [T]) {
+    macro_rules! each {
+        ($operator:tt) => {
+            match (a, b) {
+                (Value::Wide(a), Value::Wide(b)) => {
+                    for (to, (a, b)) in to.iter_mut().zip(a.iter().zip(b)) {
+                        *to = *a $operator *b;
+                    }
+                }
+                (Value::Wide(a), Value::Single(b)) => {
+                    for (to, a) in to.iter_mut().zip(a) {
+                        *to = *a $operator b;
+                    }
+                }
+                (Value::Single(a), Value::Wide(b)) => {
+                    for (to, b) in to.iter_mut().zip(b) {
+                        *to = a $operator *b;
+                    }
+                }
+                (Value::Single(_), Value::Single(_)) => unreachable!("one value for a row is computed once"),
+            }
+        };
+    }
+    match function {
+        Binary::Add => each!(+),
+        Binary::Subtract => each!(-),
+        Binary::Multiply => each!(*),
+        Binary::Divide => each!(/),
+    }
+}
+
+/// Adds a row to a sum over rows.
+struct AddRow;
+
+impl<'a, T: Real> Loop<(&'a mut [T], &'a [T])> for AddRow {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((sum, x): (&'a mut [T], &'a [T])) {
+        for (sum, x) in sum.iter_mut().zip(x) {
+            *sum += *x;
+        }
+    }
+}
+
+/// Computes a form over all rows of a call. With `accumulate`, sums over rows are added to what is there.
+pub fn evaluate<T: Real>(form: &Form, accumulate: bool, call: &mut Call<'_, T>) {
+    let (tape, columns, rows) = (Tape::new(form), call.inputs[0].columns(), call.inputs[0].rows());
+    let inputs: Vec<&[T]> = call.inputs.iter().map(|input| input.real()).collect();
+    let mut chunks: Vec<Vec<&mut [T]>> = (0..rows.div_ceil(CHUNK)).map(|_| Vec::new()).collect();
+    let mut sums: Vec<&mut [T]> = Vec::new();
+    for (output, (extent, _)) in call.outputs.iter_mut().zip(&form.results) {
+        let width = match extent {
+            Extent::Element => columns,
+            Extent::Row => 1,
+            Extent::Column => {
+                sums.push(output.real());
+                continue;
+            }
+        };
+        let parts = output.real().chunks_mut((CHUNK * width).max(1));
+        chunks.iter_mut().zip(parts).for_each(|(chunk, part)| chunk.push(part));
+    }
+    let run = |(chunk, outputs): (usize, Vec<&mut [T]>)| {
+        let first = chunk * CHUNK;
+        of_rows(&tape, form, &inputs, columns, first..(first + CHUNK).min(rows), outputs)
+    };
+    let partials: Vec<Vec<Vec<T>>> = chunks.into_par_iter().enumerate().map(run).collect();
+    for (index, sum) in sums.into_iter().enumerate() {
+        for (column, sum) in sum.iter_mut().enumerate() {
+            let total: T = partials.iter().map(|partial| partial[index][column]).sum();
+            *sum = if accumulate { *sum + total } else { total };
+        }
+    }
+}
+
+/// Some rows; gives their sums. `outputs` are the other results.
+fn of_rows<T: Real>(
+    tape: &Tape,
+    form: &Form,
+    inputs: &[&[T]],
+    columns: usize,
+    rows: std::ops::Range<usize>,
+    mut outputs: Vec<&mut [T]>,
+) -> Vec<Vec<T>> {
+    let wide = tape.registers.iter().flatten().count() * columns;
+    let mut registers =
+        Registers { wide: vec![T::default(); wide], single: vec![T::default(); tape.steps.len()], columns };
+    let count = tape.results.iter().filter(|(extent, _)| *extent == Extent::Column).count();
+    let mut sums = vec![vec![T::default(); columns]; count];
+    let mut operands = Vec::with_capacity(inputs.len());
+    for (place, row) in rows.enumerate() {
+        operands.clear();
+        operands.extend(inputs.iter().zip(&form.operands).map(|(x, extent)| match extent {
+            Extent::Element => Value::Wide(&x[row * columns..][..columns]),
+            Extent::Row => Value::Single(x[row]),
+            Extent::Column => Value::Wide(x),
+        }));
+        vectorised(RunRow, (tape, &operands[..], &mut registers));
+        let (mut output, mut sum) = (outputs.iter_mut(), sums.iter_mut());
+        for (extent, step) in &tape.results {
+            let value = match (tape.steps[*step], tape.registers[*step]) {
+                (Step::Input(operand), _) => operands[operand],
+                (_, Some(register)) => Value::Wide(&registers.wide[register * columns..][..columns]),
+                (_, None) => Value::Single(registers.single[*step]),
+            };
+            let next = "there is a place for each result";
+            match (extent, value) {
+                (Extent::Row, Value::Single(x)) => output.next().expect(next)[place] = x,
+                (Extent::Row, Value::Wide(_)) => unreachable!("the shape rule wants one value for a row"),
+                (Extent::Element, Value::Wide(x)) => {
+                    output.next().expect(next)[place * columns..][..columns].copy_from_slice(x)
+                }
+                (Extent::Element, Value::Single(x)) => output.next().expect(next)[place * columns..][..columns].fill(x),
+                (Extent::Column, Value::Wide(x)) => vectorised(AddRow, (&mut sum.next().expect(next)[..], x)),
+                (Extent::Column, Value::Single(x)) => {
+                    sum.next().expect(next).iter_mut().for_each(|sum| *sum += x);
+                }
+            }
+        }
+    }
+    sums
+}

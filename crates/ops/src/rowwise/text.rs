@@ -1,0 +1,526 @@
+//! A form as CUDA text. Values are computed in phases, which the means over a row part: what a mean is of comes
+//! before it, what reads it behind. A phase is one loop over the packs that a thread holds of the row. Tensors stay in
+//! registers in the types of their storage; what a later phase reads of an earlier one and was rounded is kept so,
+//! everything else is computed anew from that.
+//!
+//! No function may be contracted with a neighbour by the device compiler, but where the form is `relaxed`: there it is
+//! written contracted. So the bits of a value do not depend on what it was composed with.
+
+use std::collections::BTreeSet;
+
+use program::TensorRef;
+use tensor::DType;
+
+use super::form::{Extent, Form};
+use super::kernel::Deal;
+use crate::elementwise::{Binary, Expr, Lines, Unary, collect_operands, device_binary, device_unary};
+use crate::kernel::{LowerCall, device_type, row_offset};
+
+/// The text, and the operands that it reads in the order of the parameters: then come the results, then the parts of
+/// sums over rows.
+pub fn text(form: &Form, call: &LowerCall<'_>, deal: &Deal) -> (String, Vec<usize>) {
+    let mut read = BTreeSet::new();
+    form.results.iter().for_each(|(_, e)| collect_operands(e, &mut read));
+    let read: Vec<usize> = read.into_iter().collect();
+    let mut writer = Writer::new(form, call, deal, &read);
+    let body: Vec<(Lines, Lines)> = (0..=writer.last).map(|phase| writer.phase(phase)).collect();
+    let mut lines = Lines::default();
+    for (index, (_, expr)) in form.results.iter().enumerate() {
+        lines.add(0, format!("// out{index} = {expr}"));
+    }
+    lines.add(0, "#include \"rows.cuh\"");
+    lines.add(0, format!("extern \"C\" __global__ void __launch_bounds__({})", deal.bounds()));
+    lines.add(0, format!("rowwise({}) {{", writer.parameters().join(", ")));
+    if deal.walks {
+        for (place, _) in writer.sums().enumerate() {
+            lines.add(1, format!("float t{place}[ITEMS][WIDTH] = {{}};"));
+        }
+        lines.add(1, "for (size_t row = ROW; row < ROWS; row += (size_t)gridDim.x * (THREADS / LANES)) {");
+    } else {
+        lines.add(1, "const size_t row = ROW;");
+        lines.add(1, "if (row >= ROWS) return;");
+    }
+    writer.begin(&mut lines);
+    for (single, of_packs) in body {
+        lines.0.push_str(&single.0);
+        lines.0.push_str(&of_packs.0);
+    }
+    if deal.walks {
+        lines.add(1, "}");
+        let count = writer.sums().count();
+        (0..count).for_each(|place| leave_sum(&mut lines, place));
+    }
+    lines.add(0, "}");
+    (lines.0, read)
+}
+
+/// The part of a sum over rows that a block has: the warps of a block one after the other where each has rows of
+/// its own.
+fn leave_sum(lines: &mut Lines, place: usize) {
+    let text = "\
+#if LANES == 32
+  {
+    __shared__ float total[COLUMNS];
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+      if (threadIdx.x / 32 == warp)
+        FOR_PACKS(n, p)
+#pragma unroll
+          for (int j = 0; j < WIDTH; j++) {
+            float* at = total + p * WIDTH + j;
+            *at = warp ? *at + SUMS[n][j] : SUMS[n][j];
+          }
+      __syncthreads();
+    }
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) PARTIAL[i] = total[i];
+  }
+#else
+  FOR_PACKS(n, p)
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) PARTIAL[p * WIDTH + j] = SUMS[n][j];
+#endif
+";
+    let first = if place == 0 { String::new() } else { format!(" + (size_t){place} * gridDim.x * COLUMNS") };
+    let partial = format!("(partial + (size_t)blockIdx.x * COLUMNS{first})");
+    lines.0.push_str(&text.replace("SUMS", &format!("t{place}")).replace("PARTIAL", &partial));
+}
+
+/// The phase in which a value can be computed: one behind the last mean in it.
+fn phase_of(expr: &Expr) -> usize {
+    let parts = expr.parts().into_iter().map(phase_of).max().unwrap_or(0);
+    parts + usize::from(matches!(expr, Expr::Mean(_)))
+}
+
+/// All means in an expression, each with the phase that sums it.
+fn collect_means<'a>(expr: &'a Expr, into: &mut Vec<(&'a Expr, usize)>) {
+    expr.parts().into_iter().for_each(|part| collect_means(part, into));
+    if let Expr::Mean(x) = expr
+        && !into.iter().any(|(known, _)| *known == expr)
+    {
+        into.push((expr, phase_of(x)));
+    }
+}
+
+/// What is rounded in an expression outside of means; goes no further where `visit` says so.
+fn rounded<'a>(expr: &'a Expr, visit: &mut dyn FnMut(DType, &'a Expr) -> bool) {
+    match expr {
+        Expr::Mean(_) => {}
+        Expr::Unary(Unary::Round(dtype), x) if visit(*dtype, x) => {}
+        _ => expr.parts().into_iter().for_each(|part| rounded(part, visit)),
+    }
+}
+
+/// The factors of a product, from left to right.
+fn collect_factors<'a>(expr: &'a Expr, into: &mut Vec<&'a Expr>) {
+    match expr {
+        Expr::Binary(Binary::Multiply, a, b) => {
+            collect_factors(a, into);
+            collect_factors(b, into);
+        }
+        _ => into.push(expr),
+    }
+}
+
+/// A value that has a name in the text, and whether it was computed as relaxed.
+type Named<'a> = (&'a Expr, bool, String);
+
+/// What is known while the text of the phases is made.
+struct Writer<'a> {
+    form: &'a Form,
+    call: &'a LowerCall<'a>,
+    deal: &'a Deal,
+    read: &'a [usize],
+    /// The present phase, and the last one.
+    phase: usize,
+    last: usize,
+    /// All means, each with the phase that sums it.
+    means: Vec<(&'a Expr, usize)>,
+    /// Values that are kept in packs of their storage type: results, and what a later phase reads.
+    kept: Vec<(DType, &'a Expr, usize)>,
+    /// Operands that are read before the first phase.
+    early: BTreeSet<usize>,
+    /// Values with one number for the row: known to all later phases.
+    single: Vec<Named<'a>>,
+    /// Values of the present phase.
+    names: Vec<Named<'a>>,
+    /// Kept values that the present phase has written.
+    written: Vec<usize>,
+    count: usize,
+    before: Lines,
+    inside: Lines,
+}
+
+impl<'a> Writer<'a> {
+    fn new(form: &'a Form, call: &'a LowerCall<'a>, deal: &'a Deal, read: &'a [usize]) -> Writer<'a> {
+        let mut means = Vec::new();
+        form.results.iter().for_each(|(_, e)| collect_means(e, &mut means));
+        let last = form.results.iter().map(|(_, e)| phase_of(e)).max().unwrap_or(0);
+        let mut writer = Writer {
+            form,
+            call,
+            deal,
+            read,
+            phase: 0,
+            last,
+            means,
+            kept: Vec::new(),
+            early: BTreeSet::new(),
+            single: Vec::new(),
+            names: Vec::new(),
+            written: Vec::new(),
+            count: 0,
+            before: Lines::default(),
+            inside: Lines::default(),
+        };
+        for ((extent, expr), output) in form.results.iter().zip(call.outputs) {
+            if *extent == Extent::Element {
+                writer.keep(output.dtype, expr);
+            }
+        }
+        writer.find_kept();
+        writer.find_early();
+        writer
+    }
+
+    /// Expressions that a phase computes for every element.
+    fn computed(&self) -> Vec<(&'a Expr, usize)> {
+        let form: &'a Form = self.form;
+        let results = form.results.iter().filter(|(extent, _)| *extent != Extent::Row).map(|(_, e)| (e, phase_of(e)));
+        let inner = |mean: &'a Expr| match mean {
+            Expr::Mean(x) => &**x,
+            _ => unreachable!("only means are collected"),
+        };
+        let means = self.means.iter().map(|(mean, phase)| (inner(mean), *phase));
+        results.chain(means).chain(self.kept.iter().map(|(_, e, phase)| (*e, *phase))).collect()
+    }
+
+    fn keep(&mut self, dtype: DType, expr: &'a Expr) {
+        if !self.kept.iter().any(|(d, e, _)| (*d, *e) == (dtype, expr)) {
+            self.kept.push((dtype, expr, phase_of(expr)));
+        }
+    }
+
+    /// What was rounded in an earlier phase than it is read in.
+    fn find_kept(&mut self) {
+        let mut known = usize::MAX;
+        while known != self.kept.len() {
+            known = self.kept.len();
+            for (expr, phase) in self.computed() {
+                let mut found = Vec::new();
+                rounded(expr, &mut |dtype, inner: &'a Expr| {
+                    let earlier = phase_of(inner) < phase && !self.form.is_uniform(inner);
+                    if earlier {
+                        found.push((dtype, inner));
+                    }
+                    earlier
+                });
+                found.into_iter().for_each(|(dtype, inner)| self.keep(dtype, inner));
+            }
+        }
+    }
+
+    /// Rows are asked for before the first of them is used; but what only the first phase of several reads, or one
+    /// weight beside one tensor, is read where it is used. Where sums are kept in registers, weights are read each time.
+    fn find_early(&mut self) {
+        let tensors = self.read.iter().filter(|i| self.form.operands[**i] == Extent::Element).count();
+        for index in self.read.iter().copied() {
+            let phases: BTreeSet<usize> = self.phases_that_read(index);
+            let several = phases.len() > 1 || self.last == 0 || !phases.contains(&0);
+            let early = match self.form.operands[index] {
+                Extent::Element => several,
+                Extent::Column => !self.deal.walks && (tensors > 1 || phases.len() > 1),
+                Extent::Row => false,
+            };
+            if early {
+                self.early.insert(index);
+            }
+        }
+    }
+
+    fn phases_that_read(&self, index: usize) -> BTreeSet<usize> {
+        let reads = |expr: &Expr, phase: usize| self.reads_in(expr, index, phase);
+        self.computed().into_iter().filter(|(e, phase)| reads(e, *phase)).map(|(_, phase)| phase).collect()
+    }
+
+    /// Whether a phase needs an operand for an expression, and not only what is kept.
+    fn reads_in(&self, expr: &Expr, index: usize, phase: usize) -> bool {
+        match expr {
+            Expr::Input(i) => *i == index,
+            Expr::Mean(_) => false,
+            Expr::Unary(Unary::Round(dtype), x)
+                if self.kept.iter().any(|(d, e, p)| (*d, *e) == (*dtype, x) && *p < phase) =>
+            {
+                false
+            }
+            _ => expr.parts().into_iter().any(|part| self.reads_in(part, index, phase)),
+        }
+    }
+
+    fn sums(&self) -> impl Iterator<Item = &'a Expr> + use<'a> {
+        let form: &'a Form = self.form;
+        form.results.iter().filter(|(extent, _)| *extent == Extent::Column).map(|(_, e)| e)
+    }
+
+    fn parameters(&self) -> Vec<String> {
+        let input = |i: &usize| format!("const {}* __restrict__ in{i}", device_type(self.call.inputs[*i].dtype));
+        let outputs = self.form.results.iter().zip(self.call.outputs).enumerate();
+        let outputs = outputs.filter(|(_, ((extent, _), _))| *extent != Extent::Column);
+        let output = |(i, (_, t)): (usize, (_, &TensorRef))| format!("{}* __restrict__ out{i}", device_type(t.dtype));
+        let partial = self.deal.walks.then(|| "float* __restrict__ partial".to_owned());
+        self.read.iter().map(input).chain(outputs.map(output)).chain(partial).collect()
+    }
+
+    /// Places and registers of a row, and what is read of it before the first phase.
+    fn begin(&self, lines: &mut Lines) {
+        for i in self.read.iter().copied() {
+            let tensor = &self.call.inputs[i];
+            match self.form.operands[i] {
+                Extent::Element => lines.add(1, format!("const auto* const p{i} = in{i} + {};", row_offset(tensor))),
+                Extent::Column => lines.add(1, format!("const auto* const p{i} = in{i};")),
+                Extent::Row => {}
+            }
+            if self.early.contains(&i) {
+                lines.add(1, format!("Pack<{}, WIDTH> x{i}[ITEMS];", device_type(tensor.dtype)));
+            }
+        }
+        for (id, (dtype, _, _)) in self.kept.iter().enumerate() {
+            lines.add(1, format!("Pack<{}, WIDTH> k{id}[ITEMS];", device_type(*dtype)));
+        }
+        for i in self.read.iter().filter(|i| self.form.operands[**i] == Extent::Row) {
+            lines.add(1, format!("const float q{i} = to_float(in{i}[row]);"));
+        }
+        if !self.early.is_empty() {
+            lines.add(1, "FOR_PACKS(n, p) {");
+            for i in &self.early {
+                lines.add(2, format!("x{i}[n] = read_pack<WIDTH>(p{i} + p * WIDTH);"));
+            }
+            lines.add(1, "}");
+        }
+    }
+
+    /// What stands before a phase's loop, and the loop.
+    fn phase(&mut self, phase: usize) -> (Lines, Lines) {
+        (self.phase, self.names, self.written) = (phase, Vec::new(), Vec::new());
+        (self.before, self.inside) = (Lines::default(), Lines::default());
+        let form: &'a Form = self.form;
+        for (index, (extent, expr)) in form.results.iter().enumerate() {
+            if *extent == Extent::Row && phase_of(expr) == phase {
+                let value = self.value(expr, false);
+                let stored = device_type(self.call.outputs[index].dtype);
+                self.before.add(1, format!("if (LANE == 0) out{index}[row] = from_float<{stored}>({value});"));
+            }
+        }
+        for id in 0..self.kept.len() {
+            if self.kept[id].2 == phase {
+                self.store(id);
+            }
+        }
+        let sums: Vec<&'a Expr> = self.sums().collect();
+        for (place, expr) in sums.into_iter().enumerate().filter(|(_, e)| phase_of(e) == phase) {
+            self.add_up(expr, &format!("t{place}[n][j]"));
+        }
+        let means: Vec<(usize, &'a Expr)> =
+            self.means.iter().enumerate().filter(|(_, (_, p))| *p == phase).map(|(i, (mean, _))| (i, *mean)).collect();
+        for (id, mean) in &means {
+            let Expr::Mean(x) = mean else { unreachable!("only means are collected") };
+            self.add_up(x, &format!("s{id}"));
+        }
+        for (id, _) in &means {
+            self.before.add(1, format!("float s{id} = 0.0f;"));
+        }
+        let loops = self.of_packs(phase);
+        let mut behind = loops;
+        for (id, _) in &means {
+            behind.add(1, format!("const float r{id} = row_sum(s{id});"));
+        }
+        (std::mem::take(&mut self.before), behind)
+    }
+
+    /// The loop around what was collected.
+    fn of_packs(&mut self, phase: usize) -> Lines {
+        let mut lines = Lines::default();
+        if self.inside.0.is_empty() {
+            return lines;
+        }
+        lines.add(1, "FOR_PACKS(n, p) {");
+        for i in self.read.iter().copied().filter(|i| self.form.operands[*i] != Extent::Row) {
+            if !self.early.contains(&i) && self.phases_that_read(i).contains(&phase) {
+                lines.add(2, format!("const auto x{i} = read_pack<WIDTH>(p{i} + p * WIDTH);"));
+            }
+        }
+        lines.add(0, "#pragma unroll");
+        lines.add(2, "for (int j = 0; j < WIDTH; j++) {");
+        lines.0.push_str(&self.inside.0);
+        lines.add(2, "}");
+        for (index, ((extent, expr), output)) in self.form.results.iter().zip(self.call.outputs).enumerate() {
+            if *extent == Extent::Element && phase_of(expr) == phase {
+                let id = self.kept_place(output.dtype, expr).expect("results are kept");
+                lines.add(2, format!("write_pack(out{index} + {} + p * WIDTH, k{id}[n]);", row_offset(output)));
+            }
+        }
+        lines.add(1, "}");
+        lines
+    }
+
+    fn kept_place(&self, dtype: DType, expr: &Expr) -> Option<usize> {
+        self.kept.iter().position(|(d, e, _)| (*d, *e) == (dtype, expr))
+    }
+
+    /// Writes a kept value into its pack, once.
+    fn store(&mut self, id: usize) {
+        if self.written.contains(&id) {
+            return;
+        }
+        self.written.push(id);
+        let (dtype, expr, _) = self.kept[id];
+        let value = self.value(expr, false);
+        self.inside.add(3, format!("k{id}[n].at[j] = from_float<{}>({value});", device_type(dtype)));
+    }
+
+    /// Adds a value to a sum; a product in one step.
+    fn add_up(&mut self, expr: &'a Expr, sum: &str) {
+        let line = match expr {
+            Expr::Binary(Binary::Multiply, a, b) => {
+                let (a, b) = (self.value(a, false), self.value(b, false));
+                format!("{sum} = fmaf({a}, {b}, {sum});")
+            }
+            _ => format!("{sum} = __fadd_rn({sum}, {});", self.value(expr, false)),
+        };
+        self.inside.add(3, line);
+    }
+
+    /// The name of a value; equal values get one name.
+    fn value(&mut self, expr: &'a Expr, relaxed: bool) -> String {
+        match expr {
+            Expr::Unary(Unary::Relaxed, x) => return self.value(x, true),
+            Expr::Unary(Unary::Round(dtype), x) if !self.form.is_uniform(x) => {
+                if let Some(id) = self.kept_place(*dtype, x) {
+                    // Kept ones of this phase are written before they are read; those of earlier phases are there.
+                    if self.kept[id].2 == self.phase {
+                        self.store(id);
+                    }
+                    return format!("to_float(k{id}[n].at[j])");
+                }
+            }
+            Expr::Input(i) => {
+                return match self.form.operands[*i] {
+                    Extent::Row => format!("q{i}"),
+                    _ if self.early.contains(i) => format!("to_float(x{i}[n].at[j])"),
+                    _ => format!("to_float(x{i}.at[j])"),
+                };
+            }
+            Expr::Constant(value) => return format!("{:e}f", *value as f32),
+            _ => {}
+        }
+        // It makes a difference to sums and products only, and to the sign of one.
+        let relaxed = relaxed && matches!(expr, Expr::Binary(..) | Expr::Unary(Unary::Negate, _));
+        let known = self.single.iter().chain(&self.names).find(|(e, r, _)| *e == expr && *r == relaxed);
+        if let Some((_, _, name)) = known {
+            return name.clone();
+        }
+        let text = self.computation(expr, relaxed);
+        self.define(expr, relaxed, text)
+    }
+
+    fn define(&mut self, expr: &'a Expr, relaxed: bool, text: String) -> String {
+        let name = format!("v{}", self.count);
+        self.count += 1;
+        let line = format!("const float {name} = {text};");
+        if self.form.is_uniform(expr) {
+            self.before.add(1, line);
+            self.single.push((expr, relaxed, name.clone()));
+        } else {
+            self.inside.add(3, line);
+            self.names.push((expr, relaxed, name.clone()));
+        }
+        name
+    }
+
+    fn computation(&mut self, expr: &'a Expr, relaxed: bool) -> String {
+        match expr {
+            Expr::Mean(_) => format!("__fmul_rn({}, 1.0f / COLUMNS)", self.row_sum(expr)),
+            Expr::Unary(function, x) => {
+                // Relaxed goes no further than what it stands around, but a sign.
+                let x = self.value(x, relaxed && *function == Unary::Negate);
+                device_unary(*function, &x)
+            }
+            Expr::Binary(Binary::Multiply, ..) if relaxed => {
+                let (a, b) = self.product(expr).expect("a product has factors");
+                format!("__fmul_rn({a}, {b})")
+            }
+            Expr::Binary(function @ (Binary::Add | Binary::Subtract), a, b) if relaxed => {
+                self.contracted(*function == Binary::Subtract, a, b)
+            }
+            Expr::Binary(function, a, b) => {
+                let (a, b) = (self.value(a, relaxed), self.value(b, relaxed));
+                format!("{}({a}, {b})", device_binary(*function))
+            }
+            Expr::Input(_) | Expr::Constant(_) => unreachable!("they have names of their own"),
+        }
+    }
+
+    /// a + b or a − b, one of them a product where one is.
+    fn contracted(&mut self, subtract: bool, a: &'a Expr, b: &'a Expr) -> String {
+        // A mean that elements are compared with has one value, the one that may be stored.
+        let of_row = self.form.is_uniform(a) && self.form.is_uniform(b);
+        let product = |expr: &Expr| of_row || !matches!(expr, Expr::Mean(_));
+        if product(b)
+            && let Some((p, q)) = self.product(b)
+        {
+            let a = self.value(a, true);
+            return format!("fmaf({}{p}, {q}, {a})", if subtract { "-" } else { "" });
+        }
+        if product(a)
+            && let Some((p, q)) = self.product(a)
+        {
+            let b = self.value(b, true);
+            return format!("fmaf({p}, {q}, {}{b})", if subtract { "-" } else { "" });
+        }
+        let (a, b) = (self.value(a, true), self.value(b, true));
+        format!("{}({a}, {b})", device_binary(if subtract { Binary::Subtract } else { Binary::Add }))
+    }
+
+    fn row_sum(&self, mean: &Expr) -> String {
+        let id = self.means.iter().position(|(e, _)| *e == mean).expect("all means were collected");
+        format!("r{id}")
+    }
+
+    /// A product as two factors; a mean is one, too. Factors that are the same for the whole row, if there are several, are multiplied
+    /// with one another first.
+    fn product(&mut self, expr: &'a Expr) -> Option<(String, String)> {
+        if matches!(expr, Expr::Mean(_)) {
+            return Some((self.row_sum(expr), "1.0f / COLUMNS".to_owned()));
+        }
+        let mut factors = Vec::new();
+        collect_factors(expr, &mut factors);
+        if factors.len() < 2 {
+            return None;
+        }
+        let uniform: Vec<&'a Expr> = factors.iter().copied().filter(|e| self.form.is_uniform(e)).collect();
+        if uniform.len() < 2 || uniform.len() == factors.len() {
+            let values: Vec<String> = factors.iter().map(|e| self.value(e, true)).collect();
+            return Some(self.multiplied(values, uniform.len() == factors.len()));
+        }
+        let of_row: Vec<String> = uniform.iter().map(|e| self.value(e, true)).collect();
+        let (a, b) = self.multiplied(of_row, true);
+        let of_row = self.plain(format!("__fmul_rn({a}, {b})"), true);
+        let others = factors.iter().copied().filter(|e| !uniform.contains(e)).collect::<Vec<_>>();
+        let values: Vec<String> = others.into_iter().map(|e| self.value(e, true)).chain([of_row]).collect();
+        Some(self.multiplied(values, false))
+    }
+
+    /// All but the last multiplied from the left, and the last.
+    fn multiplied(&mut self, mut values: Vec<String>, single: bool) -> (String, String) {
+        let last = values.pop().expect("a product has factors");
+        let first = values.into_iter().reduce(|a, b| self.plain(format!("__fmul_rn({a}, {b})"), single));
+        (first.expect("a product has two factors"), last)
+    }
+
+    /// A value without an expression of its own.
+    fn plain(&mut self, text: String, single: bool) -> String {
+        let name = format!("v{}", self.count);
+        self.count += 1;
+        let (lines, indent) = if single { (&mut self.before, 1) } else { (&mut self.inside, 3) };
+        lines.add(indent, format!("const float {name} = {text};"));
+        name
+    }
+}

@@ -178,7 +178,20 @@ impl TensorRef {
                 count /= shape[axis];
             }
         }
+        // An axis of extent 1 gets the stride that it would have with more.
+        for axis in (0..shape.len()).rev().filter(|axis| shape[*axis] == 1) {
+            strides[axis] = if axis + 1 < shape.len() { strides[axis + 1] * shape[axis + 1] } else { 1 };
+        }
         Some(TensorRef { shape: shape.to_vec(), strides, ..self.clone() })
+    }
+
+    /// Whether both are the same elements in the same order: strides of axes of extent 1 tell nothing.
+    pub fn is_same_place(&self, other: &TensorRef) -> bool {
+        let strides = |of: &TensorRef| -> Vec<usize> {
+            of.shape.iter().zip(&of.strides).filter(|(n, _)| **n != 1).map(|(_, stride)| *stride).collect()
+        };
+        (self.arena, self.offset, self.dtype, &self.shape) == (other.arena, other.offset, other.dtype, &other.shape)
+            && strides(self) == strides(other)
     }
 
     /// As a matrix: all axes but the last folded into rows. `None` when the rows are not evenly
@@ -250,5 +263,12 @@ mod tests {
         assert_eq!(heads.reshape(&[2, 8, 32]).unwrap(), slice);
         assert_eq!(slice.reshape(&[16, 32]).unwrap().strides, [96, 1]);
         assert_eq!(slice.reshape(&[2, 256]), None);
+        // One row looks like one of several.
+        let one = TensorRef { shape: vec![1, 8, 32], ..slice };
+        let heads = one.reshape(&[1, 8, 4, 8]).unwrap();
+        assert_eq!(heads.strides, [768, 96, 8, 1]);
+        assert_eq!(heads.reshape(&[1, 8, 32]).unwrap(), one);
+        let other = TensorRef { strides: vec![1, 96, 1], ..one.clone() };
+        assert!(other != one && other.is_same_place(&one) && !heads.is_same_place(&one));
     }
 }

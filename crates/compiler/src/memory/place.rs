@@ -110,6 +110,10 @@ impl Placement {
         self.places[id.0 as usize] = Some(tensor);
     }
 
+    fn lies_at(&self, id: ValueId, place: &TensorRef) -> bool {
+        self.get(id).is_some_and(|found| found.is_same_place(place))
+    }
+
     fn hand_down(&mut self, graph: &Graph, index: usize) {
         let node = &graph.nodes[index];
         if operation(node).class() != Class::View {
@@ -161,7 +165,7 @@ impl Placement {
     fn stored_whole(&self, graph: &Graph, node: &Node, shape: &[usize], dtype: DType) -> Option<TensorRef> {
         let first = self.get(node.inputs[0])?;
         let whole = TensorRef::dense(first.arena, first.offset, dtype, shape);
-        let fits = node.inputs.iter().zip(parts(graph, node, &whole)).all(|(id, part)| self.get(*id) == Some(&part));
+        let fits = node.inputs.iter().zip(parts(graph, node, &whole)).all(|(id, part)| self.lies_at(*id, &part));
         fits.then_some(whole)
     }
 
@@ -179,7 +183,7 @@ impl Placement {
         };
         let Some(candidate) = candidate else { return };
         let derived = operation(node).alias(std::slice::from_ref(&candidate), &node.attrs);
-        if node.outputs.iter().zip(&derived).all(|(id, t)| self.get(*id) == Some(t)) {
+        if node.outputs.iter().zip(&derived).all(|(id, t)| self.lies_at(*id, t)) {
             self.set(input, candidate);
         }
     }
@@ -193,7 +197,7 @@ impl Placement {
             let whole = self.get(node.outputs[0]).expect("joins were placed on the way down").clone();
             for (input, part) in node.inputs.iter().zip(parts(graph, node, &whole)) {
                 let place = self.get(*input).expect("inputs are placed before their use");
-                if *place != part {
+                if !place.is_same_place(&part) {
                     copies.push(Copied { from: place.clone(), to: part });
                 }
             }
@@ -203,7 +207,7 @@ impl Placement {
             for (id, tensor) in node.outputs.iter().zip(derived) {
                 match self.get(*id) {
                     None => self.set(*id, tensor),
-                    Some(place) if *place == tensor => {}
+                    Some(place) if place.is_same_place(&tensor) => {}
                     Some(place) => copies.push(Copied { from: tensor, to: place.clone() }),
                 }
             }

@@ -31,6 +31,8 @@ const BLOCKS: usize = 264;
 /// Most chunks of rows that wide tiles may lead to: their parts of db are added one behind the other. On an H200, 4096
 /// rows of 1024 columns at rank 16: 16 chunks in tiles of 64 columns 8.3 µs, 64 chunks in tiles of 256 columns 11.9 µs.
 const MOST_CHUNKS: usize = 24;
+/// Shared memory of a block, bytes, of which a multiprocessor of the largest GPUs holds two.
+const TWICE: usize = 113 << 10;
 /// Most columns of the low-rank factors.
 pub const MOST_RANK: usize = 64;
 
@@ -88,8 +90,11 @@ impl Tiles {
         let most = rows.div_ceil(TALL);
         // Wide tiles leave less to add up; older and smaller GPUs have less shared memory for them.
         let widths: &[usize] = if is_roomy(call.machine) { &[256, 128, 64] } else { &[128, 64] };
+        // Two blocks share a multiprocessor, where a narrower tile lets them.
+        let shared = |width: &usize| 2 * (width * rank + STAGES * TALL * (width + rank));
+        let fits_twice = |width: &usize| shared(width) <= TWICE || *width == 64;
         let divides = |width: &usize| reading.columns.iter().all(|(first, n)| n % width == 0 && first % 8 == 0);
-        let fitting: Vec<usize> = widths.iter().copied().filter(divides).collect();
+        let fitting: Vec<usize> = widths.iter().copied().filter(divides).filter(fits_twice).collect();
         let chunks = |width: &usize| (BLOCKS / (columns / width)).clamp(1, most);
         let width = *fitting.iter().find(|width| chunks(width) <= MOST_CHUNKS).or(fitting.last())?;
         let chunk = steps(columns / width, most) * TALL;

@@ -5,7 +5,8 @@
 // A block takes CHUNK rows of WIDTH columns of one slice, TALL rows at a time; 4 warps. It leaves
 //   part_dt f32 [COLUMNS / WIDTH, ROWS, RANK] and part_db f32 [chunks, COLUMNS, RANK],
 // which `sum.cu` adds in order. Tiles wait in shared memory as rows of 16-byte pieces, each piece moved by
-// its row so that eight rows of one column lie in different banks.
+// its row so that eight rows of one column lie in different banks; rows of the factors, too, whose pieces are a power of
+// two, and which are shorter than the 128 bytes of all banks (rank 64 had eight rows in one bank: 0.45 TB/s).
 #include "mma.cuh"
 
 #define TALL 64
@@ -18,6 +19,12 @@
 #define T_BYTES (TALL * RANK * 2)
 
 __device__ __forceinline__ u32 piece(int row, int p) { return (u32)(row * PIECES + (p ^ (row & 7))) * 16; }
+
+// Of a factor, in bytes.
+__device__ __forceinline__ u32 factor_piece(int row, int p) {
+  const int moved = (RANKS & (RANKS - 1)) || RANKS > 8 ? p : p ^ (row * RANKS / 8 & (RANKS - 1));
+  return (u32)(row * RANKS + moved) * 16;
+}
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt, float* __restrict__ part_db) {
@@ -42,7 +49,8 @@ low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 base = shared_address(shared), b_at = base, tiles = base + WIDTH * RANK * 2;
 
-  for (int i = threadIdx.x; i < WIDTH * RANKS; i += 32 * WARPS) copy_async(b_at + i * 16, b + i * 8, true);
+  for (int i = threadIdx.x; i < WIDTH * RANKS; i += 32 * WARPS)
+    copy_async(b_at + factor_piece(i / RANKS, i % RANKS), b + i * 8, true);
   const auto fetch = [&](int step) {
     if (step < steps) {
       const u32 to = tiles + step % STAGES * (DY_BYTES + T_BYTES);
@@ -55,7 +63,8 @@ low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt
       for (int i = threadIdx.x; i < TALL * RANKS; i += 32 * WARPS) {
         const int row = i / RANKS;
         const bool inside = row0 + row < stop;
-        copy_async(to + DY_BYTES + i * 16, t + T_AT(inside ? row0 + row : start, slice) + i % RANKS * 8, inside);
+        copy_async(to + DY_BYTES + factor_piece(row, i % RANKS), t + T_AT(inside ? row0 + row : start, slice) + i % RANKS * 8,
+                   inside);
       }
     }
     commit_copies();
@@ -78,7 +87,7 @@ low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt
 #pragma unroll
       for (int n = 0; n < RANKS; n++) {
         u32 b0, b1;
-        load_transposed(b0, b1, b_at + ((k * 16 + lane % 16) * RANKS + n) * 16);
+        load_transposed(b0, b1, b_at + factor_piece(k * 16 + lane % 16, n));
         mma(dt[n], a, b0, b1);
       }
     }
@@ -97,7 +106,7 @@ low_rank_tiles(const bf16* __restrict__ dy, FACTORS, float* __restrict__ part_dt
       u32 ts0[RANKS], ts1[RANKS];
 #pragma unroll
       for (int n = 0; n < RANKS; n++)
-        load_transposed(ts0[n], ts1[n], t_at + ((k * 16 + lane % 16) * RANKS + n) * 16);
+        load_transposed(ts0[n], ts1[n], t_at + factor_piece(k * 16 + lane % 16, n));
 #pragma unroll
       for (int m = 0; m < OWN; m++) {
         // The transpose of a 16×16 block of dy: lanes give rows of the matrices in the order that

@@ -22,6 +22,7 @@ import random
 import subprocess
 import sys
 import time
+from concurrent import futures
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -99,14 +100,16 @@ def draw(chance: random.Random, tiny: bool) -> dict[str, Any]:
     }
 
 
-def write(shape: dict[str, Any], folder: pathlib.Path, a: argparse.Namespace, chance: random.Random) -> pathlib.Path:
-    """The shape as a file that `surogate sft` takes."""
+def write(
+    shape: dict[str, Any], folder: pathlib.Path, a: argparse.Namespace, chance: random.Random, most: int = 1_500_000
+) -> pathlib.Path:
+    """The shape as a file that `surogate sft` takes, with data of up to `most` tokens."""
     folder.mkdir(parents=True)
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(shape["model"], indent=2))
     length, vocabulary = shape["options"]["sequence_len"], shape["model"]["vocab_size"]
     rows = shape["options"]["per_device_train_batch_size"] * shape["options"]["gradient_accumulation_steps"]
-    wanted = min(1_500_000, max(40 * rows * length, 200_000)) if not a.tiny else 20_000
+    wanted = min(most, max(40 * rows * length, 200_000)) if not a.tiny else 20_000
     with (folder / "data.jsonl").open("w") as file:
         written = 0
         while written < wanted:
@@ -146,24 +149,26 @@ def planned(run: pathlib.Path) -> dict[str, Any] | None:
     return found
 
 
-def one_shape(number: int, chance: random.Random, a: argparse.Namespace) -> dict[str, Any]:
-    """Draws until a shape can be run, and runs it."""
+def prepared(number: int, chance: random.Random, a: argparse.Namespace) -> tuple[dict[str, Any], pathlib.Path]:
+    """Draws until a shape can be run, and plans it: CPU work, beside the run of the shape before."""
     for attempt in range(50):
         shape = draw(chance, a.tiny)
         folder = a.out / f"shape-{number:02}-{attempt}-{time.strftime('%H%M%S')}"
         run = write(shape, folder, a, chance)
         plan = planned(run)
         if plan and plan["estimate"]["step_seconds"] <= LONGEST_STEP:
-            break
-    else:
-        sys.exit("calibrate.py: no shape of fifty fits")
-    result = {"number": number, **shape, "expected": plan["estimate"], "planned_before": plan["memory_bytes"]}
+            expected = {"expected": plan["estimate"], "planned_before": plan["memory_bytes"]}
+            return {"number": number, **shape, **expected}, run
+    raise RuntimeError("no shape of fifty fits")
+
+
+def one_shape(result: dict[str, Any], run: pathlib.Path, a: argparse.Namespace) -> dict[str, Any]:
     try:
         limit = a.warm_up + a.seconds + 120
-        result |= one_run.watch(run, folder / "output", a.warm_up, a.seconds, limit)
+        result |= one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, limit)
     except one_run.Failed as problem:
         result["error"] = str(problem)
-    (folder / "data.jsonl").unlink()
+    (run.parent / "data.jsonl").unlink()
     return result
 
 
@@ -212,12 +217,16 @@ def main() -> int:
     print(f"\nshapes of seed {seed}\n")
     print("| shape | expected, ms | measured | | planned, GiB | used |\n|---|--:|--:|--:|--:|--:|", flush=True)
     held = []
-    with (a.out / "shapes.jsonl").open("a") as record:
+    with (a.out / "shapes.jsonl").open("a") as record, futures.ThreadPoolExecutor(1) as beside:
+        following = beside.submit(prepared, 0, chance, a)
         for number in range(a.count):
             if time.time() - began + a.warm_up + a.seconds + 30 > a.budget:
                 print(f"the budget ends before shape {number}")
                 break
-            result = one_shape(number, chance, a) | {"seed": seed}
+            shape, run = following.result()
+            if number + 1 < a.count:
+                following = beside.submit(prepared, number + 1, chance, a)
+            result = one_shape(shape, run, a) | {"seed": seed}
             record.write(json.dumps(result) + "\n")
             record.flush()
             line, fine = judge(result)

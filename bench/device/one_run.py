@@ -42,6 +42,15 @@ def used_bytes() -> int | None:
     return int(float(shown)) << 20 if shown else None
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Host memory of a process; none where it has ended."""
+    try:
+        lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:")), None)
+
+
 def events(folder: pathlib.Path) -> list[dict[str, Any]]:
     """What the run logged so far; a line that is being written is left for later."""
     found: list[dict[str, Any]] = []
@@ -79,6 +88,7 @@ def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: floa
     began, before = time.time(), used_bytes()
     words = [sys.executable, "-m", "surogate", "sft", str(run), "--quiet"]
     most = 0
+    resident: list[int] = []
     with printed.open("wb") as output:
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=os.environ.copy())
         try:
@@ -86,6 +96,8 @@ def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: floa
                 time.sleep(min(2.0, seconds / 4 + 0.1))
                 most = max(most, used_bytes() or 0)
                 steps = [event for event in events(folder) if event["event"] == "step"]
+                if steps and when(steps[-1]) - when(steps[0]) >= warm_up:
+                    resident.append(resident_bytes(process.pid) or 0)
                 if steps and when(steps[-1]) - when(steps[0]) >= warm_up + seconds:
                     break
                 if process.poll() is not None or time.time() - began > limit:
@@ -94,7 +106,11 @@ def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: floa
                     raise Failed(f"the run {why} after {len(steps)} steps: {tail}")
         finally:
             stop(process)
-    return measured(events(folder), began, warm_up) | {"used": most or None, "used_before": before}
+    return measured(events(folder), began, warm_up) | {
+        "used": most or None,
+        "used_before": before,
+        "resident": resident,
+    }
 
 
 def measured(logged: list[dict[str, Any]], began: float, warm_up: float) -> dict[str, Any]:

@@ -34,7 +34,7 @@ pub use options::{
 };
 pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
-pub use probes::{Probe, probes};
+pub use probes::{Links, Probe, links, probes};
 
 /// Bytes for people.
 fn size(bytes: usize) -> String {

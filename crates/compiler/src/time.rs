@@ -29,9 +29,9 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64
         Class::Matmul => Work::Product { cost, dtype, extents: extents(cost, &outputs[0]), launches: 1, extra: 0.0 },
         Class::Attention if inputs[0].shape.len() == 4 => {
             let by = if halves { on_matrix_units(machine) } else { Realisation::Scalar };
-            Work::attention(cost, &inputs[0], node.phase == Phase::Backward, by, Seen::default())
+            Work::attention(cost, [&inputs[0], &inputs[1]], node.phase == Phase::Backward, by, Seen::default())
         }
-        _ => Work::Kernel { cost, dtype, launches: 1, blocks: None },
+        _ => Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 },
     };
     expected_times(&work, machine).seconds()
 }

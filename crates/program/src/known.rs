@@ -27,17 +27,6 @@ struct Sheet {
 
 const SHEETS: &[Sheet] = &[
     Sheet {
-        name: "h100",
-        card: "H100",
-        arch: Architecture::HOPPER,
-        memory: 81_559,
-        units: 132,
-        bf16: 989.4,
-        f32: 66.9,
-        bandwidth: 3350.0,
-        link: 55.5,
-    },
-    Sheet {
         name: "a100-40",
         card: "A100-SXM4-40GB",
         arch: Architecture { major: 8, minor: 0 },
@@ -140,7 +129,7 @@ impl Sheet {
 
 /// Names of machines that are known.
 pub fn names() -> Vec<&'static str> {
-    let mut names: Vec<&str> = SHEETS.iter().map(|sheet| sheet.name).chain(["h200"]).collect();
+    let mut names: Vec<&str> = SHEETS.iter().map(|sheet| sheet.name).chain(["h100", "h200"]).collect();
     names.sort_unstable();
     names
 }
@@ -149,16 +138,20 @@ impl Machine {
     /// A machine by the name that `--machine` takes, in any case.
     pub fn named(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
-        if name == "h200" {
-            return Some(Self::h200());
+        match name.as_str() {
+            "h100" => Some(Self::h100()),
+            "h200" => Some(Self::h200()),
+            _ => SHEETS.iter().find(|sheet| sheet.name == name).map(Sheet::machine),
         }
-        SHEETS.iter().find(|sheet| sheet.name == name).map(Sheet::machine)
     }
 
     /// The machine that a card of the driver's name is, where it is known.
     pub fn of_card(card: &str) -> Option<Self> {
         if card.contains("H200") {
             return Some(Self::h200());
+        }
+        if card.contains("H100 80GB HBM3") {
+            return Some(Self::h100());
         }
         // A card for PCIe has another memory and another clock than the one of the same name on a board.
         let found = SHEETS.iter().find(|sheet| card.contains(sheet.card) && !card.contains("PCIe"));
@@ -176,11 +169,13 @@ mod tests {
             let found = Machine::named(&name.to_ascii_uppercase()).unwrap();
             assert_eq!(found.name, name);
             assert!(found.memory > 20 << 30 && found.bandwidth > 5e11 && found.bf16_flops > found.f32_flops, "{name}");
-            assert_eq!(found.origin == Origin::DataSheet, name != "h200", "{name}");
+            assert_eq!(found.origin == Origin::DataSheet, !name.starts_with('h'), "{name}");
         }
         assert_eq!(Machine::named("a100"), None);
         assert_eq!(Machine::of_card("NVIDIA A100-SXM4-80GB").unwrap().name, "a100-80");
         assert_eq!(Machine::of_card("NVIDIA H100 80GB HBM3").unwrap().name, "h100");
-        assert_eq!(Machine::of_card("NVIDIA H100 PCIe"), None);
+        for other in ["NVIDIA H100 PCIe", "NVIDIA H100 NVL"] {
+            assert_eq!(Machine::of_card(other), None);
+        }
     }
 }

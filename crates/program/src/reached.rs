@@ -51,16 +51,41 @@ impl Realisation {
     }
 }
 
-/// What attention reaches at one point: a pass, who computes it, heads up to a size, queries that see so many keys in the
-/// mean. Operations are counted over the pairs that are seen: 4 for each element of a head forward, 10 backward.
+/// What hides keys from a query, beside those behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hidden {
+    /// Nothing.
+    None,
+    /// A window: every query but the first sees as many.
+    Window,
+    /// Other documents of the row: some queries see many keys, most see few.
+    Documents,
+}
+
+impl Hidden {
+    pub const ALL: [Hidden; 3] = [Hidden::None, Hidden::Window, Hidden::Documents];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Hidden::None => "none",
+            Hidden::Window => "window",
+            Hidden::Documents => "documents",
+        }
+    }
+}
+
+/// What attention reaches at one point: a pass, who computes it, what hides keys, heads up to a size, queries that see so
+/// many keys in the mean. Operations are counted over the pairs that are seen: 4 for each element of a head forward, 10
+/// backward. The device is full: what a few long pieces of work leave idle at the end comes on top.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionRate {
     pub backward: bool,
     pub by: Realisation,
+    pub hidden: Hidden,
     /// Largest head that the point stands for.
     pub head_dim: usize,
     pub keys: f64,
-    /// Of `bf16_flops`.
+    /// Of `bf16_flops`, at the clock of short runs.
     pub share: f64,
 }
 
@@ -85,85 +110,12 @@ pub struct Reached {
     pub addend_pass: bool,
 }
 
-const fn at(backward: bool, by: Realisation, head_dim: usize, keys: f64, teraflops: f64) -> AttentionRate {
-    AttentionRate { backward, by, head_dim, keys, share: teraflops / 808.0 }
+const fn even(backward: bool) -> AttentionRate {
+    AttentionRate { backward, by: Realisation::Scalar, hidden: Hidden::None, head_dim: 512, keys: 1024.0, share: 1.0 }
 }
 
-const FORWARD: bool = false;
-const BACKWARD: bool = true;
-
-/// Attention on an H200, TFLOP/s over the pairs that are seen. Measured in steps: the library's with heads of 128 at 68,
-/// 210 and 1024 keys, scalar ones from a whole run with a window; portable ones alone. Hopper's: each alone (2026-11-22,
-/// docs/performance.md), times 0.85, which is what a step leaves of that. The others stand for what
-/// `doctor --calibrate` measures.
-const H200_ATTENTION: &[AttentionRate] = &{
-    use Realisation::{Hopper, Library, Portable, Scalar};
-    [
-        at(FORWARD, Library, 64, 68.0, 40.0),
-        at(FORWARD, Library, 64, 1024.0, 300.0),
-        at(FORWARD, Library, 64, 4096.0, 390.0),
-        at(FORWARD, Library, 128, 68.0, 60.0),
-        at(FORWARD, Library, 128, 210.0, 167.0),
-        at(FORWARD, Library, 128, 1024.0, 440.0),
-        at(FORWARD, Library, 128, 4096.0, 540.0),
-        at(BACKWARD, Library, 64, 68.0, 20.0),
-        at(BACKWARD, Library, 64, 1024.0, 190.0),
-        at(BACKWARD, Library, 64, 4096.0, 260.0),
-        at(BACKWARD, Library, 128, 68.0, 30.0),
-        at(BACKWARD, Library, 128, 210.0, 85.0),
-        at(BACKWARD, Library, 128, 1024.0, 300.0),
-        at(BACKWARD, Library, 128, 4096.0, 350.0),
-        at(FORWARD, Hopper, 64, 128.0, 130.0),
-        at(FORWARD, Hopper, 64, 168.0, 134.0),
-        at(FORWARD, Hopper, 64, 1024.0, 355.0),
-        at(FORWARD, Hopper, 64, 2048.0, 357.0),
-        at(FORWARD, Hopper, 64, 16384.0, 382.0),
-        at(BACKWARD, Hopper, 64, 128.0, 113.0),
-        at(BACKWARD, Hopper, 64, 168.0, 117.0),
-        at(BACKWARD, Hopper, 64, 1024.0, 266.0),
-        at(BACKWARD, Hopper, 64, 2048.0, 308.0),
-        at(BACKWARD, Hopper, 64, 16384.0, 351.0),
-        at(FORWARD, Hopper, 128, 176.0, 198.0),
-        at(FORWARD, Hopper, 128, 1024.0, 446.0),
-        at(FORWARD, Hopper, 128, 4096.0, 526.0),
-        at(BACKWARD, Hopper, 128, 176.0, 138.0),
-        at(BACKWARD, Hopper, 128, 1024.0, 340.0),
-        at(BACKWARD, Hopper, 128, 4096.0, 393.0),
-        at(BACKWARD, Hopper, 128, 16384.0, 450.0),
-        at(FORWARD, Hopper, 256, 203.0, 160.0),
-        at(FORWARD, Hopper, 256, 900.0, 374.0),
-        at(FORWARD, Hopper, 256, 2048.0, 433.0),
-        at(BACKWARD, Hopper, 256, 203.0, 105.0),
-        at(BACKWARD, Hopper, 256, 900.0, 246.0),
-        at(BACKWARD, Hopper, 256, 2048.0, 268.0),
-        at(FORWARD, Portable, 64, 168.0, 126.0),
-        at(FORWARD, Portable, 64, 1024.0, 272.0),
-        at(FORWARD, Portable, 64, 2048.0, 307.0),
-        at(FORWARD, Portable, 128, 176.0, 144.0),
-        at(FORWARD, Portable, 128, 1024.0, 311.0),
-        at(FORWARD, Portable, 128, 4096.0, 346.0),
-        at(FORWARD, Portable, 256, 203.0, 127.0),
-        at(FORWARD, Portable, 256, 2048.0, 249.0),
-        at(FORWARD, Portable, 512, 2048.0, 204.0),
-        at(BACKWARD, Portable, 64, 168.0, 113.0),
-        at(BACKWARD, Portable, 64, 1024.0, 231.0),
-        at(BACKWARD, Portable, 64, 2048.0, 263.0),
-        at(BACKWARD, Portable, 128, 176.0, 120.0),
-        at(BACKWARD, Portable, 128, 1024.0, 247.0),
-        at(BACKWARD, Portable, 128, 4096.0, 275.0),
-        at(BACKWARD, Portable, 256, 203.0, 98.0),
-        at(BACKWARD, Portable, 256, 2048.0, 202.0),
-        at(BACKWARD, Portable, 512, 2048.0, 116.0),
-        at(FORWARD, Scalar, 128, 1024.0, 20.0),
-        at(BACKWARD, Scalar, 128, 1024.0, 17.0),
-    ]
-};
-
 /// One rate at every point: where a machine has a single one.
-const EVEN_ATTENTION: &[AttentionRate] = &[
-    AttentionRate { backward: false, by: Realisation::Scalar, head_dim: 512, keys: 1024.0, share: 1.0 },
-    AttentionRate { backward: true, by: Realisation::Scalar, head_dim: 512, keys: 1024.0, share: 1.0 },
-];
+const EVEN_ATTENTION: &[AttentionRate] = &[even(false), even(true)];
 
 impl Reached {
     /// The ceilings themselves.
@@ -178,32 +130,14 @@ impl Reached {
         addend_pass: false,
     };
 
-    /// On an H200. Products: set with the times of all products of steps of Qwen3-0.6B and 4B with adapters, 0.6B and 8B
-    /// in full (2026-11-21), which come out within 2.6 %; their rate in a step falls from 734 TFLOP/s where they take
-    /// half of it to 710 where they take five sixths. Gradients of adapters: 1.33 to 1.61 TB/s.
-    pub const H200: Reached = Reached {
-        launch: 2.0e-6,
-        entry: 40e-6,
-        products: Products {
-            launch: 2.5e-6,
-            hot: 690.0 / 808.0,
-            small_tiles: 0.95,
-            wave: 0.5,
-            depth: 0.0,
-            bandwidth: 0.72,
-        },
-        bandwidth: 0.93,
-        kernels: 340.0 / 808.0,
-        kernel_bandwidth: 0.45,
-        attention: Cow::Borrowed(H200_ATTENTION),
-        addend_pass: false,
-    };
-
     /// What attention of a pass reaches, as a share of `bf16_flops`. Where a realisation has no point for heads of this
     /// size, the next larger stands in, padded, else the largest; where it has none at all, the slowest of all.
-    pub fn attention_share(&self, backward: bool, by: Realisation, head_dim: usize, keys: f64) -> f64 {
+    pub fn attention_share(&self, backward: bool, by: Realisation, hidden: Hidden, head_dim: usize, keys: f64) -> f64 {
         let pass = || self.attention.iter().filter(move |of| of.backward == backward);
-        let own: Vec<&AttentionRate> = pass().filter(|of| of.by == by).collect();
+        let realised = || pass().filter(|of| of.by == by);
+        // Where nothing was measured of what hides keys, what was measured of anything else stands in.
+        let alike: Vec<&AttentionRate> = realised().filter(|of| of.hidden == hidden).collect();
+        let own = if alike.is_empty() { realised().collect() } else { alike };
         if own.is_empty() {
             return pass().map(|of| of.share).min_by(f64::total_cmp).unwrap_or(1.0);
         }
@@ -219,15 +153,20 @@ impl Reached {
     }
 }
 
-/// The value at `x` on the line through points in ascending order. Below the first it falls in proportion with
-/// exp(x): tiles are computed whole. Above the last it stays, and so does a single point.
+/// Keys that are computed for nothing where a query's begin and end within tiles: 102 TFLOP/s at 64 keys where there are
+/// 204 at 256 (backward, heads of 64, H200).
+const TILE: f64 = 128.0;
+
+/// The value at `x`, the logarithm of a number of keys, on the line through points in ascending order. Below the first it
+/// falls as what tiles compute for nothing grows. Above the last it stays, and so does a single point.
 fn between(points: &[(f64, f64)], x: f64) -> f64 {
     if let [(_, only)] = points {
         return *only;
     }
     let (first, last) = (points[0], points[points.len() - 1]);
     if x <= first.0 {
-        return first.1 * (x - first.0).exp();
+        let whole = |x: f64| x.exp() / (x.exp() + TILE);
+        return first.1 * whole(x) / whole(first.0);
     }
     if x >= last.0 {
         return last.1;
@@ -243,16 +182,21 @@ mod tests {
 
     #[test]
     fn attention_follows_keys_and_heads() {
-        let of = |by, head_dim, keys| 808.0 * Reached::H200.attention_share(false, by, head_dim, keys);
-        assert!((of(Realisation::Library, 128, 1024.0) - 440.0).abs() < 1e-9);
+        let of = |by, head_dim, keys| 808.0 * Reached::H200.attention_share(false, by, Hidden::None, head_dim, keys);
+        let [short, long] = [1024.5, 4096.5].map(|keys| of(Realisation::Library, 128, keys));
         let between = of(Realisation::Library, 128, 2048.0);
-        assert!(440.0 < between && between < 540.0, "{between}");
-        assert_eq!(of(Realisation::Library, 128, 1e6), of(Realisation::Library, 128, 4096.0));
-        // Half the keys in tiles as large: half the rate.
-        assert!((of(Realisation::Library, 128, 34.0) - 30.0).abs() < 1e-9);
+        assert!(short < between && between < long, "{short} {between} {long}");
+        assert_eq!(of(Realisation::Library, 128, 1e6), long);
+        // A quarter of the keys in tiles as large: half the rate.
+        let first = of(Realisation::Library, 128, 256.5);
+        assert!((0.49..0.51).contains(&(of(Realisation::Library, 128, 64.0) / first)));
         // Heads of 96 are padded to 128.
-        assert!((of(Realisation::Library, 96, 1024.0) - 330.0).abs() < 1e-9);
+        assert!((of(Realisation::Library, 96, 1024.5) / short - 0.75).abs() < 1e-9);
         assert!(of(Realisation::Scalar, 128, 4096.0) < 25.0);
-        assert_eq!(Reached::ALL.attention_share(true, Realisation::Hopper, 64, 5.0), 1.0);
+        // Documents have a rate of their own, and what was not measured in documents stands in for them.
+        let hidden = |by, hidden| Reached::H200.attention_share(true, by, hidden, 128, 1000.0);
+        assert!(hidden(Realisation::Hopper, Hidden::Documents) < hidden(Realisation::Hopper, Hidden::None));
+        assert_eq!(hidden(Realisation::Portable, Hidden::Documents), hidden(Realisation::Portable, Hidden::None));
+        assert_eq!(Reached::ALL.attention_share(true, Realisation::Hopper, Hidden::Window, 64, 5.0), 1.0);
     }
 }

@@ -10,7 +10,7 @@ use crate::instruction::{Cost, Instruction, Launch, Step};
 use crate::machine::{Arch, Machine};
 use crate::memory::TensorRef;
 use crate::program::Program;
-use crate::reached::Realisation;
+use crate::reached::{Hidden, Realisation};
 
 /// Why an instruction takes longer than at the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,13 +49,87 @@ impl Cause {
 /// A piece of work, by what decides how much of the machine's ceilings it reaches.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// Kernels of the project's own.
-    Kernel { cost: Cost, dtype: Option<DType>, launches: usize, blocks: Option<usize> },
+    /// Kernels of the project's own. `left`: bytes of scratch memory, which one writes and the next reads.
+    Kernel {
+        cost: Cost,
+        dtype: Option<DType>,
+        launches: usize,
+        blocks: Option<usize>,
+        left: f64,
+    },
     /// `batch` products of [m, k] and [k, n]; `extra` bytes are moved beside the cost's.
-    Product { cost: Cost, dtype: Option<DType>, extents: Extents, launches: usize, extra: f64 },
-    /// `keys`: how many a query sees in the mean.
-    Attention { cost: Cost, dtype: Option<DType>, backward: bool, by: Realisation, head_dim: usize, keys: f64 },
+    Product {
+        cost: Cost,
+        dtype: Option<DType>,
+        extents: Extents,
+        launches: usize,
+        extra: f64,
+    },
+    Attention {
+        cost: Cost,
+        dtype: Option<DType>,
+        backward: bool,
+        by: Realisation,
+        head_dim: usize,
+        of: Spread,
+    },
 }
+
+/// How attention's work is spread over pieces that one multiprocessor does each: 128 queries of a head forward, 128 keys
+/// of a key head backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    pub hidden: Hidden,
+    /// Keys that a query sees in the mean.
+    pub keys: f64,
+    pub pieces: f64,
+    /// The longest piece, in mean ones.
+    pub longest: f64,
+}
+
+impl Spread {
+    /// Of queries [B, T, heads, D] and keys [B, T, key heads, D] whose mask leaves `unhidden` keys for a query in whole rows.
+    fn of(q: &TensorRef, k: &TensorRef, backward: bool, unhidden: f64, seen: Seen) -> Spread {
+        let extent = |of: &TensorRef, axis: usize| of.shape.get(axis).map_or(1.0, |extent| *extent as f64);
+        let (rows, tokens) = (extent(q, 0), extent(q, 1));
+        let heads = extent(if backward { k } else { q }, 2);
+        let causal = (tokens + 1.0) / 2.0;
+        // A window of w leaves w − w² / 2T keys in the mean; without a mask it is all of them.
+        let window = match unhidden {
+            all if all > causal * 1.001 => tokens,
+            all => tokens * (1.0 - (1.0 - all / causal).max(0.0).sqrt()),
+        };
+        // A window that is shorter than the documents hides more than they do.
+        let of_documents = if seen.0 < 1.0 { seen.0 * causal } else { f64::INFINITY };
+        let keys = unhidden.min(of_documents);
+        let hidden = match () {
+            () if of_documents < unhidden => Hidden::Documents,
+            () if unhidden < 0.999 * causal => Hidden::Window,
+            () => Hidden::None,
+        };
+        let most = if hidden == Hidden::Documents { LONGEST_DOCUMENT * keys } else { window };
+        let longest = (most.min(window) / keys.max(1.0)).max(1.0);
+        Spread { hidden, keys, pieces: rows * heads * (tokens / PIECE).ceil(), longest }
+    }
+
+    /// How many times longer it takes than if all multiprocessors were busy to the end.
+    pub fn tail(&self, machine: &Machine) -> f64 {
+        if machine.arch == Arch::Cpu {
+            return 1.0;
+        }
+        let longest = self.longest * machine.units.max(1) as f64 / self.pieces.max(1.0);
+        (1.0 + TAIL * longest).max(longest)
+    }
+}
+
+/// Queries or keys of a piece.
+const PIECE: f64 = 128.0;
+
+/// Of the time of the longest piece, what the others wait for it at the end.
+const TAIL: f64 = 0.35;
+
+/// The longest of some dozens of documents of log-normal lengths (σ 0.8), in keys that a query sees in the mean.
+const LONGEST_DOCUMENT: f64 = 3.5;
 
 /// Extents of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,32 +159,37 @@ impl Work {
                 let extents = Extents { batch: gemm.batch, m: gemm.m, n: gemm.n, k: gemm.k };
                 Work::Product { cost, dtype, extents, launches: 1 + usize::from(pass), extra }
             }
-            Instruction::AttentionForward(of) => Work::attention(cost, &of.q, false, library(machine), seen),
+            Instruction::AttentionForward(of) => Work::attention(cost, [&of.q, &of.k], false, library(machine), seen),
             Instruction::Launch(launch) if is_attention(launch) => {
-                let backward = launch.outputs.len() > 2;
-                Work::attention(cost, &launch.inputs[0], backward, realisation(launch, program), seen)
+                let (backward, of) = (launch.outputs.len() > 2, [&launch.inputs[0], &launch.inputs[1]]);
+                Work::attention(cost, of, backward, realisation(launch, program), seen)
             }
             Instruction::Launch(launch) => {
                 let blocks = launch.calls.iter().map(|call| call.grid.iter().map(|n| *n as usize).product()).max();
-                Work::Kernel { cost, dtype, launches: launch.calls.len().max(1), blocks }
+                let left = launch.scratch.as_ref().map_or(0.0, |at| at.bytes() as f64);
+                Work::Kernel { cost, dtype, launches: launch.calls.len().max(1), blocks, left }
             }
             Instruction::Copy { .. } | Instruction::Zero { .. } => {
-                Work::Kernel { cost, dtype, launches: 1, blocks: None }
+                Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }
             }
             Instruction::Transfer { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => return None,
         })
     }
 
-    /// Attention of queries [B, T, heads, D] at a cost that counts all pairs that mask and window leave in whole rows.
-    pub fn attention(cost: Cost, q: &TensorRef, backward: bool, by: Realisation, seen: Seen) -> Work {
+    /// Attention of queries [B, T, heads, D] and keys at a cost that counts all pairs that mask and window leave in whole
+    /// rows.
+    pub fn attention(cost: Cost, [q, k]: [&TensorRef; 2], backward: bool, by: Realisation, seen: Seen) -> Work {
         let head_dim = *q.shape.last().expect("queries have heads");
         let operations = if backward { 10.0 } else { 4.0 } * q.len() as f64;
-        // A window that is shorter than the documents hides more than they do.
-        let tokens = q.shape.get(1).map_or(1.0, |tokens| *tokens as f64);
-        let (all, of_documents) = (cost.flops / operations, seen.0 * (tokens + 1.0) / 2.0);
-        let keys = if seen.0 < 1.0 { all.min(of_documents) } else { all };
-        let cost = Cost { flops: cost.flops * if all > 0.0 { keys / all } else { 1.0 }, ..cost };
-        Work::Attention { cost, dtype: Some(q.dtype), backward, by, head_dim, keys }
+        let all = cost.flops / operations;
+        let of = Spread::of(q, k, backward, all, seen);
+        let cost = Cost { flops: cost.flops * if all > 0.0 { of.keys / all } else { 1.0 }, ..cost };
+        Work::Attention { cost, dtype: Some(q.dtype), backward, by, head_dim, of }
+    }
+
+    /// Whether it is a kernel of the project's own that multiplies.
+    pub fn multiplies(&self) -> bool {
+        matches!(self, Work::Kernel { cost, .. } if cost.flops > MULTIPLIES * cost.bytes)
     }
 
     pub fn cost(&self) -> Cost {
@@ -162,7 +241,7 @@ pub(crate) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
 pub struct Times {
     /// At the clock of short runs.
     own: f64,
-    /// Of `own`, the arithmetic of products, which the power limit slows down.
+    /// Of `own`, the arithmetic on matrix units, which the power limit slows down.
     power: f64,
     pub launches: f64,
     pub cause: Cause,
@@ -179,10 +258,14 @@ impl Times {
 
     /// In a step of which products take this share.
     pub fn within(&self, share: f64, machine: &Machine) -> f64 {
-        let at = |share: f64| 1.0 - share * (1.0 - machine.reached.products.hot);
-        let slowed = self.power * (at(USUAL_SHARE) / at(share) - 1.0);
+        let slowed = self.power * (clock(USUAL_SHARE, machine) / clock(share, machine) - 1.0);
         self.seconds() + slowed
     }
+}
+
+/// What the power limit leaves of the clock in a step of which products take this share.
+pub fn clock(share: f64, machine: &Machine) -> f64 {
+    1.0 - share * (1.0 - machine.reached.products.hot)
 }
 
 /// Seconds that work is expected to take.
@@ -190,12 +273,15 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
     let reached = &machine.reached;
     let (cost, rate) = (work.cost(), rate(work.dtype(), machine));
     match work {
-        Work::Kernel { launches, blocks, .. } => {
-            let multiplies = cost.flops > MULTIPLIES * cost.bytes;
+        Work::Kernel { launches, blocks, left, .. } => {
+            let multiplies = work.multiplies();
             let share = if multiplies { reached.kernel_bandwidth } else { reached.bandwidth };
+            let bytes = cost.bytes + if multiplies { 2.0 * left } else { 0.0 };
             // A block alone does not draw more from memory than twice its multiprocessor's part.
             let part = blocks.map_or(1.0, |blocks| (2.0 * blocks as f64 / machine.units.max(1) as f64).min(1.0));
-            let own = (cost.flops / (reached.kernels * rate)).max(cost.bytes / (share * part * machine.bandwidth));
+            let alone = multiplies || machine.arch == Arch::Cpu;
+            let reached_rate = if alone { reached.kernels * rate } else { PASS_ARITHMETIC * machine.f32_flops };
+            let own = (cost.flops / reached_rate).max(bytes / (share * part * machine.bandwidth));
             Times { own, power: 0.0, launches: *launches as f64 * reached.launch, cause: Cause::Memory }
         }
         Work::Product { extents, launches, extra, .. } => {
@@ -206,15 +292,18 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
             let launches = reached.products.launch + (*launches - 1 + usize::from(moved > 0.0)) as f64 * reached.launch;
             Times { own, power, launches, cause: Cause::Products }
         }
-        Work::Attention { backward, by, head_dim, keys, .. } => {
-            let share = reached.attention_share(*backward, *by, *head_dim, *keys);
+        Work::Attention { backward, by, head_dim, of, .. } => {
+            let share = reached.attention_share(*backward, *by, of.hidden, *head_dim, of.keys);
             // f32 has no matrix units: its kernels' rate is their own, not a share of the type's.
-            let rate =
-                share * if *by == Realisation::Scalar && machine.arch == Arch::Cpu { rate } else { machine.bf16_flops };
-            let own = (cost.flops / rate).max(cost.bytes / (reached.bandwidth * machine.bandwidth));
+            let scalar = *by == Realisation::Scalar;
+            let rate = share * if scalar && machine.arch == Arch::Cpu { rate } else { machine.bf16_flops };
+            let memory = cost.bytes / (reached.bandwidth * machine.bandwidth);
+            let arithmetic =
+                of.tail(machine) * cost.flops / rate / if scalar { 1.0 } else { clock(USUAL_SHARE, machine) };
+            let (own, power) = (arithmetic.max(memory), if scalar || memory > arithmetic { 0.0 } else { arithmetic });
             let kernels = if *backward { BACKWARD_LAUNCHES } else { FORWARD_LAUNCHES };
             let cause = if *by == Realisation::Scalar { Cause::ScalarAttention } else { Cause::Attention };
-            Times { own, power: 0.0, launches: kernels * reached.launch, cause }
+            Times { own, power, launches: kernels * reached.launch, cause }
         }
     }
 }
@@ -222,6 +311,9 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
 /// Kernels of attention: the backward pass has the sums of rows and the rounding of dq beside it.
 const FORWARD_LAUNCHES: f64 = 1.0;
 const BACKWARD_LAUNCHES: f64 = 3.0;
+
+/// Of the f32 rate, what passes over memory compute beside it: AdamW with states of one byte, 13 TFLOP/s on an H200.
+const PASS_ARITHMETIC: f64 = 0.27;
 
 /// Operations on a byte from which a kernel is one that multiplies.
 const MULTIPLIES: f64 = 8.0;
@@ -250,7 +342,7 @@ struct Tiled {
 fn tiles(of: Extents, rate: f64, memory: f64, machine: &Machine) -> Tiled {
     let products = &machine.reached.products;
     let units = machine.units.max(1) as f64;
-    let hot = 1.0 - USUAL_SHARE * (1.0 - products.hot);
+    let hot = clock(USUAL_SHARE, machine);
     if machine.arch == Arch::Cpu {
         return Tiled { arithmetic: 2.0 * (of.batch * of.m * of.n * of.k) as f64 / (rate * hot), moved: 0.0 };
     }
@@ -296,10 +388,11 @@ mod tests {
         let h200 = Machine::h200();
         let (cost, dtype) = (Cost { flops: 1e12, bytes: 1e9 }, Some(DType::BF16));
         let bound = (cost.flops / h200.bf16_flops).max(cost.bytes / h200.bandwidth);
-        assert!(seconds(Work::Kernel { cost, dtype, launches: 1, blocks: None }) > bound);
+        assert!(seconds(Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }) > bound);
         for (backward, by) in [false, true].into_iter().flat_map(|b| Realisation::ALL.map(|by| (b, by))) {
             for (head_dim, keys) in [(64, 100.0), (128, 1024.0), (512, 1e5)] {
-                assert!(seconds(Work::Attention { cost, dtype, backward, by, head_dim, keys }) > bound);
+                let of = Spread { hidden: Hidden::None, keys, pieces: 1e4, longest: 2.0 };
+                assert!(seconds(Work::Attention { cost, dtype, backward, by, head_dim, of }) > bound);
             }
         }
         assert!(product(8192, 8192, 8192) > 2.0 * 8192f64.powi(3) / h200.bf16_flops);
@@ -334,13 +427,26 @@ mod tests {
     fn documents_and_windows_hide_keys() {
         let q = TensorRef::dense(crate::ArenaId(0), 0, DType::BF16, [1, 1023, 2, 64]);
         let full = Cost { flops: 4.0 * 512.0 * q.len() as f64, bytes: 0.0 };
-        let keys = |cost, seen| match Work::attention(cost, &q, false, Realisation::Library, Seen(seen)) {
-            Work::Attention { keys, cost, .. } => (keys, cost.flops / q.len() as f64 / 4.0),
+        let found = |cost, seen| match Work::attention(cost, [&q, &q], false, Realisation::Library, Seen(seen)) {
+            Work::Attention { of, cost, .. } => (of, cost.flops / q.len() as f64 / 4.0),
             _ => unreachable!(),
         };
-        assert_eq!(keys(full, 1.0), (512.0, 512.0));
-        assert_eq!(keys(full, 0.25), (128.0, 128.0));
+        let keys = |cost, seen| (found(cost, seen).0.hidden, found(cost, seen).0.keys, found(cost, seen).1);
+        assert_eq!(keys(full, 1.0), (Hidden::None, 512.0, 512.0));
+        assert_eq!(keys(full, 0.25), (Hidden::Documents, 128.0, 128.0));
         let window = Cost { flops: full.flops / 8.0, ..full };
-        assert_eq!(keys(window, 0.25), (64.0, 64.0));
+        assert_eq!(keys(window, 0.25), (Hidden::Window, 64.0, 64.0));
+        // The last queries see the whole row, those of a window hardly more than the mean.
+        assert!((found(full, 1.0).0.longest - 2.0).abs() < 0.01 && found(window, 1.0).0.longest < 1.1);
+        assert_eq!(found(full, 1.0).0.pieces, 16.0);
+    }
+
+    #[test]
+    fn few_long_pieces_of_attention_leave_the_device_idle_at_the_end() {
+        let h200 = Machine::h200();
+        let of = |pieces| Spread { hidden: Hidden::None, keys: 4096.0, pieces, longest: 2.0 }.tail(&h200);
+        assert!(of(16.0) > 2.0 * of(64.0) * 0.9 && of(264.0) > 1.3 && of(1e5) < 1.01);
+        // One piece takes as long as it takes.
+        assert_eq!(of(1.0), 264.0);
     }
 }

@@ -71,7 +71,7 @@ pub fn calibrate(
         if output.is_none() && kept.is_none() {
             text += "\nnot saved: name a file with --output";
         }
-        text += "\nnot measured, unchanged: the link to host memory, adapter kernels, other attention shapes";
+        text += "\nnot measured, unchanged: f32 products, attention kernels that this device does not choose";
         Ok(text)
     });
     calibrated.map_err(|error| train_error(py, error))

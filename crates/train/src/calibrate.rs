@@ -9,13 +9,13 @@ mod fit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use compiler::probes;
-use program::{Arch, Machine, Origin, Session, TensorRef};
+use compiler::{links, probes};
+use program::{Arch, Link, Machine, Origin, Program, Session, TensorRef};
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
 use crate::error::Result;
-use fit::Sample;
+use fit::{Beside, Sample};
 
 /// How long the parts of a calibration take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +43,7 @@ impl Plan {
         match machine.arch {
             _ if least => seconds(0, 0, 0),
             Arch::Cpu => seconds(0, 20, 0),
-            Arch::Cuda(_) => seconds(45, 60, 20),
+            Arch::Cuda(_) => seconds(40, 60, 10),
         }
     }
 }
@@ -64,7 +64,7 @@ struct Loaded {
 }
 
 /// A timed run of a probe takes at least so long.
-const LEAST: f64 = 5e-3;
+const LEAST: f64 = 2e-3;
 
 impl Loaded {
     /// Seconds of one instruction, over as many runs as take a while.
@@ -94,7 +94,7 @@ pub fn calibrate(device: &Device, plan: Plan, progress: &mut dyn FnMut(&str)) ->
         let program = Arc::new(probe.program);
         let mut session = device.backend.load(program.clone())?;
         for (index, (_, at)) in program.entries[0].inputs.iter().enumerate() {
-            fill(&mut *session, at, index as u32)?;
+            fill(&mut *session, at, index as u32, &probe.starts)?;
         }
         let sample = Sample { work: probe.work, repeats: probe.repeats, cool: 0.0, warm: 0.0 };
         loaded.push(Loaded { session, sample, warm: Vec::new() });
@@ -106,30 +106,76 @@ pub fn calibrate(device: &Device, plan: Plan, progress: &mut dyn FnMut(&str)) ->
         of.sample.cool = of.time()?;
     }
     progress(&format!("warming up for {} s, then timing for {} s", plan.heat.as_secs(), plan.measure.as_secs()));
+    let mut turns = Turns(1);
     let begin = Instant::now();
     while begin.elapsed() < plan.heat {
-        for of in &mut loaded {
-            of.time()?;
+        for index in turns.next(loaded.len()) {
+            loaded[index].time()?;
         }
     }
     let begin = Instant::now();
     while begin.elapsed() < plan.measure || loaded.iter().any(|of| of.warm.is_empty()) {
-        for of in &mut loaded {
-            let seconds = of.time()?;
-            of.warm.push(seconds);
+        for index in turns.next(loaded.len()) {
+            let seconds = loaded[index].time()?;
+            loaded[index].warm.push(seconds);
         }
     }
     for of in &mut loaded {
         of.warm.sort_by(f64::total_cmp);
         of.sample.warm = of.warm[of.warm.len() / 2];
     }
-    let hot = hot_rate(&mut loaded, plan.products)?;
-    let entry = entry_seconds(&mut loaded)?;
+    let beside = Beside {
+        hot: hot_rate(&mut loaded, plan.products)?,
+        entry: entry_seconds(&mut loaded)?,
+        link: if plan.least { None } else { link(device)? },
+    };
     let samples: Vec<Sample> = loaded.into_iter().map(|of| of.sample).collect();
     let date = jiff::Zoned::now().strftime("%Y-%m-%d").to_string();
-    let machine = fit::machine(&device.machine, &samples, hot, entry);
-    let table = fit::table(&machine, &samples);
+    let machine = fit::machine(&device.machine, &samples, beside);
+    let mut table = fit::table(&machine, &samples);
+    if beside.link.is_some() {
+        let (one, both) = (machine.link.one_way / 1e9, machine.link.both_ways / 1e9);
+        table += &format!("host memory: {one:.1} GB/s one way, {both:.1} GB/s both ways at once\n");
+    }
     Ok(Calibration { machine: Machine { origin: Origin::Calibrated { date }, ..machine }, table })
+}
+
+/// Orders of probes, each another: the clock follows the power of the last milliseconds, and what runs before a probe should
+/// not be the same each time.
+struct Turns(u32);
+
+impl Turns {
+    fn next(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 17;
+            self.0 ^= self.0 << 5;
+            order.swap(last, self.0 as usize % (last + 1));
+        }
+        order
+    }
+}
+
+/// Rates of the way to host memory: the slower direction, and both at once. None on a CPU, which has none.
+fn link(device: &Device) -> Result<Option<Link>> {
+    if device.machine.arch == Arch::Cpu {
+        return Ok(None);
+    }
+    let probes = links(&device.machine);
+    let rate = |program: Program, bytes: usize| -> Result<f64> {
+        let mut session = device.backend.load(Arc::new(program))?;
+        let mut least = f64::INFINITY;
+        for _ in 0..10 {
+            let begin = Instant::now();
+            session.run(0)?;
+            session.synchronize()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(bytes as f64 / least)
+    };
+    let (come, go) = (rate(probes.to_device, probes.bytes)?, rate(probes.to_host, probes.bytes)?);
+    Ok(Some(Link { one_way: come.min(go), both_ways: rate(probes.both, 2 * probes.bytes)? }))
 }
 
 /// FLOP/s of the largest product where nothing else runs; none where that is too short to measure.
@@ -161,10 +207,12 @@ fn entry_seconds(loaded: &mut [Loaded]) -> Result<f64> {
     Ok((times[times.len() / 2] - least.sample.cool * least.sample.repeats as f64).max(0.0))
 }
 
-/// Numbers as they lie in a model: products of zeros take no power.
-fn fill(session: &mut dyn Session, at: &TensorRef, seed: u32) -> Result<()> {
+/// Numbers as they lie in a model: products of zeros take no power. Integers are the documents' `starts`, or zeros.
+fn fill(session: &mut dyn Session, at: &TensorRef, seed: u32, starts: &[i32]) -> Result<()> {
     if !at.dtype.is_float() {
-        return Ok(session.write(at, &vec![0; at.bytes()])?);
+        let mut bytes: Vec<u8> = starts.iter().flat_map(|start| start.to_ne_bytes()).collect();
+        bytes.resize(at.bytes(), 0);
+        return Ok(session.write(at, &bytes)?);
     }
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
@@ -185,6 +233,17 @@ fn fill(session: &mut dyn Session, at: &TensorRef, seed: u32) -> Result<()> {
 mod tests {
     use super::*;
     use crate::device::DeviceRequest;
+
+    #[test]
+    fn turns_are_orders_of_all_probes() {
+        let mut turns = Turns(1);
+        let orders: Vec<Vec<usize>> = (0..4).map(|_| turns.next(9)).collect();
+        assert!(orders.windows(2).all(|pair| pair[0] != pair[1]));
+        for mut order in orders {
+            order.sort_unstable();
+            assert_eq!(order, (0..9).collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn a_cpu_is_measured_through_its_backend() {

@@ -5,14 +5,14 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use program::{Arch, AttentionRate, Link, Machine, Origin, Products, Reached, Realisation, machine_names};
+use program::{Arch, AttentionRate, Hidden, Link, Machine, Origin, Products, Reached, Realisation, machine_names};
 use serde_json::{Value, json};
 
 use crate::error::{Result, TrainError};
 use crate::staged::write_synced;
 
 /// Version of the file.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// What `--machine` says: `[NODESx][GPUSx]NAME[@GB/s]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,8 +151,8 @@ fn to_json(machine: &Machine) -> Value {
     };
     let point = |of: &AttentionRate| {
         json!({
-            "pass": if of.backward { "backward" } else { "forward" }, "by": of.by.name(), "head_dim": of.head_dim,
-            "keys": of.keys, "share": of.share,
+            "pass": if of.backward { "backward" } else { "forward" }, "by": of.by.name(), "hidden": of.hidden.name(),
+            "head_dim": of.head_dim, "keys": of.keys, "share": of.share,
         })
     };
     json!({
@@ -246,7 +246,7 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
 }
 
 fn point(value: &Value) -> Option<AttentionRate> {
-    let by = value["by"].as_str()?;
+    let (by, hidden) = (value["by"].as_str()?, value["hidden"].as_str()?);
     Some(AttentionRate {
         backward: match value["pass"].as_str()? {
             "forward" => false,
@@ -254,6 +254,7 @@ fn point(value: &Value) -> Option<AttentionRate> {
             _ => return None,
         },
         by: Realisation::ALL.into_iter().find(|of| of.name() == by)?,
+        hidden: Hidden::ALL.into_iter().find(|of| of.name() == hidden)?,
         head_dim: value["head_dim"].as_u64()? as usize,
         keys: value["keys"].as_f64().filter(|keys| *keys > 0.0)?,
         share: value["share"].as_f64().filter(|share| *share > 0.0)?,

@@ -1,11 +1,11 @@
 //! From times of probes to the rates of a machine.
 //!
 //! Each group of probes is limited by one thing: passes by memory, products by their tiles, attention by its own
-//! points. What no probe measures stays what it was: the link to host memory, kernels of adapters.
+//! points. What no probe measures stays what it was.
 
 use std::borrow::Cow;
 
-use program::{Arch, AttentionRate, Machine, Products, Reached, Work, expected_times};
+use program::{Arch, AttentionRate, Hidden, Link, Machine, Products, Reached, Work, clock, expected_times};
 
 /// A probe's times.
 #[derive(Clone, Debug)]
@@ -25,11 +25,22 @@ impl Sample {
     }
 }
 
-/// The machine that the times describe. `hot`: FLOP/s of products where nothing else runs; `entry`: seconds of an
-/// entry.
-pub fn machine(before: &Machine, samples: &[Sample], hot: Option<f64>, entry: f64) -> Machine {
-    let passes: Vec<&Sample> = samples.iter().filter(|of| matches!(of.work, Work::Kernel { .. })).collect();
-    let products: Vec<&Sample> = samples.iter().filter(|of| matches!(of.work, Work::Product { .. })).collect();
+/// What is measured beside the probes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Beside {
+    /// FLOP/s of products where nothing else runs.
+    pub hot: Option<f64>,
+    /// Seconds of an entry.
+    pub entry: f64,
+    pub link: Option<Link>,
+}
+
+/// The machine that the times describe.
+pub fn machine(before: &Machine, samples: &[Sample], beside: Beside) -> Machine {
+    let of = |test: fn(&Work) -> bool| samples.iter().filter(|of| test(&of.work)).collect::<Vec<&Sample>>();
+    let passes = of(|work| matches!(work, Work::Kernel { .. }) && !work.multiplies());
+    let products = of(|work| matches!(work, Work::Product { .. }));
+    let adapters = of(Work::multiplies);
     let bandwidth = passes.iter().map(|of| of.work.cost().bytes / of.cool).fold(0.0, f64::max);
     let flops = products.iter().map(|of| of.product_flops() / of.cool).fold(0.0, f64::max);
     let (launch, streaming) = line(&passes);
@@ -38,20 +49,36 @@ pub fn machine(before: &Machine, samples: &[Sample], hot: Option<f64>, entry: f6
         bandwidth,
         bf16_flops: if on_cpu { before.bf16_flops / before.f32_flops * flops } else { flops },
         f32_flops: if on_cpu { flops } else { before.f32_flops },
+        link: beside.link.unwrap_or(before.link),
         ..before.clone()
     };
     machine.reached = Reached {
         launch,
-        entry,
+        entry: beside.entry,
         bandwidth: (streaming / bandwidth).min(1.0),
-        products: Products { hot: hot.map_or(1.0, |hot| (hot / flops).min(1.0)), ..before.reached.products },
+        products: Products { hot: beside.hot.map_or(1.0, |hot| (hot / flops).min(1.0)), ..before.reached.products },
         ..before.reached.clone()
     };
     let all: f64 = samples.iter().map(|of| of.warm).sum();
     let share = products.iter().map(|of| of.warm).sum::<f64>() / all;
     machine.reached.products = tiles(&machine, &products, share);
-    machine.reached.attention = attention(&machine, samples);
+    machine.reached.attention = attention(&machine, samples, share);
+    if !adapters.is_empty() {
+        (machine.reached.kernels, machine.reached.kernel_bandwidth) = multiplying(&machine, &adapters);
+    }
     machine
+}
+
+/// Of its rate and of the bandwidth, what kernels that multiply come nearest to the times with.
+fn multiplying(machine: &Machine, samples: &[&Sample]) -> (f64, f64) {
+    let error = |kernels: f64, kernel_bandwidth: f64| -> f64 {
+        let reached = Reached { kernels, kernel_bandwidth, ..machine.reached.clone() };
+        let machine = Machine { reached, ..machine.clone() };
+        samples.iter().map(|of| (expected_times(&of.work, &machine).seconds() / of.warm).ln().powi(2)).sum()
+    };
+    let shares = || (1..=50).map(|part| f64::from(part) / 50.0);
+    let all = shares().flat_map(|kernels| shares().map(move |bandwidth| (kernels, bandwidth)));
+    all.min_by(|a, b| error(a.0, a.1).total_cmp(&error(b.0, b.1))).expect("there are shares")
 }
 
 /// Seconds of an empty pass and bytes a second, of the line that is nearest to the times in proportion.
@@ -107,11 +134,10 @@ fn tiles(machine: &Machine, samples: &[&Sample], share: f64) -> Products {
 }
 
 /// The points that were measured, and for passes and realisations that were not those of before.
-fn attention(machine: &Machine, samples: &[Sample]) -> Cow<'static, [AttentionRate]> {
-    let mut points: Vec<AttentionRate> = samples.iter().filter_map(|of| point(machine, of)).collect();
-    let is_measured = |old: &AttentionRate| {
-        points.iter().any(|new| (new.backward, new.by, new.head_dim) == (old.backward, old.by, old.head_dim))
-    };
+fn attention(machine: &Machine, samples: &[Sample], products: f64) -> Cow<'static, [AttentionRate]> {
+    let mut points: Vec<AttentionRate> = samples.iter().filter_map(|of| point(machine, of, products)).collect();
+    let class = |of: &AttentionRate| (of.backward, of.by, of.hidden, of.head_dim);
+    let is_measured = |old: &AttentionRate| points.iter().any(|new| class(new) == class(old));
     let kept: Vec<AttentionRate> = machine
         .reached
         .attention
@@ -123,13 +149,18 @@ fn attention(machine: &Machine, samples: &[Sample]) -> Cow<'static, [AttentionRa
     Cow::Owned(points)
 }
 
-fn point(machine: &Machine, of: &Sample) -> Option<AttentionRate> {
-    let Work::Attention { backward, by, head_dim, keys, cost, .. } = &of.work else { return None };
+/// What a sample tells, taken at the clock that is left beside this share of `products`.
+fn point(machine: &Machine, of: &Sample, products: f64) -> Option<AttentionRate> {
+    let Work::Attention { backward, by, head_dim, of: spread, cost, .. } = &of.work else { return None };
     let launches = expected_times(&of.work, machine).launches;
     let own = (of.warm - launches).max(0.1 * of.warm);
-    let rate = if machine.arch == Arch::Cpu { machine.f32_flops } else { machine.bf16_flops };
-    let share = cost.flops / own / rate;
-    Some(AttentionRate { backward: *backward, by: *by, head_dim: *head_dim, keys: *keys, share })
+    let rate = match machine.arch {
+        Arch::Cpu => machine.f32_flops,
+        Arch::Cuda(_) => machine.bf16_flops * clock(products, machine),
+    };
+    let share = spread.tail(machine) * cost.flops / own / rate;
+    let (hidden, keys) = (spread.hidden, spread.keys);
+    Some(AttentionRate { backward: *backward, by: *by, hidden, head_dim: *head_dim, keys, share })
 }
 
 /// Times compared with what the machine's rates give.
@@ -140,7 +171,7 @@ pub fn table(machine: &Machine, samples: &[Sample]) -> String {
         let expected = expected_times(&of.work, machine).within(share, machine);
         let cost = of.work.cost();
         format!(
-            "{:<46} {:>10.1} {:>10.1} {:>10.1} {:>+7.1} % {:>9.1} {:>9.1}\n",
+            "{:<58} {:>10.1} {:>10.1} {:>10.1} {:>+7.1} % {:>9.1} {:>9.1}\n",
             words(&of.work),
             of.cool * 1e6,
             of.warm * 1e6,
@@ -151,7 +182,7 @@ pub fn table(machine: &Machine, samples: &[Sample]) -> String {
         )
     };
     let head = format!(
-        "{:<46} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9}\n",
+        "{:<58} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9}\n",
         "µs of one instruction", "cool", "warm", "expected", "off by", "TFLOP/s", "GB/s"
     );
     head + &samples.iter().map(row).collect::<String>()
@@ -159,11 +190,19 @@ pub fn table(machine: &Machine, samples: &[Sample]) -> String {
 
 fn words(work: &Work) -> String {
     match work {
+        Work::Kernel { cost, .. } if work.multiplies() => {
+            format!("gradients of adapters, {:.2} MB, {:.1} GFLOP", cost.bytes / 1e6, cost.flops / 1e9)
+        }
         Work::Kernel { cost, .. } => format!("pass over {:.2} MB", cost.bytes / 1e6),
         Work::Product { extents: of, .. } => format!("product {} × {} × {}", of.m, of.n, of.k),
-        Work::Attention { backward, by, head_dim, keys, .. } => {
+        Work::Attention { backward, by, head_dim, of, .. } => {
             let pass = if *backward { "backward" } else { "forward" };
-            format!("attention {pass}, {}, heads of {head_dim}, {keys:.0} keys", by.name())
+            let hidden = match of.hidden {
+                Hidden::None => "",
+                Hidden::Window => " in a window",
+                Hidden::Documents => " in documents",
+            };
+            format!("attention {pass}, {}, heads of {head_dim}, {:.0} keys{hidden}", by.name(), of.keys)
         }
     }
 }
@@ -192,7 +231,9 @@ mod tests {
         truth.reached.products = Products { launch: 2e-6, wave: 0.75, depth: 96.0, ..truth.reached.products };
         let samples = made_up(&truth);
         let hot = truth.bf16_flops * truth.reached.products.hot;
-        let found = machine(&Machine::h200(), &samples, Some(hot), 30e-6);
+        let link = Link { one_way: 40e9, both_ways: 70e9 };
+        let found = machine(&Machine::h200(), &samples, Beside { hot: Some(hot), entry: 30e-6, link: Some(link) });
+        assert_eq!(found.link, link);
         assert!((found.reached.launch / 1.4e-6 - 1.0).abs() < 0.1, "{:?}", found.reached);
         assert!((found.bandwidth * found.reached.bandwidth / (truth.bandwidth * 0.93) - 1.0).abs() < 0.03);
         for of in &samples {

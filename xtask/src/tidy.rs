@@ -8,6 +8,7 @@ mod files;
 mod floors;
 mod functions;
 mod names;
+mod retired;
 mod source;
 mod windows;
 
@@ -87,6 +88,7 @@ pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
         found.extend(files::check(file));
         found.extend(functions::check(file));
         found.extend(windows::check(file));
+        found.extend(retired::check(file));
         found.extend(duplicates::check(file));
         if !test_modules.contains(&file.path) {
             found.extend(names::check(file));

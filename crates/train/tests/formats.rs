@@ -84,7 +84,7 @@ fn an_f32_copy_keeps_what_bf16_would_lose() {
     }
     assert!(error < 0.05 * moved, "{error:e} of {moved:e}");
 
-    // A run goes on with the copies: the same bits as without a break.
+    // A run continues with the copies: the same bits as without a break.
     let straight = train(&mut with, 5..8, 1e-3);
     let mut again = trainer(options);
     again.resume(&place.path().join("five")).unwrap();

@@ -153,4 +153,11 @@ mod tests {
             assert_eq!(*x, expected);
         }
     }
+
+    /// Twice 2⁶³ elements from the first row to the third wrap to none.
+    #[test]
+    #[should_panic(expected = "its extent is a number")]
+    fn a_matrix_of_which_the_extent_wraps_is_none() {
+        Matrix::new(&[0.0f32; 4], 3, 1, 1 << 63);
+    }
 }

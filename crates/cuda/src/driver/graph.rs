@@ -95,3 +95,154 @@ impl Drop for Graph {
         unsafe { (self.device.table().cuGraphExecDestroy)(self.executable) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::ffi::{c_char, c_int, c_uint, c_void};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::ptr::null_mut;
+
+    use super::super::{Architecture, Driver, Properties};
+    use super::*;
+    use crate::error::Error;
+
+    /// What an imitated driver is asked to refuse, and what it holds.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    struct State {
+        refuses: Option<&'static str>,
+        capturing: bool,
+        graphs: usize,
+        executables: usize,
+    }
+
+    thread_local! {
+        static STATE: RefCell<State> = const { RefCell::new(State { refuses: None, capturing: false, graphs: 0, executables: 0 }) };
+    }
+
+    /// Does what a call does, unless it is to be refused.
+    fn call(name: &str, act: impl FnOnce(&mut State)) -> sys::Result32 {
+        STATE.with_borrow_mut(|state| {
+            if state.refuses == Some(name) {
+                return 900;
+            }
+            act(state);
+            sys::SUCCESS
+        })
+    }
+
+    unsafe extern "C" fn error_text(_: sys::Result32, _: *mut *const c_char) -> sys::Result32 {
+        sys::SUCCESS
+    }
+
+    unsafe extern "C" fn stream_create(stream: *mut sys::Stream, _: c_uint) -> sys::Result32 {
+        // SAFETY: given by `Stream::new`.
+        unsafe { *stream = null_mut() };
+        sys::SUCCESS
+    }
+
+    unsafe extern "C" fn stream_destroy(_: sys::Stream) -> sys::Result32 {
+        sys::SUCCESS
+    }
+
+    unsafe extern "C" fn release(_: c_int) -> sys::Result32 {
+        sys::SUCCESS
+    }
+
+    unsafe extern "C" fn begin(_: sys::Stream, _: c_uint) -> sys::Result32 {
+        call("begin", |state| {
+            assert!(!state.capturing);
+            state.capturing = true;
+        })
+    }
+
+    /// A capture that failed ends too, and gives nothing.
+    unsafe extern "C" fn end(_: sys::Stream, graph: *mut sys::Graph) -> sys::Result32 {
+        STATE.with_borrow_mut(|state| assert!(std::mem::take(&mut state.capturing)));
+        call("end", |state| {
+            state.graphs += 1;
+            // SAFETY: given by `Capture::end`. The address is only compared.
+            unsafe { *graph = std::ptr::dangling_mut::<c_void>() };
+        })
+    }
+
+    unsafe extern "C" fn nodes(_: sys::Graph, _: *mut *mut c_void, count: *mut usize) -> sys::Result32 {
+        // SAFETY: given by `Graph::capture`.
+        call("nodes", |_| unsafe { *count = 3 })
+    }
+
+    unsafe extern "C" fn instantiate(executable: *mut sys::GraphExec, _: sys::Graph, _: u64) -> sys::Result32 {
+        call("instantiate", |state| {
+            state.executables += 1;
+            // SAFETY: given by `Graph::capture`.
+            unsafe { *executable = std::ptr::dangling_mut::<c_void>() };
+        })
+    }
+
+    unsafe extern "C" fn destroy(_: sys::Graph) -> sys::Result32 {
+        call("destroy", |state| state.graphs -= 1)
+    }
+
+    unsafe extern "C" fn destroy_executable(_: sys::GraphExec) -> sys::Result32 {
+        call("destroy_executable", |state| state.executables -= 1)
+    }
+
+    fn stream() -> Stream {
+        let table = sys::DriverTable {
+            cuGetErrorName: error_text,
+            cuGetErrorString: error_text,
+            cuStreamCreate: stream_create,
+            cuStreamDestroy_v2: stream_destroy,
+            cuDevicePrimaryCtxRelease_v2: release,
+            cuStreamBeginCapture_v2: begin,
+            cuStreamEndCapture: end,
+            cuGraphGetNodes: nodes,
+            cuGraphInstantiateWithFlags: instantiate,
+            cuGraphDestroy: destroy,
+            cuGraphExecDestroy: destroy_executable,
+            ..sys::DriverTable::unavailable()
+        };
+        let architecture = Architecture { major: 9, minor: 0 };
+        let properties = Properties {
+            name: "imitated".into(),
+            architecture,
+            of_device: architecture,
+            multiprocessors: 1,
+            memory: 0,
+            l2_cache: 0,
+            clock: 0.0,
+            memory_bandwidth: 0.0,
+            shared_memory_per_block: 0,
+        };
+        let device = Device { driver: Arc::new(Driver { table }), ordinal: 0, context: null_mut(), properties };
+        Stream::new(&Arc::new(device)).unwrap()
+    }
+
+    #[test]
+    fn a_capture_leaves_nothing_behind_however_it_ends() {
+        let stream = stream();
+        let failing = || Err(Error::LibraryBroken { path: "library".into(), reason: "queued".into() });
+        let graph = Graph::capture(&stream, || Ok(())).unwrap();
+        assert_eq!(graph.nodes(), 3);
+        assert_eq!(STATE.take(), State { executables: 1, ..State::default() }, "what is replayed stays");
+        STATE.set(State { executables: 1, ..State::default() });
+        drop(graph);
+        assert_eq!(STATE.take(), State::default());
+
+        assert!(Graph::capture(&stream, failing).err().unwrap().to_string().contains("queued"));
+        assert_eq!(STATE.take(), State::default(), "an error of what is captured");
+        let panics = || -> Result<()> { panic!("in the middle") };
+        assert!(catch_unwind(AssertUnwindSafe(|| Graph::capture(&stream, panics))).is_err());
+        assert_eq!(STATE.take(), State::default(), "a panic");
+        for refused in ["begin", "end", "nodes", "instantiate"] {
+            STATE.set(State { refuses: Some(refused), ..State::default() });
+            assert!(Graph::capture(&stream, || Ok(())).is_err(), "{refused}");
+            assert_eq!(STATE.take(), State { refuses: Some(refused), ..State::default() }, "{refused}");
+        }
+        STATE.set(State { refuses: Some("end"), ..State::default() });
+        assert!(
+            Graph::capture(&stream, failing).err().unwrap().to_string().contains("queued"),
+            "the first error is told"
+        );
+    }
+}

@@ -35,6 +35,20 @@ macro_rules! function_table {
                     $name: unsafe { super::symbol(library, path, stringify!($name))? },
                 )* })
             }
+
+            /// A table for tests to put their own functions into: any other ends the process.
+            #[cfg(test)]
+            #[allow(dead_code, reason = "not every library is imitated")]
+            pub fn unavailable() -> Self {
+                Self { $(
+                    $name: {
+                        unsafe extern "C" fn unavailable($(_: $argument),*) $(-> $result)? {
+                            panic!("{} is called, which the test does not imitate", stringify!($name))
+                        }
+                        unavailable
+                    },
+                )* }
+            }
         }
     };
 }

@@ -18,8 +18,10 @@ pub(super) fn rewrite(source: &str) -> Option<String> {
     let mut rest = source;
     let mut found = false;
     while let Some(begin) = rest.find("{%") {
-        let Some(length) = rest[begin..].find("%}") else { break };
-        let tag = &rest[begin + 2..begin + length];
+        // Behind the opening delimiter, whose second sign may not close it: `{%}`.
+        let Some(length) = rest[begin + 2..].find("%}") else { break };
+        let end = begin + 2 + length;
+        let tag = &rest[begin + 2..end];
         let word = tag.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let replacement = match word {
             "generation" => format!("filter {FILTER}"),
@@ -28,14 +30,14 @@ pub(super) fn rewrite(source: &str) -> Option<String> {
         };
         out.push_str(&rest[..begin]);
         if replacement.is_empty() {
-            out.push_str(&rest[begin..begin + length + 2]);
+            out.push_str(&rest[begin..end + 2]);
         } else {
             found = true;
             out.push_str("{%");
             out.push_str(&tag.replacen(word, &replacement, 1));
             out.push_str("%}");
         }
-        rest = &rest[begin + length + 2..];
+        rest = &rest[end + 2..];
     }
     out.push_str(rest);
     found.then_some(out)
@@ -77,6 +79,9 @@ mod tests {
         let expected = "a{%- filter generation_marks %}b{% endfilter -%}{% if generation %}";
         assert_eq!(rewrite(source).as_deref(), Some(expected));
         assert_eq!(rewrite("{% if x %}{% endif %}"), None);
+        assert_eq!(rewrite("{%}"), None);
+        let (source, expected) = ("{%}%}{% generation %}", "{%}%}{% filter generation_marks %}");
+        assert_eq!(rewrite(source).as_deref(), Some(expected));
     }
 
     #[test]

@@ -5,8 +5,11 @@
 # nvidia-cuda-sanitizer-api.
 # Kernels of libraries are left out where a tool cannot see into them (SANITIZE_ALL=1 takes them in): what is checked is
 # the project's own. Racecheck alone is given the operations that call no library: it ends with an error of its own where a
-# kernel of clusters is launched that it was reported to leave out. Each tool's report is written to $OUT, or the working
-# folder. Exit status: 0 only if all are clean.
+# kernel of clusters is launched that it was told to leave out. SANITIZE_ONLY=NAME,… takes the operations whose names begin
+# so, SANITIZE_SECONDS=N begins with none after that time under a tool (each operation's first example comes first);
+# SUROGATE_CUDA_ARCH=sm_80 checks what an older GPU would run. Each tool's report is written to $OUT, or the working
+# folder. Exit status: 0 only if all are clean. Several may run at once, with folders of their own: SANITIZE_WARM=0 leaves
+# out the run before the tools.
 set -uo pipefail
 tools=("$@")
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck synccheck)
@@ -23,8 +26,12 @@ find_tool() {
 }
 sanitizer=$(find_tool) || exit 2
 "$sanitizer" --version | head -2
+of_operations=(--operations)
+[ -z "${SANITIZE_ONLY:-}" ] || of_operations+=(--only "$SANITIZE_ONLY")
 # Outside the sanitizer first: kernels are compiled and algorithms chosen by then.
-python3 -m surogate doctor --operations | tail -3 || exit 1
+if [ "${SANITIZE_WARM:-1}" != 0 ]; then
+  python3 -m surogate doctor "${of_operations[@]}" | tail -3 || exit 1
+fi
 own=()
 for name in $(python3 - "$(dirname "$0")/../../crates" <<'PY'
 import pathlib, re, sys
@@ -48,7 +55,8 @@ for tool in "${tools[@]}"; do
   fi
   # Calls that libraries make to see what the driver can do are no errors; the engine looks at the answers of its own.
   [ "$tool" = memcheck ] && options+=(--leak-check no --report-api-errors no)
-  examples=(--operations)
+  examples=("${of_operations[@]}")
+  [ -z "${SANITIZE_SECONDS:-}" ] || examples+=(--seconds "$SANITIZE_SECONDS")
   [ "$tool" = racecheck ] && [ -z "${SANITIZE_ALL:-}" ] && examples+=(--own-kernels)
   before=$SECONDS
   timeout "${TOOL_TIMEOUT:-400}" "$sanitizer" "${options[@]}" python3 -m surogate doctor "${examples[@]}" \

@@ -35,7 +35,7 @@ COMMAND_FLAGS = {
     "merge": {"--model": 1, "--output": 1},
     "report": {"--output": 1},
     "tokenize": {"--debug": 0},
-    "doctor": {"--output": 1},
+    "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
@@ -123,6 +123,8 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--operations", action="store_true", help="compare every operation with its CPU reference")
     doctor.add_argument("--own-kernels", action="store_true", help="only operations that call no library")
+    doctor.add_argument("--only", metavar="NAME,…", help="only operations whose names begin with one of these")
+    doctor.add_argument("--seconds", type=int, help="start no operation after this time, for tools that slow a GPU down")
     doctor.add_argument(
         "--calibrate",
         nargs="?",

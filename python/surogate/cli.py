@@ -19,6 +19,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from . import _native, errors, export, extras, files, hub, merge
 from .arguments import UsageError, parser, split_overrides
@@ -39,12 +40,27 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 ]
 
 
+#: Commands that write, and whose engine asks for signals: what is unfinished is taken back at SIGTERM. The others, but
+#: runs, which have a way of their own, end at once.
+TAKEN_BACK = {"tokenize", "merge", "export"}
+
+
+class _Terminated(BaseException):
+    """SIGTERM."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     warnings.showwarning = lambda message, *_: warn(f"surogate: {message}")
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options = parser().parse_args(rest)
+        if arguments is None and options.command in TAKEN_BACK:
+            signal.signal(signal.SIGTERM, _terminate)
         return COMMANDS[options.command](options, overrides)
     except UsageError as error:
         return _fail(str(error), 2)
@@ -52,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
     except KeyboardInterrupt:
         return 130
+    except _Terminated:
+        return 143
     except BrokenPipeError:
         sys.stderr.close()
         return 0
@@ -148,8 +166,10 @@ def _plan(options: Namespace, overrides: Overrides) -> int:
 
 def _doctor(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
-    if options.own_kernels and not options.operations:
-        raise UsageError("--own-kernels selects operations to compare: add --operations")
+    of_operations = {"--own-kernels": options.own_kernels, "--only": options.only, "--seconds": options.seconds}
+    written = [flag for flag, value in of_operations.items() if value not in (None, False)]
+    if written and not options.operations:
+        raise UsageError(f"{written[0]} selects operations to compare: add --operations")
     if options.calibrate:
         output = Path(options.output) if options.output else None
         show(_native.calibrate(site_packages(), output, options.calibrate == "least"))
@@ -163,7 +183,8 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
     else:
         show(f"surogate {_native.__version__}, Python {platform.python_version()}\n{text}\n{extras.text(found)}")
     if options.operations:
-        verdict, differing = _native.check_operations(site_packages(), options.own_kernels)
+        names = options.only.split(",") if options.only else []
+        verdict, differing = _native.check_operations(site_packages(), options.own_kernels, names, options.seconds)
         (warn if options.json else show)(verdict)
         return 1 if differing else 0
     return 0

@@ -1,14 +1,15 @@
 //! What this machine provides and what is missing, for `surogate doctor`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cuda::disk_cache::DiskCache;
 use cuda::{LibraryReport, Missing, Report, Search};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use train::calibrate::Plan;
-use train::conformance::Examples;
-use train::machines;
+use train::conformance::{Checked, Examples};
+use train::{TrainError, machines};
 
 use crate::errors::train_error;
 
@@ -26,17 +27,32 @@ pub fn examine_machine(py: Python<'_>, site_packages: Vec<PathBuf>) -> (String, 
 }
 
 /// Every operation's examples on the device that a run would take, against the CPU references; with `own_kernels` only
-/// those that call no library. Gives (text for people, number of results that differ).
+/// those that call no library; only of operations whose names begin with one of `names`, if there is one; none is begun
+/// after so many `seconds`. Gives (text for people, number of results that differ).
 #[pyfunction]
-pub fn check_operations(py: Python<'_>, site_packages: Vec<PathBuf>, own_kernels: bool) -> PyResult<(String, usize)> {
+#[pyo3(signature = (site_packages, own_kernels, names, seconds))]
+pub fn check_operations(
+    py: Python<'_>,
+    site_packages: Vec<PathBuf>,
+    own_kernels: bool,
+    names: Vec<String>,
+    seconds: Option<u64>,
+) -> PyResult<(String, usize)> {
     let checked = py.detach(|| {
         let request = train::DeviceRequest { site_packages, ..train::DeviceRequest::default() };
         let device = train::Device::open(&request)?;
-        let which = if own_kernels { Examples::OwnKernels } else { Examples::All };
-        let rows = train::conformance::check(device.backend.as_ref(), &device.machine, 1, which)?;
+        let which = Examples { own_kernels, names, time: seconds.map(Duration::from_secs) };
+        let Checked { rows, left_out } =
+            train::conformance::check(device.backend.as_ref(), &device.machine, 1, &which)?;
+        if rows.is_empty() && left_out == 0 {
+            return Err(TrainError::Usage("no operation has such a name".to_owned()));
+        }
         let failed: Vec<_> = rows.iter().filter(|row| !row.passed()).collect();
         let mut text =
             format!("operations on {}: {} results, {} differ", device.machine.name, rows.len(), failed.len());
+        if left_out > 0 {
+            text += &format!("; no time for {left_out} examples");
+        }
         for row in &failed {
             let (op, example, dtype, result) = (row.op, row.example, row.dtype, row.result);
             let numbers = format!("{:.1e}, tolerance {:.1e}", row.error, row.limit);

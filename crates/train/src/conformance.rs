@@ -2,6 +2,7 @@
 //! computes what the CPU computes. Also available to users: `surogate doctor --operations`.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ops::examples::{Instance, instantiate};
 use ops::{Class, Op};
@@ -40,13 +41,24 @@ impl Row {
     }
 }
 
-/// Which examples are run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Examples {
-    All,
-    /// Those of which every instruction is a kernel of the operation's own, a copy or a fill: no library is called, so
+/// Which examples are run; all of them by default.
+#[derive(Clone, Debug, Default)]
+pub struct Examples {
+    /// Only those of which every instruction is a kernel of the operation's own, a copy or a fill: no library is called, so
     /// that a tool that cannot follow libraries comes to the end.
-    OwnKernels,
+    pub own_kernels: bool,
+    /// Only those of operations whose names begin with one of these, unless there is none.
+    pub names: Vec<String>,
+    /// None is begun after so much time: under a tool that slows a device down.
+    pub time: Option<Duration>,
+}
+
+/// What became of them.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    pub rows: Vec<Row>,
+    /// Examples, in one precision each, for which there was no time.
+    pub left_out: usize,
 }
 
 /// What stands for the activation type. Attention has kernels for f16 of its own.
@@ -54,26 +66,35 @@ fn dtypes(op: &dyn Op) -> &'static [DType] {
     if op.class() == Class::Attention { &[DType::F32, DType::BF16, DType::F16] } else { &[DType::F32, DType::BF16] }
 }
 
-/// Runs the examples in f32 and bf16, attention also in f16, on `backend`.
-pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: Examples) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for op in ops::all().iter().filter(|op| !matches!(op.class(), Class::View | Class::Constant)) {
-        for (index, example) in op.examples().iter().enumerate() {
-            for dtype in dtypes(*op) {
-                let instance = instantiate(example, *op, *dtype, seed);
-                let program = program(machine, *op, &instance);
-                if which == Examples::OwnKernels && calls_libraries(&program) {
-                    continue;
-                }
-                let found = run(backend, program, *op, &instance)?;
-                for (result, (found, expected)) in found.iter().zip(instance.expected()).enumerate() {
-                    let (error, limit) = difference(found, &expected);
-                    rows.push(Row { op: op.name(), example: index, dtype: *dtype, result, error, limit });
-                }
+/// Runs the examples in f32 and bf16, attention also in f16, on `backend`: each operation's first one, then each
+/// operation's second one, and so on.
+pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Examples) -> Result<Checked> {
+    let begin = Instant::now();
+    let is_asked_for = |name: &str| which.names.is_empty() || which.names.iter().any(|begin| name.starts_with(begin));
+    let ops = ops::all().iter().filter(|op| !matches!(op.class(), Class::View | Class::Constant));
+    let ops = ops.filter(|op| is_asked_for(op.name()));
+    let mut queue: Vec<_> = ops.flat_map(|op| op.examples().into_iter().enumerate().map(move |at| (*op, at))).collect();
+    queue.sort_by_key(|(_, (index, _))| *index);
+    let mut checked = Checked { rows: Vec::new(), left_out: 0 };
+    for (op, (index, example)) in queue {
+        for dtype in dtypes(op) {
+            if which.time.is_some_and(|time| begin.elapsed() >= time) {
+                checked.left_out += 1;
+                continue;
+            }
+            let instance = instantiate(&example, op, *dtype, seed);
+            let program = program(machine, op, &instance);
+            if which.own_kernels && calls_libraries(&program) {
+                continue;
+            }
+            let found = run(backend, program, op, &instance)?;
+            for (result, (found, expected)) in found.iter().zip(instance.expected()).enumerate() {
+                let (error, limit) = difference(found, &expected);
+                checked.rows.push(Row { op: op.name(), example: index, dtype: *dtype, result, error, limit });
             }
         }
     }
-    Ok(rows)
+    Ok(checked)
 }
 
 /// How the rows of an attention's example divide: its document_start says so. Other operations know no documents.
@@ -171,14 +192,22 @@ mod tests {
     fn the_cpu_backend_agrees_with_the_references() {
         let backend = cpu::CpuBackend::new(Some(2)).unwrap();
         let machine = Machine::cpu(1 << 30, 2);
-        let rows = check(&backend, &machine, 1, Examples::All).unwrap();
+        let checked = |which: Examples| check(&backend, &machine, 1, &which).unwrap();
+        let Checked { rows, left_out: 0 } = checked(Examples::default()) else { panic!("there is time for all") };
         assert!(rows.len() > 60, "{} rows", rows.len());
         for row in &rows {
             assert!(row.passed(), "{row:?}");
         }
-        let own = check(&backend, &machine, 1, Examples::OwnKernels).unwrap();
+        let own = checked(Examples { own_kernels: true, ..Examples::default() }).rows;
         let products = |rows: &[Row]| rows.iter().filter(|row| row.op == "linear").count();
         assert!(own.len() > 60 && own.len() < rows.len(), "{} of {} rows call no library", own.len(), rows.len());
         assert_eq!((products(&rows) > 0, products(&own)), (true, 0), "a library may multiply");
+
+        let named = checked(Examples { names: vec!["rmsnorm".into(), "attention".into()], ..Examples::default() }).rows;
+        let asked_for = |row: &Row| row.op.starts_with("rmsnorm") || row.op.starts_with("attention");
+        assert_eq!(named.len(), rows.iter().filter(|row| asked_for(row)).count());
+        assert!(named.iter().any(|row| row.op == "attention_backward") && named[0].example == 0);
+        let none = checked(Examples { time: Some(Duration::ZERO), ..Examples::default() });
+        assert!(none.rows.is_empty() && none.left_out > 60, "{none:?}");
     }
 }

@@ -128,7 +128,8 @@ fn read_all(path: PathBuf) -> bool {
     let Ok(weights) = Weights::open(&path) else { return false };
     let views = weights.names().into_iter().filter_map(|name| weights.get(name).ok()).collect::<Vec<_>>();
     for view in &views {
-        assert_eq!(view.bytes.len(), view.shape.iter().product::<usize>() * view.dtype.size(), "bytes fit the shape");
+        let bytes = view.bytes().expect("what the header says lies in the file");
+        assert_eq!(bytes.len(), view.shape.iter().product::<usize>() * view.dtype.size(), "bytes fit the shape");
     }
     !views.is_empty()
 }
@@ -179,7 +180,7 @@ pub fn adapter(bytes: &[u8]) -> bool {
     let _ = adapter_base(&scratch("adapter"));
     let output = scratch("merged").join("model");
     let _ = fs::remove_dir_all(&output);
-    merge(&root().join("tests/golden/llama"), &scratch("adapter"), &output).is_ok()
+    merge(&root().join("tests/golden/llama"), &scratch("adapter"), &output, &|| false).is_ok()
 }
 
 pub fn adapter_seeds() -> Vec<Vec<u8>> {
@@ -194,7 +195,7 @@ pub fn gguf(bytes: &[u8]) -> bool {
     let Ok(read) = GgufFile::open(&written("gguf", "model.gguf", bytes)) else { return false };
     let _ = read.text("general.architecture");
     for tensor in read.tensors() {
-        assert!(read.bytes(&tensor.name).is_some(), "a tensor of the table lies in the file");
+        assert!(read.bytes(&tensor.name).is_ok(), "a tensor of the table lies in the file");
     }
     true
 }

@@ -17,7 +17,13 @@ pub enum DataError {
     /// The user's file or setting is wrong.
     #[error("{}: {}{}", shown(place), shown(problem), hint_suffix(hint))]
     Invalid { place: String, problem: String, hint: String },
+    /// Somebody asked for the end.
+    #[error("stopped")]
+    Stopped,
 }
+
+/// Asked now and then by what takes long: true ends it with [`DataError::Stopped`].
+pub type Stop<'a> = &'a dyn Fn() -> bool;
 
 fn hint_suffix(hint: &str) -> String {
     if hint.is_empty() { String::new() } else { format!(" ({})", shown(hint)) }

@@ -53,7 +53,7 @@ fn reading_kept_rows() {
     let place = tempfile::tempdir().unwrap();
     let cache = RowCache::new(place.path().to_owned());
     let key = Key { text: "figures".to_owned(), digest: "f".repeat(64) };
-    let mut gathering = Gathering::new(Some(cache.begin(&key, &|| {}).unwrap()));
+    let mut gathering = Gathering::new(Some(cache.begin(&key, &|| {}, &|| false).unwrap()));
     let mut written = 0;
     for i in 0.. {
         let document = document(i);

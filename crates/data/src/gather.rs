@@ -1,4 +1,4 @@
-//! Documents into segments as they come: written to an entry of the cache and mapped, or kept in memory.
+//! Documents into segments as they come: written to an entry of the cache or kept in memory.
 //!
 //! Knows neither rows nor keys. A corpus is the same in either place.
 
@@ -79,7 +79,8 @@ mod tests {
     fn gather(spoil: impl Fn(&std::path::Path)) -> (Corpus, Option<EntryWriter>, Option<io::Error>, tempfile::TempDir) {
         let place = tempfile::tempdir().unwrap();
         let key = Key { text: "key".to_owned(), digest: "0".repeat(64) };
-        let mut gathering = Gathering::new(Some(RowCache::new(place.path().to_owned()).begin(&key, &|| {}).unwrap()));
+        let mut gathering =
+            Gathering::new(Some(RowCache::new(place.path().to_owned()).begin(&key, &|| {}, &|| false).unwrap()));
         for (i, document) in documents().enumerate() {
             if i == documents().count() / 2 + 1 {
                 spoil(place.path());

@@ -13,7 +13,7 @@ use crate::corpus::Corpus;
 use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowShard, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
 use crate::document::{Document, Truncation};
-use crate::error::{DataError, RowError, shown};
+use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::pipeline::in_order;
 use crate::rows::{self, Row, Rows};
@@ -59,16 +59,17 @@ pub fn prepare(
     tokenizer: Option<&Arc<Tokenizer>>,
     options: &PrepareOptions,
 ) -> Result<EncodedCorpus, DataError> {
-    prepare_cached(datasets, tokenizer, options, None)
+    prepare_cached(datasets, tokenizer, options, None, &|| false)
 }
 
 /// The same, with rows taken from the cache where it has them, and kept there where it has not. The documents are the
-/// same either way.
+/// same either way. Asked to stop, it leaves nothing unfinished in the cache.
 pub fn prepare_cached(
     datasets: &[DatasetSpec],
     tokenizer: Option<&Arc<Tokenizer>>,
     options: &PrepareOptions,
     keeping: Option<Keeping<'_>>,
+    stop: Stop<'_>,
 ) -> Result<EncodedCorpus, DataError> {
     let mut corpus = Corpus::default();
     let mut summary = Summary::default();
@@ -78,7 +79,7 @@ pub fn prepare_cached(
         let (files, left_out) = files(spec)?;
         let counted =
             DatasetSummary { name: spec.path.display().to_string(), files, left_out, ..DatasetSummary::default() };
-        let set = Set { spec, tokenizer, options, counted };
+        let set = Set { spec, tokenizer, options, counted, stop };
         let Encoded { rows, counted, from } = match keeping {
             Some(keeping) => set.cached(keeping, &mut notes)?,
             None => set.encode(None)?.0,
@@ -126,6 +127,7 @@ struct Set<'a> {
     options: &'a PrepareOptions,
     /// With the names of the set and its files.
     counted: DatasetSummary,
+    stop: Stop<'a>,
 }
 
 impl Set<'_> {
@@ -147,7 +149,7 @@ impl Set<'_> {
         let mut writer = None;
         if !matches!(found, Found::Rows(..)) {
             let waiting = || notify(&format!("waiting for another process that prepares the rows of {}", shown(&name)));
-            match cache.begin(&key, &waiting) {
+            match cache.begin(&key, &waiting, self.stop) {
                 Ok(begun) => {
                     // Another process may have written them meanwhile.
                     found = cache.find(&key, &clock);
@@ -195,11 +197,11 @@ impl Set<'_> {
 
     /// Encodes the rows. With them: the entry that holds them, why it does not, and what was read off the clock.
     fn encode(self, writer: Option<EntryWriter>) -> Result<Outcome, DataError> {
-        let Set { spec, tokenizer, options, mut counted } = self;
+        let Set { spec, tokenizer, options, mut counted, stop } = self;
         let (spec, rows) = open(spec, &mut counted)?;
         let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
         let mut gathering = Gathering::new(writer);
-        read_dataset(&spec, rows, &*encoder, options, &mut gathering, &mut counted)?;
+        read_dataset(&spec, rows, &*encoder, options, (&mut gathering, &mut counted), stop)?;
         counted.check()?;
         let (rows, writer, failed) = gathering.finish()?;
         let clock = encoder.clock_readings().into_iter().collect();
@@ -252,8 +254,8 @@ fn read_dataset(
     rows: Rows,
     encoder: &dyn EncodeRow,
     options: &PrepareOptions,
-    gathering: &mut Gathering,
-    summary: &mut DatasetSummary,
+    (gathering, summary): (&mut Gathering, &mut DatasetSummary),
+    stop: Stop<'_>,
 ) -> Result<(), DataError> {
     let RowShard { number, of } = spec.shard;
     assert!(number < of, "a part is one of those that there are");
@@ -265,6 +267,9 @@ fn read_dataset(
         encoder.encode(fields)?.truncate(options.max_length, truncation)
     };
     in_order(rows, options.workers, &encode, &mut |row, outcome| {
+        if stop() {
+            return Err(DataError::Stopped);
+        }
         match outcome {
             Ok(documents) => {
                 check_vocabulary(&documents, &row, options.vocab_size)?;

@@ -46,7 +46,7 @@ impl Bench {
     fn prepare(&self, spec: &DatasetSpec, options: &PrepareOptions) -> EncodedCorpus {
         let cache = self.cache();
         let keeping = Keeping { cache: &cache, notify: &|_| {} };
-        prepare_cached(std::slice::from_ref(spec), Some(&self.tokenizer), options, Some(keeping)).unwrap()
+        prepare_cached(std::slice::from_ref(spec), Some(&self.tokenizer), options, Some(keeping), &|| false).unwrap()
     }
 
     /// The files of entries, by their ends.
@@ -207,7 +207,7 @@ fn one_of_several_writes_and_the_others_wait() {
             };
             barrier.wait();
             let keeping = Some(Keeping { cache: &cache, notify: &notify });
-            prepare_cached(&[bench.spec()], Some(&bench.tokenizer), &options(), keeping).unwrap()
+            prepare_cached(&[bench.spec()], Some(&bench.tokenizer), &options(), keeping, &|| false).unwrap()
         };
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(prepare)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -215,6 +215,33 @@ fn one_of_several_writes_and_the_others_wait() {
     assert_eq!(all.iter().filter(|prepared| is_taken(prepared)).count(), 3);
     assert_eq!(waited.load(Ordering::Relaxed), 3);
     all.iter().for_each(|prepared| assert_same(prepared, &all[0]));
+}
+
+#[test]
+fn a_set_that_is_given_up_leaves_nothing() {
+    let bench = bench();
+    bench.write("a.jsonl", 4000);
+    let cache = bench.cache();
+    let asked = AtomicUsize::new(0);
+    let begin = |most: usize| {
+        asked.store(0, Ordering::Relaxed);
+        let stop = || asked.fetch_add(1, Ordering::Relaxed) >= most;
+        let keeping = Some(Keeping { cache: &cache, notify: &|_| {} });
+        prepare_cached(&[bench.spec()], Some(&bench.tokenizer), &options(), keeping, &stop)
+    };
+    let stopped = begin(1000).unwrap_err();
+    assert!(matches!(stopped, data::DataError::Stopped), "{stopped}");
+    let left: Vec<_> = fs::read_dir(cache.folder()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name == "files" || name.to_str().unwrap().ends_with(".lock")), "{left:?}");
+
+    // While another process holds the lock, too.
+    let lock = left.iter().find(|name| *name != "files").unwrap();
+    let held = fs::File::open(cache.folder().join(lock)).unwrap();
+    held.lock().unwrap();
+    assert!(matches!(begin(3).unwrap_err(), data::DataError::Stopped));
+    drop(held);
+    assert!(!is_taken(&begin(usize::MAX).unwrap()));
+    assert!(is_taken(&begin(usize::MAX).unwrap()));
 }
 
 #[test]

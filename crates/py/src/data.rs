@@ -14,6 +14,7 @@ use train::{ModelSource, TrainError};
 
 use crate::config::Config;
 use crate::errors::{DataError, train_error};
+use crate::signals::Signals;
 
 fn data_error(error: impl std::fmt::Display) -> PyErr {
     DataError::new_err(error.to_string())
@@ -26,8 +27,10 @@ fn json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
 /// Prepares the data of a run without training: the table of the data check.
 #[pyfunction]
 pub fn check_data(py: Python<'_>, config: &Config, folder: PathBuf, ir: &str) -> PyResult<String> {
-    let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, 0));
-    checked.map(|checked| checked.table).map_err(|error| train_error(py, error))
+    let signals = Signals::default();
+    let stop = || signals.raised();
+    let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, 0, &stop));
+    signals.outcome(py, checked).map(|checked| checked.table)
 }
 
 /// The same with the first rows as they are trained: the table, the rows for a terminal, and a page of HTML. `shown`
@@ -46,8 +49,10 @@ pub fn show_data(
     color: bool,
     width: usize,
 ) -> PyResult<(String, String, String)> {
-    let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, rows));
-    let checked = checked.map_err(|error| train_error(py, error))?;
+    let signals = Signals::default();
+    let stop = || signals.raised();
+    let checked = py.detach(|| train::check_data(&config.config, &ModelSource::open(&folder, ir)?, rows, &stop));
+    let checked = signals.outcome(py, checked)?;
     let part = &checked.rows[..shown.min(checked.rows.len())];
     let terminal = data::show::terminal(part, 1, Terminal { color, width, tokens });
     let page = data::show::page("Rows as they are trained", &checked.table, &checked.rows);

@@ -48,5 +48,6 @@ pub fn train_error(py: Python<'_>, error: TrainError) -> PyErr {
         TrainError::Data(error) => DataError::new_err(error.to_string()),
         diverged @ TrainError::Diverged { .. } => DivergedError::new_err(diverged.to_string()),
         TrainError::Failed(message) => RunError::new_err(message),
+        stopped @ TrainError::Stopped => RunError::new_err(stopped.to_string()),
     }
 }

@@ -13,6 +13,7 @@ mod merge;
 mod model;
 mod operations;
 mod run;
+mod signals;
 mod trainer;
 
 use pyo3::prelude::*;

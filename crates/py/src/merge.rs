@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use crate::errors::train_error;
+use crate::signals::Signals;
 
 /// The name or folder of the model that an adapter was trained on, as the adapter says.
 #[pyfunction]
@@ -27,14 +28,17 @@ pub fn write_gguf(
     encoding: &str,
     output: PathBuf,
 ) -> PyResult<(usize, u64, Vec<String>)> {
-    let done = py.detach(|| train::write_gguf(&model, description, encoding, &output));
-    let done = done.map_err(|error| train_error(py, error))?;
+    let signals = Signals::default();
+    let done = py.detach(|| train::write_gguf(&model, description, encoding, &output, &|| signals.raised()));
+    let done = signals.outcome(py, done)?;
     Ok((done.tensors, done.bytes, done.in_f16))
 }
 
 /// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes).
 #[pyfunction]
 pub fn merge(py: Python<'_>, model: PathBuf, adapter: PathBuf, output: PathBuf) -> PyResult<(usize, usize, usize)> {
-    let done = py.detach(|| train::merge(&model, &adapter, &output)).map_err(|error| train_error(py, error))?;
+    let signals = Signals::default();
+    let done = py.detach(|| train::merge(&model, &adapter, &output, &|| signals.raised()));
+    let done = signals.outcome(py, done)?;
     Ok((done.adapted, done.tensors, done.bytes))
 }

@@ -19,7 +19,7 @@ fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest
 
 /// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or `nothing`;
 /// the files of `announce` receive the path of the log, once there is one. Gives the process's exit code: 0, or 128 +
-/// the signal that ended the run after a checkpoint.
+/// the signal that ended the run, after a checkpoint if a step was done.
 #[pyfunction]
 pub fn run(
     py: Python<'_>,
@@ -42,7 +42,7 @@ pub fn run(
         let mut console = Console::new(show, announce)?;
         match train::run(Arc::new(config.config.clone()), source, device, &mut console)? {
             Outcome::Finished(_) => Ok(0),
-            Outcome::Interrupted(_) => Ok(console.exit_code()),
+            Outcome::Interrupted(_) | Outcome::NotBegun => Ok(console.exit_code()),
         }
     });
     outcome.map_err(|error| train_error(py, error))

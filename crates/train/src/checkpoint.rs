@@ -19,6 +19,7 @@ use crate::export::{ReadTensor, Trained, write_tensors};
 use crate::feed::Feed;
 use crate::staged::{Staged, remove};
 use crate::trainer::{Progress, Trainer};
+use crate::weights::write_as_stored;
 use crate::written::Written;
 
 /// The file that makes a folder a checkpoint.
@@ -220,7 +221,7 @@ impl Checkpoint {
                     at.shape
                 )));
             }
-            engine.session().write(at, view.bytes)?;
+            write_as_stored(engine.session(), at, &view)?;
         }
         Ok(())
     }

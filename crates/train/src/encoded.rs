@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use data::{
     AutoColumns, ConversationColumns, DatasetKind, DatasetSpec, DialogueOptions, DocumentSet, EncodedCorpus,
-    InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Summary, SystemPrompt, Tokenizer, Truncation,
+    InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt, Tokenizer,
+    Truncation,
 };
 use options::cache::folder_of_user;
 
@@ -40,9 +41,9 @@ pub struct Encoded {
 impl Encoded {
     /// Reads and encodes everything, with rows as long as the plan says; where it leaves that open, it follows from the
     /// documents.
-    pub fn read(config: &Config, source: &ModelSource, plan: &Plan) -> Result<Encoded> {
+    pub fn read(config: &Config, source: &ModelSource, plan: &Plan, stop: Stop<'_>) -> Result<Encoded> {
         let most = plan.sequence_len;
-        let encoded = Encoded::within(config, source, most)?;
+        let encoded = Encoded::within(config, source, most, stop)?;
         if !plan.length_is_open {
             return Ok(encoded);
         }
@@ -51,7 +52,7 @@ impl Encoded {
             None => Ok(encoded.with_length(length)),
             // What is longer than the rows that the run began with is cut, or dropped, once more.
             Some(kept) if encoded.longest() > kept => {
-                Ok(Encoded::within(config, source, kept)?.with_length(row_length::of_checkpoint(kept)))
+                Ok(Encoded::within(config, source, kept, stop)?.with_length(row_length::of_checkpoint(kept)))
             }
             Some(kept) => Ok(encoded.with_length(row_length::of_checkpoint(kept))),
         }
@@ -77,7 +78,7 @@ impl Encoded {
     }
 
     /// Documents of at most so many tokens.
-    fn within(config: &Config, source: &ModelSource, sequence_len: usize) -> Result<Encoded> {
+    fn within(config: &Config, source: &ModelSource, sequence_len: usize, stop: Stop<'_>) -> Result<Encoded> {
         let datasets = config.data.datasets.as_deref().unwrap_or_default();
         let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
         let needs_text = |of: &Dataset| of.r#type != DatasetType::Tokens;
@@ -95,7 +96,7 @@ impl Encoded {
             let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
             let specs = specs.collect::<Result<Vec<_>>>()?;
             let keeping = cache.as_ref().map(|cache| Keeping { cache, notify: &notify });
-            data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping).map_err(TrainError::Data)
+            data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping, stop).map_err(TrainError::data)
         };
         let EncodedCorpus { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
         notes.extend(of_rows);

@@ -1,7 +1,7 @@
 //! Why a run ends early, and with which exit code.
 
 use compiler::CompileError;
-use data::DataError;
+use data::{DataError, Stop};
 use options::{Problem, render_problems};
 use program::BackendError;
 use thiserror::Error;
@@ -29,15 +29,23 @@ pub enum TrainError {
     /// A file, a library or the device failed.
     #[error("{0}")]
     Failed(String),
+    /// Somebody asked for the end, before there was anything to keep.
+    #[error("stopped")]
+    Stopped,
 }
 
 pub type Result<T> = std::result::Result<T, TrainError>;
+
+/// Ends what takes long where somebody asked for the end.
+pub fn go_on(stop: Stop<'_>) -> Result<()> {
+    if stop() { Err(TrainError::Stopped) } else { Ok(()) }
+}
 
 impl TrainError {
     /// What the process ends with.
     pub fn exit_code(&self) -> u8 {
         match self {
-            TrainError::Failed(_) => 1,
+            TrainError::Failed(_) | TrainError::Stopped => 1,
             TrainError::Config(_) | TrainError::Usage(_) => EXIT_CONFIG,
             TrainError::Memory(_) => 3,
             TrainError::Data(_) => 4,
@@ -56,7 +64,18 @@ impl TrainError {
         match error {
             DataError::Io { .. } => TrainError::Failed(error.to_string()),
             DataError::Invalid { .. } => TrainError::Usage(error.to_string()),
+            DataError::Stopped => TrainError::Stopped,
         }
+    }
+
+    /// What came of reading data.
+    pub fn data(error: DataError) -> TrainError {
+        if matches!(error, DataError::Stopped) { TrainError::Stopped } else { TrainError::Data(error) }
+    }
+
+    /// A file of a model that was whole when it was opened, and is no more.
+    pub fn unreadable(error: DataError) -> TrainError {
+        TrainError::Failed(error.to_string())
     }
 }
 

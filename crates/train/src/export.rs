@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions};
-use data::Batch;
 use data::safetensors::{NamedTensor, TensorInfo, write};
+use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
 use crate::config::Init;
 use crate::engine::Engine;
-use crate::error::{Result, TrainError};
+use crate::error::{Result, TrainError, go_on};
 use crate::merge::merged;
 use crate::model::Model;
 use crate::model_folder::{pretty, write_files, write_weights};
@@ -38,42 +38,45 @@ impl Trainer {
     /// already, a full disk, and a result that does not give the live model's logits when it is loaded
     /// again.
     pub fn export(&mut self, folder: &Path) -> Result<()> {
-        let staged = self.stage_export(folder)?;
+        let staged = self.stage_export(folder, &|| false)?;
         staged.commit(&mut self.written)
     }
 
-    /// Writes and checks a result that appears when it is committed.
-    pub(crate) fn stage_export(&mut self, folder: &Path) -> Result<Staged> {
+    /// Writes and checks a result that appears when it is committed. Asked to stop, it leaves nothing.
+    pub(crate) fn stage_export(&mut self, folder: &Path, stop: Stop<'_>) -> Result<Staged> {
         let staged = Staged::begin(&self.written, folder)?;
-        self.write_result(staged.path())?;
+        self.write_result(staged.path(), stop)?;
         let is_model = self.plan.compile.adapter.is_none();
-        self.check_result(staged.path(), is_model)?;
+        self.check_result(staged.path(), is_model, stop)?;
         Ok(staged)
     }
 
     /// Writes the model with the adapter added to its weights, in f32 and rounded once to their type; otherwise as
     /// [`Trainer::export`]. Without an adapter the two are the same.
     pub fn export_merged(&mut self, folder: &Path) -> Result<()> {
-        let staged = self.stage_merged(folder)?;
+        let staged = self.stage_merged(folder, &|| false)?;
         staged.commit(&mut self.written)
     }
 
     /// As [`Trainer::stage_export`], with the adapter added to the model.
-    pub(crate) fn stage_merged(&mut self, folder: &Path) -> Result<Staged> {
+    pub(crate) fn stage_merged(&mut self, folder: &Path, stop: Stop<'_>) -> Result<Staged> {
         let staged = Staged::begin(&self.written, folder)?;
-        self.write_model(staged.path())?;
-        self.check_result(staged.path(), true)?;
+        self.write_model(staged.path(), stop)?;
+        self.check_result(staged.path(), true, stop)?;
         Ok(staged)
     }
 
     /// Writes adapter or model into an existing folder.
-    fn write_result(&mut self, folder: &Path) -> Result<()> {
+    fn write_result(&mut self, folder: &Path, stop: Stop<'_>) -> Result<()> {
         if self.plan.compile.adapter.is_none() {
-            return self.write_model(folder);
+            return self.write_model(folder, stop);
         }
         let trained = self.trained()?;
         let engine = self.engine()?;
-        trained.write(folder, &mut |at| engine.tensor(at))
+        trained.write(folder, &mut |at| {
+            go_on(stop)?;
+            engine.tensor(at)
+        })
     }
 
     /// What the run trains, apart from the session that holds it.
@@ -84,13 +87,14 @@ impl Trainer {
     }
 
     /// Writes the weights, adapters added, one after the other, and what else belongs to a model.
-    fn write_model(&mut self, folder: &Path) -> Result<()> {
+    fn write_model(&mut self, folder: &Path, stop: Stop<'_>) -> Result<()> {
         let rules = self.plan.compile.adapter.as_ref().map(AdapterRules::new).transpose()?;
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
         let engine = self.engine()?;
         let program = engine.program().clone();
         let slots: HashMap<&str, &ParameterSlot> = WeightSet::Base.of(&program).map(|s| (s.name.as_str(), s)).collect();
         write_weights(folder, WeightSet::Base.of(&program).map(info).collect(), |tensor| {
+            go_on(stop)?;
             let slot = slots[tensor.name.as_str()];
             let weight = weights::read(engine.session(), slot)?;
             let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &tensor.name)) else {
@@ -104,12 +108,12 @@ impl Trainer {
     }
 
     /// Reads what was written and compares it with the live model.
-    fn check_result(&mut self, folder: &Path, is_model: bool) -> Result<()> {
+    fn check_result(&mut self, folder: &Path, is_model: bool, stop: Stop<'_>) -> Result<()> {
         let rules = self.plan.compile.adapter.as_ref().map(AdapterRules::new).transpose()?;
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
         let engine = self.engine()?;
         let program = engine.program().clone();
-        let mut live = Live { session: engine.session(), program: &program, rules: rules.as_ref() };
+        let mut live = Live { session: engine.session(), program: &program, rules: rules.as_ref(), stop };
         match is_model {
             true => live.compare_model(&source, dtype, folder)?,
             false => live.compare_adapter(folder)?,

@@ -5,7 +5,7 @@
 mod check;
 
 use data::show::ShownRow;
-use data::{Batch, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Tokenizer};
+use data::{Batch, DocumentSet, Extent, Layout, Loader, LoaderSpec, Padding, Position, Share, Stop, Tokenizer};
 use program::{Documents, Variant};
 
 use crate::checkpoint::DataDigest;
@@ -261,13 +261,13 @@ pub struct CheckedData {
 }
 
 /// Prepares the data of a run without training. `rows`: how many rows are wanted to be looked at.
-pub fn check_data(config: &Config, source: &ModelSource, rows: usize) -> Result<CheckedData> {
+pub fn check_data(config: &Config, source: &ModelSource, rows: usize, stop: Stop<'_>) -> Result<CheckedData> {
     let problems = config.check_datasets();
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
     let plan = Plan::new(config, source)?;
-    let encoded = Encoded::read(config, source, &plan)?;
+    let encoded = Encoded::read(config, source, &plan, stop)?;
     let row = encoded.sequence_len;
     let feed = Feed::new(config, encoded, row)?;
     let notes: String = feed.encoded.notes.iter().map(|note| format!("Note: {note}\n")).collect();

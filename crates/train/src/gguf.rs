@@ -5,13 +5,14 @@
 
 use std::path::Path;
 
+use data::Stop;
 use data::gguf::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 use data::safetensors::Weights;
 use serde::Deserialize;
 use serde_json::Value;
 use tensor::HostTensor;
 
-use crate::error::{Result, TrainError};
+use crate::error::{Result, TrainError, go_on};
 use crate::weights::is_computed;
 
 /// What a file consists of.
@@ -70,11 +71,12 @@ pub struct GgufDone {
 }
 
 /// Writes the weights of a model folder to one file, matrices encoded as `encoding` (`f32`, `f16`, `bf16`, `q8_0`) and
-/// vectors as f32, reads it again and compares every tensor with the model's. `description` is JSON.
+/// vectors as f32, reads it again and compares every tensor with the model's. `description` is JSON. Asked to stop while it
+/// writes, it leaves nothing.
 ///
 /// Errors: a tensor that the description does not speak of or that is missing, a place that is taken, and a file that
 /// is not what was written.
-pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path) -> Result<GgufDone> {
+pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path, stop: Stop<'_>) -> Result<GgufDone> {
     let encoding = Encoding::named(encoding).ok_or_else(|| {
         let known = Encoding::ALL.map(Encoding::name).join(", ");
         TrainError::Usage(format!("`{encoding}` is not a supported GGUF encoding, expected one of {known}"))
@@ -108,6 +110,7 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
     let failed = |e: data::DataError| TrainError::Failed(e.to_string());
     let mut writer = GgufWriter::create(output, &metadata, table.clone()).map_err(failed)?;
     for tensor in &table {
+        go_on(stop)?;
         writer.put(&tensor.encoding.encode(&contents(&files, &of, &tensor.name)?)).map_err(failed)?;
     }
     writer.finish().map_err(failed)?;
@@ -177,7 +180,7 @@ fn contents(files: &Weights, of: &Description, name: &str) -> Result<Vec<f32>> {
         return Ok(factors.values());
     }
     let source = of.tensors.iter().find(|source| source.name == name).expect("the table is made of the sources");
-    let tensor = files.get(&source.from).map_err(TrainError::model_file)?.to_host();
+    let tensor = files.get(&source.from).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)?;
     let values = tensor.to_f32();
     Ok(match source.interleave_heads {
         _ if source.transpose => transpose(&values, tensor.shape[0]),
@@ -221,7 +224,8 @@ fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path
         return Err(wrong("the table of tensors is another".to_owned()));
     }
     for tensor in table {
-        let found = tensor.encoding.decode(file.bytes(&tensor.name).expect("the tables are equal"));
+        let bytes = file.bytes(&tensor.name).map_err(TrainError::unreadable)?;
+        let found = tensor.encoding.decode(&bytes);
         let expected = contents(files, of, &tensor.name)?;
         let block = tensor.encoding.block();
         for (found, expected) in found.chunks(block).zip(expected.chunks(block)) {

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use compiler::AdapterRules;
+use data::Stop;
 use data::safetensors::{TensorInfo, Weights};
 use rayon::prelude::*;
 use tensor::{DType, HostTensor};
 
-use crate::error::{Result, TrainError};
+use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
 use crate::model_folder::{handed_on, write_files, write_weights};
 use crate::peft;
@@ -60,11 +61,11 @@ pub struct Merged {
 }
 
 /// Writes a model with an adapter in PEFT's form added to its weights. Every weight keeps its type. One tensor is in
-/// memory at a time. The folder appears whole.
+/// memory at a time. The folder appears whole; asked to stop, there is nothing.
 ///
 /// Errors: an adapter of a variant that is not computed, one whose matrices do not fit the model's weights, and
 /// anything that stands at `output` already.
-pub fn merge(model: &Path, adapter: &Path, output: &Path) -> Result<Merged> {
+pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Result<Merged> {
     let options = peft::read_options(adapter, DType::F32)?;
     let rules = AdapterRules::new(&options)?;
     let config = HfConfig::read(model)?;
@@ -88,14 +89,16 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path) -> Result<Merged> {
     let mut written = Written::by("merge");
     let staged = Staged::begin(&written, output)?;
     write_weights(staged.path(), tensors, |tensor| {
+        go_on(stop)?;
         let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
-        let Some(module) = targets.get(&tensor.name) else { return Ok(weight.bytes.to_vec()) };
+        let Some(module) = targets.get(&tensor.name) else { return weight.bytes().map_err(TrainError::unreadable) };
         let matrix = |which: &str| {
             let name = format!("{}{module}.{which}.weight", peft::PREFIX);
-            adapters.get(&name).map(|view| view.to_host()).map_err(TrainError::model_file)
+            adapters.get(&name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)
         };
         let (a, b) = (matrix("lora_A")?, matrix("lora_B")?);
-        Ok(merged(&weight.to_host(), &a, &b, rules.scale(module)?, transposed).bytes)
+        let weight = weight.to_host().map_err(TrainError::unreadable)?;
+        Ok(merged(&weight, &a, &b, rules.scale(module)?, transposed).bytes)
     })?;
     write_files(&config, dtype, model, staged.path())?;
     staged.commit(&mut written)?;

@@ -198,7 +198,7 @@ mod tests {
         ];
         assert_eq!(names, expected);
         let weights = Weights::open(to.path()).unwrap();
-        assert_eq!(weights.get("c").unwrap().bytes, [b'c'; 6]);
+        assert_eq!(weights.get("c").unwrap().bytes().unwrap(), [b'c'; 6]);
         let index = std::fs::read_to_string(to.path().join("model.safetensors.index.json")).unwrap();
         let index: Value = serde_json::from_str(&index).unwrap();
         assert_eq!(index["metadata"]["total_size"], 18);

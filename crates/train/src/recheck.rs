@@ -7,12 +7,13 @@
 use std::path::Path;
 
 use compiler::AdapterRules;
+use data::Stop;
 use data::safetensors::{TensorView, Weights};
 use program::{ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
 use tensor::{DType, HostTensor, convert};
 
-use crate::error::{Result, TrainError};
+use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
 use crate::peft;
 use crate::source::ModelSource;
@@ -30,6 +31,8 @@ pub(crate) struct Live<'a> {
     pub program: &'a Program,
     /// The scales of the adapter that is trained, if there is one.
     pub rules: Option<&'a AdapterRules>,
+    /// Asked before every tensor.
+    pub stop: Stop<'a>,
 }
 
 impl Live<'_> {
@@ -41,6 +44,7 @@ impl Live<'_> {
         let files = source.weights(folder)?;
         self.compare_names(WeightSet::Base, &files)?;
         for slot in WeightSet::Base.of(self.program) {
+            go_on(self.stop)?;
             let view = files.get(&slot.name).map_err(TrainError::model_file)?;
             match self.rules.and_then(|rules| Some((rules, peft::matrices_of(self.program, &slot.name)?))) {
                 None => self.compare_bits(slot, &view)?,
@@ -59,6 +63,7 @@ impl Live<'_> {
         let files = Weights::open(folder).map_err(TrainError::model_file)?;
         self.compare_names(WeightSet::Adapter, &files)?;
         for slot in WeightSet::Adapter.of(self.program) {
+            go_on(self.stop)?;
             let view = files.get(&slot.name).map_err(TrainError::model_file)?;
             self.compare_bits(slot, &view)?;
             let module = slot.name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
@@ -83,15 +88,18 @@ impl Live<'_> {
     fn compare_bits(&mut self, slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {
         let at = &slot.weight;
         check_form(slot, view)?;
-        let (size, mut bytes) = (at.dtype.size(), Vec::new());
-        for (index, found) in view.bytes.chunks(BLOCK * size).enumerate() {
-            bytes.resize(found.len(), 0);
-            let part = TensorRef::dense(at.arena, at.offset + index * BLOCK * size, at.dtype, [found.len() / size]);
+        let (size, mut bytes, mut found) = (at.dtype.size(), Vec::new(), Vec::new());
+        for begin in (0..view.length()).step_by(BLOCK * size) {
+            let count = (BLOCK * size).min(view.length() - begin);
+            bytes.resize(count, 0);
+            found.resize(count, 0);
+            view.read(begin, &mut found).map_err(TrainError::unreadable)?;
+            let part = TensorRef::dense(at.arena, at.offset + begin, at.dtype, [count / size]);
             self.session.read(&part, &mut bytes)?;
             if bytes != found {
                 return Err(differs(format!("`{}` has other bits in the file than in the live model", slot.name)));
             }
-            check_finite(&slot.name, &floats(at.dtype, found))?;
+            check_finite(&slot.name, &floats(at.dtype, &found))?;
         }
         Ok(())
     }
@@ -112,14 +120,15 @@ impl Live<'_> {
         let added = self.added(slot, (a, b), scale, &x)?;
         let rows_at_once = (BLOCK / columns).max(1);
         let row_bytes = columns * at.dtype.size();
-        let (mut bytes, mut off, mut all) = (Vec::new(), 0.0, 0.0);
+        let (mut bytes, mut found, mut off, mut all) = (Vec::new(), Vec::new(), 0.0, 0.0);
         for first in (0..rows).step_by(rows_at_once) {
             let count = rows_at_once.min(rows - first);
-            let found = &view.bytes[first * row_bytes..(first + count) * row_bytes];
-            bytes.resize(found.len(), 0);
+            bytes.resize(count * row_bytes, 0);
+            found.resize(count * row_bytes, 0);
+            view.read(first * row_bytes, &mut found).map_err(TrainError::unreadable)?;
             let part = TensorRef::dense(at.arena, at.offset + first * row_bytes, at.dtype, [count * columns]);
             self.session.read(&part, &mut bytes)?;
-            let found = floats(at.dtype, found);
+            let found = floats(at.dtype, &found);
             check_finite(&slot.name, &found)?;
             let (found_sums, live_sums) = (products(&found, &x), products(&floats(at.dtype, &bytes), &x));
             for ((found, live), added) in found_sums.iter().zip(&live_sums).zip(&added[first..]) {

@@ -1,5 +1,6 @@
 //! A whole run: folders, the loop, evaluation, checkpoints, the result.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,8 +45,9 @@ pub trait Observer {
     /// Steps that are done, of all.
     fn progress(&mut self, _done: u64, _total: u64) {}
 
-    /// Asked after every step and before every batch of an evaluation, which is then given up: true ends the run after
-    /// a checkpoint.
+    /// Asked after every step and by what takes long beside the steps: by the reading of data and between the stages
+    /// before the first step, where nothing is kept; before every batch of an evaluation and every tensor of a result,
+    /// which are given up. True ends the run, after a checkpoint if a step was done.
     fn interrupted(&mut self) -> bool;
 }
 
@@ -56,6 +58,8 @@ pub enum Outcome {
     Finished(PathBuf),
     /// Stopped on request; the checkpoint lies in this folder.
     Interrupted(PathBuf),
+    /// Stopped on request before the first step: nothing was written.
+    NotBegun,
 }
 
 /// Trains from the first step to the result.
@@ -65,23 +69,13 @@ pub fn run(
     device: Arc<Device>,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
-    let problems = config.check_datasets();
-    if !problems.is_empty() {
-        return Err(TrainError::Config(problems));
-    }
-    // Told now, not when the result is written.
-    handed_on(&source.folder)?;
-    let place = Place::open(&config, &source)?;
-    let mut start = Start::find(&config, &place)?;
-    let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_begun(&config, from));
-    let mut trainer = Trainer::new(config, source, device)?;
-    trainer.name = place.name.clone();
-    trainer.begin_digest();
-    prepare(&place, &mut start, &mut trainer, observer)?;
-    for note in place.notes.iter().chain(&start.notes) {
-        observer.line(&format!("Note: {note}"));
-    }
-    let mut run = Run::start(place, &mut trainer, observer)?;
+    let (mut trainer, mut run) = match begin(config, source, device, observer) {
+        Err(TrainError::Stopped) => {
+            observer.line("Stopping: no step was started, nothing was saved");
+            return Ok(Outcome::NotBegun);
+        }
+        begun => begun?,
+    };
     let mut outcome = run.steps(&mut trainer, observer);
     if let Err(error) = run.publish_checkpoint(&mut trainer, observer)
         && outcome.is_ok()
@@ -91,6 +85,7 @@ pub fn run(
     let event = match &outcome {
         Ok(Outcome::Finished(folder)) => json!({"event": "finished", "result": folder}),
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
+        Ok(Outcome::NotBegun) => unreachable!("a run that does steps has begun"),
         Err(error) => json!({"event": "failed", "error": error.to_string(), "exit_code": error.exit_code()}),
     };
     let logged = run.emit(event, observer);
@@ -99,6 +94,34 @@ pub fn run(
         logged?;
     }
     outcome
+}
+
+/// Everything before the first step. Errors: [`TrainError::Stopped`] on request, before anything is written.
+fn begin(
+    config: Arc<Config>,
+    source: Arc<ModelSource>,
+    device: Arc<Device>,
+    observer: &mut dyn Observer,
+) -> Result<(Trainer, Run)> {
+    let problems = config.check_datasets();
+    if !problems.is_empty() {
+        return Err(TrainError::Config(problems));
+    }
+    // Told now, not when the result is written.
+    handed_on(&source.folder)?;
+    let place = Place::open(&config, &source)?;
+    let mut start = Start::find(&config, &place)?;
+    let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_begun(&config, from));
+    let asked = RefCell::new(&mut *observer);
+    let mut trainer = Trainer::unless_stopped(config, source, device, &|| asked.borrow_mut().interrupted())?;
+    trainer.name = place.name.clone();
+    trainer.begin_digest();
+    prepare(&place, &mut start, &mut trainer, observer)?;
+    for note in place.notes.iter().chain(&start.notes) {
+        observer.line(&format!("Note: {note}"));
+    }
+    let run = Run::start(place, &mut trainer, observer)?;
+    Ok((trainer, run))
 }
 
 /// Takes up what an earlier process left, and checks that nothing of others stands in the way.
@@ -190,6 +213,9 @@ impl Run {
         }
         for note in trainer.engine()?.session().notes() {
             observer.line(&format!("Note: {note}"));
+        }
+        if observer.interrupted() {
+            return Err(TrainError::Stopped);
         }
         let run_id = trainer.written.owner.clone();
         // What keeps the log from being written is reported before the folder is the run's own. Nothing lies between
@@ -305,10 +331,14 @@ impl Run {
     /// Writes the result.
     fn finish(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let result = result_folder(&self.place, trainer);
-        self.publish(trainer, &result, false)?;
+        if !self.publish(trainer, &result, false, observer)? {
+            return self.stop(trainer, observer);
+        }
         if trainer.config.lora.merge_adapter {
             let merged = self.place.output.join(MERGED);
-            self.publish(trainer, &merged, true)?;
+            if !self.publish(trainer, &merged, true, observer)? {
+                return self.stop(trainer, observer);
+            }
             observer.line(&format!("Merged: {} (loaded again and compared with the live model)", merged.display()));
         }
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
@@ -350,12 +380,29 @@ impl Run {
         self.emit(json!({"event": "time_breakdown", "step": step, "classes": rows}), observer)
     }
 
-    /// Writes a result: a process that is killed meanwhile knows it as its own afterwards.
-    fn publish(&mut self, trainer: &mut Trainer, folder: &Path, merged: bool) -> Result<()> {
-        let staged = if merged { trainer.stage_merged(folder)? } else { trainer.stage_export(folder)? };
+    /// Writes a result: a process that is killed meanwhile knows it as its own afterwards. False: somebody asked to stop,
+    /// and it was given up; a later process writes it then.
+    fn publish(
+        &mut self,
+        trainer: &mut Trainer,
+        folder: &Path,
+        merged: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<bool> {
+        let asked = RefCell::new(&mut *observer);
+        let stop = || asked.borrow_mut().interrupted();
+        let staged = if merged { trainer.stage_merged(folder, &stop) } else { trainer.stage_export(folder, &stop) };
+        let staged = match staged {
+            Err(TrainError::Stopped) => {
+                observer.line(&format!("Stopping: the export to {} is aborted", folder.display()));
+                return Ok(false);
+            }
+            staged => staged?,
+        };
         self.record(trainer, Some(&staged))?;
         staged.commit(&mut trainer.written)?;
-        self.record(trainer, None)
+        self.record(trainer, None)?;
+        Ok(true)
     }
 
     /// Evaluates, unless that was done at this step. False: somebody asked to stop, and it was given up; a later

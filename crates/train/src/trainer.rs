@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use compiler::CompileOptions;
 use data::safetensors::Weights;
-use data::{Batch, Position};
+use data::{Batch, Position, Stop};
 use program::{Choices, Variant};
 use serde::{Deserialize, Serialize};
 
@@ -76,11 +76,21 @@ impl Trainer {
     /// Checks options against model and machine and reads the data, if datasets are configured.
     /// Nothing is compiled before the first batch is known.
     pub fn new(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
+        Trainer::unless_stopped(config, source, device, &|| false)
+    }
+
+    /// The same, given up when somebody asks for the end while data are read.
+    pub(crate) fn unless_stopped(
+        config: Arc<Config>,
+        source: Arc<ModelSource>,
+        device: Arc<Device>,
+        stop: Stop<'_>,
+    ) -> Result<Trainer> {
         let mut startup = Startup::begin();
         plan::require_machine(&config, &device.machine, device.gpus)?;
         let plan = Plan::new(&config, &source)?;
         let encoded = match config.data.datasets {
-            Some(_) => Some(Encoded::read(&config, &source, &plan)?),
+            Some(_) => Some(Encoded::read(&config, &source, &plan, stop)?),
             None => None,
         };
         let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);

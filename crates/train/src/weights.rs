@@ -53,27 +53,34 @@ pub fn load(session: &mut dyn Session, program: &Program, part: WeightSet, files
     Ok(())
 }
 
-/// Elements that are converted before they are handed on: few enough to stay in the cache between the two.
+/// Elements that are read or drawn, and converted, before they are handed on: few enough to stay in the cache between the
+/// two.
 const CONVERTED: usize = 1 << 20;
 
-/// Elements that one thread converts at a time.
+/// Elements that one thread reads or draws, and converts, at a time.
 const BLOCK: usize = 1 << 14;
 
-/// Writes a tensor of a file into its place in one pass over its bytes, rounding to the place's type.
-fn write_as_stored(session: &mut dyn Session, at: &TensorRef, view: &TensorView<'_>) -> Result<()> {
-    let (from, to) = (view.dtype, at.dtype);
-    if from == to {
-        return Ok(session.write(at, view.bytes)?);
-    }
-    let mut buffer = vec![0; at.len().min(CONVERTED) * to.size()];
-    let mut offset = at.offset;
-    for source in view.bytes.chunks(CONVERTED * from.size()) {
-        let elements = source.len() / from.size();
-        let target = &mut buffer[..elements * to.size()];
-        let blocks = target.par_chunks_mut(BLOCK * to.size()).zip(source.par_chunks(BLOCK * from.size()));
-        blocks.for_each(|(target, source)| convert(from, source, to, target));
-        session.write(&TensorRef::dense(at.arena, offset, to, [elements]), target)?;
-        offset += target.len();
+/// Writes a tensor of a file into its place in one pass over its bytes, rounding to the place's type. Threads read and
+/// convert some elements each.
+pub fn write_as_stored(session: &mut dyn Session, at: &TensorRef, view: &TensorView<'_>) -> Result<()> {
+    let (from, to, elements) = (view.dtype, at.dtype, at.len());
+    let mut buffer = vec![0; elements.min(CONVERTED) * to.size()];
+    for start in (0..elements).step_by(CONVERTED) {
+        let count = CONVERTED.min(elements - start);
+        let target = &mut buffer[..count * to.size()];
+        let blocks = target.par_chunks_mut(BLOCK * to.size()).enumerate();
+        let read = blocks.try_for_each_init(Vec::new, |source, (block, target)| {
+            let begin = (start + block * BLOCK) * from.size();
+            if from == to {
+                return view.read(begin, target);
+            }
+            source.resize(target.len() / to.size() * from.size(), 0);
+            view.read(begin, source)?;
+            convert(from, source, to, target);
+            Ok(())
+        });
+        read.map_err(TrainError::unreadable)?;
+        session.write(&TensorRef::dense(at.arena, at.offset + start * to.size(), to, [count]), target)?;
     }
     Ok(())
 }
@@ -124,9 +131,13 @@ fn check_names(
 
 fn is_tied_copy(program: &Program, files: &Weights, name: &str) -> Result<bool> {
     let extra = files.get(name).map_err(TrainError::model_file)?;
-    let mut used =
-        WeightSet::Base.of(program).filter(|slot| slot.weight.shape == extra.shape && files.contains(&slot.name));
-    Ok(used.any(|slot| files.get(&slot.name).is_ok_and(|view| view.bytes == extra.bytes)))
+    for slot in WeightSet::Base.of(program) {
+        let Ok(view) = files.get(&slot.name) else { continue };
+        if view.shape == extra.shape && view.has_bytes_of(&extra).map_err(TrainError::unreadable)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, name: &str) -> Result<bool> {
@@ -134,7 +145,7 @@ fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, n
     let Some(slot) = WeightSet::Base.of(program).find(|slot| Some(&slot.name) == base.as_ref()) else {
         return Ok(false);
     };
-    let copy = files.get(name).map_err(TrainError::model_file)?.to_host();
+    let copy = files.get(name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)?;
     Ok(copy.shape == slot.weight.shape && copy.cast(slot.weight.dtype).bytes == read(session, slot)?.bytes)
 }
 
@@ -209,9 +220,107 @@ pub fn read_gradient(session: &mut dyn Session, slot: &ParameterSlot, scale: f32
 
 #[cfg(test)]
 mod tests {
-    use program::ArenaId;
+    use std::sync::Arc;
+
+    use data::safetensors::{NamedTensor, write};
+    use program::{ArenaId, BackendError, MemoryLine};
 
     use super::*;
+
+    /// Memory of one arena, and nothing that runs.
+    struct Memory(Vec<u8>);
+
+    impl Session for Memory {
+        fn program(&self) -> &Arc<Program> {
+            unreachable!("no program is asked for")
+        }
+
+        fn adopt(&mut self, _: Arc<Program>) -> std::result::Result<(), BackendError> {
+            unreachable!("no program is given")
+        }
+
+        fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
+            self.0[at.offset..at.offset + at.bytes()].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
+            out.copy_from_slice(&self.0[at.offset..at.offset + at.bytes()]);
+            Ok(())
+        }
+
+        fn run(&mut self, _: usize) -> std::result::Result<(), BackendError> {
+            unreachable!("nothing runs")
+        }
+
+        fn run_instruction(&mut self, _: usize, _: usize) -> std::result::Result<(), BackendError> {
+            unreachable!("nothing runs")
+        }
+
+        fn allocated(&self) -> Vec<MemoryLine> {
+            Vec::new()
+        }
+
+        fn profile(&mut self, _: usize) -> std::result::Result<Vec<f64>, BackendError> {
+            unreachable!("nothing runs")
+        }
+
+        fn synchronize(&mut self) -> std::result::Result<(), BackendError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_tensor_is_read_in_parts_into_its_place() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.safetensors");
+        // Beyond one part, and no whole number of blocks.
+        let shape = [CONVERTED / 8 + 5, 9];
+        let elements = shape[0] * shape[1];
+        let values: Vec<f32> = (0..elements).map(|i| i as f32 * 1e-3 - 70.0).collect();
+        let tensor = HostTensor::from_f32(shape, &values);
+        let (nothing, one) = (HostTensor::from_f32([0, 3], &[]), HostTensor::from_f32([1], &[2.5]));
+        let named = [("a", &tensor), ("b", &nothing), ("c", &one)].map(|(name, of)| NamedTensor::new(name, of));
+        write(&path, &named, &Default::default()).unwrap();
+        let files = Weights::open(&path).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let mut memory = Memory(vec![0xee; 32 + 4 * elements + 8]);
+            for of in [&tensor, &nothing, &one] {
+                let name = if of.shape.len() == 1 {
+                    "c"
+                } else if of.is_empty() {
+                    "b"
+                } else {
+                    "a"
+                };
+                let at = TensorRef::dense(ArenaId(0), 32, dtype, of.shape.clone());
+                write_as_stored(&mut memory, &at, &files.get(name).unwrap()).unwrap();
+                let expected = of.cast(dtype).bytes;
+                assert!(memory.0[32..32 + expected.len()] == expected, "{name} as {dtype}");
+            }
+            assert!(memory.0[..32].iter().all(|byte| *byte == 0xee));
+            let end = 32 + dtype.size() * elements;
+            assert!(memory.0[end..].iter().all(|byte| *byte == 0xee));
+        }
+    }
+
+    #[test]
+    fn weights_that_are_cut_short_are_an_error() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.safetensors");
+        let tensor = HostTensor::from_f32([CONVERTED + 3], &vec![1.0; CONVERTED + 3]);
+        write(&path, &[NamedTensor::new("a", &tensor)], &Default::default()).unwrap();
+        let files = Weights::open(&path).unwrap();
+        let cut = std::fs::File::options().write(true).open(&path).unwrap();
+        cut.set_len(4 * CONVERTED as u64).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let at = TensorRef::dense(ArenaId(0), 0, dtype, tensor.shape.clone());
+            let mut memory = Memory(vec![0; at.bytes()]);
+            let error = write_as_stored(&mut memory, &at, &files.get("a").unwrap()).unwrap_err();
+            assert!(error.to_string().contains("was cut short while it was in use"), "{error}");
+            assert_eq!(error.exit_code(), 1, "the options are right");
+        }
+    }
 
     fn slot(name: &str, init: Initializer) -> ParameterSlot {
         ParameterSlot {

@@ -52,7 +52,6 @@ const DOORS: &[(&str, &[&str])] = &[
     ("object_store", &["data"]),
     ("tokenizers", &["data"]),
     ("minijinja", &["data"]),
-    ("memmap2", &["data"]),
     ("granit-parser", &["options"]),
     ("libloading", &["cuda"]),
     ("pyo3", &["py"]),

@@ -19,11 +19,11 @@ mod key;
 mod stamp;
 
 use std::fs::{self, DirBuilder, File, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use self::clearing::remove_own;
 use self::entry::{Entry, SegmentFile, segment_name};
@@ -32,6 +32,7 @@ pub(crate) use self::stamp::Stamp;
 use self::stamp::{KnownFiles, digest_of_file};
 use crate::corpus::Corpus;
 use crate::dataset::DatasetSpec;
+use crate::error::Stop;
 use crate::prepare::PrepareOptions;
 use crate::segment::Segment;
 use crate::summary::DatasetSummary;
@@ -40,6 +41,9 @@ use crate::word_file::WordFile;
 const ENTRY: &str = "entry";
 const VERIFIED: &str = "verified";
 const PARTIAL: &str = "partial";
+
+/// Between two looks at another process's lock.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A folder of encoded rows, shared by all runs that name it.
 #[derive(Clone, Debug)]
@@ -102,8 +106,9 @@ impl RowCache {
         }
     }
 
-    /// Waits until no other process writes the entry, and begins one in its place.
-    pub(crate) fn begin(&self, key: &Key, waiting: &dyn Fn()) -> io::Result<EntryWriter> {
+    /// Waits until no other process writes the entry, and begins one in its place. Errors: the folder cannot be written,
+    /// or the waiting was given up.
+    pub(crate) fn begin(&self, key: &Key, waiting: &dyn Fn(), stop: Stop<'_>) -> io::Result<EntryWriter> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         private().recursive(true).create(&self.folder)?;
         let place = self.place(key);
@@ -112,8 +117,7 @@ impl RowCache {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => {
                 waiting();
-                lock.lock()?;
-                true
+                wait_for(&lock, stop)?
             }
             // A file system without locks: renaming alone keeps entries whole, at the cost of work done twice.
             Err(TryLockError::Error(_)) => false,
@@ -130,6 +134,18 @@ impl RowCache {
     /// Removes entries that nobody has used for long and nobody writes.
     pub(crate) fn clear_unused(&self) {
         clearing::clear_unused(&self.folder);
+    }
+}
+
+/// Waits for a lock that another process holds; false where the file system has no locks.
+fn wait_for(lock: &File, stop: Stop<'_>) -> io::Result<bool> {
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) if stop() => return Err(ErrorKind::Interrupted.into()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            Err(TryLockError::Error(_)) => return Ok(false),
+        }
     }
 }
 

@@ -1,28 +1,29 @@
-//! Reading: a mapped file, its metadata passed over by type, its tensors by name.
+//! Reading: the head once from its beginning to its end, metadata passed over by type; tensors by name, when they are
+//! asked for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{ALIGNMENT, Encoding, GgufTensor, MAGIC, VERSION, kind};
 use crate::error::DataError;
-use crate::mmap::MappedFile;
+use crate::part_file::PartFile;
 
-/// One mapped file. Texts of the metadata are kept; other values are only checked for their form.
+/// One file. Texts of the metadata are kept; other values are only checked for their form.
 #[derive(Debug)]
 pub struct GgufFile {
-    map: MappedFile,
+    file: PartFile,
     texts: BTreeMap<String, String>,
     /// With the place of the first byte in the file.
     tensors: Vec<(GgufTensor, usize)>,
 }
 
 impl GgufFile {
-    /// Maps a file and reads its head. Errors: a damaged head, a version, a type of values or an encoding that is not
+    /// Opens a file and reads its head. Errors: a damaged head, a version, a type of values or an encoding that is not
     /// known, and tensors that lie outside of the file.
     pub fn open(path: &Path) -> Result<GgufFile, DataError> {
-        let map = MappedFile::open(path)?;
-        let (texts, tensors) = parse(&map).map_err(|problem| DataError::invalid(path.display(), problem))?;
-        Ok(GgufFile { map, texts, tensors })
+        let file = PartFile::open(path)?;
+        let (texts, tensors) = parse(&file).map_err(|problem| DataError::invalid(path.display(), problem))?;
+        Ok(GgufFile { file, texts, tensors })
     }
 
     /// A text of the metadata.
@@ -35,17 +36,21 @@ impl GgufFile {
         self.tensors.iter().map(|(tensor, _)| tensor)
     }
 
-    /// The elements of a tensor as they lie in the file.
-    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
-        let (tensor, begin) = self.tensors.iter().find(|(tensor, _)| tensor.name == name)?;
-        Some(&self.map[*begin..*begin + tensor.bytes()])
+    /// The elements of a tensor as they lie in the file. Errors: there is none of this name, or the file cannot be read.
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>, DataError> {
+        let found = self.tensors.iter().find(|(tensor, _)| tensor.name == name);
+        let missing = || DataError::invalid(self.file.path().display(), format!("there is no tensor `{name}`"));
+        let (tensor, begin) = found.ok_or_else(missing)?;
+        let mut bytes = vec![0; tensor.bytes()];
+        self.file.read(*begin, &mut bytes)?;
+        Ok(bytes)
     }
 }
 
 type Head = (BTreeMap<String, String>, Vec<(GgufTensor, usize)>);
 
-fn parse(bytes: &[u8]) -> Result<Head, String> {
-    let mut at = Cursor { bytes, at: 0 };
+fn parse(file: &PartFile) -> Result<Head, String> {
+    let mut at = Cursor { file, ahead: Vec::new(), ahead_from: 0, at: 0 };
     if at.take(4)? != MAGIC {
         return Err("this is no GGUF file".into());
     }
@@ -77,25 +82,37 @@ fn parse(bytes: &[u8]) -> Result<Head, String> {
     for (tensor, offset) in &mut tensors {
         *offset = start.checked_add(*offset).ok_or("a tensor lies outside of the file")?;
         let end = tensor.checked_bytes().and_then(|size| offset.checked_add(size));
-        if end.is_none_or(|end| end > bytes.len()) {
+        if end.is_none_or(|end| end > file.len()) {
             return Err(format!("`{}` lies outside of the file", tensor.name));
         }
     }
     Ok((texts, tensors))
 }
 
+/// Bytes that are read at once.
+const AHEAD: usize = 1 << 18;
+
+/// A place in the head.
 struct Cursor<'a> {
-    bytes: &'a [u8],
+    file: &'a PartFile,
+    /// Bytes of the file from `ahead_from` on.
+    ahead: Vec<u8>,
+    ahead_from: usize,
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
-        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
+impl Cursor<'_> {
+    fn take(&mut self, count: usize) -> Result<&[u8], String> {
+        let end = self.at.checked_add(count).filter(|end| *end <= self.file.len());
         let end = end.ok_or_else(|| "the file ends inside its head".to_owned())?;
-        let taken = &self.bytes[self.at..end];
+        if end > self.ahead_from + self.ahead.len() {
+            self.ahead_from = self.at;
+            self.ahead.resize(count.max(AHEAD).min(self.file.len() - self.at), 0);
+            self.file.read(self.at, &mut self.ahead).map_err(|e| e.to_string())?;
+        }
+        let begin = self.at - self.ahead_from;
         self.at = end;
-        Ok(taken)
+        Ok(&self.ahead[begin..begin + count])
     }
 
     fn u32(&mut self) -> Result<u32, String> {
@@ -164,14 +181,25 @@ mod tests {
         let file = GgufFile::open(&path).unwrap();
         assert_eq!(file.tensors().cloned().collect::<Vec<_>>(), tensors);
         assert_eq!((file.text("general.name"), file.text("flag")), (Some("tiny"), None));
-        assert_eq!(Encoding::F32.decode(file.bytes("b").unwrap()), b);
+        assert_eq!(Encoding::F32.decode(&file.bytes("b").unwrap()), b);
         assert_eq!(file.bytes("a").unwrap(), Encoding::Q8_0.encode(&a));
 
         let whole = std::fs::read(&path).unwrap();
+        let cut = std::fs::File::options().write(true).open(&path).unwrap();
+        cut.set_len(whole.len() as u64 - 20).unwrap();
+        assert_eq!(file.bytes("a").unwrap(), Encoding::Q8_0.encode(&a));
+        assert!(file.bytes("b").unwrap_err().to_string().contains("cut short while it was in use"));
+        assert!(file.bytes("c").unwrap_err().to_string().contains("there is no tensor `c`"));
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
             assert!(GgufFile::open(&path).is_err() || length >= whole.len() - 12, "{length} bytes");
         }
+        // 32 × 2⁵⁹ elements: their number wraps to 0.
+        let extents = [32u64.to_le_bytes(), 3u64.to_le_bytes()].concat();
+        let at = whole.windows(16).position(|part| part == extents).unwrap();
+        let wrapping = [&whole[..at + 8], &(1u64 << 59).to_le_bytes(), &whole[at + 16..]].concat();
+        std::fs::write(&path, wrapping).unwrap();
+        assert!(GgufFile::open(&path).unwrap_err().to_string().contains("`a` lies outside of the file"));
         drop(GgufWriter::create(&place.path().join("half.gguf"), &metadata, tensors).unwrap());
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "nothing is left over");
     }

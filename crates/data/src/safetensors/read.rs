@@ -1,4 +1,4 @@
-//! Reading: one mapped file, or a folder of shards seen as one.
+//! Reading: one file, or a folder of shards seen as one. Headers are read at once, tensors when they are asked for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -7,21 +7,64 @@ use serde_json::Value;
 use tensor::{DType, HostTensor};
 
 use crate::error::DataError;
-use crate::mmap::MappedFile;
+use crate::part_file::PartFile;
 
-/// Bytes of a tensor inside a mapped file.
+/// Bytes that two tensors are compared by at a time.
+const BLOCK: usize = 1 << 20;
+
+/// A tensor inside a file. Its bytes, row-major and little-endian, are read when they are asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub dtype: DType,
     pub shape: &'a [usize],
-    /// Row-major, little-endian.
-    pub bytes: &'a [u8],
+    file: &'a PartFile,
+    begin: usize,
+    length: usize,
 }
 
 impl TensorView<'_> {
+    /// Bytes of all elements.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Fills `bytes` with those of the tensor from byte `begin` on. Errors: the file cannot be read, or has become
+    /// shorter.
+    ///
+    /// # Panics
+    /// If the tensor ends before that.
+    pub fn read(&self, begin: usize, bytes: &mut [u8]) -> Result<(), DataError> {
+        assert!(begin + bytes.len() <= self.length, "what is read of a tensor lies inside of it");
+        self.file.read(self.begin + begin, bytes)
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> Result<Vec<u8>, DataError> {
+        let mut bytes = vec![0; self.length];
+        self.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// A copy in host memory.
-    pub fn to_host(&self) -> HostTensor {
-        HostTensor::new(self.dtype, self.shape, self.bytes.to_vec())
+    pub fn to_host(&self) -> Result<HostTensor, DataError> {
+        Ok(HostTensor::new(self.dtype, self.shape, self.bytes()?))
+    }
+
+    /// Whether the bytes of another tensor are the same.
+    pub fn has_bytes_of(&self, other: &TensorView<'_>) -> Result<bool, DataError> {
+        if self.length != other.length {
+            return Ok(false);
+        }
+        let (mut own, mut others) = (vec![0; BLOCK.min(self.length)], vec![0; BLOCK.min(self.length)]);
+        for begin in (0..self.length).step_by(BLOCK) {
+            let count = BLOCK.min(self.length - begin);
+            self.read(begin, &mut own[..count])?;
+            other.read(begin, &mut others[..count])?;
+            if own[..count] != others[..count] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -33,11 +76,10 @@ struct Entry {
     end: usize,
 }
 
-/// One mapped `.safetensors` file.
+/// One `.safetensors` file.
 #[derive(Debug)]
 pub struct SafeTensors {
-    path: PathBuf,
-    map: MappedFile,
+    file: PartFile,
     data_start: usize,
     entries: BTreeMap<String, Entry>,
     metadata: BTreeMap<String, String>,
@@ -47,23 +89,25 @@ pub struct SafeTensors {
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafeTensors {
-    /// Maps the file and checks a copy of its header: every tensor lies inside the file, sizes fit shapes, nothing
-    /// overlaps.
+    /// Opens the file and checks its header: every tensor lies inside the file, sizes fit shapes, nothing overlaps.
     pub fn open(path: &Path) -> Result<Self, DataError> {
-        let length = |prefix: &[u8; 8]| u64::from_le_bytes(*prefix).min(MAX_HEADER_BYTES);
-        let (map, head) = MappedFile::open_with_head(path, length)?;
+        let file = PartFile::open(path)?;
         let invalid = |problem: String| DataError::invalid(path.display(), problem);
-        let Some(prefix) = head.get(..8) else {
-            return Err(invalid(format!("{} bytes are too few for a safetensors file", map.len())));
-        };
-        let length = u64::from_le_bytes(prefix.try_into().expect("eight bytes"));
-        if length > MAX_HEADER_BYTES || 8 + length > map.len() as u64 || head.len() as u64 != 8 + length {
-            return Err(invalid(format!("the header claims {length} bytes, the file has {}", map.len()))
+        let mut prefix = [0; 8];
+        if file.len() < prefix.len() {
+            return Err(invalid(format!("{} bytes are too few for a safetensors file", file.len())));
+        }
+        file.read(0, &mut prefix)?;
+        let length = u64::from_le_bytes(prefix);
+        if length > MAX_HEADER_BYTES || 8 + length > file.len() as u64 {
+            return Err(invalid(format!("the header claims {length} bytes, the file has {}", file.len()))
                 .hint("the file is truncated or not a safetensors file"));
         }
         let data_start = 8 + length as usize;
+        let mut head = vec![0; length as usize];
+        file.read(8, &mut head)?;
         let header: serde_json::Map<String, Value> =
-            serde_json::from_slice(&head[8..]).map_err(|e| invalid(format!("header is not valid JSON: {e}")))?;
+            serde_json::from_slice(&head).map_err(|e| invalid(format!("header is not valid JSON: {e}")))?;
         let mut entries = BTreeMap::new();
         let mut metadata = BTreeMap::new();
         for (name, value) in header {
@@ -76,8 +120,8 @@ impl SafeTensors {
             let entry = parse_entry(&value).ok_or_else(|| invalid(format!("header of tensor `{name}` is damaged")))?;
             entries.insert(name, entry);
         }
-        check_layout(&entries, map.len() - data_start).map_err(invalid)?;
-        Ok(SafeTensors { path: path.to_owned(), map, data_start, entries, metadata })
+        check_layout(&entries, file.len() - data_start).map_err(invalid)?;
+        Ok(SafeTensors { file, data_start, entries, metadata })
     }
 
     /// Tensor names in order of the alphabet.
@@ -94,20 +138,20 @@ impl SafeTensors {
         &self.metadata
     }
 
-    /// The tensor's bytes without a copy. Errors: no such name, or an element type that the engine does not know.
+    /// The tensor, not yet read. Errors: no such name, or an element type that the engine does not know.
     pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
         let entry = self
             .entries
             .get(name)
-            .ok_or_else(|| DataError::invalid(self.path.display(), format!("there is no tensor `{name}`")))?;
+            .ok_or_else(|| DataError::invalid(self.file.path().display(), format!("there is no tensor `{name}`")))?;
         let dtype = entry.dtype.parse().map_err(|_| {
             DataError::invalid(
-                self.path.display(),
+                self.file.path().display(),
                 format!("tensor `{name}` has elements of type {}, which is not supported", entry.dtype),
             )
         })?;
-        let bytes = &self.map[self.data_start + entry.begin..self.data_start + entry.end];
-        Ok(TensorView { dtype, shape: &entry.shape, bytes })
+        let (begin, length) = (self.data_start + entry.begin, entry.end - entry.begin);
+        Ok(TensorView { dtype, shape: &entry.shape, file: &self.file, begin, length })
     }
 }
 
@@ -224,7 +268,7 @@ impl Weights {
         self.place.contains_key(name)
     }
 
-    /// The tensor's bytes without a copy.
+    /// The tensor, not yet read.
     pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
         match self.place.get(name) {
             Some((number, there)) => self.files[*number].get(there),

@@ -45,8 +45,11 @@ pub struct Lines {
     /// After so many steps of this process.
     pub stop_after: Option<usize>,
     /// At the question with this number among those that follow this many steps: the first is asked after the step,
-    /// the others before batches of an evaluation.
+    /// the others before batches of an evaluation, then before tensors of the result.
     pub stop_at: Option<(usize, usize)>,
+    /// At the question with this number among those before the first step.
+    pub stop_before: Option<usize>,
+    pub begun: bool,
     pub steps: usize,
     pub questions: usize,
 }
@@ -59,12 +62,17 @@ impl Observer for Lines {
     fn event(&mut self, event: &Value) {
         if event["event"] == "step" {
             self.steps += 1;
-            self.questions = 0;
+        } else if event["event"] != "start" && event["event"] != "resume" {
+            return;
         }
+        (self.begun, self.questions) = (true, 0);
     }
 
     fn interrupted(&mut self) -> bool {
         self.questions += 1;
+        if !self.begun {
+            return self.stop_before == Some(self.questions);
+        }
         self.stop_after.is_some_and(|steps| self.steps >= steps) || self.stop_at == Some((self.steps, self.questions))
     }
 }

@@ -76,55 +76,6 @@ fn an_evaluation_is_aborted_and_done_by_the_next_process() {
     assert!(trace(&straight, 5) == trace(&broken, 5), "the same bits");
 }
 
-#[test]
-fn a_run_that_is_stopped_before_its_first_step_leaves_nothing() {
-    let place = tempfile::tempdir().unwrap();
-    let (output, cache) = (place.path().join("run"), place.path().join("rows"));
-    let options = json!({"max_steps": 2, "data_cache": cache});
-    let attempt = |stop_before| {
-        let mut observer = Lines { stop_before, ..Lines::default() };
-        let outcome = train::run(config(&output, &options), source(), device(), &mut observer).unwrap();
-        (outcome, observer.lines)
-    };
-    // While the 200 rows are read, and after that; then the rows are kept, and none is read.
-    for (question, kept) in [(1, false), (50, false), (199, false), (201, true), (1, true)] {
-        let (outcome, lines) = attempt(Some(question));
-        assert_eq!(outcome, Outcome::NotBegun);
-        assert!(lines.iter().any(|line| line.contains("no step was started")), "{lines:?}");
-        assert_eq!(names(&output), [""; 0], "after question {question}");
-        let is_entry = |name: &&String| cache.join(name).join("entry").is_file();
-        assert_eq!(names(&cache).iter().filter(is_entry).count(), usize::from(kept), "after question {question}");
-        assert!(!names(&cache).iter().any(|name| name.contains("partial")), "{:?}", names(&cache));
-    }
-    assert!(matches!(attempt(Some(2)).0, Outcome::Finished(_)));
-    assert!(output.join("adapter").is_dir());
-}
-
-#[test]
-fn a_result_is_given_up_and_written_by_the_next_process() {
-    for merged_too in [false, true] {
-        let place = tempfile::tempdir().unwrap();
-        let (straight, broken) = (place.path().join("straight"), place.path().join("broken"));
-        let options = json!({"max_steps": 2, "merge_adapter": merged_too});
-        run(&straight, &options, None).0.unwrap();
-        let mut given_up = Vec::new();
-        // Questions after the last step: the step's own, those of the evaluation, those of the result.
-        for question in (1..).step_by(3) {
-            let steps = if broken.join("checkpoint-2").is_dir() { 0 } else { 2 };
-            let (outcome, lines) = stopped_at(&broken, &options, (steps, question));
-            let Outcome::Interrupted(folder) = outcome else { break };
-            assert_eq!(folder, broken.join("checkpoint-2"));
-            given_up
-                .extend(lines.into_iter().filter(|line| line.contains("is aborted") && line.contains("the export")));
-            let left: Vec<String> = names(&broken).into_iter().filter(|name| name.contains(".tmp")).collect();
-            assert!(left.is_empty(), "{left:?}");
-        }
-        assert!(given_up.len() > 2, "{given_up:?}");
-        assert_eq!(given_up.iter().any(|line| line.contains("/merged is aborted")), merged_too, "{given_up:?}");
-        assert!(trace(&straight, 2) == trace(&broken, 2), "the same bits");
-    }
-}
-
 /// Everything numeric that a run leaves behind: every file of weights and states, and what was logged last for
 /// each step.
 fn trace(output: &Path, last: u64) -> (Vec<(PathBuf, Vec<u8>)>, Vec<Value>) {

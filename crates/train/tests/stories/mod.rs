@@ -47,8 +47,7 @@ pub struct Lines {
     /// At the question with this number among those that follow this many steps: the first is asked after the step,
     /// the others before batches of an evaluation, then before tensors of the result.
     pub stop_at: Option<(usize, usize)>,
-    /// At the question with this number among those before the first step.
-    pub stop_before: Option<usize>,
+    /// Questions before this are those of reading data.
     pub begun: bool,
     pub steps: usize,
     pub questions: usize,
@@ -71,7 +70,7 @@ impl Observer for Lines {
     fn interrupted(&mut self) -> bool {
         self.questions += 1;
         if !self.begun {
-            return self.stop_before == Some(self.questions);
+            return false;
         }
         self.stop_after.is_some_and(|steps| self.steps >= steps) || self.stop_at == Some((self.steps, self.questions))
     }

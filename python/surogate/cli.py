@@ -40,9 +40,9 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 ]
 
 
-#: Commands that write, and whose engine asks for signals: what is unfinished is taken back at SIGTERM. The others, but
+#: Commands that write, and whose engine asks for signals: what is unfinished is removed at SIGTERM. The others, but
 #: runs, which have a way of their own, end at once.
-TAKEN_BACK = {"tokenize", "merge", "export"}
+UNDONE = {"tokenize", "merge", "export"}
 
 
 class _Terminated(BaseException):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options = parser().parse_args(rest)
-        if arguments is None and options.command in TAKEN_BACK:
+        if arguments is None and options.command in UNDONE:
             signal.signal(signal.SIGTERM, _terminate)
         return COMMANDS[options.command](options, overrides)
     except UsageError as error:

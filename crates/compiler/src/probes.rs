@@ -277,7 +277,7 @@ mod tests {
             let count = |test: fn(&Work) -> bool| all.iter().filter(|of| test(&of.work)).count();
             let products = count(|work| matches!(work, Work::Product { .. } | Work::Kernel { .. }));
             let attention = count(|work| matches!(work, Work::Attention { .. }));
-            assert!(products >= 20 && attention >= 8, "{} {products} {attention}", machine.name);
+            assert!(products >= 20 && attention >= 6, "{} {products} {attention}", machine.name);
             for of in &all {
                 assert_eq!(of.program.entries[0].steps.len(), of.repeats);
                 assert!(of.program.arena_bytes() < 6 << 30, "{} bytes", of.program.arena_bytes());

@@ -1,4 +1,4 @@
-"""The plan's step time beside what GPUs took, within 10 %: the last measured line of each row of the record, and shapes drawn
+"""The plan's step time compared with what GPUs took, within 10 %: the last measured line of each row of the record, and shapes drawn
 at random that no rate was set with."""
 
 from __future__ import annotations

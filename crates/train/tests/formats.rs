@@ -181,7 +181,7 @@ fn what_cannot_be_is_reported() {
     for (options, word) in [
         (
             json!({"torch_dtype": "float32", "master_dtype": "bf16"}),
-            "`master_dtype: bfloat16`, but what is trained is kept in float32",
+            "`master_dtype: bfloat16`, but trained parameters are stored in float32",
         ),
         (
             json!({"torch_dtype": "float32", "gradient_dtype": "bf16"}),

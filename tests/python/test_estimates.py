@@ -1,5 +1,5 @@
-"""The plan's step time compared with what GPUs took, within 10 %: the last measured line of each row of the record, and shapes drawn
-at random that no rate was set with."""
+"""The plan's step time compared with what GPUs took, within 10 %: the last measured line of each row of the record, and
+shapes drawn at random."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_there_are_shapes_of_each_machine():
 
 
 @pytest.mark.parametrize("machine,shape", drawn(), ids=lambda of: of if isinstance(of, str) else of["name"])
-def test_the_plan_holds_for_shapes_that_set_no_rate(machine, shape, tmp_path, capsys, monkeypatch):
+def test_the_plan_holds_for_drawn_shapes(machine, shape, tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH / "device"))
     import calibrate
 

@@ -180,7 +180,7 @@ def rmsnorm_backward(*inputs: Tensor | Parameter, offset: bool | each[bool] | No
 def rmsnorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
     """Weight gradient of `rmsnorm`: dw = Σ rows dy·x·r, in f32. x, r, dy → dw f32 [H]. With `accumulate`, added to.
 
-    accumulate: add to the result instead of overwriting it"""
+    accumulate: add to dw instead of overwriting it"""
 
 def rmsnorm_gradients(*inputs: Tensor | Parameter, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
     """`rmsnorm_backward` and `rmsnorm_weight_gradient` from one reading. x […, H], w [H], r f32 […], dy […, H] → dx
@@ -203,7 +203,7 @@ def layernorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | ea
     """Weight gradient of `layernorm`: dw = Σ rows dy·(x − mean)·r, in f32. x, mean, r, dy → dw f32 [H]. With
     `accumulate`, added to.
 
-    accumulate: add to the result instead of overwriting it"""
+    accumulate: add to dw instead of overwriting it"""
 
 def rowwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]], expressions: list[str] | each[list[str]], operands: list[str] | each[list[str]], results: list[str] | each[list[str]], dtypes: list[str] | each[list[str]], accumulate: bool | each[bool] | None = None) -> Any:
     """One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results

@@ -118,23 +118,7 @@ def write(
             # A few thousand random tokens, from another place each time.
             file.write(json.dumps({"input_ids": chance.choices(range(1, vocabulary), k=count)}) + "\n")
             written += count
-    options = {
-        "model": str(folder / "model"),
-        "init": "random",
-        "torch_dtype": "bfloat16",
-        "device": a.device,
-        "datasets": [{"path": str(folder / "data.jsonl"), "type": "tokens"}],
-        "output_dir": str(folder / "output"),
-        "max_steps": 1_000_000,
-        "save_steps": 1_000_000,
-        "eval_steps": 1_000_000,
-        "learning_rate": 1e-4,
-        "optimizer": "adamw_8bit",
-        "debug_time_breakdown": True,
-    }
-    run = folder / "run.yaml"
-    run.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in (options | shape["options"]).items()))
-    return run
+    return one_run.write_run(folder, a.device, shape["options"])
 
 
 def planned(run: pathlib.Path) -> dict[str, Any] | None:

@@ -71,7 +71,9 @@ def write(name: str, model: str | dict[str, Any], options: dict[str, Any], a: ar
     """A run's file, its model and its data."""
     folder = a.out / name
     folder.mkdir(parents=True)
-    options = options | ({"sequence_len": 64, "max_model_len": 64} if a.tiny else {})
+    if a.tiny:  # nothing to stretch at that length
+        options = {key: value for key, value in options.items() if key != "rope_scaling"}
+        options |= {"sequence_len": 64, "max_model_len": 64}
     if isinstance(model, str) or a.tiny:
         write_model(folder / "model", model if isinstance(model, str) else "qwen3-0.6b", tiny=a.tiny)
     else:
@@ -83,28 +85,15 @@ def write(name: str, model: str | dict[str, Any], options: dict[str, Any], a: ar
         for _ in range(4000 if name == "lengths" else 64):
             count = max(8, round(chance.uniform(0.05, 1) * length)) if name == "lengths" else length
             file.write(json.dumps({"input_ids": tokens[:count]}) + "\n")
-    values = {
-        "model": str(folder / "model"),
-        "init": "random",
-        "torch_dtype": "bfloat16",
-        "device": a.device,
-        "datasets": [{"path": str(folder / "data.jsonl"), "type": "tokens"}],
-        "output_dir": str(folder / "output"),
-        "max_steps": 1_000_000,
-        "save_steps": 1_000_000,
-        "eval_steps": 1_000_000,
-        "learning_rate": 1e-4,
-        "optimizer": "adamw_8bit",
+    own = {
         "lora": True,
         "lora_rank": 16,
         "lora_dropout": 0.0,
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 1,
         "debug_time_breakdown": name != "lengths",
-    } | options
-    run = folder / "run.yaml"
-    run.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items()))
-    return run
+    }
+    return one_run.write_run(folder, a.device, own | options)
 
 
 def floor(model: str | dict[str, Any], length: int, tiny: bool) -> float:

@@ -78,6 +78,27 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def write_run(folder: pathlib.Path, device: str, options: dict[str, Any]) -> pathlib.Path:
+    """The file of a run that goes on until it is stopped: `folder` has the model and `data.jsonl`; `options` win."""
+    values = {
+        "model": str(folder / "model"),
+        "init": "random",
+        "torch_dtype": "bfloat16",
+        "device": device,
+        "datasets": [{"path": str(folder / "data.jsonl"), "type": "tokens"}],
+        "output_dir": str(folder / "output"),
+        "max_steps": 1_000_000,
+        "save_steps": 1_000_000,
+        "eval_steps": 1_000_000,
+        "learning_rate": 1e-4,
+        "optimizer": "adamw_8bit",
+        "debug_time_breakdown": True,
+    }
+    run = folder / "run.yaml"
+    run.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in (values | options).items()))
+    return run
+
+
 def watch(run: pathlib.Path, folder: pathlib.Path, warm_up: float, seconds: float, limit: float) -> dict[str, Any]:
     """Runs the file; what was seen of `seconds` behind the first `warm_up` seconds of steps.
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from surogate import report
 from surogate.errors import RunError
+from surogate.report.shape import COUNT
 from test_report import check, opening, step
 
 ROUNDS = 300 * int(os.environ.get("SUROGATE_ROUNDS", "1"))
@@ -95,6 +96,11 @@ def test_the_log_that_is_damaged_is_whole(tmp_path: Path) -> None:
     log = tmp_path / "log.json"
     log.write_text("".join(json.dumps(event) + "\n" for event in good()))
     check(report.write([log], tmp_path / "page.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("count,fits", [(1 << 53, True), ((1 << 53) + 1, False)])
+def test_counts_are_exact_as_floats_or_an_error(count: int, fits: bool) -> None:
+    assert COUNT.fits(count) is fits
 
 
 @pytest.mark.parametrize("several", [False, True])

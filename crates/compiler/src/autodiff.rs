@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use graph::{Graph, Node, Origin, ParameterId, Phase, ValueId};
-use ops::{Append, Emit, GradientCall, Gradients};
+use ops::{Append, Emit, GradientCall, Gradients, id};
 use program::scalar;
 use tensor::Attrs;
 
@@ -54,7 +54,7 @@ impl Backward {
     /// right behind the operation that made it.
     fn total(&mut self, id: ValueId, append: &mut Append<'_>) -> Option<ValueId> {
         let arrived = self.contributions.remove(&id)?;
-        arrived.into_iter().reduce(|sum, next| append.emit("add", &[next, sum], Attrs::new())[0])
+        arrived.into_iter().reduce(|sum, next| append.emit(id::ADD, &[next, sum], Attrs::new())[0])
     }
 
     fn step(
@@ -64,7 +64,7 @@ impl Backward {
         output_gradients: &[Option<ValueId>],
         append: &mut Append<'_>,
     ) -> Result<(), CompileError> {
-        let op = ops::find(&node.op).expect("the verifier knows every operation");
+        let op = ops::get(node.op);
         let gradients = op.gradient(&mut GradientCall { emit: append, node, output_gradients, wanted });
         let gradients = match gradients {
             Gradients::Inputs(gradients) => gradients,

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use graph::{Graph, Node, Parameter, ParameterId, ValueId};
+use ops::id;
 use program::{
     Arena, ArenaId, ArenaKind, Cost, Documents, Entry, EntryKind, Instruction, Layer, Layout, Machine, MemoryLine,
     PlanDecision, Program, Provenance, Step, TensorRef, Variant, check_order, scalar,
@@ -181,7 +182,7 @@ fn entry(
             streams.push(copy(buffers.place(&copied.from, index), buffers.place(&copied.to, index), from.clone()));
         }
         if !is_view(node) && !replaced(index) {
-            let op = ops::find(&node.op).expect("the verifier knows every operation");
+            let op = ops::get(node.op);
             let outputs: Vec<TensorRef> = node.outputs.iter().map(|id| at(id, index)).collect();
             let mut attrs = node.attrs.clone();
             if accumulating.contains(&index) {
@@ -230,7 +231,7 @@ fn squares(
     let elements = device.bytes() / DType::F32.size();
     let gradients = TensorRef::dense(device.arena, device.offset, DType::F32, [elements]);
     let inputs = vec![gradients, lowering.constant(&blocks)];
-    let op = ops::find("block_squares").expect("the norm needs the squares of blocks");
+    let op = ops::get(id::BLOCK_SQUARES);
     let (instruction, cost) = lowering.instruction(op, &Attrs::new(), inputs, vec![sums], None, Documents::Rows);
     Some(Step { instruction, provenance: Provenance { op: op.name().to_owned(), ..from.clone() }, cost })
 }

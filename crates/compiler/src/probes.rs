@@ -4,7 +4,7 @@
 
 mod links;
 
-use ops::Op;
+use ops::{OpId, id};
 use program::{Arch, Documents, EntryKind, Extents, Instruction, Machine, Program, Seen, TensorRef, Work};
 use tensor::philox::{normal_pair, philox4x32};
 use tensor::{Attrs, DType};
@@ -124,23 +124,19 @@ pub fn probes(machine: &Machine, least: bool) -> Vec<Probe> {
     passes.chain(products).chain(adapters).chain(attention).collect()
 }
 
-fn operation(name: &str) -> &'static dyn Op {
-    ops::find(name).expect("the operations of probes are in the list")
-}
-
 fn probe(
-    name: &str,
+    op: OpId,
     attrs: &Attrs,
     inputs: &[(DType, Vec<usize>)],
     outputs: &[(DType, Vec<usize>)],
     machine: &Machine,
 ) -> Probe {
-    probe_of(name, attrs, inputs, outputs, machine, Vec::new())
+    probe_of(op, attrs, inputs, outputs, machine, Vec::new())
 }
 
 /// `starts`: of the tokens' documents, in rows of as many tokens as the first input has; empty for whole rows.
 fn probe_of(
-    name: &str,
+    op: OpId,
     attrs: &Attrs,
     inputs: &[(DType, Vec<usize>)],
     outputs: &[(DType, Vec<usize>)],
@@ -148,7 +144,7 @@ fn probe_of(
     starts: Vec<i32>,
 ) -> Probe {
     let documents = if starts.is_empty() { Documents::Rows } else { Documents::Packed };
-    let mut program = compile_call(operation(name), attrs, inputs, outputs, machine, documents);
+    let mut program = compile_call(ops::get(op), attrs, inputs, outputs, machine, documents);
     let step = program.entries[0].steps[0].clone();
     let seen = if starts.is_empty() { Seen::default() } else { seen(&starts, inputs[0].1[1]) };
     let mut work = Work::of(&step, &program, seen).expect("an instruction of the computation");
@@ -219,12 +215,12 @@ fn tensors(of: &mut Instruction) -> Vec<&mut TensorRef> {
 
 fn pass(elements: usize, dtype: DType, machine: &Machine) -> Probe {
     let tensor = (dtype, vec![elements / 256, 256]);
-    probe("add", &Attrs::new(), &[tensor.clone(), tensor.clone()], &[tensor], machine)
+    probe(id::ADD, &Attrs::new(), &[tensor.clone(), tensor.clone()], &[tensor], machine)
 }
 
 fn product(m: usize, n: usize, k: usize, dtype: DType, machine: &Machine) -> Probe {
     let attrs = Attrs::new().with("transpose_b", true);
-    let found = probe("matmul", &attrs, &[(dtype, vec![m, k]), (dtype, vec![n, k])], &[(dtype, vec![m, n])], machine);
+    let found = probe(id::MATMUL, &attrs, &[(dtype, vec![m, k]), (dtype, vec![n, k])], &[(dtype, vec![m, n])], machine);
     debug_assert!(matches!(found.work, Work::Product { extents: Extents { batch: 1, .. }, .. }));
     found
 }
@@ -235,7 +231,7 @@ fn adapter(rows: usize, columns: usize, rank: usize, machine: &Machine) -> Probe
     let of = |a: usize, b: usize| (DType::BF16, vec![a, b]);
     let inputs = [of(rows, columns), of(rows, rank), of(columns, rank)];
     let found =
-        probe("low_rank_backward", &attrs, &inputs, &[of(rows, rank), (DType::F32, vec![columns, rank])], machine);
+        probe(id::LOW_RANK_BACKWARD, &attrs, &inputs, &[of(rows, rank), (DType::F32, vec![columns, rank])], machine);
     debug_assert!(found.work.multiplies());
     found
 }
@@ -257,11 +253,11 @@ fn attention(
     match backward {
         false => {
             let inputs = [q.clone(), k.clone(), k, starts];
-            probe_of("attention", &attrs, &inputs, &[q, statistics], machine, documents)
+            probe_of(id::ATTENTION, &attrs, &inputs, &[q, statistics], machine, documents)
         }
         true => {
             let inputs = [q.clone(), k.clone(), k.clone(), q.clone(), statistics, q.clone(), starts];
-            probe_of("attention_backward", &attrs, &inputs, &[q, k.clone(), k], machine, documents)
+            probe_of(id::ATTENTION_BACKWARD, &attrs, &inputs, &[q, k.clone(), k], machine, documents)
         }
     }
 }

@@ -4,7 +4,7 @@
 mod matrices;
 mod slices;
 
-use ops::Op;
+use ops::{OpId, id};
 use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar};
 use tensor::{Attrs, DType, HostTensor};
 
@@ -13,10 +13,6 @@ use crate::memory::{ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref}
 use crate::options::OptimizerOptions;
 use crate::residency::{Homes, Streams, Transfers};
 use slices::{Slices, Work};
-
-fn operation(name: &str) -> &'static dyn Op {
-    ops::find(name).unwrap_or_else(|| panic!("the update needs the operation `{name}`"))
-}
 
 pub(crate) fn entry(
     parameters: &ParameterPlan,
@@ -92,15 +88,15 @@ fn norm(
     if homes.on_device(arena::GRADIENTS) {
         let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [bytes / DType::F32.size()]);
         let inputs = vec![all, lowering.constant(&blocks)];
-        push_behind(steps, lowering, taken, "block_squares", Attrs::new(), inputs, vec![sums.clone()]);
+        push_behind(steps, lowering, taken, id::BLOCK_SQUARES, Attrs::new(), inputs, vec![sums.clone()]);
     }
     let total = scalar_ref(SUM_SQUARES);
-    push_behind(steps, lowering, taken, "total_squares", Attrs::new(), vec![sums], vec![total.clone()]);
+    push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![sums], vec![total.clone()]);
     push_behind(
         steps,
         lowering,
         taken,
-        "gradient_scale",
+        id::GRADIENT_SCALE,
         Attrs::new().with("max_norm", optimizer.max_grad_norm),
         vec![total, scalar_ref(scalar::WEIGHT_SUM)],
         [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
@@ -110,7 +106,7 @@ fn norm(
 /// Weights from their f32 copies.
 fn round(steps: &mut Vec<Step>, lowering: &mut Lowering<'_>, taken: usize, master: &TensorRef, weight: &TensorRef) {
     let attrs = Attrs::new().with("dtype", weight.dtype.name());
-    push_behind(steps, lowering, taken, "cast", attrs, vec![master.clone()], vec![weight.clone()]);
+    push_behind(steps, lowering, taken, id::CAST, attrs, vec![master.clone()], vec![weight.clone()]);
 }
 
 #[expect(clippy::too_many_arguments, reason = "what an update of elements consists of")]
@@ -151,7 +147,7 @@ fn update_run(
     match run.state.as_ref().expect("a run with an optimizer has states") {
         OptimizerState::Full { first, second } => {
             outputs.extend([first.clone(), second.clone()]);
-            push_behind(steps, lowering, taken, "adamw", attrs, inputs, outputs);
+            push_behind(steps, lowering, taken, id::ADAMW, attrs, inputs, outputs);
         }
         OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
             inputs.extend([true, false].map(|signed| lowering.constant(&code_map(signed))));
@@ -159,7 +155,7 @@ fn update_run(
             let scales = [first_scale, second_scale].map(|t| TensorRef { shape: vec![blocks], ..t.clone() });
             outputs.extend([first.clone(), second.clone()]);
             outputs.extend(scales);
-            push_behind(steps, lowering, taken, "adamw_8bit", attrs, inputs, outputs);
+            push_behind(steps, lowering, taken, id::ADAMW_8BIT, attrs, inputs, outputs);
         }
         OptimizerState::Matrices { .. } => panic!("matrices have an update of their own"),
     }
@@ -168,7 +164,7 @@ fn update_run(
 /// The code book of the 8-bit states.
 fn code_map(signed: bool) -> HostTensor {
     let mut result = [(vec![256], ops::evaluate::Array::<f32>::Real(vec![0.0; 256]))];
-    ops::evaluate::apply(operation("dynamic_map"), &Attrs::new().with("signed", signed), &[], &mut result);
+    ops::evaluate::apply(ops::get(id::DYNAMIC_MAP), &Attrs::new().with("signed", signed), &[], &mut result);
     HostTensor::from_f32([256], result[0].1.real())
 }
 
@@ -177,12 +173,12 @@ pub(crate) fn push_behind(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
     taken: usize,
-    op: &str,
+    op: OpId,
     attrs: Attrs,
     inputs: Vec<TensorRef>,
     outputs: Vec<TensorRef>,
 ) {
-    let op = operation(op);
+    let op = ops::get(op);
     let scratch = lowering.update_scratch(op, &attrs, &inputs, &outputs, taken);
     let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, Documents::Rows);
     steps.push(step(instruction, op.name(), cost));

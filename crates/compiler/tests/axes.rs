@@ -83,7 +83,7 @@ fn names_go_through_the_model_and_its_gradients() {
     let graph = compiler::entry_graph(&model(), &options, &machine, entry, SQUARE, &mut Default::default()).unwrap();
     // Gradients of weights, and what they are views of.
     let mut gradients: HashSet<_> = graph.gradients.iter().map(|(_, id)| *id).collect();
-    for node in graph.nodes.iter().rev().filter(|node| matches!(node.op.as_str(), "stack" | "unstack")) {
+    for node in graph.nodes.iter().rev().filter(|node| [ops::id::STACK, ops::id::UNSTACK].contains(&node.op)) {
         if node.outputs.iter().any(|id| gradients.contains(id)) {
             gradients.extend(&node.inputs);
         }

@@ -1,7 +1,7 @@
 //! A call of an operation's reference implementation. Loading decides which operands are used in place and which
 //! through a dense copy.
 
-use ops::{Call, Input, Op, Output};
+use ops::{Call, Input, Op, Output, id};
 use program::{AttentionForward, Launch, TensorRef};
 use tensor::Attrs;
 
@@ -29,17 +29,21 @@ pub struct ReferenceCall {
 
 impl ReferenceCall {
     pub fn launch(launch: &Launch) -> Result<ReferenceCall, String> {
-        Self::new(&launch.op, launch.attrs.clone(), &launch.inputs, &launch.outputs)
+        Self::new(ops::find(&launch.op)?, launch.attrs.clone(), &launch.inputs, &launch.outputs)
     }
 
     pub fn attention_forward(call: &AttentionForward) -> Result<ReferenceCall, String> {
         let inputs = [&call.q, &call.k, &call.v, &call.document_start].map(Clone::clone);
         let attrs = Attrs::new().with("scale", call.scale);
-        Self::new("attention", attrs, &inputs, &[call.o.clone(), call.lse.clone()])
+        Self::new(ops::get(id::ATTENTION), attrs, &inputs, &[call.o.clone(), call.lse.clone()])
     }
 
-    fn new(op: &str, attrs: Attrs, inputs: &[TensorRef], outputs: &[TensorRef]) -> Result<ReferenceCall, String> {
-        let op = ops::find(op).ok_or_else(|| format!("there is no operation `{op}`"))?;
+    fn new(
+        op: &'static dyn Op,
+        attrs: Attrs,
+        inputs: &[TensorRef],
+        outputs: &[TensorRef],
+    ) -> Result<ReferenceCall, String> {
         for at in inputs.iter().chain(outputs) {
             Kind::of(at.dtype).ok_or_else(|| format!("{at}: operations on {} are not run on the CPU", at.dtype))?;
         }
@@ -57,7 +61,7 @@ impl ReferenceCall {
             let overwritten = results.iter().any(|r| r.in_place && overlap(&r.at, at));
             Operand { at: at.clone(), in_place: usable(at) && !overwritten }
         });
-        let own = attention::find(op.name());
+        let own = attention::find(op.id());
         let room = own.map_or(Room::default(), |own| (own.room)(inputs));
         Ok(ReferenceCall { op, own, room, attrs, inputs: operands.collect(), outputs: results })
     }

@@ -86,7 +86,7 @@ fn each_row<T>(part: &mut MatrixMut<'_, T>, dense: &mut [f32], change: impl Fn(&
 impl RowwiseCall {
     /// `None` where the operation or its operands' places do not allow it.
     pub fn launch(launch: &Launch) -> Option<RowwiseCall> {
-        let op = ops::find(&launch.op)?;
+        let op = ops::find(&launch.op).ok()?;
         let form = op.row_by_row(&launch.inputs, &launch.attrs)?;
         let rows = launch.outputs.first()?.shape.get(..form.axes)?.iter().product::<usize>();
         let inputs: Option<Vec<(Operand, Source)>> = launch

@@ -6,6 +6,7 @@ use tensor::{Attrs, DType, HostTensor, Shape};
 
 use crate::dim::{Axis, Dim, Element, ValueType};
 use crate::model::Init;
+use crate::op_id::OpId;
 
 /// Index into [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,7 +88,7 @@ impl Phase {
 /// One operation on values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub op: String,
+    pub op: OpId,
     pub inputs: Vec<ValueId>,
     pub outputs: Vec<ValueId>,
     pub attrs: Attrs,

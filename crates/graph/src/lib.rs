@@ -9,6 +9,7 @@
 mod dim;
 mod flat;
 mod model;
+mod op_id;
 mod text;
 mod verify;
 
@@ -18,4 +19,5 @@ pub use model::{
     Block, Carried, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec,
     Repeat, Task, from_json,
 };
+pub use op_id::OpId;
 pub use verify::verify;

@@ -1,7 +1,7 @@
 //! Appending operations to a flat graph with inferred types: what autodiff and the rewriting passes
 //! build with.
 
-use graph::{Graph, Layer, Node, Origin, Phase, Value, ValueId, ValueType};
+use graph::{Graph, Layer, Node, OpId, Origin, Phase, Value, ValueId, ValueType};
 use tensor::Attrs;
 
 use crate::gradient::Emit;
@@ -33,14 +33,15 @@ impl<'g> Append<'g> {
 }
 
 impl Emit for Append<'_> {
-    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
+    fn emit(&mut self, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
         let types: Vec<ValueType> = inputs.iter().map(|id| self.graph.value(*id).value_type()).collect();
         let results = infer(op, &types, &attrs).unwrap_or_else(|message| {
             panic!("a rule of the engine built an ill-typed operation: {message}");
         });
-        let outputs: Vec<ValueId> = results.iter().map(|of| self.graph.add_typed(op, of, Origin::Node)).collect();
+        let outputs: Vec<ValueId> =
+            results.iter().map(|of| self.graph.add_typed(op.name(), of, Origin::Node)).collect();
         self.nodes.push(Node {
-            op: op.to_owned(),
+            op,
             inputs: inputs.to_vec(),
             outputs: outputs.clone(),
             attrs,

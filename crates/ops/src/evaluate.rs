@@ -9,7 +9,7 @@ use tensor::{Attrs, DType};
 use crate::call::{Call, Data, Input, Output};
 use crate::op::{Class, Op};
 use crate::real::Real;
-use crate::registry::find;
+use crate::registry::get;
 
 /// A dense operand that owns its elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,7 +111,7 @@ pub fn evaluate<T: Evaluate>(graph: &Graph, given: &HashMap<ValueId, Array<T>>) 
 }
 
 fn step<T: Evaluate>(graph: &Graph, node: &Node, values: &mut HashMap<ValueId, Array<T>>) {
-    let op = find(&node.op).unwrap_or_else(|| panic!("there is no operation `{}`", node.op));
+    let op = get(node.op);
     let inputs: Vec<(&[usize], &Array<T>)> =
         node.inputs.iter().map(|id| (graph.value(*id).shape.as_slice(), &values[id])).collect();
     let mut outputs: Vec<(Vec<usize>, Array<T>)> = node

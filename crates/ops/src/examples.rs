@@ -1,13 +1,13 @@
 //! Examples made concrete: an operation's example with numbers in it, in one precision. Tests compare
 //! a backend with the reference through it. It does not know any backend.
 
-use graph::{Dim, Element, Graph, Node, Origin, Phase, ValueId, ValueType};
+use graph::{Dim, Element, Graph, Node, OpId, Origin, Phase, ValueId, ValueType};
 use tensor::philox::{self, Purpose};
 use tensor::{Attrs, DType, HostTensor};
 
 use crate::evaluate::{Array, Evaluate, apply_stored};
 use crate::op::{Example, ExampleInput, Op};
-use crate::registry::find;
+use crate::registry::get;
 use crate::verify::infer;
 
 /// One call with its operands' contents.
@@ -29,7 +29,7 @@ pub fn instantiate(example: &Example, op: &'static dyn Op, dtype: DType, seed: u
     let mut inputs = contents(&example.inputs, 0);
     for (i, input) in example.inputs.iter().enumerate() {
         if let ExampleInput::Computed { op, inputs: places, result, .. } = input {
-            inputs[i] = computed(op, places, *result, example, &inputs, dtype);
+            inputs[i] = computed(*op, places, *result, example, &inputs, dtype);
         }
     }
     let state = contents(&example.state, inputs.len());
@@ -50,7 +50,7 @@ pub fn instantiate(example: &Example, op: &'static dyn Op, dtype: DType, seed: u
 
 /// Zeros of the types and shapes that the operation gives.
 fn results_of(op: &dyn Op, inputs: &[ValueType], attrs: &Attrs, dtype: DType) -> Vec<HostTensor> {
-    let results = infer(op.name(), inputs, attrs)
+    let results = infer(op.id(), inputs, attrs)
         .unwrap_or_else(|message| panic!("an example does not pass its own shape rule: {message}"));
     let fixed = |d: &Dim| d.fixed().expect("examples have no symbols");
     let zeros =
@@ -60,14 +60,14 @@ fn results_of(op: &dyn Op, inputs: &[ValueType], attrs: &Attrs, dtype: DType) ->
 
 /// One result of another operation for some of an example's inputs.
 fn computed(
-    op: &str,
+    op: OpId,
     places: &[usize],
     result: usize,
     example: &Example,
     drawn: &[HostTensor],
     dtype: DType,
 ) -> HostTensor {
-    let op = find(op).unwrap_or_else(|| panic!("an example is computed by `{op}`, which is not registered"));
+    let op = get(op);
     let types: Vec<ValueType> = places.iter().map(|at| type_of(&example.inputs[*at])).collect();
     let outputs = results_of(op, &types, &example.attrs, dtype);
     let inputs = places.iter().map(|at| drawn[*at].clone()).collect();
@@ -167,7 +167,7 @@ impl Instance {
             .collect();
         graph.outputs = outputs.iter().enumerate().map(|(i, id)| (i.to_string(), *id)).collect();
         graph.nodes.push(Node {
-            op: self.op.name().to_owned(),
+            op: self.op.id(),
             inputs,
             outputs,
             attrs: self.attrs.clone(),

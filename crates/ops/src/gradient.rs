@@ -1,13 +1,13 @@
 //! The inputs and results of a gradient rule. A rule is built from other operations; the values that these read are
 //! saved by the forward pass.
 
-use graph::{Node, Value, ValueId};
+use graph::{Node, OpId, Value, ValueId};
 use tensor::Attrs;
 
 /// Appends operations to the graph that is being differentiated.
 pub trait Emit {
     /// Adds a node; types are inferred. Panics when they do not fit: a wrong rule is our mistake.
-    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId>;
+    fn emit(&mut self, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId>;
 
     fn value(&self, id: ValueId) -> &Value;
 }
@@ -37,12 +37,12 @@ impl GradientCall<'_> {
     }
 
     /// Emits an operation with one output.
-    pub fn one(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    pub fn one(&mut self, op: OpId, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         self.emit.emit(op, inputs, attrs)[0]
     }
 
     /// Emits `op` only when input `index` wants a gradient.
-    pub fn wanted(&mut self, index: usize, op: &str, inputs: &[ValueId], attrs: Attrs) -> Option<ValueId> {
+    pub fn wanted(&mut self, index: usize, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Option<ValueId> {
         self.wanted[index].then(|| self.one(op, inputs, attrs))
     }
 }

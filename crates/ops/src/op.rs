@@ -1,6 +1,6 @@
 //! What an operation declares. What is left out does not compile.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Cost, TensorRef};
 use tensor::Attrs;
 
@@ -49,7 +49,12 @@ pub struct Rows {
 
 /// An operation.
 pub trait Op: Send + Sync {
-    fn name(&self) -> &'static str;
+    /// What `registry.rs` calls it.
+    fn id(&self) -> OpId;
+
+    fn name(&self) -> &'static str {
+        self.id().name()
+    }
 
     fn class(&self) -> Class;
 
@@ -157,8 +162,8 @@ macro_rules! reference {
 /// attributes are those of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Fusion {
-    pub first: &'static str,
-    pub second: &'static str,
+    pub first: OpId,
+    pub second: OpId,
     /// How many inputs `first` takes.
     pub first_inputs: usize,
     /// Which input of `second` is the first output of `first`.
@@ -170,7 +175,7 @@ pub struct Fusion {
 /// of the first, those of the second, the shared ones, and gives the results of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
-    pub of: &'static str,
+    pub of: OpId,
     pub own: &'static [usize],
     pub shared: &'static [usize],
 }
@@ -211,7 +216,7 @@ pub enum ExampleInput {
     Bytes { shape: Vec<usize>, values: Vec<u8> },
     /// What the reference of `op` gives as its result number `result` for the example's inputs at the
     /// places `inputs`, none of them computed, and the example's attributes.
-    Computed { op: &'static str, inputs: Vec<usize>, result: usize, element: Element, shape: Vec<usize> },
+    Computed { op: OpId, inputs: Vec<usize>, result: usize, element: Element, shape: Vec<usize> },
 }
 
 /// One call of an operation with its attributes.

@@ -1,5 +1,7 @@
 //! The list of all operations: the one line that a new operation adds here.
 
+use graph::OpId;
+
 use crate::attention;
 use crate::dropout;
 use crate::elementwise;
@@ -14,76 +16,103 @@ use crate::rows;
 use crate::rowwise;
 use crate::view;
 
-static OPS: &[&dyn Op] = &[
-    &elementwise::ADD,
-    &elementwise::MUL,
-    &elementwise::SCALE,
-    &elementwise::CAST,
-    &elementwise::FILL,
-    &elementwise::ACTIVATION,
-    &elementwise::ACTIVATION_BACKWARD,
-    &elementwise::SWIGLU,
-    &elementwise::SWIGLU_BACKWARD,
-    &elementwise::Elementwise,
-    &dropout::Dropout,
-    &loss::CrossEntropy,
-    &loss::CrossEntropyBackward,
-    &loss::CrossEntropyWithGradient,
-    &loss::WeightedSum,
-    &optimizer::BlockSquares,
-    &optimizer::TotalSquares,
-    &optimizer::GradientScale,
-    &optimizer::AdamW,
-    &optimizer::AdamW8bit,
-    &optimizer::DynamicMap,
-    &optimizer::Momentum,
-    &optimizer::UnitMatrices,
-    &optimizer::NewtonSchulzPolynomial,
-    &optimizer::NorMuon,
-    &norm::RMSNORM,
-    &norm::RMSNORM_BACKWARD,
-    &norm::RMSNORM_WEIGHT_GRADIENT,
-    &norm::RMSNORM_GRADIENTS,
-    &norm::LAYERNORM,
-    &norm::LAYERNORM_BACKWARD,
-    &norm::LAYERNORM_WEIGHT_GRADIENT,
-    &rowwise::Composed,
-    &rows::Stack,
-    &rows::Unstack,
-    &view::Split,
-    &view::Concat,
-    &view::SplitHeads,
-    &view::MergeHeads,
-    &matmul::Linear,
-    &matmul::Matmul,
-    &matmul::MatmulSum,
-    &matmul::BatchedMatmul,
-    &matmul::SumRows,
-    &matmul::LowRankBackward,
-    &matmul::DropoutLinear,
-    &matmul::DropoutLinearBackward,
-    &embedding::Embedding,
-    &embedding::EmbeddingBackward,
-    &rope::RopeFrequencies,
-    &rope::RopeFrequenciesOfBatch,
-    &rope::Rope,
-    &rope::RmsNormRope,
-    &rope::RopeRmsNormBackward,
-    &rope::RopeRmsNormGradients,
-    &rope::RMSNORM_ROPE_BOTH,
-    &rope::ROPE_RMSNORM_BACKWARD_BOTH,
-    &rope::ROPE_RMSNORM_GRADIENTS_BOTH,
-    &attention::Attention,
-    &attention::AttentionBackward,
-    &attention::AttentionSinkGradient,
-];
+/// Makes the list and the ids from one row for each operation: its constant in [`id`], its name, its implementation.
+macro_rules! operations {
+    ($($id:ident = $name:literal: $op:expr,)*) => {
+        /// Places in the list.
+        #[allow(non_camel_case_types)]
+        enum Place {
+            $($id),*
+        }
+
+        /// The ids of the operations, for comparing and for building nodes.
+        pub mod id {
+            use graph::OpId;
+
+            use super::Place;
+
+            $(pub const $id: OpId = OpId::new(Place::$id as u16, $name);)*
+        }
+
+        static OPS: &[&dyn Op] = &[$(&$op),*];
+    };
+}
+
+operations! {
+    ADD = "add": elementwise::ADD,
+    MUL = "mul": elementwise::MUL,
+    SCALE = "scale": elementwise::SCALE,
+    CAST = "cast": elementwise::CAST,
+    FILL = "fill": elementwise::FILL,
+    ACTIVATION = "activation": elementwise::ACTIVATION,
+    ACTIVATION_BACKWARD = "activation_backward": elementwise::ACTIVATION_BACKWARD,
+    SWIGLU = "swiglu": elementwise::SWIGLU,
+    SWIGLU_BACKWARD = "swiglu_backward": elementwise::SWIGLU_BACKWARD,
+    ELEMENTWISE = "elementwise": elementwise::Elementwise,
+    DROPOUT = "dropout": dropout::Dropout,
+    CROSS_ENTROPY = "cross_entropy": loss::CrossEntropy,
+    CROSS_ENTROPY_BACKWARD = "cross_entropy_backward": loss::CrossEntropyBackward,
+    CROSS_ENTROPY_WITH_GRADIENT = "cross_entropy_with_gradient": loss::CrossEntropyWithGradient,
+    WEIGHTED_SUM = "weighted_sum": loss::WeightedSum,
+    BLOCK_SQUARES = "block_squares": optimizer::BlockSquares,
+    TOTAL_SQUARES = "total_squares": optimizer::TotalSquares,
+    GRADIENT_SCALE = "gradient_scale": optimizer::GradientScale,
+    ADAMW = "adamw": optimizer::AdamW,
+    ADAMW_8BIT = "adamw_8bit": optimizer::AdamW8bit,
+    DYNAMIC_MAP = "dynamic_map": optimizer::DynamicMap,
+    MOMENTUM = "momentum": optimizer::Momentum,
+    UNIT_MATRICES = "unit_matrices": optimizer::UnitMatrices,
+    NEWTON_SCHULZ_POLYNOMIAL = "newton_schulz_polynomial": optimizer::NewtonSchulzPolynomial,
+    NORMUON = "normuon": optimizer::NorMuon,
+    RMSNORM = "rmsnorm": norm::RMSNORM,
+    RMSNORM_BACKWARD = "rmsnorm_backward": norm::RMSNORM_BACKWARD,
+    RMSNORM_WEIGHT_GRADIENT = "rmsnorm_weight_gradient": norm::RMSNORM_WEIGHT_GRADIENT,
+    RMSNORM_GRADIENTS = "rmsnorm_gradients": norm::RMSNORM_GRADIENTS,
+    LAYERNORM = "layernorm": norm::LAYERNORM,
+    LAYERNORM_BACKWARD = "layernorm_backward": norm::LAYERNORM_BACKWARD,
+    LAYERNORM_WEIGHT_GRADIENT = "layernorm_weight_gradient": norm::LAYERNORM_WEIGHT_GRADIENT,
+    ROWWISE = "rowwise": rowwise::Composed,
+    STACK = "stack": rows::Stack,
+    UNSTACK = "unstack": rows::Unstack,
+    SPLIT = "split": view::Split,
+    CONCAT = "concat": view::Concat,
+    SPLIT_HEADS = "split_heads": view::SplitHeads,
+    MERGE_HEADS = "merge_heads": view::MergeHeads,
+    LINEAR = "linear": matmul::Linear,
+    MATMUL = "matmul": matmul::Matmul,
+    MATMUL_SUM = "matmul_sum": matmul::MatmulSum,
+    BATCHED_MATMUL = "batched_matmul": matmul::BatchedMatmul,
+    SUM_ROWS = "sum_rows": matmul::SumRows,
+    LOW_RANK_BACKWARD = "low_rank_backward": matmul::LowRankBackward,
+    DROPOUT_LINEAR = "dropout_linear": matmul::DropoutLinear,
+    DROPOUT_LINEAR_BACKWARD = "dropout_linear_backward": matmul::DropoutLinearBackward,
+    EMBEDDING = "embedding": embedding::Embedding,
+    EMBEDDING_BACKWARD = "embedding_backward": embedding::EmbeddingBackward,
+    ROPE_FREQUENCIES = "rope_frequencies": rope::RopeFrequencies,
+    ROPE_FREQUENCIES_OF_BATCH = "rope_frequencies_of_batch": rope::RopeFrequenciesOfBatch,
+    ROPE = "rope": rope::Rope,
+    RMSNORM_ROPE = "rmsnorm_rope": rope::RmsNormRope,
+    ROPE_RMSNORM_BACKWARD = "rope_rmsnorm_backward": rope::RopeRmsNormBackward,
+    ROPE_RMSNORM_GRADIENTS = "rope_rmsnorm_gradients": rope::RopeRmsNormGradients,
+    RMSNORM_ROPE_BOTH = "rmsnorm_rope_both": rope::RMSNORM_ROPE_BOTH,
+    ROPE_RMSNORM_BACKWARD_BOTH = "rope_rmsnorm_backward_both": rope::ROPE_RMSNORM_BACKWARD_BOTH,
+    ROPE_RMSNORM_GRADIENTS_BOTH = "rope_rmsnorm_gradients_both": rope::ROPE_RMSNORM_GRADIENTS_BOTH,
+    ATTENTION = "attention": attention::Attention,
+    ATTENTION_BACKWARD = "attention_backward": attention::AttentionBackward,
+    ATTENTION_SINK_GRADIENT = "attention_sink_gradient": attention::AttentionSinkGradient,
+}
 
 /// Every operation, in the order of the list.
 pub fn all() -> &'static [&'static dyn Op] {
     OPS
 }
 
-/// The operation of this name.
-pub fn find(name: &str) -> Option<&'static dyn Op> {
-    OPS.iter().copied().find(|op| op.name() == name)
+/// The operation of this id.
+pub fn get(id: OpId) -> &'static dyn Op {
+    OPS[id.index()]
+}
+
+/// The operation of this name, for texts from outside: a model's JSON, Python, a program.
+pub fn find(name: &str) -> Result<&'static dyn Op, String> {
+    OPS.iter().copied().find(|op| op.name() == name).ok_or_else(|| format!("there is no operation `{name}`"))
 }

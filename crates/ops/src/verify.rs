@@ -1,13 +1,13 @@
 //! Shape inference through the operations' rules, and the check of a whole graph against them.
 
-use graph::{Element, Graph, Node, ValueType};
+use graph::{Element, Graph, Node, OpId, ValueType};
 use tensor::Attrs;
 
-use crate::registry::find;
+use crate::registry::get;
 
-/// Output types of a call by the operation's rule. Unknown operations and attributes are errors.
-pub fn infer(op: &str, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-    let rule = find(op).ok_or_else(|| format!("there is no operation `{op}`"))?;
+/// Output types of a call by the operation's rule. Unknown attributes are errors.
+pub fn infer(op: OpId, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+    let rule = get(op);
     for name in attrs.0.keys() {
         if !rule.attributes().iter().any(|a| a.name == name) {
             let known: Vec<&str> = rule.attributes().iter().map(|a| a.name).collect();
@@ -24,7 +24,7 @@ pub fn infer(op: &str, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueT
 pub fn verify(graph: &Graph) -> Result<(), String> {
     for node in &graph.nodes {
         let inputs: Vec<ValueType> = node.inputs.iter().map(|id| graph.value(*id).value_type()).collect();
-        let expected = infer(&node.op, &inputs, &node.attrs).map_err(|m| at(node, &m))?;
+        let expected = infer(node.op, &inputs, &node.attrs).map_err(|m| at(node, &m))?;
         let found: Vec<ValueType> = node.outputs.iter().map(|id| graph.value(*id).value_type()).collect();
         let fits = expected.len() == found.len()
             && expected.iter().zip(&found).all(|(e, f)| e.shape == f.shape && compatible(e.dtype, f.dtype));

@@ -2,6 +2,7 @@
 //! must keep: two neighbours to choose from, no drift, the same bits for the same counters.
 
 use ops::evaluate::{Array, Evaluate, apply_stored};
+use ops::id;
 use tensor::{Attrs, DType, bf16_to_f32, f32_to_bf16};
 
 const BETA1: f64 = 0.9;
@@ -40,7 +41,7 @@ fn update<T: Evaluate>(
     inputs.extend(scalars.iter().map(|s| (&[1usize][..], s)));
     inputs.push((&[1], &step));
     let mut outputs = state.map(|x| (count.to_vec(), Array::Real(x)));
-    let op = ops::find("adamw").expect("registered");
+    let op = ops::get(id::ADAMW);
     apply_stored(op, attrs, &inputs, &mut outputs, &[storage, DType::F32, DType::F32]);
     outputs.map(|(_, array)| array.real().to_vec())
 }

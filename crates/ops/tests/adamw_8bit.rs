@@ -5,6 +5,7 @@ mod golden;
 
 use golden::Golden;
 use ops::evaluate::{Array, apply};
+use ops::id;
 use tensor::Attrs;
 
 const COUNT: usize = 5000;
@@ -47,7 +48,7 @@ fn attrs() -> Attrs {
 
 fn book(signed: bool) -> Array<f32> {
     let mut output = [(vec![256], Array::Real(vec![0.0; 256]))];
-    let op = ops::find("dynamic_map").expect("registered");
+    let op = ops::get(id::DYNAMIC_MAP);
     apply::<f32>(op, &Attrs::new().with("signed", signed), &[], &mut output);
     let [(_, book)] = output;
     book
@@ -72,7 +73,7 @@ fn advance(golden: &Golden, state: State, step: usize) -> State {
         (vec![BLOCKS], real(first_scale)),
         (vec![BLOCKS], real(second_scale)),
     ];
-    apply::<f32>(ops::find("adamw_8bit").expect("registered"), &attrs(), &inputs, &mut outputs);
+    apply::<f32>(ops::get(id::ADAMW_8BIT), &attrs(), &inputs, &mut outputs);
     let [weight, first, second, first_scale, second_scale] = outputs.map(|(_, array)| array);
     let bytes = |array| match array {
         Array::Byte(x) => x,

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use graph::{Element, ValueType};
 use ops::evaluate::Array;
 use ops::examples::{instantiate, type_of};
+use ops::id;
 use tensor::DType;
 
 #[test]
@@ -13,9 +14,10 @@ fn names_are_unique_and_found() {
     let names: HashSet<&str> = ops::all().iter().map(|op| op.name()).collect();
     assert_eq!(names.len(), ops::all().len());
     for op in ops::all() {
-        assert_eq!(ops::find(op.name()).map(|op| op.name()), Some(op.name()));
+        assert_eq!(ops::find(op.name()).map(|op| op.id()), Ok(op.id()));
+        assert_eq!(ops::get(op.id()).name(), op.name());
     }
-    assert!(ops::find("no_such_operation").is_none());
+    assert_eq!(ops::find("no_such_operation").err(), Some("there is no operation `no_such_operation`".to_owned()));
 }
 
 #[test]
@@ -35,12 +37,12 @@ fn attributes_are_checked() {
         for example in op.examples() {
             let types: Vec<ValueType> = example.inputs.iter().map(type_of).collect();
             let with_unknown = example.attrs.clone().with("no_such_attribute", 1);
-            assert!(ops::infer(op.name(), &types, &with_unknown).is_err(), "{}", op.name());
+            assert!(ops::infer(op.id(), &types, &with_unknown).is_err(), "{}", op.name());
             for attribute in op.attributes().iter().filter(|a| !a.kind.ends_with('?')) {
                 let mut attrs = example.attrs.clone();
                 attrs.0.remove(attribute.name);
                 let name = attribute.name;
-                assert!(ops::infer(op.name(), &types, &attrs).is_err(), "{}: missing `{name}` passes", op.name());
+                assert!(ops::infer(op.id(), &types, &attrs).is_err(), "{}: missing `{name}` passes", op.name());
             }
         }
     }
@@ -67,15 +69,15 @@ fn examples_run_in_both_precisions() {
 /// Updates that are suppressed, and results that nothing asks for, stay as they are.
 #[test]
 fn a_suppressed_update_changes_nothing() {
-    for (name, applied) in [("adamw", 5), ("adamw_8bit", 5), ("momentum", 2), ("normuon", 2)] {
-        let op = ops::find(name).expect("registered");
+    for (op, applied) in [(id::ADAMW, 5), (id::ADAMW_8BIT, 5), (id::MOMENTUM, 2), (id::NORMUON, 2)] {
+        let op = ops::get(op);
         let examples = op.examples();
         let suppressed = examples
             .iter()
             .map(|e| instantiate(e, op, DType::BF16, 3))
             .find(|i| matches!(ops::examples::array_of::<f32>(&i.inputs[applied]), Array::Real(x) if x == [0.0]));
         let instance = suppressed.expect("one example is suppressed");
-        assert_eq!(instance.expected(), instance.outputs, "{name}");
+        assert_eq!(instance.expected(), instance.outputs, "{}", op.name());
     }
 }
 
@@ -84,10 +86,18 @@ fn shape_rules_refuse_what_they_do_not_take() {
     let float = |shape: &[usize]| ValueType::new(Element::Float, shape.iter().map(|n| (*n).into()).collect::<Vec<_>>());
     let attrs = tensor::Attrs::new();
     for (op, inputs, message) in [
-        ("add", vec![float(&[2]), float(&[3])], "add(float[2], float[3]): operands must have the same shape"),
-        ("swiglu", vec![float(&[2])], "swiglu(float[2]): takes gate and up"),
-        ("add", vec![ValueType::new(Element::I32, [2.into()]); 2], "add(i32[2], i32[2]): i32[2] is not floating point"),
-        ("cross_entropy", vec![float(&[2, 9]); 2], "cross_entropy(float[2, 9], float[2, 9]): the targets must be i32"),
+        (id::ADD, vec![float(&[2]), float(&[3])], "add(float[2], float[3]): operands must have the same shape"),
+        (id::SWIGLU, vec![float(&[2])], "swiglu(float[2]): takes gate and up"),
+        (
+            id::ADD,
+            vec![ValueType::new(Element::I32, [2.into()]); 2],
+            "add(i32[2], i32[2]): i32[2] is not floating point",
+        ),
+        (
+            id::CROSS_ENTROPY,
+            vec![float(&[2, 9]); 2],
+            "cross_entropy(float[2, 9], float[2, 9]): the targets must be i32",
+        ),
     ] {
         let error = ops::infer(op, &inputs, &attrs).unwrap_err();
         assert!(error.starts_with(message), "{error}");

@@ -7,7 +7,7 @@ use graph::{Element, Graph, Node, Phase, ValueId};
 use ops::evaluate::{Array, apply_stored};
 use ops::examples::{Instance, array_of, instantiate, tensor_of, type_of};
 use ops::rowwise::{intermediate, join, without};
-use ops::{Append, Emit, Fusion, Op};
+use ops::{Append, Emit, Fusion, Op, id};
 use tensor::{Attrs, DType, HostTensor};
 
 /// The attributes among `attrs` that `op` takes.
@@ -22,7 +22,7 @@ fn results_of(op: &dyn Op, attrs: &Attrs, inputs: &[HostTensor], dtype: DType) -
         let element = if t.dtype == dtype { Element::Float } else { Element::Fixed(t.dtype) };
         graph::ValueType::new(element, t.shape.iter().map(|n| (*n).into()).collect::<Vec<_>>())
     };
-    ops::infer(op.name(), &inputs.iter().map(type_of).collect::<Vec<_>>(), attrs).expect("the pair is well typed")
+    ops::infer(op.id(), &inputs.iter().map(type_of).collect::<Vec<_>>(), attrs).expect("the pair is well typed")
 }
 
 /// One operation on stored tensors: results rounded to the types that the shape rule gives. The last results
@@ -51,7 +51,7 @@ fn run(
 
 /// `first`, then `second` on its result, as two operations.
 fn run_pair(rule: &Fusion, fused: &Instance, dtype: DType) -> Vec<HostTensor> {
-    let [first, second] = [rule.first, rule.second].map(|name| ops::find(name).expect("a rule names operations"));
+    let [first, second] = [rule.first, rule.second].map(ops::get);
     let count = first.examples()[0].inputs.len();
     let (head, rest) = fused.inputs.split_at(count);
     let count = results_of(first, &taken_by(first, &fused.attrs), head, dtype).len();
@@ -104,7 +104,7 @@ fn evaluate_stored(graph: &Graph, given: &Stored) -> Stored {
             .iter()
             .map(|id| (graph.value(*id).shape.clone(), Array::Real(vec![0.0; graph.value(*id).shape.iter().product()])))
             .collect();
-        let op = ops::find(&node.op).expect("registered");
+        let op = ops::get(node.op);
         apply_stored(op, &node.attrs, &inputs, &mut outputs, &storage);
         for ((id, (shape, array)), dtype) in node.outputs.iter().zip(outputs).zip(storage) {
             values.insert(*id, tensor_of(&array, dtype, &shape));
@@ -120,7 +120,7 @@ fn chain(
     build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>,
 ) -> (Graph, Stored) {
     let mut graph = Graph::default();
-    let (op, mut given) = (ops::find("add").expect("registered"), Stored::new());
+    let (op, mut given) = (ops::get(id::ADD), Stored::new());
     let example = op.examples().remove(1);
     let shape: Vec<usize> = type_of(&example.inputs[0]).shape.iter().map(|d| d.fixed().expect("no symbols")).collect();
     let inputs: Vec<ValueId> = (0..operands)
@@ -167,20 +167,20 @@ fn composed_elementwise_nodes_keep_their_bits() {
     let none = Attrs::new;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         assert_same_bits(dtype, 3, |g, x| {
-            let product = g.emit("swiglu", &x[..2], none())[0];
-            let scaled = g.emit("scale", &[product], none().with("factor", 1.7))[0];
-            g.emit("add", &[x[2], scaled], none())
+            let product = g.emit(id::SWIGLU, &x[..2], none())[0];
+            let scaled = g.emit(id::SCALE, &[product], none().with("factor", 1.7))[0];
+            g.emit(id::ADD, &[x[2], scaled], none())
         });
         assert_same_bits(dtype, 3, |g, x| {
-            let both = g.emit("swiglu_backward", x, none());
-            let sum = g.emit("add", &both, none())[0];
-            let wide = g.emit("cast", &[sum], none().with("dtype", "f32"))[0];
-            vec![both[1], g.emit("mul", &[wide, wide], none())[0]]
+            let both = g.emit(id::SWIGLU_BACKWARD, x, none());
+            let sum = g.emit(id::ADD, &both, none())[0];
+            let wide = g.emit(id::CAST, &[sum], none().with("dtype", "f32"))[0];
+            vec![both[1], g.emit(id::MUL, &[wide, wide], none())[0]]
         });
         assert_same_bits(dtype, 1, |g, x| {
-            let twos = g.emit("fill", x, none().with("value", 2.0))[0];
-            let narrow = g.emit("cast", &[twos], none().with("dtype", "bf16"))[0];
-            g.emit("mul", &[narrow, narrow], none())
+            let twos = g.emit(id::FILL, x, none().with("value", 2.0))[0];
+            let narrow = g.emit(id::CAST, &[twos], none().with("dtype", "bf16"))[0];
+            g.emit(id::MUL, &[narrow, narrow], none())
         });
     }
 }
@@ -189,7 +189,7 @@ fn composed_elementwise_nodes_keep_their_bits() {
 fn rows(dtype: DType, tensors: usize, build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>) -> (Graph, Stored) {
     let mut graph = Graph::default();
     let mut given = Stored::new();
-    let op = ops::find("rmsnorm").expect("registered");
+    let op = ops::get(id::RMSNORM);
     let example = &op.examples()[1];
     let operands: Vec<ValueId> = (0..=tensors)
         .map(|i| {
@@ -208,7 +208,7 @@ fn rows(dtype: DType, tensors: usize, build: impl Fn(&mut Append<'_>, &[ValueId]
 }
 
 fn norm(g: &mut Append<'_>, x: ValueId, w: ValueId) -> Vec<ValueId> {
-    g.emit("rmsnorm", &[x, w], Attrs::new().with("eps", 1e-5).with("offset", true))
+    g.emit(id::RMSNORM, &[x, w], Attrs::new().with("eps", 1e-5).with("offset", true))
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn composed_rows_keep_their_bits() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let check = |(graph, given): (Graph, Stored)| {
             let fused = fuse_all(&graph);
-            assert_eq!(fused.nodes[0].op, "rowwise");
+            assert_eq!(fused.nodes[0].op, id::ROWWISE);
             let (wanted, found) = (evaluate_stored(&graph, &given), evaluate_stored(&fused, &given));
             for (name, id) in &graph.outputs {
                 assert!(wanted[id] == found[id], "{dtype}, result {name}: {}", fused.node_text(&fused.nodes[0]));
@@ -225,19 +225,19 @@ fn composed_rows_keep_their_bits() {
         };
         // Prologue and epilogue, a norm behind a norm, a gradient behind the norm that it needs.
         check(rows(dtype, 2, |g, x| {
-            let sum = g.emit("add", &x[..2], none())[0];
+            let sum = g.emit(id::ADD, &x[..2], none())[0];
             let y = norm(g, sum, x[2]);
-            [vec![sum, y[1]], g.emit("scale", &y[..1], none().with("factor", 1.7))].concat()
+            [vec![sum, y[1]], g.emit(id::SCALE, &y[..1], none().with("factor", 1.7))].concat()
         }));
         check(rows(dtype, 2, |g, x| {
             let inner = norm(g, x[0], x[2])[0];
-            let sum = g.emit("add", &[x[1], inner], none())[0];
+            let sum = g.emit(id::ADD, &[x[1], inner], none())[0];
             norm(g, sum, x[2])
         }));
         check(rows(dtype, 3, |g, x| {
             let y = norm(g, x[0], x[3]);
-            let both = g.emit("rmsnorm_gradients", &[x[0], x[3], y[1], x[1]], none().with("offset", true));
-            [y, vec![both[1]], g.emit("add", &[both[0], x[2]], none())].concat()
+            let both = g.emit(id::RMSNORM_GRADIENTS, &[x[0], x[3], y[1], x[1]], none().with("offset", true));
+            [y, vec![both[1]], g.emit(id::ADD, &[both[0], x[2]], none())].concat()
         }));
     }
 }
@@ -247,7 +247,7 @@ fn composed_rows_keep_their_bits() {
 fn an_intermediate_sum_can_be_left_out() {
     for dtype in [DType::F32, DType::BF16] {
         let (graph, given) = rows(dtype, 2, |g, x| {
-            let sum = g.emit("add", &x[..2], Attrs::new())[0];
+            let sum = g.emit(id::ADD, &x[..2], Attrs::new())[0];
             [vec![sum], norm(g, sum, x[2])].concat()
         });
         let fused = fuse_all(&graph);
@@ -269,8 +269,8 @@ fn an_intermediate_sum_can_be_left_out() {
 #[test]
 fn only_what_is_read_stays_an_operand() {
     let (graph, _) = chain(DType::BF16, 2, |g, x| {
-        let sum = g.emit("add", x, Attrs::new())[0];
-        g.emit("mul", &[sum, x[1]], Attrs::new())
+        let sum = g.emit(id::ADD, x, Attrs::new())[0];
+        g.emit(id::MUL, &[sum, x[1]], Attrs::new())
     });
     let fused = fuse_all(&graph);
     assert_eq!(fused.nodes[0].inputs, graph.inputs);
@@ -281,9 +281,9 @@ fn only_what_is_read_stays_an_operand() {
 #[test]
 fn neighbours_that_do_not_fit_stay_apart() {
     let (mut graph, _) = chain(DType::BF16, 2, |g, x| {
-        let sum = g.emit("add", x, Attrs::new())[0];
-        let other = g.emit("mul", x, Attrs::new())[0];
-        vec![g.emit("scale", &[sum], Attrs::new().with("factor", 2.0))[0], other]
+        let sum = g.emit(id::ADD, x, Attrs::new())[0];
+        let other = g.emit(id::MUL, x, Attrs::new())[0];
+        vec![g.emit(id::SCALE, &[sum], Attrs::new().with("factor", 2.0))[0], other]
     });
     let [sum, other, scaled] = &graph.nodes.clone()[..] else { panic!("three nodes") };
     assert!(join(&graph, sum, other, &[]).is_some(), "neighbours on the same rows");

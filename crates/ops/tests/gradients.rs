@@ -23,7 +23,7 @@ type Values = HashMap<ValueId, Array<f64>>;
 /// statistics that the gradient rules read and nothing else does.
 fn differentiated(op: &dyn Op, example: &Example) -> Vec<bool> {
     let types: Vec<_> = example.inputs.iter().map(type_of).collect();
-    let results = ops::infer(op.name(), &types, &example.attrs).expect("examples pass the shape rule");
+    let results = ops::infer(op.id(), &types, &example.attrs).expect("examples pass the shape rule");
     results.iter().enumerate().map(|(i, t)| t.dtype.is_float() && (i == 0 || t.dtype == Element::Float)).collect()
 }
 

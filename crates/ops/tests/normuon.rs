@@ -5,6 +5,7 @@ mod golden;
 
 use golden::Golden;
 use ops::evaluate::{Array, apply};
+use ops::id;
 use tensor::{Attrs, DType, convert};
 
 const STEPS: usize = 5;
@@ -81,7 +82,7 @@ fn advance(state: &mut State, gradient: &[f32], [m, n]: [usize; 2], cautious: bo
     let flat = [m * n];
     let mut output = [(flat.to_vec(), Array::Real(std::mem::take(&mut state.first)))];
     let inputs: [(&[usize], &Array<f32>); 3] = [(&flat, &gradient), (&[1], &scale), (&[1], &applied)];
-    apply::<f32>(ops::find("momentum").expect("registered"), &attrs, &inputs, &mut output);
+    apply::<f32>(ops::get(id::MOMENTUM), &attrs, &inputs, &mut output);
     state.first = output[0].1.real().to_vec();
     let direction = Array::Real(orthogonal(&state.first, [m, n], dtype));
     let attrs = Attrs::new()
@@ -98,7 +99,7 @@ fn advance(state: &mut State, gradient: &[f32], [m, n]: [usize; 2], cautious: bo
         (shape.to_vec(), Array::Real(std::mem::take(&mut state.weight))),
         (vec![1, m], Array::Real(std::mem::take(&mut state.rows))),
     ];
-    apply::<f32>(ops::find("normuon").expect("registered"), &attrs, &inputs, &mut outputs);
+    apply::<f32>(ops::get(id::NORMUON), &attrs, &inputs, &mut outputs);
     let [(_, weight), (_, rows)] = outputs;
     (state.weight, state.rows) = (weight.real().to_vec(), rows.real().to_vec());
 }

@@ -20,7 +20,7 @@ fn parse<T: for<'de> serde::Deserialize<'de>>(what: &str, text: &str) -> PyResul
 pub fn infer(op: &str, inputs: &str, attrs: &str) -> PyResult<String> {
     let inputs: Vec<ValueType> = parse("input types", inputs)?;
     let attrs: Attrs = parse("attributes", attrs)?;
-    let types = ops::infer(op, &inputs, &attrs).map_err(PyValueError::new_err)?;
+    let types = ops::find(op).and_then(|op| ops::infer(op.id(), &inputs, &attrs)).map_err(PyValueError::new_err)?;
     Ok(serde_json::to_string(&types).expect("types are always representable as JSON"))
 }
 

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use graph::{Graph, Node, Origin, ValueId};
-use ops::{Class, Op};
+use ops::{Class, id};
 use program::{ArenaId, TensorRef};
 use tensor::DType;
 
@@ -53,13 +53,9 @@ pub(crate) fn place(graph: &Graph, fixed: &Fixed) -> Placement {
     placement
 }
 
-fn operation(node: &Node) -> &'static dyn Op {
-    ops::find(&node.op).expect("the verifier knows every operation")
-}
-
 /// True for another look at the same memory.
 pub(crate) fn is_view(node: &Node) -> bool {
-    operation(node).class() == Class::View
+    ops::get(node.op).class() == Class::View
 }
 
 /// For every value whether one node alone looks at it and its memory.
@@ -73,7 +69,7 @@ fn replaceable(graph: &Graph) -> Vec<bool> {
 
 /// True for views whose inputs are parts of the output.
 fn joins(node: &Node) -> bool {
-    matches!(node.op.as_str(), "concat" | "stack")
+    [id::CONCAT, id::STACK].contains(&node.op)
 }
 
 impl Placement {
@@ -116,7 +112,7 @@ impl Placement {
 
     fn hand_down(&mut self, graph: &Graph, index: usize) {
         let node = &graph.nodes[index];
-        if operation(node).class() != Class::View {
+        if ops::get(node.op).class() != Class::View {
             for id in &node.outputs {
                 if self.get(*id).is_none() {
                     let value = graph.value(*id);
@@ -133,7 +129,7 @@ impl Placement {
 
     /// An input that only this operation reads lies where the result that may replace it will lie.
     fn hand_down_in_place(&mut self, graph: &Graph, node: &Node, replaceable: &[bool]) {
-        let Some((input, output)) = operation(node).in_place() else { return };
+        let Some((input, output)) = ops::get(node.op).in_place() else { return };
         let (id, place) = (node.inputs[input], self.get(node.outputs[output]).expect("results have places").clone());
         let alike = graph.value(id).shape == place.shape && dtype_of(graph, id) == place.dtype;
         let free = self.get(id).is_none() && graph.is_computed(id) && replaceable[id.0 as usize];
@@ -182,14 +178,14 @@ impl Placement {
             _ => Some(TensorRef::dense(first.arena, first.offset, first.dtype, shape.clone())),
         };
         let Some(candidate) = candidate else { return };
-        let derived = operation(node).alias(std::slice::from_ref(&candidate), &node.attrs);
+        let derived = ops::get(node.op).alias(std::slice::from_ref(&candidate), &node.attrs);
         if node.outputs.iter().zip(&derived).all(|(id, t)| self.lies_at(*id, t)) {
             self.set(input, candidate);
         }
     }
 
     fn derive(&mut self, graph: &Graph, index: usize, node: &Node) {
-        if operation(node).class() != Class::View {
+        if ops::get(node.op).class() != Class::View {
             return;
         }
         let mut copies = Vec::new();
@@ -203,7 +199,7 @@ impl Placement {
             }
         } else {
             let input = self.get(node.inputs[0]).expect("inputs are placed before their use").clone();
-            let derived = operation(node).alias(std::slice::from_ref(&input), &node.attrs);
+            let derived = ops::get(node.op).alias(std::slice::from_ref(&input), &node.attrs);
             for (id, tensor) in node.outputs.iter().zip(derived) {
                 match self.get(*id) {
                     None => self.set(*id, tensor),
@@ -220,7 +216,7 @@ impl Placement {
 
 fn parts(graph: &Graph, node: &Node, whole: &TensorRef) -> Vec<TensorRef> {
     let shapes: Vec<Vec<usize>> = node.inputs.iter().map(|id| graph.value(*id).shape.clone()).collect();
-    operation(node).parts(whole, &shapes, &node.attrs)
+    ops::get(node.op).parts(whole, &shapes, &node.attrs)
 }
 
 /// The concrete element type; the recipe has decided all of them.

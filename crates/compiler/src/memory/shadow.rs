@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use graph::{Graph, ValueId};
+use ops::id;
 use program::TensorRef;
 
 use super::arena;
@@ -20,7 +21,7 @@ pub(crate) struct Shadow {
 /// Finds the casts of adapter matrices and moves their results into the shadow buffer.
 pub(crate) fn shadow_adapters(graph: &Graph, placement: &mut Placement) -> Option<Shadow> {
     let mut casts: Vec<(usize, TensorRef, ValueId)> = Vec::new();
-    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == "cast") {
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::CAST) {
         let from = placement.get(node.inputs[0]).expect("every value was placed").clone();
         let result = placement.get(node.outputs[0]).expect("every value was placed");
         if from.arena == arena::ADAPTERS && from.is_dense() && placement.owns(result) {

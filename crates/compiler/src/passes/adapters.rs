@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use graph::{Element, Graph, Init, Node, Origin, ParameterId, ValueId};
-use ops::{Append, Emit};
+use ops::{Append, Emit, id};
 use program::EntryKind;
 use tensor::Attrs;
 
@@ -36,7 +36,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
                             .with("p", dropout)
                             .with("seed", options.seed)
                             .with("stream", dropped.len() as u64);
-                        let masked = append.emit("dropout", &[x, micro_step], attrs)[0];
+                        let masked = append.emit(id::DROPOUT, &[x, micro_step], attrs)[0];
                         dropped.insert(x, masked);
                         masked
                     }
@@ -48,7 +48,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
             let rank = rules.rank(&module)?;
             let a = matrix(append.graph, &module, "lora_A", [rank, columns], adapter, options);
             let b = matrix(append.graph, &module, "lora_B", [rows, rank], adapter, options);
-            let t = append.emit("linear", &[source, a], Attrs::new())[0];
+            let t = append.emit(id::LINEAR, &[source, a], Attrs::new())[0];
             result.append(&mut append.nodes);
             node.inputs.extend([t, b]);
             node.attrs = node.attrs.with("scale", rules.scale(&module)?).with("columns", vec![0, rows]);
@@ -92,7 +92,7 @@ fn target_module(
     rules: &AdapterRules,
     hits: &mut [usize],
 ) -> Result<Option<String>, CompileError> {
-    if node.op != "linear" {
+    if node.op != id::LINEAR {
         return Ok(None);
     }
     let Some(weight) = node.inputs.get(1) else { return Ok(None) };

@@ -3,17 +3,17 @@
 
 use std::collections::HashMap;
 
-use graph::{Graph, ValueId};
+use graph::{Graph, OpId, ValueId};
 
 use crate::CompileError;
 
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
-    let mut seen: HashMap<(String, Vec<ValueId>, String), Vec<ValueId>> = HashMap::new();
+    let mut seen: HashMap<(OpId, Vec<ValueId>, String), Vec<ValueId>> = HashMap::new();
     let mut replacement: HashMap<ValueId, ValueId> = HashMap::new();
     let mut kept = Vec::with_capacity(graph.nodes.len());
     for mut node in std::mem::take(&mut graph.nodes) {
         replace(&mut node.inputs, &replacement);
-        let key = (node.op.clone(), node.inputs.clone(), node.attrs.to_string());
+        let key = (node.op, node.inputs.clone(), node.attrs.to_string());
         match seen.get(&key) {
             Some(earlier) => replacement.extend(node.outputs.iter().copied().zip(earlier.iter().copied())),
             None => {

@@ -4,6 +4,7 @@
 //! Dropout of attention weights has no kernel: a training step with it is rejected.
 
 use graph::Graph;
+use ops::id;
 use program::EntryKind;
 
 use crate::{CompileError, CompileOptions};
@@ -14,7 +15,7 @@ const FIRST_STREAM: u64 = 1 << 16;
 pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
     let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
     let drops = kind == EntryKind::FirstMicroStep && updates;
-    for node in graph.nodes.iter_mut().filter(|node| node.op == "attention") {
+    for node in graph.nodes.iter_mut().filter(|node| node.op == id::ATTENTION) {
         let p = node.attrs.optional_float("dropout").ok().flatten().unwrap_or(0.0);
         if drops && p > 0.0 {
             return Err(CompileError::Options(format!(
@@ -25,7 +26,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
         }
         node.attrs.0.remove("dropout");
     }
-    let places = graph.nodes.iter_mut().filter(|node| node.op == "dropout");
+    let places = graph.nodes.iter_mut().filter(|node| node.op == id::DROPOUT);
     for (stream, node) in (FIRST_STREAM..).zip(places) {
         node.attrs = match drops {
             true => node.attrs.clone().with("seed", options.seed).with("stream", stream),

@@ -4,6 +4,7 @@
 //! Forward, t = dropout(x)·aᵀ. Backward, da = dtᵀ·dropout(x) and dx = base + dropout(dt·a) are one operation.
 
 use graph::{Element, Graph, Node, ValueId};
+use ops::id;
 use program::Machine;
 use tensor::DType;
 
@@ -12,7 +13,7 @@ use crate::CompileError;
 pub fn run(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
     let uses = Uses::of(graph);
-    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == "dropout") {
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::DROPOUT) {
         let readers = &uses.readers[node.outputs[0].0 as usize];
         let fits = |reader: &usize| is_forward(graph, *reader, node, machine) || is_backward(graph, *reader, node);
         if readers.is_empty() || uses.is_output(node.outputs[0]) || !readers.iter().all(fits) {
@@ -26,7 +27,7 @@ pub fn run(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
                 let product = &graph.nodes[*reader];
                 let inputs = vec![node.inputs[0], node.inputs[1], product.inputs[1]];
                 let attrs = node.attrs.clone();
-                nodes[*reader] = Some(Node { op: "dropout_linear".to_owned(), inputs, attrs, ..product.clone() });
+                nodes[*reader] = Some(Node { op: id::DROPOUT_LINEAR, inputs, attrs, ..product.clone() });
             }
         }
     }
@@ -71,7 +72,7 @@ fn bf16(graph: &Graph, ids: &[ValueId]) -> bool {
 /// Whether this is the product with an adapter's first factor, in a shape that the tiles take.
 fn is_forward(graph: &Graph, index: usize, dropout: &Node, machine: &Machine) -> bool {
     let node = &graph.nodes[index];
-    let plain = node.op == "linear" && node.attrs.is_empty() && node.inputs[0] == dropout.outputs[0];
+    let plain = node.op == id::LINEAR && node.attrs.is_empty() && node.inputs[0] == dropout.outputs[0];
     let shape = |id: ValueId| graph.value(id).shape.as_slice();
     plain
         && bf16(graph, &[dropout.inputs[0], node.inputs[1]])
@@ -82,7 +83,7 @@ fn is_forward(graph: &Graph, index: usize, dropout: &Node, machine: &Machine) ->
 fn is_backward(graph: &Graph, index: usize, dropout: &Node) -> bool {
     let node = &graph.nodes[index];
     let flag = |name: &str| node.attrs.flag(name).unwrap_or(false);
-    let factors = node.op == "matmul" && node.inputs[1] == dropout.outputs[0] && node.inputs[0] != dropout.outputs[0];
+    let factors = node.op == id::MATMUL && node.inputs[1] == dropout.outputs[0] && node.inputs[0] != dropout.outputs[0];
     factors && flag("transpose_a") && flag("f32") && node.attrs.0.len() == 2 && bf16(graph, &node.inputs[..1])
 }
 
@@ -90,7 +91,7 @@ fn is_backward(graph: &Graph, index: usize, dropout: &Node) -> bool {
 fn way_back(graph: &Graph, uses: &Uses, index: usize, dropout: &Node, nodes: &mut [Option<Node>]) {
     let product = &graph.nodes[index];
     let mut joined = Node {
-        op: "dropout_linear_backward".to_owned(),
+        op: id::DROPOUT_LINEAR_BACKWARD,
         inputs: vec![product.inputs[0], dropout.inputs[0], dropout.inputs[1]],
         attrs: dropout.attrs.clone(),
         ..product.clone()
@@ -125,12 +126,12 @@ fn input_gradient(graph: &Graph, uses: &Uses, dt: ValueId, dropout: &Node) -> Op
     let node = |index: usize| &graph.nodes[index];
     let is_product = |index: &&usize| {
         let product = node(**index);
-        product.op == "matmul" && product.attrs.is_empty() && product.inputs[0] == dt && bf16(graph, &product.inputs)
+        product.op == id::MATMUL && product.attrs.is_empty() && product.inputs[0] == dt && bf16(graph, &product.inputs)
     };
     let product = *uses.readers[dt.0 as usize].iter().find(is_product)?;
     let masked = uses.sole(node(product).outputs[0])?;
-    let same = node(masked).op == "dropout" && node(masked).attrs == dropout.attrs;
-    let sum = uses.sole(node(masked).outputs[0]).filter(|sum| same && node(*sum).op == "add")?;
+    let same = node(masked).op == id::DROPOUT && node(masked).attrs == dropout.attrs;
+    let sum = uses.sole(node(masked).outputs[0]).filter(|sum| same && node(*sum).op == id::ADD)?;
     let base = *node(sum).inputs.iter().find(|id| **id != node(masked).outputs[0])?;
     let shape = |id: ValueId| &graph.value(id).shape;
     (bf16(graph, &[base]) && shape(base) == shape(dropout.inputs[0])).then_some(Back {

@@ -7,6 +7,7 @@ use graph::{
     Axis, Bindings, Block, Carried, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output, ParameterId,
     ParameterSpec, Phase, Repeat, Task, ValueId, ValueType,
 };
+use ops::id;
 use program::Variant;
 use tensor::Attrs;
 
@@ -73,7 +74,7 @@ fn mark_tables(graph: &mut Graph) {
         node.inputs.iter().filter_map(of).collect()
     };
     let mut tables: Vec<ParameterId> = Vec::new();
-    for node in graph.nodes.iter().filter(|node| node.op == "embedding") {
+    for node in graph.nodes.iter().filter(|node| node.op == id::EMBEDDING) {
         tables.extend(parameters(graph, node));
     }
     let producers = graph.producers();
@@ -140,8 +141,9 @@ impl Expansion<'_> {
             scope.insert(name.clone(), id);
             outputs.push(id);
         }
+        let op = ops::find(&spec.op).map_err(|m| CompileError::Model(format!("{}: {m}", place(spec))))?;
         self.graph.nodes.push(Node {
-            op: spec.op.clone(),
+            op: op.id(),
             inputs,
             outputs,
             attrs: attributes(&spec.attrs, layer).map_err(|m| CompileError::Model(format!("{}: {m}", place(spec))))?,

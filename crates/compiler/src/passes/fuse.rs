@@ -6,22 +6,22 @@ use std::collections::HashMap;
 
 use graph::{Graph, Node, ValueId};
 use ops::rowwise::{form_of, join as joined};
-use ops::{Fusion, Pairing};
+use ops::{Fusion, OpId, Pairing, id};
 use tensor::Attrs;
 
 use crate::CompileError;
 
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
-    let rules: Vec<(&'static str, Fusion)> =
-        ops::all().iter().flat_map(|op| op.fusions().into_iter().map(|f| (op.name(), f))).collect();
+    let rules: Vec<(OpId, Fusion)> =
+        ops::all().iter().flat_map(|op| op.fusions().into_iter().map(|f| (op.id(), f))).collect();
     sum_products(graph);
     losses_with_gradients(graph);
     for (fused, rule) in &rules {
-        apply_rule(graph, fused, rule);
+        apply_rule(graph, *fused, rule);
     }
     for op in ops::all() {
         if let Some(pairing) = op.pairing() {
-            join_calls(graph, op.name(), &pairing);
+            join_calls(graph, op.id(), &pairing);
         }
     }
     join_forms(graph);
@@ -37,15 +37,15 @@ fn sum_products(graph: &mut Graph) {
         let index = producers[id.0 as usize]?;
         let node = &graph.nodes[index];
         let matrix = graph.value(node.inputs.get(1).copied()?).shape.len() == 2;
-        (node.op == "matmul" && node.attrs.is_empty() && matrix && uses[id.0 as usize] == 1).then_some(index)
+        (node.op == id::MATMUL && node.attrs.is_empty() && matrix && uses[id.0 as usize] == 1).then_some(index)
     };
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
-    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == "add") {
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::ADD) {
         let (Some(one), Some(other)) = (plain(&node.inputs[0]), plain(&node.inputs[1])) else { continue };
         let inner = |n: usize| graph.value(graph.nodes[n].inputs[1]).shape[0];
         let (base, low_rank) = if inner(one) >= inner(other) { (one, other) } else { (other, one) };
         let inputs = [base, low_rank].iter().flat_map(|n| graph.nodes[*n].inputs.clone()).collect();
-        nodes[index] = Some(Node { op: "matmul_sum".to_owned(), inputs, ..node.clone() });
+        nodes[index] = Some(Node { op: id::MATMUL_SUM, inputs, ..node.clone() });
         (nodes[one], nodes[other]) = (None, None);
     }
     graph.nodes = nodes.into_iter().flatten().collect();
@@ -56,17 +56,17 @@ fn sum_products(graph: &mut Graph) {
 fn losses_with_gradients(graph: &mut Graph) {
     let (uses, producers) = (graph.use_counts(), graph.producers());
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
-    for (index, gradient) in graph.nodes.iter().enumerate().filter(|(_, n)| n.op == "cross_entropy_backward") {
+    for (index, gradient) in graph.nodes.iter().enumerate().filter(|(_, n)| n.op == id::CROSS_ENTROPY_BACKWARD) {
         let [logits, targets, lse, d] = gradient.inputs[..] else { unreachable!("the verifier counts inputs") };
         let Some(first) = producers[lse.0 as usize] else { continue };
         let loss = &graph.nodes[first];
         let early = producers[d.0 as usize].is_none_or(|at| at < first);
-        let same = loss.op == "cross_entropy" && loss.inputs == [logits, targets] && loss.outputs[1] == lse;
+        let same = loss.op == id::CROSS_ENTROPY && loss.inputs == [logits, targets] && loss.outputs[1] == lse;
         if !same || !early || uses[lse.0 as usize] != 1 {
             continue;
         }
         nodes[first] = Some(Node {
-            op: "cross_entropy_with_gradient".to_owned(),
+            op: id::CROSS_ENTROPY_WITH_GRADIENT,
             inputs: vec![logits, targets, d],
             outputs: vec![loss.outputs[0], gradient.outputs[0]],
             ..loss.clone()
@@ -124,7 +124,7 @@ fn form_candidate(
 
 /// Makes one node of two calls of an operation that share inputs: in the place of the second, if nothing in between
 /// reads what the first gives, or in that of the first, if nothing in between gives what the second reads.
-fn join_calls(graph: &mut Graph, joint: &str, pairing: &Pairing) {
+fn join_calls(graph: &mut Graph, joint: OpId, pairing: &Pairing) {
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
     let mut last: Option<usize> = None;
     for index in 0..nodes.len() {
@@ -140,7 +140,7 @@ fn join_calls(graph: &mut Graph, joint: &str, pairing: &Pairing) {
         let own = [&first, &second].into_iter().flat_map(|node| pairing.own.iter().map(|i| node.inputs[*i]));
         let inputs = own.chain(pairing.shared.iter().map(|i| second.inputs[*i])).collect();
         let outputs = [first.outputs, second.outputs.clone()].concat();
-        nodes[place] = Some(Node { op: joint.to_owned(), inputs, outputs, ..second });
+        nodes[place] = Some(Node { op: joint, inputs, outputs, ..second });
         last = None;
     }
     graph.nodes = nodes.into_iter().flatten().collect();
@@ -163,7 +163,7 @@ fn joint_place(nodes: &[Option<Node>], first: usize, second: usize, pairing: &Pa
 }
 
 /// Applies one rule wherever it fits, first to last.
-fn apply_rule(graph: &mut Graph, fused: &str, rule: &Fusion) {
+fn apply_rule(graph: &mut Graph, fused: OpId, rule: &Fusion) {
     let uses = graph.use_counts();
     let mut producer: HashMap<ValueId, usize> = HashMap::new();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
@@ -204,14 +204,14 @@ fn candidate(
 
 /// Inputs of the first, then those of the second without the joined one; outputs and attributes of
 /// both (the first's outputs as far as they are kept).
-fn join(fused: &str, rule: &Fusion, first: Node, second: Node) -> Node {
+fn join(fused: OpId, rule: &Fusion, first: Node, second: Node) -> Node {
     let rest = second.inputs.iter().enumerate().filter(|(i, _)| *i != rule.operand).map(|(_, id)| *id);
     let mut attrs = Attrs::new();
     attrs.0.extend(first.attrs.0);
     attrs.0.extend(second.attrs.0.clone());
     let kept: Vec<ValueId> = first.outputs.iter().copied().skip(rule.keeps.dropped(first.outputs.len())).collect();
     Node {
-        op: fused.to_owned(),
+        op: fused,
         inputs: first.inputs.into_iter().chain(rest).collect(),
         outputs: kept.into_iter().chain(second.outputs.iter().copied()).collect(),
         attrs,

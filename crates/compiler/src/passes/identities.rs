@@ -13,7 +13,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
         for input in &mut node.inputs {
             *input = same.get(input).copied().unwrap_or(*input);
         }
-        match ops::find(&node.op).is_some_and(|op| op.unchanged(&node.attrs)) {
+        match ops::get(node.op).unchanged(&node.attrs) {
             true => drop(same.insert(node.outputs[0], node.inputs[0])),
             false => graph.nodes.push(node),
         }
@@ -27,6 +27,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
 #[cfg(test)]
 mod tests {
     use graph::{Element, Node, Origin, Phase};
+    use ops::id;
     use tensor::Attrs;
 
     use super::*;
@@ -39,7 +40,7 @@ mod tests {
         let mut dropout = |input: ValueId, p: f64| {
             let output = graph.add_value("dropout", Element::Float, vec![2, 4], Origin::Node);
             graph.nodes.push(Node {
-                op: "dropout".into(),
+                op: id::DROPOUT,
                 inputs: vec![input, step],
                 outputs: vec![output],
                 attrs: Attrs::new().with("p", p),

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use graph::{Element, Graph, Node, ValueId};
+use ops::id;
 use program::{Arch, Machine};
 use tensor::{Attrs, DType};
 
@@ -65,14 +66,14 @@ fn join(graph: &Graph, of: Slice, members: &[(Slice, usize, usize)], place: usiz
         columns.extend([slice.first, slice.length]);
     }
     let attrs = Attrs::new().with("columns", columns).with("scale", f64::from_bits(of.scale));
-    Node { op: "low_rank_backward".to_owned(), inputs, outputs, attrs, ..graph.nodes[place].clone() }
+    Node { op: id::LOW_RANK_BACKWARD, inputs, outputs, attrs, ..graph.nodes[place].clone() }
 }
 
 /// The products of adapters by the slice of dy that they read.
 fn pairs(graph: &Graph) -> BTreeMap<Slice, Pair> {
     let producers = graph.producers();
     let mut pairs: BTreeMap<Slice, Pair> = BTreeMap::new();
-    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == "matmul") {
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::MATMUL) {
         let flag = |name: &str| node.attrs.flag(name).unwrap_or(false);
         let flags = [flag("transpose_a"), flag("f32"), flag("transpose_b")];
         let rank = *graph.value(node.inputs[1]).shape.last().expect("operands of products have axes");
@@ -96,7 +97,8 @@ fn pairs(graph: &Graph) -> BTreeMap<Slice, Pair> {
 
 /// What a value is a slice of, and the slice's first column.
 fn whole(graph: &Graph, producers: &[Option<usize>], id: ValueId) -> (ValueId, usize) {
-    let Some(node) = producers[id.0 as usize].map(|index| &graph.nodes[index]).filter(|node| node.op == "split") else {
+    let Some(node) = producers[id.0 as usize].map(|index| &graph.nodes[index]).filter(|node| node.op == id::SPLIT)
+    else {
         return (id, 0);
     };
     let before = node.outputs.iter().take_while(|output| **output != id);

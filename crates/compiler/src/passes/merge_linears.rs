@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use graph::{Graph, Layer, Node, Origin, ParameterId, ValueId};
-use ops::{Append, Emit};
+use ops::{Append, Emit, id};
 use tensor::Attrs;
 
 use crate::CompileError;
@@ -53,7 +53,7 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
     let uses = graph.use_counts();
     let mut by_input: Vec<(Key, Vec<usize>)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
-        let Some(parameter) = (node.op == "linear").then(|| weight(graph, node)).flatten() else { continue };
+        let Some(parameter) = (node.op == id::LINEAR).then(|| weight(graph, node)).flatten() else { continue };
         let parameter = graph.parameter(parameter);
         let is = |name: &str| node.attrs.flag(name).unwrap_or(false);
         if is("bias") || is("transposed") || uses[parameter.value.0 as usize] != 1 {
@@ -126,7 +126,7 @@ fn merge(graph: &mut Graph, members: &[&Node]) -> Vec<Node> {
     let mut inputs = vec![members[0].inputs[0]];
     let mut append = Append::new(graph, members[0].phase);
     append.place_like(members[0]);
-    inputs.push(append.emit("stack", &weights, Attrs::new())[0]);
+    inputs.push(append.emit(id::STACK, &weights, Attrs::new())[0]);
     let mut columns: Vec<usize> = Vec::new();
     let mut attrs = Attrs::new();
     let mut start = 0;
@@ -141,8 +141,8 @@ fn merge(graph: &mut Graph, members: &[&Node]) -> Vec<Node> {
     if !columns.is_empty() {
         attrs = attrs.with("columns", columns);
     }
-    let merged = append.emit("linear", &inputs, attrs)[0];
-    append.emit("split", &[merged], Attrs::new().with("sizes", rows));
+    let merged = append.emit(id::LINEAR, &inputs, attrs)[0];
+    append.emit(id::SPLIT, &[merged], Attrs::new().with("sizes", rows));
     let mut nodes = append.nodes;
     let slices = nodes.last_mut().expect("the split was just emitted");
     slices.outputs = members.iter().map(|m| m.outputs[0]).collect();

@@ -4,12 +4,13 @@
 use graph::Graph;
 
 use crate::{CompileError, EntryOptions};
+use ops::id;
 
 pub fn run(graph: &mut Graph, entry: &EntryOptions) -> Result<(), CompileError> {
     if entry.adapter {
         return Ok(());
     }
-    for node in graph.nodes.iter_mut().filter(|node| node.op == "linear" && node.attrs.get("columns").is_some()) {
+    for node in graph.nodes.iter_mut().filter(|node| node.op == id::LINEAR && node.attrs.get("columns").is_some()) {
         let bias = node.attrs.flag("bias").unwrap_or(false);
         node.inputs.truncate(2 + usize::from(bias));
         node.attrs.0.remove("columns");

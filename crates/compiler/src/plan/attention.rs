@@ -2,7 +2,7 @@
 //! the batch and key heads do not know of each other.
 
 use graph::{Axis, Graph, Node, ValueId};
-use ops::{Append, Emit};
+use ops::{Append, Emit, id};
 use program::Arch;
 use tensor::Attrs;
 
@@ -15,7 +15,7 @@ pub fn split_attention(graph: &mut Graph, parts: usize) {
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result = Vec::with_capacity(nodes.len());
     for node in nodes {
-        match node.op == "attention_backward" {
+        match node.op == id::ATTENTION_BACKWARD {
             true => result.extend(attention_parts(graph, &node, parts)),
             false => result.push(node),
         }
@@ -26,7 +26,7 @@ pub fn split_attention(graph: &mut Graph, parts: usize) {
 /// Most parts that the attentions of a graph can be done in: rows and key heads. A GPU's kernels lay out
 /// the statistics of the heads together, so their parts are rows.
 pub fn most_attention_parts(graph: &Graph, arch: &Arch) -> usize {
-    let node = graph.nodes.iter().find(|node| node.op == "attention_backward");
+    let node = graph.nodes.iter().find(|node| node.op == id::ATTENTION_BACKWARD);
     node.map_or(1, |node| {
         let keys = &graph.value(node.inputs[1]).shape;
         if *arch == Arch::Cpu { keys[0] * keys[2] } else { keys[0] }
@@ -61,7 +61,7 @@ impl AttentionCut {
         let mut cut = |ids: Vec<ValueId>, axis: usize, size: usize, n: usize| -> Vec<ValueId> {
             let attrs = Attrs::new().with("sizes", vec![size; n]).with("axis", axis as u64);
             let parts =
-                ids.into_iter().map(|id| if n > 1 { append.emit("unstack", &[id], attrs.clone()) } else { vec![id] });
+                ids.into_iter().map(|id| if n > 1 { append.emit(id::UNSTACK, &[id], attrs.clone()) } else { vec![id] });
             parts.flatten().collect()
         };
         let rows = if axes.rows { cut(vec![id], 0, self.row_size, self.rows) } else { vec![id] };
@@ -74,7 +74,7 @@ impl AttentionCut {
 
     fn joined(&self, append: &mut Append<'_>, mut parts: Vec<ValueId>, id: ValueId) {
         for (axis, n) in [(2u64, self.heads), (0, self.rows)].into_iter().filter(|(_, n)| *n > 1) {
-            let stacked = |parts: &[ValueId]| append.emit("stack", parts, Attrs::new().with("axis", axis))[0];
+            let stacked = |parts: &[ValueId]| append.emit(id::STACK, parts, Attrs::new().with("axis", axis))[0];
             parts = parts.chunks(n).map(stacked).collect();
         }
         append.nodes.last_mut().expect("there are at least two parts").outputs = vec![id];
@@ -108,7 +108,7 @@ fn attention_parts(graph: &mut Graph, node: &Node, parts: usize) -> Vec<Node> {
     let mut results = vec![Vec::new(); node.outputs.len()];
     for part in 0..row_parts * head_parts {
         let of_part: Vec<ValueId> = inputs.iter().map(|parts| parts[part]).collect();
-        let made = append.emit("attention_backward", &of_part, node.attrs.clone());
+        let made = append.emit(id::ATTENTION_BACKWARD, &of_part, node.attrs.clone());
         made.into_iter().zip(&mut results).for_each(|(id, result)| result.push(id));
     }
     for (id, parts) in node.outputs.iter().zip(results) {

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{Axis, Graph, Node, Value, ValueId};
-use ops::{Append, Class, Emit};
+use ops::{Append, Class, Emit, OpId, id};
 use tensor::Attrs;
 
 /// The widest thing that a model computes for every token, and everything that reads or makes
@@ -27,7 +27,7 @@ impl Head {
     /// something is in between that cannot be done for a part of the rows.
     pub fn find(graph: &Graph) -> Option<Head> {
         let producers = graph.producers();
-        let is_loss = |op: &str| matches!(op, "cross_entropy" | "cross_entropy_with_gradient");
+        let is_loss = |op: &OpId| [id::CROSS_ENTROPY, id::CROSS_ENTROPY_WITH_GRADIENT].contains(op);
         let loss = graph.nodes.iter().position(|node| is_loss(&node.op))?;
         let logits = graph.nodes[loss].inputs[0];
         let first = producers[logits.0 as usize]?;
@@ -65,7 +65,7 @@ impl Head {
 }
 
 fn class(node: &Node) -> Class {
-    ops::find(&node.op).expect("the verifier knows every operation").class()
+    ops::get(node.op).class()
 }
 
 /// Where a value that is there for every token has its rows and tokens. Names decide, not extents: a matrix of an
@@ -228,7 +228,7 @@ impl<'g> Split<'g> {
         for (axis, sizes) in [(rows_axis, rows), (tokens_axis, tokens)].into_iter().filter(|(_, sizes)| sizes.len() > 1)
         {
             let attrs = Attrs::new().with("sizes", sizes).with("axis", axis as u64);
-            let cut = |id: ValueId| self.append.emit("unstack", &[id], attrs.clone());
+            let cut = |id: ValueId| self.append.emit(id::UNSTACK, &[id], attrs.clone());
             parts = parts.into_iter().flat_map(cut).collect();
         }
         parts
@@ -242,7 +242,7 @@ impl<'g> Split<'g> {
         let [rows_axis, tokens_axis] = by_tokens(self.append.graph.value(id)).expect("parts were cut by tokens");
         for (axis, n) in [(tokens_axis, tokens.len()), (rows_axis, rows.len())].into_iter().filter(|(_, n)| *n > 1) {
             let attrs = Attrs::new().with("axis", axis as u64);
-            let mut stack = |parts: &[ValueId]| self.append.emit("stack", parts, attrs.clone())[0];
+            let mut stack = |parts: &[ValueId]| self.append.emit(id::STACK, parts, attrs.clone())[0];
             parts = parts.chunks(n).map(&mut stack).collect();
         }
         let last = self.append.nodes.last_mut().expect("there are at least two parts");

@@ -4,8 +4,8 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Layer, Node, Phase, ValueId};
+use ops::Class;
 use ops::rowwise::{intermediate, without};
-use ops::{Class, Op};
 
 use program::LayerPart as Part;
 
@@ -63,10 +63,6 @@ pub fn residual_stream(graph: &Graph) -> Vec<ValueId> {
     stream
 }
 
-fn operation(node: &Node) -> &'static dyn Op {
-    ops::find(&node.op).expect("the verifier knows every operation")
-}
-
 /// The sum that a node over rows writes before it goes on with it.
 pub(super) fn sum_inside(graph: &Graph, node: &Node) -> Option<ValueId> {
     intermediate(graph, node).map(|index| node.outputs[index])
@@ -93,7 +89,7 @@ impl Clones<'_> {
         let producer = self.producers.get(id.0 as usize).copied().flatten().filter(|_| !self.kept.contains(&id));
         let Some(index) = producer else { return id };
         let node = &self.nodes[index];
-        if operation(node).class() == Class::View {
+        if ops::get(node.op).class() == Class::View {
             let inputs: Vec<ValueId> = node.inputs.iter().map(|input| self.again(*input)).collect();
             if inputs == node.inputs {
                 return id;

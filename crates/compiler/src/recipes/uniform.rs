@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use graph::{Element, Graph, Node, Origin, ValueId};
-use ops::{Append, Class, Emit};
+use ops::{Append, Class, Emit, id};
 use tensor::{Attrs, DType};
 
 use crate::CompileError;
@@ -29,7 +29,7 @@ pub fn run(graph: &mut Graph, compute: DType) -> Result<(), CompileError> {
 fn settle_views(graph: &mut Graph) {
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
-        let is_view = ops::find(&node.op).is_some_and(|op| op.class() == Class::View);
+        let is_view = ops::get(node.op).class() == Class::View;
         if !is_view {
             continue;
         }
@@ -47,7 +47,7 @@ fn cast_operands(graph: &mut Graph, compute: DType) {
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result: Vec<Node> = Vec::with_capacity(nodes.len());
     for mut node in nodes {
-        if ops::find(&node.op).is_some_and(|op| op.class() == Class::Matmul) {
+        if ops::get(node.op).class() == Class::Matmul {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
             for input in &mut node.inputs {
@@ -56,7 +56,7 @@ fn cast_operands(graph: &mut Graph, compute: DType) {
                 }
                 *input = *casts
                     .entry(*input)
-                    .or_insert_with(|| append.emit("cast", &[*input], Attrs::new().with("dtype", compute.name()))[0]);
+                    .or_insert_with(|| append.emit(id::CAST, &[*input], Attrs::new().with("dtype", compute.name()))[0]);
             }
             result.append(&mut append.nodes);
         }

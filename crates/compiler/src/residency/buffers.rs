@@ -181,7 +181,7 @@ fn lives(graph: &Graph, placement: &Placement, shadow: Option<&Shadow>) -> Vec<(
 fn scratch_sizes(graph: &Graph, placement: &Placement, machine: &Machine, documents: Documents) -> Vec<usize> {
     let at = |id: &ValueId| placement.get(*id).expect("every value was placed").clone();
     let size = |node: &graph::Node| {
-        let op = ops::find(&node.op).expect("the verifier knows every operation");
+        let op = ops::get(node.op);
         if op.class() == Class::View || machine.arch == program::Arch::Cpu {
             return 0;
         }

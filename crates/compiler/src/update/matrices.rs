@@ -2,6 +2,7 @@
 //! equal extents together, and the step. Products are Gemm instructions on values in the activation arena, which
 //! the other entries do not need then.
 
+use ops::{OpId, id};
 use program::{OptimizerState, Step, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
@@ -101,7 +102,7 @@ impl<'a> Orthogonal<'a> {
         let mut inputs = vec![gradient.clone()];
         inputs.extend([scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref));
         let attrs = Attrs::new().with("momentum", self.rule()[0]);
-        push_behind(steps, lowering, taken, "momentum", attrs, inputs, vec![first.clone()]);
+        push_behind(steps, lowering, taken, id::MOMENTUM, attrs, inputs, vec![first.clone()]);
     }
 
     /// The momentum of one matrix, and its place in the batch.
@@ -132,7 +133,7 @@ impl<'a> Orthogonal<'a> {
         let count = first.shape[0];
         let to = matrices_of(&work.x, from, count);
         let attrs = Attrs::new().with("epsilon", NORM_EPSILON);
-        push_behind(steps, lowering, work.end, "unit_matrices", attrs, vec![first.clone()], vec![to]);
+        push_behind(steps, lowering, work.end, id::UNIT_MATRICES, attrs, vec![first.clone()], vec![to]);
         if from + count == work.x.shape[0] {
             self.direction = Some(work.orthogonalise(steps, lowering));
         }
@@ -164,7 +165,7 @@ impl<'a> Orthogonal<'a> {
         let mut inputs = vec![matrices_of(direction, from, part.count())];
         inputs.extend([scalar::LEARNING_RATE, scalar::UPDATE_APPLIED, scalar::STEP].map(scalar_ref));
         let outputs = vec![part.weight.clone(), part.rows.clone()];
-        push_behind(steps, lowering, self.end(batch), "normuon", attrs, inputs, outputs);
+        push_behind(steps, lowering, self.end(batch), id::NORMUON, attrs, inputs, outputs);
     }
 }
 
@@ -244,15 +245,15 @@ impl Work {
         let polynomial = Attrs::new().with("a", a).with("b", b).with("c", c);
         let (mut x, mut next) = (self.x.clone(), self.next.clone());
         for _ in 0..ROUNDS {
-            let mut emit = |op: &str, attrs: &Attrs, inputs: [&TensorRef; 2], output: &TensorRef| {
+            let mut emit = |op: OpId, attrs: &Attrs, inputs: [&TensorRef; 2], output: &TensorRef| {
                 let inputs = inputs.map(Clone::clone).to_vec();
                 push_behind(steps, lowering, self.end, op, attrs.clone(), inputs, vec![output.clone()]);
             };
-            emit("batched_matmul", &gram, [&x, &x], &self.gram);
-            emit("batched_matmul", &Attrs::new().with("f32", true), [&self.gram, &self.gram], &self.square);
-            emit("newton_schulz_polynomial", &polynomial, [&self.gram, &self.square], &self.polynomial);
+            emit(id::BATCHED_MATMUL, &gram, [&x, &x], &self.gram);
+            emit(id::BATCHED_MATMUL, &Attrs::new().with("f32", true), [&self.gram, &self.gram], &self.square);
+            emit(id::NEWTON_SCHULZ_POLYNOMIAL, &polynomial, [&self.gram, &self.square], &self.polynomial);
             let factors = if wide { [&self.polynomial, &x] } else { [&x, &self.polynomial] };
-            emit("batched_matmul", &Attrs::new(), factors, &next);
+            emit(id::BATCHED_MATMUL, &Attrs::new(), factors, &next);
             std::mem::swap(&mut x, &mut next);
         }
         x

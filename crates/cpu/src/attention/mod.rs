@@ -6,7 +6,7 @@ mod backward;
 mod block;
 mod forward;
 
-use ops::{Call, Input, Loop, Real};
+use ops::{Call, Input, Loop, OpId, Real, id};
 use program::TensorRef;
 
 use crate::simd::{Matrix, Tiles, WIDTH, pack};
@@ -27,12 +27,12 @@ pub struct Own {
 }
 
 /// `None` for other operations, and on a processor without the instructions.
-pub fn find(op: &str) -> Option<Own> {
+pub fn find(op: OpId) -> Option<Own> {
     Tiles::<f32>::here()?;
-    match op {
-        "attention" => Some(Own { room: forward::room, run: forward::run }),
-        "attention_backward" => Some(Own { room: backward::room, run: backward::run }),
-        _ => None,
+    match () {
+        () if op == id::ATTENTION => Some(Own { room: forward::room, run: forward::run }),
+        () if op == id::ATTENTION_BACKWARD => Some(Own { room: backward::room, run: backward::run }),
+        () => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The gradients of attention.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arch, Cost, TensorRef};
 use tensor::Attrs;
 
@@ -10,13 +10,14 @@ use super::{ATTRIBUTES, BACKWARD_INPUTS, Extents, Optional, Reading, check, cpu,
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 /// dq, dk, dv = attention_backward(q, k, v, o, lse, d_o, document_start [, last_key] [, sink])
 pub struct AttentionBackward;
 
 impl Op for AttentionBackward {
-    fn name(&self) -> &'static str {
-        "attention_backward"
+    fn id(&self) -> OpId {
+        id::ATTENTION_BACKWARD
     }
 
     fn class(&self) -> Class {
@@ -89,7 +90,7 @@ impl Op for AttentionBackward {
             let like_o = vec![batch, tokens, heads, value_dim];
             let places: Vec<usize> = (0..3).chain(6..7 + optional.len()).collect();
             let forward = |result: usize, element: Element, shape: &[usize]| ExampleInput::Computed {
-                op: "attention",
+                op: id::ATTENTION,
                 inputs: places.clone(),
                 result,
                 element,

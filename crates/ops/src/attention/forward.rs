@@ -1,6 +1,6 @@
 //! The forward operation.
 
-use graph::ValueType;
+use graph::{OpId, ValueType};
 use program::{Arch, AttentionForward, Cost, TensorRef};
 use tensor::Attrs;
 
@@ -10,13 +10,14 @@ use super::{ATTRIBUTES, Extents, FORWARD_INPUTS, Optional, Reading, check, cpu, 
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
+use crate::registry::id;
 
 /// o, lse = attention(q, k, v, document_start [, last_key] [, sink])
 pub struct Attention;
 
 impl Op for Attention {
-    fn name(&self) -> &'static str {
-        "attention"
+    fn id(&self) -> OpId {
+        id::ATTENTION
     }
 
     fn class(&self) -> Class {
@@ -54,14 +55,14 @@ impl Op for Attention {
         if call.wanted[..3].contains(&true) {
             let mut inputs = vec![call.input(0), call.input(1), call.input(2), o, lse, d_o];
             inputs.extend(&call.node.inputs[3..]);
-            let made = call.emit.emit("attention_backward", &inputs, call.node.attrs.clone());
+            let made = call.emit.emit(id::ATTENTION_BACKWARD, &inputs, call.node.attrs.clone());
             let made = made.into_iter().zip(call.wanted).map(|(id, wanted)| wanted.then_some(id));
             results.iter_mut().zip(made).for_each(|(result, made)| *result = made);
         }
         // A sink comes last; document_start and last_key want none.
         if count > FORWARD_INPUTS && call.wanted[count - 1] {
             let inputs = [o, d_o, lse, call.input(count - 1)];
-            results[count - 1] = Some(call.one("attention_sink_gradient", &inputs, Attrs::new()));
+            results[count - 1] = Some(call.one(id::ATTENTION_SINK_GRADIENT, &inputs, Attrs::new()));
         }
         Gradients::Inputs(results)
     }

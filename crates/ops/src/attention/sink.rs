@@ -1,7 +1,7 @@
 //! The gradient of attention's sinks. An operation of its own: only a run that trains them reads o and d_o once more
 //! for it.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arch, Arg};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -12,6 +12,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::rowwise::sum_partials;
 use crate::vector::dot;
 
@@ -24,8 +25,8 @@ const ROWS: usize = 256;
 pub struct AttentionSinkGradient;
 
 impl Op for AttentionSinkGradient {
-    fn name(&self) -> &'static str {
-        "attention_sink_gradient"
+    fn id(&self) -> OpId {
+        id::ATTENTION_SINK_GRADIENT
     }
 
     fn class(&self) -> Class {

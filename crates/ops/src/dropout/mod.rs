@@ -1,7 +1,7 @@
 //! Counter-based dropout: whether an element is kept is a function of (seed, stream, micro-step, index). The mask is
 //! recomputed wherever it is needed, so nothing is saved and recomputation does not change a bit.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -13,6 +13,7 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::seed::seed_of;
 
 const SOURCE: &str = include_str!("dropout.cu");
@@ -128,8 +129,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for Dropout {
-    fn name(&self) -> &'static str {
-        "dropout"
+    fn id(&self) -> OpId {
+        id::DROPOUT
     }
 
     fn class(&self) -> Class {
@@ -158,7 +159,7 @@ impl Op for Dropout {
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let (step, dy, attrs) = (call.input(1), call.dy(), call.node.attrs.clone());
-        Gradients::Inputs(vec![call.wanted(0, "dropout", &[dy, step], attrs), None])
+        Gradients::Inputs(vec![call.wanted(0, id::DROPOUT, &[dy, step], attrs), None])
     }
 
     /// A block of random words costs about 60 integer operations.

@@ -10,6 +10,7 @@ use super::expression::{Expr, Unary};
 use super::pointwise::{Pointwise, check_operands};
 use crate::gradient::Gradients;
 use crate::op::{Attribute, Example};
+use crate::registry::id;
 
 /// A function as (value, slope) of the operand.
 type Rule = fn(x: &dyn Fn() -> Expr) -> (Expr, Expr);
@@ -88,7 +89,7 @@ const ATTRIBUTES: &[Attribute] =
 
 /// f(x)
 pub static ACTIVATION: Pointwise = Pointwise {
-    name: "activation",
+    id: id::ACTIVATION,
     doc: "f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x + \
           0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), silu x·σ(x). x […] → like x.",
     attributes: ATTRIBUTES,
@@ -96,14 +97,14 @@ pub static ACTIVATION: Pointwise = Pointwise {
     expressions: |attrs| vec![parts(attrs).0],
     gradient: |call| {
         let (x, dy, attrs) = (call.input(0), call.dy(), call.node.attrs.clone());
-        Gradients::Inputs(vec![call.wanted(0, "activation_backward", &[x, dy], attrs)])
+        Gradients::Inputs(vec![call.wanted(0, id::ACTIVATION_BACKWARD, &[x, dy], attrs)])
     },
     examples: || examples(1),
 };
 
 /// dy · f′(x)
 pub static ACTIVATION_BACKWARD: Pointwise = Pointwise {
-    name: "activation_backward",
+    id: id::ACTIVATION_BACKWARD,
     doc: "Gradient of `activation`: dy·f′(x). x, dy […] → like x.",
     attributes: ATTRIBUTES,
     infer: |inputs, attrs| like_first(inputs, 2, "x and dy", attrs),

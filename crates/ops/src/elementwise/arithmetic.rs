@@ -7,6 +7,7 @@ use super::expression::Expr;
 use super::pointwise::{Pointwise, check_operands};
 use crate::gradient::Gradients;
 use crate::op::{Attribute, Example, ExampleInput};
+use crate::registry::id;
 
 fn like_first(inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
     check_operands(inputs, 2, "two operands")?;
@@ -27,7 +28,7 @@ pub(super) fn examples_of(count: usize, attrs: &Attrs) -> Vec<Example> {
 
 /// a + b
 pub static ADD: Pointwise = Pointwise {
-    name: "add",
+    id: id::ADD,
     doc: "a + b, element by element. a, b […] → like a.",
     attributes: &[],
     infer: like_first,
@@ -41,15 +42,15 @@ pub static ADD: Pointwise = Pointwise {
 
 /// a · b
 pub static MUL: Pointwise = Pointwise {
-    name: "mul",
+    id: id::MUL,
     doc: "a·b, element by element. a, b […] → like a.",
     attributes: &[],
     infer: like_first,
     expressions: |_| vec![Expr::Input(0) * Expr::Input(1)],
     gradient: |call| {
         let (a, b, dy) = (call.input(0), call.input(1), call.dy());
-        let da = call.wanted(0, "mul", &[dy, b], Attrs::new());
-        let db = call.wanted(1, "mul", &[dy, a], Attrs::new());
+        let da = call.wanted(0, id::MUL, &[dy, b], Attrs::new());
+        let db = call.wanted(1, id::MUL, &[dy, a], Attrs::new());
         Gradients::Inputs(vec![da, db])
     },
     examples: || examples_of(2, &Attrs::new()),
@@ -57,7 +58,7 @@ pub static MUL: Pointwise = Pointwise {
 
 /// factor · x
 pub static SCALE: Pointwise = Pointwise {
-    name: "scale",
+    id: id::SCALE,
     doc: "factor·x, element by element. x […] → like x.",
     attributes: &[Attribute { name: "factor", kind: "float", doc: "the number to multiply with" }],
     infer: |inputs, attrs| {
@@ -72,7 +73,7 @@ pub static SCALE: Pointwise = Pointwise {
     gradient: |call| {
         let dy = call.dy();
         let attrs = call.node.attrs.clone();
-        Gradients::Inputs(vec![call.wanted(0, "scale", &[dy], attrs)])
+        Gradients::Inputs(vec![call.wanted(0, id::SCALE, &[dy], attrs)])
     },
     examples: || examples_of(1, &Attrs::new().with("factor", -0.3)),
 };

@@ -8,6 +8,7 @@ use super::expression::Expr;
 use super::pointwise::{Pointwise, check_operands};
 use crate::gradient::Gradients;
 use crate::op::Attribute;
+use crate::registry::id;
 
 /// An element type by the name that attributes carry: `float` or a concrete one.
 pub(crate) fn element_named(name: &str) -> Result<Element, String> {
@@ -22,7 +23,7 @@ pub(crate) fn element_named(name: &str) -> Result<Element, String> {
 
 /// The same values in another floating-point type.
 pub static CAST: Pointwise = Pointwise {
-    name: "cast",
+    id: id::CAST,
     doc: "x as another floating-point type, rounded to nearest even. x […] → dtype […].",
     attributes: &[Attribute {
         name: "dtype",
@@ -38,14 +39,14 @@ pub static CAST: Pointwise = Pointwise {
     gradient: |call| {
         let (dy, element) = (call.dy(), call.emit.value(call.input(0)).element);
         let attrs = Attrs::new().with("dtype", element.to_string());
-        Gradients::Inputs(vec![call.wanted(0, "cast", &[dy], attrs)])
+        Gradients::Inputs(vec![call.wanted(0, id::CAST, &[dy], attrs)])
     },
     examples: || ["f32", "bf16"].iter().flat_map(|t| examples_of(1, &Attrs::new().with("dtype", *t))).collect(),
 };
 
 /// One value everywhere.
 pub static FILL: Pointwise = Pointwise {
-    name: "fill",
+    id: id::FILL,
     doc: "`value` everywhere, in the type and shape of x. x […] → like x.",
     attributes: &[Attribute { name: "value", kind: "float", doc: "the value of every element" }],
     infer: |inputs, attrs| {

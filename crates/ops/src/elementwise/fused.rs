@@ -1,6 +1,6 @@
 //! `elementwise`: several elementwise operations as one.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Cost, TensorRef};
 use tensor::{Attrs, DType};
 
@@ -12,6 +12,7 @@ use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
+use crate::registry::id;
 use crate::rowwise::{Form, texts};
 
 /// Attributes of the operation for these results.
@@ -34,8 +35,8 @@ fn parsed(attrs: &Attrs) -> Vec<Expr> {
 pub struct Elementwise;
 
 impl Op for Elementwise {
-    fn name(&self) -> &'static str {
-        "elementwise"
+    fn id(&self) -> OpId {
+        id::ELEMENTWISE
     }
 
     fn class(&self) -> Class {

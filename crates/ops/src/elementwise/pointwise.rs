@@ -1,7 +1,7 @@
 //! What all elementwise operations share: an operation given by its expressions. Evaluation on the
 //! CPU, the CUDA kernel and the cost follow from them.
 
-use graph::ValueType;
+use graph::{OpId, ValueType};
 use program::{Cost, TensorRef};
 use tensor::Attrs;
 
@@ -17,7 +17,7 @@ use crate::rowwise::Form;
 
 /// One elementwise operation as a row: all operands and results have the same shape.
 pub struct Pointwise {
-    pub name: &'static str,
+    pub id: OpId,
     pub doc: &'static str,
     pub attributes: &'static [Attribute],
     pub infer: fn(&[ValueType], &Attrs) -> Result<Vec<ValueType>, String>,
@@ -60,8 +60,8 @@ pub fn cost_of(expressions: &[Expr], inputs: &[TensorRef], outputs: &[TensorRef]
 }
 
 impl Op for Pointwise {
-    fn name(&self) -> &'static str {
-        self.name
+    fn id(&self) -> OpId {
+        self.id
     }
 
     fn class(&self) -> Class {

@@ -7,10 +7,11 @@ use super::arithmetic::examples_of;
 use super::expression::Expr;
 use super::pointwise::{Pointwise, check_operands};
 use crate::gradient::Gradients;
+use crate::registry::id;
 
 /// silu(gate) · up
 pub static SWIGLU: Pointwise = Pointwise {
-    name: "swiglu",
+    id: id::SWIGLU,
     doc: "silu(gate)·up with silu(x) = x/(1 + e^−x). gate, up […] → like gate.",
     attributes: &[],
     infer: |inputs, _| {
@@ -23,7 +24,7 @@ pub static SWIGLU: Pointwise = Pointwise {
         if !call.wanted.contains(&true) {
             return Gradients::Inputs(vec![None, None]);
         }
-        let both = call.emit.emit("swiglu_backward", &[gate, up, dy], Attrs::new());
+        let both = call.emit.emit(id::SWIGLU_BACKWARD, &[gate, up, dy], Attrs::new());
         Gradients::Inputs(both.into_iter().zip(call.wanted).map(|(d, wanted)| wanted.then_some(d)).collect())
     },
     examples: || examples_of(2, &Attrs::new()),
@@ -31,7 +32,7 @@ pub static SWIGLU: Pointwise = Pointwise {
 
 /// Both gradients of `swiglu`.
 pub static SWIGLU_BACKWARD: Pointwise = Pointwise {
-    name: "swiglu_backward",
+    id: id::SWIGLU_BACKWARD,
     doc: "Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). \
           gate, up, dy […] → d_gate, d_up.",
     attributes: &[],

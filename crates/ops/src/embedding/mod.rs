@@ -2,7 +2,7 @@
 
 mod cpu;
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 const LOOK_UP: &str = include_str!("embedding.cu");
 const GRADIENT: &str = include_str!("gradient.cu");
@@ -71,8 +72,8 @@ fn kernel(
 }
 
 impl Op for Embedding {
-    fn name(&self) -> &'static str {
-        "embedding"
+    fn id(&self) -> OpId {
+        id::EMBEDDING
     }
 
     fn class(&self) -> Class {
@@ -106,7 +107,7 @@ impl Op for Embedding {
         if let Some(padding) = call.node.attrs.get("padding_idx") {
             attrs = attrs.with("padding_idx", padding.clone());
         }
-        Gradients::Inputs(vec![None, call.wanted(1, "embedding_backward", &[ids, dy], attrs)])
+        Gradients::Inputs(vec![None, call.wanted(1, id::EMBEDDING_BACKWARD, &[ids, dy], attrs)])
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
@@ -140,8 +141,8 @@ impl Op for Embedding {
 }
 
 impl Op for EmbeddingBackward {
-    fn name(&self) -> &'static str {
-        "embedding_backward"
+    fn id(&self) -> OpId {
+        id::EMBEDDING_BACKWARD
     }
 
     fn class(&self) -> Class {

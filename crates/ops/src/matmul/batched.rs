@@ -1,6 +1,6 @@
 //! Batched GEMM: products of many matrices of equal size as one instruction, used by the update of matrices.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Cost, Gemm, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::add_scaled;
 
 /// y = op(a)·op(b) for each pair
@@ -59,8 +60,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for BatchedMatmul {
-    fn name(&self) -> &'static str {
-        "batched_matmul"
+    fn id(&self) -> OpId {
+        id::BATCHED_MATMUL
     }
 
     fn class(&self) -> Class {

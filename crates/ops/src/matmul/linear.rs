@@ -1,6 +1,6 @@
 //! The linear layer, with low-rank adapters included in its GEMM.
 
-use graph::{Dim, ValueId, ValueType};
+use graph::{Dim, OpId, ValueId, ValueType};
 use program::{Cost, Gemm, LowRank, TensorRef};
 use tensor::Attrs;
 
@@ -8,6 +8,7 @@ use super::cpu;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 /// y = x·wᵀ (+ bias), then y[…, columnsᵢ] += scale·tᵢ·bᵢᵀ for each adapter
 pub struct Linear;
@@ -89,8 +90,8 @@ fn check_adapter(inputs: &[ValueType], adapter: &Adapter, columns: usize) -> Res
 }
 
 impl Op for Linear {
-    fn name(&self) -> &'static str {
-        "linear"
+    fn id(&self) -> OpId {
+        id::LINEAR
     }
 
     fn class(&self) -> Class {
@@ -155,10 +156,10 @@ impl Op for Linear {
             false => (Attrs::new(), [dy, x]),
         };
         let mut gradients = vec![None; call.node.inputs.len()];
-        gradients[0] = call.wanted(0, "matmul", &[dy, w], input);
-        gradients[1] = call.wanted(1, "matmul", &factors, weight);
+        gradients[0] = call.wanted(0, id::MATMUL, &[dy, w], input);
+        gradients[1] = call.wanted(1, id::MATMUL, &factors, weight);
         if reading.bias {
-            gradients[2] = call.wanted(2, "sum_rows", &[dy], Attrs::new());
+            gradients[2] = call.wanted(2, id::SUM_ROWS, &[dy], Attrs::new());
         }
         adapter_gradients(call, &reading, &mut gradients);
         Gradients::Inputs(gradients)
@@ -237,11 +238,11 @@ fn adapter_gradients(call: &mut GradientCall<'_>, reading: &Reading, gradients: 
         let dy = pieces.iter().find(|(first, _)| *first == adapter.first).expect("cut at every adapter").1;
         let (t, b) = (call.input(adapter.t), call.input(adapter.b));
         if call.wanted[adapter.t] {
-            gradients[adapter.t] = Some(call.one("matmul", &[dy, b], scaled(Attrs::new(), reading.scale)));
+            gradients[adapter.t] = Some(call.one(id::MATMUL, &[dy, b], scaled(Attrs::new(), reading.scale)));
         }
         if call.wanted[adapter.b] {
             let attrs = scaled(Attrs::new().with("transpose_a", true).with("f32", true), reading.scale);
-            gradients[adapter.b] = Some(call.one("matmul", &[dy, t], attrs));
+            gradients[adapter.b] = Some(call.one(id::MATMUL, &[dy, t], attrs));
         }
     }
 }
@@ -262,7 +263,7 @@ fn column_pieces(call: &mut GradientCall<'_>, reading: &Reading) -> Vec<(usize, 
         return vec![(0, dy)];
     }
     let sizes: Vec<usize> = cuts.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let pieces = call.emit.emit("split", &[dy], Attrs::new().with("sizes", sizes));
+    let pieces = call.emit.emit(id::SPLIT, &[dy], Attrs::new().with("sizes", sizes));
     cuts.into_iter().zip(pieces).collect()
 }
 

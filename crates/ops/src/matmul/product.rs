@@ -1,6 +1,6 @@
 //! The plain product of two matrices, used by the gradients of a linear layer.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Cost, Gemm, TensorRef};
 use tensor::Attrs;
 
@@ -8,6 +8,7 @@ use super::cpu;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 /// y = scale·op(a)·op(b)
 pub struct Matmul;
@@ -62,8 +63,8 @@ pub(super) fn extents(a: &[usize], b: &[usize], flags: &Flags) -> (usize, usize,
 }
 
 impl Op for Matmul {
-    fn name(&self) -> &'static str {
-        "matmul"
+    fn id(&self) -> OpId {
+        id::MATMUL
     }
 
     fn class(&self) -> Class {
@@ -127,7 +128,7 @@ impl Op for Matmul {
             (true, false) => (([b, dy], tb(ta(false))), ([a, dy], ta(false))),
             (true, true) => (([b, dy], tb(ta(true))), ([dy, a], tb(ta(true)))),
         };
-        Gradients::Inputs(vec![call.wanted(0, "matmul", &da.0, da.1), call.wanted(1, "matmul", &db.0, db.1)])
+        Gradients::Inputs(vec![call.wanted(0, id::MATMUL, &da.0, da.1), call.wanted(1, id::MATMUL, &db.0, db.1)])
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {

@@ -1,7 +1,7 @@
 //! The sum of two products as one product: the input gradient of an adapted linear, from the base weight and from the
 //! adapter.
 
-use graph::{Dim, ValueType};
+use graph::{Dim, OpId, ValueType};
 use program::{Cost, Gemm, LowRank, TensorRef};
 use tensor::Attrs;
 
@@ -9,13 +9,14 @@ use super::cpu;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 /// y = a·b + t·c, with few columns in t
 pub struct MatmulSum;
 
 impl Op for MatmulSum {
-    fn name(&self) -> &'static str {
-        "matmul_sum"
+    fn id(&self) -> OpId {
+        id::MATMUL_SUM
     }
 
     fn class(&self) -> Class {

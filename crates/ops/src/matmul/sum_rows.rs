@@ -1,6 +1,6 @@
 //! Column sums: the gradient of a bias.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::Arg;
 use tensor::Attrs;
 
@@ -8,6 +8,7 @@ use super::cpu;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("sum_rows.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
@@ -25,8 +26,8 @@ fn rows(call: &LowerCall<'_>) -> usize {
 }
 
 impl Op for SumRows {
-    fn name(&self) -> &'static str {
-        "sum_rows"
+    fn id(&self) -> OpId {
+        id::SUM_ROWS
     }
 
     fn class(&self) -> Class {

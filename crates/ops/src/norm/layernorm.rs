@@ -8,6 +8,7 @@ use super::{ACCUMULATE, check_eps, check_gradient, check_weight, normal, row_sha
 use crate::elementwise::Expr;
 use crate::gradient::Gradients;
 use crate::op::{Attribute, Example, ExampleInput};
+use crate::registry::id;
 use crate::rowwise::{Extent, Form, Rowwise};
 
 use Extent::{Column, Element as Each, Row};
@@ -18,7 +19,7 @@ fn input(index: usize) -> Expr {
 
 /// y, mean, r = layernorm(x, w, b)
 pub static LAYERNORM: Rowwise = Rowwise {
-    name: "layernorm",
+    id: id::LAYERNORM,
     doc: "y = (x − mean)·r·w + b, r = 1/√(var + eps), mean and variance over the last axis. x […, H], w, b [H] → y […, \
           H], mean f32 […], r f32 […].",
     attributes: &[Attribute { name: "eps", kind: "float", doc: "added to the variance" }],
@@ -42,9 +43,9 @@ pub static LAYERNORM: Rowwise = Rowwise {
     },
     gradient: |call| {
         let (x, w, mean, r, dy) = (call.input(0), call.input(1), call.output(1), call.output(2), call.dy());
-        let dx = call.wanted(0, "layernorm_backward", &[x, w, mean, r, dy], Attrs::new());
-        let dw = call.wanted(1, "layernorm_weight_gradient", &[x, mean, r, dy], Attrs::new());
-        let db = call.wanted(2, "sum_rows", &[dy], Attrs::new());
+        let dx = call.wanted(0, id::LAYERNORM_BACKWARD, &[x, w, mean, r, dy], Attrs::new());
+        let dw = call.wanted(1, id::LAYERNORM_WEIGHT_GRADIENT, &[x, mean, r, dy], Attrs::new());
+        let db = call.wanted(2, id::SUM_ROWS, &[dy], Attrs::new());
         Gradients::Inputs(vec![dx, dw, db])
     },
     examples: || {
@@ -64,7 +65,7 @@ fn means(rows: usize) -> ExampleInput {
 
 /// dx = r·(g − mean(g) − n·mean(g·n)) with g = dy·w and n = (x − mean)·r
 pub static LAYERNORM_BACKWARD: Rowwise = Rowwise {
-    name: "layernorm_backward",
+    id: id::LAYERNORM_BACKWARD,
     doc: "Input gradient of `layernorm`: dx = r·(g − mean(g) − n·mean(g·n)) with g = dy·w and n = (x − mean)·r. x, w, \
           mean, r, dy → dx like x.",
     attributes: &[],
@@ -94,7 +95,7 @@ pub static LAYERNORM_BACKWARD: Rowwise = Rowwise {
 
 /// dw = Σ over rows of dy·(x − mean)·r
 pub static LAYERNORM_WEIGHT_GRADIENT: Rowwise = Rowwise {
-    name: "layernorm_weight_gradient",
+    id: id::LAYERNORM_WEIGHT_GRADIENT,
     doc: "Weight gradient of `layernorm`: dw = Σ rows dy·(x − mean)·r, in f32. x, mean, r, dy → dw f32 [H]. With \
           `accumulate`, added to.",
     attributes: &[ACCUMULATE],

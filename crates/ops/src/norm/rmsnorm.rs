@@ -10,6 +10,7 @@ use super::{ACCUMULATE, check_eps, check_gradient, check_weight, normal, row_sha
 use crate::elementwise::{Binary, Expr};
 use crate::gradient::Gradients;
 use crate::op::{Attribute, Example, ExampleInput};
+use crate::registry::id;
 use crate::rowwise::{Extent, Form, Rowwise};
 
 const EPS: Attribute = Attribute { name: "eps", kind: "float", doc: "added to the mean of squares" };
@@ -31,7 +32,7 @@ fn factor(weight: usize, attrs: &Attrs) -> Expr {
 
 /// y, r = rmsnorm(x, w)
 pub static RMSNORM: Rowwise = Rowwise {
-    name: "rmsnorm",
+    id: id::RMSNORM,
     doc: "y = x·r·w, r = 1/√(mean(x²) + eps) over the last axis. x […, H], w [H] → y […, H], r f32 […].",
     attributes: &[EPS, OFFSET],
     infer: |inputs, attrs| {
@@ -51,11 +52,11 @@ pub static RMSNORM: Rowwise = Rowwise {
         let (x, w, r, dy) = (call.input(0), call.input(1), call.output(1), call.dy());
         let offset = Attrs::new().with("offset", call.node.attrs.flag("offset").unwrap_or(false));
         if call.wanted == [true, true] {
-            let both = call.emit.emit("rmsnorm_gradients", &[x, w, r, dy], offset);
+            let both = call.emit.emit(id::RMSNORM_GRADIENTS, &[x, w, r, dy], offset);
             return Gradients::Inputs(both.into_iter().map(Some).collect());
         }
-        let dx = call.wanted(0, "rmsnorm_backward", &[x, w, r, dy], offset);
-        let dw = call.wanted(1, "rmsnorm_weight_gradient", &[x, r, dy], Attrs::new());
+        let dx = call.wanted(0, id::RMSNORM_BACKWARD, &[x, w, r, dy], offset);
+        let dw = call.wanted(1, id::RMSNORM_WEIGHT_GRADIENT, &[x, r, dy], Attrs::new());
         Gradients::Inputs(vec![dx, dw])
     },
     examples: || {
@@ -93,7 +94,7 @@ fn backward_inputs(rows: usize, columns: usize) -> Vec<ExampleInput> {
 
 /// dx = r·(dy·w − x·r²·mean(dy·w·x))
 pub static RMSNORM_BACKWARD: Rowwise = Rowwise {
-    name: "rmsnorm_backward",
+    id: id::RMSNORM_BACKWARD,
     doc: "Input gradient of `rmsnorm`: dx = r·(dy·w − x·r²·mean(dy·w·x)). x, w, r, dy → dx like x.",
     attributes: &[OFFSET],
     infer: |inputs, attrs| Ok(vec![infer_backward(inputs, attrs)?]),
@@ -109,7 +110,7 @@ pub static RMSNORM_BACKWARD: Rowwise = Rowwise {
 
 /// dw = Σ over rows of dy·x·r
 pub static RMSNORM_WEIGHT_GRADIENT: Rowwise = Rowwise {
-    name: "rmsnorm_weight_gradient",
+    id: id::RMSNORM_WEIGHT_GRADIENT,
     doc: "Weight gradient of `rmsnorm`: dw = Σ rows dy·x·r, in f32. x, r, dy → dw f32 [H]. With `accumulate`, added to.",
     attributes: &[ACCUMULATE],
     infer: |inputs, _| {
@@ -136,7 +137,7 @@ pub static RMSNORM_WEIGHT_GRADIENT: Rowwise = Rowwise {
 
 /// dx, dw = gradients of `rmsnorm`
 pub static RMSNORM_GRADIENTS: Rowwise = Rowwise {
-    name: "rmsnorm_gradients",
+    id: id::RMSNORM_GRADIENTS,
     doc: "`rmsnorm_backward` and `rmsnorm_weight_gradient` from one reading. x […, H], w [H], r f32 […], dy […, H] → dx \
           like x, dw f32 [H]. With `accumulate`, dw is added to.",
     attributes: &[OFFSET, ACCUMULATE],

@@ -6,7 +6,7 @@
 
 use std::f64::consts::PI;
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use tensor::Attrs;
 
 use crate::call::Call;
@@ -14,6 +14,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 /// inv_freq, attention_scaling = the table of one model
 pub struct RopeFrequencies;
@@ -180,8 +181,8 @@ impl Yarn {
 }
 
 impl Op for RopeFrequencies {
-    fn name(&self) -> &'static str {
-        "rope_frequencies"
+    fn id(&self) -> OpId {
+        id::ROPE_FREQUENCIES
     }
 
     fn class(&self) -> Class {

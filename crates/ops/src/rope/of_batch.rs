@@ -4,7 +4,7 @@
 //! Types: `dynamic` (NTK-aware: the base grows with the length) and `longrope` (Ding et al. 2024: one
 //! table up to the original length, another beyond it).
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::Attrs;
 
@@ -14,6 +14,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("of_batch.cu");
 
@@ -113,8 +114,8 @@ fn literals(table: &[f32]) -> String {
 }
 
 impl Op for RopeFrequenciesOfBatch {
-    fn name(&self) -> &'static str {
-        "rope_frequencies_of_batch"
+    fn id(&self) -> OpId {
+        id::ROPE_FREQUENCIES_OF_BATCH
     }
 
     fn class(&self) -> Class {

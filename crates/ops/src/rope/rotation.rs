@@ -1,6 +1,6 @@
 //! The rotation itself, in the half-split form of Hugging Face models.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -11,6 +11,7 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("rope.cu");
@@ -27,8 +28,8 @@ const WIDEST: usize = 4;
 pub struct Rope;
 
 impl Op for Rope {
-    fn name(&self) -> &'static str {
-        "rope"
+    fn id(&self) -> OpId {
+        id::ROPE
     }
 
     fn class(&self) -> Class {
@@ -83,7 +84,7 @@ impl Op for Rope {
         }
         let inverse = call.node.attrs.flag("inverse").expect("checked by the shape rule");
         let inputs = [call.dy(), call.input(1), call.input(2), call.input(3)];
-        let dx = call.wanted(0, "rope", &inputs, Attrs::new().with("inverse", !inverse));
+        let dx = call.wanted(0, id::ROPE, &inputs, Attrs::new().with("inverse", !inverse));
         Gradients::Inputs(vec![dx, None, None, None])
     }
 

@@ -2,7 +2,7 @@
 //! takes them apart. Merged linears see the weights of one group as one matrix through them, and
 //! work that is done in parts sees its rows or heads.
 
-use graph::ValueType;
+use graph::{OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
@@ -11,6 +11,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const AXIS: Attribute =
     Attribute { name: "axis", kind: "int?", doc: "the axis along which the parts lie; 0 where it is left out" };
@@ -52,8 +53,8 @@ fn parts_along(axis: usize, whole: &TensorRef, sizes: &[usize]) -> Vec<TensorRef
 pub struct Stack;
 
 impl Op for Stack {
-    fn name(&self) -> &'static str {
-        "stack"
+    fn id(&self) -> OpId {
+        id::STACK
     }
 
     fn class(&self) -> Class {
@@ -94,7 +95,7 @@ impl Op for Stack {
         let sizes: Vec<usize> = call.node.inputs.iter().map(|id| call.emit.value(*id).shape[axis]).collect();
         let dy = call.dy();
         let attrs = call.node.attrs.clone().with("sizes", sizes);
-        let parts = call.emit.emit("unstack", &[dy], attrs);
+        let parts = call.emit.emit(id::UNSTACK, &[dy], attrs);
         Gradients::Inputs(parts.into_iter().zip(call.wanted).map(|(part, wanted)| wanted.then_some(part)).collect())
     }
 
@@ -166,8 +167,8 @@ impl Blocks {
 pub struct Unstack;
 
 impl Op for Unstack {
-    fn name(&self) -> &'static str {
-        "unstack"
+    fn id(&self) -> OpId {
+        id::UNSTACK
     }
 
     fn class(&self) -> Class {

@@ -1,6 +1,6 @@
 //! One operation on rows as a row of a table: its shape rule, its form, its gradient rule.
 
-use graph::ValueType;
+use graph::{OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
@@ -14,7 +14,7 @@ use crate::real::Real;
 
 /// An operation on rows. The attribute `accumulate`, where it is declared, adds sums over rows to what is there.
 pub struct Rowwise {
-    pub name: &'static str,
+    pub id: OpId,
     pub doc: &'static str,
     pub attributes: &'static [Attribute],
     pub infer: fn(&[ValueType], &Attrs) -> Result<Vec<ValueType>, String>,
@@ -37,8 +37,8 @@ pub(super) fn reference<T: Real>(form: &Form, call: &mut Call<'_, T>) {
 }
 
 impl Op for Rowwise {
-    fn name(&self) -> &'static str {
-        self.name
+    fn id(&self) -> OpId {
+        self.id
     }
 
     fn class(&self) -> Class {

@@ -7,6 +7,7 @@ use super::join::join;
 use crate::append::Append;
 use crate::gradient::Emit;
 use crate::op::{Example, ExampleInput};
+use crate::registry::id;
 
 /// A chain over tensors […, H], statistics […] and weights [H] as one node; the results that `build` gives stay.
 fn chain(
@@ -64,41 +65,41 @@ pub fn examples() -> Vec<Example> {
         let offset = || none().with("offset", offset);
         // The residual stream's sum, and its norm.
         examples.push(chain(shape, 2, 0, 1, |g, x| {
-            let sum = g.emit("add", &x[..2], none())[0];
-            [vec![sum], g.emit("rmsnorm", &[sum, x[2]], eps())].concat()
+            let sum = g.emit(id::ADD, &x[..2], none())[0];
+            [vec![sum], g.emit(id::RMSNORM, &[sum, x[2]], eps())].concat()
         }));
         // Gradients, and the residual stream's added to them.
         examples.push(chain(shape, 3, 1, 1, |g, x| {
-            let dx = g.emit("rmsnorm_backward", &[x[0], x[4], x[3], x[1]], offset())[0];
-            g.emit("add", &[x[2], dx], none())
+            let dx = g.emit(id::RMSNORM_BACKWARD, &[x[0], x[4], x[3], x[1]], offset())[0];
+            g.emit(id::ADD, &[x[2], dx], none())
         }));
         examples.push(chain(shape, 3, 1, 1, |g, x| {
-            let both = g.emit("rmsnorm_gradients", &[x[0], x[4], x[3], x[1]], offset());
-            [vec![both[1]], g.emit("add", &[both[0], x[2]], none())].concat()
+            let both = g.emit(id::RMSNORM_GRADIENTS, &[x[0], x[4], x[3], x[1]], offset());
+            [vec![both[1]], g.emit(id::ADD, &[both[0], x[2]], none())].concat()
         }));
         // The norm again beside its gradient.
         examples.push(chain(shape, 3, 0, 1, |g, x| {
-            let y = g.emit("rmsnorm", &[x[0], x[3]], eps());
-            let dx = g.emit("rmsnorm_backward", &[x[0], x[3], y[1], x[1]], offset())[0];
-            [y, g.emit("add", &[dx, x[2]], none())].concat()
+            let y = g.emit(id::RMSNORM, &[x[0], x[3]], eps());
+            let dx = g.emit(id::RMSNORM_BACKWARD, &[x[0], x[3], y[1], x[1]], offset())[0];
+            [y, g.emit(id::ADD, &[dx, x[2]], none())].concat()
         }));
     }
     for shape in [&[6, 64][..], &[3, 1000]] {
         examples.push(chain(shape, 2, 0, 2, |g, x| {
-            let sum = g.emit("add", &x[..2], none())[0];
-            [vec![sum], g.emit("layernorm", &[sum, x[2], x[3]], eps())].concat()
+            let sum = g.emit(id::ADD, &x[..2], none())[0];
+            [vec![sum], g.emit(id::LAYERNORM, &[sum, x[2], x[3]], eps())].concat()
         }));
         examples.push(chain(shape, 3, 2, 1, |g, x| {
-            let dx = g.emit("layernorm_backward", &[x[0], x[5], x[3], x[4], x[1]], none())[0];
-            let dw = g.emit("layernorm_weight_gradient", &[x[0], x[3], x[4], x[1]], none())[0];
-            [vec![dw], g.emit("add", &[dx, x[2]], none())].concat()
+            let dx = g.emit(id::LAYERNORM_BACKWARD, &[x[0], x[5], x[3], x[4], x[1]], none())[0];
+            let dw = g.emit(id::LAYERNORM_WEIGHT_GRADIENT, &[x[0], x[3], x[4], x[1]], none())[0];
+            [vec![dw], g.emit(id::ADD, &[dx, x[2]], none())].concat()
         }));
         // Norm of a sum with a norm, scaled.
         examples.push(chain(shape, 2, 0, 2, |g, x| {
-            let inner = g.emit("rmsnorm", &[x[0], x[2]], eps())[0];
-            let sum = g.emit("add", &[x[1], inner], none())[0];
-            let y = g.emit("rmsnorm", &[sum, x[3]], eps())[0];
-            [vec![sum], g.emit("scale", &[y], none().with("factor", 0.3))].concat()
+            let inner = g.emit(id::RMSNORM, &[x[0], x[2]], eps())[0];
+            let sum = g.emit(id::ADD, &[x[1], inner], none())[0];
+            let y = g.emit(id::RMSNORM, &[sum, x[3]], eps())[0];
+            [vec![sum], g.emit(id::SCALE, &[y], none().with("factor", 0.3))].concat()
         }));
     }
     let Example { attrs, .. } = examples[2].clone();

@@ -1,6 +1,6 @@
 //! `rowwise`: several operations on the same rows as one.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
@@ -12,6 +12,7 @@ use crate::elementwise::element_named;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op, Rows};
+use crate::registry::id;
 
 /// Any form.
 pub struct Composed;
@@ -31,8 +32,8 @@ fn shape_of(extent: Extent, x: &ValueType) -> Vec<Dim> {
 }
 
 impl Op for Composed {
-    fn name(&self) -> &'static str {
-        "rowwise"
+    fn id(&self) -> OpId {
+        id::ROWWISE
     }
 
     fn class(&self) -> Class {

@@ -9,14 +9,11 @@ use tensor::{Attrs, DType};
 
 use super::form::{Extent, Form, texts};
 use crate::elementwise::{Binary, Expr, Unary};
-use crate::registry::find;
-
-const ELEMENTWISE: &str = "elementwise";
-const ROWWISE: &str = "rowwise";
+use crate::registry::{get, id};
 
 /// The form of a node, if its operation has one.
 pub fn form_of(node: &Node) -> Option<Form> {
-    find(&node.op)?.form(node.inputs.len(), &node.attrs)
+    get(node.op).form(node.inputs.len(), &node.attrs)
 }
 
 /// Operands of the node that is being made, each once.
@@ -82,7 +79,7 @@ fn storage(graph: &Graph, id: ValueId) -> Option<DType> {
 
 /// The operations that a node was made of: its own, where it is none of several.
 pub fn names(node: &Node) -> Vec<String> {
-    texts(&node.attrs, "of").unwrap_or_else(|_| vec![node.op.clone()])
+    texts(&node.attrs, "of").unwrap_or_else(|_| vec![node.op.name().to_owned()])
 }
 
 /// The node with these results. Operands that nothing reads are dropped, but for the first one of elements: it gives
@@ -107,16 +104,16 @@ fn node(
     let (op, attrs) = match form.is_elementwise() {
         true => {
             let texts: Vec<String> = form.results.iter().map(|(_, e)| simplified(e).to_string()).collect();
-            (ELEMENTWISE, Attrs::new().with("of", names.to_vec()).with("expressions", texts))
+            (id::ELEMENTWISE, Attrs::new().with("of", names.to_vec()).with("expressions", texts))
         }
         false => {
             let mut attrs = Attrs::new().with("of", names.to_vec());
             attrs.0.extend(form.attrs().0);
-            (ROWWISE, attrs)
+            (id::ROWWISE, attrs)
         }
     };
     Node {
-        op: op.to_owned(),
+        op,
         inputs: order.iter().map(|i| operands[*i].0).collect(),
         outputs: results.iter().map(|(id, _)| *id).collect(),
         attrs: attrs.with("dtypes", types),

@@ -1,7 +1,7 @@
 //! Views along the last axis: `split` divides a tensor into column ranges, `concat` joins tensors side by side. Used
 //! for merged projections (q|k|v, gate|up).
 
-use graph::{Dim, ValueType};
+use graph::{Dim, OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::view::check_float;
 
 /// The columns of `whole` cut at `sizes`.
@@ -38,8 +39,8 @@ fn with_last(x: &ValueType, columns: usize) -> ValueType {
 pub struct Split;
 
 impl Op for Split {
-    fn name(&self) -> &'static str {
-        "split"
+    fn id(&self) -> OpId {
+        id::SPLIT
     }
 
     fn class(&self) -> Class {
@@ -74,10 +75,10 @@ impl Op for Split {
             let part = call.output(index);
             parts.push(match gradient {
                 Some(id) => *id,
-                None => call.one("fill", &[part], Attrs::new().with("value", 0.0)),
+                None => call.one(id::FILL, &[part], Attrs::new().with("value", 0.0)),
             });
         }
-        Gradients::Inputs(vec![Some(call.one("concat", &parts, Attrs::new()))])
+        Gradients::Inputs(vec![Some(call.one(id::CONCAT, &parts, Attrs::new()))])
     }
 
     fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {
@@ -115,8 +116,8 @@ fn split<T: Real>(call: &mut Call<'_, T>) {
 pub struct Concat;
 
 impl Op for Concat {
-    fn name(&self) -> &'static str {
-        "concat"
+    fn id(&self) -> OpId {
+        id::CONCAT
     }
 
     fn class(&self) -> Class {
@@ -144,7 +145,7 @@ impl Op for Concat {
         };
         let sizes: Vec<usize> = (0..call.node.inputs.len()).map(|index| columns(call, index)).collect();
         let dy = call.dy();
-        let parts = call.emit.emit("split", &[dy], Attrs::new().with("sizes", sizes));
+        let parts = call.emit.emit(id::SPLIT, &[dy], Attrs::new().with("sizes", sizes));
         Gradients::Inputs(parts.into_iter().zip(call.wanted).map(|(part, wanted)| wanted.then_some(part)).collect())
     }
 

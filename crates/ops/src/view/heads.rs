@@ -1,6 +1,6 @@
 //! Views between a row of H·D columns and H heads of D columns.
 
-use graph::{Dim, ValueType};
+use graph::{Dim, OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
 
@@ -9,6 +9,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::view::check_float;
 
 /// […, H·D] as […, H, D]: exact for every layout.
@@ -39,8 +40,8 @@ fn together(heads: &TensorRef) -> Option<TensorRef> {
 pub struct SplitHeads;
 
 impl Op for SplitHeads {
-    fn name(&self) -> &'static str {
-        "split_heads"
+    fn id(&self) -> OpId {
+        id::SPLIT_HEADS
     }
 
     fn class(&self) -> Class {
@@ -71,7 +72,7 @@ impl Op for SplitHeads {
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let dy = call.dy();
-        Gradients::Inputs(vec![call.wanted(0, "merge_heads", &[dy], Attrs::new())])
+        Gradients::Inputs(vec![call.wanted(0, id::MERGE_HEADS, &[dy], Attrs::new())])
     }
 
     fn alias(&self, inputs: &[TensorRef], attrs: &Attrs) -> Vec<TensorRef> {
@@ -99,8 +100,8 @@ impl Op for SplitHeads {
 pub struct MergeHeads;
 
 impl Op for MergeHeads {
-    fn name(&self) -> &'static str {
-        "merge_heads"
+    fn id(&self) -> OpId {
+        id::MERGE_HEADS
     }
 
     fn class(&self) -> Class {
@@ -124,7 +125,7 @@ impl Op for MergeHeads {
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let head_dim = *call.emit.value(call.input(0)).shape.last().expect("checked by the shape rule");
         let dy = call.dy();
-        Gradients::Inputs(vec![call.wanted(0, "split_heads", &[dy], Attrs::new().with("head_dim", head_dim))])
+        Gradients::Inputs(vec![call.wanted(0, id::SPLIT_HEADS, &[dy], Attrs::new().with("head_dim", head_dim))])
     }
 
     /// Nothing when the heads of a token are not behind one another.

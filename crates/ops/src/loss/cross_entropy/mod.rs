@@ -4,7 +4,7 @@
 mod cpu;
 mod with_gradient;
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::Attrs;
 pub use with_gradient::CrossEntropyWithGradient;
@@ -13,6 +13,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
 use crate::op::{Class, Example, ExampleInput, Op, Rows};
+use crate::registry::id;
 
 /// The target of a token that is not trained.
 const IGNORED: i32 = -100;
@@ -90,8 +91,8 @@ fn row_values(low: f64, high: f64) -> ExampleInput {
 pub struct CrossEntropy;
 
 impl Op for CrossEntropy {
-    fn name(&self) -> &'static str {
-        "cross_entropy"
+    fn id(&self) -> OpId {
+        id::CROSS_ENTROPY
     }
 
     fn class(&self) -> Class {
@@ -111,7 +112,7 @@ impl Op for CrossEntropy {
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let (logits, targets, lse, dy) = (call.input(0), call.input(1), call.output(1), call.dy());
-        let d_logits = call.wanted(0, "cross_entropy_backward", &[logits, targets, lse, dy], Attrs::new());
+        let d_logits = call.wanted(0, id::CROSS_ENTROPY_BACKWARD, &[logits, targets, lse, dy], Attrs::new());
         Gradients::Inputs(vec![d_logits, None])
     }
 
@@ -139,8 +140,8 @@ impl Op for CrossEntropy {
 pub struct CrossEntropyBackward;
 
 impl Op for CrossEntropyBackward {
-    fn name(&self) -> &'static str {
-        "cross_entropy_backward"
+    fn id(&self) -> OpId {
+        id::CROSS_ENTROPY_BACKWARD
     }
 
     fn class(&self) -> Class {

@@ -1,7 +1,7 @@
 //! Cross entropy and its gradient at once, as training wants them: the gradient of the sum of losses is known
 //! before the sum is. Where a kernel holds a row of logits in shared memory, it is read once.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
@@ -12,6 +12,7 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
 use crate::op::{Class, Example, Op, Rows};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("with_gradient.cu");
 
@@ -130,8 +131,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for CrossEntropyWithGradient {
-    fn name(&self) -> &'static str {
-        "cross_entropy_with_gradient"
+    fn id(&self) -> OpId {
+        id::CROSS_ENTROPY_WITH_GRADIENT
     }
 
     fn class(&self) -> Class {

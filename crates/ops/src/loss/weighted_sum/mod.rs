@@ -1,7 +1,7 @@
 //! The sum of weighted token losses and the sum of the weights. The mean is their quotient over all
 //! micro-steps, so the division happens once, in the update. Differentiation starts here.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::Arg;
 use tensor::Attrs;
 
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("weighted_sum.cu");
 const HEADERS: &[(&str, &str)] =
@@ -34,8 +35,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for WeightedSum {
-    fn name(&self) -> &'static str {
-        "weighted_sum"
+    fn id(&self) -> OpId {
+        id::WEIGHTED_SUM
     }
 
     fn class(&self) -> Class {

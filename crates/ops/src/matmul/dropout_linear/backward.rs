@@ -1,6 +1,6 @@
 //! The backward pass of `dropout_linear`, with x read and its mask generated only once.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -12,6 +12,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::add_scaled;
 
 /// Steps that are in flight or in use at once in one warp.
@@ -149,8 +150,8 @@ fn tiles(call: &LowerCall<'_>, of: &Extents<'_>, dice: &Dice) -> Option<Tiles> {
 }
 
 impl Op for DropoutLinearBackward {
-    fn name(&self) -> &'static str {
-        "dropout_linear_backward"
+    fn id(&self) -> OpId {
+        id::DROPOUT_LINEAR_BACKWARD
     }
 
     fn class(&self) -> Class {

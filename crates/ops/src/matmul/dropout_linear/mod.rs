@@ -3,7 +3,7 @@
 
 mod backward;
 
-use graph::ValueType;
+use graph::{OpId, ValueType};
 use program::{Arg, Cost, Machine, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
@@ -15,6 +15,7 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for, is_roomy};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::dot;
 
 pub use backward::DropoutLinearBackward;
@@ -92,8 +93,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 pub struct DropoutLinear;
 
 impl Op for DropoutLinear {
-    fn name(&self) -> &'static str {
-        "dropout_linear"
+    fn id(&self) -> OpId {
+        id::DROPOUT_LINEAR
     }
 
     fn class(&self) -> Class {
@@ -125,10 +126,10 @@ impl Op for DropoutLinear {
         let (x, step, a, dt) = (call.input(0), call.input(1), call.input(2), call.dy());
         let attrs = call.node.attrs.clone();
         let dx = call.wanted[0].then(|| {
-            let product = call.one("matmul", &[dt, a], Attrs::new());
-            call.one("dropout", &[product, step], attrs.clone())
+            let product = call.one(id::MATMUL, &[dt, a], Attrs::new());
+            call.one(id::DROPOUT, &[product, step], attrs.clone())
         });
-        Gradients::Inputs(vec![dx, None, call.wanted(2, "dropout_linear_backward", &[dt, x, step], attrs)])
+        Gradients::Inputs(vec![dx, None, call.wanted(2, id::DROPOUT_LINEAR_BACKWARD, &[dt, x, step], attrs)])
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {

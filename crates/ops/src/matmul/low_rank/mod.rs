@@ -1,7 +1,7 @@
 //! What the adapters of one linear get back, from one reading of dy: for each slice of its columns
 //! dt = scale·dy·b and db = scale·dyᵀ·t. As products of their own these are small ones that read dy twice.
 
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
@@ -12,6 +12,7 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for, device_type, is
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::{add_scaled, dot};
 
 const TYPES: (&str, &str) = ("types.cuh", include_str!("../../cuda/types.cuh"));
@@ -275,8 +276,8 @@ fn backward<T: Real>(call: &mut Call<'_, T>) {
 pub struct LowRankBackward;
 
 impl Op for LowRankBackward {
-    fn name(&self) -> &'static str {
-        "low_rank_backward"
+    fn id(&self) -> OpId {
+        id::LOW_RANK_BACKWARD
     }
 
     fn class(&self) -> Class {

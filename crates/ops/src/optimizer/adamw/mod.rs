@@ -1,7 +1,7 @@
 //! AdamW with f32 states (Loshchilov & Hutter 2019), by PyTorch's formula: decoupled decay before
 //! the step, √v corrected before epsilon is added.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -12,6 +12,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("adamw.cu");
@@ -66,8 +67,8 @@ impl<'a, T: Real> Loop<(&'a Rule<T>, &'a mut [T], &'a mut [T], &'a mut [T], &'a 
 }
 
 impl Op for AdamW {
-    fn name(&self) -> &'static str {
-        "adamw"
+    fn id(&self) -> OpId {
+        id::ADAMW
     }
 
     fn class(&self) -> Class {

@@ -4,7 +4,7 @@
 
 mod cpu;
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
@@ -13,6 +13,7 @@ use super::rule;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("adamw_8bit.cu");
 const HEADERS: &[(&str, &str)] = &[
@@ -34,8 +35,8 @@ pub const BLOCK: usize = 256;
 pub struct AdamW8bit;
 
 impl Op for AdamW8bit {
-    fn name(&self) -> &'static str {
-        "adamw_8bit"
+    fn id(&self) -> OpId {
+        id::ADAMW_8BIT
     }
 
     fn class(&self) -> Class {

@@ -1,7 +1,7 @@
 //! The dynamic code book of 8-bit optimizer states (Dettmers et al. 2022): seven decades, each with
 //! twice the values of the one below, evenly spaced inside a decade; and 0 and 1.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use tensor::Attrs;
 
 use crate::call::Call;
@@ -9,6 +9,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 /// Decades of the book.
 const DECADES: i32 = 7;
@@ -53,8 +54,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for DynamicMap {
-    fn name(&self) -> &'static str {
-        "dynamic_map"
+    fn id(&self) -> OpId {
+        id::DYNAMIC_MAP
     }
 
     fn class(&self) -> Class {

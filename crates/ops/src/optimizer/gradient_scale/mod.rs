@@ -1,7 +1,7 @@
 //! The factor applied to gradients in the update: clip coefficient ÷ weight sum. Gradients are accumulated as sums, so
 //! the division of the mean happens here and nowhere else. A non-finite norm suppresses the update.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::Arg;
 use tensor::Attrs;
 
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("gradient_scale.cu");
 
@@ -30,8 +31,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for GradientScale {
-    fn name(&self) -> &'static str {
-        "gradient_scale"
+    fn id(&self) -> OpId {
+        id::GRADIENT_SCALE
     }
 
     fn class(&self) -> Class {

@@ -1,6 +1,6 @@
 //! Momentum of a flat tensor: a running mean of its gradients, kept in f32.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::{Loop, vectorised};
 
 const SOURCE: &str = include_str!("momentum.cu");
@@ -52,8 +53,8 @@ impl<'a, T: Real> Loop<([T; 3], &'a mut [T], &'a [T])> for Move {
 }
 
 impl Op for Momentum {
-    fn name(&self) -> &'static str {
-        "momentum"
+    fn id(&self) -> OpId {
+        id::MOMENTUM
     }
 
     fn class(&self) -> Class {

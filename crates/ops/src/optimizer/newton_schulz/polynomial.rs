@@ -1,6 +1,6 @@
 //! The polynomial of one round of Newton-Schulz, from a matrix and its square.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -11,6 +11,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("polynomial.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../../cuda/types.cuh"))];
@@ -37,8 +38,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for NewtonSchulzPolynomial {
-    fn name(&self) -> &'static str {
-        "newton_schulz_polynomial"
+    fn id(&self) -> OpId {
+        id::NEWTON_SCHULZ_POLYNOMIAL
     }
 
     fn class(&self) -> Class {

@@ -1,6 +1,6 @@
 //! Each matrix of a batch divided by its Frobenius norm.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -12,6 +12,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("unit.cu");
 const HEADERS: &[(&str, &str)] =
@@ -45,8 +46,8 @@ fn blocks_for(x: &TensorRef) -> usize {
 }
 
 impl Op for UnitMatrices {
-    fn name(&self) -> &'static str {
-        "unit_matrices"
+    fn id(&self) -> OpId {
+        id::UNIT_MATRICES
     }
 
     fn class(&self) -> Class {

@@ -3,7 +3,7 @@
 
 mod cpu;
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
@@ -11,6 +11,7 @@ use super::newton_schulz::matrices;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::registry::id;
 use crate::seed::seed_of;
 
 const SOURCE: &str = include_str!("normuon.cu");
@@ -29,8 +30,8 @@ const ELEMENTS: usize = 4;
 pub struct NorMuon;
 
 impl Op for NorMuon {
-    fn name(&self) -> &'static str {
-        "normuon"
+    fn id(&self) -> OpId {
+        id::NORMUON
     }
 
     fn class(&self) -> Class {

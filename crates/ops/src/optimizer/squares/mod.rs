@@ -4,7 +4,7 @@
 
 mod total;
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, HostTensor};
@@ -14,6 +14,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 use crate::vector::{Loop, sum_of, vectorised};
 
 pub use total::TotalSquares;
@@ -108,8 +109,8 @@ fn spec(entry: &'static str, threads: usize, count: usize, grid: usize, args: Ve
 }
 
 impl Op for BlockSquares {
-    fn name(&self) -> &'static str {
-        "block_squares"
+    fn id(&self) -> OpId {
+        id::BLOCK_SQUARES
     }
 
     fn class(&self) -> Class {

@@ -1,6 +1,6 @@
 //! The sum of the blocks' sums of squares.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::Attrs;
 
@@ -10,6 +10,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Class, Example, ExampleInput, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 /// One block of threads: a few loads of each, in flight together.
 const THREADS: usize = 1024;
@@ -24,8 +25,8 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
 }
 
 impl Op for TotalSquares {
-    fn name(&self) -> &'static str {
-        "total_squares"
+    fn id(&self) -> OpId {
+        id::TOTAL_SQUARES
     }
 
     fn class(&self) -> Class {

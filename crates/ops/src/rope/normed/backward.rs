@@ -1,6 +1,6 @@
 //! The way back through rotation and normalisation of the heads, with the weight gradient or without.
 
-use graph::{Element, ValueType};
+use graph::{Element, OpId, ValueType};
 use program::{Arg, TensorRef};
 use tensor::Attrs;
 
@@ -14,6 +14,7 @@ use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::norm::{RMSNORM_BACKWARD, RMSNORM_GRADIENTS};
 use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
+use crate::registry::id;
 use crate::rope::rotation::Rope;
 use crate::rowwise::sum_partials;
 
@@ -140,8 +141,8 @@ fn examples(accumulate: &[bool]) -> Vec<Example> {
 pub struct RopeRmsNormBackward;
 
 impl Op for RopeRmsNormBackward {
-    fn name(&self) -> &'static str {
-        "rope_rmsnorm_backward"
+    fn id(&self) -> OpId {
+        id::ROPE_RMSNORM_BACKWARD
     }
 
     fn class(&self) -> Class {
@@ -184,7 +185,13 @@ impl Op for RopeRmsNormBackward {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion { first: "rope", first_inputs: 4, second: "rmsnorm_backward", operand: 3, keeps: Keeps::Nothing }]
+        vec![Fusion {
+            first: id::ROPE,
+            first_inputs: 4,
+            second: id::RMSNORM_BACKWARD,
+            operand: 3,
+            keeps: Keeps::Nothing,
+        }]
     }
 }
 
@@ -192,8 +199,8 @@ impl Op for RopeRmsNormBackward {
 pub struct RopeRmsNormGradients;
 
 impl Op for RopeRmsNormGradients {
-    fn name(&self) -> &'static str {
-        "rope_rmsnorm_gradients"
+    fn id(&self) -> OpId {
+        id::ROPE_RMSNORM_GRADIENTS
     }
 
     fn class(&self) -> Class {
@@ -250,6 +257,12 @@ impl Op for RopeRmsNormGradients {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion { first: "rope", first_inputs: 4, second: "rmsnorm_gradients", operand: 3, keeps: Keeps::Nothing }]
+        vec![Fusion {
+            first: id::ROPE,
+            first_inputs: 4,
+            second: id::RMSNORM_GRADIENTS,
+            operand: 3,
+            keeps: Keeps::Nothing,
+        }]
     }
 }

@@ -1,7 +1,7 @@
 //! QK norm and rotation of query and key heads together: they share positions, and one kernel computes sines and
 //! cosines once for both. Each operation here is two calls of a neighboring one.
 
-use graph::ValueType;
+use graph::{OpId, ValueType};
 use program::{Arg, TensorRef};
 use tensor::Attrs;
 
@@ -12,10 +12,11 @@ use crate::evaluate::Evaluate;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op, Pairing};
+use crate::registry::id;
 
 /// Both calls of an operation over heads.
 pub struct Both {
-    name: &'static str,
+    id: OpId,
     doc: &'static str,
     one: &'static dyn Op,
     /// Inputs of `one` that each call has for itself, and those that both share.
@@ -27,7 +28,7 @@ pub struct Both {
 
 /// r, y, r2, y2 = two calls of `rmsnorm_rope`
 pub static RMSNORM_ROPE_BOTH: Both = Both {
-    name: "rmsnorm_rope_both",
+    id: id::RMSNORM_ROPE_BOTH,
     doc: "`rmsnorm_rope` of two tensors of heads at the same positions. x, w, x2, w2, positions, inv_freq, \
           attention_scaling → r, y, r2, y2.",
     one: &RmsNormRope,
@@ -38,7 +39,7 @@ pub static RMSNORM_ROPE_BOTH: Both = Both {
 
 /// dx, dx2 = two calls of `rope_rmsnorm_backward`
 pub static ROPE_RMSNORM_BACKWARD_BOTH: Both = Both {
-    name: "rope_rmsnorm_backward_both",
+    id: id::ROPE_RMSNORM_BACKWARD_BOTH,
     doc: "`rope_rmsnorm_backward` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2, \
           positions, inv_freq, attention_scaling → dx, dx2.",
     one: &RopeRmsNormBackward,
@@ -49,7 +50,7 @@ pub static ROPE_RMSNORM_BACKWARD_BOTH: Both = Both {
 
 /// dx, dw, dx2, dw2 = two calls of `rope_rmsnorm_gradients`
 pub static ROPE_RMSNORM_GRADIENTS_BOTH: Both = Both {
-    name: "rope_rmsnorm_gradients_both",
+    id: id::ROPE_RMSNORM_GRADIENTS_BOTH,
     doc: "`rope_rmsnorm_gradients` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2, \
           positions, inv_freq, attention_scaling → dx, dw, dx2, dw2. With `accumulate`, dw and dw2 are added to.",
     one: &RopeRmsNormGradients,
@@ -124,8 +125,8 @@ fn fewer_heads(input: &ExampleInput) -> ExampleInput {
 }
 
 impl Op for Both {
-    fn name(&self) -> &'static str {
-        self.name
+    fn id(&self) -> OpId {
+        self.id
     }
 
     fn class(&self) -> Class {
@@ -184,7 +185,7 @@ impl Op for Both {
     }
 
     fn pairing(&self) -> Option<Pairing> {
-        Some(Pairing { of: self.one.name(), own: self.own, shared: self.shared })
+        Some(Pairing { of: self.one.id(), own: self.own, shared: self.shared })
     }
 }
 
@@ -205,7 +206,7 @@ mod tests {
                     let outputs = joint.outputs[side * both.results..][..both.results].to_vec();
                     Instance { op: both.one, attrs: joint.attrs.clone(), inputs, outputs }.expected()
                 };
-                assert_eq!(joint.expected(), [one(0), one(1)].concat(), "{} in {dtype}", both.name);
+                assert_eq!(joint.expected(), [one(0), one(1)].concat(), "{} in {dtype}", both.name());
             }
         }
     }

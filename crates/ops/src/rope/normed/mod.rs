@@ -9,7 +9,7 @@ mod both;
 
 pub use backward::{RopeRmsNormBackward, RopeRmsNormGradients};
 pub use both::{RMSNORM_ROPE_BOTH, ROPE_RMSNORM_BACKWARD_BOTH, ROPE_RMSNORM_GRADIENTS_BOTH};
-use graph::{Dim, Element, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
@@ -24,6 +24,7 @@ use crate::layout::row_width;
 use crate::norm::RMSNORM;
 use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
 use crate::real::Real;
+use crate::registry::id;
 
 const SOURCE: &str = include_str!("normed.cu");
 const HEADERS: &[(&str, &str)] =
@@ -216,8 +217,8 @@ fn between<T: Real>(shape: &[usize], storage: DType, make: impl FnOnce(Output<'_
 }
 
 impl Op for RmsNormRope {
-    fn name(&self) -> &'static str {
-        "rmsnorm_rope"
+    fn id(&self) -> OpId {
+        id::RMSNORM_ROPE
     }
 
     fn class(&self) -> Class {
@@ -286,7 +287,7 @@ impl Op for RmsNormRope {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion { first: "rmsnorm", first_inputs: 2, second: "rope", operand: 0, keeps: Keeps::Others }]
+        vec![Fusion { first: id::RMSNORM, first_inputs: 2, second: id::ROPE, operand: 0, keeps: Keeps::Others }]
     }
 }
 

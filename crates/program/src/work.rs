@@ -112,13 +112,14 @@ impl Spread {
         Spread { hidden, keys, pieces: rows * heads * (tokens / PIECE).ceil(), longest }
     }
 
-    /// How many times longer it takes than if all multiprocessors were busy to the end.
-    pub fn tail(&self, machine: &Machine) -> f64 {
+    /// How many times longer it takes than if all multiprocessors were busy to the end. `alone`: what the longest piece
+    /// reaches, of what all of them reach in the mean.
+    pub fn tail(&self, alone: f64, machine: &Machine) -> f64 {
         if machine.arch == Arch::Cpu {
             return 1.0;
         }
         let longest = self.longest * machine.units.max(1) as f64 / self.pieces.max(1.0);
-        (1.0 + TAIL * longest).max(longest)
+        (1.0 + TAIL * longest).max(longest / alone.max(1.0))
     }
 }
 
@@ -298,8 +299,10 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
             let scalar = *by == Realisation::Scalar;
             let rate = share * if scalar && machine.arch == Arch::Cpu { rate } else { machine.bf16_flops };
             let memory = cost.bytes / (reached.bandwidth * machine.bandwidth);
-            let arithmetic =
-                of.tail(machine) * cost.flops / rate / if scalar { 1.0 } else { clock(USUAL_SHARE, machine) };
+            // The longest piece is of a row whose queries see half of its keys in the mean.
+            let long = reached.attention_share(*backward, *by, Hidden::None, *head_dim, of.longest * of.keys / 2.0);
+            let hot = if scalar { 1.0 } else { clock(USUAL_SHARE, machine) };
+            let arithmetic = of.tail(long / share, machine) * cost.flops / (rate * hot);
             let (own, power) = (arithmetic.max(memory), if scalar || memory > arithmetic { 0.0 } else { arithmetic });
             let kernels = if *backward { BACKWARD_LAUNCHES } else { FORWARD_LAUNCHES };
             let cause = if *by == Realisation::Scalar { Cause::ScalarAttention } else { Cause::Attention };
@@ -444,7 +447,7 @@ mod tests {
     #[test]
     fn few_long_pieces_of_attention_leave_the_device_idle_at_the_end() {
         let h200 = Machine::h200();
-        let of = |pieces| Spread { hidden: Hidden::None, keys: 4096.0, pieces, longest: 2.0 }.tail(&h200);
+        let of = |pieces| Spread { hidden: Hidden::None, keys: 4096.0, pieces, longest: 2.0 }.tail(1.0, &h200);
         assert!(of(16.0) > 2.0 * of(64.0) * 0.9 && of(264.0) > 1.3 && of(1e5) < 1.01);
         // One piece takes as long as it takes.
         assert_eq!(of(1.0), 264.0);

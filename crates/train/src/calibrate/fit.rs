@@ -158,7 +158,7 @@ fn point(machine: &Machine, of: &Sample, products: f64) -> Option<AttentionRate>
         Arch::Cpu => machine.f32_flops,
         Arch::Cuda(_) => machine.bf16_flops * clock(products, machine),
     };
-    let share = spread.tail(machine) * cost.flops / own / rate;
+    let share = spread.tail(1.0, machine) * cost.flops / own / rate;
     let (hidden, keys) = (spread.hidden, spread.keys);
     Some(AttentionRate { backward: *backward, by: *by, hidden, head_dim: *head_dim, keys, share })
 }

@@ -117,6 +117,8 @@ pub fn entry_graph(
     passes.run(kind, "dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
     // After dropout, which switches places off; before anything looks at who reads what.
     passes.run(kind, "identities", &mut graph, passes::identities::run)?;
+    // Before adapters add linears of their own, and before merging, which puts alike weights together.
+    passes.run(kind, "packed_linears", &mut graph, |g| passes::packed_linears::run(g, options))?;
     // Before merging: an adapter belongs to one weight by its name.
     passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.

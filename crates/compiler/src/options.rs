@@ -2,6 +2,7 @@
 
 use program::{EntryKind, Variant};
 use tensor::DType;
+use tensor::packed::Quantisation;
 
 use crate::adapter::AdapterOptions;
 
@@ -12,6 +13,8 @@ pub struct CompileOptions {
     pub variants: Vec<Variant>,
     /// How base weights are stored.
     pub weights: DType,
+    /// How the linears of the layers are stored instead, where they are frozen.
+    pub quantised: Option<Quantisation>,
     /// How activations are stored and matrices multiplied.
     pub compute: DType,
     /// `None`: no gradients, and no entry that trains.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tensor::{Attrs, DType, HostTensor, Shape};
+use tensor::{Attrs, DType, HostTensor, Shape, Storage};
 
 use crate::dim::{Axis, Dim, Element, ValueType};
 use crate::model::Init;
@@ -117,7 +117,7 @@ pub struct Parameter {
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
     /// How the weight is stored between steps.
-    pub storage: DType,
+    pub storage: Storage,
     /// (group, position): the parameters of a group are behind one another in the order of their
     /// positions and can be used as one tensor.
     pub merge_group: Option<(u32, u32)>,
@@ -200,7 +200,7 @@ impl Graph {
             table: false,
             trainable: false,
             adapter: false,
-            storage,
+            storage: Storage::Plain(storage),
             merge_group: None,
         });
         id

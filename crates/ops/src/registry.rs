@@ -3,6 +3,7 @@
 use graph::OpId;
 
 use crate::attention;
+use crate::dequantise;
 use crate::dropout;
 use crate::elementwise;
 use crate::embedding;
@@ -86,6 +87,7 @@ operations! {
     LOW_RANK_BACKWARD = "low_rank_backward": matmul::LowRankBackward,
     DROPOUT_LINEAR = "dropout_linear": matmul::DropoutLinear,
     DROPOUT_LINEAR_BACKWARD = "dropout_linear_backward": matmul::DropoutLinearBackward,
+    DEQUANTISE = "dequantise": dequantise::Dequantise,
     EMBEDDING = "embedding": embedding::Embedding,
     EMBEDDING_BACKWARD = "embedding_backward": embedding::EmbeddingBackward,
     ROPE_FREQUENCIES = "rope_frequencies": rope::RopeFrequencies,

@@ -39,7 +39,7 @@ pub use layout::Layout;
 pub use machine::{Arch, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
 pub use order::check_order;
-pub use parameter::{Initializer, OptimizerState, ParameterSlot};
+pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};
 pub use reached::{AttentionRate, Hidden, Products, Reached, Realisation};
 pub use unite::unite;

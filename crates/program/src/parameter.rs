@@ -1,5 +1,8 @@
 //! The flat parameter table: weight decay, checkpoints, export and sharding are loops over it.
 
+use tensor::storage::Packing;
+use tensor::{DType, Shape};
+
 use crate::memory::TensorRef;
 
 /// What the optimizer keeps of one parameter from step to step.
@@ -26,12 +29,24 @@ impl OptimizerState {
     }
 }
 
+/// A weight that is kept in codes; products read its values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackedWeight {
+    pub packing: Packing,
+    /// As the file has it.
+    pub shape: Shape,
+    /// The type of the values.
+    pub dtype: DType,
+}
+
 /// One parameter: where it comes from and where everything that belongs to it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSlot {
     /// Name of the tensor in the Hugging Face or PEFT file.
     pub name: String,
+    /// As it is stored: of a packed weight all its planes, as bytes.
     pub weight: TensorRef,
+    pub packed: Option<PackedWeight>,
     pub init: Initializer,
     pub adapter: bool,
     /// The matrix of a linear layer, kept as [inputs, outputs].
@@ -44,6 +59,23 @@ pub struct ParameterSlot {
     pub state: Option<OptimizerState>,
     /// f32 copy that the optimizer updates, when one is kept.
     pub master: Option<TensorRef>,
+}
+
+impl ParameterSlot {
+    /// The shape of the tensor in its file.
+    pub fn shape(&self) -> &Shape {
+        self.packed.as_ref().map_or(&self.weight.shape, |packed| &packed.shape)
+    }
+
+    /// The type of its values.
+    pub fn dtype(&self) -> DType {
+        self.packed.as_ref().map_or(self.weight.dtype, |packed| packed.dtype)
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape().iter().product()
+    }
 }
 
 /// How a weight starts when no file provides it.

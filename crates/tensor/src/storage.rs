@@ -1,6 +1,9 @@
 //! How the elements of a tensor are in memory: plainly, each by itself, or packed, as codes with a scale for each block
 //! of them. The bytes of a tensor are asked of here. Does not know how numbers become codes.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::dtype::DType;
 use crate::small::Small;
 
@@ -45,9 +48,12 @@ pub enum Scales {
     /// An E4M3 each, and one f32 for the tensor.
     E4M3,
     /// A byte each that stands for a value of a code book, times an f32 for so many of them, plus one f32 for the
-    /// tensor.
+    /// tensor. That one is before the 256 values of the book.
     Mapped(usize),
 }
+
+/// Values of a code book of scales.
+pub const BOOK: usize = 256;
 
 /// A packed form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +90,78 @@ pub const fn nf4(block: usize) -> Packing {
 /// NF4 whose scales are quantised again, in blocks of 256.
 pub const fn nf4_nested(block: usize) -> Packing {
     Packing { scales: Scales::Mapped(256), ..nf4(block) }
+}
+
+impl fmt::Display for Packing {
+    /// `nf4 flat:64 mapped:256`: code, block, scales.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = CODES.iter().find(|(_, code)| *code == self.code).map(|(name, _)| *name);
+        f.write_str(name.expect("every code has a name"))?;
+        match self.block {
+            Block::Tensor => f.write_str(" tensor"),
+            Block::Flat(n) => write!(f, " flat:{n}"),
+            Block::Row(n) => write!(f, " row:{n}"),
+            Block::Tile(r, c) => write!(f, " tile:{r}x{c}"),
+        }?;
+        match self.scales {
+            Scales::Single => f.write_str(" f32"),
+            Scales::E8M0 => f.write_str(" e8m0"),
+            Scales::E4M3 => f.write_str(" e4m3"),
+            Scales::Mapped(n) => write!(f, " mapped:{n}"),
+        }
+    }
+}
+
+/// Names of the codes.
+const CODES: [(&str, Code); 4] = [
+    ("nf4", Code::Nf4),
+    ("e2m1", Code::Small(Small::E2M1)),
+    ("e4m3", Code::Small(Small::E4M3)),
+    ("e5m2", Code::Small(Small::E5M2)),
+];
+
+/// A text that names no packed form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownPacking(pub String);
+
+impl fmt::Display for UnknownPacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` names no packed form, such as `nf4 flat:64 mapped:256`", self.0)
+    }
+}
+
+impl std::error::Error for UnknownPacking {}
+
+impl FromStr for Packing {
+    type Err = UnknownPacking;
+
+    /// What [`Packing`]'s text is.
+    fn from_str(text: &str) -> Result<Packing, UnknownPacking> {
+        let number = |text: &str| text.parse::<usize>().ok().filter(|n| *n > 0);
+        let read = || -> Option<Packing> {
+            let [code, block, scales] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
+            let code = CODES.iter().find(|(name, _)| *name == code)?.1;
+            let block = match block.split_once(':') {
+                None if block == "tensor" => Block::Tensor,
+                Some(("flat", n)) => Block::Flat(number(n)?),
+                Some(("row", n)) => Block::Row(number(n)?),
+                Some(("tile", of)) => {
+                    let (rows, columns) = of.split_once('x')?;
+                    Block::Tile(number(rows)?, number(columns)?)
+                }
+                _ => return None,
+            };
+            let scales = match (scales, scales.split_once(':')) {
+                ("f32", _) => Scales::Single,
+                ("e8m0", _) => Scales::E8M0,
+                ("e4m3", _) => Scales::E4M3,
+                (_, Some(("mapped", n))) => Scales::Mapped(number(n)?),
+                _ => return None,
+            };
+            Some(Packing { code, block, scales })
+        };
+        read().ok_or_else(|| UnknownPacking(text.to_owned()))
+    }
 }
 
 /// The memory of one kind of a packed tensor's numbers, behind one another.
@@ -129,7 +207,7 @@ impl Packing {
             Scales::Single => (4, 0, 0),
             Scales::E8M0 => (1, 0, 0),
             Scales::E4M3 => (1, 0, 4),
-            Scales::Mapped(n) => (1, 4 * blocks.div_ceil(n), 4),
+            Scales::Mapped(n) => (1, 4 * blocks.div_ceil(n), 4 * (1 + BOOK)),
         };
         let mut end = 0usize;
         let mut plane = |bytes: usize| {
@@ -139,6 +217,13 @@ impl Packing {
         };
         let codes = plane((elements * self.code.bits() as usize).div_ceil(8));
         Planes { codes, scales: plane(each * blocks), outer: plane(outer), tensor: plane(tensor) }
+    }
+
+    /// Bytes of a tensor of this shape, all planes.
+    pub fn bytes(&self, shape: &[usize]) -> usize {
+        let planes = self.planes(shape);
+        let end = |plane: Plane| if plane.bytes == 0 { 0 } else { plane.offset + plane.bytes };
+        [planes.codes, planes.scales, planes.outer, planes.tensor].map(end).into_iter().max().unwrap_or(0)
     }
 }
 
@@ -154,11 +239,7 @@ impl Storage {
     pub fn bytes(&self, shape: &[usize]) -> usize {
         match self {
             Storage::Plain(dtype) => shape.iter().product::<usize>() * dtype.size(),
-            Storage::Packed(packing) => {
-                let planes = packing.planes(shape);
-                let end = |plane: Plane| if plane.bytes == 0 { 0 } else { plane.offset + plane.bytes };
-                [planes.codes, planes.scales, planes.outer, planes.tensor].map(end).into_iter().max().unwrap_or(0)
-            }
+            Storage::Packed(packing) => packing.bytes(shape),
         }
     }
 }
@@ -181,7 +262,15 @@ mod tests {
         assert_eq!(bytes(nf4(64), &[7, 33]), 256 + 4 * 4);
         assert_eq!(nf4(64).planes(&[7, 33]).codes.bytes, 116);
         let nested = nf4_nested(64).planes(&[1024, 64]);
-        assert_eq!([nested.scales.bytes, nested.outer.bytes, nested.tensor.bytes], [1024, 16, 4]);
+        assert_eq!([nested.scales.bytes, nested.outer.bytes, nested.tensor.bytes], [1024, 16, 4 + 1024]);
+        let text = nf4_nested(64).to_string();
+        assert_eq!(text, "nf4 flat:64 mapped:256");
+        for packing in [fp8(Small::E5M2), fp8_tiles(128), NVFP4, NVFP4_TILES, MXFP4, nf4(512), nf4_nested(64)] {
+            assert_eq!(packing.to_string().parse(), Ok(packing));
+        }
+        for wrong in ["", "nf4", "nf4 flat:0 f32", "nf4 flat:64 f16", "nf4 flat:64 f32 ", "int8 tensor f32"] {
+            assert!(wrong.parse::<Packing>().is_err(), "{wrong}");
+        }
         assert_eq!(Storage::Plain(DType::BF16).bytes(&[3, 5]), 30);
         assert_eq!(bytes(nf4(64), &[0, 33]), 0);
     }

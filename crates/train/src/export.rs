@@ -118,7 +118,7 @@ impl Trainer {
             true => live.compare_model(&source, dtype, folder)?,
             false => live.compare_adapter(folder)?,
         }
-        let bytes: usize = WeightSet::Base.of(&program).map(|slot| slot.weight.bytes()).sum();
+        let bytes: usize = WeightSet::Base.of(&program).map(|slot| slot.elements() * slot.dtype().size()).sum();
         if bytes <= LOADED_AGAIN { self.check_logits(folder, is_model) } else { Ok(()) }
     }
 
@@ -229,7 +229,7 @@ pub(crate) fn write_tensors(path: &Path, tensors: &[(String, HostTensor)]) -> Re
 }
 
 fn info(slot: &ParameterSlot) -> TensorInfo {
-    TensorInfo { name: slot.name.clone(), dtype: slot.weight.dtype, shape: slot.weight.shape.clone() }
+    TensorInfo { name: slot.name.clone(), dtype: slot.dtype(), shape: slot.shape().clone() }
 }
 
 /// A row of tokens spread over the vocabulary.

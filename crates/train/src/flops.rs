@@ -3,7 +3,7 @@
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 
-use program::{ArenaKind, Entry, EntryKind, Instruction, Program, TensorRef};
+use program::{ArenaKind, Entry, EntryKind, Instruction, ParameterSlot, Program, TensorRef};
 
 use crate::source::ModelSource;
 
@@ -51,7 +51,9 @@ fn multiplied(program: &Program, entry: &Entry) -> usize {
         spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
     }
     spans.sort_unstable();
-    let (mut elements, mut end) = (0, 0);
+    // Products read the values of packed weights, which lie elsewhere.
+    let packed = program.layout.parameters.iter().filter(|slot| slot.packed.is_some());
+    let (mut elements, mut end) = (packed.map(ParameterSlot::elements).sum(), 0);
     for (from, to, size) in spans {
         elements += to.saturating_sub(from.max(end)) / size;
         end = end.max(to);

@@ -60,6 +60,7 @@ impl Model {
         let options = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
+            quantised: None,
             compute: dtype,
             training: None,
             adapter: adapter_options,

@@ -217,7 +217,7 @@ fn target_modules(program: &Program) -> Vec<String> {
     let mut short: Vec<String> = adapted.iter().map(|module| last(module)).collect();
     short.sort_unstable();
     short.dedup();
-    let matrices = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.weight.shape.len() == 2);
+    let matrices = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.shape().len() == 2);
     let selected = matrices.filter_map(|slot| slot.name.strip_suffix(".weight")).filter(|m| short.contains(&last(m)));
     if selected.count() == adapted.len() {
         return short;

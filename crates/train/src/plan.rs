@@ -60,6 +60,7 @@ impl Plan {
         let compile = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
+            quantised: None,
             compute: dtype,
             training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,

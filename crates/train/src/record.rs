@@ -2,7 +2,7 @@
 
 use jiff::Zoned;
 use options::Table;
-use program::{Arch, Program};
+use program::{Arch, ParameterSlot, Program};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Offload, Reason, Reasons};
@@ -38,7 +38,7 @@ pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
     let model_digest = trainer.model_digest()?.clone();
     let count = |trained: bool| -> usize {
         let slots = program.layout.parameters.iter().filter(|slot| !trained || slot.trainable);
-        slots.map(|slot| slot.weight.len()).sum()
+        slots.map(ParameterSlot::elements).sum()
     };
     let memory: Vec<Value> = program
         .memory

@@ -220,7 +220,7 @@ impl Trainer {
     fn ceiling(&self) -> Option<f64> {
         let machine = &self.device.machine;
         let slot = self.engine.as_ref()?.program().layout.parameters.first()?;
-        let of_f32 = slot.weight.dtype == DType::F32;
+        let of_f32 = slot.dtype() == DType::F32;
         (machine.arch != Arch::Cpu).then_some(if of_f32 { machine.f32_flops } else { machine.bf16_flops })
     }
 

@@ -326,6 +326,7 @@ mod tests {
         ParameterSlot {
             name: name.into(),
             weight: TensorRef::dense(ArenaId(0), 0, DType::F32, [50, 41]),
+            packed: None,
             init,
             adapter: false,
             transposed: false,

@@ -307,6 +307,13 @@ def dropout_linear_backward(*inputs: Tensor | Parameter, p: float | each[float],
     stream: keeps the masks of different places apart; likewise
     accumulate: add to da instead of overwriting it"""
 
+def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: list[int] | each[list[int]]) -> Any:
+    """The values of a tensor that is kept as codes and scales: a code's value times its block's scale, in f32.
+    packed u8 [bytes] → `shape`.
+
+    packing: code, block and scales, such as `nf4 flat:64 mapped:256`
+    shape: of the tensor"""
+
 def embedding(*inputs: Tensor | Parameter, padding_idx: int | each[int] | None = None) -> Any:
     """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused
     before the batch reaches the engine; on a GPU its row would be NaN.

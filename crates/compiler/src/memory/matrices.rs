@@ -99,6 +99,7 @@ mod tests {
         ParameterSlot {
             name: String::new(),
             weight: at(0, offset, &shape),
+            packed: None,
             init: Initializer::Constant(0.0),
             adapter: false,
             transposed: false,

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use graph::{Graph, Init, Parameter};
 use ops::optimizer::{block_count, blocks_of};
-use program::{ArenaId, Initializer, OptimizerState, ParameterSlot, TensorRef};
-use tensor::{DType, HostTensor};
+use program::{ArenaId, Initializer, OptimizerState, PackedWeight, ParameterSlot, TensorRef};
+use tensor::{DType, HostTensor, Storage};
 
 use super::matrices::{self, Matrices};
 use super::{ALIGNMENT_ELEMENTS, SCALAR_BYTES, align, arena};
@@ -156,7 +156,7 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
     let order = arena_order(graph, options);
     for index in &order {
         let parameter = &graph.parameters[*index];
-        let slot = cursor.slot(parameter);
+        let slot = cursor.slot(parameter, options.compute);
         if parameter.trainable {
             extend_runs(&mut runs, &slot, treatment(parameter, options));
         }
@@ -219,19 +219,28 @@ struct Cursor {
 }
 
 impl Cursor {
-    fn slot(&mut self, parameter: &Parameter) -> ParameterSlot {
+    /// `compute`: the type in which products read packed weights.
+    fn slot(&mut self, parameter: &Parameter, compute: DType) -> ParameterSlot {
         let elements = align(parameter.shape.iter().product(), ALIGNMENT_ELEMENTS);
         let (arena_id, end) = match parameter.adapter {
             true => (arena::ADAPTERS, &mut self.adapters),
             false => (arena::WEIGHTS, &mut self.weights),
         };
-        let weight = take(end, arena_id, parameter.storage, elements, &parameter.shape);
+        let (weight, packed) = match parameter.storage {
+            Storage::Plain(dtype) => (take(end, arena_id, dtype, elements, &parameter.shape), None),
+            Storage::Packed(packing) => {
+                assert!(!parameter.trainable, "packed weights are frozen");
+                let (shape, bytes) = (parameter.shape.clone(), packing.bytes(&parameter.shape));
+                (take(end, arena_id, DType::U8, bytes, &[bytes]), Some(PackedWeight { packing, shape, dtype: compute }))
+            }
+        };
         let gradient = parameter
             .trainable
             .then(|| take(&mut self.gradients, arena::GRADIENTS, DType::F32, elements, &parameter.shape));
         ParameterSlot {
             name: parameter.name.clone(),
             weight,
+            packed,
             init: initializer(parameter.init),
             adapter: parameter.adapter,
             transposed: parameter.transposed,

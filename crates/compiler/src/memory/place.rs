@@ -224,7 +224,10 @@ pub(crate) fn dtype_of(graph: &Graph, id: ValueId) -> DType {
     match graph.value(id).element {
         graph::Element::Fixed(dtype) => dtype,
         graph::Element::Float => match graph.value(id).origin {
-            Origin::Parameter(p) => graph.parameter(p).storage,
+            Origin::Parameter(p) => match graph.parameter(p).storage {
+                tensor::Storage::Plain(dtype) => dtype,
+                tensor::Storage::Packed(_) => DType::U8,
+            },
             _ => panic!("the recipe left the type of `{}` open", graph.value(id).name),
         },
     }

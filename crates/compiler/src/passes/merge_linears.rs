@@ -94,7 +94,7 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
 struct Key {
     input: ValueId,
     layer: Option<Layer>,
-    storage: tensor::DType,
+    storage: tensor::Storage,
     trainable: bool,
     adapter: bool,
     /// Factor of the adapters that ride on the linears: a product has one. None where nothing rides.

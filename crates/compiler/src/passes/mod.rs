@@ -12,5 +12,6 @@ pub mod fuse;
 pub mod identities;
 pub mod low_rank;
 pub mod merge_linears;
+pub mod packed_linears;
 pub mod results;
 pub mod without_adapters;

@@ -8,6 +8,7 @@
 //! ([`Decision::rewrites`]) that are verified as every pass is.
 
 mod attention;
+mod dequantise;
 mod head;
 mod memory;
 mod parts;
@@ -118,8 +119,9 @@ impl Decision {
     }
 
     /// The rewrites that carry it out, in their order. The head first: its parts read whole gradients only. Attention
-    /// behind recomputation, which knows its backward pass as one node.
-    fn rewrites<'a>(&'a self, head: Option<&'a Head>) -> [(&'static str, Rewrite<'a>); 4] {
+    /// behind recomputation, which knows its backward pass as one node. Values of packed weights last: what reads them,
+    /// and when, is known then.
+    fn rewrites<'a>(&'a self, head: Option<&'a Head>) -> [(&'static str, Rewrite<'a>); 5] {
         [
             (
                 "split_head",
@@ -135,6 +137,7 @@ impl Decision {
             ),
             ("recompute", Box::new(|g| recompute::recompute(g, &self.recomputed))),
             ("split_attention", Box::new(|g| attention::split_attention(g, self.attention_parts))),
+            ("dequantise", Box::new(dequantise::dequantise)),
         ]
     }
 

@@ -5,14 +5,18 @@ use std::collections::HashMap;
 
 use graph::{Element, Graph, Node, Origin, ValueId};
 use ops::{Append, Class, Emit, id};
-use tensor::{Attrs, DType};
+use tensor::{Attrs, DType, Storage};
 
 use crate::CompileError;
 
 pub fn run(graph: &mut Graph, compute: DType) -> Result<(), CompileError> {
     for index in 0..graph.values.len() {
         let storage = match graph.values[index].origin {
-            Origin::Parameter(id) => graph.parameter(id).storage,
+            Origin::Parameter(id) => match graph.parameter(id).storage {
+                Storage::Plain(storage) => storage,
+                // What products read of it.
+                Storage::Packed(_) => compute,
+            },
             Origin::Input | Origin::Node | Origin::Constant => compute,
         };
         let value = &mut graph.values[index];

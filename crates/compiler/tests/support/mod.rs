@@ -29,6 +29,7 @@ pub fn options() -> CompileOptions {
     CompileOptions {
         variants: vec![VARIANT],
         weights: DType::F32,
+        quantised: None,
         compute: DType::F32,
         training: Some(Training {
             optimizer: Some(OptimizerOptions {

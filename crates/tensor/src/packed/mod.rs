@@ -4,10 +4,14 @@
 mod fp8;
 mod nf4;
 mod nvfp4;
+mod quantisation;
+mod stored;
 
 pub use fp8::{scaled, tiles};
 pub use nf4::{NF4, nested, normal};
 pub use nvfp4::{Target, nvfp4};
+pub use quantisation::Quantisation;
+pub use stored::Stored;
 
 use crate::small::{Small, e8m0_value};
 use crate::storage::{Block, Code, Packing, Scales};

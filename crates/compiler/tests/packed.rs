@@ -1,0 +1,139 @@
+//! Frozen weights in codes: a program over them has the bits of one over the values that the codes stand for, whatever
+//! else the plan decides, and its arenas have the bytes of the codes.
+
+mod support;
+
+use std::sync::Arc;
+
+use compiler::{CompileOptions, EntryOptions, PlanOptions, RecomputeOptions, compile};
+use ops::optimizer::dynamic_map;
+use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
+use support::{TASK, adapter, contents, model, options, read, run};
+use tensor::packed::{Packed, Quantisation, Target, nested, normal, nvfp4, tiles};
+use tensor::storage::NVFP4;
+use tensor::{DType, HostTensor};
+
+const FORMS: [Quantisation; 5] = [
+    Quantisation::Nf4 { block: 64, nested: true },
+    Quantisation::Nf4 { block: 512, nested: false },
+    Quantisation::Fp8 { extent: 64 },
+    Quantisation::Fp4 { target: Target::FourOrSix },
+    Quantisation::Fp4 { target: Target::Six },
+];
+
+fn quantised(form: Quantisation, x: &[f32], shape: &[usize]) -> Packed {
+    match form {
+        Quantisation::Nf4 { block, nested: false } => normal(x, shape, block),
+        Quantisation::Nf4 { block, nested: true } => nested(x, shape, block, &dynamic_map(true)),
+        Quantisation::Fp8 { extent } => tiles(x, shape, extent),
+        Quantisation::Fp4 { target } => nvfp4(NVFP4, x, shape, target),
+    }
+}
+
+fn drawn(name: &str, elements: usize) -> Vec<f32> {
+    let mut graph = graph::Graph::default();
+    let id = graph.add_parameter(name, vec![elements], graph::Init::Ones, DType::F32);
+    contents::<f32>(&graph)[&graph.parameter(id).value].real().to_vec()
+}
+
+/// A program on the CPU. What `form` packs holds its codes where the program keeps codes, else their values.
+fn loaded(program: &Program, packed: &Program, form: Quantisation) -> Box<dyn Session> {
+    let program = Arc::new(program.clone());
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    for slot in &program.layout.parameters {
+        let x = drawn(&slot.name, slot.elements());
+        let is_packed = packed.layout.parameter(&slot.name).unwrap().packed.is_some();
+        let of = is_packed.then(|| quantised(form, &x, slot.shape()));
+        let bytes = match (&of, &slot.packed) {
+            (Some(of), Some(_)) => of.to_bytes(),
+            (Some(of), None) => HostTensor::from_f32(slot.shape().clone(), &of.values()).cast(slot.dtype()).bytes,
+            (None, _) => HostTensor::from_f32(slot.shape().clone(), &x).cast(slot.dtype()).bytes,
+        };
+        session.write(&slot.weight, &bytes).unwrap();
+    }
+    session
+}
+
+/// Loss, gradients and logits after two micro-steps and an evaluation.
+fn results(session: &mut dyn Session) -> Vec<Vec<u8>> {
+    let program = session.program().clone();
+    let mut results = Vec::new();
+    for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate] {
+        let entry = program.entries.iter().position(|entry| entry.kind == kind).unwrap();
+        run(session, entry);
+        results.push(read(session, program.scalar("loss_sum").unwrap()));
+        let gradients = program.layout.parameters.iter().filter_map(|slot| slot.gradient.as_ref());
+        results.extend(gradients.map(|at| read(session, at)));
+    }
+    results
+}
+
+fn lora(compute: DType, recompute: Option<bool>) -> CompileOptions {
+    let recompute = RecomputeOptions { block: recompute, ..Default::default() };
+    CompileOptions {
+        adapter: Some(adapter()),
+        weights: compute,
+        compute,
+        plan: PlanOptions { recompute, ..Default::default() },
+        entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
+        ..options()
+    }
+}
+
+fn count(program: &Program, kind: EntryKind, phase: fn(&str) -> bool) -> usize {
+    let entry = &program.entries[program.entry(kind, program.entries[0].variant).unwrap()];
+    let makes = |step: &&program::Step| matches!(&step.instruction, Instruction::Launch(l) if l.op == "dequantise");
+    entry.steps.iter().filter(makes).filter(|step| phase(step.provenance.phase)).count()
+}
+
+#[test]
+fn bits_are_those_of_the_values_that_the_codes_stand_for() {
+    let machines = [Machine::cpu(1 << 30, 2), Machine::h200()];
+    for (form, compute) in FORMS.into_iter().flat_map(|form| [(form, DType::F32), (form, DType::BF16)]) {
+        for (machine, recompute) in machines.iter().flat_map(|m| [(m, Some(false)), (m, Some(true)), (m, None)]) {
+            let plain = compile(&model(), &lora(compute, recompute), machine).unwrap();
+            let options = CompileOptions { quantised: Some(form), ..lora(compute, recompute) };
+            let packed = compile(&model(), &options, machine).unwrap();
+            let mut sessions = [&plain, &packed].map(|program| loaded(program, &packed, form));
+            let [wanted, found] = sessions.each_mut().map(|session| results(session.as_mut()));
+            assert!(wanted == found, "{form:?} {compute} {} recompute {recompute:?}", machine.name);
+            assert!(wanted.iter().all(|bytes| bytes.iter().any(|byte| *byte != 0)), "nothing was computed");
+        }
+    }
+}
+
+#[test]
+fn values_are_made_once_in_each_direction_and_codes_are_all_that_is_kept() {
+    let form = FORMS[0];
+    for recompute in [false, true] {
+        let plain = compile(&model(), &lora(DType::BF16, Some(recompute)), &Machine::h200()).unwrap();
+        let options = CompileOptions { quantised: Some(form), ..lora(DType::BF16, Some(recompute)) };
+        let packed = compile(&model(), &options, &Machine::h200()).unwrap();
+        // Two layers of three linears, two of which are one product.
+        assert_eq!(count(&packed, EntryKind::FirstMicroStep, |phase| phase == "forward"), 6);
+        assert_eq!(count(&packed, EntryKind::Evaluate, |_| true), 6);
+        let again = count(&packed, EntryKind::FirstMicroStep, |phase| phase != "forward");
+        // No gradient reaches the input of the first layer's first product, unless its outputs are computed again.
+        assert_eq!(again, if recompute { 6 } else { 4 });
+        let products = |program: &Program| {
+            let steps = program.entries[0].steps.iter();
+            steps.filter(|step| matches!(step.instruction, Instruction::Gemm(_))).count()
+        };
+        assert_eq!(products(&packed), products(&plain), "products merge as those of plain weights");
+        let bytes = |program: &Program| -> usize {
+            program.layout.parameters.iter().filter(|slot| !slot.adapter).map(|slot| slot.weight.bytes()).sum()
+        };
+        let slots = packed.layout.parameters.iter().filter(|slot| slot.packed.is_some());
+        let (codes, values) = slots.fold((0, 0), |(codes, values), slot| {
+            (codes + form.packing().bytes(slot.shape()), values + 2 * slot.elements())
+        });
+        assert_eq!(bytes(&packed), bytes(&plain) - values + codes);
+    }
+}
+
+#[test]
+fn what_is_trained_is_not_packed() {
+    let options = CompileOptions { quantised: Some(FORMS[0]), ..options() };
+    let error = compile(&model(), &options, &Machine::cpu(1 << 30, 2)).unwrap_err();
+    assert!(error.to_string().contains("quantised weights are frozen"), "{error}");
+}

@@ -1,0 +1,32 @@
+//! The ways of packing weights that an engine offers, as values: which packed form they lead to. Does not quantise.
+
+use super::Target;
+use crate::storage::{NVFP4, Packing, fp8_tiles, nf4, nf4_nested};
+
+/// How the elements of a weight become codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantisation {
+    /// NF4 in flat blocks; `nested`: their scales are quantised too.
+    Nf4 { block: usize, nested: bool },
+    /// E4M3 in square tiles.
+    Fp8 { extent: usize },
+    /// NVFP4 in blocks of rows.
+    Fp4 { target: Target },
+}
+
+impl Quantisation {
+    pub const fn packing(self) -> Packing {
+        match self {
+            Quantisation::Nf4 { block, nested: false } => nf4(block),
+            Quantisation::Nf4 { block, nested: true } => nf4_nested(block),
+            Quantisation::Fp8 { extent } => fp8_tiles(extent),
+            Quantisation::Fp4 { .. } => NVFP4,
+        }
+    }
+
+    /// Whether weights of this shape take the form: NVFP4 needs whole blocks in each row.
+    pub fn fits(self, shape: &[usize]) -> bool {
+        let columns = shape.last().copied().unwrap_or(0);
+        shape.len() == 2 && (!matches!(self, Quantisation::Fp4 { .. }) || columns.is_multiple_of(16))
+    }
+}

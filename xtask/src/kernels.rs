@@ -1,5 +1,5 @@
-//! `cargo xtask kernels [ARCHITECTURE…]`: compiles every kernel of every operation's examples, in f32 and bf16, with
-//! NVRTC for every supported architecture. Needs no GPU.
+//! `cargo xtask kernels [ARCHITECTURE…]`: compiles every kernel of every operation's examples, in f32, bf16 and f16,
+//! with NVRTC for every supported architecture. Needs no GPU.
 //!
 //! Without NVRTC it says so and skips. It knows no kernel by name. The CUDA backend's own kernels are compiled by that
 //! crate's tests.
@@ -100,10 +100,8 @@ fn jobs_of(architecture: &str) -> Vec<(Unit, &str)> {
     units.map(|unit| (unit, architecture)).collect()
 }
 
-/// The element types that stand for the activation type. Attention has kernels for f16 of its own.
-fn dtypes(op: &dyn Op) -> &'static [DType] {
-    if op.class() == Class::Attention { &[DType::F32, DType::BF16, DType::F16] } else { &[DType::F32, DType::BF16] }
-}
+/// The element types that stand for the activation type.
+const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// Kernels of attention take long to compile: an example in one type goes to one architecture of so many, in turn. No
 /// multiple of the types, so that every architecture sees each of them.
@@ -121,7 +119,7 @@ fn units_of(op: &'static dyn Op, machine: &Machine) -> Vec<Unit> {
     }
     let mut units = Vec::new();
     let examples = op.examples();
-    for (index, (example, dtype)) in examples.iter().flat_map(|e| dtypes(op).iter().map(move |d| (e, d))).enumerate() {
+    for (index, (example, dtype)) in examples.iter().flat_map(|e| DTYPES.iter().map(move |d| (e, d))).enumerate() {
         if is_skipped(op, index, machine) {
             continue;
         }

@@ -128,6 +128,8 @@ pub fn entry_graph(
     passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
     if kind == EntryKind::FirstMicroStep {
         passes.run(kind, "autodiff", &mut graph, differentiate)?;
+        // Right behind: what starts the backward pass still stands alone.
+        passes.run(kind, "loss_scale", &mut graph, |g| passes::loss_scale::run(g, options))?;
     }
     // Constants first: what they replace may leave others dead or equal.
     passes.run(kind, "fold_constants", &mut graph, passes::fold_constants::run)?;

@@ -40,7 +40,8 @@ pub(crate) fn program(
         }
     }
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
-        entries.push(update::entry(parameters, optimizer, options.seed, &homes, &mut lowering));
+        let scales_loss = options.scales_loss();
+        entries.push(update::entry(parameters, optimizer, scales_loss, options.seed, &homes, &mut lowering));
     }
     for entry in &entries {
         if let Err(race) = check_order(entry) {
@@ -112,7 +113,7 @@ fn assemble(
         name: name.to_owned(),
         machine: lowering.machine.clone(),
         arenas,
-        layout: Layout { parameters: parameters.slots.clone(), extra: Vec::new() },
+        layout: Layout { parameters: parameters.slots.clone(), extra: extra_state(options) },
         constants: lowering.constants,
         scalars: SCALARS.iter().map(|(name, _)| ((*name).to_owned(), scalar_ref(name))).collect(),
         kernels: lowering.kernels,
@@ -123,6 +124,12 @@ fn assemble(
         plan,
         seed: options.seed,
     }
+}
+
+/// What is kept from step to step besides parameters.
+fn extra_state(options: &CompileOptions) -> Vec<(String, TensorRef)> {
+    let of_loss_scale = [scalar::LOSS_SCALE, scalar::LOSS_SCALE_COUNT].map(|name| (name.to_owned(), scalar_ref(name)));
+    if options.scales_loss() { of_loss_scale.to_vec() } else { Vec::new() }
 }
 
 /// The nodes whose results are added to what is there, instead of overwriting it.
@@ -206,12 +213,14 @@ fn entry(
     let end = graph.nodes.len();
     transfers.end(end, &graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default(), &mut streams);
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
+    // State is no part of a batch: the update writes it.
+    let batch = graph.inputs.iter().filter(|id| graph.value(**id).name != scalar::LOSS_SCALE);
     Entry {
         kind,
         name: graph.entry.clone(),
         variant: Some(variant),
         steps: streams.steps,
-        inputs: graph.inputs.iter().map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),
+        inputs: batch.map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
     }
 }

@@ -6,6 +6,9 @@ use tensor::packed::Quantisation;
 
 use crate::adapter::AdapterOptions;
 
+/// Steps in a row with finite gradients after which the loss scale is doubled.
+pub(crate) const LOSS_SCALE_INTERVAL: u64 = 2000;
+
 /// Everything that decides a program besides the model and the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileOptions {
@@ -105,6 +108,14 @@ pub struct RecomputeOptions {
 pub struct Training {
     /// `None`: gradients are computed and kept, nothing is updated.
     pub optimizer: Option<OptimizerOptions>,
+}
+
+impl CompileOptions {
+    /// Whether micro-steps multiply their loss, so that small gradients do not vanish in f16: where an update follows,
+    /// which divides by it again.
+    pub(crate) fn scales_loss(&self) -> bool {
+        self.compute == DType::F16 && self.training.as_ref().is_some_and(|training| training.optimizer.is_some())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

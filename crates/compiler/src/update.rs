@@ -10,13 +10,14 @@ use tensor::{Attrs, DType, HostTensor};
 
 use crate::lowering::Lowering;
 use crate::memory::{ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
-use crate::options::OptimizerOptions;
+use crate::options::{LOSS_SCALE_INTERVAL, OptimizerOptions};
 use crate::residency::{Homes, Streams, Transfers};
 use slices::{Slices, Work};
 
 pub(crate) fn entry(
     parameters: &ParameterPlan,
     optimizer: &OptimizerOptions,
+    scales_loss: bool,
     seed: u64,
     homes: &Homes,
     lowering: &mut Lowering<'_>,
@@ -28,7 +29,10 @@ pub(crate) fn entry(
     let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
     let from = provenance("update");
     transfers.before(0, &from, &mut streams);
-    norm(&mut streams.steps, lowering, taken, parameters, optimizer, homes);
+    norm(&mut streams.steps, lowering, taken, parameters, optimizer, scales_loss, homes);
+    if scales_loss {
+        next_loss_scale(&mut streams.steps, lowering, taken);
+    }
     let mut orthogonal = matrices::Orthogonal::new(&slices.batches, taken, optimizer, seed);
     for (position, slice) in (1..).zip(&slices.all) {
         transfers.before(position, &from, &mut streams);
@@ -81,6 +85,7 @@ fn norm(
     taken: usize,
     parameters: &ParameterPlan,
     optimizer: &OptimizerOptions,
+    scales_loss: bool,
     homes: &Homes,
 ) {
     let bytes = parameters.gradients_bytes;
@@ -92,15 +97,23 @@ fn norm(
     }
     let total = scalar_ref(SUM_SQUARES);
     push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![sums], vec![total.clone()]);
+    let divisors = [scalar::WEIGHT_SUM].into_iter().chain(scales_loss.then_some(scalar::LOSS_SCALE));
     push_behind(
         steps,
         lowering,
         taken,
         id::GRADIENT_SCALE,
         Attrs::new().with("max_norm", optimizer.max_grad_norm),
-        vec![total, scalar_ref(scalar::WEIGHT_SUM)],
+        std::iter::once(total).chain(divisors.map(scalar_ref)).collect(),
         [scalar::GRADIENT_NORM, scalar::GRADIENT_SCALE, scalar::UPDATE_APPLIED].map(scalar_ref).to_vec(),
     );
+}
+
+/// What the next step multiplies its loss with.
+fn next_loss_scale(steps: &mut Vec<Step>, lowering: &mut Lowering<'_>, taken: usize) {
+    let attrs = Attrs::new().with("growth_interval", LOSS_SCALE_INTERVAL);
+    let outputs = [scalar::LOSS_SCALE, scalar::LOSS_SCALE_COUNT, scalar::LOSS_SCALE_USED].map(scalar_ref).to_vec();
+    push_behind(steps, lowering, taken, id::NEXT_LOSS_SCALE, attrs, vec![scalar_ref(scalar::UPDATE_APPLIED)], outputs);
 }
 
 /// Weights from their f32 copies.

@@ -45,7 +45,7 @@ fn cases() -> Vec<(&'static str, CompileOptions)> {
     let mut cases = Vec::new();
     for name in ["llama", "qwen3"] {
         for adapter in [None, Some(adapter()), Some(dropout.clone())] {
-            for compute in [DType::F32, DType::BF16] {
+            for compute in [DType::F32, DType::BF16, DType::F16] {
                 let options = options();
                 let entries = vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)];
                 cases.push((

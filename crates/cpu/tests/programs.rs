@@ -298,7 +298,7 @@ fn long_sums_and_every_transposition() {
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     for (m, n, k) in [(333, 70, 120), (70, 333, 120)] {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             let run = |threads: usize| {
                 let (parts, instruction) = parts(dtype, dtype, m, n, k);
                 let bits: Vec<u32> =

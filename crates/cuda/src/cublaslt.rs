@@ -16,7 +16,7 @@ use tensor::DType;
 /// One matrix operand: how it is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// f32 or bf16.
+    /// f32, bf16 or f16.
     pub dtype: DType,
     /// Elements from one stored row to the next.
     pub row_stride: usize,
@@ -313,9 +313,10 @@ fn data_type(dtype: DType) -> Result<u32> {
     match dtype {
         DType::F32 => Ok(sys::R_32F),
         DType::BF16 => Ok(sys::R_16BF),
+        DType::F16 => Ok(sys::R_16F),
         other => Err(Error::Unsupported {
             what: format!("a product with {other}"),
-            reason: "products are of f32 and bf16".into(),
+            reason: "products are of f32, bf16 and f16".into(),
             context: String::new(),
         }),
     }

@@ -54,7 +54,7 @@ fn examples_run_in_both_precisions() {
     for op in ops::all() {
         assert!(!op.examples().is_empty(), "{} has no examples", op.name());
         for example in op.examples() {
-            for dtype in [DType::F32, DType::BF16] {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
                 let instance = instantiate(&example, *op, dtype, 5);
                 let expected = instance.expected();
                 assert_eq!(expected.len(), instance.outputs.len());

@@ -69,8 +69,9 @@ fn fused_pairs_keep_their_bits() {
     let mut checked = 0;
     for op in ops::all() {
         for rule in op.fusions() {
-            for (dtype, example) in
-                [DType::F32, DType::BF16].iter().flat_map(|d| op.examples().into_iter().map(move |e| (*d, e)))
+            for (dtype, example) in [DType::F32, DType::BF16, DType::F16]
+                .iter()
+                .flat_map(|d| op.examples().into_iter().map(move |e| (*d, e)))
             {
                 let instance = instantiate(&example, *op, dtype, 23);
                 let (found, wanted) = (instance.expected(), run_pair(&rule, &instance, dtype));
@@ -245,7 +246,7 @@ fn composed_rows_keep_their_bits() {
 /// A sum that is there already is read, and what was composed behind it has the same bits.
 #[test]
 fn an_intermediate_sum_can_be_left_out() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         let (graph, given) = rows(dtype, 2, |g, x| {
             let sum = g.emit(id::ADD, &x[..2], Attrs::new())[0];
             [vec![sum], norm(g, sum, x[2])].concat()

@@ -23,6 +23,14 @@ pub mod scalar {
     /// i32: running number of the micro-step over the whole run. Part of dropout's counter.
     pub const MICRO_STEP: &str = "micro_step";
 
+    /// f32: what the loss of micro-steps is multiplied with, where gradients are stored in f16. State: an update decides
+    /// that of the next step.
+    pub const LOSS_SCALE: &str = "loss_scale";
+    /// i32: steps in a row, up to the last, that kept the loss scale. State.
+    pub const LOSS_SCALE_COUNT: &str = "loss_scale_count";
+    /// f32: the loss scale of the step whose update ran last.
+    pub const LOSS_SCALE_USED: &str = "loss_scale_used";
+
     /// f32: Σ weight · loss over the micro-steps of this step.
     pub const LOSS_SUM: &str = "loss_sum";
     /// f32: Σ weight over the micro-steps of this step.

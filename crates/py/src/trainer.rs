@@ -162,6 +162,10 @@ fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'
     dict.set_item("tokens_per_second", metrics.tokens_per_second())?;
     dict.set_item("seconds", metrics.seconds)?;
     dict.set_item("applied", metrics.applied)?;
+    if let Some(scale) = metrics.loss_scale {
+        dict.set_item("loss_scale", scale)?;
+        dict.set_item("skipped", !metrics.applied)?;
+    }
     dict.set_item("epoch", metrics.epoch)?;
     dict.set_item("mfu", metrics.mfu)?;
     dict.set_item("memory", metrics.memory)?;

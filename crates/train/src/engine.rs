@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use compiler::{CompileError, CompileOptions};
 use data::Batch;
-use program::{ArenaKind, Choices, Documents, EntryKind, Program, Reading, Session, TensorRef, Variant};
+use program::{ArenaKind, Choices, Documents, EntryKind, Program, Reading, Session, TensorRef, Variant, scalar};
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
@@ -69,6 +69,11 @@ impl Engine {
 
     pub fn options(&self) -> &CompileOptions {
         &self.options
+    }
+
+    /// Whether the loss of a step is scaled: the update keeps the scale.
+    pub fn scales_loss(&self) -> bool {
+        self.program.layout.extra.iter().any(|(name, _)| name == scalar::LOSS_SCALE)
     }
 
     pub fn session(&mut self) -> &mut dyn Session {

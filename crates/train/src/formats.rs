@@ -25,6 +25,7 @@ fn word(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::Float32,
         DType::BF16 => Dtype::BFloat16,
+        DType::F16 => Dtype::Float16,
         other => panic!("nothing is trained in {other}"),
     }
 }
@@ -60,9 +61,25 @@ fn stored(source: &ModelSource) -> Result<DType> {
     first.unwrap_or(Ok(DType::BF16)).map_err(TrainError::model_file)
 }
 
-/// Whether f32 copies of what is trained are kept next to it.
-pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, problems: &mut Vec<Problem>) -> bool {
+/// Whether f32 copies of what is trained are kept next to it. Where f16 is involved they always are: its gradients may
+/// be skipped and its updates would vanish.
+pub fn keeps_master(
+    config: &Config,
+    weights: DType,
+    trained: DType,
+    reasons: &mut Reasons,
+    problems: &mut Vec<Problem>,
+) -> bool {
+    if [weights, trained].contains(&DType::F16) && trained != DType::F32 {
+        return forced_master(config, reasons, problems);
+    }
     let own = word(trained);
+    if config.precision.master_dtype == Setting::Value(Dtype::Float16) {
+        let message = "`master_dtype: float16`: master weights are kept in float32, or not at all".to_owned();
+        let hint = "set `master_dtype: float32`, or remove it".to_owned();
+        problems.push(config.mistake("master_dtype", message, Some(hint)));
+        return false;
+    }
     let keeps = matches!(config.precision.master_dtype, Setting::Value(requested) if dtype_of(requested).size() > trained.size());
     if config.offload.offload_master == Setting::Value(true) && !keeps {
         let message = format!("`offload_master: true`, but parameters trained in {own} have no master copy");
@@ -89,6 +106,33 @@ pub fn keeps_master(config: &Config, trained: DType, reasons: &mut Reasons, prob
         }
         Setting::Value(requested) => dtype_of(requested) != trained,
     }
+}
+
+/// f32 copies that are no choice; another wish is an error.
+fn forced_master(config: &Config, reasons: &mut Reasons, problems: &mut Vec<Problem>) -> bool {
+    match config.precision.master_dtype {
+        Setting::Value(Dtype::Float32) => {}
+        Setting::Auto => {
+            let because = "float16 is trained with master weights in float32";
+            reasons.insert("master_dtype".into(), reason(json!(Dtype::Float32.to_string()), because));
+        }
+        Setting::Value(requested) => {
+            let message = format!("`master_dtype: {requested}`, but float16 is trained with master weights in float32");
+            problems.push(config.mistake("master_dtype", message, Some("remove `master_dtype`".to_owned())));
+        }
+    }
+    true
+}
+
+/// What is to be said of training in f16.
+pub fn note_on_loss_scale(weights: DType, master: bool) -> Option<String> {
+    let masters = if master { "master weights are kept in float32, and " } else { "" };
+    let text = format!(
+        "`torch_dtype: float16`: {masters}the loss is scaled, by {} at first; a step whose gradients are not finite is \
+         skipped and halves the scale",
+        crate::step::LOSS_SCALE as u64
+    );
+    (weights == DType::F16).then_some(text)
 }
 
 /// Gradients of activations are kept in the type of the weights: another one is rejected.

@@ -19,6 +19,8 @@ pub struct StepMetrics {
     pub seconds: f64,
     /// False when the norm was not finite and the weights were left alone.
     pub applied: bool,
+    /// What the loss was multiplied with for the backward pass; none where gradients are not stored in f16.
+    pub loss_scale: Option<f32>,
     /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is not known.
     pub mfu: Option<f64>,
     /// The same against the measured rate of matrix products; none where it was not measured.
@@ -50,7 +52,11 @@ impl StepMetrics {
         let mfu = self.mfu.map(|mfu| format!(" | MFU: {:.1} %", mfu * 100.0)).unwrap_or_default();
         let gib = |bytes: usize| format!(" | {:.2} GiB", bytes as f64 / (1u64 << 30) as f64);
         let memory = self.memory.map(gib).unwrap_or_default();
-        let suppressed = if self.applied { "" } else { " | update suppressed: the gradient is not finite" };
+        let suppressed = match (self.applied, self.loss_scale) {
+            (true, _) => String::new(),
+            (false, None) => " | update suppressed: the gradient is not finite".to_owned(),
+            (false, Some(scale)) => format!(" | update skipped: the gradient overflows at a loss scale of {scale}"),
+        };
         format!(
             "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{mfu}{memory}{suppressed}",
             self.step, self.loss, self.grad_norm, self.seconds
@@ -58,7 +64,7 @@ impl StepMetrics {
     }
 
     pub fn to_json(&self) -> Value {
-        json!({
+        let mut event = json!({
             "event": "step",
             "step": self.step,
             "epoch": self.epoch,
@@ -72,7 +78,12 @@ impl StepMetrics {
             "ceiling": self.ceiling,
             "memory": self.memory,
             "applied": self.applied,
-        })
+        });
+        if let Some(scale) = self.loss_scale {
+            event["loss_scale"] = scale.into();
+            event["skipped"] = (!self.applied).into();
+        }
+        event
     }
 }
 
@@ -118,6 +129,7 @@ mod tests {
             tokens: 523905,
             seconds: 2.34,
             applied: true,
+            loss_scale: None,
             mfu: None,
             ceiling: None,
             memory: None,

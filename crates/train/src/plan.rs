@@ -51,8 +51,9 @@ impl Plan {
         }
         let dtype = formats::weights(config, source, &mut reasons, &mut notes)?;
         let trained = adapter.as_ref().map_or(dtype, |adapter| adapter.dtype);
-        let master = formats::keeps_master(config, trained, &mut reasons, &mut problems);
+        let master = formats::keeps_master(config, dtype, trained, &mut reasons, &mut problems);
         formats::check_gradients(config, dtype, &mut problems);
+        notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));

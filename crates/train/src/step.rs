@@ -15,9 +15,15 @@ use crate::{flops, probe};
 
 /// Suppressed updates in a row after which a run is given up.
 const MAX_SUPPRESSED: u64 = 5;
+/// The same where each of them halves the loss scale, which may be all that is wrong.
+const MAX_SKIPPED: u64 = 50;
+
+/// The loss scale of the first step.
+pub(crate) const LOSS_SCALE: f32 = 65536.0;
 
 /// What a step leaves behind, in this order.
-const RESULTS: [&str; 4] = [scalar::LOSS_SUM, scalar::WEIGHT_SUM, scalar::GRADIENT_NORM, scalar::UPDATE_APPLIED];
+const RESULTS: [&str; 5] =
+    [scalar::LOSS_SUM, scalar::WEIGHT_SUM, scalar::GRADIENT_NORM, scalar::UPDATE_APPLIED, scalar::LOSS_SCALE_USED];
 
 /// What was started and not read yet, and what is known of the step before.
 #[derive(Default)]
@@ -179,8 +185,11 @@ impl Trainer {
         };
         let engine = self.engine.as_mut().expect("a step ran in it");
         let values = engine.finish_scalars(results)?;
-        let [sum, weight, grad_norm, applied] = values[..] else { panic!("as many results as were requested") };
+        let [sum, weight, grad_norm, applied, loss_scale] = values[..] else {
+            panic!("as many results as were requested")
+        };
         let applied = applied != 0.0;
+        let loss_scale = engine.scales_loss().then_some(loss_scale);
         let memory = engine.session().memory_in_use()?.or_else(resident);
         self.progress.updates += u64::from(applied);
         self.progress.suppressed = if applied { 0 } else { self.progress.suppressed + 1 };
@@ -203,6 +212,7 @@ impl Trainer {
             tokens,
             seconds,
             applied,
+            loss_scale,
             mfu,
             ceiling,
             memory,
@@ -231,8 +241,10 @@ impl Trainer {
             return Some(format!("the loss of step {} is {}", metrics.step, metrics.loss));
         }
         let last = metrics.step;
-        let stuck = self.progress.suppressed >= MAX_SUPPRESSED;
-        stuck.then(|| format!("the gradients of {MAX_SUPPRESSED} steps up to {last} are not finite"))
+        let most = if metrics.loss_scale.is_some() { MAX_SKIPPED } else { MAX_SUPPRESSED };
+        let scale = metrics.loss_scale.map(|scale| format!(", the last with a loss scale of {scale:e}"));
+        let stuck = self.progress.suppressed >= most;
+        stuck.then(|| format!("the gradients of {most} steps up to {last} are not finite{}", scale.unwrap_or_default()))
     }
 
     /// An error that says what went wrong in the step that was read last, and where it began, if anything did.

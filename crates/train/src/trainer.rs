@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use compiler::CompileOptions;
 use data::safetensors::Weights;
 use data::{Batch, Position, Stop};
-use program::{Choices, Variant};
+use program::{Choices, Variant, scalar};
 use serde::{Deserialize, Serialize};
 
 use crate::advice::with_advice;
@@ -25,7 +25,7 @@ use crate::recommend::recommended;
 use crate::schedule::LearningRate;
 use crate::source::ModelSource;
 use crate::startup::Startup;
-use crate::step::Flight;
+use crate::step::{Flight, LOSS_SCALE};
 use crate::time::{ClassTime, by_class, time_breakdown};
 use crate::weights::{self, WeightSet};
 use crate::written::Written;
@@ -292,6 +292,9 @@ impl Trainer {
         match adapter.filter(|_| adapted) {
             Some(folder) => load(&mut engine, &self.source, WeightSet::Adapter, folder)?,
             None => weights::draw(engine.session(), &program, WeightSet::Adapter, seed)?,
+        }
+        if engine.scales_loss() {
+            engine.set_f32(scalar::LOSS_SCALE, LOSS_SCALE)?;
         }
         Ok(engine)
     }

@@ -188,7 +188,18 @@ fn what_cannot_be_is_reported() {
             "the gradients of float32 weights are kept in float32",
         ),
         (json!({"gradient_dtype": "e5m2"}), "`gradient_dtype: float8_e5m2` is not available yet"),
-        (json!({"master_dtype": "float16"}), "`master_dtype: float16` is not available yet"),
+        (
+            json!({"master_dtype": "float16"}),
+            "`master_dtype: float16`: master weights are kept in float32, or not at all",
+        ),
+        (
+            json!({"torch_dtype": "float16", "lora": false, "master_dtype": "bf16"}),
+            "`master_dtype: bfloat16`, but float16 is trained with master weights in float32",
+        ),
+        (
+            json!({"torch_dtype": "float16", "gradient_dtype": "bf16"}),
+            "the gradients of float16 weights are kept in float16",
+        ),
         (json!({"grad_accumulation_dtype": "bf16"}), "`grad_accumulation_dtype: bfloat16` is not available yet"),
         (json!({"init_projections_to_zero": true}), "`init_projections_to_zero: true` needs `init: random`"),
     ] {

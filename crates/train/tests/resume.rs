@@ -139,6 +139,9 @@ fn an_adapter_goes_on_with_the_same_bits() {
         json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
         json!({"optimizer": "normuon"}),
         json!({"torch_dtype": "bfloat16", "lora_dtype": "bfloat16"}),
+        // The loss scale is still coming down when the run is ended for the first time.
+        json!({"torch_dtype": "float16", "lora_dropout": 0.1}),
+        json!({"torch_dtype": "float16", "lora_dtype": "float16", "sample_packing": false}),
     ] {
         let options = merged(
             &json!({"datasets": datasets, "max_steps": 7, "eval_steps": 2, "save_steps": 2, "warmup_steps": 3}),
@@ -159,6 +162,9 @@ fn a_model_goes_on_with_the_same_bits() {
         json!({"torch_dtype": "bfloat16", "optimizer": "normuon"}),
         json!({"torch_dtype": "bfloat16", "optimizer": "normuon", "master_dtype": "float32"}),
         json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
+        json!({"torch_dtype": "float16"}),
+        json!({"torch_dtype": "float16", "optimizer": "adamw_8bit", "sample_packing": false}),
+        json!({"torch_dtype": "float16", "optimizer": "normuon", "max_steps": 8}),
     ] {
         let options = merged(&json!({"lora": false, "learning_rate": 1e-3, "max_steps": 5, "eval_steps": 2}), changed);
         assert_resumes(&options, &[2]);

@@ -75,6 +75,10 @@ def cross_entropy_with_gradient(*inputs: Tensor | Parameter) -> Any:
     """`cross_entropy` and `cross_entropy_backward` in one. logits […, V], targets i32 […], d_token_loss f32 […] →
     token_loss f32 […], d_logits like logits. d_logits may take the place of the logits."""
 
+def scaled_weights(*inputs: Tensor | Parameter) -> Any:
+    """weights·loss_scale: what the gradient of a scaled loss begins with. weights f32 […], loss_scale f32 [1] → like
+    weights."""
+
 def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
     """loss_sum = Σ weights·token_loss, weight_sum = Σ weights. token_loss, weights f32 […] → loss_sum, weight_sum
     f32 [1]. With `accumulate`, added to. The gradient of the loss sum is 1: differentiation starts here.
@@ -89,10 +93,18 @@ def total_squares(*inputs: Tensor | Parameter) -> Any:
     """The sum of all. sums f32 [blocks] → total f32 [1]."""
 
 def gradient_scale(*inputs: Tensor | Parameter, max_norm: float | each[float]) -> Any:
-    """norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when
-    max_norm is 0; applied = 1. A norm that is not finite gives scale = applied = 0. All f32 [1].
+    """W = weight_sum, times loss_scale where it is given. norm = √sum_squares/W; scale = min(1, max_norm/(norm +
+    1e-6))/W, without the minimum when max_norm is 0; applied = 1. A norm that is not finite gives scale = applied
+    = 0. sum_squares, weight_sum, loss_scale (optional) → norm, scale, applied, all f32 [1].
 
     max_norm: clip the norm to this; 0 for not at all"""
+
+def next_loss_scale(*inputs: Tensor | Parameter, growth_interval: int | each[int]) -> Any:
+    """Dynamic loss scaling. used = scale; where applied is 0: scale ← scale/2, count ← 0; else count ← count + 1,
+    and at growth_interval scale ← 2·scale, if that is finite, and count ← 0. applied f32 [1] → scale f32 [1],
+    count i32 [1], used f32 [1].
+
+    growth_interval: steps in a row with finite gradients, from 1"""
 
 def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None) -> Any:
     """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w

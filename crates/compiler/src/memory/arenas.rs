@@ -36,6 +36,9 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
     (scalar::GRADIENT_SCALE, DType::F32),
     (scalar::UPDATE_APPLIED, DType::F32),
     (SUM_SQUARES, DType::F32),
+    (scalar::LOSS_SCALE, DType::F32),
+    (scalar::LOSS_SCALE_COUNT, DType::I32),
+    (scalar::LOSS_SCALE_USED, DType::F32),
 ];
 
 /// Bytes from scalar to scalar.

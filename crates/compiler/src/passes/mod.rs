@@ -10,6 +10,7 @@ pub mod expand;
 pub mod fold_constants;
 pub mod fuse;
 pub mod identities;
+pub mod loss_scale;
 pub mod low_rank;
 pub mod merge_linears;
 pub mod packed_linears;

@@ -31,7 +31,7 @@ impl<'a> Memory<'a> {
             fixed_places(graph, parameters, &mut lowering);
         }
         if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
-            update::entry(parameters, optimizer, options.seed, &homes, &mut lowering);
+            update::entry(parameters, optimizer, options.scales_loss(), options.seed, &homes, &mut lowering);
         }
         let on_device = parameters.arenas().into_iter().filter(|(arena, _)| homes.on_device(*arena));
         let of_parameters: usize = on_device.map(|(_, bytes)| bytes).sum();

@@ -8,7 +8,7 @@ use compiler::{AdapterOptions, CompileOptions, EntryOptions, OptimizerKind, Opti
 use graph::{Graph, Model, Origin, ValueId};
 use ops::Real;
 use ops::evaluate::Array;
-use program::{Backend, Documents, EntryKind, Program, Session, TensorRef, Variant};
+use program::{Backend, Documents, EntryKind, Program, Session, TensorRef, Variant, scalar};
 use tensor::philox::{Purpose, normal_pair, word};
 use tensor::{DType, HostTensor};
 
@@ -17,6 +17,8 @@ pub const INNER: usize = 48;
 pub const VOCABULARY: usize = 40;
 /// The task of the small models.
 pub const TASK: &str = "causal_lm";
+/// Loss scale of loaded programs, where they have one.
+pub const LOSS_SCALE: f32 = 64.0;
 pub const VARIANT: Variant = Variant { batch: 2, seq_len: 8, documents: Documents::Rows };
 
 /// Two gated layers between an embedding and a tied head: every kind of rewrite finds something.
@@ -115,6 +117,9 @@ pub fn loaded(program: Program) -> Box<dyn Session> {
         let mut graph = Graph::default();
         let id = graph.add_parameter(&slot.name, vec![slot.weight.len()], graph::Init::Ones, DType::F32);
         write(session.as_mut(), &slot.weight, &graph, graph.parameter(id).value);
+    }
+    if let Some((_, at)) = program.layout.extra.iter().find(|(name, _)| name == scalar::LOSS_SCALE) {
+        session.write(at, &LOSS_SCALE.to_le_bytes()).unwrap();
     }
     session
 }

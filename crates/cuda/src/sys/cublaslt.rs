@@ -13,6 +13,7 @@ pub const SUCCESS: Status = 0;
 /// f32 accumulation; f32 inputs are multiplied as f32 (TF32 is another compute type).
 pub const COMPUTE_32F: u32 = 68;
 pub const R_32F: u32 = 0;
+pub const R_16F: u32 = 2;
 pub const R_16BF: u32 = 14;
 pub const EPILOGUE_BIAS: u32 = 4;
 /// Split-K partial sums meet in the compute type (f32), never in the output type.

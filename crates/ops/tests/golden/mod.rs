@@ -11,7 +11,7 @@ pub struct Golden {
 }
 
 /// The folder of recorded numbers: the full set next to the checkout, or the repository's trimmed one.
-fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/ops lies in the repository");
     let full = root.join("../shared/golden");
     if full.is_dir() { full } else { root.join("tests/golden") }

@@ -4,7 +4,7 @@
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Init, LossScale, Problem, Recipe, RopeScaling,
+    self as config, Config, Dataset, DatasetType, Device, Dtype, Init, LossScale, Problem, Recipe, RopeScaling,
     SystemPromptType,
 };
 use data::AgentForm;
@@ -18,6 +18,7 @@ use crate::conversation::loss_rule;
 pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_recompute(config, reader);
     check_quantisation(config, reader);
+    check_recipe(config, reader);
     check_sharding(config, reader);
     check_adapter(config, reader);
     check_lengths(config, reader);
@@ -113,6 +114,16 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
             let message = format!("`{name}: false` contradicts `zero_level: {}`", sharding.zero_level);
             reader.report(name, message, Some(format!("remove `{name}`, or set `zero_level: {}`", level - 1)));
         }
+    }
+}
+
+/// The scales of recipes and that of the loss would be two answers to one question.
+fn check_recipe(config: &Config, reader: &mut Reader) {
+    let recipe = config.precision.recipe;
+    if config.model.torch_dtype == Setting::Value(Dtype::Float16) && recipe != Recipe::Bf16 {
+        let message = format!("`torch_dtype: float16` cannot be combined with `recipe: {recipe}`");
+        let hint = Some("set `torch_dtype: bfloat16`, or remove `recipe`".to_string());
+        reader.report("torch_dtype", message, hint);
     }
 }
 

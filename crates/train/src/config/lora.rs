@@ -15,7 +15,7 @@ options! {
         /// Dropout probability of the adapters' inputs.
         lora_dropout: f64 = 0.05, min = 0, below = 1;
         /// Element type of the adapters.
-        lora_dtype: Dtype = "float32", pending_words = &["float16"];
+        lora_dtype: Dtype = "float32";
         /// Linear layers that get an adapter: names, patterns, or `all-linear` for all except the LM head.
         lora_target_modules: Vec<String> = ["all-linear"];
         /// Also write the merged model to `merged` in `output_dir`.

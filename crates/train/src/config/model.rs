@@ -19,8 +19,9 @@ options! {
         /// RoPE scaling for longer contexts: the name of a method (together with `max_model_len`), or a mapping as in
         /// the model's configuration, which it replaces.
         rope_scaling: Option<RopeScaling> = null;
-        /// Element type of the weights in training. `auto` uses the model's own.
-        torch_dtype: Setting<Dtype> = auto, pending_words = &["float16"];
+        /// Element type of the weights in training. `auto` uses the model's own, and bfloat16 for a model that was saved in
+        /// float16. With float16, the loss is scaled dynamically and master weights are kept in float32.
+        torch_dtype: Setting<Dtype> = auto;
         /// Source of the initial weights.
         init: Init = "pretrained";
         /// Initialize down and output projections to zero. Needs `init: random`.

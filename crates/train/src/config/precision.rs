@@ -12,8 +12,8 @@ options! {
         gradient_dtype: Option<MatmulDtype> = null, pending_words = &["float8_e4m3", "float8_e5m2"];
         /// Format of the master weights that the optimizer updates; the weights are rounded from them. `auto` is the
         /// weights' own format: there are no separate master weights, and bf16 weights are updated with stochastic
-        /// rounding.
-        master_dtype: Setting<Dtype> = auto, pending_words = &["float16"];
+        /// rounding. With `torch_dtype: float16`, and for adapters in float16, it is always float32.
+        master_dtype: Setting<Dtype> = auto;
         /// Format in which gradients are accumulated over micro-batches.
         grad_accumulation_dtype: Dtype = "float32", pending;
         /// Allow computing rotary angles inside the kernel that applies them. The engine always does this and stores no

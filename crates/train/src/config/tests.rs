@@ -328,13 +328,25 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 3", "`zero_level: 3` is not available yet"),
         ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
-        ("torch_dtype: fp16", "`torch_dtype: float16` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
     ] {
         assert_eq!(reported_messages(&format!("model: m\n{line}\n")), [message]);
     }
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
+}
+
+#[test]
+fn float16_goes_with_no_recipe_of_eight_or_four_bits() {
+    for recipe in ["fp8_hybrid", "nvfp4"] {
+        let found = reported(&format!("model: m\ntorch_dtype: fp16\nrecipe: {recipe}\n"));
+        let message = format!("`torch_dtype: float16` cannot be combined with `recipe: {recipe}`");
+        assert!(
+            found.contains(&format!("2:14 {message} | set `torch_dtype: bfloat16`, or remove `recipe`")),
+            "{found}"
+        );
+    }
+    good("model: m\ntorch_dtype: fp16\nlora_dtype: fp16\nmaster_dtype: fp32\n");
 }
 
 #[test]

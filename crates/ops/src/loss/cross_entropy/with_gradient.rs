@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn it_gives_the_bits_of_both_operations() {
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
             for example in CrossEntropyWithGradient.examples() {
                 let joint = instantiate(&example, &CrossEntropyWithGradient, dtype, 5);
                 let [logits, targets, d] = joint.inputs.clone().try_into().expect("three inputs");

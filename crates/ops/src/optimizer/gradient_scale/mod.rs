@@ -1,5 +1,6 @@
 //! The factor applied to gradients in the update: clip coefficient ÷ weight sum. Gradients are accumulated as sums, so
-//! the division of the mean happens here and nowhere else. A non-finite norm suppresses the update.
+//! the division of the mean happens here and nowhere else, with that by the loss scale. A non-finite norm suppresses the
+//! update.
 
 use graph::{Element, OpId, ValueType};
 use program::Arg;
@@ -14,13 +15,14 @@ use crate::registry::id;
 
 const SOURCE: &str = include_str!("gradient_scale.cu");
 
-/// norm, scale, applied = gradient_scale(sum_squares, weight_sum)
+/// norm, scale, applied = gradient_scale(sum_squares, weight_sum[, loss_scale])
 pub struct GradientScale;
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let max_norm = T::from_f64(call.attrs.float("max_norm").expect("checked by the shape rule"));
-    let (sum, weight) = (call.inputs[0].real()[0], call.inputs[1].real()[0]);
     let one = T::from_f64(1.0);
+    let sum = call.inputs[0].real()[0];
+    let weight = call.inputs[1].real()[0] * call.inputs.get(2).map_or(one, |scale| scale.real()[0]);
     let norm = sum.sqrt() / weight;
     let clipped = if max_norm > T::default() { one.min(max_norm / (norm + T::from_f64(1e-6))) } else { one };
     let (scale, applied) = if norm.is_finite() { (clipped / weight, one) } else { (T::default(), T::default()) };
@@ -40,8 +42,9 @@ impl Op for GradientScale {
     }
 
     fn doc(&self) -> &'static str {
-        "norm = √sum_squares/weight_sum; scale = min(1, max_norm/(norm + 1e-6))/weight_sum, without the minimum when \
-         max_norm is 0; applied = 1. A norm that is not finite gives scale = applied = 0. All f32 [1]."
+        "W = weight_sum, times loss_scale where it is given. norm = √sum_squares/W; scale = min(1, max_norm/(norm + \
+         1e-6))/W, without the minimum when max_norm is 0; applied = 1. A norm that is not finite gives scale = applied \
+         = 0. sum_squares, weight_sum, loss_scale (optional) → norm, scale, applied, all f32 [1]."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -50,8 +53,8 @@ impl Op for GradientScale {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let one = ValueType::new(Element::F32, [1.into()]);
-        if inputs.len() != 2 || inputs.iter().any(|t| *t != one) {
-            return Err("takes sum_squares and weight_sum, both f32[1]".into());
+        if !(2..=3).contains(&inputs.len()) || inputs.iter().any(|t| *t != one) {
+            return Err("takes sum_squares, weight_sum and, where the loss is scaled, loss_scale, all f32[1]".into());
         }
         attrs.float("max_norm").map_err(|e| e.0)?;
         Ok(vec![one; 3])
@@ -63,12 +66,16 @@ impl Op for GradientScale {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let max_norm = call.attrs.float("max_norm").expect("checked by the shape rule");
-        let args = (0..2).map(Arg::Input).chain((0..3).map(Arg::Output)).collect();
+        let inputs = call.inputs.len();
+        let args = (0..inputs).map(Arg::Input).chain((0..3).map(Arg::Output)).collect();
         Lowered::Kernels(vec![KernelSpec {
             entry: "gradient_scale",
             source: SOURCE.to_owned(),
             headers: Vec::new(),
-            defines: vec![("MAX_NORM".to_owned(), format!("{:e}f", max_norm as f32))],
+            defines: vec![
+                ("MAX_NORM".to_owned(), format!("{:e}f", max_norm as f32)),
+                ("SCALED_LOSS".to_owned(), u32::from(inputs == 3).to_string()),
+            ],
             grid: [1, 1, 1],
             block: [1, 1, 1],
             shared_bytes: 0,
@@ -83,12 +90,18 @@ impl Op for GradientScale {
         let example = |sum: f32, weight: f32, max_norm: f64| {
             Example::new(vec![scalar(sum), scalar(weight)], Attrs::new().with("max_norm", max_norm))
         };
+        let scaled = |sum: f32, weight: f32, scale: f32| {
+            let inputs = [sum, weight, scale].map(scalar).to_vec();
+            Example::new(inputs, Attrs::new().with("max_norm", 1.0))
+        };
         vec![
             example(4.0, 16.0, 1.0),
             example(900.0, 2.0, 1.0),
             example(900.0, 2.0, 0.0),
             example(f32::INFINITY, 2.0, 1.0),
             example(1.0, 0.0, 0.0),
+            scaled(3e12, 16.0, 65536.0),
+            scaled(f32::INFINITY, 16.0, 65536.0),
         ]
     }
 }
@@ -113,6 +126,20 @@ mod tests {
         let [norm, scale, applied] = run(900.0, 2.0, 1.5);
         assert_eq!((norm, applied), (15.0, 1.0));
         assert!((scale - 0.05).abs() < 1e-7, "{scale}");
+    }
+
+    #[test]
+    fn the_loss_scale_is_divided_out_to_the_bit() {
+        for (sum, scale) in [(900.0, 65536.0f32), (0.7, 2f32.powi(-20)), (4.0, 1.0)] {
+            let attrs = Attrs::new().with("max_norm", 1.0);
+            let [sum_squares, weight, of_loss] =
+                [sum * scale * scale, 16.0, scale].map(|value: f32| Array::Real(vec![value]));
+            let inputs: [(&[usize], &Array<f32>); 3] = [(&[1], &sum_squares), (&[1], &weight), (&[1], &of_loss)];
+            let mut outputs = vec![(vec![1], Array::Real(vec![9.0])); 3];
+            apply::<f32>(&GradientScale, &attrs, &inputs, &mut outputs);
+            let [norm, factor, applied] = run(sum, 16.0, 1.0);
+            assert_eq!([0, 1, 2].map(|i| outputs[i].1.real()[0]), [norm, factor / scale, applied]);
+        }
     }
 
     #[test]

@@ -199,7 +199,9 @@ mod tests {
     #[test]
     fn they_give_the_bits_of_two_calls() {
         for both in [&RMSNORM_ROPE_BOTH, &ROPE_RMSNORM_BACKWARD_BOTH, &ROPE_RMSNORM_GRADIENTS_BOTH] {
-            for (example, dtype) in both.examples().iter().flat_map(|e| [DType::F32, DType::BF16].map(|d| (e, d))) {
+            for (example, dtype) in
+                both.examples().iter().flat_map(|e| [DType::F32, DType::BF16, DType::F16].map(|d| (e, d)))
+            {
                 let joint = instantiate(example, both, dtype, 11);
                 let one = |side: usize| {
                     let inputs = both.inputs_of(side).into_iter().map(|i| joint.inputs[i].clone()).collect();

@@ -61,7 +61,7 @@ pub struct Merged {
 }
 
 /// Writes a model with an adapter in PEFT's form added to its weights. Every weight keeps its type. One tensor is in
-/// memory at a time. The folder appears whole; asked to stop, there is nothing.
+/// memory at a time. The folder appears whole; asked to stop, there is nothing. What a killed merge left is removed first.
 ///
 /// Errors: an adapter of a variant that is not computed, one whose matrices do not fit the model's weights, and
 /// anything that stands at `output` already.
@@ -87,6 +87,7 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Res
     let done =
         Merged { adapted: targets.len(), tensors: tensors.len(), bytes: tensors.iter().map(TensorInfo::bytes).sum() };
     let mut written = Written::by("merge");
+    Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     write_weights(staged.path(), tensors, |tensor| {
         go_on(stop)?;

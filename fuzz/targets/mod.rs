@@ -41,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     target("tokenizer_config", model_files::tokenizer_config, model_files::tokenizer_config_seeds),
     target("model_config", model_files::config, model_files::config_seeds),
     target("safetensors", model_files::safetensors, model_files::safetensors_seeds),
+    target("quantised", model_files::quantised, model_files::quantised_seeds),
     target("shards", model_files::shards, model_files::shards_seeds),
     target("adapter", model_files::adapter, model_files::adapter_seeds),
     target("gguf", model_files::gguf, model_files::gguf_seeds),

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use data::Tokenizer;
 use data::gguf::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
+use data::quantised::Scheme;
 use data::safetensors::Weights;
 use serde_json::{Value, json};
 use train::config::{Config, Task};
@@ -125,7 +126,10 @@ pub fn config_seeds() -> Vec<Vec<u8>> {
 
 /// Every tensor of a folder or file of weights. True if there are any.
 fn read_all(path: PathBuf) -> bool {
-    let Ok(weights) = Weights::open(&path) else { return false };
+    Weights::open(&path).is_ok_and(|weights| read_tensors(&weights))
+}
+
+fn read_tensors(weights: &Weights) -> bool {
     let views = weights.names().into_iter().filter_map(|name| weights.get(name).ok()).collect::<Vec<_>>();
     for view in &views {
         let bytes = view.bytes().expect("what the header says lies in the file");
@@ -150,6 +154,110 @@ pub fn safetensors_seeds() -> Vec<Vec<u8>> {
     vec![
         safetensors_file(&header, 26),
         safetensors_file(&json!({"x": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}), 8),
+    ]
+}
+
+/// Forms of quantised weights, one for each first byte.
+const SCHEMES: [Scheme; 8] = [
+    Scheme::BitsAndBytes,
+    Scheme::Fp8 { block: Some([2, 3]) },
+    Scheme::Fp8 { block: None },
+    Scheme::CompressedFp8 { block: None },
+    Scheme::CompressedNvfp4,
+    Scheme::ModelOptFp8,
+    Scheme::ModelOptNvfp4,
+    Scheme::Mxfp4,
+];
+
+/// A form by a byte, then a `.safetensors` file with weights of it.
+pub fn quantised(bytes: &[u8]) -> bool {
+    let Some((form, bytes)) = bytes.split_first() else { return false };
+    let path = written("quantised", "model.safetensors", bytes);
+    let scheme = SCHEMES[usize::from(*form) % SCHEMES.len()];
+    Weights::open(&path).and_then(|weights| weights.dequantised(scheme)).is_ok_and(|weights| read_tensors(&weights))
+}
+
+pub fn quantised_seeds() -> Vec<Vec<u8>> {
+    /// Tensors by name, type, shape and bytes.
+    type Tensors = Vec<(&'static str, &'static str, Vec<usize>, Vec<u8>)>;
+    let file = |form: u8, tensors: Tensors| {
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, dtype, shape, bytes) in tensors {
+            let begin = data.len();
+            data.extend(bytes);
+            header.insert(name.into(), json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, data.len()]}));
+        }
+        let header = Value::Object(header).to_string();
+        [&[form], &(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+    };
+    let floats = |n: usize| 1.5f32.to_le_bytes().repeat(n);
+    let state = |more: Value| {
+        let mut state = json!({"quant_type": "nf4", "blocksize": 4, "dtype": "bfloat16", "shape": [3, 5]});
+        more.as_object().into_iter().flatten().for_each(|(key, value)| state[key] = value.clone());
+        state.to_string().into_bytes()
+    };
+    let (plain, nested) = (state(json!({})), state(json!({"nested_blocksize": 2, "nested_offset": 0.25})));
+    const STATE: &str = "a.weight.quant_state.bitsandbytes__nf4";
+    vec![
+        file(
+            0,
+            vec![
+                ("a.weight", "U8", vec![8, 1], vec![0x7f; 8]),
+                ("a.weight.absmax", "F32", vec![4], floats(4)),
+                ("a.weight.quant_map", "F32", vec![16], floats(16)),
+                (STATE, "U8", vec![plain.len()], plain),
+            ],
+        ),
+        file(
+            0,
+            vec![
+                ("a.weight", "U8", vec![8, 1], vec![0x7f; 8]),
+                ("a.weight.absmax", "U8", vec![4], vec![9; 4]),
+                ("a.weight.nested_absmax", "F32", vec![2], floats(2)),
+                ("a.weight.quant_map", "F32", vec![16], floats(16)),
+                ("a.weight.nested_quant_map", "F32", vec![256], floats(256)),
+                (STATE, "U8", vec![nested.len()], nested),
+            ],
+        ),
+        file(
+            1,
+            vec![
+                ("a.weight", "F8_E4M3", vec![3, 5], vec![0x38; 15]),
+                ("a.weight_scale_inv", "BF16", vec![2, 2], vec![0x3f; 8]),
+            ],
+        ),
+        file(
+            2,
+            vec![("a.weight", "F8_E4M3", vec![3, 5], vec![0x38; 15]), ("a.weight_scale", "F8_E8M0", vec![], vec![127])],
+        ),
+        file(
+            3,
+            vec![("a.weight", "F8_E4M3", vec![3, 5], vec![0x38; 15]), ("a.weight_scale", "F32", vec![3, 1], floats(3))],
+        ),
+        file(
+            4,
+            vec![
+                ("a.weight_packed", "U8", vec![3, 16], vec![0x5a; 48]),
+                ("a.weight_scale", "F8_E4M3", vec![3, 2], vec![0x38; 6]),
+                ("a.weight_global_scale", "F32", vec![1], floats(1)),
+            ],
+        ),
+        file(
+            6,
+            vec![
+                ("a.weight", "U8", vec![3, 16], vec![0x5a; 48]),
+                ("a.weight_scale", "F8_E4M3", vec![3, 2], vec![0x38; 6]),
+                ("a.weight_scale_2", "F32", vec![], floats(1)),
+                ("a.input_scale", "F32", vec![], floats(1)),
+            ],
+        ),
+        file(
+            7,
+            vec![
+                ("a_blocks", "U8", vec![2, 3, 1, 16], vec![0x5a; 96]),
+                ("a_scales", "U8", vec![2, 3, 1], vec![127; 6]),
+            ],
+        ),
     ]
 }
 

@@ -243,13 +243,13 @@ def test_the_batch_has_no_other_tensors():
 def test_config_problems_come_together():
     with pytest.raises(ModelConfigError) as error:
         TinyConfig.from_dict(
-            "Tiny", {"num_hidden_layers": "two", "hidden_act": "gelu", "quantization_config": {"a": 1}}
+            "Tiny", {"num_hidden_layers": "two", "hidden_act": "gelu", "logits_scaling": 2.0}
         )
     assert [p.split(":")[0] for p in error.value.problems] == [
         "`hidden_size`",
         "`num_hidden_layers`",
         "`hidden_act`",
-        "`quantization_config`",
+        "`logits_scaling`",
     ]
 
 

@@ -135,7 +135,6 @@ def test_initial_weights_follow_the_config():
         ("hidden_act", "gelu"),
         ("attention_dropout", "0.1"),
         ("partial_rotary_factor", 0.5),
-        ("quantization_config", {"quant_method": "fp8"}),
         ("num_key_value_heads", 3),
         ("num_hidden_layers", 2.5),
         ("vocab_size", 0),

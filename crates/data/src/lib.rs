@@ -30,6 +30,7 @@ pub mod packing;
 mod part_file;
 mod pipeline;
 pub mod prepare;
+pub mod quantised;
 pub mod rows;
 pub mod safetensors;
 mod segment;

@@ -2,7 +2,7 @@
 //!
 //! Knows options and the model's own type; nothing of programs.
 
-use data::safetensors::Weights;
+use data::safetensors::TensorView;
 use options::Setting;
 use serde_json::json;
 use tensor::DType;
@@ -10,6 +10,7 @@ use tensor::DType;
 use crate::config::{Config, Dtype, Init, MatmulDtype, Problem, Reasons};
 use crate::error::{Result, TrainError};
 use crate::plan::reason;
+use crate::prequantised;
 use crate::source::ModelSource;
 
 /// The element type of the options.
@@ -56,9 +57,10 @@ pub fn weights(config: &Config, source: &ModelSource, reasons: &mut Reasons, not
 
 /// The type of the weights' files, where `config.json` names none.
 fn stored(source: &ModelSource) -> Result<DType> {
-    let weights = Weights::open(&source.folder).map_err(TrainError::model_file)?;
-    let first = weights.names().first().map(|name| weights.get(name).map(|view| view.dtype));
-    first.unwrap_or(Ok(DType::BF16)).map_err(TrainError::model_file)
+    let weights = prequantised::weights(&source.folder)?;
+    let views = weights.names().into_iter().map(|name| weights.get(name));
+    let mut plain = views.filter(|view| !view.as_ref().is_ok_and(TensorView::is_dequantised));
+    plain.next().map_or(Ok(DType::BF16), |view| view.map(|view| view.dtype)).map_err(TrainError::model_file)
 }
 
 /// Whether f32 copies of what is trained are kept next to it. Where f16 is involved they always are: its gradients may

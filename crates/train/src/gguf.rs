@@ -13,6 +13,7 @@ use serde_json::Value;
 use tensor::HostTensor;
 
 use crate::error::{Result, TrainError, go_on};
+use crate::prequantised;
 use crate::weights::is_computed;
 
 /// What a file consists of.
@@ -86,7 +87,7 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
         return Err(TrainError::Usage(text));
     }
     let of: Description = serde_json::from_str(description).expect("a description is made by this package");
-    let files = Weights::open(model).map_err(TrainError::model_file)?;
+    let files = prequantised::weights(model)?;
     check_complete(&files, &of, model)?;
     let mut metadata =
         of.metadata.iter().map(|(key, kind, value)| (key.clone(), value_of(kind, value))).collect::<Vec<_>>();

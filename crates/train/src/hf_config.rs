@@ -21,6 +21,9 @@ const SCALING: [&str; 2] = ["rope_scaling", "rope_parameters"];
 /// Where transformers 5 and 4 keep the element type.
 const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
 
+/// What says that weights are quantised.
+const QUANTISED: [&str; 2] = ["quantization_config", "compression_config"];
+
 /// The content of `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfConfig(pub Value);
@@ -70,9 +73,12 @@ impl HfConfig {
         name.and_then(Value::as_str).and_then(|name| name.parse().ok())
     }
 
-    /// The same with another element type of the weights, under the key that is there.
+    /// The same with another element type of the weights, under the key that is there, and plain weights.
     pub fn with_dtype(&self, dtype: DType) -> HfConfig {
         let mut changed = self.clone();
+        if let Some(fields) = changed.0.as_object_mut() {
+            QUANTISED.iter().for_each(|key| drop(fields.remove(*key)));
+        }
         let name = match dtype {
             DType::BF16 => "bfloat16",
             DType::F16 => "float16",

@@ -35,6 +35,7 @@ mod opening;
 mod peft;
 mod place;
 mod plan;
+mod prequantised;
 pub mod preview;
 mod probe;
 mod recheck;

@@ -15,6 +15,7 @@ use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
 use crate::model_folder::{handed_on, write_files, write_weights};
 use crate::peft;
+use crate::prequantised;
 use crate::staged::Staged;
 use crate::written::Written;
 
@@ -70,16 +71,19 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Res
     let rules = AdapterRules::new(&options)?;
     let config = HfConfig::read(model)?;
     handed_on(model)?;
-    let base = Weights::open(model).map_err(TrainError::model_file)?;
+    let base = prequantised::weights(model)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;
     let targets = targets(&base, &adapters, transposed).map_err(|problems| {
         let place = adapter.display();
         TrainError::Usage(format!("{place}: the adapter does not fit the model:\n  {}", problems.join("\n  ")))
     })?;
+    // What was quantised is written in the type of the rest.
+    let saved = config.dtype().unwrap_or(DType::BF16);
     let info = |name: &&str| {
         let view = base.get(name).map_err(TrainError::model_file)?;
-        Ok(TensorInfo { name: (*name).to_owned(), dtype: view.dtype, shape: view.shape.to_vec() })
+        let dtype = if view.is_dequantised() { saved } else { view.dtype };
+        Ok(TensorInfo { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
     };
     let tensors = base.names().iter().map(info).collect::<Result<Vec<_>>>()?;
     let floats = tensors.iter().filter(|t| t.dtype.is_float());
@@ -92,13 +96,14 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Res
     write_weights(staged.path(), tensors, |tensor| {
         go_on(stop)?;
         let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
-        let Some(module) = targets.get(&tensor.name) else { return weight.bytes().map_err(TrainError::unreadable) };
+        let weight = weight.to_host().map_err(TrainError::unreadable)?;
+        let weight = if weight.dtype == tensor.dtype { weight } else { weight.cast(tensor.dtype) };
+        let Some(module) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
         let matrix = |which: &str| {
             let name = format!("{}{module}.{which}.weight", peft::PREFIX);
             adapters.get(&name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)
         };
         let (a, b) = (matrix("lora_A")?, matrix("lora_B")?);
-        let weight = weight.to_host().map_err(TrainError::unreadable)?;
         Ok(merged(&weight, &a, &b, rules.scale(module)?, transposed).bytes)
     })?;
     write_files(&config, dtype, model, staged.path())?;

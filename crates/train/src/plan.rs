@@ -16,6 +16,7 @@ use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
 use crate::peft;
+use crate::prequantised;
 use crate::row_length::RowLength;
 use crate::source::ModelSource;
 
@@ -53,6 +54,7 @@ impl Plan {
         let trained = adapter.as_ref().map_or(dtype, |adapter| adapter.dtype);
         let master = formats::keeps_master(config, dtype, trained, &mut reasons, &mut problems);
         formats::check_gradients(config, dtype, &mut problems);
+        notes.extend(prequantised::check(config, source, dtype, &mut problems)?);
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::digest;
 use crate::error::{Result, TrainError};
 use crate::hf_config::{self, HfConfig};
-use crate::rope_scaling;
+use crate::{prequantised, rope_scaling};
 
 /// A model as data.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ impl ModelSource {
 
     /// The model's weights in a folder, under the names of its parameters.
     pub fn weights(&self, folder: &Path) -> Result<Weights> {
-        let files = Weights::open(folder).map_err(TrainError::model_file)?.without(&self.model.files.computed);
+        let files = prequantised::weights(folder)?.without(&self.model.files.computed);
         Ok(match &self.model.files.base_prefix {
             Some(prefix) => files.prefixed(prefix),
             None => files,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from ..errors import ModelConfigError
 
-#: Fields that say nothing about arithmetic.
+#: Fields that say nothing about arithmetic, and those on the form of the weights' files, which the engine reads.
 BOOKKEEPING = frozenset(
     """
     architectures auto_map bos_token_id eos_token_id sep_token_id decoder_start_token_id dtype torch_dtype model_type
@@ -29,14 +29,13 @@ BOOKKEEPING = frozenset(
     num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens tf_legacy_loss
     is_llama_config unsloth_fixed unsloth_version transformers.js_config base_model_tp_plan attn_implementation
-    max_window_layers n_ctx
+    max_window_layers n_ctx quantization_config compression_config
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
 """.split()
 )
 
 #: Fields that change arithmetic in some architecture, with the value that means "not used".
 NEUTRAL: dict[str, Any] = {
-    "quantization_config": None,
     "partial_rotary_factor": 1.0,
     "is_encoder_decoder": False,
     "add_cross_attention": False,

@@ -5,6 +5,7 @@
 mod read;
 mod write;
 
+pub(crate) use read::Raw;
 pub use read::{SafeTensors, TensorView, Weights};
 pub use write::{FolderWriter, NamedTensor, TensorInfo, write, write_folder};
 

@@ -1,4 +1,5 @@
-//! Reading: one file, or a folder of shards seen as one. Headers are read at once, tensors when they are asked for.
+//! Reading: one file, or a folder of shards seen as one. Headers are read at once, tensors when they are asked for; weights
+//! that are codes and scales are seen as the numbers that these stand for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use tensor::{DType, HostTensor};
 
 use crate::error::DataError;
 use crate::part_file::PartFile;
+use crate::quantised::{self, Linear, Scheme};
 
 /// Bytes that two tensors are compared by at a time.
 const BLOCK: usize = 1 << 20;
@@ -17,9 +19,17 @@ const BLOCK: usize = 1 << 20;
 pub struct TensorView<'a> {
     pub dtype: DType,
     pub shape: &'a [usize],
-    file: &'a PartFile,
-    begin: usize,
+    source: Source<'a>,
     length: usize,
+}
+
+/// Where the bytes of a tensor come from.
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    /// As they are in a file, from this one on.
+    File(&'a PartFile, usize),
+    /// The values of codes, in f32.
+    Codes(&'a Linear, &'a [SafeTensors]),
 }
 
 impl TensorView<'_> {
@@ -32,10 +42,22 @@ impl TensorView<'_> {
     /// shorter.
     ///
     /// # Panics
-    /// If the tensor ends before that.
+    /// If the tensor ends before that, or a dequantised one is read in other parts than whole elements.
     pub fn read(&self, begin: usize, bytes: &mut [u8]) -> Result<(), DataError> {
         assert!(begin + bytes.len() <= self.length, "what is read of a tensor lies inside of it");
-        self.file.read(self.begin + begin, bytes)
+        match self.source {
+            Source::File(file, start) => file.read(start + begin, bytes),
+            Source::Codes(linear, files) => {
+                let size = self.dtype.size();
+                assert!(begin.is_multiple_of(size) && bytes.len().is_multiple_of(size), "whole elements are read");
+                linear.read(files, begin / size, bytes)
+            }
+        }
+    }
+
+    /// Whether the file holds codes and scales in place of the numbers.
+    pub fn is_dequantised(&self) -> bool {
+        matches!(self.source, Source::Codes(..))
     }
 
     /// All bytes.
@@ -151,8 +173,30 @@ impl SafeTensors {
             )
         })?;
         let (begin, length) = (self.data_start + entry.begin, entry.end - entry.begin);
-        Ok(TensorView { dtype, shape: &entry.shape, file: &self.file, begin, length })
+        Ok(TensorView { dtype, shape: &entry.shape, source: Source::File(&self.file, begin), length })
     }
+
+    /// The tensor as the header describes it, whatever its type.
+    pub(crate) fn raw(&self, name: &str) -> Option<Raw<'_>> {
+        let entry = self.entries.get(name)?;
+        let (begin, length) = (self.data_start + entry.begin, entry.end - entry.begin);
+        Some(Raw { dtype: &entry.dtype, shape: &entry.shape, begin, length })
+    }
+
+    /// Fills `bytes` with those of the file from `begin` on.
+    pub(crate) fn read(&self, begin: usize, bytes: &mut [u8]) -> Result<(), DataError> {
+        self.file.read(begin, bytes)
+    }
+}
+
+/// A tensor of any type. Its bytes are inside of the file; whether they fit the shape is known only for types that the
+/// engine knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raw<'a> {
+    pub dtype: &'a str,
+    pub shape: &'a [usize],
+    pub begin: usize,
+    pub length: usize,
 }
 
 fn parse_entry(value: &Value) -> Option<Entry> {
@@ -207,6 +251,8 @@ pub struct Weights {
     files: Vec<SafeTensors>,
     /// For each name its file, and the name there.
     place: HashMap<String, (usize, String)>,
+    /// Weights that are codes and scales, by their names in the files.
+    linears: BTreeMap<String, Linear>,
 }
 
 impl Weights {
@@ -239,7 +285,24 @@ impl Weights {
                 }
             }
         }
-        Ok(Weights { folder: folder.to_owned(), files, place })
+        Ok(Weights { folder: folder.to_owned(), files, place, linears: BTreeMap::new() })
+    }
+
+    /// With the numbers of quantised weights, under the weights' names, in place of the tensors that these consist of.
+    /// Errors: a weight of which something is missing or does not fit the rest, and files without any.
+    pub fn dequantised(mut self, scheme: Scheme) -> Result<Self, DataError> {
+        let folder = self.folder.display().to_string();
+        let tensors = quantised::Tensors { folder: &folder, files: &self.files, place: &self.place };
+        let quantised::Found { linears, parts } = quantised::find(scheme, &tensors)?;
+        self.place.retain(|name, _| !parts.contains(name));
+        self.place.extend(linears.keys().map(|name| (name.clone(), (0, name.clone()))));
+        self.linears = linears;
+        Ok(self)
+    }
+
+    /// How many weights are quantised, and the bytes of their codes and scales.
+    pub fn quantised(&self) -> (usize, usize) {
+        (self.linears.len(), self.linears.values().map(Linear::stored).sum())
     }
 
     /// With `prefix` before every name, unless a name has it already: published base models lack the
@@ -271,6 +334,12 @@ impl Weights {
     /// The tensor, not yet read.
     pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
         match self.place.get(name) {
+            Some((_, there)) if self.linears.contains_key(there) => {
+                let linear = &self.linears[there];
+                let length = linear.len() * DType::F32.size();
+                let source = Source::Codes(linear, &self.files);
+                Ok(TensorView { dtype: DType::F32, shape: &linear.shape, source, length })
+            }
             Some((number, there)) => self.files[*number].get(there),
             None => Err(DataError::invalid(self.folder.display(), format!("there is no tensor `{name}`"))),
         }

@@ -1,0 +1,12 @@
+//! Weights that were quantised by others, as numbers: what `quantization_config` says of a folder, where the codes and
+//! scales of each linear are, and their values, read range by range so that no more than a part is in memory.
+//!
+//! Knows the forms of files; not models, and not what the numbers are used for.
+
+mod forms;
+mod linear;
+mod scheme;
+
+pub(crate) use forms::{Found, Tensors, find};
+pub(crate) use linear::Linear;
+pub use scheme::{HINT, Scheme};

@@ -1,0 +1,72 @@
+//! Models that come quantised: the weights of a model's folder as numbers, whatever form they have there.
+//!
+//! Knows where a folder says what its weights are; the forms are known to the data crate.
+
+use std::path::Path;
+
+use data::quantised::{HINT, Scheme};
+use data::safetensors::Weights;
+use serde_json::Value;
+use tensor::DType;
+
+use crate::config::{Config, Init, Problem};
+use crate::error::{Result, TrainError};
+use crate::hf_config;
+use crate::source::ModelSource;
+
+/// Where ModelOpt says what it did, in folders whose `config.json` does not.
+const OF_MODELOPT: &str = "hf_quant_config.json";
+
+/// The JSON of a file of a folder; null where there is no such file.
+fn json(folder: &Path, name: &str) -> Result<Value> {
+    let path = folder.join(name);
+    if !path.is_file() {
+        return Ok(Value::Null);
+    }
+    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    serde_json::from_str(&text)
+        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
+}
+
+/// How the weights of a folder are quantised; `None` for plain ones. Errors: a form that is not read.
+pub fn scheme(folder: &Path) -> Result<Option<Scheme>> {
+    let found = match Scheme::of(&json(folder, hf_config::FILE)?) {
+        Ok(None) => Scheme::of_modelopt(&json(folder, OF_MODELOPT)?),
+        found => found,
+    };
+    found.map_err(|what| TrainError::Usage(format!("{}: {what}\n  hint: {HINT}", folder.display())))
+}
+
+/// The weights of a model's folder, or of one file; those that are quantised as numbers in f32.
+pub fn weights(folder: &Path) -> Result<Weights> {
+    let files = Weights::open(folder).map_err(TrainError::model_file)?;
+    match scheme(folder)? {
+        None => Ok(files),
+        Some(scheme) => files.dequantised(scheme).map_err(TrainError::model_file),
+    }
+}
+
+/// What a run says of a model that comes quantised. Its form is the file's: an option that asks for another is an error.
+pub fn check(
+    config: &Config,
+    source: &ModelSource,
+    dtype: DType,
+    problems: &mut Vec<Problem>,
+) -> Result<Option<String>> {
+    if config.model.init == Init::Random {
+        return Ok(None);
+    }
+    let Some(scheme) = scheme(&source.folder)? else { return Ok(None) };
+    let form = scheme.name();
+    let of = &config.qlora;
+    for (path, on) in [("qlora_bnb", of.qlora_bnb), ("qlora_fp8", of.qlora_fp8), ("qlora_fp4", of.qlora_fp4)] {
+        if on {
+            let message = format!("`{path}: true`, but the model comes quantised ({form})");
+            let hint = format!("remove `{path}`, or take the model's unquantised repository");
+            problems.push(config.mistake(path, message, Some(hint)));
+        }
+    }
+    Ok(Some(format!(
+        "the model comes quantised ({form}); its weights are dequantised to {dtype} while they are loaded"
+    )))
+}

@@ -1,5 +1,6 @@
 //! The flat parameter table: weight decay, checkpoints, export and sharding are loops over it.
 
+use tensor::packed::Quantisation;
 use tensor::storage::Packing;
 use tensor::{DType, Shape};
 
@@ -37,6 +38,8 @@ pub struct PackedWeight {
     pub shape: Shape,
     /// The type of the values.
     pub dtype: DType,
+    /// How numbers become codes, where the file has numbers.
+    pub made: Option<Quantisation>,
 }
 
 /// One parameter: where it comes from and where everything that belongs to it is.

@@ -80,6 +80,29 @@ impl Small {
     }
 }
 
+/// [`Small::code`] of E4M3 for an f32, on its bits.
+#[inline(always)]
+pub fn e4m3_code(x: f32) -> u8 {
+    let (sign, magnitude) = ((x.to_bits() >> 24) as u8 & 0x80, x.abs());
+    let clamped = if magnitude > 448.0 { 448.0 } else { magnitude };
+    let bits = clamped.to_bits();
+    // The exponent's bias is 120 less; a carry of the mantissa is one of the exponent.
+    let normal = (((bits + 0x7_ffff + ((bits >> 20) & 1)) >> 20).wrapping_sub(120 << 3)) as u8;
+    // Denormals count units of 2^-9: adding 2^23 rounds them, ties to even.
+    let units = (clamped * 512.0 + 8_388_608.0).to_bits() as u8;
+    let code = if clamped >= 1.0 / 64.0 { normal } else { units };
+    sign | if x.is_nan() { 0x7f } else { code }
+}
+
+/// [`Small::code`] of E2M1 for an f32: how many boundaries it is behind.
+#[inline(always)]
+pub fn e2m1_code(x: f32) -> u8 {
+    let (sign, a) = ((x.to_bits() >> 28) as u8 & 8, x.abs());
+    let above = u8::from(a > 0.25) + u8::from(a > 1.25) + u8::from(a > 2.5) + u8::from(a > 5.0);
+    let from = u8::from(a >= 0.75) + u8::from(a >= 1.75) + u8::from(a >= 3.5);
+    sign | if x.is_nan() { 7 } else { above + from }
+}
+
 /// The exponent of a number's leading bit; of 0, one below all.
 fn exponent_of(x: f64) -> i32 {
     if x == 0.0 { -1074 } else { ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023 }
@@ -131,6 +154,17 @@ mod tests {
             [0.25, 0.75, 1.25, 2.5, 5.0].map(|x| Small::E2M1.value(Small::E2M1.code(x))),
             [0.0, 1.0, 1.0, 2.0, 4.0]
         );
+    }
+
+    #[test]
+    fn codes_by_bits_are_those_by_arithmetic() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                assert_eq!(e4m3_code(x), Small::E4M3.code(f64::from(x)), "{x:e}");
+                assert_eq!(e2m1_code(x), Small::E2M1.code(f64::from(x)), "{x:e}");
+            }
+        }
     }
 
     #[test]

@@ -134,7 +134,10 @@ impl Trainer {
             // The base of this adapter exists only in this run: there is nothing to load it onto.
             false => return Ok(()),
         };
-        let mut loaded = Model::load(self.device.clone(), source, adapter, dtype)?;
+        let loaded = Model::load(self.device.clone(), source, adapter, dtype)?;
+        // An adapter is one of the quantised base; merged weights are what they are.
+        let quantised = self.plan.compile.quantised.filter(|_| !is_model);
+        let mut loaded = loaded.quantised(quantised);
         let found = loaded.forward(&batch, false)?.logits.to_f32();
         drop(loaded);
         let live = self.live_logits(&batch)?.to_f32();
@@ -174,7 +177,7 @@ impl Trainer {
         let engine = self.engine()?;
         let (from, to) = (engine.program().clone(), copy.program().clone());
         for slot in &from.layout.parameters {
-            let tensor = weights::read(engine.session(), slot)?;
+            let tensor = weights::read_stored(engine.session(), slot)?;
             let place = to.parameter(&slot.name).expect("both programs are of one model");
             copy.session().write(&place.weight, &tensor.bytes)?;
         }

@@ -38,6 +38,7 @@ mod plan;
 mod prequantised;
 pub mod preview;
 mod probe;
+mod quantise;
 mod recheck;
 mod recommend;
 mod record;

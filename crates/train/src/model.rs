@@ -8,6 +8,7 @@ use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Traini
 use data::Batch;
 use data::safetensors::Weights;
 use program::{Choices, EntryKind, scalar};
+use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
@@ -69,6 +70,12 @@ impl Model {
             plan: PlanOptions::default(),
         };
         Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None })
+    }
+
+    /// The same model, its frozen linears in codes.
+    pub fn quantised(mut self, quantised: Option<Quantisation>) -> Model {
+        self.options.quantised = quantised;
+        self
     }
 
     /// Logits of a batch, and with `hidden` the residual stream.

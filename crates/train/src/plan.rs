@@ -10,6 +10,7 @@ use compiler::{
 };
 use options::Setting;
 use program::Machine;
+use tensor::packed::{Quantisation, Target};
 
 use crate::config::{self, Config, MachineFacts, Problem, Reason, Reasons};
 use crate::encoded::Encoded;
@@ -63,7 +64,7 @@ impl Plan {
         let compile = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
-            quantised: None,
+            quantised: quantisation(config),
             compute: dtype,
             training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,
@@ -146,6 +147,21 @@ fn memory_options(config: &Config) -> PlanOptions {
         },
         passes: None,
     }
+}
+
+/// How the frozen linears are kept. The options name one form at most.
+fn quantisation(config: &Config) -> Option<Quantisation> {
+    let of = &config.qlora;
+    let target = if of.qlora_four_over_six { Target::FourOrSix } else { Target::Six };
+    let forms = [
+        (
+            of.qlora_bnb,
+            Quantisation::Nf4 { block: of.qlora_bnb_block_size as usize, nested: of.qlora_bnb_double_quant },
+        ),
+        (of.qlora_fp8, Quantisation::Fp8 { extent: of.qlora_block_size as usize }),
+        (of.qlora_fp4, Quantisation::Fp4 { target }),
+    ];
+    forms.into_iter().find(|(chosen, _)| *chosen).map(|(_, form)| form)
 }
 
 pub(crate) fn reason(value: impl Into<serde_json::Value>, because: &str) -> Reason {

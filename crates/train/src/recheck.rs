@@ -84,22 +84,44 @@ impl Live<'_> {
         }
     }
 
+    /// Bytes of a live weight's values from one on.
+    fn live_bytes(
+        &mut self,
+        slot: &ParameterSlot,
+        values: Option<&HostTensor>,
+        begin: usize,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        match values {
+            Some(values) => bytes.copy_from_slice(&values.bytes[begin..begin + bytes.len()]),
+            None => {
+                let (at, count) = (&slot.weight, bytes.len() / slot.weight.dtype.size());
+                self.session.read(&TensorRef::dense(at.arena, at.offset + begin, at.dtype, [count]), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of a packed weight, its values: they are not in memory to be read in parts.
+    fn unpacked(&mut self, slot: &ParameterSlot) -> Result<Option<HostTensor>> {
+        slot.packed.as_ref().map(|_| crate::weights::read(self.session, slot)).transpose()
+    }
+
     /// The same type, shape, bits; and numbers throughout.
     fn compare_bits(&mut self, slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {
-        let at = &slot.weight;
         check_form(slot, view)?;
-        let (size, mut bytes, mut found) = (at.dtype.size(), Vec::new(), Vec::new());
+        let values = self.unpacked(slot)?;
+        let (size, mut bytes, mut found) = (slot.dtype().size(), Vec::new(), Vec::new());
         for begin in (0..view.length()).step_by(BLOCK * size) {
             let count = (BLOCK * size).min(view.length() - begin);
             bytes.resize(count, 0);
             found.resize(count, 0);
             view.read(begin, &mut found).map_err(TrainError::unreadable)?;
-            let part = TensorRef::dense(at.arena, at.offset + begin, at.dtype, [count / size]);
-            self.session.read(&part, &mut bytes)?;
+            self.live_bytes(slot, values.as_ref(), begin, &mut bytes)?;
             if bytes != found {
                 return Err(differs(format!("`{}` has other bits in the file than in the live model", slot.name)));
             }
-            check_finite(&slot.name, &floats(at.dtype, &found))?;
+            check_finite(&slot.name, &floats(slot.dtype(), &found))?;
         }
         Ok(())
     }
@@ -113,24 +135,23 @@ impl Live<'_> {
         (a, b): (&ParameterSlot, &ParameterSlot),
         scale: f64,
     ) -> Result<()> {
-        let at = &slot.weight;
         check_form(slot, view)?;
-        let (rows, columns) = (at.shape[0], at.shape[1]);
+        let (values, dtype) = (self.unpacked(slot)?, slot.dtype());
+        let (rows, columns) = (slot.shape()[0], slot.shape()[1]);
         let x: Vec<f64> = (0..columns).map(sign).collect();
         let added = self.added(slot, (a, b), scale, &x)?;
         let rows_at_once = (BLOCK / columns).max(1);
-        let row_bytes = columns * at.dtype.size();
+        let row_bytes = columns * dtype.size();
         let (mut bytes, mut found, mut off, mut all) = (Vec::new(), Vec::new(), 0.0, 0.0);
         for first in (0..rows).step_by(rows_at_once) {
             let count = rows_at_once.min(rows - first);
             bytes.resize(count * row_bytes, 0);
             found.resize(count * row_bytes, 0);
             view.read(first * row_bytes, &mut found).map_err(TrainError::unreadable)?;
-            let part = TensorRef::dense(at.arena, at.offset + first * row_bytes, at.dtype, [count * columns]);
-            self.session.read(&part, &mut bytes)?;
-            let found = floats(at.dtype, &found);
+            self.live_bytes(slot, values.as_ref(), first * row_bytes, &mut bytes)?;
+            let found = floats(dtype, &found);
             check_finite(&slot.name, &found)?;
-            let (found_sums, live_sums) = (products(&found, &x), products(&floats(at.dtype, &bytes), &x));
+            let (found_sums, live_sums) = (products(&found, &x), products(&floats(dtype, &bytes), &x));
             for ((found, live), added) in found_sums.iter().zip(&live_sums).zip(&added[first..]) {
                 off += (found - live - added).powi(2);
             }
@@ -138,7 +159,7 @@ impl Live<'_> {
         }
         // With independent signs the squares of the sums are, in the mean, the squares of the elements: `off` against
         // `all` is the relative error of the elements.
-        let (difference, allowed) = ((off / all.max(f64::MIN_POSITIVE)).sqrt(), allowed(at.dtype));
+        let (difference, allowed) = ((off / all.max(f64::MIN_POSITIVE)).sqrt(), allowed(dtype));
         if difference <= allowed {
             return Ok(());
         }
@@ -179,12 +200,16 @@ fn differs(what: String) -> TrainError {
 }
 
 fn check_form(slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {
-    if (view.dtype, view.shape) == (slot.weight.dtype, slot.weight.shape.as_slice()) {
+    if (view.dtype, view.shape) == (slot.dtype(), slot.shape().as_slice()) {
         return Ok(());
     }
     Err(differs(format!(
         "`{}` is {} {:?}, in the live model {} {:?}",
-        slot.name, view.dtype, view.shape, slot.weight.dtype, slot.weight.shape
+        slot.name,
+        view.dtype,
+        view.shape,
+        slot.dtype(),
+        slot.shape()
     )))
 }
 

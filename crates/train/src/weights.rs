@@ -8,6 +8,7 @@ use tensor::draw::{Sequence, normals, uniforms};
 use tensor::{DType, HostTensor, convert};
 
 use crate::error::{Result, TrainError};
+use crate::quantise;
 
 /// Endings of names of tables that old checkpoints store and every engine computes itself.
 const COMPUTED: &[&str] = &["rotary_emb.inv_freq", "attn.masked_bias"];
@@ -46,6 +47,10 @@ pub fn load(session: &mut dyn Session, program: &Program, part: WeightSet, files
     check_names(session, program, part, files, place)?;
     for slot in part.of(program) {
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+        if slot.packed.is_some() {
+            quantise::write(session, slot, &|start, numbers| read_as_f32(&view, start, numbers))?;
+            continue;
+        }
         for at in std::iter::once(&slot.weight).chain(&slot.master) {
             write_as_stored(session, at, &view)?;
         }
@@ -85,6 +90,17 @@ pub fn write_as_stored(session: &mut dyn Session, at: &TensorRef, view: &TensorV
     Ok(())
 }
 
+/// Elements of a file's tensor from one on, as f32.
+fn read_as_f32(view: &TensorView<'_>, start: usize, numbers: &mut [f32]) -> Result<()> {
+    let mut bytes = vec![0; numbers.len() * view.dtype.size()];
+    view.read(start * view.dtype.size(), &mut bytes).map_err(TrainError::unreadable)?;
+    let mut wide = vec![0; numbers.len() * DType::F32.size()];
+    convert(view.dtype, &bytes, DType::F32, &mut wide);
+    let values = wide.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    numbers.iter_mut().zip(values).for_each(|(number, value)| *number = value);
+    Ok(())
+}
+
 fn check_names(
     session: &mut dyn Session,
     program: &Program,
@@ -99,9 +115,8 @@ fn check_names(
             continue;
         }
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
-        if view.shape != slot.weight.shape {
-            problems
-                .push(format!("`{}` has shape {:?}, the model needs {:?}", slot.name, view.shape, slot.weight.shape));
+        if view.shape != slot.shape().as_slice() {
+            problems.push(format!("`{}` has shape {:?}, the model needs {:?}", slot.name, view.shape, slot.shape()));
         } else if !view.dtype.is_float() {
             problems.push(format!("`{}` holds {}, expected floating point", slot.name, view.dtype));
         }
@@ -146,7 +161,7 @@ fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, n
         return Ok(false);
     };
     let copy = files.get(name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)?;
-    Ok(copy.shape == slot.weight.shape && copy.cast(slot.weight.dtype).bytes == read(session, slot)?.bytes)
+    Ok(copy.shape == *slot.shape() && copy.cast(slot.dtype()).bytes == read(session, slot)?.bytes)
 }
 
 /// Gives every parameter of a part its first values: a function of the seed, the parameter's name
@@ -159,6 +174,12 @@ pub fn draw(session: &mut dyn Session, program: &Program, part: WeightSet, seed:
 }
 
 fn draw_slot(session: &mut dyn Session, slot: &ParameterSlot, seed: u64) -> Result<()> {
+    if slot.packed.is_some() {
+        return quantise::write(session, slot, &|start, numbers| {
+            drawn(slot, seed, start, numbers);
+            Ok(())
+        });
+    }
     let elements = slot.weight.len();
     let places: Vec<&TensorRef> = std::iter::once(&slot.weight).chain(&slot.master).collect();
     let mut buffers: Vec<Vec<u8>> =
@@ -198,8 +219,17 @@ fn stream_of(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ byte as u32).wrapping_mul(0x0100_0193))
 }
 
-/// A parameter as it is stored.
+/// A parameter's values: as they are stored, or as products read those of a packed one.
 pub fn read(session: &mut dyn Session, slot: &ParameterSlot) -> Result<HostTensor> {
+    let stored = read_stored(session, slot)?;
+    Ok(match &slot.packed {
+        None => stored,
+        Some(packed) => quantise::values(packed, &stored.bytes),
+    })
+}
+
+/// A parameter as it is stored; a packed one as bytes.
+pub fn read_stored(session: &mut dyn Session, slot: &ParameterSlot) -> Result<HostTensor> {
     let mut tensor = HostTensor::zeros(slot.weight.dtype, slot.weight.shape.clone());
     session.read(&slot.weight, &mut tensor.bytes)?;
     Ok(tensor)
@@ -219,7 +249,7 @@ pub fn read_gradient(session: &mut dyn Session, slot: &ParameterSlot, scale: f32
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use data::safetensors::{NamedTensor, write};
@@ -228,7 +258,7 @@ mod tests {
     use super::*;
 
     /// Memory of one arena, and nothing that runs.
-    struct Memory(Vec<u8>);
+    pub(crate) struct Memory(pub Vec<u8>);
 
     impl Session for Memory {
         fn program(&self) -> &Arc<Program> {
@@ -322,7 +352,7 @@ mod tests {
         }
     }
 
-    fn slot(name: &str, init: Initializer) -> ParameterSlot {
+    pub(crate) fn slot(name: &str, init: Initializer) -> ParameterSlot {
         ParameterSlot {
             name: name.into(),
             weight: TensorRef::dense(ArenaId(0), 0, DType::F32, [50, 41]),

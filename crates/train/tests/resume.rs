@@ -142,6 +142,8 @@ fn an_adapter_goes_on_with_the_same_bits() {
         // The loss scale is still coming down when the run is ended for the first time.
         json!({"torch_dtype": "float16", "lora_dropout": 0.1}),
         json!({"torch_dtype": "float16", "lora_dtype": "float16", "sample_packing": false}),
+        json!({"torch_dtype": "bfloat16", "qlora_bnb": true, "recompute_block": true}),
+        json!({"qlora_fp4": true, "init": "random"}),
     ] {
         let options = merged(
             &json!({"datasets": datasets, "max_steps": 7, "eval_steps": 2, "save_steps": 2, "warmup_steps": 3}),

@@ -156,7 +156,7 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
     let order = arena_order(graph, options);
     for index in &order {
         let parameter = &graph.parameters[*index];
-        let slot = cursor.slot(parameter, options.compute);
+        let slot = cursor.slot(parameter, options);
         if parameter.trainable {
             extend_runs(&mut runs, &slot, treatment(parameter, options));
         }
@@ -219,8 +219,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// `compute`: the type in which products read packed weights.
-    fn slot(&mut self, parameter: &Parameter, compute: DType) -> ParameterSlot {
+    fn slot(&mut self, parameter: &Parameter, options: &CompileOptions) -> ParameterSlot {
         let elements = align(parameter.shape.iter().product(), ALIGNMENT_ELEMENTS);
         let (arena_id, end) = match parameter.adapter {
             true => (arena::ADAPTERS, &mut self.adapters),
@@ -231,7 +230,10 @@ impl Cursor {
             Storage::Packed(packing) => {
                 assert!(!parameter.trainable, "packed weights are frozen");
                 let (shape, bytes) = (parameter.shape.clone(), packing.bytes(&parameter.shape));
-                (take(end, arena_id, DType::U8, bytes, &[bytes]), Some(PackedWeight { packing, shape, dtype: compute }))
+                (
+                    take(end, arena_id, DType::U8, bytes, &[bytes]),
+                    Some(PackedWeight { packing, shape, dtype: options.compute, made: options.quantised }),
+                )
             }
         };
         let gradient = parameter

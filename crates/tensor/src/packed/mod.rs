@@ -1,15 +1,17 @@
 //! Tensors in packed forms: numbers to codes and back, as the reference of every backend has them, bit for bit. Does
 //! not know files, devices, or which tensor takes which form.
 
+mod book;
 mod fp8;
 mod nf4;
 mod nvfp4;
 mod quantisation;
 mod stored;
 
-pub use fp8::{scaled, tiles};
-pub use nf4::{NF4, nested, normal};
-pub use nvfp4::{Target, nvfp4};
+pub use book::dynamic_map;
+pub use fp8::{scaled, tile_rows, tiles};
+pub use nf4::{NF4, flat_blocks, nest, nested, normal};
+pub use nvfp4::{Target, nvfp4, row_blocks, tensor_scale};
 pub use quantisation::Quantisation;
 pub use stored::Stored;
 

@@ -1,7 +1,7 @@
 //! NF4 (Dettmers et al. 2023): the nearest of sixteen values, the quantiles of a normal distribution, in flat blocks
 //! scaled by their largest magnitude; the scales may be quantised again.
 
-use super::{Packed, Scaled, blocks_of};
+use super::{Packed, Scaled};
 use crate::small::amax;
 use crate::storage::{nf4, nf4_nested};
 
@@ -28,39 +28,66 @@ pub const NF4: [f32; 16] = [
 /// Scales of one outer block.
 const OUTER: usize = 256;
 
-/// How many midpoints of the ascending values are below u: the nearest one, the lower at a tie.
-fn nearest(values: &[f32], u: f32) -> u8 {
-    let midpoint = |pair: &[f32]| ((f64::from(pair[0]) + f64::from(pair[1])) / 2.0) as f32;
-    values.windows(2).filter(|pair| midpoint(pair) < u).count() as u8
+/// Between neighbours of [`NF4`].
+const MIDPOINTS: [f32; 15] = {
+    let mut midpoints = [0.0; 15];
+    let mut index = 0;
+    while index < 15 {
+        midpoints[index] = ((NF4[index] as f64 + NF4[index + 1] as f64) / 2.0) as f32;
+        index += 1;
+    }
+    midpoints
+};
+
+/// Codes of one block, one to a byte; gives its scale.
+fn code_block(x: &[f32], codes: &mut [u8]) -> f32 {
+    let scale = amax(x);
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    for (code, x) in codes.iter_mut().zip(x) {
+        let u = x * inverse;
+        *code = MIDPOINTS.iter().map(|midpoint| u8::from(*midpoint < u)).sum();
+    }
+    scale
 }
 
-/// u = x·(1/amax) of each block, 0 where that is 0.
-fn normalised(block: &[f32], amax: f32) -> impl Iterator<Item = f32> {
-    let inverse = if amax == 0.0 { 0.0 } else { 1.0 / amax };
-    block.iter().map(move |x| x * inverse)
+/// Whole flat blocks as they are in memory, two codes in a byte; `scales` one for each.
+pub fn flat_blocks(x: &[f32], block: usize, packed: &mut [u8], scales: &mut [f32]) {
+    assert!(block.is_multiple_of(2), "a block begins with a byte");
+    let mut codes = vec![0; block];
+    for ((x, packed), scale) in x.chunks(block).zip(packed.chunks_mut(block / 2)).zip(scales) {
+        *scale = code_block(x, &mut codes[..x.len()]);
+        codes[x.len()..].fill(0);
+        packed.iter_mut().zip(codes.chunks(2)).for_each(|(byte, pair)| *byte = pair[0] << 4 | pair[1]);
+    }
+}
+
+/// Scales as codes of a book of ascending values, around their mean.
+pub fn nest(scales: &[f32], map: &[f32]) -> Scaled {
+    let midpoints: Vec<f32> =
+        map.windows(2).map(|pair| ((f64::from(pair[0]) + f64::from(pair[1])) / 2.0) as f32).collect();
+    let sum: f64 = scales.iter().map(|s| f64::from(*s)).sum();
+    let offset = (sum / scales.len().max(1) as f64) as f32;
+    let (mut codes, mut outer) = (Vec::with_capacity(scales.len()), Vec::new());
+    for part in scales.chunks(OUTER) {
+        let off: Vec<f32> = part.iter().map(|s| s - offset).collect();
+        let amax = amax(&off);
+        let inverse = if amax == 0.0 { 0.0 } else { 1.0 / amax };
+        codes.extend(off.iter().map(|x| midpoints.partition_point(|midpoint| *midpoint < x * inverse) as u8));
+        outer.push(amax);
+    }
+    Scaled::Mapped { codes, outer, offset, map: map.to_vec() }
 }
 
 /// With an f32 for each block.
 pub fn normal(x: &[f32], shape: &[usize], block: usize) -> Packed {
-    let blocks = blocks_of(nf4(block), x, shape);
-    let scales: Vec<f32> = blocks.iter().map(|block| amax(block)).collect();
-    let codes = blocks.iter().zip(&scales).flat_map(|(block, amax)| normalised(block, *amax).map(|u| nearest(&NF4, u)));
-    Packed { packing: nf4(block), shape: shape.to_vec(), codes: codes.collect(), scales: Scaled::Single(scales) }
+    let mut codes = vec![0; x.len()];
+    let scales = x.chunks(block).zip(codes.chunks_mut(block)).map(|(x, codes)| code_block(x, codes)).collect();
+    Packed { packing: nf4(block), shape: shape.to_vec(), codes, scales: Scaled::Single(scales) }
 }
 
 /// The same with scales in a code book, of which `map` are the 256 ascending values, around their mean.
 pub fn nested(x: &[f32], shape: &[usize], block: usize, map: &[f32]) -> Packed {
     let plain = normal(x, shape, block);
     let Scaled::Single(scales) = &plain.scales else { unreachable!("plain blocks have f32 scales") };
-    let sum: f64 = scales.iter().map(|s| f64::from(*s)).sum();
-    let offset = (sum / scales.len().max(1) as f64) as f32;
-    let (mut codes, mut outer) = (Vec::new(), Vec::new());
-    for part in scales.chunks(OUTER) {
-        let off: Vec<f32> = part.iter().map(|s| s - offset).collect();
-        let amax = amax(&off);
-        codes.extend(normalised(&off, amax).map(|u| nearest(map, u)));
-        outer.push(amax);
-    }
-    let scales = Scaled::Mapped { codes, outer, offset, map: map.to_vec() };
-    Packed { packing: nf4_nested(block), scales, ..plain }
+    Packed { packing: nf4_nested(block), scales: nest(scales, map), ..plain }
 }

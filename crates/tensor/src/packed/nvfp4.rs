@@ -2,7 +2,7 @@
 //! f32, in the order that is written here: NVIDIA's reference has the same bits.
 
 use super::{Packed, Scaled, block_of, blocks_of};
-use crate::small::{Small, amax};
+use crate::small::{Small, amax, e2m1_code, e4m3_code};
 use crate::storage::{NVFP4, Packing};
 
 /// What the largest value of a block becomes.
@@ -17,9 +17,9 @@ pub enum Target {
 /// Below this a tensor is not scaled.
 const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 
-/// The scale of a tensor: its largest magnitude becomes `top`.
-fn tensor_scale(x: &[f32], top: f32) -> f32 {
-    let amax = amax(x);
+/// The scale S of a tensor of this largest magnitude.
+pub fn tensor_scale(amax: f32, target: Target) -> f32 {
+    let top = if target == Target::Six { 2688.0 } else { 1536.0 };
     if amax < LEAST { 1.0 } else { top / amax }
 }
 
@@ -28,7 +28,7 @@ fn coded(x: &[f32], scale: u8, g: f32) -> (Vec<u8>, f64) {
     let scale = Small::E4M3.value(scale);
     let divisor = scale * g;
     let r = if divisor == 0.0 { 0.0 } else { (1.0 / divisor).min(f32::MAX) };
-    let codes: Vec<u8> = x.iter().map(|x| Small::E2M1.code(f64::from(x * r))).collect();
+    let codes: Vec<u8> = x.iter().map(|x| e2m1_code(x * r)).collect();
     let error = |(x, code): (&f32, &u8)| {
         let off = f64::from(Small::E2M1.value(*code) * scale * g) - f64::from(*x);
         off * off
@@ -37,37 +37,45 @@ fn coded(x: &[f32], scale: u8, g: f32) -> (Vec<u8>, f64) {
     (codes, error)
 }
 
+/// The scale of a block and its codes, in a tensor of scale S.
+fn code_block(x: &[f32], s: f32, target: Target) -> (u8, Vec<u8>) {
+    let (g, largest) = (1.0 / s, amax(x));
+    match target {
+        Target::Six => {
+            let code = e4m3_code(largest * (s * (1.0 / 6.0)));
+            (code, coded(x, code, g).0)
+        }
+        Target::FourOrSix => {
+            let c = largest / 6.0 * s;
+            let [(six, of_six), (four, of_four)] =
+                [e4m3_code(c), e4m3_code(1.5 * c)].map(|code| (code, coded(x, code, g)));
+            if of_four.1 < of_six.1 { (four, of_four.0) } else { (six, of_six.0) }
+        }
+    }
+}
+
+/// Blocks of 16 behind one another in a tensor of scale S, as they are in memory: two codes in a byte, a scale for each.
+pub fn row_blocks(x: &[f32], s: f32, target: Target, packed: &mut [u8], scales: &mut [u8]) {
+    for ((x, packed), scale) in x.chunks(16).zip(packed.chunks_mut(8)).zip(scales) {
+        let (code, codes) = code_block(x, s, target);
+        *scale = code;
+        packed.iter_mut().zip(codes.chunks(2)).for_each(|(byte, pair)| *byte = pair[1] << 4 | pair[0]);
+    }
+}
+
 /// Quantises in blocks of a row or in tiles: [`NVFP4`] or [`crate::storage::NVFP4_TILES`].
 pub fn nvfp4(packing: Packing, x: &[f32], shape: &[usize], target: Target) -> Packed {
     assert_eq!((packing.code, packing.scales), (NVFP4.code, NVFP4.scales), "a packing of E2M1 with E4M3 scales");
-    let s = tensor_scale(x, if target == Target::Six { 2688.0 } else { 1536.0 });
-    let g = 1.0 / s;
-    let scale = |x: f32| Small::E4M3.code(f64::from(x));
-    let blocks = blocks_of(packing, x, shape);
-    let (mut scales, mut coded_blocks) = (Vec::new(), Vec::new());
-    for block in &blocks {
-        let largest = amax(block);
-        let (code, codes) = match target {
-            Target::Six => {
-                let code = scale(largest * (s * (1.0 / 6.0)));
-                (code, coded(block, code, g).0)
-            }
-            Target::FourOrSix => {
-                let c = largest / 6.0 * s;
-                let [(six, of_six), (four, of_four)] =
-                    [scale(c), scale(1.5 * c)].map(|code| (code, coded(block, code, g)));
-                if of_four.1 < of_six.1 { (four, of_four.0) } else { (six, of_six.0) }
-            }
-        };
-        scales.push(code);
-        coded_blocks.push(codes.into_iter());
-    }
+    let s = tensor_scale(amax(x), target);
+    let blocks = blocks_of(packing, x, shape).into_iter().map(|block| code_block(&block, s, target));
+    let (scales, coded): (Vec<u8>, Vec<Vec<u8>>) = blocks.unzip();
+    let mut coded: Vec<_> = coded.into_iter().map(Vec::into_iter).collect();
     let columns = shape.last().copied().unwrap_or(1);
-    let next = |index: usize| coded_blocks[block_of(packing.block, index, columns)].next().expect("as many codes");
+    let next = |index: usize| coded[block_of(packing.block, index, columns)].next().expect("as many codes");
     Packed {
         packing,
         shape: shape.to_vec(),
         codes: (0..x.len()).map(next).collect(),
-        scales: Scaled::E4M3 { codes: scales, tensor: g },
+        scales: Scaled::E4M3 { codes: scales, tensor: 1.0 / s },
     }
 }

@@ -98,6 +98,18 @@ fn check_quantisation(config: &Config, reader: &mut Reader) {
     if let (Some(format), false) = (chosen.first(), config.lora.lora) {
         report_need(reader, format, "lora", "true");
     }
+    let details = [
+        ("qlora_block_size", "qlora_fp8", of.qlora_fp8),
+        ("qlora_bnb_block_size", "qlora_bnb", of.qlora_bnb),
+        ("qlora_bnb_double_quant", "qlora_bnb", of.qlora_bnb),
+        ("qlora_four_over_six", "qlora_fp4", of.qlora_fp4),
+    ];
+    for (detail, format, _) in details.into_iter().filter(|(_, _, on)| !on && !chosen.is_empty()) {
+        if reader.is_written(detail) && !reader.is_faulty(detail) {
+            let message = format!("`{detail}` has no effect on `{}`", chosen[0]);
+            reader.report(detail, message, Some(format!("remove `{detail}`, or set `{format}: true` instead")));
+        }
+    }
 }
 
 fn check_sharding(config: &Config, reader: &mut Reader) {
@@ -183,7 +195,6 @@ fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
         ("memcpy_all_gather", sharding.memcpy_all_gather, copied),
         ("memcpy_send_recv", sharding.memcpy_send_recv, copied),
         ("recipe", config.precision.recipe != Recipe::Bf16, "needs the matrix units of a GPU"),
-        ("qlora_fp4", config.qlora.qlora_fp4, "needs a Blackwell GPU"),
     ];
     promises.into_iter().filter(|(_, made, _)| *made).map(|(name, _, why)| (name, why)).collect()
 }
@@ -360,7 +371,6 @@ impl Config {
         let needs = [
             ("recipe", self.precision.recipe == Recipe::Fp8Hybrid, 89),
             ("recipe", self.precision.recipe == Recipe::Nvfp4, 100),
-            ("qlora_fp4", self.qlora.qlora_fp4, 100),
         ];
         for (path, requested, least) in needs {
             if let Some(has) = machine.compute_capability.filter(|has| requested && *has < least) {

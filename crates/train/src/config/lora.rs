@@ -26,21 +26,23 @@ options! {
 }
 
 options! {
-    /// Quantized frozen weights under the adapters. At most one of the three formats, and only with `lora: true`.
+    /// Quantized frozen weights under the adapters: the linears of the layers, each tensor by itself, quantized while they are
+    /// loaded. Embedding, LM head and norms keep their format. At most one of the three formats, and only with
+    /// `lora: true`. On any device: products read the dequantized values.
     pub struct Qlora: "QLoRA" {
-        /// FP4 (NVFP4). Blackwell.
-        qlora_fp4: bool = false, pending;
-        /// FP8 with blockwise scales.
-        qlora_fp8: bool = false, pending;
+        /// FP4 (NVFP4): E2M1 in blocks of 16. A weight whose rows are no multiple of 16 keeps its format.
+        qlora_fp4: bool = false;
+        /// FP8: E4M3 in square tiles whose scales are powers of two.
+        qlora_fp8: bool = false;
         /// NF4 as in bitsandbytes.
-        qlora_bnb: bool = false, pending;
-        /// Block size of FP8.
-        qlora_block_size: u32 = 128, one_of = &[64, 128, 256], pending;
+        qlora_bnb: bool = false;
+        /// Rows and columns of a tile of FP8.
+        qlora_block_size: u32 = 128, one_of = &[64, 128, 256];
         /// Block size of NF4.
-        qlora_bnb_block_size: u32 = 64, one_of = &[64, 128, 256, 512], pending;
+        qlora_bnb_block_size: u32 = 64, one_of = &[64, 128, 256, 512];
         /// Quantize the scales of NF4 blocks too.
-        qlora_bnb_double_quant: bool = true, pending;
+        qlora_bnb_double_quant: bool = true;
         /// FP4: for each block, try both 4 and 6 as the largest value and keep the one with the smaller error.
-        qlora_four_over_six: bool = true, pending;
+        qlora_four_over_six: bool = true;
     }
 }

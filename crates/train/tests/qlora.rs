@@ -1,0 +1,169 @@
+//! Adapters on quantised weights: a run has the bits of one on the weights that the codes stand for, whatever else is
+//! decided; its results are that function; and the recorded numbers hold.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use data::Batch;
+use data::safetensors::Weights;
+use serde_json::{Value, json};
+use tensor::packed::{Quantisation, Target};
+use tensor::{DType, HostTensor};
+use train::config::{Config, Task};
+use train::{Device, DeviceRequest, Model, ModelSource, Trainer};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/train lies in the repository").to_owned()
+}
+
+fn stories() -> PathBuf {
+    root().join("examples/stories/model")
+}
+
+fn device() -> Arc<Device> {
+    let cpu = options::Setting::Value(train::config::Device::Cpu);
+    Arc::new(Device::open(&DeviceRequest { device: cpu, ..DeviceRequest::default() }).unwrap())
+}
+
+fn trainer(model: &Path, changed: &[&Value]) -> Trainer {
+    let mut options = json!({
+        "model": model, "sequence_len": 64, "optimizer": "adamw", "gradient_accumulation_steps": 2, "lora_rank": 8,
+    });
+    for (key, value) in changed.iter().flat_map(|changed| changed.as_object().unwrap()) {
+        options[key] = value.clone();
+    }
+    let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+    let source = Arc::new(ModelSource::open(model, include_str!("ir/stories.json")).unwrap());
+    Trainer::new(Arc::new(config), source, device()).unwrap()
+}
+
+/// Two micro-batches whose rows hold two documents each.
+fn rows(step: usize) -> [Batch; 2] {
+    [0, 1].map(|part| {
+        let ids: Vec<i32> = (0..64).map(|i| ((i * 37 + step * 11 + part * 5) % 400 + 3) as i32).collect();
+        let positions = (0..64).map(|i| (i % 32 % 20) as i32).collect();
+        Batch::from_labels(2, 32, ids.clone(), &ids, Some(positions), None).unwrap()
+    })
+}
+
+fn train(trainer: &mut Trainer) -> Vec<(u64, u64)> {
+    let bits = |step| {
+        let metrics = trainer.step(&rows(step), Some(1e-2)).unwrap();
+        (metrics.loss.to_bits(), metrics.grad_norm.to_bits())
+    };
+    (0..4).map(bits).collect()
+}
+
+fn weights(folder: &Path) -> Vec<u8> {
+    let name = ["adapter_model.safetensors", "model.safetensors"].into_iter().find(|name| folder.join(name).exists());
+    std::fs::read(folder.join(name.unwrap())).unwrap()
+}
+
+/// The tensors of a folder by name, as bytes.
+fn tensors(folder: &Path) -> Vec<(String, HostTensor)> {
+    let files = Weights::open(folder).unwrap();
+    let read = |name: &&str| ((*name).to_owned(), files.get(name).unwrap().to_host().unwrap());
+    files.names().iter().map(read).collect()
+}
+
+#[test]
+fn a_run_has_the_bits_of_one_on_the_values_of_its_codes() {
+    let plain = json!({"torch_dtype": "bfloat16"});
+    let forms = [
+        (json!({"qlora_bnb": true}), plain.clone()),
+        (json!({"qlora_bnb": true, "qlora_bnb_block_size": 128, "qlora_bnb_double_quant": false}), plain.clone()),
+        (json!({"qlora_fp8": true, "qlora_block_size": 64}), json!({"torch_dtype": "float32"})),
+        (json!({"qlora_fp4": true}), plain.clone()),
+        (
+            json!({"qlora_fp4": true, "qlora_four_over_six": false}),
+            json!({"recompute_block": true, "lora_dropout": 0.0}),
+        ),
+    ];
+    for (form, others) in forms {
+        let place = tempfile::tempdir().unwrap();
+        let [base, adapter, merged, same, same_merged] =
+            ["base", "adapter", "merged", "same", "same_merged"].map(|name| place.path().join(name));
+        let mut quantised = trainer(&stories(), &[&form, &others]);
+        // B is zero before the first step: what is merged are the values of the codes.
+        quantised.export_merged(&base).unwrap();
+        let mut plain = trainer(&base, &[&others]);
+        assert_eq!(train(&mut quantised), train(&mut plain), "{form}");
+        quantised.export(&adapter).unwrap();
+        plain.export(&same).unwrap();
+        assert!(tensors(&adapter) == tensors(&same), "{form}: the adapters differ");
+        quantised.export_merged(&merged).unwrap();
+        plain.export_merged(&same_merged).unwrap();
+        assert!(weights(&merged) == weights(&same_merged), "{form}: the merged models differ");
+        let config = std::fs::read_to_string(merged.join("config.json")).unwrap();
+        assert!(!config.contains("quantization_config"));
+        let named = std::fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
+        assert!(named.contains("examples/stories/model"), "{named}");
+        // And it is another function than on the weights themselves.
+        let mut unquantised = trainer(&stories(), &[&others]);
+        assert_ne!(train(&mut unquantised)[0], train(&mut trainer(&stories(), &[&form, &others]))[0], "{form}");
+    }
+}
+
+fn golden() -> PathBuf {
+    let full = root().join("../shared/golden");
+    if full.is_dir() { full } else { root().join("tests/golden") }
+}
+
+fn relative(found: &HostTensor, reference: &HostTensor) -> f64 {
+    assert_eq!(found.shape, reference.shape);
+    let (found, reference) = (found.to_f64(), reference.to_f64());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    norm(&mut found.iter().zip(&reference).map(|(f, r)| f - r)) / norm(&mut reference.iter().copied())
+}
+
+const CASES: [(&str, Quantisation); 7] = [
+    ("nf4_64_nested", Quantisation::Nf4 { block: 64, nested: true }),
+    ("nf4_128", Quantisation::Nf4 { block: 128, nested: false }),
+    ("nf4_512_nested", Quantisation::Nf4 { block: 512, nested: true }),
+    ("fp8_64", Quantisation::Fp8 { extent: 64 }),
+    ("fp8_128", Quantisation::Fp8 { extent: 128 }),
+    ("nvfp4", Quantisation::Fp4 { target: Target::Six }),
+    ("nvfp4_46", Quantisation::Fp4 { target: Target::FourOrSix }),
+];
+
+#[test]
+fn the_recorded_numbers_hold() {
+    let mut checked = 0;
+    for name in ["llama", "qwen3"] {
+        let (folder, recorded) = (golden().join(name), golden().join("precision").join(name).join("qlora.safetensors"));
+        if !recorded.is_file() {
+            println!("skipped: there are no recordings of {name} next to the checkout");
+            continue;
+        }
+        let ir = std::fs::read_to_string(root().join(format!("crates/train/tests/ir/{name}.json"))).unwrap();
+        let source = Arc::new(ModelSource::open(&folder, &ir).unwrap());
+        let (inputs, recorded) =
+            (Weights::open(&folder.join("inputs.safetensors")).unwrap(), Weights::open(&recorded).unwrap());
+        let host = |files: &Weights, name: &str| files.get(name).unwrap().to_host().unwrap();
+        let ints = |name: &str| host(&inputs, name).to_f64().into_iter().map(|x| x as i32).collect::<Vec<_>>();
+        let shape = inputs.get("input_ids").unwrap().shape.to_vec();
+        let (ids, labels, positions) = (ints("input_ids"), ints("labels"), ints("position_ids"));
+        let batch = Batch::from_labels(shape[0], shape[1], ids, &labels, Some(positions), None).unwrap();
+        for (case, form) in CASES.iter().filter(|(case, _)| recorded.contains(&format!("{case}.logits"))) {
+            let adapter = folder.join("lora");
+            let model = Model::load(device(), source.clone(), Some(&adapter), DType::F32).unwrap();
+            let mut model = model.quantised(Some(*form));
+            let error =
+                relative(&model.forward(&batch, false).unwrap().logits, &host(&recorded, &format!("{case}.logits")));
+            assert!(error < 2e-5, "{name} {case}: {error:e}");
+            let found = model.loss_and_gradients(&batch).unwrap();
+            let loss = host(&recorded, &format!("{case}.loss")).to_f64()[0];
+            assert!((f64::from(found.loss) - loss).abs() < 2e-5, "{name} {case}: {} {loss}", found.loss);
+            for (tensor, gradient) in &found.gradients {
+                let reference = format!("{case}.grad.{tensor}");
+                if recorded.contains(&reference) {
+                    let reference = host(&recorded, &reference);
+                    let error = relative(gradient, &reference);
+                    assert!(error < 1e-4 || reference.to_f64().iter().all(|x| x.abs() < 1e-6), "{tensor}: {error:e}");
+                }
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked >= 3, "{checked} cases");
+}

@@ -18,6 +18,7 @@ mod plan;
 mod probes;
 mod recipes;
 mod residency;
+mod rule;
 mod time;
 mod update;
 

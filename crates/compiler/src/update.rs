@@ -5,8 +5,8 @@ mod matrices;
 mod slices;
 
 use ops::{OpId, id};
-use program::{Documents, Entry, EntryKind, Instruction, OptimizerState, Provenance, Step, TensorRef, scalar};
-use tensor::{Attrs, DType, HostTensor};
+use program::{Documents, Entry, EntryKind, Instruction, Provenance, Step, TensorRef, scalar};
+use tensor::{Attrs, DType};
 
 use crate::lowering::Lowering;
 use crate::memory::{ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
@@ -134,10 +134,9 @@ fn update_run(
     stream: usize,
 ) {
     let updated = run.master.as_ref().unwrap_or(&run.weight);
-    let attrs = Attrs::new()
-        .with("beta1", optimizer.beta1)
-        .with("beta2", optimizer.beta2)
-        .with("epsilon", optimizer.epsilon)
+    let attrs = run
+        .rule
+        .attributes(optimizer)
         .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
         .with("stochastic_rounding", updated.dtype == DType::BF16)
         .with("seed", seed)
@@ -146,39 +145,13 @@ fn update_run(
         Some(start) => attrs.with("start", start as u64),
         None => attrs,
     };
-    let scalars = [
-        scalar::LEARNING_RATE,
-        scalar::BIAS_CORRECTION_1,
-        scalar::BIAS_CORRECTION_2,
-        scalar::GRADIENT_SCALE,
-        scalar::UPDATE_APPLIED,
-        scalar::STEP,
-    ];
-    let mut inputs = vec![run.gradient.clone()];
-    inputs.extend(scalars.map(scalar_ref));
-    let mut outputs = vec![updated.clone()];
-    match run.state.as_ref().expect("a run with an optimizer has states") {
-        OptimizerState::Full { first, second } => {
-            outputs.extend([first.clone(), second.clone()]);
-            push_behind(steps, lowering, taken, id::ADAMW, attrs, inputs, outputs);
-        }
-        OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
-            inputs.extend([true, false].map(|signed| lowering.constant(&code_map(signed))));
-            let blocks = run.gradient.len() / crate::memory::ALIGNMENT_ELEMENTS;
-            let scales = [first_scale, second_scale].map(|t| TensorRef { shape: vec![blocks], ..t.clone() });
-            outputs.extend([first.clone(), second.clone()]);
-            outputs.extend(scales);
-            push_behind(steps, lowering, taken, id::ADAMW_8BIT, attrs, inputs, outputs);
-        }
-        OptimizerState::Matrices { .. } => panic!("matrices have an update of their own"),
-    }
-}
-
-/// The code book of the 8-bit states.
-fn code_map(signed: bool) -> HostTensor {
-    let mut result = [(vec![256], ops::evaluate::Array::<f32>::Real(vec![0.0; 256]))];
-    ops::evaluate::apply(ops::get(id::DYNAMIC_MAP), &Attrs::new().with("signed", signed), &[], &mut result);
-    HostTensor::from_f32([256], result[0].1.real())
+    let scalars = run.rule.scalars().iter().map(|name| scalar_ref(name));
+    let tables = run.rule.tables();
+    let tables = tables.iter().map(|table| lowering.constant(table));
+    let inputs = std::iter::once(run.gradient.clone()).chain(scalars).chain(tables).collect();
+    let states = run.states.iter().map(|state| state.at.clone());
+    let outputs = std::iter::once(updated.clone()).chain(states).collect();
+    push_behind(steps, lowering, taken, run.rule.operation(), attrs, inputs, outputs);
 }
 
 /// Adds an operation, while values of the update occupy the first `taken` bytes of the activation arena.

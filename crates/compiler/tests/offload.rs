@@ -9,9 +9,7 @@ use std::sync::Arc;
 use compiler::{
     AdapterOptions, CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, PlanOptions, RecomputeOptions, compile,
 };
-use program::{
-    ArenaKind, Backend, EntryKind, Instruction, Machine, OptimizerState, Program, Session, StreamId, TensorRef, scalar,
-};
+use program::{ArenaKind, Backend, EntryKind, Instruction, Machine, Program, Session, StreamId, TensorRef, scalar};
 use support::{TASK, VARIANT, adapter, options};
 use tensor::{DType, HostTensor};
 
@@ -77,7 +75,7 @@ fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
         }
     }
     for slot in &program.layout.parameters {
-        let states = slot.state.iter().flat_map(OptimizerState::tensors).map(|(_, at)| at);
+        let states = slot.states.iter().map(|state| &state.at);
         let kept = [Some(&slot.weight), slot.gradient.as_ref(), slot.master.as_ref()];
         for at in kept.into_iter().flatten().chain(states) {
             results.push((format!("{}: {at}", slot.name), read(session, at)));

@@ -342,14 +342,14 @@ fn an_f32_copy_is_updated_and_the_weight_is_its_rounding() {
 
 #[test]
 fn normuon_takes_matrices_of_equal_extents_together_and_leaves_the_rest_to_adamw() {
-    use program::{Instruction, OptimizerState};
+    use program::Instruction;
     let model = graph::from_json(include_str!("fixtures/qwen3.json")).unwrap();
     let mut options = options();
     let optimizer = options.training.as_mut().unwrap().optimizer.as_mut().unwrap();
     optimizer.kind = compiler::OptimizerKind::NorMuon { momentum: 0.95, beta2: 0.95, cautious: true };
     let program = compile(&model, &options, &Machine::cpu(1 << 34, 2)).unwrap();
     for slot in &program.layout.parameters {
-        let by_matrices = matches!(slot.state, Some(OptimizerState::Matrices { .. }));
+        let by_matrices = slot.states.iter().any(|state| state.name == "rows");
         let expected = slot.name.contains("_proj");
         assert_eq!(by_matrices, expected, "{}: vectors, embeddings and head are left to AdamW", slot.name);
     }

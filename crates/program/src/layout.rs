@@ -2,7 +2,7 @@
 //! Entry points come and go over one layout; checkpoints are loops over it.
 
 use crate::memory::TensorRef;
-use crate::parameter::{OptimizerState, ParameterSlot};
+use crate::parameter::ParameterSlot;
 
 /// The persistent part of a program.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,7 +32,7 @@ impl Layout {
 
 /// What the optimizer keeps of one parameter.
 fn states_of(slot: &ParameterSlot) -> impl Iterator<Item = (String, &TensorRef)> {
-    let states = slot.state.iter().flat_map(OptimizerState::tensors);
+    let states = slot.states.iter().map(|state| (state.name, &state.at));
     let parts = states.chain(slot.master.as_ref().map(|at| ("master", at)));
     parts.map(|(part, at)| (format!("{}.{part}", slot.name), at))
 }

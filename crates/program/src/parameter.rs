@@ -6,28 +6,11 @@ use tensor::{DType, Shape};
 
 use crate::memory::TensorRef;
 
-/// What the optimizer keeps of one parameter from step to step.
+/// A tensor that the optimizer keeps of a parameter from step to step, by the name that a checkpoint gives it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum OptimizerState {
-    /// Two f32 tensors like the parameter.
-    Full { first: TensorRef, second: TensorRef },
-    /// Two tensors of 8-bit codes like the parameter, and one f32 scale per block of 256 elements.
-    Blockwise { first: TensorRef, second: TensorRef, first_scale: TensorRef, second_scale: TensorRef },
-    /// The f32 mean of the gradients like the parameter, and one f32 mean of squares for each row of its matrices.
-    Matrices { first: TensorRef, rows: TensorRef },
-}
-
-impl OptimizerState {
-    /// Its tensors, by the names that a checkpoint gives them.
-    pub fn tensors(&self) -> Vec<(&'static str, &TensorRef)> {
-        match self {
-            OptimizerState::Full { first, second } => vec![("first", first), ("second", second)],
-            OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
-                vec![("first", first), ("second", second), ("first_scale", first_scale), ("second_scale", second_scale)]
-            }
-            OptimizerState::Matrices { first, rows } => vec![("first", first), ("rows", rows)],
-        }
-    }
+pub struct OptimizerState {
+    pub name: &'static str,
+    pub at: TensorRef,
 }
 
 /// A weight that is kept in codes; products read its values.
@@ -59,7 +42,7 @@ pub struct ParameterSlot {
     pub decay: bool,
     /// f32, shaped like the weight; only for what is trained.
     pub gradient: Option<TensorRef>,
-    pub state: Option<OptimizerState>,
+    pub states: Vec<OptimizerState>,
     /// f32 copy that the optimizer updates, when one is kept.
     pub master: Option<TensorRef>,
 }

@@ -363,7 +363,7 @@ pub(crate) mod tests {
             trainable: true,
             decay: true,
             gradient: None,
-            state: None,
+            states: Vec::new(),
             master: None,
         }
     }

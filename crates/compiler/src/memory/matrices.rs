@@ -1,7 +1,7 @@
 //! Matrices of equal extents that are evenly spaced in the flat arenas: what the update of matrices takes at
 //! once. Knows slots; not what is computed with them.
 
-use program::{OptimizerState, ParameterSlot, TensorRef};
+use program::{ParameterSlot, TensorRef};
 
 /// A row of matrices. The first axis of each tensor counts them.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +44,7 @@ impl Matrices {
 /// Adds the matrices of a slot: to the row that they continue with, or as a new one. Parameters at one place of
 /// their groups are as far apart as the groups are large.
 pub(super) fn add(known: &mut Vec<Matrices>, slot: &ParameterSlot, position: u32) {
-    let Some(OptimizerState::Matrices { first, rows }) = &slot.state else { return };
+    let [first, rows] = slot.states.as_slice() else { panic!("matrices keep their momentum and their rows") };
     let updated = slot.master.as_ref().unwrap_or(&slot.weight);
     let axes = updated.shape.len();
     let (m, n) = (updated.shape[axes - 2], updated.shape[axes - 1]);
@@ -55,8 +55,8 @@ pub(super) fn add(known: &mut Vec<Matrices>, slot: &ParameterSlot, position: u32
     };
     let mut new = Matrices {
         weight: folded(updated, &[m, n]),
-        first: folded(first, &[m, n]),
-        rows: folded(rows, &[m]),
+        first: folded(&first.at, &[m, n]),
+        rows: folded(&rows.at, &[m]),
         position,
     };
     let alike = |last: &&mut Matrices| {
@@ -88,7 +88,7 @@ fn extend(row: &mut Matrices, next: &mut Matrices) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use program::{ArenaId, Initializer};
+    use program::{ArenaId, Initializer, OptimizerState};
     use tensor::DType;
 
     use super::*;
@@ -106,7 +106,10 @@ mod tests {
             trainable: true,
             decay: true,
             gradient: None,
-            state: Some(OptimizerState::Matrices { first: at(3, offset, &shape), rows: at(3, rows, &shape[..1]) }),
+            states: vec![
+                OptimizerState { name: "first", at: at(3, offset, &shape) },
+                OptimizerState { name: "rows", at: at(3, rows, &shape[..1]) },
+            ],
             master: None,
         }
     }

@@ -12,10 +12,8 @@ use tensor::{DType, HostTensor, Storage};
 
 use super::matrices::{self, Matrices};
 use super::{ALIGNMENT_ELEMENTS, SCALAR_BYTES, align, arena};
-use crate::options::{CompileOptions, OptimizerKind};
-
-/// Tensors with fewer elements keep f32 moments (the rule of the 8-bit optimizer).
-const SMALLEST_8BIT: usize = 4096;
+use crate::options::CompileOptions;
+use crate::rule::{Per, Rule, State};
 
 /// A stretch of a flat arena that the optimizer treats alike.
 #[derive(Clone, Debug)]
@@ -23,13 +21,16 @@ pub(crate) struct Run {
     /// Weights, gradients and states of the stretch as flat tensors.
     pub weight: TensorRef,
     pub gradient: TensorRef,
-    pub state: Option<OptimizerState>,
+    /// How it is updated, where there is an optimizer.
+    pub rule: Rule,
+    /// What is kept of it, in the order of the rule; nothing without an optimizer.
+    pub states: Vec<OptimizerState>,
     /// The f32 copy that the optimizer updates in the weights' place.
     pub master: Option<TensorRef>,
     pub decay: bool,
     /// Rows of all its matrices, as they are laid out.
     rows: usize,
-    /// Of a state of matrices: what the run consists of.
+    /// Of a rule of matrices: what the run consists of.
     pub matrices: Vec<Matrices>,
 }
 
@@ -97,26 +98,14 @@ struct Treatment {
     adapter: bool,
     trainable: bool,
     no_decay: bool,
-    form: Form,
-}
-
-/// What the optimizer keeps of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
-    Blockwise,
-    Full,
-    Matrices,
+    rule: Rule,
 }
 
 fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
-    let kind = options.training.as_ref().and_then(|t| t.optimizer.as_ref()).map(|o| o.kind);
-    let elements: usize = parameter.shape.iter().product();
-    let form = match kind {
-        Some(OptimizerKind::AdamW8bit) if elements >= SMALLEST_8BIT => Form::Blockwise,
-        Some(OptimizerKind::NorMuon { .. }) if parameter.shape.len() >= 2 && !parameter.table => Form::Matrices,
-        _ => Form::Full,
-    };
-    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: parameter.shape.len() < 2, form }
+    let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
+    // Without an optimizer all are alike.
+    let rule = optimizer.map_or(Rule::AdamW, |optimizer| Rule::of(optimizer.kind, parameter));
+    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: parameter.shape.len() < 2, rule }
 }
 
 /// Parameter indices in arena order: units (merge groups and single parameters) sorted by the
@@ -143,7 +132,7 @@ fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
     units.sort_by_key(|unit| {
         let treatment = treatment(&graph.parameters[unit[0]], options);
         let shapes = || unit.iter().map(|index| graph.parameters[*index].shape.clone()).collect::<Vec<_>>();
-        (treatment, if treatment.form == Form::Matrices { shapes() } else { Vec::new() })
+        (treatment, if treatment.rule.takes_matrices() { shapes() } else { Vec::new() })
     });
     units.into_iter().flatten().collect()
 }
@@ -165,9 +154,9 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
     let mut slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
     let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     let mut runs_with_state = Vec::new();
-    for (treatment, mut run) in runs {
+    for (_, mut run) in runs {
         if let Some(optimizer) = optimizer {
-            run.state = Some(cursor.state(run.gradient.len(), run.rows, treatment.form));
+            run.states = cursor.states(&run);
             if optimizer.master && run.weight.dtype != DType::F32 {
                 let elements = run.weight.len();
                 run.master = Some(take(&mut cursor.masters, arena::MASTERS, DType::F32, elements, &[elements]));
@@ -181,10 +170,11 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
         let slot = &mut slots[index];
         let Some((number, start)) = run_of(slot, &runs_with_state) else { continue };
         let run = &mut runs_with_state[number];
-        slot.state = run.state.as_ref().map(|state| state_of(slot, state, start, rows[number]));
+        let states = run.rule.states().iter().zip(&run.states);
+        slot.states = states.map(|(kind, whole)| state_of(slot, kind.per, whole, start, rows[number])).collect();
         slot.master = run.master.as_ref().map(|whole| part_of(whole, start, &slot.weight.shape));
         rows[number] += rows_of(slot);
-        if let Some(OptimizerState::Matrices { .. }) = slot.state {
+        if optimizer.is_some() && run.rule.takes_matrices() {
             let position = graph.parameters[index].merge_group.map_or(0, |(_, position)| position);
             matrices::add(&mut run.matrices, slot, position);
         }
@@ -249,28 +239,22 @@ impl Cursor {
             trainable: parameter.trainable,
             decay: parameter.shape.len() >= 2,
             gradient,
-            state: None,
+            states: Vec::new(),
             master: None,
         }
     }
 
-    fn state(&mut self, elements: usize, rows: usize, form: Form) -> OptimizerState {
-        let mut flat = |dtype: DType, n: usize| take(&mut self.optimizer, arena::OPTIMIZER, dtype, n, &[n]);
-        let blocks = elements / ALIGNMENT_ELEMENTS;
-        match form {
-            Form::Full => {
-                OptimizerState::Full { first: flat(DType::F32, elements), second: flat(DType::F32, elements) }
-            }
-            Form::Matrices => {
-                OptimizerState::Matrices { first: flat(DType::F32, elements), rows: flat(DType::F32, rows) }
-            }
-            Form::Blockwise => OptimizerState::Blockwise {
-                first: flat(DType::U8, elements),
-                second: flat(DType::U8, elements),
-                first_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
-                second_scale: flat(DType::F32, align(blocks, ALIGNMENT_ELEMENTS)),
-            },
-        }
+    fn states(&mut self, run: &Run) -> Vec<OptimizerState> {
+        let mut laid_out = |kind: &State| {
+            let count = match kind.per {
+                Per::Element => run.gradient.len(),
+                Per::Block => run.gradient.len() / ALIGNMENT_ELEMENTS,
+                Per::Row => run.rows,
+            };
+            let at = take(&mut self.optimizer, arena::OPTIMIZER, kind.dtype, count, &[count]);
+            OptimizerState { name: kind.name, at }
+        };
+        run.rule.states().iter().map(&mut laid_out).collect()
     }
 }
 
@@ -306,7 +290,8 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
     }
     let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
     let (weight, gradient) = (flat(&slot.weight), flat(gradient));
-    let run = Run { weight, gradient, state: None, master: None, decay: slot.decay, rows, matrices: Vec::new() };
+    let (rule, decay) = (treatment.rule, slot.decay);
+    let run = Run { weight, gradient, rule, states: Vec::new(), master: None, decay, rows, matrices: Vec::new() };
     runs.push((treatment, run));
 }
 
@@ -328,26 +313,16 @@ fn part_of(whole: &TensorRef, start: usize, shape: &[usize]) -> TensorRef {
     TensorRef::dense(whole.arena, whole.offset + start * whole.dtype.size(), whole.dtype, shape)
 }
 
-/// The part of its run's state that belongs to one parameter, which begins at element `start` and with row `row`.
-fn state_of(slot: &ParameterSlot, state: &OptimizerState, start: usize, row: usize) -> OptimizerState {
+/// The part of a state of its run that belongs to one parameter, which begins at element `start` and with row `row`.
+fn state_of(slot: &ParameterSlot, per: Per, whole: &OptimizerState, start: usize, row: usize) -> OptimizerState {
     let shape = &slot.weight.shape;
-    match state {
-        OptimizerState::Full { first, second } => {
-            OptimizerState::Full { first: part_of(first, start, shape), second: part_of(second, start, shape) }
+    let at = match per {
+        Per::Element => part_of(&whole.at, start, shape),
+        Per::Row => part_of(&whole.at, row, &shape[..shape.len() - 1]),
+        Per::Block => {
+            let blocks = slot.weight.len().div_ceil(ALIGNMENT_ELEMENTS);
+            part_of(&whole.at, start / ALIGNMENT_ELEMENTS, &[blocks])
         }
-        OptimizerState::Matrices { first, rows } => {
-            let of_slot = &shape[..shape.len() - 1];
-            OptimizerState::Matrices { first: part_of(first, start, shape), rows: part_of(rows, row, of_slot) }
-        }
-        OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
-            let blocks = [slot.weight.len().div_ceil(ALIGNMENT_ELEMENTS)];
-            let first_block = start / ALIGNMENT_ELEMENTS;
-            OptimizerState::Blockwise {
-                first: part_of(first, start, shape),
-                second: part_of(second, start, shape),
-                first_scale: part_of(first_scale, first_block, &blocks),
-                second_scale: part_of(second_scale, first_block, &blocks),
-            }
-        }
-    }
+    };
+    OptimizerState { name: whole.name, at }
 }

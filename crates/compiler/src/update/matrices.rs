@@ -3,13 +3,14 @@
 //! the other entries do not need then.
 
 use ops::{OpId, id};
-use program::{OptimizerState, Step, TensorRef, scalar};
+use program::{Step, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use super::push_behind;
 use crate::lowering::Lowering;
 use crate::memory::{ALIGNMENT_BYTES, Matrices, Run, align, arena, scalar_ref};
 use crate::options::{OptimizerKind, OptimizerOptions};
+use crate::rule::Rule;
 
 /// Bytes of the values of one batch, unless a single matrix needs more. Fixed, because the number of matrices of a
 /// batch may decide how a product is summed.
@@ -37,9 +38,7 @@ pub(super) fn update(
     seed: u64,
     number: usize,
 ) {
-    let Some(OptimizerState::Matrices { first, .. }) = &run.state else {
-        panic!("a run of matrices keeps their momentum");
-    };
+    let first = &run.states[0].at;
     let batches = batches(&run.matrices, run.weight.dtype);
     let mut orthogonal = Orthogonal::new(&batches, taken, optimizer, seed);
     orthogonal.mean(steps, lowering, taken, &run.gradient, first);
@@ -165,7 +164,7 @@ impl<'a> Orthogonal<'a> {
         let mut inputs = vec![matrices_of(direction, from, part.count())];
         inputs.extend([scalar::LEARNING_RATE, scalar::UPDATE_APPLIED, scalar::STEP].map(scalar_ref));
         let outputs = vec![part.weight.clone(), part.rows.clone()];
-        push_behind(steps, lowering, self.end(batch), id::NORMUON, attrs, inputs, outputs);
+        push_behind(steps, lowering, self.end(batch), Rule::NorMuon.operation(), attrs, inputs, outputs);
     }
 }
 

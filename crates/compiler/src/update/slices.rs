@@ -8,6 +8,7 @@ use tensor::DType;
 use super::matrices::{Batch, batches};
 use crate::memory::{ALIGNMENT_ELEMENTS, Matrices, Run, align, arena};
 use crate::residency::{Homes, Stay, ring};
+use crate::rule::{Per, State};
 
 /// Slices begin on multiples of this many elements, so that every tensor of theirs begins on 16 bytes.
 const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
@@ -51,11 +52,11 @@ impl Slices {
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
         for run in runs {
             let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
-            match (&run.state, bytes) {
-                (Some(OptimizerState::Matrices { .. }), 0) => cut.whole_matrices(run),
-                (Some(OptimizerState::Matrices { first, .. }), _) => cut.matrices(run, first, moves(arena::MASTERS)),
-                (_, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 1),
-                _ => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
+            match (run.rule.takes_matrices(), bytes) {
+                (true, 0) => cut.whole_matrices(run),
+                (true, _) => cut.matrices(run, moves(arena::MASTERS)),
+                (false, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 1),
+                (false, _) => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
             }
         }
         let Cut { mut all, batches, .. } = cut;
@@ -100,7 +101,8 @@ impl Cut {
 
     /// Momentum matrix by matrix until a batch is complete, then its steps: by matrices where their copies move, else
     /// as the run in one piece takes them.
-    fn matrices(&mut self, run: &Run, first: &TensorRef, copies_move: bool) {
+    fn matrices(&mut self, run: &Run, copies_move: bool) {
+        let first = &run.states[0].at;
         let flat = |of: &TensorRef, matrix: &TensorRef| {
             let start = (matrix.offset - first.offset) / DType::F32.size();
             TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [matrix.len()])
@@ -146,13 +148,7 @@ impl Work {
 
 /// The tensors of a run that may lie in host memory, and whether the update writes them.
 fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
-    let states = match run.state.as_mut().expect("a run with an optimizer has states") {
-        OptimizerState::Full { first, second } => vec![first, second],
-        OptimizerState::Blockwise { first, second, first_scale, second_scale } => {
-            vec![first, second, first_scale, second_scale]
-        }
-        OptimizerState::Matrices { first, rows } => vec![first, rows],
-    };
+    let states = run.states.iter_mut().map(|state| &mut state.at);
     let written = run.master.iter_mut().chain(states).map(|tensor| (tensor, true));
     std::iter::once((&mut run.gradient, false)).chain(written).collect()
 }
@@ -163,19 +159,17 @@ fn part(run: &Run, start: usize, elements: usize) -> Run {
         TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [elements])
     };
     let flat = |of: &TensorRef| cut(of, start, elements);
-    let scale = |of: &TensorRef| cut(of, start / ALIGNMENT_ELEMENTS, elements.div_ceil(ALIGNMENT_ELEMENTS));
-    let state = run.state.as_ref().map(|state| match state {
-        OptimizerState::Full { first, second } => OptimizerState::Full { first: flat(first), second: flat(second) },
-        OptimizerState::Blockwise { first, second, first_scale, second_scale } => OptimizerState::Blockwise {
-            first: flat(first),
-            second: flat(second),
-            first_scale: scale(first_scale),
-            second_scale: scale(second_scale),
-        },
-        OptimizerState::Matrices { .. } => panic!("matrices are not cut by elements"),
-    });
+    let state = |(kind, of): (&State, &OptimizerState)| {
+        let at = match kind.per {
+            Per::Element => flat(&of.at),
+            Per::Block => cut(&of.at, start / ALIGNMENT_ELEMENTS, elements.div_ceil(ALIGNMENT_ELEMENTS)),
+            Per::Row => panic!("matrices are not cut by elements"),
+        };
+        OptimizerState { name: of.name, at }
+    };
     let mut part = run.clone();
-    (part.weight, part.gradient, part.state) = (flat(&run.weight), flat(&run.gradient), state);
+    part.states = run.rule.states().iter().zip(&run.states).map(state).collect();
+    (part.weight, part.gradient) = (flat(&run.weight), flat(&run.gradient));
     part.master = run.master.as_ref().map(flat);
     part
 }

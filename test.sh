@@ -3,7 +3,9 @@
 #
 # Needs rustc with cargo, a C compiler, git and python3 (3.11 or newer), and a way to crates.io and PyPI. Everything
 # heavy is built once, with the release profile, into the usual target folder. Stops at the first failure. Knows the
-# order of the stages, not what is in them. Reference numbers in ../shared are used where they lie next to the checkout.
+# order of the stages, not what is in them. No test passes unrun: what needs something is ignored unless it is named here,
+# and fails without it. ../shared, which is no part of the repository, has the stages that read it where it lies next to
+# the checkout.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -41,7 +43,16 @@ stage "format" cargo fmt --all -- --check
 stage "house" cargo xtask tidy
 stage "generated files" cargo xtask generate --check
 stage "kernels" cargo xtask kernels
+stage "lints" cargo clippy --release --workspace --all-targets -- --deny warnings
 stage "rust tests" cargo test --release --workspace
+stage "kernels at run time" cargo test --release --workspace --test nvrtc -- --ignored
+if [ -d ../shared ]; then
+  stage "real data" cargo test --release --workspace --test families --test real_data --test tokenizers -- --ignored
+  stage "quantised models" cargo test --release --workspace --test prequantised -- --ignored
+  stage "real tokenizers" cargo test --release --workspace --lib -- --ignored fast_encoder
+else
+  printf '\nNot run without ../shared: real data, quantised models, real tokenizers.\n'
+fi
 stage "wheel" install_wheel
 stage "python tests" "$python" -m pytest -q -rs
 

@@ -8,11 +8,11 @@ import site, sys
 print(":".join(dict.fromkeys([*site.getsitepackages(), site.getusersitepackages(), *sys.path[1:]])))
 PY
 )
-export SUROGATE_GPU_TESTS=1 SUROGATE_SITE_PACKAGES=$sites RUST_BACKTRACE=1
+export SUROGATE_SITE_PACKAGES=$sites RUST_BACKTRACE=1
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 failed=0
 for binary in "$@"; do
   chmod +x "$binary"
-  timeout "${TEST_TIMEOUT:-300}" "$binary" --test-threads=1 --nocapture || failed=1
+  timeout "${TEST_TIMEOUT:-300}" "$binary" --include-ignored --test-threads=1 --nocapture || failed=1
 done
 exit $failed

@@ -176,3 +176,23 @@ def test_conversations_need_the_template_that_use_chat_template_forbids(capsys, 
     assert tokenize(capsys, tmp_path, chat_model, datasets=datasets)[0] == 0
     code, text = tokenize(capsys, tmp_path, chat_model, datasets=datasets, use_chat_template=False)
     assert code == 2 and "`use_chat_template: false`" in text
+
+
+def test_what_stands_around_a_conversation_is_as_requested(capsys, tmp_path, chat_model):
+    (chat_model / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}\n" + TEMPLATE)
+    data = tmp_path / "talk.jsonl"
+    data.write_text("".join(json.dumps({"messages": TALK}) + "\n" for _ in range(4)))
+    datasets = [{"path": str(data), "type": "conversation"}]
+
+    def shown(**options: object) -> str:
+        path = tmp_path / "run.yaml"
+        run = {"model": str(chat_model), "sequence_len": 256, "datasets": datasets, "validation_split_ratio": 0}
+        path.write_text(json.dumps({**run, "output_dir": str(tmp_path / "output"), "device": "cpu", **options}))
+        assert main(["tokenize", str(path), "--debug"]) == 0
+        return capsys.readouterr().out.replace("·", "")  # between tokens
+
+    clock = shown(clock="2026-11-20")
+    assert "20 Nov 2026" in clock and "21 Nov 2026" in shown(clock="2026-11-21")
+    assert "system: Be brief." in shown(system="Be brief.") and "system:" not in clock
+    (tmp_path / "other.jinja").write_text(TEMPLATE.replace(": ", " says "))
+    assert "user says One day" in shown(template=str(tmp_path / "other.jinja")) and "user: One day" in clock

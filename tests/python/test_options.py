@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "datasets.samples": (numbers, tokens(samples=20), {}),
 }
 
-# Options whose effect another test shows: the file that it stands in, which names the option.
+# Options whose effect another test shows: the file that it stands in, which gives the option a value.
 ELSEWHERE = {
     "apply_recommended_values": "crates/train/tests/recommend.rs",
     "memory_limit": "tests/python/test_plan.py",
@@ -200,8 +201,8 @@ ELSEWHERE = {
     "response_prefix": "tests/python/test_data.py",
     "agent_template": "tests/python/test_data.py",
     "loss_scale": "tests/python/test_data.py",
-    "system": "crates/data/tests/spans.rs",
-    "clock": "crates/data/tests/spans.rs",
+    "system": "tests/python/test_data.py",
+    "clock": "tests/python/test_data.py",
     "use_chat_template": "tests/python/test_data.py",
     "data_cache": "tests/python/test_data_cache.py",
 }
@@ -235,5 +236,16 @@ def test_each_option_changes_something(base, tmp_path, option):
 def test_every_available_option_is_looked_at():
     unknown = [name for name in available() if name not in EFFECTS.keys() | ELSEWHERE.keys() | WITHOUT_TRACE]
     assert not unknown, f"available, but no test shows what they change: {unknown}"
-    silent = [name for name, file in ELSEWHERE.items() if name not in (REPOSITORY / file).read_text()]
-    assert not silent, f"the tests that should show what they change do not name them: {silent}"
+    silent = [name for name, file in ELSEWHERE.items() if not sets(name, (REPOSITORY / file).read_text())]
+    assert not silent, f"the tests that should show what they change do not set them: {silent}"
+
+
+def sets(option: str, text: str) -> bool:
+    """Whether a source gives an option a value: as a key, as an argument, or before its value in a pair."""
+    own = rf"(?<![\w.]){option}"
+    return bool(re.search(rf"{own}\s*(:\s|=(?!=))|\"{option}\"\s*(:|,)", text))
+
+
+def test_a_word_in_a_text_sets_no_option():
+    assert not any(sets("system", text) for text in ['Message("a system")', "of.system == 1", "subsystem: 1", "system("])
+    assert all(sets("system", text) for text in ['{"system": 1}', "system=1", "system: x", '("system", 1)'])

@@ -9,7 +9,6 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cuda::Error;
 use cuda::library::{Search, open_nvrtc};
 use cuda::nvrtc::{Compiler, KernelSource};
 use ops::examples::{Instance, instantiate};
@@ -41,21 +40,16 @@ impl fmt::Display for Unit {
 /// Compiles for `architectures`, all supported ones when none is named.
 ///
 /// # Errors
-/// The kernels that do not compile, with the compiler's words.
+/// NVRTC is missing; the kernels that do not compile, with the compiler's words.
 pub fn run(architectures: &[&str]) -> Result<(), String> {
     if let Some(unknown) = architectures.iter().find(|a| !ARCHITECTURES.contains(a)) {
         return Err(format!("`{unknown}` is not among {}", ARCHITECTURES.join(", ")));
     }
     let architectures = if architectures.is_empty() { &ARCHITECTURES[..] } else { architectures };
     let roots = std::env::var_os(WHEELS).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
-    let compiler = match open_nvrtc(&Search::from_environment(roots)) {
-        Ok(opened) => Compiler::new(opened).map_err(|e| e.to_string())?,
-        Err(missing @ Error::LibraryMissing { .. }) => {
-            println!("SKIPPED, no NVRTC (name the folder of its wheel in {WHEELS}): {missing}");
-            return Ok(());
-        }
-        Err(other) => return Err(other.to_string()),
-    };
+    let opened = open_nvrtc(&Search::from_environment(roots));
+    let opened = opened.map_err(|e| format!("{e} ({WHEELS} names the folder of its wheel)"))?;
+    let compiler = Compiler::new(opened).map_err(|e| e.to_string())?;
     let jobs: BTreeSet<(Unit, &str)> = architectures.iter().flat_map(|architecture| jobs_of(architecture)).collect();
     let jobs: Vec<(&Unit, &str)> = jobs.iter().map(|(unit, architecture)| (unit, *architecture)).collect();
     let failures = compile_all(&compiler, &jobs);
@@ -109,7 +103,7 @@ const ATTENTION_TURNS: usize = 5;
 
 fn is_skipped(op: &dyn Op, index: usize, machine: &Machine) -> bool {
     let place = ARCHITECTURES.iter().position(|known| *known == machine.arch.to_string()).unwrap_or(0);
-    op.class() == Class::Attention && (index + place) % ATTENTION_TURNS != 0
+    op.class() == Class::Attention && !(index + place).is_multiple_of(ATTENTION_TURNS)
 }
 
 /// The kernels that an operation lowers its examples to on a machine.

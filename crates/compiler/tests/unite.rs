@@ -28,7 +28,8 @@ fn parts_give_what_compiling_all_shapes_gives() {
             // The update is behind the first shape's entries here, behind all of them there.
             for program in [&mut united, &mut whole] {
                 program.entries.sort_by_key(|entry| entry.variant.is_none());
-                (program.kernels.clear(), program.constants.clear());
+                program.kernels.clear();
+                program.constants.clear();
                 for launch in program.entries.iter_mut().flat_map(|e| &mut e.steps).filter_map(launch) {
                     launch.calls.clear();
                 }

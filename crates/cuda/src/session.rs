@@ -209,7 +209,7 @@ impl Session for CudaSession {
             engine.device.bind()?;
             let place = |tensor: &TensorRef| {
                 let (buffer, offset) = place_of(memory, tensor, tensor.bytes());
-                (&*buffer, offset, tensor.bytes())
+                (buffer, offset, tensor.bytes())
             };
             readings.start(&engine.stream, &at.iter().map(place).collect::<Vec<_>>())
         };

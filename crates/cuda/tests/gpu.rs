@@ -1,5 +1,5 @@
-//! Instructions on a real GPU against f64 on the host. Run with SUROGATE_GPU_TESTS=1, where a missing
-//! GPU or library is a failure; without it every test says that it is skipped.
+//! Instructions on a real GPU against f64 on the host. Ignored unless asked for: `cargo test --release --workspace
+//! --test gpu -- --ignored` on a machine with a GPU, where a missing GPU or library is a failure.
 //! SUROGATE_SITE_PACKAGES names the folders of the pip wheels.
 
 mod reference;
@@ -11,19 +11,15 @@ use reference::{Case, Layout, Numbers, offsets, read, relative_error, write};
 use std::sync::Arc;
 use tensor::{Attrs, DType, HostTensor};
 
-/// Options for the first GPU and its architecture, or `None` where GPU tests are not asked for.
-fn gpu() -> Option<(Options, String)> {
-    if std::env::var("SUROGATE_GPU_TESTS").as_deref() != Ok("1") {
-        println!("SKIPPED: set SUROGATE_GPU_TESTS=1 on a machine with a GPU");
-        return None;
-    }
+/// Options for the first GPU and its architecture.
+fn gpu() -> (Options, String) {
     let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
     let search = Search::from_environment(roots.unwrap_or_default());
-    let found = devices(&search).unwrap_or_else(|e| panic!("GPU tests were requested: {e}"));
-    let device = found.first().expect("GPU tests were requested, but no GPU is visible");
+    let found = devices(&search).unwrap_or_else(|e| panic!("there is no GPU: {e}"));
+    let device = found.first().expect("no GPU is visible");
     let options =
         Options { cache: DiskCache::default(), time_products: false, check_each: true, ..Options::new(search) };
-    Some((options, device.architecture.to_string()))
+    (options, device.architecture.to_string())
 }
 
 fn load(options: &Options, program: Arc<Program>) -> CudaSession {
@@ -35,16 +31,18 @@ fn run(session: &mut CudaSession) {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn the_machine_reports_everything_that_is_needed() {
-    let Some((options, _)) = gpu() else { return };
+    let (options, _) = gpu();
     let report = cuda::Report::new(&options.search);
     println!("{report}");
     assert!(report.usable(), "{report}");
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn kernels_get_their_arguments() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let mut layout = Layout::default();
     let (x, y, scratch) =
         (layout.place(DType::F32, &[300]), layout.place(DType::F32, &[300]), layout.place(DType::U8, &[2048]));
@@ -101,8 +99,9 @@ extern "C" __global__ void gather(const float* scratch, float* y, unsigned n) {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn copies_convert_and_cross_layouts_and_zeroing_spares_the_gaps() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let mut layout = Layout::default();
     let wide = layout.place(DType::F32, &[4, 6, 40]);
     let slice = TensorRef { offset: wide.offset + 8 * 4, shape: vec![4, 6, 16], ..wide.clone() };
@@ -200,8 +199,9 @@ fn check_gemm(options: &Options, architecture: &str, dtypes: (DType, DType), tra
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn products_in_every_orientation_and_type() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     for dtypes in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
         for transpose in [(false, false), (false, true), (true, false), (true, true)] {
             for parts in [false, true] {
@@ -249,8 +249,9 @@ fn products(options: &Options, architecture: &str) -> (cuda::Algorithms, Vec<u8>
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn timed_products_are_remembered_and_taken_from_a_record() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let folder = tempfile::tempdir().unwrap();
     let timed =
         Options { cache: DiskCache::new(Some(folder.path().to_owned())), time_products: true, ..options.clone() };
@@ -275,8 +276,9 @@ fn timed_products_are_remembered_and_taken_from_a_record() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn stored_attention_plans_give_the_same_bits() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let folder = tempfile::tempdir().unwrap();
     let options = Options { cache: DiskCache::new(Some(folder.path().to_owned())), ..options };
     let built = check_attention(&options, &architecture, &base());
@@ -333,8 +335,9 @@ fn base() -> Case {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn cudnn_attention_over_full_rows() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     for (heads, kv_heads, head_dim) in [(4, 2, 128), (4, 4, 64), (8, 2, 64), (9, 3, 64), (2, 1, 8)] {
         for merged in [false, true] {
             let case = Case { heads, kv_heads, head_dim, merged, ..base() };
@@ -346,16 +349,18 @@ fn cudnn_attention_over_full_rows() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn scratch_that_does_not_suffice_is_made_up_for() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let planned = check_attention(&options, &architecture, &base());
     // `check_attention` expects the note and the workspace where there is no scratch.
     assert!(planned == check_attention(&options, &architecture, &Case { scratch: 0, ..base() }), "the same bits");
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn attention_that_cudnn_does_not_take_is_refused_with_its_instruction() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let refusals = [
         (Case { dtype: DType::F32, ..base() }, "cuDNN reads bf16"),
         (Case { head_dim: 12, ..base() }, "16-byte boundaries"),
@@ -372,8 +377,9 @@ fn attention_that_cudnn_does_not_take_is_refused_with_its_instruction() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let options = Options { check_each: false, graphs: true, ..options };
     let case = Case { merged: true, ..base() };
     let mut layout = Layout::default();
@@ -414,8 +420,9 @@ fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_failing_kernel_is_named_with_its_instruction() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let layout = Layout::default();
     let kernel = Kernel {
         entry: "fail".into(),
@@ -527,8 +534,9 @@ impl Adapted {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn every_way_to_compute_an_adapted_product_agrees() {
-    let Some((options, architecture)) = gpu() else { return };
+    let (options, architecture) = gpu();
     let timed = Options { time_products: true, ..options.clone() };
     let case = |extents, across, slices: &[(usize, usize)], rank, scale, bias| Adapted {
         extents,

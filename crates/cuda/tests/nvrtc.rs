@@ -1,5 +1,6 @@
 //! The runtime compiler without a GPU: every architecture, messages, the disk cache. Needs NVRTC
-//! (a pip wheel, or a folder named in SUROGATE_CUDA_PATH) and says so where it is missing.
+//! (a pip wheel in a folder named in SUROGATE_SITE_PACKAGES, or a folder named in SUROGATE_CUDA_PATH): ignored unless asked
+//! for, `cargo test --release --workspace --test nvrtc -- --ignored`.
 
 use cuda::Error;
 use cuda::disk_cache::DiskCache;
@@ -18,21 +19,16 @@ extern "C" __global__ void widen(float* y, const unsigned short* x, long n) {
 }
 "#;
 
-fn compiler() -> Option<Compiler> {
+fn compiler() -> Compiler {
     let roots = std::env::var_os("SUROGATE_SITE_PACKAGES").map(|v| std::env::split_paths(&v).collect());
-    match open_nvrtc(&Search::from_environment(roots.unwrap_or_default())) {
-        Ok(opened) => Some(Compiler::new(opened).expect("an opened NVRTC tells its version")),
-        Err(missing @ Error::LibraryMissing { .. }) => {
-            println!("SKIPPED, no NVRTC: {missing}");
-            None
-        }
-        Err(other) => panic!("{other}"),
-    }
+    let opened = open_nvrtc(&Search::from_environment(roots.unwrap_or_default())).unwrap_or_else(|e| panic!("{e}"));
+    Compiler::new(opened).expect("an opened NVRTC tells its version")
 }
 
 #[test]
+#[ignore = "needs NVRTC"]
 fn compiles_for_every_architecture_without_any_file() {
-    let Some(compiler) = compiler() else { return };
+    let compiler = compiler();
     let options = ["-DSCALE=2.0f".to_owned()];
     let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &options };
     for architecture in ARCHITECTURES {
@@ -46,8 +42,9 @@ fn compiles_for_every_architecture_without_any_file() {
 }
 
 #[test]
+#[ignore = "needs NVRTC"]
 fn the_backends_own_kernels_compile_for_every_architecture() {
-    let Some(compiler) = compiler() else { return };
+    let compiler = compiler();
     for kernel in cuda::kernels::samples() {
         for architecture in ARCHITECTURES {
             let compiled = compiler.compile(&kernel.source(), architecture).unwrap_or_else(|e| panic!("{e}"));
@@ -58,8 +55,9 @@ fn the_backends_own_kernels_compile_for_every_architecture() {
 
 /// Products that the compiler lets wait for each other are slow and right: no other test sees it.
 #[test]
+#[ignore = "needs NVRTC"]
 fn hoppers_product_compiles_without_waits_between_its_steps() {
-    let Some(compiler) = compiler() else { return };
+    let compiler = compiler();
     for kernel in cuda::kernels::HopperProduct::samples() {
         let mut source = kernel.source();
         let options: Vec<String> = source.options.iter().cloned().chain(["--ptxas-options=-v".to_owned()]).collect();
@@ -71,8 +69,9 @@ fn hoppers_product_compiles_without_waits_between_its_steps() {
 }
 
 #[test]
+#[ignore = "needs NVRTC"]
 fn a_refusal_names_kernel_file_and_line() {
-    let Some(compiler) = compiler() else { return };
+    let compiler = compiler();
     let source = KernelSource { name: "widen.cu", text: KERNEL, headers: &[("bf16.cuh", HEADER)], options: &[] };
     let error = compiler.compile(&source, "sm_90a").unwrap_err();
     let Error::Compile { kernel, log, .. } = &error else { panic!("{error}") };
@@ -81,8 +80,9 @@ fn a_refusal_names_kernel_file_and_line() {
 }
 
 #[test]
+#[ignore = "needs NVRTC"]
 fn the_cache_compiles_once_and_mends_itself() {
-    let Some(compiler) = compiler() else { return };
+    let compiler = compiler();
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::new(DiskCache::new(Some(folder.path().join("kernels"))));
     let options = ["-DSCALE=1.0f".to_owned()];

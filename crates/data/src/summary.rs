@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(of(&[1, 2, 9]), Ok(()));
         assert!(of(&[1, 2, 3]).unwrap_err().contains("no token that ends a turn"));
         assert!(of(&[1, 1, 9]).unwrap_err().contains("begin with BOS twice"));
-        assert_eq!(summary(Document::all_trained(vec![1, 1, 3]), &Expected::default()).check().is_ok(), true);
+        assert!(summary(Document::all_trained(vec![1, 1, 3]), &Expected::default()).check().is_ok());
     }
 
     #[test]

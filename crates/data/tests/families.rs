@@ -68,8 +68,9 @@ fn formats_are_written_as_they_are_known() {
 
 /// Where a golden rendering of a model's own template stays inside what the format has, it is the same.
 #[test]
+#[ignore = "reads ../shared/assets"]
 fn formats_equal_the_models_own_templates() {
-    let Some(assets) = shared::assets() else { return };
+    let assets = shared::assets();
     for (model, name, tokens, cases) in [
         ("smollm2", "chatml", ["", ""], 1),
         ("qwen3", "chatml", ["", ""], 2),

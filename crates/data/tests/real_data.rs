@@ -59,8 +59,9 @@ fn same_documents(a: &EncodedCorpus, b: &EncodedCorpus) {
 }
 
 #[test]
+#[ignore = "reads ../shared/assets"]
 fn conversations_train_the_answers_and_nothing_else_in_every_file_form() {
-    let Some(assets) = shared::assets() else { return };
+    let assets = shared::assets();
     let small = assets.join("data/small");
     for name in ["smollm2", "qwen3", "mistral-nemo"] {
         let tokenizer = tokenizer(&assets, name);
@@ -85,8 +86,9 @@ fn conversations_train_the_answers_and_nothing_else_in_every_file_form() {
 }
 
 #[test]
+#[ignore = "reads ../shared/assets"]
 fn tool_calls_of_sharegpt_rows_are_trained() {
-    let Some(assets) = shared::assets() else { return };
+    let assets = shared::assets();
     let tokenizer = tokenizer(&assets, "qwen3");
     let path = assets.join("data/small/toolcall_sharegpt_200.jsonl");
     let prepared = load(&path, conversation("conversations", Some("tools")), &tokenizer, 16384);
@@ -106,8 +108,9 @@ fn tool_calls_of_sharegpt_rows_are_trained() {
 }
 
 #[test]
+#[ignore = "reads ../shared/assets"]
 fn gsm8k_as_chat_instructions() {
-    let Some(assets) = shared::assets() else { return };
+    let assets = shared::assets();
     for name in ["smollm2", "qwen3", "gpt-oss"] {
         let tokenizer = tokenizer(&assets, name);
         let columns = InstructionColumns {
@@ -131,8 +134,9 @@ fn gsm8k_as_chat_instructions() {
 }
 
 #[test]
+#[ignore = "reads ../shared/assets"]
 fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
-    let Some(assets) = shared::assets() else { return };
+    let assets = shared::assets();
     let tokenizer = tokenizer(&assets, "smollm2");
     let columns = InstructionColumns {
         instruction: "instruction".to_owned(),
@@ -178,8 +182,9 @@ fn alpaca_rows_come_from_json_lines_and_parquet_and_packing_is_full() {
 }
 
 #[test]
+#[ignore = "reads ../shared/assets"]
 fn plain_text_rows_end_with_eos() {
-    let Some(assets) = shared::assets() else { return };
+    let assets = shared::assets();
     let tokenizer = tokenizer(&assets, "qwen3");
     let path = assets.join("data/small/wikisql_text_200.jsonl");
     let prepared = load(&path, DatasetKind::Text { field: "text".to_owned() }, &tokenizer, 512);

@@ -21,7 +21,7 @@ use crate::view;
 macro_rules! operations {
     ($($id:ident = $name:literal: $op:expr,)*) => {
         /// Places in the list.
-        #[allow(non_camel_case_types)]
+        #[expect(non_camel_case_types, clippy::upper_case_acronyms, reason = "named like the constants that they number")]
         enum Place {
             $($id),*
         }

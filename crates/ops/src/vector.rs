@@ -42,7 +42,7 @@ fn folded<T: Real>(mut lanes: [T; LANES], rest: T) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
-            lanes[lane] = lanes[lane] + lanes[lane + width];
+            lanes[lane] += lanes[lane + width];
         }
         width /= 2;
     }

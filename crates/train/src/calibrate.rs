@@ -255,6 +255,6 @@ mod tests {
         assert!(reported > 1 && found.table.lines().count() > 5, "{}", found.table);
         assert!(matches!(machine.origin, Origin::Calibrated { .. }));
         assert!(machine.f32_flops > 1e8 && machine.bandwidth > 1e7, "{machine:?}");
-        assert_eq!((machine.memory, machine.arch), (device.machine.memory, device.machine.arch.clone()));
+        assert_eq!((machine.memory, machine.arch), (device.machine.memory, device.machine.arch));
     }
 }

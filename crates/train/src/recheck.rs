@@ -230,7 +230,7 @@ fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 /// 1 or -1 for an index: the last bit of a mixed number.
 fn sign(index: usize) -> f64 {
     let mixed = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    if (mixed ^ (mixed >> 29)).count_ones() % 2 == 0 { 1.0 } else { -1.0 }
+    if (mixed ^ (mixed >> 29)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 }
 }
 
 /// A matrix times a vector, in f64.

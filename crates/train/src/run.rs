@@ -261,7 +261,7 @@ impl Run {
     fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let total = trainer.total_steps().expect("a run with data knows its length");
         let (save_steps, eval_steps) = (trainer.config.run.save_steps, trainer.config.training.eval_steps);
-        if trainer.steps_done() > 0 && trainer.steps_done() % eval_steps == 0 {
+        if trainer.steps_done() > 0 && trainer.steps_done().is_multiple_of(eval_steps) {
             // The process ended between a checkpoint and its evaluation, or within that.
             if !self.evaluate(trainer, observer)? {
                 return self.stop(trainer, observer);
@@ -291,17 +291,22 @@ impl Run {
             }
             let done = trainer.steps_done();
             let stop = observer.interrupted();
-            if !stop && !is_timed && done % eval_steps != 0 && done % save_steps != 0 && done < total {
+            if !stop
+                && !is_timed
+                && !done.is_multiple_of(eval_steps)
+                && !done.is_multiple_of(save_steps)
+                && done < total
+            {
                 continue;
             }
             self.catch_up(trainer, observer)?;
             if is_timed {
                 self.report_time(trainer, observer)?;
             }
-            if stop || (done % eval_steps == 0 && !self.evaluate(trainer, observer)?) {
+            if stop || (done.is_multiple_of(eval_steps) && !self.evaluate(trainer, observer)?) {
                 return self.stop(trainer, observer);
             }
-            if done % save_steps == 0 {
+            if done.is_multiple_of(save_steps) {
                 self.save(trainer, observer)?;
             }
         }

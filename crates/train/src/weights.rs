@@ -193,7 +193,7 @@ fn draw_slot(session: &mut dyn Session, slot: &ParameterSlot, seed: u64) -> Resu
                 let mut values = [0.0; BLOCK];
                 let values = &mut values[..target.len() / size];
                 drawn(slot, seed, start + block * BLOCK, values);
-                let bytes: &mut Vec<u8> = &mut Vec::with_capacity(values.len() * size_of::<f32>());
+                let bytes: &mut Vec<u8> = &mut Vec::with_capacity(size_of_val(values));
                 values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
                 convert(DType::F32, bytes, at.dtype, target);
             });

@@ -216,11 +216,7 @@ fn what_does_not_fit_is_named() {
 
 #[test]
 fn merged_weights_give_peft_s_logits() {
-    let golden = root().join("../shared/golden/llama");
-    if !golden.is_dir() {
-        println!("skipped: there are no recordings of llama next to the checkout");
-        return;
-    }
+    let golden = root().join("tests/golden/llama");
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("merged");
     merge(&golden, &golden.join("lora"), &out, &|| false).unwrap();

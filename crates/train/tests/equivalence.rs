@@ -27,7 +27,7 @@ fn trainer() -> Trainer {
 fn rows(step: usize) -> (Vec<i32>, Vec<i32>, Vec<f32>) {
     let number = |i: usize| (step * 7919 + i * 104_729) % 509;
     let ids: Vec<i32> = (0..ROWS * LENGTH).map(|i| 3 + number(i) as i32).collect();
-    let label = |i: usize| if (i / LENGTH + i) % 3 == 0 && i / LENGTH > 2 { -100 } else { ids[i] };
+    let label = |i: usize| if (i / LENGTH + i).is_multiple_of(3) && i / LENGTH > 2 { -100 } else { ids[i] };
     let labels = (0..ids.len()).map(label).collect();
     let weights = (0..ids.len()).map(|i| 0.5 + (i % 4) as f32 * 0.25).collect();
     (ids, labels, weights)

@@ -53,10 +53,10 @@ fn the_cut_of_a_step_follows_the_machine() {
     let cases: [(&[(&str, Value)], &Machine, [u32; 2]); 6] = [
         (&[], &Machine::h200(), [8, 1]),
         (&[("lora", json!(false))], &Machine::h200(), [8, 1]),
-        (&[short.clone()], &Machine::h200(), [8, 1]),
+        (std::slice::from_ref(&short), &Machine::h200(), [8, 1]),
         (std::slice::from_ref(&rows), &small, [2, 4]),
         // As fast either way: the smaller plan.
-        (&[short], &Machine::cpu(8 << 30, 4), [2, 4]),
+        (std::slice::from_ref(&short), &Machine::cpu(8 << 30, 4), [2, 4]),
         (&[("gradient_accumulation_steps", json!(2))], &Machine::h200(), [2, 2]),
     ];
     for (changed, machine, cut) in cases {

@@ -30,7 +30,10 @@ fn takes(gemm: &Gemm) -> bool {
     let plain = gemm.batch == 1 && !gemm.transpose_a && !gemm.accumulate && gemm.scale == 1.0;
     let across = !gemm.transpose_b;
     let factors = described(&gemm.a) && described(&gemm.d) && described(&gemm.b);
-    let bias = gemm.bias.as_ref().is_none_or(|b| b.dtype == DType::BF16 && b.offset % 4 == 0 && gemm.n % 2 == 0);
+    let bias = gemm
+        .bias
+        .as_ref()
+        .is_none_or(|b| b.dtype == DType::BF16 && b.offset.is_multiple_of(4) && gemm.n.is_multiple_of(2));
     let ordered = gemm.low_rank.windows(2).all(|pair| pair[0].columns.0 + pair[0].columns.1 <= pair[1].columns.0);
     let columns = !across || gemm.n.is_multiple_of(BOX);
     let few = gemm.low_rank.len() <= HopperProduct::SLICES;
@@ -75,7 +78,7 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
         .structure(&maps.left(&gemm.a)?)
         .structure(&maps.right(&gemm.b)?)
         .structure(&maps.result(&gemm.d)?)
-        .structure(&[ts, us].as_flattened().as_flattened())
+        .structure([ts, us].as_flattened().as_flattened())
         .structure(&slices)
         .word(gemm.low_rank.len() as u64)
         .word(scale.to_bits() as u64)

@@ -53,6 +53,7 @@ pub struct RowCache {
 }
 
 /// What a look for an entry came to.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub(crate) enum Found {
     Rows(Corpus, DatasetSummary),
     Nothing,

@@ -7,15 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The folder `shared/assets` next to the checkout; a printed word and `None` where it is absent.
-pub fn assets() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies in crates/data");
-    let folder = root.parent()?.join("shared/assets");
-    if !folder.is_dir() {
-        println!("skipped: no {} here", folder.display());
-        return None;
-    }
-    Some(folder)
+/// The folder `shared/assets` next to the checkout.
+pub fn assets() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3).expect("the repository lies in a folder");
+    let folder = root.join("shared/assets");
+    assert!(folder.is_dir(), "there is no {}", folder.display());
+    folder
 }
 
 /// A tokenizer folder; one with a packed tokenizer.json is unpacked to `scratch`.

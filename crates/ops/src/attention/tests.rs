@@ -375,7 +375,7 @@ fn a_rounded_lse_does_not_reach_the_gradients() {
         let (n, d) = (24, 4);
         let noise = |i: usize| ((i * 7919 + 13) % 1013) as f64 / 500.0 - 1.0;
         let rows = |first: f64, rest: f64, size: f64, seed: usize| {
-            let value = |i: usize| if i % d == 0 { first } else { rest } + size * noise(i + seed);
+            let value = |i: usize| if i.is_multiple_of(d) { first } else { rest } + size * noise(i + seed);
             Array::Real((0..n * d).map(|i| T::from_f64(f64::from(value(i) as f32))).collect::<Vec<_>>())
         };
         let (q, k) = (rows(100.0, 0.0, 1.0, 0), rows(1.0, 0.0, 0.01, 500));

@@ -171,8 +171,11 @@ mod tests {
             (heads.shape.as_slice(), heads.strides.as_slice()),
             ([2, 8, 4, 8].as_slice(), [768, 96, 8, 1].as_slice())
         );
-        assert_eq!(MergeHeads.alias(std::slice::from_ref(&heads), &Attrs::new()), [slice.clone()]);
-        assert_eq!(MergeHeads.parts(&slice, &[heads.shape.clone()], &Attrs::new()), [heads.clone()]);
+        assert_eq!(MergeHeads.alias(std::slice::from_ref(&heads), &Attrs::new()), std::slice::from_ref(&slice));
+        assert_eq!(
+            MergeHeads.parts(&slice, std::slice::from_ref(&heads.shape), &Attrs::new()),
+            std::slice::from_ref(&heads)
+        );
         let by_head = TensorRef { strides: vec![1024, 8, 256, 1], ..heads };
         assert!(MergeHeads.alias(&[by_head], &Attrs::new()).is_empty());
     }

@@ -83,7 +83,7 @@ impl<'a> Stored<'a> {
         if self.packing.code.bits() == 8 {
             return codes[index];
         }
-        let high = (index % 2 == 0) == (self.packing.code == Code::Nf4);
+        let high = (index.is_multiple_of(2)) == (self.packing.code == Code::Nf4);
         if high { codes[index / 2] >> 4 } else { codes[index / 2] & 15 }
     }
 

@@ -99,7 +99,7 @@ impl Tiles {
         let chunks = |width: &usize| (BLOCKS / (columns / width)).clamp(1, most);
         let width = *fitting.iter().find(|width| chunks(width) <= MOST_CHUNKS).or(fitting.last())?;
         let chunk = steps(columns / width, most) * TALL;
-        (fits && rank <= MOST_RANK).then(|| Tiles { rows, rank, columns, width, chunk })
+        (fits && rank <= MOST_RANK).then_some(Tiles { rows, rank, columns, width, chunk })
     }
 
     fn chunks(&self) -> usize {

@@ -27,7 +27,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let grows = i64::from(fine) >= interval;
     let grown = *scale * T::from_f64(2.0);
     if !applied {
-        *scale = *scale * T::from_f64(0.5);
+        *scale *= T::from_f64(0.5);
     } else if grows && grown.is_finite() {
         *scale = grown;
     }

@@ -1,8 +1,11 @@
 //! What the compiler is requested. Plain values: the run configuration is mapped to them elsewhere.
 
+use std::collections::BTreeMap;
+
 use program::{EntryKind, Variant};
 use tensor::DType;
 use tensor::packed::Quantisation;
+use tensor::storage::Packing;
 
 use crate::adapter::AdapterOptions;
 
@@ -18,6 +21,9 @@ pub struct CompileOptions {
     pub weights: DType,
     /// How the linears of the layers are stored instead, where they are frozen.
     pub quantised: Option<Quantisation>,
+    /// Weights that their files hold in codes, by name: those among them that are linears of the layers are kept so, where
+    /// they are frozen.
+    pub stored: BTreeMap<String, Packing>,
     /// How activations are stored and matrices multiplied.
     pub compute: DType,
     /// `None`: no gradients, and no entry that trains.

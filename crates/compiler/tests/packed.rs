@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use compiler::{CompileOptions, EntryOptions, PlanOptions, RecomputeOptions, compile};
@@ -10,7 +11,7 @@ use ops::optimizer::dynamic_map;
 use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
 use support::{TASK, adapter, contents, model, options, read, run};
 use tensor::packed::{Packed, Quantisation, Target, nested, normal, nvfp4, tiles};
-use tensor::storage::NVFP4;
+use tensor::storage::{Block, NVFP4, Packing, fp8_tiles, nf4, nf4_nested};
 use tensor::{DType, HostTensor};
 
 const FORMS: [Quantisation; 5] = [
@@ -136,4 +137,27 @@ fn what_is_trained_is_not_packed() {
     let options = CompileOptions { quantised: Some(FORMS[0]), ..options() };
     let error = compile(&model(), &options, &Machine::cpu(1 << 30, 2)).unwrap_err();
     assert!(error.to_string().contains("quantised weights are frozen"), "{error}");
+}
+
+/// Weights that files hold in codes are kept so by name, each in its own form; others keep their type.
+#[test]
+fn weights_are_kept_in_the_forms_of_their_files() {
+    let forms = [
+        ("layers.0.gate_proj.weight", nf4(32)),
+        ("layers.0.up_proj.weight", Packing { block: Block::Tile(7, 5), ..fp8_tiles(8) }),
+        ("layers.1.down_proj.weight", nf4_nested(64)),
+        ("embed.weight", nf4(64)),
+    ];
+    let stored: BTreeMap<String, Packing> = forms.map(|(name, packing)| (name.to_owned(), packing)).into();
+    let program = |options: CompileOptions| compile(&model(), &options, &Machine::cpu(1 << 30, 2)).unwrap();
+    let packed = program(CompileOptions { stored: stored.clone(), ..lora(DType::F32, None) });
+    for slot in &packed.layout.parameters {
+        // The embedding is looked up, and is the head.
+        let expected = stored.get(&slot.name).filter(|_| slot.name != "embed.weight");
+        assert_eq!(slot.packed.as_ref().map(|of| &of.packing), expected, "{}", slot.name);
+        assert!(slot.packed.as_ref().is_none_or(|of| of.made.is_none()), "the file has the codes");
+    }
+    let of_no_layer = BTreeMap::from([("embed.weight".to_owned(), nf4(64))]);
+    let plain = program(CompileOptions { stored: of_no_layer, ..lora(DType::F32, None) });
+    assert_eq!(plain.layout, program(lora(DType::F32, None)).layout);
 }

@@ -62,6 +62,7 @@ impl Model {
             variants: Vec::new(),
             weights: dtype,
             quantised: None,
+            stored: Default::default(),
             compute: dtype,
             training: None,
             adapter: adapter_options,

@@ -55,7 +55,8 @@ impl Plan {
         let trained = adapter.as_ref().map_or(dtype, |adapter| adapter.dtype);
         let master = formats::keeps_master(config, dtype, trained, &mut reasons, &mut problems);
         formats::check_gradients(config, dtype, &mut problems);
-        notes.extend(prequantised::check(config, source, dtype, &mut problems)?);
+        let stored = prequantised::decide(config, source, dtype, &mut problems)?;
+        notes.extend(stored.note);
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {
@@ -65,6 +66,7 @@ impl Plan {
             variants: Vec::new(),
             weights: dtype,
             quantised: quantisation(config),
+            stored: stored.packings,
             compute: dtype,
             training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,

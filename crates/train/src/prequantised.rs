@@ -2,12 +2,14 @@
 //!
 //! Knows where a folder says what its weights are; the forms are known to the data crate.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use data::quantised::{HINT, Scheme};
 use data::safetensors::Weights;
 use serde_json::Value;
 use tensor::DType;
+use tensor::storage::Packing;
 
 use crate::config::{Config, Init, Problem};
 use crate::error::{Result, TrainError};
@@ -46,17 +48,21 @@ pub fn weights(folder: &Path) -> Result<Weights> {
     }
 }
 
-/// What a run says of a model that comes quantised. Its form is the file's: an option that asks for another is an error.
-pub fn check(
-    config: &Config,
-    source: &ModelSource,
-    dtype: DType,
-    problems: &mut Vec<Problem>,
-) -> Result<Option<String>> {
+/// What a run does with a model that comes quantised.
+#[derive(Debug, Default)]
+pub struct Stored {
+    /// Weights that may be kept in their files' codes, by name.
+    pub packings: BTreeMap<String, Packing>,
+    pub note: Option<String>,
+}
+
+/// Decides about a model that comes quantised. Its form is the file's: an option that asks for another is an error. Under an
+/// adapter the codes stay codes, where the engine has their form; what is trained is made numbers.
+pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mut Vec<Problem>) -> Result<Stored> {
     if config.model.init == Init::Random {
-        return Ok(None);
+        return Ok(Stored::default());
     }
-    let Some(scheme) = scheme(&source.folder)? else { return Ok(None) };
+    let Some(scheme) = scheme(&source.folder)? else { return Ok(Stored::default()) };
     let form = scheme.name();
     let of = &config.qlora;
     for (path, on) in [("qlora_bnb", of.qlora_bnb), ("qlora_fp8", of.qlora_fp8), ("qlora_fp4", of.qlora_fp4)] {
@@ -66,7 +72,16 @@ pub fn check(
             problems.push(config.mistake(path, message, Some(hint)));
         }
     }
-    Ok(Some(format!(
-        "the model comes quantised ({form}); its weights are dequantised to {dtype} while they are loaded"
-    )))
+    let files = source.weights(&source.folder)?;
+    let mut packings = BTreeMap::new();
+    for name in files.names().into_iter().filter(|_| config.lora.lora) {
+        let packing = files.get(name).ok().and_then(|view| view.packing());
+        packings.extend(packing.map(|packing| (name.to_owned(), packing)));
+    }
+    let what = if packings.is_empty() {
+        format!("its weights are dequantised to {dtype} while they are loaded")
+    } else {
+        format!("its linears stay in their codes, and products read their values in {dtype}")
+    };
+    Ok(Stored { packings, note: Some(format!("the model comes quantised ({form}): {what}")) })
 }

@@ -47,9 +47,18 @@ pub fn load(session: &mut dyn Session, program: &Program, part: WeightSet, files
     check_names(session, program, part, files, place)?;
     for slot in part.of(program) {
         let view = files.get(&slot.name).map_err(TrainError::model_file)?;
-        if slot.packed.is_some() {
-            quantise::write(session, slot, &|start, numbers| read_as_f32(&view, start, numbers))?;
-            continue;
+        match &slot.packed {
+            Some(packed) if packed.made.is_some() => {
+                quantise::write(session, slot, &|start, numbers| read_as_f32(&view, start, numbers))?;
+                continue;
+            }
+            // The file has the codes themselves.
+            Some(packed) => {
+                assert_eq!(view.packing(), Some(packed.packing), "a weight is kept in the form that its file has");
+                session.write(&slot.weight, &view.planes().map_err(TrainError::unreadable)?)?;
+                continue;
+            }
+            None => {}
         }
         for at in std::iter::once(&slot.weight).chain(&slot.master) {
             write_as_stored(session, at, &view)?;

@@ -63,10 +63,10 @@ fn runs_in_f16_learn_as_runs_in_f32_do() {
         let (found, expected) = (last(&half), last(&single));
         println!("{name}: {found} {expected}");
         assert!((found / expected - 1.0).abs() < 0.05, "{name}: {found} in f16, {expected} in f32");
-        let told = |text: &str| assert!(lines.iter().any(|line| line.contains(text)), "no `{text}` in {lines:?}");
-        told("`torch_dtype: float16`: ");
-        told("the loss is scaled, by 65536 at first");
-        told("| update skipped: the gradient overflows at a loss scale of 65536");
+        let reported = |text: &str| assert!(lines.iter().any(|line| line.contains(text)), "no `{text}` in {lines:?}");
+        reported("`torch_dtype: float16`: ");
+        reported("the loss is scaled, by 65536 at first");
+        reported("| update skipped: the gradient overflows at a loss scale of 65536");
         let resolved = std::fs::read_to_string(half.join("resolved.yaml")).unwrap();
         let forced =
             resolved.contains("master_dtype: float32  # auto: float16 is trained with master weights in float32");

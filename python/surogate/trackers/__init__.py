@@ -16,7 +16,18 @@ _GIB = 1 << 30
 _NUMBERS: dict[str, tuple[str, list[str]]] = {
     "step": (
         "train",
-        ["loss", "grad_norm", "learning_rate", "epoch", "tokens", "seconds", "tokens_per_second", "mfu", "ceiling"],
+        [
+            "loss",
+            "grad_norm",
+            "learning_rate",
+            "epoch",
+            "tokens",
+            "seconds",
+            "tokens_per_second",
+            "mfu",
+            "ceiling",
+            "loss_scale",
+        ],
     ),
     "evaluation": ("eval", ["loss", "tokens", "seconds"]),
     "device": (

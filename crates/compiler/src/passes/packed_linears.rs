@@ -1,14 +1,17 @@
-//! Frozen linears of the layers are kept in codes where the options ask for it: marks their weights. What reads them
-//! still reads numbers; `plan/dequantise.rs` makes these.
+//! Frozen linears of the layers are kept in codes where the options ask for it, or where their files hold them so: marks
+//! their weights. What reads them still reads numbers; `plan/dequantise.rs` makes these.
 
 use graph::{Graph, Origin, ParameterId};
 use ops::id;
 use tensor::Storage;
+use tensor::packed::Quantisation;
 
 use crate::{CompileError, CompileOptions};
 
 pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileError> {
-    let Some(quantised) = options.quantised else { return Ok(()) };
+    if options.quantised.is_none() && options.stored.is_empty() {
+        return Ok(());
+    }
     if options.adapter.is_none() && options.training.is_some() {
         return Err(CompileError::Options("quantised weights are frozen: only adapters on them are trained".into()));
     }
@@ -20,12 +23,14 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
     let mut any = false;
     for ParameterId(index) in weights.collect::<Vec<_>>() {
         let parameter = &mut graph.parameters[index as usize];
-        if !parameter.table && quantised.fits(&parameter.shape) {
-            parameter.storage = Storage::Packed(quantised.packing());
+        let fitting = options.quantised.filter(|quantised| quantised.fits(&parameter.shape));
+        let packing = options.stored.get(&parameter.name).copied().or(fitting.map(Quantisation::packing));
+        if let Some(packing) = packing.filter(|_| !parameter.table) {
+            parameter.storage = Storage::Packed(packing);
             any = true;
         }
     }
-    match any {
+    match any || options.quantised.is_none() {
         true => Ok(()),
         false => Err(CompileError::Options(format!("{}: no linear of a layer can be quantised", graph.name))),
     }

@@ -32,6 +32,7 @@ pub fn options() -> CompileOptions {
         variants: vec![VARIANT],
         weights: DType::F32,
         quantised: None,
+        stored: Default::default(),
         compute: DType::F32,
         training: Some(Training {
             optimizer: Some(OptimizerOptions {

@@ -25,7 +25,7 @@ const IGNORED: [&str; 9] = [
     ".kv_scale",
 ];
 
-/// Bytes of a description beside a weight, at most.
+/// Bytes of a description next to a weight, at most.
 const LONGEST_STATE: usize = 1 << 12;
 
 /// Tensors by their names, of any type.
@@ -151,7 +151,7 @@ fn e2m1() -> [f32; 16] {
     std::array::from_fn(|code| Small::E2M1.value(code as u8))
 }
 
-/// Codes of four bits in flat blocks; what else they are stands in JSON beside them.
+/// Codes of four bits in flat blocks; what else they are stands in JSON next to them.
 fn bitsandbytes(mut of: Weight<'_, '_>) -> Parsed {
     let Some((weight, _)) = of.name.split_once(".quant_state.bitsandbytes__") else {
         let is_of_eight = of.name.ends_with(".SCB");

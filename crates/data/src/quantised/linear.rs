@@ -21,7 +21,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn read(&self, files: &[SafeTensors], from: usize, count: usize) -> Result<Vec<u8>, DataError> {
+    pub(super) fn read(&self, files: &[SafeTensors], from: usize, count: usize) -> Result<Vec<u8>, DataError> {
         debug_assert!(from + count <= self.length, "a linear's parts were checked when it was found");
         let mut bytes = vec![0; count];
         files[self.file].read(self.begin + from, &mut bytes)?;
@@ -208,7 +208,8 @@ impl Linear {
         }
     }
 
-    fn scales(&self, files: &[SafeTensors], first: usize, count: usize) -> Result<Vec<f32>, DataError> {
+    /// The scales of blocks from the first on.
+    pub(super) fn scales(&self, files: &[SafeTensors], first: usize, count: usize) -> Result<Vec<f32>, DataError> {
         Ok(match &self.scales {
             Scales::Plain { at, number } => {
                 number.values(&at.read(files, first * number.size(), count * number.size())?)

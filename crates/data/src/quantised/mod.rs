@@ -5,6 +5,7 @@
 
 mod forms;
 mod linear;
+mod packed;
 mod scheme;
 
 pub(crate) use forms::{Found, Tensors, find};

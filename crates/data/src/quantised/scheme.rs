@@ -13,7 +13,7 @@ const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 /// A form that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// NF4 or FP4 of bitsandbytes; blocks, and whether their scales are quantised too, stand beside each weight.
+    /// NF4 or FP4 of bitsandbytes; blocks, and whether their scales are quantised too, stand next to each weight.
     BitsAndBytes,
     /// E4M3 with a scale for each tile, or for the tensor.
     Fp8 { block: Option<[usize; 2]> },

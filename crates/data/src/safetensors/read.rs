@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tensor::storage::Packing;
 use tensor::{DType, HostTensor};
 
 use crate::error::DataError;
@@ -58,6 +59,25 @@ impl TensorView<'_> {
     /// Whether the file holds codes and scales in place of the numbers.
     pub fn is_dequantised(&self) -> bool {
         matches!(self.source, Source::Codes(..))
+    }
+
+    /// The packed form that has the values of a dequantised tensor to the bit, if there is one.
+    pub fn packing(&self) -> Option<Packing> {
+        match self.source {
+            Source::File(..) => None,
+            Source::Codes(linear, _) => linear.packing(),
+        }
+    }
+
+    /// The planes of that form, behind one another.
+    ///
+    /// # Panics
+    /// If there is no such form.
+    pub fn planes(&self) -> Result<Vec<u8>, DataError> {
+        match self.source {
+            Source::File(..) => panic!("a plain tensor has no planes"),
+            Source::Codes(linear, files) => linear.planes(files),
+        }
     }
 
     /// All bytes.

@@ -4,7 +4,6 @@
 
 mod bounds;
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -52,7 +51,6 @@ pub struct Tokenizer {
     eos: Option<SpecialToken>,
     pad: Option<SpecialToken>,
     special: Vec<SpecialToken>,
-    special_ids: HashSet<u32>,
     names: Map<String, Value>,
     template: Option<String>,
     tool_template: Option<String>,
@@ -98,7 +96,6 @@ impl Tokenizer {
             bos: find("bos_token"),
             eos: find("eos_token"),
             pad: find("pad_token"),
-            special_ids: special.iter().map(|token| token.id).collect(),
             special,
             encoder: Box::new(library),
             names,
@@ -133,10 +130,6 @@ impl Tokenizer {
     /// Every token that is marked special.
     pub fn special_tokens(&self) -> &[SpecialToken] {
         &self.special
-    }
-
-    pub fn is_special(&self, id: u32) -> bool {
-        self.special_ids.contains(&id)
     }
 
     /// `bos_token`, `eos_token`, … as chat templates see them.

@@ -23,6 +23,13 @@ impl fmt::Display for AttrError {
 
 impl std::error::Error for AttrError {}
 
+/// Rules of operations give texts.
+impl From<AttrError> for String {
+    fn from(error: AttrError) -> String {
+        error.0
+    }
+}
+
 impl Attrs {
     pub fn new() -> Self {
         Self::default()

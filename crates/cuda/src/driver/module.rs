@@ -75,19 +75,6 @@ impl Function {
         device.check("cuFuncSetAttribute", status).during(|| format!("asking for {bytes} bytes of shared memory"))
     }
 
-    /// (registers per thread, bytes of local memory per thread): what ptxas decided.
-    pub fn resources(&self) -> Result<(u32, u32)> {
-        let device = &self.module.device;
-        let get = |which| -> Result<u32> {
-            let mut value = 0;
-            // SAFETY: the pointer is to a live local.
-            let status = unsafe { (device.table().cuFuncGetAttribute)(&mut value, which, self.raw) };
-            device.check("cuFuncGetAttribute", status)?;
-            Ok(value as u32)
-        };
-        Ok((get(sys::function_attribute::NUM_REGS)?, get(sys::function_attribute::LOCAL_SIZE_BYTES)?))
-    }
-
     /// Queues one launch. `arguments` point to the parameter values; the driver copies them at once.
     ///
     /// # Safety

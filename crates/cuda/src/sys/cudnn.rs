@@ -24,7 +24,6 @@ pub mod descriptor {
     pub const OPERATION_MATMUL: u32 = 19;
     pub const REDUCTION: u32 = 21;
     pub const OPERATION_REDUCTION: u32 = 22;
-    pub const OPERATION_RESHAPE: u32 = 31;
     pub const DEVICEPROP: u32 = 38;
 }
 
@@ -56,7 +55,6 @@ pub mod attribute {
     pub const TENSOR_UNIQUE_ID: u32 = 906;
     pub const TENSOR_IS_VIRTUAL: u32 = 907;
     pub const TENSOR_IS_BY_VALUE: u32 = 908;
-    pub const TENSOR_RAGGED_OFFSET_DESC: u32 = 913;
     pub const VARIANT_PACK_UNIQUE_IDS: u32 = 1000;
     pub const VARIANT_PACK_DATA_POINTERS: u32 = 1001;
     pub const VARIANT_PACK_WORKSPACE: u32 = 1003;
@@ -65,16 +63,11 @@ pub mod attribute {
     pub const OPERATION_MATMUL_BDESC: u32 = 1521;
     pub const OPERATION_MATMUL_CDESC: u32 = 1522;
     pub const OPERATION_MATMUL_DESC: u32 = 1523;
-    pub const OPERATION_MATMUL_M_OVERRIDE: u32 = 1525;
-    pub const OPERATION_MATMUL_N_OVERRIDE: u32 = 1526;
-    pub const OPERATION_MATMUL_K_OVERRIDE: u32 = 1527;
     pub const REDUCTION_OPERATOR: u32 = 1600;
     pub const REDUCTION_COMP_TYPE: u32 = 1601;
     pub const OPERATION_REDUCTION_XDESC: u32 = 1610;
     pub const OPERATION_REDUCTION_YDESC: u32 = 1611;
     pub const OPERATION_REDUCTION_DESC: u32 = 1612;
-    pub const OPERATION_RESHAPE_XDESC: u32 = 2200;
-    pub const OPERATION_RESHAPE_YDESC: u32 = 2201;
     pub const DEVICEPROP_JSON_REPRESENTATION: u32 = 2702;
 }
 
@@ -109,11 +102,7 @@ pub mod pointwise {
     pub const SUB: u32 = 9;
     pub const EXP: u32 = 13;
     pub const LOG: u32 = 15;
-    pub const IDENTITY: u32 = 21;
-    pub const CMP_GT: u32 = 302;
     pub const CMP_GE: u32 = 303;
-    pub const CMP_LT: u32 = 304;
-    pub const LOGICAL_AND: u32 = 400;
     pub const GEN_INDEX: u32 = 501;
     pub const BINARY_SELECT: u32 = 601;
 }

@@ -36,9 +36,6 @@ pub mod attribute {
 
 /// Values of `CUfunction_attribute`.
 pub mod function_attribute {
-    pub const MAX_THREADS_PER_BLOCK: u32 = 0;
-    pub const NUM_REGS: u32 = 4;
-    pub const LOCAL_SIZE_BYTES: u32 = 3;
     pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 }
 
@@ -97,7 +94,6 @@ function_table! {
     cuModuleUnload(Module) -> Result32;
     cuModuleGetFunction(*mut Function, Module, *const c_char) -> Result32;
     cuFuncSetAttribute(Function, u32, c_int) -> Result32;
-    cuFuncGetAttribute(*mut c_int, u32, Function) -> Result32;
     cuLaunchKernel(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void,
     ) -> Result32;

@@ -24,17 +24,17 @@ pub struct Reading {
 
 impl Reading {
     pub fn of(attrs: &Attrs, head_dim: usize) -> Result<Self, String> {
-        let scale = attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0 / (head_dim as f64).sqrt());
-        let window = match attrs.optional_int("window").map_err(|e| e.0)? {
+        let scale = attrs.optional_float("scale")?.unwrap_or(1.0 / (head_dim as f64).sqrt());
+        let window = match attrs.optional_int("window")? {
             None => None,
             Some(window) if window > 0 => Some(window as usize),
             Some(window) => return Err(format!("`window` is {window}, expected 1 or more")),
         };
-        let soft_cap = attrs.optional_float("soft_cap").map_err(|e| e.0)?;
+        let soft_cap = attrs.optional_float("soft_cap")?;
         if let Some(cap) = soft_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
             return Err(format!("`soft_cap` is {cap}, expected more than 0"));
         }
-        let bidirectional = attrs.flag("bidirectional").map_err(|e| e.0)?;
+        let bidirectional = attrs.flag("bidirectional")?;
         Ok(Reading { scale, window, soft_cap, bidirectional })
     }
 

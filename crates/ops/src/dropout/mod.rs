@@ -69,12 +69,12 @@ impl Dice {
         if !x.dtype.is_float() || *step != ValueType::new(Element::I32, [1.into()]) {
             return Err("x must be floating point, the micro-step i32[1]".into());
         }
-        let p = attrs.float("p").map_err(|e| e.0)?;
+        let p = attrs.float("p")?;
         if !(0.0..1.0).contains(&p) {
             return Err(format!("attribute `p` is {p}, expected a number in [0, 1)"));
         }
         seed(attrs)?;
-        match attrs.optional_int("stream").map_err(|e| e.0)? {
+        match attrs.optional_int("stream")? {
             Some(stream) if u32::try_from(stream).is_err() => Err(format!("`stream` is {stream}, expected u32")),
             _ => Ok(()),
         }

@@ -62,7 +62,7 @@ fn quick_gelu(x: &dyn Fn() -> Expr) -> (Expr, Expr) {
 }
 
 fn rule(attrs: &Attrs) -> Result<Rule, String> {
-    let name = attrs.text("function").map_err(|e| e.0)?;
+    let name = attrs.text("function")?;
     let found = FUNCTIONS.iter().find(|(known, _)| *known == name).map(|(_, rule)| *rule);
     found.ok_or_else(|| {
         let known: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).collect();

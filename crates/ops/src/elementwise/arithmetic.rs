@@ -63,7 +63,7 @@ pub static SCALE: Pointwise = Pointwise {
     attributes: &[Attribute { name: "factor", kind: "float", doc: "the number to multiply with" }],
     infer: |inputs, attrs| {
         check_operands(inputs, 1, "one operand")?;
-        attrs.float("factor").map_err(|e| e.0)?;
+        attrs.float("factor")?;
         Ok(inputs.to_vec())
     },
     expressions: |attrs| {

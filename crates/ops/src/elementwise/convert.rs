@@ -32,7 +32,7 @@ pub static CAST: Pointwise = Pointwise {
     }],
     infer: |inputs, attrs| {
         check_operands(inputs, 1, "one operand")?;
-        let element = element_named(attrs.text("dtype").map_err(|e| e.0)?)?;
+        let element = element_named(attrs.text("dtype")?)?;
         Ok(vec![ValueType::new(element, inputs[0].shape.clone())])
     },
     expressions: |_| vec![Expr::Input(0)],
@@ -51,7 +51,7 @@ pub static FILL: Pointwise = Pointwise {
     attributes: &[Attribute { name: "value", kind: "float", doc: "the value of every element" }],
     infer: |inputs, attrs| {
         check_operands(inputs, 1, "one operand")?;
-        attrs.float("value").map_err(|e| e.0)?;
+        attrs.float("value")?;
         Ok(inputs.to_vec())
     },
     expressions: |attrs| vec![Expr::Constant(attrs.float("value").expect("checked by the shape rule"))],

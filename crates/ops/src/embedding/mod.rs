@@ -36,7 +36,7 @@ pub struct Embedding;
 pub struct EmbeddingBackward;
 
 fn padding_of(attrs: &Attrs, rows: usize) -> Result<Option<usize>, String> {
-    match attrs.optional_int("padding_idx").map_err(|e| e.0)? {
+    match attrs.optional_int("padding_idx")? {
         None => Ok(None),
         Some(id) => match usize::try_from(id) {
             Ok(id) if id < rows => Ok(Some(id)),
@@ -165,9 +165,9 @@ impl Op for EmbeddingBackward {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [ids, dy] = inputs else { return Err("takes ids and dy".into()) };
         check_ids(ids)?;
-        let rows = attrs.size("rows").map_err(|e| e.0)?;
+        let rows = attrs.size("rows")?;
         padding_of(attrs, rows)?;
-        attrs.flag("accumulate").map_err(|e| e.0)?;
+        attrs.flag("accumulate")?;
         match dy.shape.split_last() {
             Some((columns @ Dim::Fixed(_), tokens)) if tokens == ids.shape.as_slice() => {
                 Ok(vec![ValueType::new(Element::F32, [Dim::Fixed(rows), columns.clone()])])

@@ -33,11 +33,11 @@ pub(super) struct Reading {
 
 impl Reading {
     pub(super) fn of(attrs: &Attrs) -> Result<Self, String> {
-        let bias = attrs.flag("bias").map_err(|e| e.0)?;
-        let transposed = attrs.flag("transposed").map_err(|e| e.0)?;
-        let scale = attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0);
+        let bias = attrs.flag("bias")?;
+        let transposed = attrs.flag("transposed")?;
+        let scale = attrs.optional_float("scale")?.unwrap_or(1.0);
         let columns = match attrs.get("columns") {
-            Some(_) => attrs.sizes("columns").map_err(|e| e.0)?,
+            Some(_) => attrs.sizes("columns")?,
             None => Vec::new(),
         };
         if columns.len() % 2 != 0 {

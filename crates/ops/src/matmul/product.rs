@@ -30,7 +30,7 @@ impl Flags {
             transpose_b: flag("transpose_b")?,
             f32: flag("f32")?,
             accumulate: flag("accumulate")?,
-            scale: attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0),
+            scale: attrs.optional_float("scale")?.unwrap_or(1.0),
         })
     }
 

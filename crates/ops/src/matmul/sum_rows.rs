@@ -44,7 +44,7 @@ impl Op for SumRows {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x] = inputs else { return Err("takes one input".into()) };
-        attrs.flag("accumulate").map_err(|e| e.0)?;
+        attrs.flag("accumulate")?;
         if !x.dtype.is_float() || x.last().is_none() {
             return Err("the input must be floating point with a known last axis".into());
         }

@@ -34,7 +34,7 @@ fn check_gradient(x: &ValueType, dy: &ValueType, statistics: &[&ValueType]) -> R
 }
 
 fn check_eps(attrs: &Attrs) -> Result<(), String> {
-    let eps = attrs.float("eps").map_err(|e| e.0)?;
+    let eps = attrs.float("eps")?;
     if eps >= 0.0 && eps.is_finite() { Ok(()) } else { Err(format!("`eps` is {eps}, expected a number from 0")) }
 }
 

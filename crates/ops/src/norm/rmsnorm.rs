@@ -39,7 +39,7 @@ pub static RMSNORM: Rowwise = Rowwise {
         let [x, weight] = inputs else { return Err("takes x and the weight".into()) };
         check_weight(x, weight)?;
         check_eps(attrs)?;
-        attrs.flag("offset").map_err(|e| e.0)?;
+        attrs.flag("offset")?;
         Ok(vec![x.clone(), ValueType::new(Element::F32, row_shape(x))])
     },
     form: |attrs| {
@@ -83,7 +83,7 @@ fn infer_backward(inputs: &[ValueType], attrs: &Attrs) -> Result<ValueType, Stri
     let [x, weight, r, dy] = inputs else { return Err("takes x, the weight, r and dy".into()) };
     check_weight(x, weight)?;
     check_gradient(x, dy, &[r])?;
-    attrs.flag("offset").map_err(|e| e.0)?;
+    attrs.flag("offset")?;
     Ok(x.clone())
 }
 

@@ -50,11 +50,11 @@ pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
         return Err("the gradient must be f32 and flat".into());
     }
     for name in ["beta1", "beta2", "epsilon", "weight_decay"] {
-        attrs.float(name).map_err(|e| e.0)?;
+        attrs.float(name)?;
     }
-    attrs.flag("stochastic_rounding").map_err(|e| e.0)?;
+    attrs.flag("stochastic_rounding")?;
     seed_of(attrs)?;
-    attrs.size("stream").map_err(|e| e.0)?;
+    attrs.size("stream")?;
     if start(attrs)? % 4 != 0 {
         return Err("`start` must be a multiple of four".into());
     }
@@ -64,7 +64,7 @@ pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
 /// Elements of the whole tensor before those of a call.
 pub fn start(attrs: &Attrs) -> Result<usize, String> {
     let given = attrs.get("start").map(|_| attrs.size("start"));
-    given.transpose().map(|start| start.unwrap_or(0)).map_err(|e| e.0)
+    Ok(given.transpose()?.unwrap_or(0))
 }
 
 /// Attributes and scalars of one call as numbers.

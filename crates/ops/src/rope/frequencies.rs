@@ -44,7 +44,7 @@ struct Table {
 
 /// An attribute that must be a positive number.
 pub(super) fn positive(attrs: &Attrs, name: &str) -> Result<f64, String> {
-    let value = attrs.float(name).map_err(|e| e.0)?;
+    let value = attrs.float(name)?;
     if value > 0.0 && value.is_finite() { Ok(value) } else { Err(format!("`{name}` is {value}, expected above 0")) }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn optional(attrs: &Attrs, name: &str) -> Result<Option<f64>, String>
 
 /// The attribute `head_dim`.
 pub(super) fn columns(attrs: &Attrs) -> Result<usize, String> {
-    let head_dim = attrs.size("head_dim").map_err(|e| e.0)?;
+    let head_dim = attrs.size("head_dim")?;
     if head_dim == 0 || head_dim % 2 != 0 {
         return Err(format!("`head_dim` is {head_dim}, expected an even number above 0"));
     }
@@ -72,7 +72,7 @@ impl Table {
         let theta = positive(attrs, "theta")?;
         let factor = || positive(attrs, "factor");
         let original = || positive(attrs, "original_max_position_embeddings");
-        let kind = attrs.optional_text("scaling_type").map_err(|e| e.0)?.unwrap_or("default");
+        let kind = attrs.optional_text("scaling_type")?.unwrap_or("default");
         let scaling = match kind {
             "default" => Scaling::Default,
             "linear" => Scaling::Linear { factor: factor()? as f32 },
@@ -145,7 +145,7 @@ impl Yarn {
             (None, _) => magnitude(factor, 1.0),
         };
         let truncate = match attrs.get("truncate") {
-            Some(_) => attrs.flag("truncate").map_err(|e| e.0)?,
+            Some(_) => attrs.flag("truncate")?,
             None => true,
         };
         Ok(Yarn {

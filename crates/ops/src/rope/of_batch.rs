@@ -45,12 +45,12 @@ struct Rule {
 impl Rule {
     fn of(attrs: &Attrs) -> Result<Self, String> {
         let (head_dim, theta) = (columns(attrs)?, positive(attrs, "theta")?);
-        let original = attrs.size("original_max_position_embeddings").map_err(|e| e.0)?;
+        let original = attrs.size("original_max_position_embeddings")?;
         if original == 0 {
             return Err("`original_max_position_embeddings` is 0, expected above 0".into());
         }
         let factor = positive(attrs, "factor")?;
-        let scaling = match attrs.text("scaling_type").map_err(|e| e.0)? {
+        let scaling = match attrs.text("scaling_type")? {
             "dynamic" if head_dim == 2 => return Err("`dynamic` needs a `head_dim` above 2".into()),
             "dynamic" => Scaling::Dynamic { factor: factor as f32 },
             "longrope" => {
@@ -101,7 +101,7 @@ impl Rule {
 }
 
 fn divisors(attrs: &Attrs, name: &str, pairs: usize) -> Result<Vec<f32>, String> {
-    let list = attrs.floats(name).map_err(|e| e.0)?;
+    let list = attrs.floats(name)?;
     if list.len() != pairs || list.iter().any(|d| !(*d > 0.0 && d.is_finite())) {
         return Err(format!("`{name}` must hold {pairs} numbers above 0"));
     }

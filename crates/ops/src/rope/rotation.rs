@@ -53,8 +53,8 @@ impl Op for Rope {
         let [x, positions, inv_freq, scaling] = inputs else {
             return Err("takes x, positions, inv_freq and attention_scaling".into());
         };
-        attrs.flag("inverse").map_err(|e| e.0)?;
-        attrs.flag("skip").map_err(|e| e.0)?;
+        attrs.flag("inverse")?;
+        attrs.flag("skip")?;
         let [batch, tokens, Dim::Fixed(_), Dim::Fixed(head_dim)] = x.shape.as_slice() else {
             return Err("x must be [B, T, heads, D], heads and D known".into());
         };

@@ -18,7 +18,7 @@ const AXIS: Attribute =
 
 /// The axis of the attributes, inside a tensor of `rank` axes.
 fn axis(attrs: &Attrs, rank: usize) -> Result<usize, String> {
-    let axis = attrs.optional_int("axis").map_err(|e| e.0)?.unwrap_or(0);
+    let axis = attrs.optional_int("axis")?.unwrap_or(0);
     usize::try_from(axis).ok().filter(|axis| *axis < rank).ok_or_else(|| format!("there is no axis {axis} of {rank}"))
 }
 
@@ -185,7 +185,7 @@ impl Op for Unstack {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x] = inputs else { return Err("takes one input".into()) };
-        let sizes = attrs.sizes("sizes").map_err(|e| e.0)?;
+        let sizes = attrs.sizes("sizes")?;
         let axis = axis(attrs, x.shape.len())?;
         if extent(x, axis)? != sizes.iter().sum::<usize>() {
             return Err(format!("the parts {sizes:?} must sum to axis {axis} of the input"));

@@ -54,7 +54,7 @@ impl Op for Rowwise {
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        attrs.flag("accumulate").map_err(|e| e.0)?;
+        attrs.flag("accumulate")?;
         (self.infer)(inputs, attrs)
     }
 

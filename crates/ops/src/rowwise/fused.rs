@@ -74,7 +74,7 @@ impl Op for Composed {
         let (form, types) = (Form::parse(attrs)?, texts(attrs, "dtypes")?);
         form.check()?;
         texts(attrs, "of")?;
-        attrs.flag("accumulate").map_err(|e| e.0)?;
+        attrs.flag("accumulate")?;
         if form.operands.len() != inputs.len() || form.results.len() != types.len() {
             return Err(format!("takes {} operands and gives {} results", form.operands.len(), form.results.len()));
         }

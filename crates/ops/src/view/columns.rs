@@ -58,7 +58,7 @@ impl Op for Split {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x] = inputs else { return Err("takes one input".into()) };
         check_float(x)?;
-        let sizes = attrs.sizes("sizes").map_err(|e| e.0)?;
+        let sizes = attrs.sizes("sizes")?;
         let columns = x.last().ok_or("the last axis must be known")?;
         if sizes.is_empty() || sizes.contains(&0) || sizes.iter().sum::<usize>() != columns {
             return Err(format!("the sizes {sizes:?} must be positive and add up to {columns}"));

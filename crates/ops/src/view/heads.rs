@@ -59,7 +59,7 @@ impl Op for SplitHeads {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x] = inputs else { return Err("takes one input".into()) };
         check_float(x)?;
-        let head_dim = attrs.size("head_dim").map_err(|e| e.0)?;
+        let head_dim = attrs.size("head_dim")?;
         let columns = x.last().ok_or("the last axis must be known")?;
         if head_dim == 0 || columns % head_dim != 0 {
             return Err(format!("{columns} columns are no multiple of head_dim {head_dim}"));

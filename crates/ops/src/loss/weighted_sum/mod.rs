@@ -57,7 +57,7 @@ impl Op for WeightedSum {
         if losses.dtype != Element::F32 || weights.dtype != Element::F32 || losses.shape != weights.shape {
             return Err("token_loss and weights must be f32 of the same shape".into());
         }
-        attrs.flag("accumulate").map_err(|e| e.0)?;
+        attrs.flag("accumulate")?;
         Ok(vec![ValueType::new(Element::F32, [1.into()]); 2])
     }
 

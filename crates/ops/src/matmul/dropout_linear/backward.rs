@@ -177,7 +177,7 @@ impl Op for DropoutLinearBackward {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [dt, x, step, rest @ ..] = inputs else { return Err("takes dt, x and the micro-step".into()) };
         Dice::check(x, step, attrs)?;
-        attrs.flag("accumulate").map_err(|e| e.0)?;
+        attrs.flag("accumulate")?;
         let rows = |t: &ValueType| t.shape.split_last().map(|(_, rows)| rows.to_vec());
         let (Some(rank), Some(columns)) = (dt.last(), x.last()) else {
             return Err("the last axes must be known".into());

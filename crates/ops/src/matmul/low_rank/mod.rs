@@ -47,14 +47,14 @@ struct Reading {
 
 impl Reading {
     fn of(attrs: &Attrs) -> Result<Reading, String> {
-        let columns = attrs.sizes("columns").map_err(|e| e.0)?;
+        let columns = attrs.sizes("columns")?;
         if columns.is_empty() || columns.len() % 2 != 0 {
             return Err("`columns` lists a first column and a number of columns for each adapter".into());
         }
         Ok(Reading {
-            scale: attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0),
+            scale: attrs.optional_float("scale")?.unwrap_or(1.0),
             columns: columns.chunks(2).map(|pair| (pair[0], pair[1])).collect(),
-            accumulate: attrs.flag("accumulate").map_err(|e| e.0)?,
+            accumulate: attrs.flag("accumulate")?,
         })
     }
 

@@ -44,7 +44,7 @@ impl Op for DynamicMap {
             return Err("takes nothing".into());
         }
         attrs.get("signed").ok_or("attribute `signed` is missing")?;
-        attrs.flag("signed").map_err(|e| e.0)?;
+        attrs.flag("signed")?;
         Ok(vec![ValueType::new(Element::F32, [256.into()])])
     }
 

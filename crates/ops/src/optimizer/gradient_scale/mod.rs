@@ -56,7 +56,7 @@ impl Op for GradientScale {
         if !(2..=3).contains(&inputs.len()) || inputs.iter().any(|t| *t != one) {
             return Err("takes sum_squares, weight_sum and, where the loss is scaled, loss_scale, all f32[1]".into());
         }
-        attrs.float("max_norm").map_err(|e| e.0)?;
+        attrs.float("max_norm")?;
         Ok(vec![one; 3])
     }
 

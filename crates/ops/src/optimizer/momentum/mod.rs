@@ -72,7 +72,7 @@ impl Op for Momentum {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let one = ValueType::new(Element::F32, [1.into()]);
-        attrs.float("momentum").map_err(|e| e.0)?;
+        attrs.float("momentum")?;
         match inputs {
             [gradient, scale, applied] if *scale == one && *applied == one => {
                 match gradient.dtype == Element::F32 && gradient.shape.len() == 1 {

@@ -66,7 +66,7 @@ impl Op for UnitMatrices {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [x] = inputs else { return Err("takes one batch of matrices".into()) };
         matrices(x)?;
-        attrs.float("epsilon").map_err(|e| e.0)?;
+        attrs.float("epsilon")?;
         if x.dtype != Element::F32 {
             return Err("the matrices must be f32".into());
         }

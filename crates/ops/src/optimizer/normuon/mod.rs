@@ -80,13 +80,13 @@ impl Op for NorMuon {
         }
         let [count, rows, _] = matrices(direction)?;
         for name in ["beta2", "epsilon", "scale", "weight_decay"] {
-            attrs.float(name).map_err(|e| e.0)?;
+            attrs.float(name)?;
         }
         for name in ["cautious", "stochastic_rounding"] {
-            attrs.flag(name).map_err(|e| e.0)?;
+            attrs.flag(name)?;
         }
         seed_of(attrs)?;
-        attrs.size("stream").map_err(|e| e.0)?;
+        attrs.size("stream")?;
         let weight = ValueType::new(Element::Float, direction.shape.clone());
         Ok(vec![weight, ValueType::new(Element::F32, [count.into(), rows.into()])])
     }

@@ -239,7 +239,7 @@ impl Op for RmsNormRope {
             return Err("takes x, the weight, positions, inv_freq and attention_scaling".into());
         };
         check(x, w, [positions, inv_freq, scaling])?;
-        attrs.float("eps").map_err(|e| e.0)?;
+        attrs.float("eps")?;
         ["offset", "inverse"].iter().try_for_each(|name| attrs.flag(name).map(|_| ()).map_err(|e| e.0))?;
         Ok(vec![ValueType::new(Element::F32, head_shape(x)), x.clone()])
     }

@@ -5,7 +5,7 @@
 mod links;
 
 use ops::{OpId, id};
-use program::{Arch, Documents, EntryKind, Extents, Instruction, Machine, Program, Seen, TensorRef, Work};
+use program::{Arch, Documents, EntryKind, Extents, Machine, Program, Seen, Work};
 use tensor::philox::{normal_pair, philox4x32};
 use tensor::{Attrs, DType};
 
@@ -164,7 +164,7 @@ fn probe_of(
         .map(|index| {
             let mut step = step.clone();
             let by = index % places * bytes;
-            tensors(&mut step.instruction).into_iter().filter(|at| at.arena == batch).for_each(|at| at.offset += by);
+            step.instruction.tensors_mut().into_iter().filter(|at| at.arena == batch).for_each(|at| at.offset += by);
             step
         })
         .collect();
@@ -197,20 +197,6 @@ fn packed(rows: usize, row: usize, median: usize) -> Vec<i32> {
         }
     }
     starts
-}
-
-/// The tensors of an instruction that lies in several places.
-fn tensors(of: &mut Instruction) -> Vec<&mut TensorRef> {
-    match of {
-        Instruction::Launch(launch) => launch.inputs.iter_mut().chain(&mut launch.outputs).collect(),
-        Instruction::Gemm(gemm) => vec![&mut gemm.a, &mut gemm.b, &mut gemm.d],
-        Instruction::AttentionForward(_)
-        | Instruction::Copy { .. }
-        | Instruction::Zero { .. }
-        | Instruction::Transfer { .. }
-        | Instruction::Record { .. }
-        | Instruction::Wait { .. } => Vec::new(),
-    }
 }
 
 fn pass(elements: usize, dtype: DType, machine: &Machine) -> Probe {

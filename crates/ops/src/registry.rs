@@ -20,9 +20,9 @@ use crate::view;
 /// Makes the list and the ids from one row for each operation: its constant in [`id`], its name, its implementation.
 macro_rules! operations {
     ($($id:ident = $name:literal: $op:expr,)*) => {
-        /// Places in the list.
+        /// Indices into the list.
         #[expect(non_camel_case_types, clippy::upper_case_acronyms, reason = "named like the constants that they number")]
-        enum Place {
+        enum Index {
             $($id),*
         }
 
@@ -30,9 +30,9 @@ macro_rules! operations {
         pub mod id {
             use graph::OpId;
 
-            use super::Place;
+            use super::Index;
 
-            $(pub const $id: OpId = OpId::new(Place::$id as u16, $name);)*
+            $(pub const $id: OpId = OpId::new(Index::$id as u16, $name);)*
         }
 
         static OPS: &[&dyn Op] = &[$(&$op),*];

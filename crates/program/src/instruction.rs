@@ -273,7 +273,7 @@ impl Instruction {
     }
 
     /// Every tensor that the instruction names, to be placed elsewhere.
-    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut TensorRef> {
+    pub fn tensors_mut(&mut self) -> Vec<&mut TensorRef> {
         match self {
             Instruction::Launch(Launch { inputs, outputs, scratch, op: _, attrs: _, calls: _ }) => {
                 inputs.iter_mut().chain(outputs).chain(scratch).collect()
@@ -290,6 +290,19 @@ impl Instruction {
             Instruction::Copy { from, to } | Instruction::Transfer { from, to, stream: _ } => vec![from, to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
+        }
+    }
+
+    /// Whether a backend may hand it to a library.
+    pub fn may_call_library(&self) -> bool {
+        match self {
+            Instruction::Gemm(_) | Instruction::AttentionForward(_) => true,
+            Instruction::Launch(_)
+            | Instruction::Copy { .. }
+            | Instruction::Zero { .. }
+            | Instruction::Transfer { .. }
+            | Instruction::Record { .. }
+            | Instruction::Wait { .. } => false,
         }
     }
 

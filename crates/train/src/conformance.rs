@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ops::examples::{Instance, instantiate};
 use ops::{Class, Op};
-use program::{Backend, Documents, Instruction, Machine, Program};
+use program::{Backend, Documents, Machine, Program};
 use tensor::philox::philox4x32;
 use tensor::{DType, HostTensor};
 
@@ -86,7 +86,7 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
             }
             let instance = instantiate(&example, op, *dtype, seed);
             let program = program(machine, op, &instance);
-            if which.own_kernels && calls_libraries(&program) {
+            if which.own_kernels && program.entries[0].steps.iter().any(|step| step.instruction.may_call_library()) {
                 continue;
             }
             let found = run(backend, program, op, &instance)?;
@@ -110,20 +110,6 @@ fn documents_of(op: &dyn Op, instance: &Instance) -> Documents {
         true => Documents::Packed,
         false => Documents::Rows,
     }
-}
-
-/// Whether a backend may hand an instruction to a library.
-fn calls_libraries(program: &Program) -> bool {
-    let own = |instruction: &Instruction| match instruction {
-        Instruction::Launch(_)
-        | Instruction::Copy { .. }
-        | Instruction::Zero { .. }
-        | Instruction::Transfer { .. }
-        | Instruction::Record { .. }
-        | Instruction::Wait { .. } => true,
-        Instruction::Gemm(_) | Instruction::AttentionForward(_) => false,
-    };
-    !program.entries.iter().flat_map(|entry| &entry.steps).all(|step| own(&step.instruction))
 }
 
 fn program(machine: &Machine, op: &'static dyn Op, instance: &Instance) -> Arc<Program> {

@@ -4,7 +4,7 @@
 mod support;
 
 use compiler::{CompileOptions, compile};
-use program::{Arena, ArenaKind, Documents, Machine, Place, Program, Variant, unite};
+use program::{Arena, ArenaKind, Documents, Machine, MemorySpace, Program, Variant, unite};
 use support::{VARIANT, adapter, model, options};
 
 fn shapes() -> [Variant; 3] {
@@ -85,6 +85,6 @@ fn layouts_are_distinguished() {
     assert!(!full.has_layout_of(&lora));
     let mut moved = full.clone();
     let optimizer = moved.arenas.iter_mut().find(|arena| arena.kind == ArenaKind::Optimizer).unwrap();
-    *optimizer = Arena { place: Place::Host { write_combined: false }, ..optimizer.clone() };
+    *optimizer = Arena { place: MemorySpace::Host { write_combined: false }, ..optimizer.clone() };
     assert!(!full.has_layout_of(&moved), "states on the host are another layout");
 }

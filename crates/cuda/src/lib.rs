@@ -30,5 +30,5 @@ pub use engine::Options;
 pub use error::{During, Error, Result};
 pub use library::Search;
 pub use machine::machine;
-pub use report::{Found, LibraryReport, Missing, Report, devices};
+pub use report::{LibraryReport, Missing, Report, UsableLibrary, devices};
 pub use session::CudaSession;

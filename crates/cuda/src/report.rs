@@ -17,7 +17,7 @@ const DRIVER_FOR_13: &str = "580";
 
 /// A library that can be used.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct UsableLibrary {
     pub path: PathBuf,
     pub origin: Origin,
     pub version: String,
@@ -39,7 +39,7 @@ pub struct Missing {
 #[derive(Clone, Debug)]
 pub struct LibraryReport {
     pub kind: Kind,
-    pub state: std::result::Result<Found, Missing>,
+    pub state: std::result::Result<UsableLibrary, Missing>,
 }
 
 /// Everything that the backend finds on this machine.
@@ -97,42 +97,47 @@ impl Report {
     }
 }
 
-fn describe(search: &Search, kind: Kind) -> Result<Found> {
+fn describe(search: &Search, kind: Kind) -> Result<UsableLibrary> {
     let text = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     Ok(match kind {
         Kind::Driver => {
             let opened = open_driver(search)?;
             let (path, origin) = (opened.path, opened.origin);
             let cuda = Driver::new(opened.table)?.version()?;
-            Found { path, origin, version: format!("CUDA {}", text(cuda)), cuda: Some(cuda) }
+            UsableLibrary { path, origin, version: format!("CUDA {}", text(cuda)), cuda: Some(cuda) }
         }
         Kind::Nvrtc => {
             let opened = open_nvrtc(search)?;
             let (path, origin) = (opened.path.clone(), opened.origin);
             let cuda = Compiler::new(opened)?.version();
-            Found { path, origin, version: text(cuda), cuda: Some(cuda) }
+            UsableLibrary { path, origin, version: text(cuda), cuda: Some(cuda) }
         }
         Kind::CublasLt => {
             let opened = open_cublaslt(search)?;
             let version = crate::cublaslt::version(&opened.table);
             // cuBLAS 13.1 is that of some CUDA 13, not of 13.1.
             let major = version.split('.').next().and_then(|major| major.parse().ok());
-            Found { path: opened.path, origin: opened.origin, version, cuda: major.map(|major| (major, 0)) }
+            UsableLibrary { path: opened.path, origin: opened.origin, version, cuda: major.map(|major| (major, 0)) }
         }
         Kind::Cudnn => {
             let opened = open_cudnn(search)?;
             let (path, origin) = (opened.path.clone(), opened.origin);
             let version = crate::cudnn::Cudnn::new(opened).version();
-            Found { path, origin, version: dotted(version as u64), cuda: None }
+            UsableLibrary { path, origin, version: dotted(version as u64), cuda: None }
         }
         Kind::Nccl => {
             let opened = open_nccl(search)?;
-            Found { version: nccl_version(&opened.table), path: opened.path, origin: opened.origin, cuda: None }
+            UsableLibrary { version: nccl_version(&opened.table), path: opened.path, origin: opened.origin, cuda: None }
         }
         Kind::Nvml => {
             let opened = open_nvml(search)?;
             let (path, origin) = (opened.path.clone(), opened.origin);
-            Found { path, origin, version: format!("driver {}", Nvml::new(opened)?.driver_version()?), cuda: None }
+            UsableLibrary {
+                path,
+                origin,
+                version: format!("driver {}", Nvml::new(opened)?.driver_version()?),
+                cuda: None,
+            }
         }
     })
 }
@@ -308,7 +313,7 @@ mod tests {
         Search { named: vec![own], site_packages: vec![root.to_owned()], ..Search::default() }
     }
 
-    fn state(report: &Report, kind: Kind) -> &std::result::Result<Found, Missing> {
+    fn state(report: &Report, kind: Kind) -> &std::result::Result<UsableLibrary, Missing> {
         &report.libraries.iter().find(|library| library.kind == kind).unwrap().state
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tensor::philox::{Purpose, word};
 
 use crate::batch::IGNORE;
-use crate::cache::{Found, Key, RowCache};
+use crate::cache::{Key, Lookup, RowCache};
 use crate::corpus::DocumentSet;
 use crate::document::Document;
 use crate::gather::Gathering;
@@ -69,7 +69,7 @@ fn reading_kept_rows() {
 
     let before = resident();
     let start = processor_seconds();
-    let Found::Rows(corpus, _) = cache.find(&key, &|_| None) else { panic!("the entry was written") };
+    let Lookup::Rows(corpus, _) = cache.find(&key, &|_| None) else { panic!("the entry was written") };
     let spec = LoaderSpec {
         batch_size: 8,
         share: Share::WHOLE,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::cache::{EntryWriter, Found, RowCache, Stamp};
+use crate::cache::{EntryWriter, Lookup, RowCache, Stamp};
 use crate::corpus::Corpus;
 use crate::dataset::{DatasetKind, DatasetSpec, EncodeRow, RowShard, SAMPLE, detect, encoder};
 use crate::dialogue::DialogueOptions;
@@ -143,11 +143,11 @@ impl Set<'_> {
         let name = self.counted.name.clone();
         let clock = |format: &str| self.options.dialogue.clock_reading(format);
         let mut found = cache.find(&key, &clock);
-        if let Found::Damaged(problem) = &found {
+        if let Lookup::Damaged(problem) = &found {
             notes.push(format!("the cache holds damaged rows of {name} ({problem}): they are encoded again"));
         }
         let mut writer = None;
-        if !matches!(found, Found::Rows(..)) {
+        if !matches!(found, Lookup::Rows(..)) {
             let waiting = || notify(&format!("waiting for another process that prepares the rows of {}", shown(&name)));
             match cache.begin(&key, &waiting, self.stop) {
                 Ok(begun) => {
@@ -158,7 +158,7 @@ impl Set<'_> {
                 Err(error) => notes.push(not_kept(&name, cache, &error)),
             }
         }
-        if let Found::Rows(rows, summary) = found {
+        if let Lookup::Rows(rows, summary) = found {
             let DatasetSummary { name, files, left_out, .. } = self.counted;
             return Ok(Encoded {
                 rows,
@@ -180,7 +180,7 @@ impl Set<'_> {
             Ok(()) => {
                 encoded.from = Origin::Kept;
                 // By their last names, under which files are found that are not kept open.
-                if let Found::Rows(rows, _) = cache.find(&key, &|format| self.options.dialogue.clock_reading(format)) {
+                if let Lookup::Rows(rows, _) = cache.find(&key, &|format| self.options.dialogue.clock_reading(format)) {
                     encoded.rows = rows;
                 }
                 cache.clear_unused();

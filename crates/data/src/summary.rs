@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::Document;
 use crate::error::{DataError, RowError, RowReason, shown};
-use crate::rows::Place;
+use crate::rows::RowLocation;
 
 /// Rows that were dropped for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl DatasetSummary {
         }
     }
 
-    pub(crate) fn drop_row(&mut self, place: &Place, error: RowError) {
+    pub(crate) fn drop_row(&mut self, place: &RowLocation, error: RowError) {
         self.rows_read += 1;
         if let Some(dropped) = self.dropped.get_mut(&error.reason) {
             dropped.rows += 1;
@@ -251,7 +251,7 @@ mod tests {
         let mut first = summary(Document::all_trained(vec![1, 2, 3]), &Expected::default());
         first.tokens = 1_234_567;
         first.drop_row(
-            &Place { file: std::path::Path::new("a").into(), row: 3 },
+            &RowLocation { file: std::path::Path::new("a").into(), row: 3 },
             RowError::new(RowReason::TooLong, "9 tokens"),
         );
         let text = Summary { datasets: vec![first] }.to_string();

@@ -33,7 +33,7 @@ pub use kind::{Choice, Kind, Limits};
 pub use nearest::nearest;
 pub use overrides::apply_override;
 pub use page::{reference_page, section_page};
-pub use problem::{Availability, Location, Place, Problem, render_problems};
+pub use problem::{Availability, Location, OptionPosition, Problem, render_problems};
 pub use reader::{Fields, Reader, Written};
 pub use row::Row;
 pub use schema::{help_rows, object_schema};

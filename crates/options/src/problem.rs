@@ -23,7 +23,7 @@ pub struct Location {
 
 /// The option in question and, where it is in a text, the position there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct OptionPosition {
     /// The path of the option, such as `distributed.num_nodes` or `datasets[0].path`. Empty for the whole text.
     pub path: String,
     /// Absent for values that come from no text (a Python dict, a missing option).
@@ -45,7 +45,7 @@ pub struct Problem {
     /// A mistake, or a request that comes too early.
     pub availability: Availability,
     /// Where.
-    pub place: Place,
+    pub place: OptionPosition,
     /// What is wrong, with the value and what was expected, in one sentence without a full stop.
     pub message: String,
     /// What to do about it.

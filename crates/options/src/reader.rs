@@ -2,7 +2,7 @@
 
 use crate::kind::{Kind, Limits};
 use crate::nearest;
-use crate::problem::{Availability, Location, Place, Problem};
+use crate::problem::{Availability, Location, OptionPosition, Problem};
 use crate::row::Row;
 use crate::source::{Source, Span};
 use crate::tree::{Key, Node};
@@ -29,7 +29,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// True if the user gave this option a value. Paths are spelled as in [`Place`].
+    /// True if the user gave this option a value. Paths are spelled as in [`OptionPosition`].
     pub fn contains(&self, path: &str) -> bool {
         self.spans.contains_key(path)
     }
@@ -38,7 +38,7 @@ impl Written {
     pub fn mistake(&self, path: &str, message: impl Into<String>, hint: Option<String>) -> Problem {
         let span = self.spans.get(path).copied().flatten();
         let location = span.map(|span| self.sources[span.source].locate(span.start, span.end));
-        let place = Place { path: path.to_string(), location };
+        let place = OptionPosition { path: path.to_string(), location };
         Problem { availability: Availability::Mistake, place, message: message.into(), hint }
     }
 }
@@ -143,7 +143,12 @@ impl Reader {
         hint: Option<String>,
     ) {
         let location = span.map(|span| self.locate(span));
-        self.problems.push(Problem { availability, place: Place { path: path.to_string(), location }, message, hint });
+        self.problems.push(Problem {
+            availability,
+            place: OptionPosition { path: path.to_string(), location },
+            message,
+            hint,
+        });
     }
 
     fn default_text(&self, row: &Row) -> &'static str {

@@ -37,7 +37,7 @@ pub use instruction::{
 pub use known::names as machine_names;
 pub use layout::Layout;
 pub use machine::{Arch, Link, Machine, Origin};
-pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
+pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};

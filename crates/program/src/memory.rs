@@ -63,7 +63,7 @@ impl ArenaKind {
 
 /// Whose memory an arena is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum MemorySpace {
     /// The device's own.
     Device,
     /// The host's, where the device reaches it too. Write-combined memory is read by the host at a
@@ -76,18 +76,18 @@ pub enum Place {
 pub struct Arena {
     pub kind: ArenaKind,
     pub bytes: usize,
-    pub place: Place,
+    pub place: MemorySpace,
 }
 
 impl Arena {
     /// An arena in the device's memory.
     pub fn on_device(kind: ArenaKind, bytes: usize) -> Arena {
-        Arena { kind, bytes, place: Place::Device }
+        Arena { kind, bytes, place: MemorySpace::Device }
     }
 
     /// True where the memory is the host's.
     pub fn is_on_host(&self) -> bool {
-        self.place != Place::Device
+        self.place != MemorySpace::Device
     }
 }
 

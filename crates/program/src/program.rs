@@ -6,7 +6,7 @@ use crate::decision::PlanDecision;
 use crate::instruction::{Documents, Kernel, Step};
 use crate::layout::Layout;
 use crate::machine::Machine;
-use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, Place, TensorRef};
+use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, TensorRef};
 use crate::parameter::ParameterSlot;
 
 /// Names of the step scalars. The host writes the first group before an entry runs; the program
@@ -168,7 +168,7 @@ impl Program {
     pub fn host_memory(&self) -> Vec<MemoryLine> {
         let on_host = self.arenas.iter().filter(|arena| arena.is_on_host() && arena.bytes > 0);
         let line = |arena: &Arena| {
-            let write_combined = arena.place == Place::Host { write_combined: true };
+            let write_combined = arena.place == MemorySpace::Host { write_combined: true };
             let note = if write_combined { "page-locked, write-combined" } else { "page-locked" };
             MemoryLine { class: arena.kind.name().into(), bytes: arena.bytes, note: note.into() }
         };

@@ -13,13 +13,13 @@ use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::{EvaluationMetrics, StepMetrics};
 use crate::opening::opening;
-use crate::place::Place;
 use crate::record::manifest;
+use crate::run_folder::RunFolder;
 use crate::trainer::Trainer;
 
 /// A log in progress.
 pub struct Journal {
-    place: Place,
+    place: RunFolder,
     log: Log,
     instruments: Instruments,
     is_open: bool,
@@ -32,7 +32,7 @@ impl Journal {
         if config.logging.trackers().is_empty() && config.logging.log_file.value().is_none() {
             return Ok(None);
         }
-        let place = Place::of_caller(config, &trainer.name)?;
+        let place = RunFolder::of_caller(config, &trainer.name)?;
         let log = place.open_log()?;
         let instruments = Instruments::new(config.logging.log_gpu_util);
         Ok(Some(Journal { place, log, instruments, is_open: false }))

@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 use crate::config::rows;
 use crate::decisions;
 use crate::error::Result;
-use crate::place::Place;
 use crate::record::reasons;
+use crate::run_folder::RunFolder;
 use crate::trainer::Trainer;
 
 /// The event `start`, or `resume` where steps were done before: the manifest, the options with the reasons for what
 /// was left open, the plan, the data check.
-pub fn opening(place: &Place, trainer: &mut Trainer, manifest: &Value, step: u64) -> Result<Value> {
+pub fn opening(place: &RunFolder, trainer: &mut Trainer, manifest: &Value, step: u64) -> Result<Value> {
     let reasons = reasons(place, trainer);
     let recommended = trainer.config.recommended.clone().unwrap_or_default();
     let because: Map<String, Value> = reasons

@@ -11,8 +11,8 @@ use crate::digest;
 use crate::encoded;
 use crate::error::Result;
 use crate::metrics::StepMetrics;
-use crate::place::Place;
 use crate::preview::Expected;
+use crate::run_folder::RunFolder;
 use crate::trainer::Trainer;
 
 /// What is in every folder that a run wrote to.
@@ -24,7 +24,7 @@ pub const RESOLVED: &str = "resolved.yaml";
 /// The run as one JSON object: what it is made of, so that it can be made again, and what it wrote. `choices` are
 /// what the backend chose by timing, `written` the folders that the run wrote and that are still as they were.
 /// Compiles the program if that has not been done.
-pub fn manifest(place: &Place, trainer: &mut Trainer) -> Result<Value> {
+pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
     let total_steps = trainer.total_steps();
     let machine = trainer.device.machine.clone();
     let (model, folder) = (trainer.config.model.model.clone(), trainer.source.folder.clone());
@@ -172,7 +172,7 @@ fn chooser<'a>(config: &Config, reasons: &'a mut Reasons) -> impl FnMut(&str, Va
 }
 
 /// What was chosen for options that were left open, names of files included.
-pub fn reasons(place: &Place, trainer: &Trainer) -> Reasons {
+pub fn reasons(place: &RunFolder, trainer: &Trainer) -> Reasons {
     let mut reasons = trainer.reasons();
     let mut choose = chooser(&trainer.config, &mut reasons);
     choose("run_name", json!(trainer.name), "the model and the time");

@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, State, step_of};
 use crate::config::{Config, Problem, Resume, rows};
 use crate::device::Device;
 use crate::error::{Result, TrainError};
-use crate::place::Place;
+use crate::run_folder::RunFolder;
 use crate::source::ModelSource;
 use crate::trainer::Trainer;
 use crate::written::Record;
@@ -42,7 +42,7 @@ impl Start {
     /// `true` takes the checkpoint that the run wrote last. Damaged ones are set aside under another name, and
     /// it says so; if all are damaged, that is an error. A checkpoint that is requested by its path must be
     /// whole.
-    pub fn find(config: &Config, place: &Place) -> Result<Start> {
+    pub fn find(config: &Config, place: &RunFolder) -> Result<Start> {
         match &config.run.resume_from_checkpoint {
             Resume::No => Ok(Start::default()),
             Resume::Newest => newest(config, place),
@@ -51,7 +51,7 @@ impl Start {
     }
 }
 
-fn newest(config: &Config, place: &Place) -> Result<Start> {
+fn newest(config: &Config, place: &RunFolder) -> Result<Start> {
     let mut start = Start::default();
     let mut candidates: Vec<PathBuf> = match &place.earlier {
         Some(earlier) => {
@@ -89,7 +89,7 @@ fn newest(config: &Config, place: &Place) -> Result<Start> {
 }
 
 /// Without a manifest: the checkpoints that are there, if they are of one run.
-fn adopt(config: &Config, place: &Place, start: &mut Start) -> Result<Vec<PathBuf>> {
+fn adopt(config: &Config, place: &RunFolder, start: &mut Start) -> Result<Vec<PathBuf>> {
     let mut found: Vec<(u64, PathBuf, String)> = Vec::new();
     for (step, path) in place.checkpoint_folders()? {
         let text = fs::read_to_string(path.join(crate::checkpoint::STATE)).unwrap_or_default();
@@ -125,7 +125,7 @@ fn set_aside(folder: &Path, why: &str) -> Result<String> {
     ))
 }
 
-fn named(config: &Config, place: &Place, folder: &Path) -> Result<Start> {
+fn named(config: &Config, place: &RunFolder, folder: &Path) -> Result<Start> {
     let mistake = |message: String, hint: Option<String>| {
         Err(TrainError::Config(vec![config.mistake("resume_from_checkpoint", message, hint)]))
     };

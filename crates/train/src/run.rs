@@ -18,9 +18,9 @@ use crate::log::Log;
 use crate::metrics::StepMetrics;
 use crate::model_folder::handed_on;
 use crate::opening::opening;
-use crate::place::Place;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
 use crate::resume::{self, Start};
+use crate::run_folder::RunFolder;
 use crate::saving::{Begun, Saving};
 use crate::source::ModelSource;
 use crate::staged::{Staged, replace_file};
@@ -109,7 +109,7 @@ fn begin(
     }
     // Told now, not when the result is written.
     handed_on(&source.folder)?;
-    let place = Place::open(&config, &source)?;
+    let place = RunFolder::open(&config, &source)?;
     let mut start = Start::find(&config, &place)?;
     let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_begun(&config, from));
     let asked = RefCell::new(&mut *observer);
@@ -125,7 +125,7 @@ fn begin(
 }
 
 /// Takes up what an earlier process left, and checks that nothing of others stands in the way.
-fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+fn prepare(place: &RunFolder, start: &mut Start, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
     if let Some(run_id) = &start.run_id {
         trainer.written.owner = run_id.clone();
         trainer.written.take_back(&start.written)?;
@@ -151,7 +151,7 @@ fn prepare(place: &Place, start: &mut Start, trainer: &mut Trainer, observer: &m
 }
 
 /// Where the result will lie.
-fn result_folder(place: &Place, trainer: &Trainer) -> PathBuf {
+fn result_folder(place: &RunFolder, trainer: &Trainer) -> PathBuf {
     place.output.join(if trainer.plan.compile.adapter.is_some() { "adapter" } else { "model" })
 }
 
@@ -161,14 +161,14 @@ fn planned(of: &PlanDecision) -> Option<String> {
     reported.then(|| format!("Recommended: {}", decisions::sentence(of)))
 }
 
-fn write_manifest(place: &Place, run_id: &str, manifest: &Value) -> Result<()> {
+fn write_manifest(place: &RunFolder, run_id: &str, manifest: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(manifest).expect("a manifest is always representable as JSON");
     replace_file(&place.output.join(MANIFEST), run_id, (text + "\n").as_bytes())
 }
 
 /// A run in progress.
 struct Run {
-    place: Place,
+    place: RunFolder,
     log: Log,
     manifest: Value,
     /// Step count of the last checkpoint, in the making or there.
@@ -184,7 +184,7 @@ struct Run {
 
 impl Run {
     /// Writes what is decided and tells it.
-    fn start(place: Place, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
+    fn start(place: RunFolder, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
         let of_data = trainer.feed.iter().flat_map(|feed| &feed.encoded.notes);
         for note in trainer.plan.notes.iter().chain(of_data) {
             observer.line(&format!("Note: {note}"));

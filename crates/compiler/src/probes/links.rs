@@ -3,8 +3,8 @@
 //! Knows streams and arenas; neither clocks nor what is made of the times.
 
 use program::{
-    Arena, ArenaId, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, Place, Program, Provenance, StreamId,
-    TensorRef, Variant,
+    Arena, ArenaId, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, MemorySpace, Program, Provenance,
+    StreamId, TensorRef, Variant,
 };
 use tensor::DType;
 
@@ -45,7 +45,7 @@ fn link(directions: &[StreamId], machine: &Machine) -> Program {
         let event = stream.record(*direction, &origin);
         stream.wait(StreamId::Compute, event, &origin);
     }
-    let host = Place::Host { write_combined: false };
+    let host = MemorySpace::Host { write_combined: false };
     Program {
         name: "link".into(),
         machine: machine.clone(),

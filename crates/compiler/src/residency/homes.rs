@@ -1,6 +1,6 @@
 //! Which memory each arena is in. Knows arenas and options; not when anything is moved.
 
-use program::{ArenaId, Place};
+use program::{ArenaId, MemorySpace};
 
 use crate::memory::arena;
 use crate::options::OffloadOptions;
@@ -19,7 +19,7 @@ impl Homes {
     }
 
     /// Whose memory an arena is. What the host reads for a checkpoint is never write-combined.
-    pub fn of(&self, of: ArenaId) -> Place {
+    pub fn of(&self, of: ArenaId) -> MemorySpace {
         let Homes(options) = self;
         let (offloaded, write_combined) = match of {
             arena::OPTIMIZER => (options.optimizer, false),
@@ -28,7 +28,7 @@ impl Homes {
             arena::WAITING => (Some(true), options.write_combined),
             _ => (None, false),
         };
-        if offloaded == Some(true) { Place::Host { write_combined } } else { Place::Device }
+        if offloaded == Some(true) { MemorySpace::Host { write_combined } } else { MemorySpace::Device }
     }
 
     /// Bytes of one slice of the update.
@@ -37,7 +37,7 @@ impl Homes {
     }
 
     pub fn on_device(&self, of: ArenaId) -> bool {
-        self.of(of) == Place::Device
+        self.of(of) == MemorySpace::Device
     }
 
     /// Whether the update moves what lies in an arena to the device, instead of reaching it at home.

@@ -3,7 +3,7 @@
 
 use crate::driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use crate::error::{During, Result};
-use program::{Arena, ArenaKind, Place, TensorRef};
+use program::{Arena, ArenaKind, MemorySpace, TensorRef};
 use std::sync::Arc;
 
 /// The arenas, in the program's order.
@@ -98,9 +98,9 @@ fn on_device(arena: &Arena, device: &Arc<Device>) -> Result<DeviceBuffer> {
 
 fn on_host(arena: &Arena, device: &Arc<Device>) -> Result<Option<(PinnedBuffer, u64)>> {
     let buffer = match arena.place {
-        Place::Device => return Ok(None),
-        Place::Host { write_combined: false } => PinnedBuffer::new(device, arena.bytes),
-        Place::Host { write_combined: true } => PinnedBuffer::write_combined(device, arena.bytes),
+        MemorySpace::Device => return Ok(None),
+        MemorySpace::Host { write_combined: false } => PinnedBuffer::new(device, arena.bytes),
+        MemorySpace::Host { write_combined: true } => PinnedBuffer::write_combined(device, arena.bytes),
     };
     let buffer = buffer.during(|| format!("allocating the arena of {} on the host", arena.kind.name()))?;
     let address = buffer.device_address()?;

@@ -54,7 +54,7 @@ pub struct RowCache {
 
 /// What a look for an entry came to.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
-pub(crate) enum Found {
+pub(crate) enum Lookup {
     Rows(Corpus, DatasetSummary),
     Nothing,
     /// Something is wrong with what is there.
@@ -88,10 +88,10 @@ impl RowCache {
     }
 
     /// Looks for an entry; needs no right to write. `clock` gives what a format reads now.
-    pub(crate) fn find(&self, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Found {
+    pub(crate) fn find(&self, key: &Key, clock: &dyn Fn(&str) -> Option<String>) -> Lookup {
         let place = self.place(key);
         if fs::symlink_metadata(&place).is_err() {
-            return Found::Nothing;
+            return Lookup::Nothing;
         }
         match open(&place, key, clock) {
             Ok(Some((corpus, summary))) => {
@@ -100,10 +100,10 @@ impl RowCache {
                     .append(true)
                     .open(place.join(ENTRY))
                     .and_then(|file| file.set_modified(SystemTime::now()));
-                Found::Rows(corpus, summary)
+                Lookup::Rows(corpus, summary)
             }
-            Ok(None) => Found::Nothing,
-            Err(problem) => Found::Damaged(problem),
+            Ok(None) => Lookup::Nothing,
+            Err(problem) => Lookup::Damaged(problem),
         }
     }
 

@@ -11,7 +11,7 @@ use csv::{ByteRecord, ReaderBuilder};
 use serde_json::{Map, Value};
 
 use super::limit::Bounded;
-use super::{Place, Row, RowLimit, Rows, shared, stream};
+use super::{Row, RowLimit, RowLocation, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
@@ -59,7 +59,7 @@ impl Iterator for Records {
                 Err(if is_exceeded { self.limit.exceeded() } else { RowError::new(RowReason::Unreadable, e) })
             }
         };
-        Some(Row { place: Place { file: self.file.clone(), row: self.row }, fields })
+        Some(Row { place: RowLocation { file: self.file.clone(), row: self.row }, fields })
     }
 }
 

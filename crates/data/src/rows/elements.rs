@@ -18,7 +18,7 @@ pub(super) struct Elements {
 
 /// Where in an element the reader is.
 #[derive(Default)]
-struct Place {
+struct ScanState {
     depth: usize,
     in_string: bool,
     escaped: bool,
@@ -26,7 +26,7 @@ struct Place {
     begun: bool,
 }
 
-impl Place {
+impl ScanState {
     /// Takes a byte. `None`: the element ended before it.
     fn take(&mut self, byte: u8) -> Option<()> {
         match byte {
@@ -52,7 +52,7 @@ impl Elements {
     /// The next element, and whether it is larger than it may be; `None` behind the last.
     fn read(&mut self) -> io::Result<Option<(Vec<u8>, bool)>> {
         let (mut text, mut is_large) = (Vec::new(), false);
-        let mut place = Place::default();
+        let mut place = ScanState::default();
         if !self.opened {
             self.reader.read_exact(&mut [0])?;
             self.opened = true;

@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::elements::Elements;
-use super::{Place, Row, RowLimit, Rows, shared, stream};
+use super::{Row, RowLimit, RowLocation, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
@@ -33,7 +33,7 @@ impl Iterator for Lines {
         while !self.ended {
             bytes.clear();
             self.line += 1;
-            let place = Place { file: self.file.clone(), row: self.line };
+            let place = RowLocation { file: self.file.clone(), row: self.line };
             match self.limit.read_line(&mut self.reader, &mut bytes) {
                 Ok(false) => return Some(Row { place, fields: Err(self.limit.exceeded()) }),
                 Ok(true) if bytes.is_empty() => return None,
@@ -94,7 +94,7 @@ pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
     outcome.map_err(|e| DataError::invalid(path.display(), format!("no JSON: {e}")))?;
     let file = shared(path);
     let row = move |(i, element): (usize, Result<Vec<u8>, RowError>)| Row {
-        place: Place { file: file.clone(), row: i + 1 },
+        place: RowLocation { file: file.clone(), row: i + 1 },
         fields: element.and_then(|text| parse_object(&text)),
     };
     match first {

@@ -27,12 +27,12 @@ use crate::error::{DataError, RowError, RowReason, shown};
 
 /// Where a row is: `row` counts from 1 (for JSON lines it is the line of the file).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RowLocation {
     pub file: Arc<Path>,
     pub row: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RowLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, row {}", shown(self.file.display()), self.row)
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Place {
 /// One row; a broken one keeps its place and says why.
 #[derive(Clone, Debug)]
 pub struct Row {
-    pub place: Place,
+    pub place: RowLocation,
     pub fields: Result<Map<String, Value>, RowError>,
 }
 
@@ -90,7 +90,7 @@ pub fn open_within(files: &[PathBuf], text_field: &str, limit: RowLimit) -> Resu
         Ok(rows) => rows,
         Err(error) => {
             let fields = Err(RowError::new(RowReason::Unreadable, error));
-            Box::new(std::iter::once(Row { place: Place { file: shared(&path), row: 1 }, fields }))
+            Box::new(std::iter::once(Row { place: RowLocation { file: shared(&path), row: 1 }, fields }))
         }
     };
     Ok(Box::new(first.chain(rest.into_iter().flat_map(later))))

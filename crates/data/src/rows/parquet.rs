@@ -13,7 +13,7 @@ use parquet::record::reader::RowIter;
 use serde_json::{Map, Number, Value};
 
 use super::limit::Budget;
-use super::{Place, Row, RowLimit, Rows, shared};
+use super::{Row, RowLimit, RowLocation, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
 use crate::guard::guarded;
 
@@ -84,7 +84,7 @@ impl Iterator for ParquetRows {
             None => return None,
         };
         self.read += 1;
-        Some(Row { place: Place { file: self.file.clone(), row: self.read }, fields })
+        Some(Row { place: RowLocation { file: self.file.clone(), row: self.read }, fields })
     }
 }
 

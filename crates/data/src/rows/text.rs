@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{Place, Row, RowLimit, Rows, shared, stream};
+use super::{Row, RowLimit, RowLocation, Rows, shared, stream};
 use crate::error::{DataError, RowError, RowReason};
 
 pub(super) fn open(path: &Path, field: &str, limit: RowLimit) -> Result<Rows, DataError> {
@@ -13,5 +13,5 @@ pub(super) fn open(path: &Path, field: &str, limit: RowLimit) -> Result<Rows, Da
         Some(Err(e)) => Err(RowError::new(RowReason::Unreadable, e.utf8_error())),
         None => Err(limit.exceeded()),
     };
-    Ok(Box::new(std::iter::once(Row { place: Place { file: shared(path), row: 1 }, fields })))
+    Ok(Box::new(std::iter::once(Row { place: RowLocation { file: shared(path), row: 1 }, fields })))
 }

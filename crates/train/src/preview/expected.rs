@@ -2,7 +2,7 @@
 //!
 //! Knows shapes and entries; how long one takes is the program's own estimate.
 
-use program::{Cause, EntryKind, Instruction, Place, Program, StreamId, TensorRef, Variant};
+use program::{Cause, EntryKind, Instruction, MemorySpace, Program, StreamId, TensorRef, Variant};
 
 use super::Shapes;
 
@@ -122,7 +122,7 @@ impl Expected<'_> {
             return None;
         }
         let mut on_device = self.program.clone();
-        on_device.arenas.iter_mut().for_each(|arena| arena.place = Place::Device);
+        on_device.arenas.iter_mut().for_each(|arena| arena.place = MemorySpace::Device);
         let longest = self.shapes.variants.last().copied();
         let of = |kind: EntryKind, variant: Option<Variant>| {
             let entry = &self.program.entries[self.program.entry(kind, variant)?];

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use self::batch::{Column, Dictionaries};
 use self::flat::Table;
 use self::schema::Field;
-use super::{Place, Row, RowLimit, Rows, shared};
+use super::{Row, RowLimit, RowLocation, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
 
 /// What a file begins and ends with; a stream does not.
@@ -215,6 +215,6 @@ impl Iterator for ArrowRows {
             }
         };
         self.read += 1;
-        Some(Row { place: Place { file: self.file.clone(), row: self.read }, fields })
+        Some(Row { place: RowLocation { file: self.file.clone(), row: self.read }, fields })
     }
 }

@@ -33,7 +33,7 @@ pub struct Earlier {
 }
 
 /// Folders and files of a run.
-pub struct Place {
+pub struct RunFolder {
     pub output: PathBuf,
     pub checkpoints: PathBuf,
     pub log: PathBuf,
@@ -49,16 +49,16 @@ pub struct Place {
     _locks: Vec<File>,
 }
 
-impl Place {
+impl RunFolder {
     /// Decides them, and checks that they can be written to and that no other process is in them.
     ///
     /// Errors: another run in `output_dir`, unless the options say that this one continues with it.
-    pub fn open(config: &Config, source: &ModelSource) -> Result<Place> {
-        Place::open_named(config, run_name(config, source))
+    pub fn open(config: &Config, source: &ModelSource) -> Result<RunFolder> {
+        RunFolder::open_named(config, run_name(config, source))
     }
 
-    /// As [`Place::open`], with the name that a new run has.
-    fn open_named(config: &Config, run_name: String) -> Result<Place> {
+    /// As [`RunFolder::open`], with the name that a new run has.
+    fn open_named(config: &Config, run_name: String) -> Result<RunFolder> {
         let output = PathBuf::from(&config.run.output_dir);
         let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
         let earlier = read_manifest(&output)?;
@@ -89,7 +89,7 @@ impl Place {
             (None, None) => unused_log(&output).unwrap_or_else(|| output.join(log_name(&name))),
         };
         let place =
-            Place { output, checkpoints, log, name, earlier, notes, identity: checkpoint_identity, _locks: locks };
+            RunFolder { output, checkpoints, log, name, earlier, notes, identity: checkpoint_identity, _locks: locks };
         place.check_log(config)?;
         Ok(place)
     }
@@ -119,14 +119,22 @@ impl Place {
     }
 
     /// The place of a trainer that is driven by its caller: a log, and nothing that another run could miss.
-    pub fn of_caller(config: &Config, name: &str) -> Result<Place> {
+    pub fn of_caller(config: &Config, name: &str) -> Result<RunFolder> {
         let output = PathBuf::from(&config.run.output_dir);
         fs::create_dir_all(&output).map_err(|e| TrainError::io("create", &output, e))?;
         let checkpoints = config.run.checkpoint_dir.value().map_or_else(|| output.clone(), PathBuf::from);
         let log = config.logging.log_file.value().map_or_else(|| output.join(log_name(name)), PathBuf::from);
         let (name, identity) = (name.to_owned(), identity(&output)?);
-        let place =
-            Place { output, checkpoints, log, name, earlier: None, notes: Vec::new(), identity, _locks: Vec::new() };
+        let place = RunFolder {
+            output,
+            checkpoints,
+            log,
+            name,
+            earlier: None,
+            notes: Vec::new(),
+            identity,
+            _locks: Vec::new(),
+        };
         place.check_log(config)?;
         Ok(place)
     }
@@ -278,7 +286,7 @@ mod tests {
             let options =
                 serde_json::json!({"model": "m", "output_dir": at(output), "checkpoint_dir": at(checkpoints)});
             let config = Config::load_json(&options.to_string(), crate::config::Task::Sft, &[]).unwrap();
-            Place::open_named(&config, "name".to_owned())
+            RunFolder::open_named(&config, "name".to_owned())
         };
         let first = open("a", "checkpoints").unwrap();
         let reported = open("b", "checkpoints").err().unwrap().to_string();

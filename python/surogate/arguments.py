@@ -32,7 +32,7 @@ FLAGS = {
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
     "init": {"--output": 1},
-    "merge": {"--model": 1, "--output": 1},
+    "merge": {"--model": 1, "--base": 1, "--output": 1},
     "report": {"--output": 1},
     "tokenize": {"--debug": 0},
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
@@ -106,6 +106,9 @@ def parser() -> argparse.ArgumentParser:
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
     merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
+    merge.add_argument(
+        "--base", metavar="DIR", help="other weights to merge into, as they are: another function than was trained"
+    )
     merge.add_argument("--output", help="folder to write (default: `merged` next to the adapter)")
     export = _command(commands, "export", "write the result of a run in another format", reads_run=False)
     export.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")

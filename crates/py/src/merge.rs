@@ -34,11 +34,19 @@ pub fn write_gguf(
     Ok((done.tensors, done.bytes, done.in_f16))
 }
 
-/// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes).
+/// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes, the form of the quantised
+/// weights that were made again, if the adapter was trained on such). `as_is`: added to the weights as they are.
 #[pyfunction]
-pub fn merge(py: Python<'_>, model: PathBuf, adapter: PathBuf, output: PathBuf) -> PyResult<(usize, usize, usize)> {
+#[pyo3(signature = (model, adapter, output, as_is = false))]
+pub fn merge(
+    py: Python<'_>,
+    model: PathBuf,
+    adapter: PathBuf,
+    output: PathBuf,
+    as_is: bool,
+) -> PyResult<(usize, usize, usize, Option<String>)> {
     let signals = Signals::default();
-    let done = py.detach(|| train::merge(&model, &adapter, &output, &|| signals.raised()));
+    let done = py.detach(|| train::merge(&model, &adapter, &output, as_is, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
-    Ok((done.adapted, done.tensors, done.bytes))
+    Ok((done.adapted, done.tensors, done.bytes, done.quantised))
 }

@@ -2,7 +2,7 @@
 //! back and compared with the live model before it counts: tensor by tensor (`recheck.rs`), and, where a second model
 //! is cheap, by its logits.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use crate::merge::merged;
 use crate::model::Model;
 use crate::model_folder::{pretty, write_files, write_weights};
 use crate::peft;
+use crate::quantised_base;
 use crate::recheck::Live;
 use crate::source::ModelSource;
 use crate::staged::{Staged, write_synced};
@@ -219,7 +220,8 @@ impl Trained {
             return write_files(&self.source.config, self.dtype, &self.source.folder, folder);
         };
         let tensors = slots.iter().map(|slot| Ok((slot.name.clone(), read(&slot.weight)?)));
-        write_tensors(&folder.join("adapter_model.safetensors"), &tensors.collect::<Result<Vec<_>>>()?)?;
+        let (tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
+        write_with(&path, &tensors, &quantised_base::metadata(&self.program))?;
         let config = peft::config(adapter, &self.program, &self.base);
         write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
     }
@@ -227,8 +229,12 @@ impl Trained {
 
 /// Writes tensors to one file.
 pub(crate) fn write_tensors(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()> {
+    write_with(path, tensors, &BTreeMap::new())
+}
+
+fn write_with(path: &Path, tensors: &[(String, HostTensor)], metadata: &BTreeMap<String, String>) -> Result<()> {
     let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
-    write(path, &named, &Default::default()).map_err(|e| TrainError::Failed(e.to_string()))
+    write(path, &named, metadata).map_err(|e| TrainError::Failed(e.to_string()))
 }
 
 fn info(slot: &ParameterSlot) -> TensorInfo {

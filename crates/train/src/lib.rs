@@ -38,6 +38,7 @@ mod prequantised;
 pub mod preview;
 mod probe;
 mod quantise;
+mod quantised_base;
 mod recheck;
 mod recommend;
 mod record;

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use compiler::AdapterRules;
 use data::Stop;
-use data::safetensors::{TensorInfo, Weights};
+use data::safetensors::{TensorInfo, TensorView, Weights};
+use program::PackedWeight;
 use rayon::prelude::*;
 use tensor::{DType, HostTensor};
 
@@ -16,7 +17,10 @@ use crate::hf_config::HfConfig;
 use crate::model_folder::{handed_on, write_files, write_weights};
 use crate::peft;
 use crate::prequantised;
+use crate::quantise;
+use crate::quantised_base::{self, QuantisedBase};
 use crate::staged::Staged;
+use crate::weights::read_as_f32;
 use crate::written::Written;
 
 /// A weight with its adapter added, in the weight's type. A is [r, in], B is [out, r]; the weight is [out, in], or
@@ -59,14 +63,19 @@ pub struct Merged {
     pub tensors: usize,
     /// Bytes of the weights that were written.
     pub bytes: usize,
+    /// The form of the quantised weights that the adapter was trained on, if these were made again.
+    pub quantised: Option<String>,
 }
 
 /// Writes a model with an adapter in PEFT's form added to its weights. Every weight keeps its type. One tensor is in
 /// memory at a time. The folder appears whole; asked to stop, there is nothing. What a killed merge left is removed first.
 ///
+/// An adapter that was trained on quantised weights is added to their values, which are made again from the model's
+/// weights and have the type that products read. `as_is`: it is added to the weights as they are all the same.
+///
 /// Errors: an adapter of a variant that is not computed, one whose matrices do not fit the model's weights, and
 /// anything that stands at `output` already.
-pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Result<Merged> {
+pub fn merge(model: &Path, adapter: &Path, output: &Path, as_is: bool, stop: Stop<'_>) -> Result<Merged> {
     let options = peft::read_options(adapter, DType::F32)?;
     let rules = AdapterRules::new(&options)?;
     let config = HfConfig::read(model)?;
@@ -78,25 +87,35 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Res
         let place = adapter.display();
         TrainError::Usage(format!("{place}: the adapter does not fit the model:\n  {}", problems.join("\n  ")))
     })?;
+    let trained_on = if as_is { None } else { quantised_base::read(adapter)? };
+    let packed = trained_on.as_ref().map(|of| packed_weights(&base, of, adapter)).transpose()?.unwrap_or_default();
     // What was quantised is written in the type of the rest.
     let saved = config.dtype().unwrap_or(DType::BF16);
     let info = |name: &&str| {
         let view = base.get(name).map_err(TrainError::model_file)?;
         let dtype = if view.is_dequantised() { saved } else { view.dtype };
+        let dtype = packed.get(*name).map_or(dtype, |of| of.dtype);
         Ok(TensorInfo { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
     };
     let tensors = base.names().iter().map(info).collect::<Result<Vec<_>>>()?;
     let floats = tensors.iter().filter(|t| t.dtype.is_float());
     let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
-    let done =
-        Merged { adapted: targets.len(), tensors: tensors.len(), bytes: tensors.iter().map(TensorInfo::bytes).sum() };
+    let done = Merged {
+        adapted: targets.len(),
+        tensors: tensors.len(),
+        bytes: tensors.iter().map(TensorInfo::bytes).sum(),
+        quantised: trained_on.map(|of| quantised_base::text(of.made)),
+    };
     let mut written = Written::by("merge");
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     write_weights(staged.path(), tensors, |tensor| {
         go_on(stop)?;
         let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
-        let weight = weight.to_host().map_err(TrainError::unreadable)?;
+        let weight = match packed.get(&tensor.name) {
+            Some(of) => values(of, &weight)?,
+            None => weight.to_host().map_err(TrainError::unreadable)?,
+        };
         let weight = if weight.dtype == tensor.dtype { weight } else { weight.cast(tensor.dtype) };
         let Some(module) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
         let matrix = |which: &str| {
@@ -109,6 +128,40 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, stop: Stop<'_>) -> Res
     write_files(&config, dtype, model, staged.path())?;
     staged.commit(&mut written)?;
     Ok(done)
+}
+
+/// The weights of a model that were in codes when its adapter was trained.
+fn packed_weights(base: &Weights, of: &QuantisedBase, adapter: &Path) -> Result<BTreeMap<String, PackedWeight>> {
+    let mut packed = BTreeMap::new();
+    for whole in &of.weights {
+        // Old files of some models leave out the first component of their names.
+        let short = whole.split_once('.').map_or("", |(_, rest)| rest);
+        let Some(name) = [whole.as_str(), short].into_iter().find(|name| base.contains(name)) else {
+            let place = adapter.display();
+            return Err(TrainError::Usage(format!(
+                "{place}: it was trained on `{whole}`, which the model does not have"
+            )));
+        };
+        let view = base.get(name).map_err(TrainError::model_file)?;
+        if !of.made.fits(view.shape) || !view.dtype.is_float() {
+            let text = format!(
+                "`{name}` is {} {:?}, which is not kept as {}",
+                view.dtype,
+                view.shape,
+                quantised_base::text(of.made)
+            );
+            return Err(TrainError::Usage(text));
+        }
+        let (packing, shape) = (of.made.packing(), view.shape.to_vec());
+        packed.insert(name.to_owned(), PackedWeight { packing, shape, dtype: of.dtype, made: Some(of.made) });
+    }
+    Ok(packed)
+}
+
+/// A weight's numbers as its codes give them.
+fn values(of: &PackedWeight, weight: &TensorView<'_>) -> Result<HostTensor> {
+    let bytes = quantise::bytes(of, &|start, numbers| read_as_f32(weight, start, numbers))?;
+    Ok(quantise::values(of, &bytes))
 }
 
 /// Name of each adapted weight and the module by which the adapter calls it; or what does not fit.

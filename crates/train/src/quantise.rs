@@ -24,8 +24,30 @@ const PIECE: usize = 1 << 22;
 /// Writes a packed weight from its numbers.
 pub fn write(session: &mut dyn Session, slot: &ParameterSlot, numbers: &Numbers<'_>) -> Result<()> {
     let packed = slot.packed.as_ref().expect("only packed weights are quantised");
+    let weight = &slot.weight;
+    let mut put = |at: usize, bytes: &[u8]| {
+        let place = TensorRef::dense(weight.arena, weight.offset + at, DType::U8, [bytes.len()]);
+        Ok(session.write(&place, bytes)?)
+    };
+    quantise(packed, numbers, &mut put)
+}
+
+/// The bytes of a packed weight from its numbers.
+pub fn bytes(packed: &PackedWeight, numbers: &Numbers<'_>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; packed.packing.bytes(&packed.shape)];
+    quantise(packed, numbers, &mut |at, part| {
+        bytes[at..at + part.len()].copy_from_slice(part);
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
+/// Takes bytes at their place in the tensor's.
+type Put<'a> = dyn FnMut(usize, &[u8]) -> Result<()> + 'a;
+
+fn quantise(packed: &PackedWeight, numbers: &Numbers<'_>, put: &mut Put<'_>) -> Result<()> {
     let made = packed.made.expect("a weight whose file has numbers says how they become codes");
-    let mut place = Place { session, slot, packed, numbers };
+    let mut place = Place { packed, numbers, put };
     match made {
         Quantisation::Nf4 { block, nested } => place.nf4(block, nested),
         Quantisation::Fp8 { extent } => place.tiles(extent),
@@ -53,20 +75,21 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-struct Place<'a> {
-    session: &'a mut dyn Session,
-    slot: &'a ParameterSlot,
+struct Place<'a, 'p> {
     packed: &'a PackedWeight,
     numbers: &'a Numbers<'a>,
+    put: &'a mut Put<'p>,
 }
 
-impl Place<'_> {
+impl Place<'_, '_> {
+    fn elements(&self) -> usize {
+        self.packed.shape.iter().product()
+    }
+
     /// Writes bytes of a plane from its `at`-th on.
     fn put(&mut self, plane: Plane, at: usize, bytes: &[u8]) -> Result<()> {
         assert!(at + bytes.len() <= plane.bytes, "what is written lies in its plane");
-        let weight = &self.slot.weight;
-        let place = TensorRef::dense(weight.arena, weight.offset + plane.offset + at, DType::U8, [bytes.len()]);
-        Ok(self.session.write(&place, bytes)?)
+        (self.put)(plane.offset + at, bytes)
     }
 
     /// Numbers from an element on, by several threads.
@@ -81,7 +104,7 @@ impl Place<'_> {
         length: usize,
         mut use_piece: impl FnMut(&mut Self, usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let elements = self.slot.elements();
+        let elements = self.elements();
         let mut piece = vec![0.0; length.min(elements)];
         for start in (0..elements).step_by(length) {
             let piece = &mut piece[..length.min(elements - start)];
@@ -93,8 +116,8 @@ impl Place<'_> {
 
     fn nf4(&mut self, block: usize, nested: bool) -> Result<()> {
         let planes = self.packed.packing.planes(&self.packed.shape);
-        let mut scales = vec![0.0f32; self.slot.elements().div_ceil(block)];
-        let mut codes = vec![0; PIECE.min(self.slot.elements()).div_ceil(2)];
+        let mut scales = vec![0.0f32; self.elements().div_ceil(block)];
+        let mut codes = vec![0; PIECE.min(self.elements()).div_ceil(2)];
         self.pieces(PIECE, |place, start, x| {
             let codes = &mut codes[..x.len().div_ceil(2)];
             let scales = &mut scales[start / block..(start + x.len()).div_ceil(block)];
@@ -139,7 +162,7 @@ impl Place<'_> {
         let (band, across) = (extent * columns, columns.div_ceil(extent));
         let mut scales = vec![0.0f32; self.packed.packing.blocks(&self.packed.shape)];
         let length = band * (PIECE / band).max(1);
-        let mut codes = vec![0; length.min(self.slot.elements())];
+        let mut codes = vec![0; length.min(self.elements())];
         self.pieces(length, |place, start, x| {
             let codes = &mut codes[..x.len()];
             let scales = &mut scales[start / band * across..];

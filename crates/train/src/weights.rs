@@ -100,7 +100,7 @@ pub fn write_as_stored(session: &mut dyn Session, at: &TensorRef, view: &TensorV
 }
 
 /// Elements of a file's tensor from one on, as f32.
-fn read_as_f32(view: &TensorView<'_>, start: usize, numbers: &mut [f32]) -> Result<()> {
+pub fn read_as_f32(view: &TensorView<'_>, start: usize, numbers: &mut [f32]) -> Result<()> {
     let mut bytes = vec![0; numbers.len() * view.dtype.size()];
     view.read(start * view.dtype.size(), &mut bytes).map_err(TrainError::unreadable)?;
     let mut wide = vec![0; numbers.len() * DType::F32.size()];

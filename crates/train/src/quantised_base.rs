@@ -1,0 +1,108 @@
+//! What an adapter's file says of quantised weights that it was trained on: from these and the model's own weights its
+//! function can be made again. Knows the words in the file; not how codes are made.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use data::safetensors::SafeTensors;
+use program::Program;
+use tensor::DType;
+use tensor::packed::{Quantisation, Target};
+use tensor::small::Small;
+use tensor::storage::{Block, Code, Packing, Scales};
+
+use crate::error::{Result, TrainError};
+
+/// Keys in the metadata of an adapter's file.
+const FORM: &str = "surogate.base.quantised";
+const DTYPE: &str = "surogate.base.dtype";
+const WEIGHTS: &str = "surogate.base.weights";
+
+/// Weights that were in codes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantisedBase {
+    pub made: Quantisation,
+    /// The type of the values that products read.
+    pub dtype: DType,
+    /// Their names.
+    pub weights: Vec<String>,
+}
+
+/// Behind the packed form: blocks choose what their largest value becomes.
+const FOUR_OVER_SIX: &str = " four-over-six";
+
+/// A form in words: the packed form, and how blocks are scaled into it.
+pub fn text(made: Quantisation) -> String {
+    let chosen = matches!(made, Quantisation::Fp4 { target: Target::FourOrSix });
+    format!("{}{}", made.packing(), if chosen { FOUR_OVER_SIX } else { "" })
+}
+
+fn parse(words: &str) -> Option<Quantisation> {
+    let (form, target) = match words.strip_suffix(FOUR_OVER_SIX) {
+        Some(form) => (form, Target::FourOrSix),
+        None => (words, Target::Six),
+    };
+    let packing: Packing = form.parse().ok()?;
+    let made = match (packing.code, packing.block) {
+        (Code::Nf4, Block::Flat(block)) => {
+            Quantisation::Nf4 { block, nested: matches!(packing.scales, Scales::Mapped(_)) }
+        }
+        (Code::Small(Small::E4M3), Block::Tile(extent, _)) => Quantisation::Fp8 { extent },
+        _ => Quantisation::Fp4 { target },
+    };
+    // Only what is written so is meant.
+    (text(made) == words).then_some(made)
+}
+
+/// The metadata of an adapter that a program trains.
+pub fn metadata(program: &Program) -> BTreeMap<String, String> {
+    let packed = || program.layout.parameters.iter().filter_map(|slot| Some((slot, slot.packed.as_ref()?)));
+    let Some((_, first)) = packed().next() else { return BTreeMap::new() };
+    let Some(made) = first.made else { return BTreeMap::new() };
+    let names: Vec<&str> = packed().map(|(slot, _)| slot.name.as_str()).collect();
+    let entries = [(FORM, text(made)), (DTYPE, first.dtype.to_string()), (WEIGHTS, names.join(" "))];
+    entries.map(|(key, text)| (key.to_owned(), text)).into()
+}
+
+/// What the file of an adapter says; none where it was trained on weights as they are.
+pub fn read(adapter: &Path) -> Result<Option<QuantisedBase>> {
+    let path = adapter.join("adapter_model.safetensors");
+    let file = SafeTensors::open(&path).map_err(TrainError::model_file)?;
+    let value = |key: &str| file.metadata().get(key).map(String::as_str);
+    let Some(form) = value(FORM) else { return Ok(None) };
+    let wrong = |key: &str| {
+        let text = value(key).unwrap_or_default();
+        TrainError::Usage(format!(
+            "{}: the metadata `{key}` is `{text}`, which this version does not know",
+            path.display()
+        ))
+    };
+    Ok(Some(QuantisedBase {
+        made: parse(form).ok_or_else(|| wrong(FORM))?,
+        dtype: value(DTYPE).and_then(|name| name.parse().ok()).ok_or_else(|| wrong(DTYPE))?,
+        weights: value(WEIGHTS).ok_or_else(|| wrong(WEIGHTS))?.split(' ').map(str::to_owned).collect(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_read_as_they_are_written() {
+        for made in [
+            Quantisation::Nf4 { block: 64, nested: true },
+            Quantisation::Nf4 { block: 512, nested: false },
+            Quantisation::Fp8 { extent: 128 },
+            Quantisation::Fp4 { target: Target::Six },
+            Quantisation::Fp4 { target: Target::FourOrSix },
+        ] {
+            assert_eq!(parse(&text(made)), Some(made));
+        }
+        let others =
+            ["", "nf4 flat:64 mapped:7", "e4m3 tile:64x32 f32", "e2m1 row:32 e8m0", "nf4 flat:64 f32 four-over-six"];
+        for words in others {
+            assert_eq!(parse(words), None, "{words}");
+        }
+    }
+}

@@ -78,7 +78,7 @@ impl Backward {
             let (Some(gradient), true) = (gradient, wanted) else { continue };
             match append.graph.value(*input).origin {
                 Origin::Parameter(id) => self.gradients.push((id, gradient)),
-                Origin::Input | Origin::Node | Origin::Constant => {
+                Origin::Input | Origin::Node | Origin::Constant | Origin::State(_) => {
                     self.contributions.entry(*input).or_default().push(gradient)
                 }
             }

@@ -36,6 +36,7 @@ pub use options::{
 pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 pub use probes::{Links, Probe, links, probes};
+pub use recipes::{Fp8Hybrid, GradientFormat, Recipe};
 
 /// Bytes for people.
 fn size(bytes: usize) -> String {
@@ -88,7 +89,8 @@ pub fn compile_observed(
         }
     }
     let options = &passes.allowed(options);
-    let parameters = memory::plan_parameters(&graphs.first().expect("at least one entry is requested").2, options);
+    let table = &graphs.first().expect("at least one entry is requested").2;
+    let parameters = memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
     let compiled = |options: &CompileOptions| {
         let mut graphs = graphs.clone();
         // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
@@ -123,7 +125,7 @@ pub fn entry_graph(
     // Before merging: an adapter belongs to one weight by its name.
     passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
-    passes.run(kind, "merge_linears", &mut graph, passes::merge_linears::run)?;
+    passes.run(kind, "merge_linears", &mut graph, |g| passes::merge_linears::run(g, &options.recipe))?;
     // After merging, which says of the parameters how they lie: they do so in every entry.
     passes.run(kind, "without_adapters", &mut graph, |g| passes::without_adapters::run(g, entry))?;
     passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
@@ -137,7 +139,7 @@ pub fn entry_graph(
     passes.run(kind, "common_subexpressions", &mut graph, passes::common_subexpressions::run)?;
     passes.run(kind, "dead_code", &mut graph, passes::dead_code::run)?;
     // Element types are decided once the graph holds everything that computes.
-    passes.run(kind, "recipe", &mut graph, |g| recipes::run(g, options))?;
+    passes.run(kind, "recipe", &mut graph, |g| recipes::run(g, options, machine))?;
     // Products of adapters as such, before one of them becomes part of a sum.
     passes.run(kind, "low_rank", &mut graph, |g| passes::low_rank::run(g, machine))?;
     // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use graph::{Graph, Node, Parameter, ParameterId, ValueId};
+use graph::{Graph, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::id;
 use program::{
     Arena, ArenaId, ArenaKind, Cost, Documents, Entry, EntryKind, Instruction, Layer, Layout, Machine, MemoryLine,
@@ -39,10 +39,25 @@ pub(crate) fn program(
             entries.push(entry(graph, *kind, *variant, parameters, &homes, &mut lowering));
         }
     }
+    let prepared = table.preparation().map(|graph| {
+        let (_, any, _) = graphs.first().expect("at least one entry is requested");
+        let prepared = entry(&graph, EntryKind::Prepare, *any, parameters, &homes, &mut lowering);
+        Entry { variant: None, ..prepared }
+    });
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
         let scales_loss = options.scales_loss();
-        entries.push(update::entry(parameters, optimizer, scales_loss, options.seed, &homes, &mut lowering));
+        let mut update = update::entry(parameters, optimizer, scales_loss, options.seed, &homes, &mut lowering);
+        let changed =
+            |id: &ValueId| matches!(table.value(*id).origin, Origin::Parameter(id) if table.parameter(id).trainable);
+        if table.prepared.iter().flat_map(|node| &node.inputs).any(changed) {
+            update.steps.extend(prepared.iter().flat_map(|prepared| &prepared.steps).map(|step| {
+                let provenance = Provenance { phase: "update", ..step.provenance.clone() };
+                Step { provenance, ..step.clone() }
+            }));
+        }
+        entries.push(update);
     }
+    entries.extend(prepared);
     for entry in &entries {
         if let Err(race) = check_order(entry) {
             panic!("lowering orders transfers and computation by events: {race}");
@@ -85,6 +100,7 @@ fn assemble(
         (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
         (ArenaKind::Masters, parameters.masters_bytes, "f32 copies of weights"),
         (ArenaKind::Waiting, lowering.waiting_bytes, "activations that wait for the backward pass"),
+        (ArenaKind::States, parameters.states.bytes, "codes of weights, magnitudes of earlier steps"),
     ];
     while kinds.len() > arena::MASTERS.0 as usize && kinds.last().is_some_and(|(_, bytes, _)| *bytes == 0) {
         kinds.pop();
@@ -113,7 +129,11 @@ fn assemble(
         name: name.to_owned(),
         machine: lowering.machine.clone(),
         arenas,
-        layout: Layout { parameters: parameters.slots.clone(), extra: extra_state(options) },
+        layout: Layout {
+            parameters: parameters.slots.clone(),
+            extra: extra_state(options),
+            scaling: parameters.states.histories.as_ref().map(|of| of.scaling.clone()),
+        },
         constants: lowering.constants,
         scalars: SCALARS.iter().map(|(name, _)| ((*name).to_owned(), scalar_ref(name))).collect(),
         kernels: lowering.kernels,

@@ -172,6 +172,12 @@ pub(crate) fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: 
     for (parameter, slot) in graph.parameters.iter().zip(&parameters.slots) {
         fixed.insert(parameter.value, slot.weight.clone());
     }
+    for (id, at) in graph.states.iter().zip(&parameters.states.places) {
+        fixed.insert(*id, at.clone());
+    }
+    for (value, state) in &graph.stored {
+        fixed.insert(*value, parameters.states.places[state.0 as usize].clone());
+    }
     for (id, value) in &graph.constants {
         fixed.insert(*id, lowering.constant(value));
     }

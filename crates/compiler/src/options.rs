@@ -8,6 +8,7 @@ use tensor::packed::Quantisation;
 use tensor::storage::Packing;
 
 use crate::adapter::AdapterOptions;
+use crate::recipes::Recipe;
 
 /// Steps in a row with finite gradients after which the loss scale is doubled.
 pub(crate) const LOSS_SCALE_INTERVAL: u64 = 2000;
@@ -26,6 +27,8 @@ pub struct CompileOptions {
     pub stored: BTreeMap<String, Packing>,
     /// How activations are stored and matrices multiplied.
     pub compute: DType,
+    /// Products that differ from that.
+    pub recipe: Recipe,
     /// `None`: no gradients, and no entry that trains.
     pub training: Option<Training>,
     /// Adapters are part of the model, trained or not.

@@ -9,7 +9,7 @@ use program::{Documents, Entry, EntryKind, Instruction, Provenance, Step, Tensor
 use tensor::{Attrs, DType};
 
 use crate::lowering::Lowering;
-use crate::memory::{ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
+use crate::memory::{Histories, ParameterPlan, Run, SUM_SQUARES, Squares, arena, scalar_ref};
 use crate::options::{LOSS_SCALE_INTERVAL, OptimizerOptions};
 use crate::residency::{Homes, Streams, Transfers};
 use slices::{Slices, Work};
@@ -97,6 +97,14 @@ fn norm(
     }
     let total = scalar_ref(SUM_SQUARES);
     push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![sums], vec![total.clone()]);
+    if let Some(Histories { scaling, amax, limits, tops }) = &parameters.states.histories {
+        // Before the norm is looked at: magnitudes that are not finite suppress the update.
+        let attrs = Attrs::new().with("quantisers", scaling.quantisers.len()).with("window", scaling.window);
+        let inputs = vec![lowering.constant(limits), lowering.constant(tops)];
+        let outputs = [amax, &scaling.history, &scaling.factors, &scaling.steps].map(Clone::clone);
+        let outputs = outputs.into_iter().chain([scalar_ref(scalar::FP8_CLIPPED), total.clone()]).collect();
+        push_behind(steps, lowering, taken, id::AMAX_HISTORY, attrs, inputs, outputs);
+    }
     let divisors = [scalar::WEIGHT_SUM].into_iter().chain(scales_loss.then_some(scalar::LOSS_SCALE));
     push_behind(
         steps,

@@ -42,7 +42,7 @@ impl StridedCopy {
             writes.pop().expect("one result").slice::<u8>().copy_from_slice(reads[0].slice());
         } else if self.from.dtype == self.to.dtype {
             match self.from.dtype {
-                DType::U8 => self.relayout::<u8>(memory),
+                DType::U8 | DType::E4M3 | DType::E5M2 => self.relayout::<u8>(memory),
                 DType::BF16 | DType::F16 => self.relayout::<u16>(memory),
                 DType::F32 | DType::I32 => self.relayout::<u32>(memory),
                 DType::F64 | DType::I64 => self.relayout::<u64>(memory),

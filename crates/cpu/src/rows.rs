@@ -272,7 +272,9 @@ fn native<'a>(span: &Span<'a>, dtype: DType, first: usize, count: usize) -> Data
         DType::I32 => Data::Int(&span.slice()[first..first + count]),
         DType::U8 => Data::Byte(&span.slice()[first..first + count]),
         DType::F32 => Data::Real(&span.slice()[first..first + count]),
-        DType::F64 | DType::BF16 | DType::F16 | DType::I64 => panic!("{dtype} is not used where it lies"),
+        DType::F64 | DType::BF16 | DType::F16 | DType::I64 | DType::E4M3 | DType::E5M2 => {
+            panic!("{dtype} is not used where it lies")
+        }
     }
 }
 

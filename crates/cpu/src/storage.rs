@@ -20,7 +20,7 @@ impl Kind {
     /// `None` for types that the references do not know.
     pub fn of(dtype: DType) -> Option<Kind> {
         match dtype {
-            DType::F32 | DType::BF16 | DType::F16 => Some(Kind::Real),
+            DType::F32 | DType::BF16 | DType::F16 | DType::E4M3 | DType::E5M2 => Some(Kind::Real),
             DType::I32 => Some(Kind::Int),
             DType::U8 => Some(Kind::Byte),
             DType::F64 | DType::I64 => None,
@@ -33,24 +33,32 @@ pub fn is_native(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::I32 | DType::U8)
 }
 
-/// Reads a floating-point tensor of any layout as dense f32.
+/// Reads a floating-point tensor of any layout as dense f32; codes of eight bits without their scale.
 pub fn widen(memory: &Memory, at: &TensorRef, out: &mut [f32]) {
     let runs = Runs::of(at);
     match at.dtype {
         DType::F32 => gather(memory.read::<f32>(at), &runs, out, |x| x),
         DType::BF16 => gather(memory.read::<u16>(at), &runs, out, bf16_to_f32),
         DType::F16 => gather(memory.read::<u16>(at), &runs, out, f16_to_f32),
+        DType::E4M3 | DType::E5M2 => {
+            let values = at.dtype.small().expect("a code of eight bits").values();
+            gather(memory.read::<u8>(at), &runs, out, |code| values[code as usize])
+        }
         other => panic!("{other} is not widened to f32: refused when the program is loaded"),
     }
 }
 
-/// Writes dense f32 into a floating-point tensor of any layout, rounding to nearest even.
+/// Writes dense f32 into a floating-point tensor of any layout, rounding to nearest even. Codes of eight bits saturate.
 pub fn round(memory: &mut Memory, at: &TensorRef, values: &[f32]) {
     let runs = Runs::of(at);
     match at.dtype {
         DType::F32 => scatter(values, &runs, memory.write::<f32>(at), |x| x),
         DType::BF16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_bf16),
         DType::F16 => scatter(values, &runs, memory.write::<u16>(at), f32_to_f16),
+        DType::E4M3 | DType::E5M2 => {
+            let small = at.dtype.small().expect("a code of eight bits");
+            scatter(values, &runs, memory.write::<u8>(at), |x| small.code(f64::from(x)))
+        }
         other => panic!("f32 is not rounded to {other}: refused when the program is loaded"),
     }
 }
@@ -197,7 +205,9 @@ pub fn input_in_place<'a>(span: &Span<'a>, at: &'a TensorRef) -> Input<'a, f32> 
         DType::I32 => Data::Int(span.slice()),
         DType::U8 => Data::Byte(span.slice()),
         DType::F32 => Data::Real(span.slice()),
-        DType::F64 | DType::BF16 | DType::F16 | DType::I64 => panic!("{at} is not used where it lies"),
+        DType::F64 | DType::BF16 | DType::F16 | DType::I64 | DType::E4M3 | DType::E5M2 => {
+            panic!("{at} is not used where it lies")
+        }
     };
     Input { shape: &at.shape, data }
 }
@@ -209,6 +219,8 @@ pub fn output_in_place<'a>(span: SpanMut<'a>, at: &'a TensorRef) -> Output<'a, f
         DType::I32 => Output::Int { shape, data: span.slice() },
         DType::U8 => Output::Byte { shape, data: span.slice() },
         DType::F32 => Output::Real { shape, data: span.slice(), storage: at.dtype },
-        DType::F64 | DType::BF16 | DType::F16 | DType::I64 => panic!("{at} is not written where it lies"),
+        DType::F64 | DType::BF16 | DType::F16 | DType::I64 | DType::E4M3 | DType::E5M2 => {
+            panic!("{at} is not written where it lies")
+        }
     }
 }

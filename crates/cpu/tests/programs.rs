@@ -99,6 +99,7 @@ fn gemm(m: usize, n: usize, k: usize, a: &TensorRef, b: &TensorRef, d: &TensorRe
         transpose_a: false,
         transpose_b: true,
         scale: 1.0,
+        scales: None,
         bias: None,
         accumulate: false,
         low_rank: vec![],
@@ -290,6 +291,54 @@ fn long_sums_and_every_transposition() {
                     let difference = (result[i * n + j] as f64 - sum).abs();
                     assert!(difference <= tolerance * sum.abs() + 1e-4, "{dtype} {ta} {tb} {i} {j}: {sum}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_are_multiplied_as_the_numbers_that_they_stand_for() {
+    let (m, n, k) = (21, 50, 300);
+    for (dtype, d_dtype) in [(DType::E4M3, DType::F32), (DType::E5M2, DType::BF16)] {
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            let stored =
+                |turned: bool, rows: usize, columns: usize| if turned { [columns, rows] } else { [rows, columns] };
+            let a = at(0, dtype, &stored(ta, m, k));
+            let b = at(65_536, DType::E4M3, &stored(tb, k, n));
+            let [d, exact] = [131_072, 196_608].map(|offset| at(offset, d_dtype, &[m, n]));
+            let plain = |offset: usize, of: &TensorRef| at(offset, DType::F32, &of.shape);
+            let (plain_a, plain_b) = (plain(262_144, &a), plain(327_680, &b));
+            let scales = [0, 256].map(|offset| at(524_288 + offset, DType::F32, &[1]));
+            let bias = at(525_312, DType::F32, &[n]);
+            let with = |a: &TensorRef, b: &TensorRef, d: &TensorRef, scales| Gemm {
+                transpose_a: ta,
+                transpose_b: tb,
+                scale: 0.5,
+                scales,
+                bias: Some(bias.clone()),
+                accumulate: true,
+                ..gemm(m, n, k, a, b, d)
+            };
+            let products = [with(&a, &b, &d, Some(scales.clone())), with(&plain_a, &plain_b, &exact, None)];
+            let mut session = load(products.map(Instruction::Gemm).to_vec(), 2);
+            for (index, (codes, plain)) in [(&a, &plain_a), (&b, &plain_b)].into_iter().enumerate() {
+                let scale = [0.25, 2f32.powi(-9)][index];
+                put(&mut *session, &scales[index], &[scale]);
+                let drawn: Vec<f32> = values(codes.len(), index as u32).iter().map(|x| x / scale).collect();
+                put(&mut *session, codes, &drawn);
+                let small = codes.dtype.small().unwrap();
+                let stored = |x: &f32| small.value(small.code(f64::from(*x))) * scale;
+                put(&mut *session, plain, &drawn.iter().map(stored).collect::<Vec<f32>>());
+            }
+            for at in [&d, &exact] {
+                put(&mut *session, at, &values(m * n, 3));
+            }
+            put(&mut *session, &bias, &values(n, 4));
+            session.run(0).unwrap();
+            let (found, exact) = (get(&mut *session, &d), get(&mut *session, &exact));
+            let limit = if d_dtype == DType::BF16 { 1.0 / 256.0 } else { 1e-5 };
+            for (x, y) in found.iter().zip(&exact) {
+                assert!((x - y).abs() <= limit * (1.0 + y.abs()), "{dtype} {ta} {tb}: {x} {y}");
             }
         }
     }

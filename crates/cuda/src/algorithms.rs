@@ -27,6 +27,7 @@ const WORTHWHILE: f32 = 0.98;
 pub(crate) struct Operands<'a> {
     pub addresses: [u64; 3],
     pub bias: Option<u64>,
+    pub scales: Option<[u64; 2]>,
     pub arenas: &'a [&'a DeviceBuffer],
 }
 
@@ -154,7 +155,7 @@ impl Chooser {
         race(stream, at.arenas, plans.len(), |plan| {
             // SAFETY: the operands are in the arenas as the product describes them, the workspace is as large as any
             // algorithm may ask, and the stream is waited for behind the run.
-            unsafe { plans[plan].run(stream, at.addresses, at.bias, workspace) }
+            unsafe { plans[plan].run(stream, at.addresses, at.bias, at.scales, workspace) }
         })
     }
 }

@@ -16,7 +16,7 @@ use tensor::DType;
 /// One matrix operand: how it is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// f32, bf16 or f16.
+    /// f32, bf16, f16, or of a factor codes of eight bits.
     pub dtype: DType,
     /// Elements from one stored row to the next.
     pub row_stride: usize,
@@ -34,7 +34,8 @@ impl Operand {
 
 /// D[m, n] = alpha · A[m, k] · B[k, n] + beta · D (+ bias[n]), accumulated in f32.
 ///
-/// f32 operands are multiplied as f32: TF32 is never used.
+/// f32 operands are multiplied as f32: TF32 is never used. Codes of eight bits have a scale each, whose addresses a run
+/// is given; the tensor cores read both along k, and their sums are promoted to f32 on the way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,
@@ -181,15 +182,28 @@ impl ProductPlan {
         self.choice.algorithm
     }
 
-    /// Queues the product. `bias` is read where the product has one.
+    /// Queues the product. `bias` and the scales of A and B are read where the product has them.
     ///
     /// # Safety
     /// The addresses hold what the product describes, `workspace` holds [`ProductPlan::workspace`]
     /// bytes aligned to 256, and all stay allocated until the work has run.
-    pub unsafe fn run(&self, stream: &Stream, [a, b, d]: [u64; 3], bias: Option<u64>, workspace: u64) -> Result<()> {
+    pub unsafe fn run(
+        &self,
+        stream: &Stream,
+        [a, b, d]: [u64; 3],
+        bias: Option<u64>,
+        scales: Option<[u64; 2]>,
+        workspace: u64,
+    ) -> Result<()> {
         assert_eq!(bias.is_some(), self.product.bias.is_some(), "a bias is given exactly where it was planned");
         if let Some(bias) = bias {
             self.descriptor.set(sys::descriptor_attribute::BIAS_POINTER, bias)?;
+        }
+        assert_eq!(scales.is_some(), self.product.is_of_codes(), "scales are given exactly where factors are codes");
+        if let Some([of_a, of_b]) = scales {
+            // In columns the right operand comes first.
+            self.descriptor.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
+            self.descriptor.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)?;
         }
         let (alpha, beta) = (self.product.alpha, self.product.beta);
         // SAFETY: promised by the caller; in columns the right operand comes first.
@@ -274,6 +288,11 @@ impl ProductPlan {
 }
 
 impl Product {
+    /// Whether the factors are codes of eight bits.
+    pub fn is_of_codes(&self) -> bool {
+        self.a.dtype.small().is_some()
+    }
+
     /// Everything that decides which algorithms there are and how fast they are.
     pub fn description(&self) -> String {
         let Product { a, b, d, alignment, beta, .. } = self;
@@ -300,23 +319,40 @@ fn unsupported(product: &Product, reason: &str) -> Error {
 }
 
 fn check_types(product: &Product) -> Result<()> {
-    if product.a.dtype != product.b.dtype {
-        return Err(unsupported(product, "both factors must have one type"));
-    }
     if product.d.transposed {
         return Err(unsupported(product, "the result is never stored transposed"));
     }
+    if product.is_of_codes() && product.b.dtype.small().is_some() {
+        let Product { a, b, n, k, .. } = product;
+        let both = [a.dtype, b.dtype].contains(&DType::E4M3);
+        let along = !a.transposed && b.transposed;
+        let whole = [*n, *k, a.row_stride, b.row_stride].iter().all(|extent| extent.is_multiple_of(CODES));
+        return match (both, along, whole) {
+            (false, _, _) => Err(unsupported(product, "one of two factors of eight bits must be e4m3")),
+            (_, false, _) => Err(unsupported(product, "factors of eight bits must both lie along the sum")),
+            (_, _, false) => Err(unsupported(product, "extents of eight-bit products must be multiples of 16")),
+            _ => data_type(product.d.dtype).map(|_| ()),
+        };
+    }
+    if product.a.dtype != product.b.dtype {
+        return Err(unsupported(product, "both factors must have one type"));
+    }
     [product.a.dtype, product.d.dtype].iter().try_for_each(|dtype| data_type(*dtype).map(|_| ()))
 }
+
+/// Extents of products of eight bits are multiples of this.
+const CODES: usize = 16;
 
 fn data_type(dtype: DType) -> Result<u32> {
     match dtype {
         DType::F32 => Ok(sys::R_32F),
         DType::BF16 => Ok(sys::R_16BF),
         DType::F16 => Ok(sys::R_16F),
+        DType::E4M3 => Ok(sys::R_8F_E4M3),
+        DType::E5M2 => Ok(sys::R_8F_E5M2),
         other => Err(Error::Unsupported {
             what: format!("a product with {other}"),
-            reason: "products are of f32, bf16 and f16".into(),
+            reason: "products are of f32, bf16, f16 and codes of eight bits".into(),
             context: String::new(),
         }),
     }
@@ -476,5 +512,30 @@ mod tests {
         let text = check_types(&product).unwrap_err().to_string();
         assert_eq!(text, "product nn 4×8×8 bf16·f32→f32: both factors must have one type");
         assert!(check_types(&Product { b: operand(DType::I32), a: operand(DType::I32), ..product }).is_err());
+    }
+
+    #[test]
+    fn codes_are_taken_along_the_sum_and_in_whole_sixteens() {
+        let codes = |dtype: DType, transposed: bool| Operand::new(dtype, 32, transposed);
+        let of = |a: DType, b: DType| Product {
+            m: 5,
+            n: 48,
+            k: 32,
+            a: codes(a, false),
+            b: codes(b, true),
+            d: Operand::new(DType::BF16, 48, false),
+            ..product()
+        };
+        let good = of(DType::E5M2, DType::E4M3);
+        check_types(&good).unwrap();
+        for (wrong, reason) in [
+            (of(DType::E5M2, DType::E5M2), "must be e4m3"),
+            (of(DType::E4M3, DType::BF16), "must have one type"),
+            (Product { b: codes(DType::E4M3, false), ..good }, "along the sum"),
+            (Product { n: 40, ..good }, "multiples of 16"),
+            (Product { k: 24, ..good }, "multiples of 16"),
+        ] {
+            assert!(check_types(&wrong).unwrap_err().to_string().contains(reason), "{wrong}");
+        }
     }
 }

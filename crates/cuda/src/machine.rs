@@ -4,7 +4,7 @@
 //! efficiencies: good enough for plans, but not accurate.
 
 use crate::driver::Properties;
-use program::{Arch, Architecture, Machine, Origin, Reached};
+use program::{Arch, Architecture, FP8, Machine, Origin, Reached};
 
 /// Share of the peak that the best matrix product reaches, as measured on an H200 (808 of 989 TFLOP/s).
 const PRODUCT_SHARE: f64 = 0.82;
@@ -29,6 +29,7 @@ pub fn machine(properties: &Properties) -> Machine {
         memory,
         bandwidth: COPY_SHARE * properties.memory_bandwidth,
         bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.of_device),
+        fp8_flops: FP8 * PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.of_device),
         f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.of_device),
         units: properties.multiprocessors as usize,
         reached: Reached { addend_pass: !own_products, ..Reached::H200 },

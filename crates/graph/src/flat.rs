@@ -24,6 +24,10 @@ pub struct Layer {
     pub index: u32,
 }
 
+/// Index into [`Graph::states`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateId(pub u32);
+
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -34,6 +38,19 @@ pub enum Origin {
     Node,
     /// Computed while compiling; the contents are in [`Graph::constants`].
     Constant,
+    /// Kept from step to step beside the parameters.
+    State(StateId),
+}
+
+/// A tensor that is quantised with a power of two, which follows from its magnitudes in earlier steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quantiser {
+    /// Empty where nothing is quantised by it.
+    pub name: String,
+    /// The largest number of the format.
+    pub limit: f32,
+    /// Magnitudes are scaled to at most 1.75·2^top.
+    pub top: i32,
 }
 
 /// A tensor of the graph. Written once.
@@ -145,6 +162,15 @@ pub struct Graph {
     pub carried: Vec<ValueId>,
     /// Values that may wait in host memory where nothing reads them for long.
     pub waiting: Vec<ValueId>,
+    /// What is kept from step to step beside the parameters: values of this origin, the same in all entries.
+    pub states: Vec<ValueId>,
+    /// Results that are written into a state.
+    pub stored: Vec<(ValueId, StateId)>,
+    /// Nodes that compute states from parameters: part of no entry, they run whenever parameters were written.
+    pub prepared: Vec<Node>,
+    /// Each has its factor in the state of its number, and this step's magnitude in the one as many behind as there
+    /// are quantisers.
+    pub quantisers: Vec<Quantiser>,
 }
 
 impl Graph {
@@ -184,6 +210,45 @@ impl Graph {
         let id = self.add_value(name, element, shape, Origin::Input);
         self.inputs.push(id);
         id
+    }
+
+    /// Adds a state, filled elsewhere.
+    pub fn add_state(&mut self, name: &str, element: Element, shape: Shape) -> StateId {
+        let id = self.add_value(name, element, shape, Origin::Node);
+        self.keep(id, name)
+    }
+
+    /// Makes a value a state: a node of [`Graph::prepared`] or of another entry computes it.
+    pub fn keep(&mut self, id: ValueId, name: &str) -> StateId {
+        let state = StateId(self.states.len() as u32);
+        let value = self.value_mut(id);
+        (value.origin, value.name) = (Origin::State(state), name.to_owned());
+        self.states.push(id);
+        state
+    }
+
+    pub fn state(&self, id: StateId) -> &Value {
+        self.value(self.states[id.0 as usize])
+    }
+
+    /// The nodes that compute states from parameters as a graph of their own; none where there are none.
+    pub fn preparation(&self) -> Option<Graph> {
+        if self.prepared.is_empty() {
+            return None;
+        }
+        let mut values = self.values.clone();
+        for value in values.iter_mut().filter(|value| !matches!(value.origin, Origin::Parameter(_))) {
+            value.origin = Origin::Node;
+        }
+        Some(Graph {
+            name: self.name.clone(),
+            stacks: self.stacks.clone(),
+            values,
+            parameters: self.parameters.clone(),
+            nodes: self.prepared.clone(),
+            states: self.states.clone(),
+            ..Graph::default()
+        })
     }
 
     /// Adds a row to the parameter table together with its value.

@@ -14,7 +14,7 @@ mod text;
 mod verify;
 
 pub use dim::{Axis, Bindings, Dim, Element, ValueType};
-pub use flat::{Graph, Layer, Node, Origin, Parameter, ParameterId, Phase, Value, ValueId};
+pub use flat::{Graph, Layer, Node, Origin, Parameter, ParameterId, Phase, Quantiser, StateId, Value, ValueId};
 pub use model::{
     Block, Carried, Carry, FileForm, IR_VERSION, Init, Input, Item, Model, ModelError, NodeSpec, Output, ParameterSpec,
     Repeat, Task, from_json,

@@ -28,6 +28,12 @@ pub fn verify(graph: &Graph) -> Result<(), String> {
                 }
                 defined[index] = true;
             }
+            Origin::State(id) => {
+                if graph.states.get(id.0 as usize) != Some(&ValueId(index as u32)) {
+                    return Err(format!("value `{}` is a state that the list of states does not name", value.name));
+                }
+                defined[index] = true;
+            }
             Origin::Node => {}
         }
     }
@@ -56,6 +62,15 @@ pub fn verify(graph: &Graph) -> Result<(), String> {
     for (name, id) in results.chain(gradients) {
         if defined.get(id.0 as usize) != Some(&true) {
             return Err(format!("result `{name}` is never computed"));
+        }
+    }
+    for (id, state) in &graph.stored {
+        let (value, state) = (graph.value(*id), graph.state(*state));
+        if defined.get(id.0 as usize) != Some(&true) || value.shape != state.shape {
+            return Err(format!(
+                "`{}` is not computed, or has not the shape of the state `{}`",
+                value.name, state.name
+            ));
         }
     }
     for (parameter, id) in &graph.gradients {

@@ -32,9 +32,10 @@ impl<T: Real> Array<T> {
         match element {
             Element::Fixed(DType::I32) => Array::Int(vec![0; len]),
             Element::Fixed(DType::U8) => Array::Byte(vec![0; len]),
-            Element::Float | Element::Fixed(DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::I64) => {
-                Array::Real(vec![T::default(); len])
-            }
+            Element::Float
+            | Element::Fixed(
+                DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::I64 | DType::E4M3 | DType::E5M2,
+            ) => Array::Real(vec![T::default(); len]),
         }
     }
 

@@ -90,6 +90,7 @@ pub fn type_of(input: &ExampleInput) -> ValueType {
         | ExampleInput::F32 { shape, .. } => (Element::F32, shape),
         ExampleInput::Ints { shape, .. } => (Element::I32, shape),
         ExampleInput::Bytes { shape, .. } => (Element::Fixed(DType::U8), shape),
+        ExampleInput::Codes { dtype, shape, .. } => (Element::Fixed(*dtype), shape),
         ExampleInput::Computed { element, shape, .. } => (*element, shape),
     };
     ValueType::new(element, shape.iter().map(|n| Dim::Fixed(*n)).collect::<Vec<_>>())
@@ -105,6 +106,7 @@ fn draw(input: &ExampleInput, dtype: DType, seed: u64, stream: u32) -> HostTenso
     match input {
         ExampleInput::Normal { shape, scale } => normal(shape, *scale).cast(dtype),
         ExampleInput::NormalF32 { shape, scale } => normal(shape, *scale),
+        ExampleInput::Codes { dtype, shape, scale } => normal(shape, *scale).cast(*dtype),
         ExampleInput::UniformF32 { shape, low, high } => {
             let value = |i: usize| (low + (high - low) * philox::unit(word(i)) as f64) as f32;
             let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
@@ -122,7 +124,7 @@ pub fn array_of<T: Evaluate>(tensor: &HostTensor) -> Array<T> {
     match tensor.dtype {
         DType::I32 => Array::Int(tensor.to_f64().into_iter().map(|x| x as i32).collect()),
         DType::U8 => Array::Byte(tensor.bytes.clone()),
-        DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::I64 => {
+        DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::I64 | DType::E4M3 | DType::E5M2 => {
             Array::Real(tensor.to_f64().into_iter().map(T::from_f64).collect())
         }
     }

@@ -49,7 +49,7 @@ pub fn device_type(dtype: DType) -> &'static str {
         DType::F16 => "f16",
         DType::I64 => "long long",
         DType::I32 => "int",
-        DType::U8 => "unsigned char",
+        DType::U8 | DType::E4M3 | DType::E5M2 => "unsigned char",
     }
 }
 

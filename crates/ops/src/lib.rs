@@ -24,6 +24,7 @@ mod loss;
 mod matmul;
 mod norm;
 pub mod optimizer;
+pub mod quantise;
 mod rope;
 mod rows;
 pub mod rowwise;

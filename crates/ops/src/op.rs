@@ -2,7 +2,7 @@
 
 use graph::{Element, OpId, ValueType};
 use program::{Cost, TensorRef};
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
@@ -212,6 +212,8 @@ pub enum ExampleInput {
     Ints { shape: Vec<usize>, values: Vec<i32> },
     /// Given numbers, as f32.
     F32 { shape: Vec<usize>, values: Vec<f32> },
+    /// Codes of eight bits of normal numbers times `scale`.
+    Codes { dtype: DType, shape: Vec<usize>, scale: f64 },
     /// Given bytes.
     Bytes { shape: Vec<usize>, values: Vec<u8> },
     /// What the reference of `op` gives as its result number `result` for the example's inputs at the

@@ -12,6 +12,7 @@ use crate::matmul;
 use crate::norm;
 use crate::op::Op;
 use crate::optimizer;
+use crate::quantise;
 use crate::rope;
 use crate::rows;
 use crate::rowwise;
@@ -90,6 +91,11 @@ operations! {
     DROPOUT_LINEAR = "dropout_linear": matmul::DropoutLinear,
     DROPOUT_LINEAR_BACKWARD = "dropout_linear_backward": matmul::DropoutLinearBackward,
     DEQUANTISE = "dequantise": dequantise::Dequantise,
+    OWN_AMAX = "own_amax": quantise::OwnAmax,
+    QUANTISE = "quantise": quantise::Quantise,
+    DECODE = "decode": quantise::Decode,
+    MATMUL_CODES = "matmul_codes": quantise::MatmulCodes,
+    AMAX_HISTORY = "amax_history": quantise::AmaxHistory,
     EMBEDDING = "embedding": embedding::Embedding,
     EMBEDDING_BACKWARD = "embedding_backward": embedding::EmbeddingBackward,
     ROPE_FREQUENCIES = "rope_frequencies": rope::RopeFrequencies,

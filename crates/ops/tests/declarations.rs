@@ -60,7 +60,8 @@ fn examples_run_in_both_precisions() {
                 assert_eq!(expected.len(), instance.outputs.len());
                 let finite = expected.iter().all(|t| t.to_f64().iter().all(|x| x.is_finite()));
                 let given = instance.inputs.iter().all(|t| t.to_f64().iter().all(|x| x.is_finite()));
-                assert!(finite || !given || op.name() == "gradient_scale", "{} {}", op.name(), example.attrs);
+                let reports = ["gradient_scale", "amax_history"].contains(&op.name());
+                assert!(finite || !given || reports, "{} {}", op.name(), example.attrs);
             }
         }
     }

@@ -80,6 +80,9 @@ pub struct Launch {
 ///
 /// Operands are matrices by [`TensorRef::as_matrix`]. op(X) is X or its transpose; D is [m, n]. In a batch the first
 /// axis of A, B and D counts products, and there are neither bias nor addends.
+///
+/// Operands of eight bits are codes with a scale for each tensor, a power of two: the product is that of the numbers
+/// that they stand for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
     /// Products of these extents: 1, or the first axis of A, B and D.
@@ -93,6 +96,8 @@ pub struct Gemm {
     pub transpose_a: bool,
     pub transpose_b: bool,
     pub scale: f32,
+    /// f32 [1] each: what elements of A and of B are multiplied with, which are codes; none where they are numbers.
+    pub scales: Option<[TensorRef; 2]>,
     /// [n], added to every row.
     pub bias: Option<TensorRef>,
     /// Adds to D instead of overwriting it.
@@ -252,7 +257,7 @@ impl Instruction {
             Instruction::Launch(l) => l.inputs.iter().collect(),
             Instruction::Gemm(g) => {
                 let low_rank = g.low_rank.iter().flat_map(|r| [&r.t, &r.b]);
-                [&g.a, &g.b].into_iter().chain(&g.bias).chain(low_rank).collect()
+                [&g.a, &g.b].into_iter().chain(g.scales.iter().flatten()).chain(&g.bias).chain(low_rank).collect()
             }
             Instruction::AttentionForward(a) => vec![&a.q, &a.k, &a.v, &a.document_start],
             Instruction::Copy { from, .. } | Instruction::Transfer { from, .. } => vec![from],
@@ -279,9 +284,9 @@ impl Instruction {
                 inputs.iter_mut().chain(outputs).chain(scratch).collect()
             }
             Instruction::Gemm(gemm) => {
-                let Gemm { a, b, d, bias, low_rank, .. } = gemm;
+                let Gemm { a, b, d, scales, bias, low_rank, .. } = gemm;
                 let low_rank = low_rank.iter_mut().flat_map(|addend| [&mut addend.t, &mut addend.b]);
-                [a, b, d].into_iter().chain(bias).chain(low_rank).collect()
+                [a, b, d].into_iter().chain(scales.iter_mut().flatten()).chain(bias).chain(low_rank).collect()
             }
             Instruction::AttentionForward(attention) => {
                 let AttentionForward { q, k, v, o, lse, document_start, scratch, scale: _ } = attention;

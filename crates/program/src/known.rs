@@ -4,7 +4,7 @@
 //! promise; its memory is what the driver reports of such a card.
 
 use crate::architecture::Architecture;
-use crate::machine::{Arch, Link, Machine, Origin};
+use crate::machine::{Arch, FP8, Link, Machine, Origin};
 use crate::reached::Reached;
 
 /// A GPU as its maker describes it.
@@ -118,6 +118,7 @@ impl Sheet {
             bandwidth: COPIES * self.bandwidth * 1e9,
             link: Link { one_way: self.link * 1e9, both_ways: 1.84 * self.link * 1e9 },
             bf16_flops: PRODUCTS * self.bf16 * 1e12,
+            fp8_flops: FP8 * PRODUCTS * self.bf16 * 1e12,
             f32_flops: PRODUCTS * self.f32 * 1e12,
             units: self.units,
             reached: Reached { addend_pass: self.arch != Architecture::HOPPER, ..Reached::H200 },

@@ -10,6 +10,37 @@ pub struct Layout {
     pub parameters: Vec<ParameterSlot>,
     /// State that belongs to no single parameter, by the name that a checkpoint gives it.
     pub extra: Vec<(String, TensorRef)>,
+    /// What quantisers know from earlier steps.
+    pub scaling: Option<Scaling>,
+}
+
+/// State of tensors that are quantised with powers of two from the magnitudes of earlier steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scaling {
+    /// By their places in the vectors; without a name where nothing is quantised.
+    pub quantisers: Vec<Quantiser>,
+    /// Steps that a history holds.
+    pub window: usize,
+    /// f32 \[quantisers, window\]: the largest magnitudes of steps, the oldest first; 0 where there is none yet.
+    pub history: TensorRef,
+    /// f32 \[quantisers\]: the power of two of this step; 0 where the tensor's own magnitude decides.
+    pub factors: TensorRef,
+    /// i32 \[1\]: steps that the state has lived.
+    pub steps: TensorRef,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantiser {
+    pub name: String,
+    /// Magnitudes are scaled to at most 1.75·2^top.
+    pub top: i32,
+}
+
+impl Scaling {
+    fn tensors(&self) -> [&TensorRef; 3] {
+        [&self.history, &self.factors, &self.steps]
+    }
 }
 
 impl Layout {
@@ -26,7 +57,8 @@ impl Layout {
 
     /// Weights and states: everything that is not recomputed in every step.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
-        self.parameters.iter().map(|slot| &slot.weight).chain(self.states().map(|(_, at)| at))
+        let weights = self.parameters.iter().map(|slot| &slot.weight);
+        weights.chain(self.states().map(|(_, at)| at)).chain(self.scaling.iter().flat_map(Scaling::tensors))
     }
 }
 

@@ -35,8 +35,8 @@ pub use instruction::{
     LowRank, Provenance, Step, StreamId,
 };
 pub use known::names as machine_names;
-pub use layout::Layout;
-pub use machine::{Arch, Link, Machine, Origin};
+pub use layout::{Layout, Quantiser, Scaling};
+pub use machine::{Arch, FP8, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};

@@ -1,10 +1,12 @@
-//! What the library that realises an [`crate::AttentionForward`] takes, read off its plans (cuDNN 9.19): one table for
-//! those who choose it while a program is compiled, where there may be no library, and for the backend that calls it.
+//! What libraries take that realise an [`crate::AttentionForward`], read off its plans (cuDNN 9.19), and products of eight
+//! bits: one table for those who choose it while a program is compiled, where there may be no library, and for the backend
+//! that calls it.
 //!
 //! Knows layouts and architectures; neither what an attention computes nor how the library is called.
 
 use tensor::DType;
 
+use crate::architecture::Architecture;
 use crate::machine::Arch;
 use crate::memory::TensorRef;
 
@@ -39,10 +41,25 @@ pub fn reads(operand: &TensorRef) -> bool {
         && (0..3).all(aligned)
 }
 
+/// Whether products of eight bits are taken: where the tensor cores have them, and with a bias in bf16 only, whatever the
+/// result's type is.
+pub fn multiplies_codes(arch: &Arch, bias: Option<DType>) -> bool {
+    let units = |of: Architecture| (of.major, of.minor) >= (8, 9);
+    matches!(arch, Arch::Cpu) || matches!(arch, Arch::Cuda(of) if units(*of) && bias.is_none_or(|of| of == DType::BF16))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::memory::ArenaId;
+
+    #[test]
+    fn codes_need_units_and_their_bias_is_bf16() {
+        let of = |major, minor| Arch::Cuda(Architecture { major, minor });
+        assert!([of(8, 9), of(9, 0), of(12, 0), Arch::Cpu].iter().all(|arch| multiplies_codes(arch, None)));
+        assert!(![of(8, 0), of(8, 6)].iter().any(|arch| multiplies_codes(arch, None)));
+        assert!(multiplies_codes(&of(9, 0), Some(DType::BF16)) && !multiplies_codes(&of(9, 0), Some(DType::F32)));
+    }
 
     #[test]
     fn operands_are_bf16_on_boundaries_of_16_bytes() {

@@ -79,6 +79,9 @@ impl Origin {
     }
 }
 
+/// Products of eight-bit operands against bf16 on an H200, 8192³: 1,382 of 808 TFLOP/s.
+pub const FP8: f64 = 1382.0 / 808.0;
+
 /// One device. Rates are ceilings; `origin` says whence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
@@ -92,6 +95,8 @@ pub struct Machine {
     pub link: Link,
     /// Dense bf16 matrix rate, FLOP/s: the best large product.
     pub bf16_flops: f64,
+    /// The same of products of eight-bit operands.
+    pub fp8_flops: f64,
     /// f32 matrix rate, FLOP/s.
     pub f32_flops: f64,
     /// Multiprocessors or cores.
@@ -115,6 +120,8 @@ impl Machine {
             bandwidth: cores_at(5e9),
             link: Link { one_way: cores_at(5e9), both_ways: cores_at(5e9) },
             bf16_flops: cores_at(170e9),
+            // Codes are multiplied as the f32 numbers that they stand for.
+            fp8_flops: cores_at(100e9),
             f32_flops: cores_at(100e9),
             units: cores,
             context_bytes: 0,
@@ -123,7 +130,7 @@ impl Machine {
         }
     }
 
-    /// One NVIDIA H200 (SXM). Copy 4.27 TB/s; bf16 product of 8192³ 808 TFLOP/s while the card is cool, 665 where
+    /// One NVIDIA H200 (SXM). Copy 4.27 TB/s; bf16 product of 8192³ 808 TFLOP/s, of eight bits 1,382, while the card is cool, 665 where
     /// nothing else runs for minutes; page-locked host memory 55.5 GB/s each way; measured
     /// 2026-11-20 with driver 580.159 and CUDA 13.0.
     pub fn h200() -> Self {
@@ -134,6 +141,7 @@ impl Machine {
             bandwidth: 4.27e12,
             link: Link { one_way: 55.5e9, both_ways: 102e9 },
             bf16_flops: 808e12,
+            fp8_flops: FP8 * 808e12,
             f32_flops: 50e12,
             units: 132,
             context_bytes: 600 << 20,

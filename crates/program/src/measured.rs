@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use crate::architecture::Architecture;
-use crate::machine::{Arch, Link, Machine, Origin};
+use crate::machine::{Arch, FP8, Link, Machine, Origin};
 use crate::reached::{AttentionRate, Hidden, Products, Reached, Realisation};
 use Hidden::{Documents, None, Window};
 use Realisation::{Hopper, Library, Portable, Scalar};
@@ -225,6 +225,7 @@ impl Machine {
             bandwidth: 2.843e12,
             link: Link { one_way: 48.4e9, both_ways: 91.0e9 },
             bf16_flops: 824.4e12,
+            fp8_flops: FP8 * 824.4e12,
             f32_flops: 50e12,
             units: 132,
             context_bytes: 600 << 20,

@@ -29,6 +29,8 @@ pub enum ArenaKind {
     Masters,
     /// Activations that wait in host memory for the backward pass.
     Waiting,
+    /// Codes of weights, and what quantisers know from earlier steps.
+    States,
 }
 
 impl ArenaKind {
@@ -44,6 +46,7 @@ impl ArenaKind {
             ArenaKind::Activations => "activations",
             ArenaKind::Masters => "master",
             ArenaKind::Waiting => "waiting",
+            ArenaKind::States => "codes",
         }
     }
 
@@ -55,7 +58,8 @@ impl ArenaKind {
             | ArenaKind::Gradients
             | ArenaKind::Optimizer
             | ArenaKind::Scalars
-            | ArenaKind::Masters => true,
+            | ArenaKind::Masters
+            | ArenaKind::States => true,
             ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => false,
         }
     }

@@ -42,6 +42,8 @@ pub mod scalar {
     pub const GRADIENT_SCALE: &str = "gradient_scale";
     /// f32: 1 when the update was applied, 0 when it was suppressed.
     pub const UPDATE_APPLIED: &str = "update_applied";
+    /// f32: quantisers whose largest magnitude of the step did not fit.
+    pub const FP8_CLIPPED: &str = "fp8_clipped";
 }
 
 /// What an entry point does.
@@ -57,6 +59,8 @@ pub enum EntryKind {
     Evaluate,
     /// Forward only; the named outputs are kept.
     Forward,
+    /// What follows from the weights alone, made again whenever they were written from outside.
+    Prepare,
 }
 
 impl EntryKind {
@@ -67,6 +71,7 @@ impl EntryKind {
             EntryKind::Update => "update",
             EntryKind::Evaluate => "evaluate",
             EntryKind::Forward => "forward",
+            EntryKind::Prepare => "prepare",
         }
     }
 }
@@ -85,7 +90,7 @@ pub struct Entry {
     pub kind: EntryKind,
     /// Tells it apart from others of its kind; empty for the usual one.
     pub name: String,
-    /// `None` for the update, which has no batch.
+    /// `None` where there is no batch: the update, the preparation.
     pub variant: Option<Variant>,
     pub steps: Vec<Step>,
     /// Batch tensors by name.

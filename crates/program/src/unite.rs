@@ -23,7 +23,7 @@ pub fn unite(parts: &[&Program], wanted: impl Fn(&Variant) -> bool) -> Program {
         let keeps = |variant: &Option<Variant>| variant.as_ref().map_or(index == 0, &wanted);
         entries.extend(part.entries.iter().filter(|entry| keeps(&entry.variant)).map(|entry| united.take(part, entry)));
         let keeps = |of: &&PlanDecision| match of.entry {
-            EntryKind::Update => index == 0,
+            EntryKind::Update | EntryKind::Prepare => index == 0,
             EntryKind::FirstMicroStep | EntryKind::NextMicroStep | EntryKind::Evaluate | EntryKind::Forward => {
                 wanted(&of.variant)
             }

@@ -230,10 +230,10 @@ fn realisation(launch: &Launch, program: &Program) -> Realisation {
 
 /// Arithmetic of a type, FLOP/s.
 pub(crate) fn rate(dtype: Option<DType>, machine: &Machine) -> f64 {
-    if dtype.is_some_and(|dtype| matches!(dtype, DType::BF16 | DType::F16)) {
-        machine.bf16_flops
-    } else {
-        machine.f32_flops
+    match dtype {
+        Some(DType::BF16 | DType::F16) => machine.bf16_flops,
+        Some(DType::E4M3 | DType::E5M2) => machine.fp8_flops,
+        Some(DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8) | None => machine.f32_flops,
     }
 }
 

@@ -169,6 +169,9 @@ fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'
     dict.set_item("epoch", metrics.epoch)?;
     dict.set_item("mfu", metrics.mfu)?;
     dict.set_item("memory", metrics.memory)?;
+    if let Some(clipped) = metrics.fp8_clipped {
+        dict.set_item("fp8_clipped", clipped)?;
+    }
     Ok(dict)
 }
 

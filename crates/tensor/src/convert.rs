@@ -4,6 +4,7 @@
 //! others go through f64, element by element. Knows no shapes and no threads: callers split long slices.
 
 use crate::dtype::{DType, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::small::Small;
 
 /// Converts elements, rounding to nearest even, into `out`. The same type is a plain copy.
 ///
@@ -48,6 +49,8 @@ pub(crate) fn read_f64(dtype: DType, b: &[u8]) -> f64 {
         DType::I64 => i64::from_le_bytes(b.try_into().expect("eight bytes")) as f64,
         DType::I32 => i32::from_le_bytes(b.try_into().expect("four bytes")) as f64,
         DType::U8 => b[0] as f64,
+        DType::E4M3 => Small::E4M3.value(b[0]) as f64,
+        DType::E5M2 => Small::E5M2.value(b[0]) as f64,
     }
 }
 
@@ -60,6 +63,8 @@ fn write_f64(dtype: DType, x: f64, out: &mut [u8]) {
         DType::I64 => out.copy_from_slice(&(x as i64).to_le_bytes()),
         DType::I32 => out.copy_from_slice(&(x as i32).to_le_bytes()),
         DType::U8 => out[0] = x as u8,
+        DType::E4M3 => out[0] = Small::E4M3.code(x),
+        DType::E5M2 => out[0] = Small::E5M2.code(x),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::small::Small;
+
 /// The type of one element in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -14,10 +16,14 @@ pub enum DType {
     I64,
     I32,
     U8,
+    /// A code of eight bits; a number only with the scale of its tensor.
+    E4M3,
+    E5M2,
 }
 
 impl DType {
-    pub const ALL: [DType; 7] = [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8];
+    pub const ALL: [DType; 9] =
+        [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8, DType::E4M3, DType::E5M2];
 
     /// Bytes of one element. Every type here has whole bytes; codes of fewer bits are packed, see [`crate::Storage`].
     pub const fn size(self) -> usize {
@@ -25,12 +31,22 @@ impl DType {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::BF16 | DType::F16 => 2,
-            DType::U8 => 1,
+            DType::U8 | DType::E4M3 | DType::E5M2 => 1,
         }
     }
 
+    /// Whether an element is a number by itself, with a fraction: codes that need a scale are not.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// The format of a code of eight bits.
+    pub const fn small(self) -> Option<Small> {
+        match self {
+            DType::E4M3 => Some(Small::E4M3),
+            DType::E5M2 => Some(Small::E5M2),
+            _ => None,
+        }
     }
 
     /// The short name: `f32`, `bf16`, `i64`, …
@@ -43,6 +59,8 @@ impl DType {
             DType::I64 => "i64",
             DType::I32 => "i32",
             DType::U8 => "u8",
+            DType::E4M3 => "e4m3",
+            DType::E5M2 => "e5m2",
         }
     }
 }
@@ -79,6 +97,8 @@ impl FromStr for DType {
             "i64" | "int64" => DType::I64,
             "i32" | "int32" => DType::I32,
             "u8" | "uint8" => DType::U8,
+            "e4m3" | "float8_e4m3fn" | "f8_e4m3" => DType::E4M3,
+            "e5m2" | "float8_e5m2" | "f8_e5m2" => DType::E5M2,
             _ => return Err(UnknownDType(name.to_owned())),
         })
     }

@@ -30,6 +30,12 @@ impl Small {
         }
     }
 
+    /// The values of all codes of eight bits.
+    pub fn values(self) -> [f32; 256] {
+        assert_eq!(self.bits(), 8, "{self:?} has fewer codes");
+        std::array::from_fn(|code| self.value(code as u8))
+    }
+
     /// Bits of the mantissa, and the exponent of the smallest normal number.
     const fn mantissa(self) -> (i32, i32) {
         match self {

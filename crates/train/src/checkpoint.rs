@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::error::{Result, TrainError};
 use crate::export::{ReadTensor, Trained, write_tensors};
 use crate::feed::Feed;
+use crate::scaling;
 use crate::staged::{Staged, remove};
 use crate::trainer::{Progress, Trainer};
 use crate::weights::write_as_stored;
@@ -282,7 +283,8 @@ impl Outline {
     /// Everything that a checkpoint takes from the program's memory.
     pub fn tensors(&self) -> Vec<TensorRef> {
         let states = self.trained.program.layout.states().map(|(_, at)| at);
-        self.trained.weights().chain(states).cloned().collect()
+        let scaling = scaling::tensors(self.trained.program.layout.scaling.as_ref());
+        self.trained.weights().chain(states).chain(scaling).cloned().collect()
     }
 
     /// Writes all files; the last says of the others what they must contain.
@@ -293,6 +295,7 @@ impl Outline {
         let states = states.map(|(name, at)| Ok((name, read(at)?))).collect::<Result<Vec<_>>>()?;
         write_tensors(&folder.join(OPTIMIZER), &states)?;
         drop(states);
+        scaling::save(folder, self.trained.program.layout.scaling.as_ref(), read)?;
         let files = digest::of_files(folder, |_| true).map_err(|e| TrainError::io("read", folder, e))?;
         let files = files.into_iter().map(|(name, bytes, digest)| (name, FileRecord { bytes, digest }));
         self.state.files = files.collect();

@@ -158,8 +158,19 @@ impl Engine {
             assert_eq!((at.dtype, &at.shape), (content.dtype, &content.shape), "a parameter keeps its form");
             session.write(at, &content.bytes)?;
         }
+        if let Some(entry) = program.entry(EntryKind::Prepare, None) {
+            session.run(entry)?;
+        }
         self.session = Some(session);
         Ok(())
+    }
+
+    /// Makes again what follows from the weights alone: called wherever they were written.
+    pub fn weights_written(&mut self) -> Result<()> {
+        match self.program.entry(EntryKind::Prepare, None) {
+            Some(entry) => Ok(self.session().run(entry)?),
+            None => Ok(()),
+        }
     }
 
     /// Writes a batch and runs an entry on it.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions};
+use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions, Recipe};
 use data::safetensors::{NamedTensor, TensorInfo, write};
 use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
@@ -171,6 +171,8 @@ impl Trainer {
         let options = CompileOptions {
             variants: vec![variant],
             training: None,
+            // The function of the weights that are written, whatever they are multiplied with in training.
+            recipe: Recipe::Uniform,
             entries: vec![EntryOptions::forward().keeping(["logits"])],
             ..self.plan.compile.clone()
         };

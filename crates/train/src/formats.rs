@@ -2,12 +2,14 @@
 //!
 //! Knows options and the model's own type; nothing of programs.
 
+use compiler::{Fp8Hybrid, GradientFormat, Recipe};
 use data::safetensors::TensorView;
 use options::Setting;
+use program::{Arch, Machine};
 use serde_json::json;
 use tensor::DType;
 
-use crate::config::{Config, Dtype, Init, MatmulDtype, Problem, Reasons};
+use crate::config::{self, Config, Dtype, Init, MatmulDtype, Problem, Reasons};
 use crate::error::{Result, TrainError};
 use crate::plan::reason;
 use crate::prequantised;
@@ -137,9 +139,36 @@ pub fn note_on_loss_scale(weights: DType, master: bool) -> Option<String> {
     (weights == DType::F16).then_some(text)
 }
 
-/// Gradients of activations are kept in the type of the weights: another one is rejected.
+/// How matrices are multiplied.
+pub fn recipe(config: &Config) -> Recipe {
+    let of = &config.precision;
+    match of.recipe {
+        config::Recipe::Bf16 | config::Recipe::Nvfp4 => Recipe::Uniform,
+        config::Recipe::Fp8Hybrid => Recipe::Fp8Hybrid(Fp8Hybrid {
+            gradient: match of.gradient_dtype {
+                None | Some(MatmulDtype::Float8E5M2) => GradientFormat::E5M2,
+                Some(MatmulDtype::Float8E4M3) => GradientFormat::E4M3,
+                Some(MatmulDtype::BFloat16) => GradientFormat::Unquantised,
+            },
+            amax_history: of.fp8_amax_history as usize,
+            skip_first: of.skip_quant_first_layers as usize,
+            skip_last: of.skip_quant_last_layers as usize,
+        }),
+    }
+}
+
+/// What is to be said of a recipe that a machine has no units for.
+pub fn note_on_recipe(config: &Config, machine: &Machine) -> Option<String> {
+    let text = "`recipe: fp8_hybrid` on a CPU gives the codes of a GPU and multiplies the numbers that they stand for: a \
+                reference, no faster than bf16";
+    (config.precision.recipe == config::Recipe::Fp8Hybrid && machine.arch == Arch::Cpu).then(|| text.to_owned())
+}
+
+/// Gradients of activations are kept in the type of the weights: another one is rejected, but where it says that a recipe
+/// leaves them as they are.
 pub fn check_gradients(config: &Config, weights: DType, problems: &mut Vec<Problem>) {
-    if config.precision.gradient_dtype == Some(MatmulDtype::BFloat16) && weights != DType::BF16 {
+    let uniform = config.precision.recipe == config::Recipe::Bf16;
+    if uniform && config.precision.gradient_dtype == Some(MatmulDtype::BFloat16) && weights != DType::BF16 {
         let own = word(weights);
         let message = format!("`gradient_dtype: bfloat16`, but the gradients of {own} weights are kept in {own}");
         let hint = "remove `gradient_dtype`, or set `torch_dtype: bfloat16`".to_owned();

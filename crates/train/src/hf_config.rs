@@ -82,7 +82,7 @@ impl HfConfig {
         let name = match dtype {
             DType::BF16 => "bfloat16",
             DType::F16 => "float16",
-            DType::F32 | DType::F64 | DType::I64 | DType::I32 | DType::U8 => "float32",
+            DType::F32 | DType::F64 | DType::I64 | DType::I32 | DType::U8 | DType::E4M3 | DType::E5M2 => "float32",
         };
         let [new, old] = DTYPE;
         changed.0[if self.0.get(old).is_some() { old } else { new }] = json!(name);

@@ -48,6 +48,7 @@ mod row_length;
 mod run;
 mod run_folder;
 mod saving;
+mod scaling;
 pub mod schedule;
 pub mod source;
 mod staged;

@@ -12,7 +12,7 @@ use crate::error::{Result, TrainError};
 use crate::staged::write_synced;
 
 /// Version of the file.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// What `--machine` says: `[NODESx][GPUSx]NAME[@GB/s]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,6 +168,7 @@ fn to_json(machine: &Machine) -> Value {
         "link_one_way": link.one_way,
         "link_both_ways": link.both_ways,
         "bf16_flops": machine.bf16_flops,
+        "fp8_flops": machine.fp8_flops,
         "f32_flops": machine.f32_flops,
         "reached": {
             "launch": reached.launch,
@@ -224,6 +225,7 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
         bandwidth: rate("/bandwidth")?,
         link: Link { one_way: rate("/link_one_way")?, both_ways: rate("/link_both_ways")? },
         bf16_flops: rate("/bf16_flops")?,
+        fp8_flops: rate("/fp8_flops")?,
         f32_flops: rate("/f32_flops")?,
         reached: Reached {
             launch: number("/reached/launch")?,

@@ -27,6 +27,9 @@ pub struct StepMetrics {
     pub ceiling: Option<f64>,
     /// Bytes in use on the device, by all processes; on the CPU those of this process.
     pub memory: Option<usize>,
+    /// Quantisers whose largest magnitude did not fit the scale that earlier steps gave, NaN where a magnitude was not
+    /// finite; none where nothing is quantised.
+    pub fp8_clipped: Option<f64>,
 }
 
 /// One pass over the validation data.
@@ -83,6 +86,9 @@ impl StepMetrics {
             event["loss_scale"] = scale.into();
             event["skipped"] = (!self.applied).into();
         }
+        if let Some(clipped) = self.fp8_clipped {
+            event["fp8_clipped"] = if clipped.is_finite() { json!(clipped as u64) } else { Value::Null };
+        }
         event
     }
 }
@@ -133,6 +139,7 @@ mod tests {
             mfu: None,
             ceiling: None,
             memory: None,
+            fp8_clipped: None,
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";
         assert_eq!(metrics.line(Some(1000)), line);

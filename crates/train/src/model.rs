@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Training};
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Recipe, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use program::{Choices, EntryKind, scalar};
@@ -64,6 +64,7 @@ impl Model {
             quantised: None,
             stored: Default::default(),
             compute: dtype,
+            recipe: Recipe::Uniform,
             training: None,
             adapter: adapter_options,
             entries: vec![EntryOptions::forward().keeping([LOGITS])],
@@ -76,6 +77,13 @@ impl Model {
     /// The same model, its frozen linears in codes.
     pub fn quantised(mut self, quantised: Option<Quantisation>) -> Model {
         self.options.quantised = quantised;
+        self
+    }
+
+    /// The same, with matrices multiplied as a recipe says. Before the first batch.
+    pub fn with_recipe(mut self, recipe: Recipe) -> Model {
+        assert!(self.engine.is_none(), "the recipe is chosen before anything is compiled");
+        self.options.recipe = recipe;
         self
     }
 
@@ -161,6 +169,7 @@ impl Model {
         if let Some(folder) = &self.adapter {
             read(WeightSet::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
         }
+        engine.weights_written()?;
         Ok(engine)
     }
 }

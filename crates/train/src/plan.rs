@@ -68,6 +68,7 @@ impl Plan {
             quantised: quantisation(config),
             stored: stored.packings,
             compute: dtype,
+            recipe: formats::recipe(config),
             training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,
             entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],

@@ -22,8 +22,14 @@ const MAX_SKIPPED: u64 = 50;
 pub(crate) const LOSS_SCALE: f32 = 65536.0;
 
 /// What a step leaves behind, in this order.
-const RESULTS: [&str; 5] =
-    [scalar::LOSS_SUM, scalar::WEIGHT_SUM, scalar::GRADIENT_NORM, scalar::UPDATE_APPLIED, scalar::LOSS_SCALE_USED];
+const RESULTS: [&str; 6] = [
+    scalar::LOSS_SUM,
+    scalar::WEIGHT_SUM,
+    scalar::GRADIENT_NORM,
+    scalar::UPDATE_APPLIED,
+    scalar::LOSS_SCALE_USED,
+    scalar::FP8_CLIPPED,
+];
 
 /// What was started and not read yet, and what is known of the step before.
 #[derive(Default)]
@@ -185,11 +191,12 @@ impl Trainer {
         };
         let engine = self.engine.as_mut().expect("a step ran in it");
         let values = engine.finish_scalars(results)?;
-        let [sum, weight, grad_norm, applied, loss_scale] = values[..] else {
+        let [sum, weight, grad_norm, applied, loss_scale, clipped] = values[..] else {
             panic!("as many results as were requested")
         };
         let applied = applied != 0.0;
         let loss_scale = engine.scales_loss().then_some(loss_scale);
+        let quantised = engine.program().layout.scaling.is_some();
         let memory = engine.session().memory_in_use()?.or_else(resident);
         self.progress.updates += u64::from(applied);
         self.progress.suppressed = if applied { 0 } else { self.progress.suppressed + 1 };
@@ -216,6 +223,7 @@ impl Trainer {
             mfu,
             ceiling,
             memory,
+            fp8_clipped: quantised.then_some(f64::from(clipped)),
         }))
     }
 
@@ -239,6 +247,10 @@ impl Trainer {
     fn divergence(&self, metrics: &StepMetrics) -> Option<String> {
         if !metrics.loss.is_finite() {
             return Some(format!("the loss of step {} is {}", metrics.step, metrics.loss));
+        }
+        if metrics.fp8_clipped.is_some_and(f64::is_nan) {
+            let what = "a value or gradient that is quantised is not finite";
+            return Some(format!("{what}, in step {}", metrics.step));
         }
         let last = metrics.step;
         let most = if metrics.loss_scale.is_some() { MAX_SKIPPED } else { MAX_SUPPRESSED };

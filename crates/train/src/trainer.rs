@@ -19,6 +19,7 @@ use crate::encoded::Encoded;
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
+use crate::formats;
 use crate::plan::{self, Plan};
 use crate::preview::Shapes;
 use crate::recommend::recommended;
@@ -95,7 +96,8 @@ impl Trainer {
         };
         let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);
         let plan = Plan::new(&config, &source)?;
-        let plan = encoded.iter().fold(plan, Plan::with_data);
+        let mut plan = encoded.iter().fold(plan, Plan::with_data);
+        plan.notes.extend(formats::note_on_recipe(&config, &device.machine));
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
             false => source,
@@ -152,6 +154,7 @@ impl Trainer {
         self.startup_phase("folders");
         let mut engine = self.start(variants, Some(checkpoint))?;
         checkpoint.load_optimizer(&mut engine)?;
+        checkpoint.load_scaling(&mut engine)?;
         if let Some(startup) = &mut self.startup {
             startup.split(engine.load_times(), "weights and optimizer");
         }
@@ -296,6 +299,7 @@ impl Trainer {
         if engine.scales_loss() {
             engine.set_f32(scalar::LOSS_SCALE, LOSS_SCALE)?;
         }
+        engine.weights_written()?;
         Ok(engine)
     }
 }

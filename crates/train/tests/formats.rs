@@ -187,7 +187,7 @@ fn what_cannot_be_is_reported() {
             json!({"torch_dtype": "float32", "gradient_dtype": "bf16"}),
             "the gradients of float32 weights are kept in float32",
         ),
-        (json!({"gradient_dtype": "e5m2"}), "`gradient_dtype: float8_e5m2` is not available yet"),
+        (json!({"gradient_dtype": "e5m2"}), "`gradient_dtype` says how `recipe: fp8_hybrid` quantises"),
         (
             json!({"master_dtype": "float16"}),
             "`master_dtype: float16`: master weights are kept in float32, or not at all",

@@ -326,6 +326,51 @@ def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: lis
     packing: code, block and scales, such as `nf4 flat:64 mapped:256`
     shape: of the tensor"""
 
+def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = None) -> Any:
+    """The largest magnitudes of 256 parts of the rows of each x, by bits: NaN above infinity above what is finite.
+    With `factor`, an f32 [1] comes first, and all results are 0 where it is not. x […, K] → f32 [x's, 256].
+
+    factor: the first input is a factor that may make this unnecessary"""
+
+def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | each[int], factor: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, record: bool | each[bool] | None = None) -> Any:
+    """x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0;
+    else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256],
+    factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16],
+    zeros behind; if `record` f32 [1], raised to the largest magnitude of x.
+
+    format: `e4m3` or `e5m2`
+    top: magnitudes are scaled to at most 1.75·2^top
+    factor: the third input is the factor, where it is not 0
+    transposed: the codes are given transposed, too
+    record: the largest magnitude is kept"""
+
+def decode(*inputs: Tensor | Parameter) -> Any:
+    """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."""
+
+def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
+    """y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all
+    axes but the last count as rows. a and b codes of eight bits, sa and sb f32 [1], bias [N] if `bias`, then for
+    each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if `transpose_a`.
+
+    transpose_a: a is transposed
+    transpose_b: b is transposed
+    f32: the result is f32
+    accumulate: add to what is there
+    bias: the fifth input is a bias
+    scale: factor of the adapters, 1 if absent
+    columns: first column and number of columns of each adapter; they may not overlap; absent for none
+    across: the second matrix of an adapter is [r, len]"""
+
+def amax_history(*inputs: Tensor | Parameter, quantisers: int | each[int], window: int | each[int]) -> Any:
+    """Each amax above 0 enters its history behind the entries that are there, the oldest goes where all are taken;
+    factor = 2^k for the largest k with the history's largest·2^k ≤ 1.75·2^top, without entries 0 in the first two
+    steps and 1 later; amax = 0, steps + 1, clipped = number of amax·factor above their limits. An amax that is
+    not finite enters nothing and makes clipped and sum_squares NaN. limits f32 [Q], tops i32 [Q] → amax f32 [Q],
+    history f32 [Q, n], factors f32 [Q], steps i32 [1], clipped f32 [1], sum_squares f32 [1].
+
+    quantisers: Q
+    window: entries of a history; 0 keeps none, and all factors 0"""
+
 def embedding(*inputs: Tensor | Parameter, padding_idx: int | each[int] | None = None) -> Any:
     """y = the rows of the table at ids. ids i32 […], table [V, H] → y […, H]. An id outside of the table is refused
     before the batch reaches the engine; on a GPU its row would be NaN.

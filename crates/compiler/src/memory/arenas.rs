@@ -18,6 +18,7 @@ pub(crate) mod arena {
     /// From here on an arena is there only if it holds something, or one behind it does.
     pub const MASTERS: ArenaId = ArenaId(8);
     pub const WAITING: ArenaId = ArenaId(9);
+    pub const STATES: ArenaId = ArenaId(10);
 }
 
 /// f32: Σ gradient², before the division by the weight sum.
@@ -39,6 +40,7 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
     (scalar::LOSS_SCALE, DType::F32),
     (scalar::LOSS_SCALE_COUNT, DType::I32),
     (scalar::LOSS_SCALE_USED, DType::F32),
+    (scalar::FP8_CLIPPED, DType::F32),
 ];
 
 /// Bytes from scalar to scalar.

@@ -7,6 +7,7 @@ mod matrices;
 mod parameters;
 mod place;
 mod shadow;
+mod states;
 
 pub(crate) use arenas::{SCALAR_BYTES, SCALARS, SUM_SQUARES, arena, scalar_ref};
 pub(crate) use intervals::{Interval, pack};
@@ -14,6 +15,7 @@ pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, Squares, plan_parameters};
 pub(crate) use place::{Copied, Fixed, Placement, dtype_of, is_view, place};
 pub(crate) use shadow::{Shadow, shadow_adapters};
+pub(crate) use states::{Histories, StatePlan, plan_states};
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit
 /// optimizer, and the granule of sharding.

@@ -11,7 +11,7 @@ use program::{ArenaId, Initializer, OptimizerState, PackedWeight, ParameterSlot,
 use tensor::{DType, HostTensor, Storage};
 
 use super::matrices::{self, Matrices};
-use super::{ALIGNMENT_ELEMENTS, SCALAR_BYTES, align, arena};
+use super::{ALIGNMENT_ELEMENTS, SCALAR_BYTES, StatePlan, align, arena};
 use crate::options::CompileOptions;
 use crate::rule::{Per, Rule, State};
 
@@ -45,6 +45,8 @@ pub(crate) struct ParameterPlan {
     pub gradients_bytes: usize,
     pub optimizer_bytes: usize,
     pub masters_bytes: usize,
+    /// What is kept from step to step beside them.
+    pub states: StatePlan,
     /// First element and number of elements of every gradient in its arena, in order.
     gradients: Vec<(usize, usize)>,
 }
@@ -74,14 +76,15 @@ impl ParameterPlan {
         Squares { blocks, sums }
     }
 
-    /// The arenas that lie in the order of parameters, and their bytes.
-    pub fn arenas(&self) -> [(ArenaId, usize); 5] {
+    /// The arenas of parameters and states, and their bytes.
+    pub fn arenas(&self) -> [(ArenaId, usize); 6] {
         [
             (arena::WEIGHTS, self.weights_bytes),
             (arena::ADAPTERS, self.adapters_bytes),
             (arena::GRADIENTS, self.gradients_bytes),
             (arena::OPTIMIZER, self.optimizer_bytes),
             (arena::MASTERS, self.masters_bytes),
+            (arena::STATES, self.states.bytes),
         ]
     }
 
@@ -138,7 +141,7 @@ fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
 }
 
 /// Lays out everything that belongs to parameters.
-pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> ParameterPlan {
+pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &CompileOptions) -> ParameterPlan {
     let mut cursor = Cursor::default();
     let mut slots: Vec<Option<ParameterSlot>> = vec![None; graph.parameters.len()];
     let mut runs: Vec<(Treatment, Run)> = Vec::new();
@@ -195,6 +198,7 @@ pub(crate) fn plan_parameters(graph: &Graph, options: &CompileOptions) -> Parame
         gradients_bytes: cursor.gradients,
         optimizer_bytes: cursor.optimizer,
         masters_bytes: cursor.masters,
+        states,
     }
 }
 

@@ -29,7 +29,7 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
 }
 
 /// The sum of two plain products that nobody else reads is one product: an adapted linear gives its
-/// input one gradient from the base weight and one from the adapter.
+/// input one gradient from the base weight, of codes or not, and one from the adapter.
 fn sum_products(graph: &mut Graph) {
     let uses = graph.use_counts();
     let producers = graph.producers();
@@ -39,9 +39,25 @@ fn sum_products(graph: &mut Graph) {
         let matrix = graph.value(node.inputs.get(1).copied()?).shape.len() == 2;
         (node.op == id::MATMUL && node.attrs.is_empty() && matrix && uses[id.0 as usize] == 1).then_some(index)
     };
+    let of_codes = |id: &ValueId| {
+        let index = producers[id.0 as usize]?;
+        let node = &graph.nodes[index];
+        let bare = ["columns", "bias", "f32"].iter().all(|name| node.attrs.get(name).is_none());
+        (node.op == id::MATMUL_CODES && bare && uses[id.0 as usize] == 1).then_some(index)
+    };
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
     for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::ADD) {
-        let (Some(one), Some(other)) = (plain(&node.inputs[0]), plain(&node.inputs[1])) else { continue };
+        let [a, b] = [&node.inputs[0], &node.inputs[1]];
+        if let Some((base, low_rank)) = of_codes(a).zip(plain(b)).or(of_codes(b).zip(plain(a))) {
+            let columns = *graph.value(node.outputs[0]).shape.last().expect("products have columns");
+            let of_base = &graph.nodes[base];
+            let inputs = of_base.inputs.iter().chain(&graph.nodes[low_rank].inputs).copied().collect();
+            let attrs = of_base.attrs.clone().with("columns", vec![0, columns]).with("across", true);
+            nodes[index] = Some(Node { op: of_base.op, inputs, attrs, ..node.clone() });
+            (nodes[base], nodes[low_rank]) = (None, None);
+            continue;
+        }
+        let (Some(one), Some(other)) = (plain(a), plain(b)) else { continue };
         let inner = |n: usize| graph.value(graph.nodes[n].inputs[1]).shape[0];
         let (base, low_rank) = if inner(one) >= inner(other) { (one, other) } else { (other, one) };
         let inputs = [base, low_rank].iter().flat_map(|n| graph.nodes[*n].inputs.clone()).collect();

@@ -3,7 +3,7 @@
 //! input merge the same way.
 //!
 //! A group merges only if its weights can be behind one another: equal storage, all trained or
-//! none, none transposed, and each but the last a multiple of the arena alignment long.
+//! none, all or none quantised, none transposed, and each but the last a multiple of the arena alignment long.
 
 use std::collections::HashMap;
 
@@ -13,9 +13,10 @@ use tensor::Attrs;
 
 use crate::CompileError;
 use crate::memory::ALIGNMENT_ELEMENTS;
+use crate::recipes::{Recipe, treats_alike};
 
-pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
-    let groups = find_groups(graph);
+pub fn run(graph: &mut Graph, recipe: &Recipe) -> Result<(), CompileError> {
+    let groups = find_groups(graph, recipe);
     let mut group_of: HashMap<usize, usize> = HashMap::new();
     for (group, members) in groups.iter().enumerate() {
         for (position, member) in members.iter().enumerate() {
@@ -49,7 +50,7 @@ fn weight(graph: &Graph, node: &Node) -> Option<ParameterId> {
 }
 
 /// Indices of the members of each group, in node order.
-fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
+fn find_groups(graph: &Graph, recipe: &Recipe) -> Vec<Vec<usize>> {
     let uses = graph.use_counts();
     let mut by_input: Vec<(Key, Vec<usize>)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -67,7 +68,11 @@ fn find_groups(graph: &Graph) -> Vec<Vec<usize>> {
             adapter: parameter.adapter,
             scale: node.attrs.optional_float("scale").ok().flatten(),
         };
-        match by_input.iter_mut().find(|(k, _)| k.merges_with(&key)) {
+        let alike = |members: &[usize]| {
+            let id = weight(graph, &graph.nodes[members[0]]).expect("groups hold linears over parameters");
+            treats_alike(recipe, graph.parameter(id), parameter)
+        };
+        match by_input.iter_mut().find(|(k, members)| k.merges_with(&key) && alike(members)) {
             Some((known, members)) => {
                 known.scale = known.scale.or(key.scale);
                 members.push(index);

@@ -1,12 +1,56 @@
 //! Precision: which element type every value has. One file per recipe.
 
+mod fp8_hybrid;
 mod uniform;
 
-use graph::Graph;
+use graph::{Graph, Parameter};
+use program::Machine;
 
 use crate::{CompileError, CompileOptions};
 
+/// How matrices are multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Recipe {
+    /// In the compute type.
+    #[default]
+    Uniform,
+    /// The layers' linears in eight bits.
+    Fp8Hybrid(Fp8Hybrid),
+}
+
+/// E4M3 forward, another format for gradients, powers of two from the magnitudes of earlier steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fp8Hybrid {
+    pub gradient: GradientFormat,
+    /// Steps that a power of two follows from; 0: the tensor's own magnitude, in every step.
+    pub amax_history: usize,
+    /// Layers that stay in the compute type: so many first, so many last ones.
+    pub skip_first: usize,
+    pub skip_last: usize,
+}
+
+/// How gradients enter products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientFormat {
+    E5M2,
+    E4M3,
+    /// In the compute type, with the numbers that the codes of the other factor stand for.
+    Unquantised,
+}
+
 /// Decides every element type that the graph left open.
-pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileError> {
-    uniform::run(graph, options.compute)
+pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Result<(), CompileError> {
+    uniform::run(graph, options.compute)?;
+    match &options.recipe {
+        Recipe::Uniform => Ok(()),
+        Recipe::Fp8Hybrid(recipe) => fp8_hybrid::run(graph, recipe, options, machine),
+    }
+}
+
+/// Whether two weights that are multiplied with one value may be one matrix, as far as the recipe is concerned.
+pub fn treats_alike(recipe: &Recipe, one: &Parameter, other: &Parameter) -> bool {
+    match recipe {
+        Recipe::Uniform => true,
+        Recipe::Fp8Hybrid(_) => Fp8Hybrid::takes(one) == Fp8Hybrid::takes(other),
+    }
 }

@@ -17,7 +17,7 @@ pub fn run(graph: &mut Graph, compute: DType) -> Result<(), CompileError> {
                 // What products read of it.
                 Storage::Packed(_) => compute,
             },
-            Origin::Input | Origin::Node | Origin::Constant => compute,
+            Origin::Input | Origin::Node | Origin::Constant | Origin::State(_) => compute,
         };
         let value = &mut graph.values[index];
         if value.element == Element::Float {

@@ -34,6 +34,7 @@ pub fn options() -> CompileOptions {
         quantised: None,
         stored: Default::default(),
         compute: DType::F32,
+        recipe: Default::default(),
         training: Some(Training {
             optimizer: Some(OptimizerOptions {
                 kind: OptimizerKind::AdamW,
@@ -72,6 +73,7 @@ pub fn contents<T: Real>(graph: &Graph) -> HashMap<ValueId, Array<T>> {
         let len: usize = value.shape.iter().product();
         let array = match value.origin {
             Origin::Node => continue,
+            Origin::State(_) => Array::Real(vec![T::default(); len]),
             Origin::Constant => {
                 let (_, tensor) = graph.constants.iter().find(|(c, _)| *c == id).expect("constants have contents");
                 Array::Real(tensor.to_f64().into_iter().map(T::from_f64).collect())

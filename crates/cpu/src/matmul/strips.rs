@@ -1,6 +1,7 @@
 //! GEMM by strips: D is split into strips along its longer side, depending only on its shape, and each strip is
 //! computed by one thread. 16-bit operands are widened to f32: the split operand strip by strip, the other one once.
-//! Addends are added in f32 before the single rounding.
+//! Codes of 8 bits are widened once, and their scales are a factor of the product: they are powers of two, so the sums
+//! have the bits of those of the scaled numbers. Addends are added in f32 before the single rounding.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -56,6 +57,13 @@ enum Source<'a> {
     Narrow { data: &'a [u16], dtype: DType, row_stride: usize },
 }
 
+/// What a running product reads.
+struct Sources<'a> {
+    operands: Vec<Source<'a>>,
+    /// What the product of A and B is multiplied with.
+    scale: f32,
+}
+
 impl StripGemm {
     pub fn new(gemm: &Gemm) -> Result<StripGemm, String> {
         let by_rows = gemm.m >= gemm.n;
@@ -98,6 +106,8 @@ impl StripGemm {
     }
 
     pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
+        let scales = self.gemm.scales.iter().flatten();
+        let scale = scales.fold(self.gemm.scale, |scale, at| scale * memory.read::<f32>(at)[0]);
         let buffers = scratch.buffers.as_mut_slice();
         for (operand, buffer) in self.operands.iter().zip(&mut *buffers) {
             if operand.access == Access::Copied {
@@ -121,10 +131,11 @@ impl StripGemm {
             })
             .collect();
         let d = written.pop().expect("one result");
+        let sources = &Sources { operands: sources, scale };
         match self.gemm.d.dtype {
-            DType::F32 => self.write_f32(d, &sources),
-            DType::BF16 => self.write_narrow(d, &sources, bf16_to_f32, f32_to_bf16),
-            DType::F16 => self.write_narrow(d, &sources, f16_to_f32, f32_to_f16),
+            DType::F32 => self.write_f32(d, sources),
+            DType::BF16 => self.write_narrow(d, sources, bf16_to_f32, f32_to_bf16),
+            DType::F16 => self.write_narrow(d, sources, f16_to_f32, f32_to_f16),
             other => panic!("a product is not stored as {other}: refused when the program is loaded"),
         }
     }
@@ -135,7 +146,7 @@ impl StripGemm {
         if self.by_rows { matrix.tiles(STRIP, columns.max(1)) } else { matrix.tiles(rows.max(1), STRIP) }
     }
 
-    fn write_f32(&self, d: SpanMut<'_>, sources: &[Source<'_>]) {
+    fn write_f32(&self, d: SpanMut<'_>, sources: &Sources<'_>) {
         self.strips::<f32>(d).into_par_iter().for_each(|(row, column, mut strip)| {
             STRIPS.with_borrow_mut(|(widened, _)| {
                 self.strip(row, column, &mut strip, self.gemm.accumulate, sources, widened)
@@ -143,7 +154,7 @@ impl StripGemm {
         });
     }
 
-    fn write_narrow(&self, d: SpanMut<'_>, sources: &[Source<'_>], widen: fn(u16) -> f32, round: fn(f32) -> u16) {
+    fn write_narrow(&self, d: SpanMut<'_>, sources: &Sources<'_>, widen: fn(u16) -> f32, round: fn(f32) -> u16) {
         self.strips::<u16>(d).into_par_iter().for_each(|(row, column, mut strip)| {
             STRIPS.with_borrow_mut(|(widened, result)| {
                 let (rows, columns) = (strip.rows(), strip.width());
@@ -169,7 +180,7 @@ impl StripGemm {
         column: usize,
         d: &mut MatrixMut<'_, f32>,
         accumulate: bool,
-        sources: &[Source<'_>],
+        sources: &Sources<'_>,
         widened: &mut Vec<f32>,
     ) {
         let g = &self.gemm;
@@ -177,18 +188,18 @@ impl StripGemm {
         let (a_rows, b_columns) = (rows.clone(), columns.clone());
         let (a, b) = match self.by_rows {
             true => {
-                let a = part(sources[0], g.transpose_a, a_rows, 0..g.k, widened);
-                (a, wide(sources[1]).transposed_if(g.transpose_b).block(0..g.k, b_columns))
+                let a = part(sources.operands[0], g.transpose_a, a_rows, 0..g.k, widened);
+                (a, wide(sources.operands[1]).transposed_if(g.transpose_b).block(0..g.k, b_columns))
             }
             false => {
-                let b = part(sources[1], g.transpose_b, 0..g.k, b_columns, widened);
-                (wide(sources[0]).transposed_if(g.transpose_a).block(a_rows, 0..g.k), b)
+                let b = part(sources.operands[1], g.transpose_b, 0..g.k, b_columns, widened);
+                (wide(sources.operands[0]).transposed_if(g.transpose_a).block(a_rows, 0..g.k), b)
             }
         };
-        product(d, accumulate, a, b, g.scale);
+        product(d, accumulate, a, b, sources.scale);
         self.add_low_rank(&rows, &columns, d, sources);
         if g.bias.is_some() {
-            let bias = wide(sources[sources.len() - 1]).values();
+            let bias = wide(sources.operands[sources.operands.len() - 1]).values();
             for i in 0..d.rows() {
                 for (d, bias) in d.row(i).iter_mut().zip(&bias[columns.clone()]) {
                     *d += bias;
@@ -202,7 +213,7 @@ impl StripGemm {
         rows: &Range<usize>,
         columns: &Range<usize>,
         d: &mut MatrixMut<'_, f32>,
-        sources: &[Source<'_>],
+        sources: &Sources<'_>,
     ) {
         for (index, addend) in self.gemm.low_rank.iter().enumerate() {
             let (first, count) = addend.columns;
@@ -210,8 +221,8 @@ impl StripGemm {
             if start >= end {
                 continue;
             }
-            let t = wide(sources[2 + 2 * index]);
-            let b = wide(sources[3 + 2 * index]).transposed_if(addend.transpose_b);
+            let t = wide(sources.operands[2 + 2 * index]);
+            let b = wide(sources.operands[3 + 2 * index]).transposed_if(addend.transpose_b);
             let t = t.block(rows.clone(), 0..t.width());
             let b = b.block(0..t.width(), start - first..end - first);
             product(&mut d.columns(start - columns.start..end - columns.start), true, t, b, addend.scale);
@@ -225,7 +236,7 @@ fn operand(at: &TensorRef, divided: bool, d: &TensorRef) -> Result<Operand, Stri
         _ if !std::ptr::eq(at, d) && overlap(at, d) => Access::Copied,
         DType::F32 => Access::InPlace,
         DType::BF16 | DType::F16 if divided => Access::Strips,
-        DType::BF16 | DType::F16 => Access::Copied,
+        DType::BF16 | DType::F16 | DType::E4M3 | DType::E5M2 => Access::Copied,
         other => return Err(format!("{at}: products of {other} are not run on the CPU")),
     };
     Ok(Operand { at: at.clone(), access, rows, columns, row_stride })

@@ -68,6 +68,7 @@ impl TiledGemm {
         };
         let fits = factors.iter().all(|at| at.dtype == gemm.a.dtype && !overlap(at, &gemm.d))
             && matches!(gemm.d.dtype, DType::F32 | DType::BF16)
+            && gemm.scales.is_none()
             && gemm.k > 0;
         let chunks = gemm.k.div_ceil(UNITS * depth);
         let chunk = gemm.k.div_ceil(chunks.max(1)).next_multiple_of(8 * depth);

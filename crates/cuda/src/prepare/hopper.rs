@@ -163,6 +163,7 @@ mod tests {
             transpose_a: false,
             transpose_b: true,
             scale: 1.0,
+            scales: None,
             bias: None,
             accumulate: false,
             low_rank: vec![addend(0, 120), addend(120, 80)],

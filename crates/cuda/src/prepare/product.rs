@@ -16,6 +16,7 @@ struct LibraryCall {
     plan: ProductId,
     addresses: [u64; 3],
     bias: Option<u64>,
+    scales: Option<[u64; 2]>,
 }
 
 /// The library's product and the addends, in order.
@@ -66,10 +67,17 @@ pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedGemm> {
 }
 
 fn library(p: &mut Preparation, gemm: &Gemm) -> Result<Library> {
-    let mut parts = vec![part(p, &main_product(gemm), &gemm.a, &gemm.b, &gemm.d, 0, gemm.bias.as_ref())?];
+    let mut parts = vec![main_part(p, gemm)?];
     let addends = addends::plan(p, gemm)?;
     for addend in gemm.low_rank.iter().filter(|_| addends.is_none()) {
-        parts.push(part(p, &addend_product(gemm, addend), &addend.t, &addend.b, &gemm.d, addend.columns.0, None)?);
+        parts.push(part(
+            p,
+            &addend_product(gemm, addend),
+            [&addend.t, &addend.b, &gemm.d],
+            addend.columns.0,
+            None,
+            None,
+        )?);
     }
     Ok(Library { parts, addends })
 }
@@ -97,22 +105,26 @@ fn description(p: &Preparation, gemm: &Gemm) -> String {
     addends.fold(format!("way of {product}"), |text, addend| text + &addend)
 }
 
+fn main_part(p: &mut Preparation, gemm: &Gemm) -> Result<LibraryCall> {
+    let scales = gemm.scales.as_ref().map(|scales| scales.each_ref().map(|at| p.memory.address(at)));
+    part(p, &main_product(gemm), [&gemm.a, &gemm.b, &gemm.d], 0, gemm.bias.as_ref(), scales)
+}
+
 fn part(
     p: &mut Preparation,
     product: &Product,
-    a: &TensorRef,
-    b: &TensorRef,
-    d: &TensorRef,
+    [a, b, d]: [&TensorRef; 3],
     first_column: usize,
     bias: Option<&TensorRef>,
+    scales: Option<[u64; 2]>,
 ) -> Result<LibraryCall> {
     let memory: &Memory = p.memory;
     let d_address = memory.address(d) + (first_column * d.dtype.size()) as u64;
     let addresses = [memory.address(a), memory.address(b), d_address];
     let bias = bias.map(|at| memory.address(at));
-    let operands = Operands { addresses, bias, arenas: &memory.free() };
+    let operands = Operands { addresses, bias, scales, arenas: &memory.free() };
     let plan = p.engine.product(Product { alignment: addresses.map(alignment), ..*product }, operands)?;
-    Ok(LibraryCall { plan, addresses, bias })
+    Ok(LibraryCall { plan, addresses, bias, scales })
 }
 
 fn main_product(gemm: &Gemm) -> Product {
@@ -222,7 +234,7 @@ impl Library {
             // and the workspace is as large as the plans ask.
             unsafe {
                 let plan = engine.product_plan(part.plan);
-                plan.run(&engine.stream, part.addresses, part.bias, workspace)?;
+                plan.run(&engine.stream, part.addresses, part.bias, part.scales, workspace)?;
             }
         }
         self.addends.iter_mut().try_for_each(|call| call.queue(&engine.stream))
@@ -252,6 +264,7 @@ mod tests {
             transpose_a: false,
             transpose_b: true,
             scale: 1.0,
+            scales: None,
             bias: None,
             accumulate: true,
             low_rank: vec![],

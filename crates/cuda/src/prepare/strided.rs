@@ -89,7 +89,7 @@ fn types(from: DType, to: DType) -> Result<(&'static str, &'static str)> {
         DType::F16 => "f16",
         DType::I64 => "long long",
         DType::I32 => "int",
-        DType::U8 => "unsigned char",
+        DType::U8 | DType::E4M3 | DType::E5M2 => "unsigned char",
     };
     let converts = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
     if from == to || (converts(from) && converts(to)) {

@@ -15,6 +15,8 @@ pub const COMPUTE_32F: u32 = 68;
 pub const R_32F: u32 = 0;
 pub const R_16F: u32 = 2;
 pub const R_16BF: u32 = 14;
+pub const R_8F_E4M3: u32 = 28;
+pub const R_8F_E5M2: u32 = 29;
 pub const EPILOGUE_BIAS: u32 = 4;
 /// Split-K partial sums meet in the compute type (f32), never in the output type.
 pub const REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
@@ -25,6 +27,8 @@ pub mod descriptor_attribute {
     pub const TRANSB: u32 = 4;
     pub const EPILOGUE: u32 = 7;
     pub const BIAS_POINTER: u32 = 8;
+    pub const A_SCALE_POINTER: u32 = 17;
+    pub const B_SCALE_POINTER: u32 = 18;
     pub const BIAS_DATA_TYPE: u32 = 26;
 }
 

@@ -21,5 +21,7 @@ pub(crate) const fn header_name(dtype: DType) -> &'static str {
         DType::I64 => "I64",
         DType::I32 => "I32",
         DType::U8 => "U8",
+        DType::E4M3 => "F8_E4M3",
+        DType::E5M2 => "F8_E5M2",
     }
 }

@@ -38,7 +38,7 @@ pub fn round_to<T: Real>(dtype: DType, x: T) -> T {
     match dtype {
         DType::BF16 => T::from_f32(bf16_to_f32(f32_to_bf16(x.to_f32()))),
         DType::F16 => T::from_f32(f16_to_f32(f32_to_f16(x.to_f32()))),
-        DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8 => x,
+        DType::F64 | DType::F32 | DType::I64 | DType::I32 | DType::U8 | DType::E4M3 | DType::E5M2 => x,
     }
 }
 

@@ -123,6 +123,7 @@ impl Op for BatchedMatmul {
             transpose_a: flags.transpose_a,
             transpose_b: flags.transpose_b,
             scale: 1.0,
+            scales: None,
             bias: None,
             accumulate: false,
             low_rank: Vec::new(),

@@ -199,6 +199,7 @@ impl Op for Linear {
             transpose_a: false,
             transpose_b: !reading.transposed,
             scale: 1.0,
+            scales: None,
             bias: reading.bias.then(|| call.inputs[2].clone()),
             accumulate: false,
             low_rank,

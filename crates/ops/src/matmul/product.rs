@@ -152,6 +152,7 @@ impl Op for Matmul {
             transpose_a: flags.transpose_a,
             transpose_b: flags.transpose_b,
             scale: flags.scale as f32,
+            scales: None,
             bias: None,
             accumulate: flags.accumulate,
             low_rank: Vec::new(),

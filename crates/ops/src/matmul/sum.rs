@@ -70,6 +70,7 @@ impl Op for MatmulSum {
             transpose_a: false,
             transpose_b: false,
             scale: 1.0,
+            scales: None,
             bias: None,
             accumulate: false,
             low_rank: vec![low_rank],

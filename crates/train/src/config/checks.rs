@@ -4,8 +4,8 @@
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Dtype, Init, LossScale, Problem, Recipe, RopeScaling,
-    SystemPromptType,
+    self as config, Config, Dataset, DatasetType, Device, Dtype, Init, LossScale, MatmulDtype, Problem, Recipe,
+    RopeScaling, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -19,6 +19,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_recompute(config, reader);
     check_quantisation(config, reader);
     check_recipe(config, reader);
+    check_recipe_options(config, reader);
     check_sharding(config, reader);
     check_adapter(config, reader);
     check_lengths(config, reader);
@@ -112,6 +113,24 @@ fn check_quantisation(config: &Config, reader: &mut Reader) {
     }
 }
 
+/// Options that say how a recipe quantises, beside one that does not.
+fn check_recipe_options(config: &Config, reader: &mut Reader) {
+    let of = &config.precision;
+    if of.recipe != Recipe::Bf16 || reader.is_faulty("recipe") {
+        return;
+    }
+    let fp8_gradients = matches!(of.gradient_dtype, Some(MatmulDtype::Float8E4M3 | MatmulDtype::Float8E5M2));
+    let written = ["fp8_amax_history", "skip_quant_first_layers", "skip_quant_last_layers"];
+    let written = written.into_iter().filter(|name| reader.is_written(name)).collect::<Vec<_>>();
+    for path in written.into_iter().chain(fp8_gradients.then_some("gradient_dtype")) {
+        if !reader.is_faulty(path) {
+            let message =
+                format!("`{path}` says how `recipe: fp8_hybrid` quantises, but the recipe is `{}`", of.recipe);
+            reader.report(path, message, Some(format!("set `recipe: fp8_hybrid`, or remove `{path}`")));
+        }
+    }
+}
+
 fn check_sharding(config: &Config, reader: &mut Reader) {
     let (offload, sharding) = (&config.offload, &config.sharding);
     if offload.offload_quants == Setting::Value(true) && !offload.persistent_quants {
@@ -194,7 +213,7 @@ fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
         ("use_zero_copy", offload.use_zero_copy, "lets a GPU read host memory"),
         ("memcpy_all_gather", sharding.memcpy_all_gather, copied),
         ("memcpy_send_recv", sharding.memcpy_send_recv, copied),
-        ("recipe", config.precision.recipe != Recipe::Bf16, "needs the matrix units of a GPU"),
+        ("recipe", config.precision.recipe == Recipe::Nvfp4, "needs the matrix units of a GPU"),
     ];
     promises.into_iter().filter(|(_, made, _)| *made).map(|(name, _, why)| (name, why)).collect()
 }

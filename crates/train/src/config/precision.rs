@@ -7,9 +7,10 @@ options! {
     /// Number formats.
     pub struct Precision: "Precision" {
         /// Formats of matrix multiplications.
-        recipe: Recipe = "bf16", pending_words = &["fp8_hybrid", "nvfp4"];
-        /// Format of the gradients in backward matrix multiplications. Null follows the recipe.
-        gradient_dtype: Option<MatmulDtype> = null, pending_words = &["float8_e4m3", "float8_e5m2"];
+        recipe: Recipe = "bf16", pending_words = &["nvfp4"], resumable;
+        /// Format of the gradients in backward matrix multiplications. Null follows the recipe: E5M2 with `fp8_hybrid`,
+        /// which takes every word; other recipes take only the format of the weights.
+        gradient_dtype: Option<MatmulDtype> = null;
         /// Format of the master weights that the optimizer updates; the weights are rounded from them. `auto` is the
         /// weights' own format: there are no separate master weights, and bf16 weights are updated with stochastic
         /// rounding. With `torch_dtype: float16`, and for adapters in float16, it is always float32.
@@ -19,14 +20,15 @@ options! {
         /// Allow computing rotary angles inside the kernel that applies them. The engine always does this and stores no
         /// tables.
         use_fused_rope: bool = false, resumable;
-        /// Length of the amax history of `fp8_hybrid`, in steps.
-        fp8_amax_history: u32 = 1024, min = 1, pending;
+        /// Steps whose largest magnitudes decide the scales of `fp8_hybrid`. 0 takes the magnitudes of the tensors
+        /// themselves, which reads each of them once more.
+        fp8_amax_history: u32 = 1024, resumable;
         /// Library for the FP4 matrix multiplications of `nvfp4`.
         fp4_backend: Fp4Backend = "cutlass", pending, resumable;
-        /// Number of first layers that are not quantized.
-        skip_quant_first_layers: u32 = 0, pending;
-        /// Number of last layers that are not quantized.
-        skip_quant_last_layers: u32 = 0, pending;
+        /// Number of first layers that are not quantized by the recipe.
+        skip_quant_first_layers: u32 = 0;
+        /// Number of last layers that are not quantized by the recipe.
+        skip_quant_last_layers: u32 = 0;
     }
 }
 

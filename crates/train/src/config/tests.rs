@@ -327,7 +327,7 @@ fn reported_messages(text: &str) -> Vec<String> {
 fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 3", "`zero_level: 3` is not available yet"),
-        ("recipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet"),
+        ("recipe: nvfp4", "`recipe: nvfp4` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
     ] {
@@ -347,6 +347,26 @@ fn float16_goes_with_no_recipe_of_eight_or_four_bits() {
         );
     }
     good("model: m\ntorch_dtype: fp16\nlora_dtype: fp16\nmaster_dtype: fp32\n");
+}
+
+#[test]
+fn a_recipe_that_quantises_has_its_options_and_needs_a_gpu_that_can() {
+    for line in
+        ["gradient_dtype: e5m2", "fp8_amax_history: 4", "skip_quant_first_layers: 1", "skip_quant_last_layers: 1"]
+    {
+        let reported = reported(&format!("model: m\n{line}\n"));
+        assert!(reported.contains("says how `recipe: fp8_hybrid` quantises, but the recipe is `bf16`"), "{reported}");
+        good(&format!("model: m\nrecipe: fp8_hybrid\n{line}\n"));
+    }
+    let config = good("model: m\nrecipe: fp8_hybrid\n");
+    let with = |compute_capability| config.check_machine(&MachineFacts { gpus: 1, compute_capability });
+    assert!(with(Some(89)).is_empty() && with(Some(90)).is_empty());
+    let message = &with(Some(86))[0].message;
+    assert_eq!(message, "`recipe` needs a GPU of compute capability 89 or more, this one has 86");
+    assert!(
+        config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty(),
+        "a CPU is a reference"
+    );
 }
 
 #[test]
@@ -490,7 +510,7 @@ fn schema_and_help_name_every_option() {
 
 /// Options that are accepted and rightly read nowhere: a permission that this engine does not need (rotations
 /// are computed in the kernel), and choices with one available value.
-const WITHOUT_EFFECT: &[&str] = &["recipe", "use_fused_rope", "distributed"];
+const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "distributed"];
 
 /// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or
 /// with types, and no longer name.

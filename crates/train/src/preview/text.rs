@@ -129,6 +129,7 @@ impl Preview {
                     EntryKind::Update => "For the update:\n",
                     EntryKind::Evaluate => "For the evaluation:\n",
                     EntryKind::Forward => "For the forward pass:\n",
+                    EntryKind::Prepare => "For what follows from the weights:\n",
                 };
                 last = Some(of.entry);
             }

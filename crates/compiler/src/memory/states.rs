@@ -1,0 +1,70 @@
+//! Where states beside the parameters lie: the factors and magnitudes of quantisers, each kind behind one another, codes
+//! of weights, and the histories that only the update sees.
+
+use graph::Graph;
+use program::{EntryKind, Quantiser, Scaling, TensorRef, Variant};
+use tensor::{DType, HostTensor};
+
+use super::{ALIGNMENT_BYTES, align, arena, dtype_of};
+use crate::options::CompileOptions;
+use crate::recipes::Recipe;
+
+/// The places of all states.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StatePlan {
+    /// In the order of the graph's list.
+    pub places: Vec<TensorRef>,
+    pub bytes: usize,
+    /// What an update does with magnitudes; none where nothing records any.
+    pub histories: Option<Histories>,
+}
+
+/// Quantisers as the update sees them.
+#[derive(Clone, Debug)]
+pub(crate) struct Histories {
+    pub scaling: Scaling,
+    /// f32 [quantisers]: the magnitudes of this step.
+    pub amax: TensorRef,
+    /// f32 and i32 [quantisers]: the largest number of each format, the exponents of targets.
+    pub limits: HostTensor,
+    pub tops: HostTensor,
+}
+
+/// Lays out the states, which all entries share.
+pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &CompileOptions) -> StatePlan {
+    let table = &graphs.first().expect("at least one entry is requested").2;
+    let types = |graph: &Graph| {
+        graph.states.iter().map(|id| (graph.value(*id).shape.clone(), graph.value(*id).element)).collect::<Vec<_>>()
+    };
+    let alike = |(_, _, graph): &(EntryKind, Variant, Graph)| types(graph) == types(table);
+    assert!(graphs.iter().all(alike), "all entries share one list of states");
+    let mut bytes = 0;
+    let mut take = |dtype: DType, shape: &[usize]| {
+        // Numbers by themselves lie behind one another, so that they can be used as a vector.
+        let start = if shape == [1] { bytes } else { align(bytes, ALIGNMENT_BYTES) };
+        let at = TensorRef::dense(arena::STATES, start, dtype, shape);
+        bytes = start + at.bytes();
+        at
+    };
+    let places: Vec<TensorRef> =
+        table.states.iter().map(|id| take(dtype_of(table, *id), &table.value(*id).shape)).collect();
+    let recording = graphs.iter().map(|(_, _, graph)| graph).find(|graph| !graph.stored.is_empty());
+    let histories = recording.map(|graph| {
+        let Recipe::Fp8Hybrid(recipe) = options.recipe else { unreachable!("only one recipe keeps magnitudes") };
+        let quantisers = &graph.quantisers;
+        let count = quantisers.len();
+        let vector = |first: usize| TensorRef::dense(arena::STATES, places[first].offset, DType::F32, [count]);
+        let scaling = Scaling {
+            quantisers: quantisers.iter().map(|of| Quantiser { name: of.name.clone(), top: of.top }).collect(),
+            window: recipe.amax_history,
+            history: take(DType::F32, &[count, recipe.amax_history.max(1)]),
+            factors: vector(0),
+            steps: take(DType::I32, &[1]),
+        };
+        let limits: Vec<f32> = quantisers.iter().map(|of| of.limit).collect();
+        let tops: Vec<i32> = quantisers.iter().map(|of| of.top).collect();
+        let (limits, tops) = (HostTensor::from_f32([count], &limits), HostTensor::from_i32([count], &tops));
+        Histories { scaling, amax: vector(count), limits, tops }
+    });
+    StatePlan { places, histories, bytes }
+}

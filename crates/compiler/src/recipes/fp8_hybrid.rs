@@ -1,0 +1,463 @@
+//! `fp8_hybrid`: the linears of the layers multiply codes of eight bits, E4M3 forward and E5M2 for gradients, each
+//! tensor with one power of two. Adapters and biases see unquantised values.
+//!
+//! A group is all such linears of a layer that read one value, merged or not: it has one power for what they read, one
+//! for their weights, one for their gradients. Powers of values and gradients follow from the magnitudes of earlier
+//! steps, which the update keeps (`amax_history`). Codes of weights are made when weights were written, not in an entry.
+//!
+//! Knows operations by name, not models: what is quantised follows from layers and shapes.
+
+use std::collections::{HashMap, HashSet};
+
+use graph::{Element, Graph, Node, OpId, Origin, Parameter, Phase, Quantiser, StateId, ValueId};
+use ops::{Append, Emit, id};
+use program::{Arch, Machine};
+use tensor::{Attrs, DType, Storage};
+
+use super::{Fp8Hybrid, GradientFormat};
+use crate::CompileError;
+use crate::options::CompileOptions;
+
+/// Features of a linear that is quantised are multiples of this.
+const FEATURES: usize = 16;
+
+/// Exponents of the largest magnitudes: 448 for weights, 224 for values, a bit of room; E5M2 3584 likewise.
+const TOP_WEIGHT: i32 = 8;
+const TOP_VALUE: i32 = 7;
+const TOP_E5M2: i32 = 11;
+
+/// What is kept of every quantiser: the factor of this step, and its largest magnitude.
+const FACTOR: &str = "fp8.factor";
+const AMAX: &str = "fp8.amax";
+
+impl Fp8Hybrid {
+    /// Whether a parameter is a matrix that may be quantised, by itself.
+    pub fn takes(parameter: &Parameter) -> bool {
+        let matrix = parameter.shape.len() == 2 && !parameter.adapter;
+        matrix && parameter.shape.iter().all(|extent| extent.is_multiple_of(FEATURES))
+    }
+
+    /// Format of the gradients, and the exponent of their largest magnitude; none where they are not quantised.
+    fn gradients(&self) -> Option<(DType, i32)> {
+        match self.gradient {
+            GradientFormat::E5M2 => Some((DType::E5M2, TOP_E5M2)),
+            GradientFormat::E4M3 => Some((DType::E4M3, TOP_VALUE)),
+            GradientFormat::Unquantised => None,
+        }
+    }
+}
+
+/// One linear of a group, by the numbers of its nodes.
+struct Linear {
+    forward: usize,
+    weight: ValueId,
+    /// The weight is [inputs, outputs].
+    transposed: bool,
+    /// The product that gives the gradient of what it reads.
+    input_gradient: Option<usize>,
+    /// The product that gives the gradient of its weight.
+    weight_gradient: Option<usize>,
+}
+
+/// The quantised linears of a layer that read one value.
+struct Group {
+    /// The first member's module.
+    name: String,
+    x: ValueId,
+    members: Vec<Linear>,
+}
+
+/// Codes of one tensor with their scale.
+#[derive(Clone, Copy)]
+struct Codes {
+    /// As the tensor is in memory.
+    plain: ValueId,
+    transposed: Option<ValueId>,
+    scale: ValueId,
+}
+
+pub fn run(
+    graph: &mut Graph,
+    recipe: &Fp8Hybrid,
+    options: &CompileOptions,
+    machine: &Machine,
+) -> Result<(), CompileError> {
+    let groups = find_groups(graph, recipe);
+    if groups.is_empty() {
+        return Err(CompileError::Options(format!(
+            "`recipe: fp8_hybrid` leaves nothing to quantise: of the linears in layers that \
+             `skip_quant_first_layers: {}` and `skip_quant_last_layers: {}` leave, none has in- and out-features that are \
+             multiples of {FEATURES}",
+            recipe.skip_first, recipe.skip_last
+        )));
+    }
+    check(graph, &groups, machine)?;
+    let mut rewrite = Rewrite::new(graph, recipe, options, machine, groups.len());
+    for (number, group) in groups.iter().enumerate() {
+        rewrite.group(number, group);
+    }
+    rewrite.finish();
+    Ok(())
+}
+
+/// What the recipe does not do yet, or not here.
+fn check(graph: &Graph, groups: &[Group], machine: &Machine) -> Result<(), CompileError> {
+    let producers = graph.producers();
+    for member in groups.iter().flat_map(|group| &group.members) {
+        let of = parameters(graph, &producers, member.weight).expect("members multiply with parameters");
+        if of.iter().any(|id| matches!(graph.parameters[*id as usize].storage, Storage::Packed(_))) {
+            let text =
+                "`recipe: fp8_hybrid` on weights that are kept in codes is not available yet: set `recipe: bf16`";
+            return Err(CompileError::Options(text.to_owned()));
+        }
+        let node = &graph.nodes[member.forward];
+        let bias = node.attrs.flag("bias").unwrap_or(false).then(|| graph.value(node.inputs[2]).element);
+        let wide = bias.is_some_and(|bias| bias != Element::Fixed(DType::BF16));
+        if wide && machine.arch != Arch::Cpu {
+            let text = "`recipe: fp8_hybrid` on a GPU adds biases in bf16: set `torch_dtype: bfloat16`";
+            return Err(CompileError::Options(text.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// The parameters that a linear multiplies with, where its weight is one or several behind one another.
+fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -> Option<Vec<u32>> {
+    let of = |id: ValueId| match graph.value(id).origin {
+        Origin::Parameter(parameter) => Some(parameter.0),
+        _ => None,
+    };
+    match producers[weight.0 as usize].map(|index| &graph.nodes[index]) {
+        None => of(weight).map(|parameter| vec![parameter]),
+        Some(node) if node.op == id::STACK => node.inputs.iter().map(|id| of(*id)).collect(),
+        Some(_) => None,
+    }
+}
+
+fn find_groups(graph: &Graph, recipe: &Fp8Hybrid) -> Vec<Group> {
+    let layers = graph.layers();
+    let kept = recipe.skip_first..layers.len().saturating_sub(recipe.skip_last);
+    let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
+    let producers = graph.producers();
+    let mut groups: Vec<(graph::Layer, Group)> = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let Some(layer) = node.layer.filter(|layer| kept.contains(layer)) else { continue };
+        if node.op != id::LINEAR || node.phase != Phase::Forward {
+            continue;
+        }
+        let (x, weight) = (node.inputs[0], node.inputs[1]);
+        let Some(of) = parameters(graph, &producers, weight) else { continue };
+        if !of.iter().all(|id| Fp8Hybrid::takes(&graph.parameters[*id as usize])) {
+            continue;
+        }
+        let transposed = node.attrs.flag("transposed").unwrap_or(false);
+        let (input_gradient, weight_gradient) = products(graph, &producers, node, &of);
+        let member = Linear { forward: index, weight, transposed, input_gradient, weight_gradient };
+        match groups.iter_mut().find(|(known, group)| (*known, group.x) == (layer, x)) {
+            Some((_, group)) => group.members.push(member),
+            None => {
+                let name = &graph.parameters[of[0] as usize].name;
+                let name = name.strip_suffix(".weight").unwrap_or(name).to_owned();
+                groups.push((layer, Group { name, x, members: vec![member] }));
+            }
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// The products of the backward pass that belong to a linear: those that give the gradients of its input and of its weight.
+fn products(
+    graph: &Graph,
+    producers: &[Option<usize>],
+    linear: &Node,
+    parameters: &[u32],
+) -> (Option<usize>, Option<usize>) {
+    let (x, weight) = (linear.inputs[0], linear.inputs[1]);
+    let backward = |node: &Node| node.phase == Phase::Backward && node.op == id::MATMUL;
+    let reads_weight = |node: &Node| node.inputs[1] == weight || node.inputs[0] == weight;
+    let of_input = graph.nodes.iter().position(|node| backward(node) && reads_weight(node));
+    let of_weight = graph.gradients.iter().filter(|(id, _)| parameters.contains(&id.0)).find_map(|(_, value)| {
+        // The gradient of a merged weight is computed as one and taken apart by a view.
+        let mut index = producers[value.0 as usize]?;
+        while !backward(&graph.nodes[index]) {
+            index = producers[graph.nodes[index].inputs.first()?.0 as usize]?;
+        }
+        graph.nodes[index].inputs.contains(&x).then_some(index)
+    });
+    (of_input, of_weight)
+}
+
+struct Rewrite<'a> {
+    graph: &'a mut Graph,
+    recipe: &'a Fp8Hybrid,
+    compute: DType,
+    /// Products of eight bits read both operands along the sum.
+    along: bool,
+    /// There is a backward pass to prepare weights for.
+    trains: bool,
+    /// Largest magnitudes are recorded.
+    records: bool,
+    groups: usize,
+    /// Of every quantiser.
+    factors: Vec<StateId>,
+    amaxes: Vec<StateId>,
+    /// What stands in the place of a node; others stay.
+    replaced: HashMap<usize, Vec<Node>>,
+}
+
+impl<'a> Rewrite<'a> {
+    fn new(
+        graph: &'a mut Graph,
+        recipe: &'a Fp8Hybrid,
+        options: &CompileOptions,
+        machine: &Machine,
+        groups: usize,
+    ) -> Rewrite<'a> {
+        let mut states = |name: &str| -> Vec<StateId> {
+            (0..2 * groups).map(|_| graph.add_state(name, Element::F32, vec![1])).collect()
+        };
+        let (factors, amaxes) = (states(FACTOR), states(AMAX));
+        graph.quantisers = vec![Quantiser::default(); 2 * groups];
+        let updates = options.training.as_ref().is_some_and(|training| training.optimizer.is_some());
+        Rewrite {
+            records: updates && graph.nodes.iter().any(|node| node.phase == Phase::Backward),
+            trains: options.training.is_some(),
+            graph,
+            recipe,
+            compute: options.compute,
+            along: machine.arch != Arch::Cpu,
+            groups,
+            factors,
+            amaxes,
+            replaced: HashMap::new(),
+        }
+    }
+
+    /// Rewrites all linears of a group, in both passes.
+    fn group(&mut self, number: usize, group: &Group) {
+        let weights = self.weights(group);
+        let needs_transposed = group.members.iter().any(|member| member.weight_gradient.is_some());
+        let unquantised = self.recipe.gradients().is_none();
+        let mut nodes = Vec::new();
+        let value = Quantised {
+            slot: number,
+            format: DType::E4M3,
+            top: TOP_VALUE,
+            transposed: self.along && needs_transposed && !unquantised,
+        };
+        let first = group.members[0].forward;
+        let x = self.quantise(&mut nodes, first, &[group.x], value, format!("{}.x", group.name))[0];
+        for (member, weight) in group.members.iter().zip(&weights) {
+            nodes.push(self.forward(member, x, *weight));
+            self.replaced.insert(member.forward, std::mem::take(&mut nodes));
+        }
+        match self.recipe.gradients() {
+            Some((format, top)) => self.backward(number, group, x, &weights, format, top),
+            None => self.backward_of_numbers(group, x, &weights),
+        }
+    }
+
+    /// The codes of a group's weights: states, made by nodes of their own.
+    fn weights(&mut self, group: &Group) -> Vec<Codes> {
+        let producers = self.graph.producers();
+        let mut nodes: Vec<Node> = Vec::new();
+        let of_group: Vec<ValueId> = group.members.iter().map(|member| member.weight).collect();
+        let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
+        nodes.extend(stacks.map(|index| self.graph.nodes[index].clone()));
+        let like = self.graph.nodes[group.members[0].forward].clone();
+        let parts = self.emit(&mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
+        let mut codes = Vec::new();
+        for member in &group.members {
+            let backward = self.along && self.trains && self.recipe.gradients().is_some();
+            let transposed = backward || self.along && member.transposed;
+            let attrs = quantised(DType::E4M3, TOP_WEIGHT).with("transposed", transposed);
+            let results = self.emit(&mut nodes, &like, id::QUANTISE, &[member.weight, parts], attrs);
+            results.iter().for_each(|id| _ = self.graph.keep(*id, &format!("fp8.{}.w", group.name)));
+            codes.push(Codes { plain: results[0], scale: results[1], transposed: results.get(2).copied() });
+        }
+        self.graph.prepared.extend(nodes);
+        codes
+    }
+
+    fn emit(&mut self, nodes: &mut Vec<Node>, like: &Node, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
+        let mut append = Append::new(self.graph, like.phase);
+        append.place_like(like);
+        let results = append.emit(op, inputs, attrs);
+        nodes.append(&mut append.nodes);
+        for id in &results {
+            let value = self.graph.value_mut(*id);
+            if value.element == Element::Float {
+                value.element = Element::Fixed(self.compute);
+            }
+        }
+        results
+    }
+
+    /// Codes of the tensors of a group, which share a power.
+    fn quantise(
+        &mut self,
+        nodes: &mut Vec<Node>,
+        place: usize,
+        tensors: &[ValueId],
+        of: Quantised,
+        name: String,
+    ) -> Vec<Codes> {
+        let like = self.graph.nodes[place].clone();
+        let factor = self.graph.states[self.factors[of.slot].0 as usize];
+        let inputs: Vec<ValueId> = [factor].into_iter().chain(tensors.iter().copied()).collect();
+        let parts = self.emit(nodes, &like, id::OWN_AMAX, &inputs, Attrs::new().with("factor", true))[0];
+        if self.records {
+            let limit = of.format.small().expect("a format of eight bits").largest();
+            self.graph.quantisers[of.slot] = Quantiser { name, limit, top: of.top };
+        }
+        let attrs = quantised(of.format, of.top).with("factor", true);
+        let attrs = if of.transposed { attrs.with("transposed", true) } else { attrs };
+        let attrs = if self.records { attrs.with("record", true) } else { attrs };
+        let mut all = Vec::new();
+        for tensor in tensors {
+            let results = self.emit(nodes, &like, id::QUANTISE, &[*tensor, parts, factor], attrs.clone());
+            if self.records {
+                let amax = *results.last().expect("a quantiser that records gives what it recorded");
+                self.graph.stored.push((amax, self.amaxes[of.slot]));
+            }
+            let transposed = of.transposed.then(|| results[2]);
+            all.push(Codes { plain: results[0], scale: results[1], transposed });
+        }
+        all
+    }
+
+    /// y of one linear.
+    fn forward(&mut self, member: &Linear, x: Codes, weight: Codes) -> Node {
+        let node = self.graph.nodes[member.forward].clone();
+        let (b, turned) = operand(weight, member.transposed, self.along);
+        let mut attrs = node.attrs.clone();
+        attrs.0.remove("transposed");
+        let attrs = if turned { attrs.with("transpose_b", true) } else { attrs };
+        let inputs = [x.plain, b, x.scale, weight.scale].into_iter().chain(node.inputs[2..].iter().copied()).collect();
+        Node { op: id::MATMUL_CODES, inputs, attrs, ..node }
+    }
+
+    /// The gradients of a group: one power for all, so its products stand where the last of them stood.
+    fn backward(&mut self, number: usize, group: &Group, x: Codes, weights: &[Codes], format: DType, top: i32) {
+        let products = |member: &Linear| [member.input_gradient, member.weight_gradient].into_iter().flatten();
+        let Some(last) = group.members.iter().flat_map(products).max() else { return };
+        let mut gradients = Vec::new();
+        for (index, member) in group.members.iter().enumerate() {
+            if let Some(dy) = self.gradient_of(group, member) {
+                gradients.push((index, dy));
+            }
+        }
+        let of = Quantised {
+            slot: self.groups + number,
+            format,
+            top,
+            transposed: self.along && group.members.iter().any(|member| member.weight_gradient.is_some()),
+        };
+        let mut nodes = Vec::new();
+        let tensors: Vec<ValueId> = gradients.iter().map(|(_, dy)| *dy).collect();
+        let codes = self.quantise(&mut nodes, last, &tensors, of, format!("{}.dy", group.name));
+        for ((index, _), dy) in gradients.iter().zip(codes) {
+            let member = &group.members[*index];
+            let mut both: Vec<(usize, bool)> = member.input_gradient.map(|at| (at, true)).into_iter().collect();
+            both.extend(member.weight_gradient.map(|at| (at, false)));
+            both.sort_unstable();
+            for (at, of_input) in both {
+                let node = self.graph.nodes[at].clone();
+                nodes.push(match of_input {
+                    true => self.input_gradient(node, member, dy, weights[*index]),
+                    false => self.weight_gradient(node, member, dy, x),
+                });
+                self.replaced.insert(at, Vec::new());
+            }
+        }
+        self.replaced.insert(last, nodes);
+    }
+
+    /// dy of a linear, where a product reads it.
+    fn gradient_of(&self, group: &Group, member: &Linear) -> Option<ValueId> {
+        let other = |at: usize, known: ValueId| {
+            let inputs = &self.graph.nodes[at].inputs;
+            inputs.iter().copied().find(|id| *id != known).expect("a product has two factors")
+        };
+        let of_input = member.input_gradient.map(|at| other(at, member.weight));
+        of_input.or(member.weight_gradient.map(|at| other(at, group.x)))
+    }
+
+    fn input_gradient(&self, node: Node, member: &Linear, dy: Codes, weight: Codes) -> Node {
+        // dx = dy·W, whose sum goes along the rows of W as a linear has it.
+        let (b, turned) = operand(weight, !member.transposed, self.along);
+        let attrs = if turned { Attrs::new().with("transpose_b", true) } else { Attrs::new() };
+        Node { op: id::MATMUL_CODES, inputs: vec![dy.plain, b, dy.scale, weight.scale], attrs, ..node }
+    }
+
+    fn weight_gradient(&self, node: Node, member: &Linear, dy: Codes, x: Codes) -> Node {
+        let (a, b) = if member.transposed { (x, dy) } else { (dy, x) };
+        let attrs = Attrs::new().with("f32", true);
+        let (inputs, attrs) = match (a.transposed, b.transposed) {
+            (Some(a), Some(b)) => ([a, b], attrs.with("transpose_b", true)),
+            _ => ([a.plain, b.plain], attrs.with("transpose_a", true)),
+        };
+        let inputs = inputs.into_iter().chain([a.scale, b.scale]).collect();
+        Node { op: id::MATMUL_CODES, inputs, attrs, ..node }
+    }
+
+    /// Gradients are not quantised: products of numbers, with the numbers that the codes stand for.
+    fn backward_of_numbers(&mut self, group: &Group, x: Codes, weights: &[Codes]) {
+        let mut numbers: Option<ValueId> = None;
+        let mut places: Vec<(usize, usize, bool)> = Vec::new();
+        for (index, member) in group.members.iter().enumerate() {
+            places.extend(member.input_gradient.map(|at| (at, index, true)));
+            places.extend(member.weight_gradient.map(|at| (at, index, false)));
+        }
+        places.sort_unstable();
+        for (at, index, of_input) in places {
+            let mut nodes = Vec::new();
+            let mut node = self.graph.nodes[at].clone();
+            let (known, quantised) = match of_input {
+                true => (group.members[index].weight, self.numbers(&mut nodes, &node, weights[index])),
+                false => {
+                    let of_x = numbers.unwrap_or_else(|| self.numbers(&mut nodes, &node, x));
+                    numbers = Some(of_x);
+                    (group.x, of_x)
+                }
+            };
+            node.inputs.iter_mut().filter(|id| **id == known).for_each(|id| *id = quantised);
+            nodes.push(node);
+            self.replaced.insert(at, nodes);
+        }
+    }
+
+    fn numbers(&mut self, nodes: &mut Vec<Node>, like: &Node, of: Codes) -> ValueId {
+        self.emit(nodes, like, id::DECODE, &[of.plain, of.scale], Attrs::new())[0]
+    }
+
+    fn finish(self) {
+        let Rewrite { graph, mut replaced, .. } = self;
+        let nodes = std::mem::take(&mut graph.nodes);
+        let place = |(index, node)| replaced.remove(&index).unwrap_or_else(|| vec![node]);
+        graph.nodes = nodes.into_iter().enumerate().flat_map(place).collect();
+    }
+}
+
+/// How a tensor of values or gradients is quantised.
+#[derive(Clone, Copy)]
+struct Quantised {
+    slot: usize,
+    format: DType,
+    top: i32,
+    transposed: bool,
+}
+
+fn quantised(format: DType, top: i32) -> Attrs {
+    Attrs::new().with("format", format.name()).with("top", top)
+}
+
+/// The codes of a weight as the second factor of a product, and whether they are its transpose: always so, where products
+/// read along the sum. `turned`: what is in memory is [K, N] of the product, not its transpose.
+fn operand(weight: Codes, turned: bool, along: bool) -> (ValueId, bool) {
+    match (along, turned) {
+        (true, true) => (weight.transposed.expect("made where products read along the sum"), true),
+        (true, false) => (weight.plain, true),
+        (false, turned) => (weight.plain, !turned),
+    }
+}

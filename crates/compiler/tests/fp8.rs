@@ -1,0 +1,200 @@
+//! Programs of `fp8_hybrid`: one for a GPU, whose products read both factors along the sum, has the numbers of the
+//! reference; codes of weights follow the weights; magnitudes that are not finite stop the update.
+
+mod support;
+
+use std::sync::Arc;
+
+use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Passes, Recipe, compile, entry_graph};
+use ops::evaluate::Array;
+use program::{Backend, Documents, EntryKind, Instruction, Machine, Program, Session, TensorRef, Variant, scalar};
+use support::{adapter, contents, model, options};
+use tensor::{DType, HostTensor};
+
+/// Rows that are no multiple of 16: transposed codes are padded.
+const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows };
+
+fn fp8(gradient: GradientFormat) -> Recipe {
+    Recipe::Fp8Hybrid(Fp8Hybrid { gradient, amax_history: 3, skip_first: 0, skip_last: 0 })
+}
+
+fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
+    let tensor = match array {
+        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
+        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
+        Array::Byte(_) => unreachable!("no byte inputs here"),
+    };
+    session.write(at, &tensor.bytes).unwrap();
+}
+
+fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
+    let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
+    session.read(at, &mut tensor.bytes).unwrap();
+    tensor.to_f32()
+}
+
+/// A program in the reference's memory with contents for everything that it reads.
+fn load(options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {
+    let mut passes = Passes::default();
+    let graph = entry_graph(&model(), options, machine, &options.entries[0], ODD, &mut passes).unwrap();
+    let program = Arc::new(compile(&model(), options, machine).unwrap());
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    let given = contents::<f32>(&graph);
+    for (parameter, slot) in graph.parameters.iter().zip(&program.layout.parameters) {
+        write(session.as_mut(), &slot.weight, &given[&parameter.value]);
+    }
+    for (name, at) in &program.entries[0].inputs {
+        write(session.as_mut(), at, &given[&graph.input(name).unwrap()]);
+    }
+    for (name, value) in
+        [(scalar::LEARNING_RATE, 0.01), (scalar::BIAS_CORRECTION_1, 0.1), (scalar::BIAS_CORRECTION_2, 0.001)]
+    {
+        session.write(program.scalar(name).unwrap(), &f32::to_le_bytes(value)).unwrap();
+    }
+    run(session.as_mut(), EntryKind::Prepare);
+    session
+}
+
+fn run(session: &mut dyn Session, kind: EntryKind) {
+    let variant = (kind != EntryKind::Prepare && kind != EntryKind::Update).then_some(ODD);
+    let entry = session.program().entry(kind, variant).unwrap();
+    session.run(entry).unwrap();
+}
+
+fn value(session: &mut dyn Session, name: &str) -> f32 {
+    let at = session.program().scalar(name).unwrap().clone();
+    read(session, &at)[0]
+}
+
+fn relative(found: &[f32], expected: &[f32]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| f64::from(a - b)));
+    difference / norm(&mut expected.iter().map(|x| f64::from(*x))).max(1e-9)
+}
+
+fn quantised(gradient: GradientFormat, adapted: bool) -> CompileOptions {
+    let adapter = adapted.then(adapter);
+    CompileOptions { recipe: fp8(gradient), adapter, variants: vec![ODD], ..options() }
+}
+
+#[test]
+fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
+    let cases = [
+        (GradientFormat::E5M2, false),
+        (GradientFormat::E5M2, true),
+        (GradientFormat::E4M3, false),
+        (GradientFormat::Unquantised, false),
+        (GradientFormat::Unquantised, true),
+    ];
+    for (gradient, adapted) in cases {
+        let options = quantised(gradient, adapted);
+        let mut here = load(&options, &Machine::cpu(1 << 30, 2));
+        let mut there = load(&options, &Machine::h200());
+        let (reference, program) = (here.program().clone(), there.program().clone());
+        for step in 0..3 {
+            for session in [&mut here, &mut there] {
+                run(session.as_mut(), EntryKind::FirstMicroStep);
+                run(session.as_mut(), EntryKind::NextMicroStep);
+            }
+            for slot in reference.layout.parameters.iter().filter(|slot| slot.trainable) {
+                let other = program.parameter(&slot.name).unwrap().gradient.clone().unwrap();
+                let expected = read(here.as_mut(), slot.gradient.as_ref().unwrap());
+                let error = relative(&read(there.as_mut(), &other), &expected);
+                assert!(error < 1e-4, "{gradient:?} {adapted} step {step} {}: {error:e}", slot.name);
+            }
+            for session in [&mut here, &mut there] {
+                run(session.as_mut(), EntryKind::Update);
+            }
+            for name in [scalar::LOSS_SUM, scalar::GRADIENT_NORM] {
+                let [a, b] = [&mut here, &mut there].map(|session| value(session.as_mut(), name));
+                assert!((a - b).abs() <= 1e-4 * a.abs(), "{gradient:?} {adapted} step {step}: {name} {a} and {b}");
+            }
+            let [a, b] = [&mut here, &mut there].map(|session| {
+                let scaling = session.program().layout.scaling.clone().unwrap();
+                (read(session.as_mut(), &scaling.factors), read(session.as_mut(), &scaling.steps))
+            });
+            assert_eq!(a, b, "{gradient:?} {adapted} step {step}: factors, steps");
+            assert!(a.1 == [step as f32 + 1.0] && a.0.iter().any(|factor| *factor > 1.0));
+        }
+    }
+}
+
+/// What a program reads in eight bits, as a GPU takes it.
+fn products(program: &Program) -> Vec<&program::Gemm> {
+    let steps = program.entries.iter().flat_map(|entry| &entry.steps);
+    let gemms = steps.filter_map(|step| match &step.instruction {
+        Instruction::Gemm(gemm) => Some(gemm),
+        _ => None,
+    });
+    gemms.filter(|gemm| gemm.scales.is_some()).collect()
+}
+
+#[test]
+fn a_gpu_multiplies_along_the_sum_in_whole_sixteens() {
+    for adapted in [false, true] {
+        let options =
+            CompileOptions { weights: DType::BF16, compute: DType::BF16, ..quantised(GradientFormat::E5M2, adapted) };
+        let program = compile(&model(), &options, &Machine::h200()).unwrap();
+        let products = products(&program);
+        assert!(!products.is_empty());
+        for gemm in &products {
+            assert!(!gemm.transpose_a && gemm.transpose_b, "{gemm:?}");
+            assert!(gemm.n.is_multiple_of(16) && gemm.k.is_multiple_of(16), "{gemm:?}");
+            assert!([&gemm.a, &gemm.b].iter().all(|at| at.offset.is_multiple_of(16) && at.is_dense()), "{gemm:?}");
+        }
+        let adapters = products.iter().filter(|gemm| !gemm.low_rank.is_empty()).count();
+        assert_eq!(adapters > 0, adapted, "adapters ride on the products");
+        let wide = products.iter().filter(|gemm| gemm.d.dtype == DType::F32).count();
+        assert_eq!(wide > 0, !adapted, "gradients of weights are f32");
+    }
+}
+
+#[test]
+fn a_recipe_that_finds_nothing_is_an_error() {
+    let recipe = |skip_first: usize, skip_last: usize| {
+        Recipe::Fp8Hybrid(Fp8Hybrid { gradient: GradientFormat::E5M2, amax_history: 3, skip_first, skip_last })
+    };
+    let compiled = |first: usize, last: usize| {
+        let options = CompileOptions { recipe: recipe(first, last), ..options() };
+        compile(&model(), &options, &Machine::cpu(1 << 30, 2)).map(|program| products(&program).len())
+    };
+    let (all, half) = (compiled(0, 0).unwrap(), compiled(1, 0).unwrap());
+    assert!(half > 0 && half < all, "{half} of {all}");
+    for (first, last) in [(2, 0), (1, 1), (9, 9)] {
+        let message = compiled(first, last).unwrap_err().to_string();
+        assert!(message.contains("leaves nothing to quantise"), "{message}");
+        assert!(message.contains(&format!("`skip_quant_first_layers: {first}`")), "{message}");
+    }
+}
+
+#[test]
+fn codes_follow_the_weights_and_bad_magnitudes_stop_the_update() {
+    let mut session = load(&quantised(GradientFormat::E5M2, false), &Machine::cpu(1 << 30, 2));
+    let session = session.as_mut();
+    let step = |session: &mut dyn Session| {
+        run(session, EntryKind::FirstMicroStep);
+        run(session, EntryKind::Update);
+        (value(session, scalar::LOSS_SUM), value(session, scalar::UPDATE_APPLIED), value(session, scalar::FP8_CLIPPED))
+    };
+    let (first, applied, clipped) = step(session);
+    assert!(applied == 1.0 && clipped == 0.0);
+    let (second, _, _) = step(session);
+    assert_ne!(first, second, "the next step multiplies with the codes of the updated weights");
+    let scaling = session.program().layout.scaling.clone().unwrap();
+    let before = read(session, &scaling.history);
+    let program = session.program().clone();
+    let norm = program.parameter("layers.0.norm.weight").unwrap();
+    let good = read(session, &norm.weight);
+    write(session, &norm.weight, &Array::Real(vec![f32::INFINITY; good.len()]));
+    let (_, applied, clipped) = step(session);
+    assert!(applied == 0.0 && clipped.is_nan(), "{applied} {clipped}");
+    assert_eq!(read(session, &scaling.history), before, "nothing was entered");
+    // Magnitudes that outgrow their factor saturate, are counted, and are known in the next step.
+    write(session, &norm.weight, &Array::Real(good.iter().map(|x| x * 64.0).collect()));
+    let (_, applied, clipped) = step(session);
+    assert!(applied == 1.0 && clipped >= 1.0, "{applied} {clipped}");
+    // With weights that stay, the gradients of saturated values and those of the values themselves are the last surprise.
+    session.write(program.scalar(scalar::LEARNING_RATE).unwrap(), &0f32.to_le_bytes()).unwrap();
+    let rest: Vec<f32> = (0..3).map(|_| step(session).2).collect();
+    assert_eq!(rest[2], 0.0, "the history knows them: {rest:?}");
+}

@@ -1,0 +1,85 @@
+// Codes of eight bits: rounding to nearest even with saturation, the power of two that scales a tensor, its reading.
+// Needs FORMAT: 0 for E4M3, 1 for E5M2.
+#pragma once
+typedef unsigned char u8;
+
+// k of the largest 2^k with amax * 2^k <= 1.75 * 2^top, as a number; 1 for 0 and for what is not finite.
+__device__ __forceinline__ float power_for(u32 amax, int top) {
+  if (amax == 0 || amax >= 0x7f800000u) return 1.0f;
+  int exponent = (int)(amax >> 23) - 127;
+  u32 mantissa = amax;
+  if (amax < 0x00800000u) {
+    const int shift = __clz(amax) - 8;
+    mantissa = amax << shift;
+    exponent = -126 - shift;
+  }
+  int k = top - exponent - ((mantissa & 0x7fffffu) > 0x600000u ? 1 : 0);
+  k = k < -126 ? -126 : k > 126 ? 126 : k;
+  return __uint_as_float((u32)(127 + k) << 23);
+}
+
+__device__ __forceinline__ float inverse_power(float power) {
+  return __uint_as_float((254u - (__float_as_uint(power) >> 23)) << 23);
+}
+
+// Two codes, that of `a` in the low byte.
+__device__ __forceinline__ u16 codes_of(float a, float b) {
+#if __CUDA_ARCH__ >= 890
+  u16 pair;
+#if FORMAT == 0
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+#else
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+#endif
+  return pair;
+#else
+  // The same by integers, for GPUs without the instruction.
+  u32 result = 0;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 bits = __float_as_uint(i ? b : a), magnitude = bits & 0x7fffffffu;
+    const int mantissa = FORMAT == 0 ? 3 : 2, least = FORMAT == 0 ? -6 : -14;
+    u32 code;
+    if (magnitude > 0x7f800000u) code = 0x7f;
+    else {
+      const float largest = FORMAT == 0 ? 448.0f : 57344.0f;
+      const float x = fminf(__uint_as_float(magnitude), largest);
+      int exponent = (int)(__float_as_uint(x) >> 23) - 127;
+      if (exponent < least) exponent = least;
+      const int units = __float2int_rn(x * __uint_as_float((u32)(127 + mantissa - exponent) << 23));
+      code = ((exponent - least) << mantissa) + units;
+    }
+    result |= (code | (bits >> 24 & 0x80u)) << (8 * i);
+  }
+  return (u16)result;
+#endif
+}
+
+__device__ __forceinline__ float number_of(u8 code) {
+  const u32 magnitude = code & 0x7fu, sign = (u32)(code & 0x80u) << 24;
+#if FORMAT == 0
+  const float x = __uint_as_float(magnitude << 20) * __uint_as_float(247u << 23);
+  const u32 bits = magnitude == 0x7fu ? 0x7fffffffu : __float_as_uint(x);
+#else
+  const float x = __uint_as_float(magnitude << 21) * __uint_as_float(239u << 23);
+  const u32 bits = magnitude > 0x7cu ? 0x7fffffffu : magnitude == 0x7cu ? 0x7f800000u : __float_as_uint(x);
+#endif
+  return __uint_as_float(bits | sign);
+}
+
+// The largest of a block's unsigned numbers; reaches every thread.
+template <int THREADS_> __device__ __forceinline__ u32 block_max_bits(u32 x) {
+  __shared__ u32 parts[THREADS_ / 32];
+#pragma unroll
+  for (int offset = 16; offset; offset >>= 1) {
+    const u32 other = __shfl_xor_sync(0xffffffffu, x, offset);
+    x = x > other ? x : other;
+  }
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = x;
+  __syncthreads();
+  u32 most = parts[0];
+#pragma unroll
+  for (int i = 1; i < THREADS_ / 32; i++) most = most > parts[i] ? most : parts[i];
+  return most;
+}

@@ -1,0 +1,237 @@
+//! A tensor as codes of eight bits: x·2^k rounded once, with the 2^−k that gives numbers again. k follows from a factor
+//! that is kept from step to step, or where there is none from the tensor's own magnitude.
+//!
+//! Products of eight bits read their operands along the sum: the codes may be written a second time, transposed.
+
+use graph::{Dim, Element, OpId, ValueType};
+use program::{Arg, Cost, TensorRef};
+use tensor::{Attrs, DType};
+
+use super::{HEADERS, PARTS, factor, format_of, larger};
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+use crate::registry::id;
+
+const SOURCE: &str = include_str!("quantise.cu");
+
+/// Rows and columns of a kernel's tile.
+const TILE: usize = 64;
+const THREADS: u32 = 256;
+
+/// Rows of a tensor as its transposed codes have them: the sum of a product of eight bits has multiples of 16 terms.
+pub fn padded_rows(rows: usize) -> usize {
+    rows.next_multiple_of(16)
+}
+
+/// codes, scale(, transposed)(, amax) = quantise(x, parts(, factor))
+pub struct Quantise;
+
+/// The attributes of a call, read.
+struct Reading {
+    format: DType,
+    top: i64,
+    kept: bool,
+    transposed: bool,
+    record: bool,
+}
+
+impl Reading {
+    fn of(attrs: &Attrs) -> Result<Reading, String> {
+        let flag = |name: &str| attrs.flag(name).map_err(|e| e.0);
+        Ok(Reading {
+            format: format_of(attrs)?,
+            top: attrs.int("top").map_err(|e| e.0)?,
+            kept: flag("factor")?,
+            transposed: flag("transposed")?,
+            record: flag("record")?,
+        })
+    }
+
+    fn checked(attrs: &Attrs) -> Reading {
+        Self::of(attrs).expect("checked by the shape rule")
+    }
+}
+
+/// Rows and columns with all axes but the last folded.
+fn matrix(shape: &[usize]) -> (usize, usize) {
+    let columns = *shape.last().expect("tensors have axes");
+    (shape.iter().rev().skip(1).product(), columns)
+}
+
+/// Whether every 16 neighbours of a row can be read as two packs of 16 bytes.
+fn in_packs(x: &TensorRef) -> bool {
+    let steps = x.shape.iter().zip(&x.strides).rev().skip(1);
+    let rows = steps.filter(|(extent, _)| **extent != 1).all(|(_, stride)| stride.is_multiple_of(8));
+    let columns = x.shape.last().is_some_and(|columns| columns.is_multiple_of(16));
+    x.dtype == DType::BF16 && x.offset.is_multiple_of(16) && rows && columns
+}
+
+fn reference<T: Real>(call: &mut Call<'_, T>) {
+    let reading = Reading::checked(call.attrs);
+    let x = &call.inputs[0];
+    let (rows, columns) = (x.rows(), x.columns());
+    let known = if reading.kept { call.inputs[2].real()[0].to_f32() } else { 0.0 };
+    let own = || call.inputs[1].real().iter().fold(0.0, |most, part| larger(most, part.to_f32()));
+    let factor = if known == 0.0 { factor(own(), reading.top) } else { known };
+    let x = x.real();
+    let (times, inverse) = (T::from_f32(factor), T::from_f32(1.0 / factor));
+    call.outputs[0].real().iter_mut().zip(x).for_each(|(code, x)| *code = *x * times);
+    call.outputs[1].real()[0] = inverse;
+    if reading.transposed {
+        let transposed = call.outputs[2].real();
+        transposed.fill(T::default());
+        for (row, line) in x.chunks(columns.max(1)).enumerate() {
+            for (column, x) in line.iter().enumerate() {
+                transposed[column * padded_rows(rows) + row] = *x * times;
+            }
+        }
+    }
+    if reading.record {
+        let amax = call.outputs.last_mut().expect("the last result").real();
+        amax[0] = T::from_f32(x.iter().fold(amax[0].to_f32(), |most, x| larger(most, x.to_f32())));
+    }
+}
+
+impl Op for Quantise {
+    fn id(&self) -> OpId {
+        id::QUANTISE
+    }
+
+    fn class(&self) -> Class {
+        Class::Elementwise
+    }
+
+    fn doc(&self) -> &'static str {
+        "x·2^k rounded to codes of eight bits, saturating, and 2^−k. With `factor`, 2^k is the factor unless that is 0; \
+         else k is the largest with amax·2^k ≤ 1.75·2^top, amax the largest of parts. x […, K], parts f32 [n, 256], \
+         factor f32 [1] if `factor` → codes […, K], f32 [1]; if `transposed` codes [K, rows up to a multiple of 16], zeros \
+         behind; if `record` f32 [1], raised to the largest magnitude of x."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[
+            Attribute { name: "format", kind: "string", doc: "`e4m3` or `e5m2`" },
+            Attribute { name: "top", kind: "int", doc: "magnitudes are scaled to at most 1.75·2^top" },
+            Attribute { name: "factor", kind: "bool?", doc: "the third input is the factor, where it is not 0" },
+            Attribute { name: "transposed", kind: "bool?", doc: "the codes are given transposed, too" },
+            Attribute { name: "record", kind: "bool?", doc: "the largest magnitude is kept" },
+        ]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let reading = Reading::of(attrs)?;
+        let expected = if reading.kept { 3 } else { 2 };
+        if inputs.len() != expected || inputs[1..].iter().any(|of| of.dtype != Element::F32) {
+            return Err("takes x, f32 parts and, with `factor`, an f32 factor".into());
+        }
+        let x = &inputs[0];
+        let (true, Some(shape)) = (x.dtype.is_float(), x.extents().filter(|shape| shape.len() >= 2)) else {
+            return Err("x must be floating point, a matrix or more, of known extents".into());
+        };
+        if inputs[1].last() != Some(PARTS) {
+            return Err(format!("parts must be f32 [n, {PARTS}]"));
+        }
+        let (rows, columns) = matrix(&shape);
+        let one = ValueType::new(Element::F32, [1.into()]);
+        let codes = |shape: Vec<Dim>| ValueType::new(Element::Fixed(reading.format), shape);
+        let mut results = vec![codes(x.shape.clone()), one.clone()];
+        if reading.transposed {
+            results.push(codes(vec![columns.into(), padded_rows(rows).into()]));
+        }
+        if reading.record {
+            results.push(one);
+        }
+        Ok(results)
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let bytes = inputs[0].bytes() + outputs.iter().map(TensorRef::bytes).sum::<usize>();
+        Cost { flops: 0.0, bytes: bytes as f64 }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let reading = Reading::checked(call.attrs);
+        let (x, codes) = (&call.inputs[0], &call.outputs[0]);
+        let (rows, columns) = matrix(&x.shape);
+        assert!(x.strides.last().is_none_or(|s| *s == 1) && codes.is_dense(), "rows without gaps: {x}, {codes}");
+        let mut defines = vec![
+            ("X_T".to_owned(), device_type(x.dtype).to_owned()),
+            ("X_AT(row)".to_owned(), row_offset(x)),
+            ("COLUMNS".to_owned(), columns.to_string()),
+            ("ROWS".to_owned(), rows.to_string()),
+            ("FORMAT".to_owned(), u32::from(reading.format == DType::E5M2).to_string()),
+            ("TOP".to_owned(), reading.top.to_string()),
+            ("PARTS".to_owned(), call.inputs[1].len().to_string()),
+            ("THREADS".to_owned(), THREADS.to_string()),
+        ];
+        if in_packs(x) {
+            defines.push(("PACKS".to_owned(), "1".to_owned()));
+        }
+        let mut args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), Arg::Output(1)];
+        if reading.kept {
+            defines.push(("FACTOR".to_owned(), "1".to_owned()));
+            args.push(Arg::Input(2));
+        }
+        if reading.transposed {
+            defines.push(("PADDED".to_owned(), padded_rows(rows).to_string()));
+            args.push(Arg::Output(2));
+        }
+        if reading.record {
+            defines.push(("RECORD".to_owned(), "1".to_owned()));
+            args.push(Arg::Output(call.outputs.len() - 1));
+        }
+        let height = if reading.transposed { padded_rows(rows) } else { rows };
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "quantise",
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines,
+            grid: [columns.div_ceil(TILE) as u32, height.div_ceil(TILE).max(1) as u32, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args,
+        }])
+    }
+
+    crate::reference!(reference);
+
+    fn examples(&self) -> Vec<Example> {
+        let normal = |shape: &[usize], scale: f64| ExampleInput::Normal { shape: shape.to_vec(), scale };
+        let parts = |most: f32| ExampleInput::F32 {
+            shape: vec![1, PARTS],
+            values: (0..PARTS).map(|part| if part == 77 { most } else { most / 3.0 }).collect(),
+        };
+        let factor = |value: f32| ExampleInput::F32 { shape: vec![1], values: vec![value] };
+        let attrs = |format: &str, top: i64| Attrs::new().with("format", format).with("top", top);
+        let record = |shape: &[usize], transposed: Option<[usize; 2]>, format: DType, amax: f32| {
+            let zeros = |shape: &[usize]| ExampleInput::Codes { dtype: format, shape: shape.to_vec(), scale: 0.0 };
+            let turned = transposed.iter().map(|shape| zeros(shape));
+            [zeros(shape), factor(0.0)].into_iter().chain(turned).chain([factor(amax)]).collect::<Vec<_>>()
+        };
+        vec![
+            Example::new(vec![normal(&[2, 5, 48], 1.0), parts(4.0)], attrs("e4m3", 8)),
+            Example::new(
+                vec![normal(&[37, 70], 1e-3), parts(1e-3), factor(0.0)],
+                attrs("e5m2", 11).with("factor", true).with("transposed", true),
+            ),
+            // A factor that is too large: what does not fit saturates.
+            Example::new(
+                vec![normal(&[80, 32], 10.0), parts(1.0), factor(64.0)],
+                attrs("e4m3", 7).with("factor", true).with("record", true),
+            )
+            .with_state(record(&[80, 32], None, DType::E4M3, 0.5)),
+            Example::new(
+                vec![normal(&[2, 72, 80], 1.0), parts(5.0), factor(64.0)],
+                attrs("e4m3", 7).with("factor", true).with("transposed", true).with("record", true),
+            )
+            .with_state(record(&[2, 72, 80], Some([80, 144]), DType::E4M3, 1e4)),
+        ]
+    }
+}

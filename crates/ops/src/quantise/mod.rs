@@ -1,0 +1,54 @@
+//! Tensors as codes of eight bits with one power of two for each: what own magnitude a tensor has, its codes, products
+//! of codes, numbers again, and the histories of magnitudes from which the next step's powers follow.
+//!
+//! Does not know which tensors are quantised.
+
+mod amax;
+mod codes;
+mod history;
+mod numbers;
+mod product;
+
+use tensor::small::scaling_exponent;
+use tensor::{Attrs, DType};
+
+pub use amax::{OwnAmax, PARTS};
+pub use codes::{Quantise, padded_rows};
+pub use history::AmaxHistory;
+pub use numbers::Decode;
+pub use product::MatmulCodes;
+
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../cuda/types.cuh")), ("codes.cuh", include_str!("codes.cuh"))];
+
+/// The format that an attribute names.
+fn format_of(attrs: &Attrs) -> Result<DType, String> {
+    let name = attrs.text("format").map_err(|e| e.0)?;
+    let dtype = name.parse::<DType>().ok().filter(|dtype| dtype.small().is_some());
+    dtype.ok_or_else(|| format!("`format` is `{name}`, expected e4m3 or e5m2"))
+}
+
+/// 2^k for the largest k that takes an `amax` to 1.75·2^`top` at most.
+fn factor(amax: f32, top: i64) -> f32 {
+    2f64.powi(scaling_exponent(amax, top as i32)) as f32
+}
+
+/// The larger of two magnitudes by their bits: NaN above infinity above what is finite.
+fn larger(a: f32, b: f32) -> f32 {
+    f32::from_bits(a.to_bits().max(b.to_bits() & 0x7fff_ffff))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn magnitudes_are_ordered_by_their_bits() {
+        let all = [0.0, -1.0, 2.0, f32::NEG_INFINITY, f32::NAN];
+        for pair in all.windows(2) {
+            assert_eq!(larger(pair[0].abs(), pair[1]).to_bits(), pair[1].abs().to_bits());
+            assert_eq!(larger(pair[1].abs(), pair[0]).to_bits(), pair[1].abs().to_bits());
+        }
+        assert_eq!((factor(448.0, 8), factor(449.0, 8), factor(0.0, 8)), (1.0, 0.5, 1.0));
+    }
+}

@@ -1,0 +1,96 @@
+//! The numbers that codes of eight bits stand for.
+
+use graph::{Element, OpId, ValueType};
+use program::{Arg, Cost, TensorRef};
+use tensor::{Attrs, DType};
+
+use super::HEADERS;
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::op::{Class, Example, ExampleInput, Op};
+use crate::real::Real;
+use crate::registry::id;
+
+const SOURCE: &str = include_str!("decode.cu");
+
+const THREADS: u32 = 256;
+
+/// Elements of a block.
+const BLOCK: usize = 16 * THREADS as usize;
+
+/// x = decode(codes, scale)
+pub struct Decode;
+
+fn reference<T: Real>(call: &mut Call<'_, T>) {
+    let (codes, scale) = (call.inputs[0].real(), call.inputs[1].real()[0]);
+    let [x] = call.outputs_mut();
+    x.real().iter_mut().zip(codes).for_each(|(x, code)| *x = *code * scale);
+}
+
+impl Op for Decode {
+    fn id(&self) -> OpId {
+        id::DECODE
+    }
+
+    fn class(&self) -> Class {
+        Class::Elementwise
+    }
+
+    fn doc(&self) -> &'static str {
+        "The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."
+    }
+
+    fn infer(&self, inputs: &[ValueType], _attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        match inputs {
+            [codes, scale] if is_codes(codes) && scale.dtype == Element::F32 => {
+                Ok(vec![ValueType::new(Element::Float, codes.shape.clone())])
+            }
+            _ => Err("takes codes of eight bits and their f32 scale".into()),
+        }
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        Cost { flops: 0.0, bytes: (inputs[0].bytes() + outputs[0].bytes()) as f64 }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let (codes, x) = (&call.inputs[0], &call.outputs[0]);
+        assert!(codes.is_dense() && x.is_dense(), "codes and numbers lie densely: {codes}, {x}");
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "decode",
+            source: SOURCE.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines: vec![
+                ("X_T".to_owned(), device_type(x.dtype).to_owned()),
+                ("COUNT".to_owned(), x.len().to_string()),
+                ("FORMAT".to_owned(), u32::from(codes.dtype == DType::E5M2).to_string()),
+                ("THREADS".to_owned(), THREADS.to_string()),
+            ],
+            grid: [x.len().div_ceil(BLOCK) as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args: vec![Arg::Input(0), Arg::Input(1), Arg::Output(0)],
+        }])
+    }
+
+    crate::reference!(reference);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |dtype: DType, shape: &[usize], scale: f32| {
+            let codes = ExampleInput::Codes { dtype, shape: shape.to_vec(), scale: 20.0 };
+            let scale = ExampleInput::F32 { shape: vec![1], values: vec![scale] };
+            Example::new(vec![codes, scale], Attrs::new())
+        };
+        vec![example(DType::E4M3, &[3, 5, 32], 0.125), example(DType::E5M2, &[70, 67], 2.0)]
+    }
+}
+
+/// Whether a value is codes of eight bits.
+pub(super) fn is_codes(of: &ValueType) -> bool {
+    matches!(of.dtype, Element::Fixed(DType::E4M3 | DType::E5M2))
+}

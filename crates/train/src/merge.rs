@@ -68,7 +68,7 @@ pub struct Merged {
 }
 
 /// Writes a model with an adapter in PEFT's form added to its weights. Every weight keeps its type. One tensor is in
-/// memory at a time. The folder appears whole; asked to stop, there is nothing.
+/// memory at a time. The folder appears whole; asked to stop, there is nothing. What a killed merge left is removed first.
 ///
 /// An adapter that was trained on quantised weights is added to their values, which are made again from the model's
 /// weights and have the type that products read. `as_is`: it is added to the weights as they are all the same.
@@ -107,6 +107,7 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, as_is: bool, stop: Sto
         quantised: trained_on.map(|of| quantised_base::text(of.made)),
     };
     let mut written = Written::by("merge");
+    Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     write_weights(staged.path(), tensors, |tensor| {
         go_on(stop)?;

@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
 use crate::digest;
 use crate::error::{Result, TrainError};
-use crate::written::{Record, Written};
+use crate::written::{Record, Written, names};
 
 /// A folder in progress. Dropped without [`Staged::commit`], it leaves nothing behind.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub struct Staged {
     temporary: PathBuf,
     digest: OnceCell<String>,
     committed: bool,
+    /// Locked as long as the folder is written: the lock ends with the process, however that ends.
+    _lock: Option<File>,
 }
 
 impl Staged {
@@ -36,7 +38,37 @@ impl Staged {
         let parent = parent(target);
         fs::create_dir_all(&parent).map_err(|e| TrainError::io("create", &parent, e))?;
         let (temporary, ()) = free_name(&parent, name, &written.owner, |path| fs::create_dir(path))?;
-        Ok(Staged { target: target.to_owned(), temporary, digest: OnceCell::new(), committed: false })
+        let lock = lock(&temporary);
+        Ok(Staged { target: target.to_owned(), temporary, digest: OnceCell::new(), committed: false, _lock: lock })
+    }
+
+    /// Removes what earlier processes of the same `owner` that were killed left of `target`, and says which folders. One
+    /// that another process is writing is locked and stays; so does an empty one, which may be about to be locked.
+    pub fn clear_abandoned(owner: &str, target: &Path) -> Result<Vec<PathBuf>> {
+        let (parent, Some(name)) = (parent(target), target.file_name()) else { return Ok(Vec::new()) };
+        let begin = format!(".{}.{owner}.", name.to_string_lossy());
+        let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let of_this_form = |text: &str| {
+            let middle = text.strip_prefix(&begin).and_then(|rest| rest.strip_suffix(".tmp"));
+            middle
+                .and_then(|rest| rest.split_once('.'))
+                .is_some_and(|(process, attempt)| number(process) && number(attempt))
+        };
+        let mut removed = Vec::new();
+        let found = if parent.is_dir() { names(&parent) } else { return Ok(removed) };
+        for entry in found.map_err(|e| TrainError::io("read", &parent, e))? {
+            let path = parent.join(&entry);
+            let folder = fs::symlink_metadata(&path).is_ok_and(|data| data.is_dir());
+            if !folder || !of_this_form(&entry.to_string_lossy()) || names(&path).is_ok_and(|inside| inside.is_empty())
+            {
+                continue;
+            }
+            if let Some(_held) = lock(&path) {
+                fs::remove_dir_all(&path).map_err(|e| TrainError::io("remove", &path, e))?;
+                removed.push(path);
+            }
+        }
+        Ok(removed)
     }
 
     /// Where to write.
@@ -78,6 +110,12 @@ impl Staged {
         }
         Ok(())
     }
+}
+
+/// A folder's lock, if it is free and its file system has locks.
+fn lock(folder: &Path) -> Option<File> {
+    let file = File::open(folder).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(file)
 }
 
 /// A free name next to `name`, taken by `take`, with what that gives: hidden, with the run (`owner`) in it, so that a
@@ -182,12 +220,40 @@ pub fn replace_file(path: &Path, owner: &str, bytes: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::written::names;
 
     fn write(written: &mut Written, target: &Path, text: &str) -> Result<()> {
         let staged = Staged::begin(written, target)?;
         staged.write("config.json", text)?;
         staged.commit(written)
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let target = place.path().join("merged");
+        let written = Written::by("merge");
+        let alive = Staged::begin(&written, &target).unwrap();
+        alive.write("config.json", "{}").unwrap();
+        let folder = |name: &str, file: Option<&str>| {
+            let path = place.path().join(name);
+            fs::create_dir(&path).unwrap();
+            if let Some(file) = file {
+                fs::write(path.join(file), "half").unwrap();
+            }
+            path
+        };
+        let dead = folder(".merged.merge.17.0.tmp", Some(".model.safetensors.17-0.tmp"));
+        let kept = [
+            folder(".merged.merge.18.0.tmp", None),
+            folder(".merged.merge.notes.0.tmp", Some("mine")),
+            folder(".merged.other.17.0.tmp", Some("model.safetensors")),
+            folder(".another.merge.17.0.tmp", Some("model.safetensors")),
+        ];
+        std::os::unix::fs::symlink(&kept[2], place.path().join(".merged.merge.19.0.tmp")).unwrap();
+        assert_eq!(Staged::clear_abandoned("merge", &target).unwrap(), std::slice::from_ref(&dead));
+        assert!(!dead.exists() && alive.path().join("config.json").exists());
+        assert!(kept.iter().all(|path| path.exists()) && kept[2].join("model.safetensors").exists());
+        assert!(Staged::clear_abandoned("merge", &place.path().join("absent/merged")).unwrap().is_empty());
     }
 
     #[test]

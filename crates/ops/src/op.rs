@@ -135,7 +135,7 @@ pub trait Op: Send + Sync {
         Vec::new()
     }
 
-    /// For an operation that is two calls of another.
+    /// For an operation that may take the operands of two calls at once.
     fn pairing(&self) -> Option<Pairing> {
         None
     }
@@ -171,11 +171,10 @@ pub struct Fusion {
     pub keeps: Keeps,
 }
 
-/// Two calls of `of` with the same `shared` inputs and attributes become this operation: it takes the `own` inputs
+/// Two calls of an operation with the same `shared` inputs and attributes become one of it: that takes the `own` inputs
 /// of the first, those of the second, the shared ones, and gives the results of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
-    pub of: OpId,
     pub own: &'static [usize],
     pub shared: &'static [usize],
 }

@@ -428,7 +428,8 @@ def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, 
 
 def rmsnorm_rope(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None) -> Any:
     """`rmsnorm` of each head, rounded as it would be stored, then `rope`. x [B, T, heads, D], w [D], positions i32
-    [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x.
+    [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x. Of two tensors at the
+    same positions: x, w, x2, w2, then the shared inputs → r, y, r2, y2.
 
     eps: added to the mean of squares
     offset: multiply with 1 + w instead of w
@@ -437,7 +438,8 @@ def rmsnorm_rope(*inputs: Tensor | Parameter, eps: float | each[float], offset: 
 def rope_rmsnorm_backward(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None) -> Any:
     """`rope` of dy, rounded as it would be stored, then `rmsnorm_backward`: the gradient through normalised and
     rotated heads. dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x
-    like dy, w [D], r f32 [B, T, heads] → dx like x.
+    like dy, w [D], r f32 [B, T, heads] → dx like x. Of two tensors at the same positions: dy, x, w, r, dy2, x2,
+    w2, r2, then the shared inputs → dx, dx2.
 
     inverse: rotate by −angle
     offset: multiply with 1 + w instead of w"""
@@ -445,30 +447,7 @@ def rope_rmsnorm_backward(*inputs: Tensor | Parameter, inverse: bool | each[bool
 def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
     """As `rope_rmsnorm_backward`, with the weight gradient from the same reading. dy [B, T, heads, D], positions i32
     [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like dy, w [D], r f32 [B, T, heads] → dx like x, dw
-    f32 [D]. With `accumulate`, dw is added to.
-
-    inverse: rotate by −angle
-    offset: multiply with 1 + w instead of w
-    accumulate: add to dw instead of overwriting it"""
-
-def rmsnorm_rope_both(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None) -> Any:
-    """`rmsnorm_rope` of two tensors of heads at the same positions. x, w, x2, w2, positions, inv_freq,
-    attention_scaling → r, y, r2, y2.
-
-    eps: added to the mean of squares
-    offset: multiply with 1 + w instead of w
-    inverse: rotate by −angle"""
-
-def rope_rmsnorm_backward_both(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None) -> Any:
-    """`rope_rmsnorm_backward` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2,
-    positions, inv_freq, attention_scaling → dx, dx2.
-
-    inverse: rotate by −angle
-    offset: multiply with 1 + w instead of w"""
-
-def rope_rmsnorm_gradients_both(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
-    """`rope_rmsnorm_gradients` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2,
-    positions, inv_freq, attention_scaling → dx, dw, dx2, dw2. With `accumulate`, dw and dw2 are added to.
+    f32 [D]. With `accumulate`, dw is added to. Two tensors as there → dx, dw, dx2, dw2.
 
     inverse: rotate by −angle
     offset: multiply with 1 + w instead of w

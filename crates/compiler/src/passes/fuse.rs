@@ -140,11 +140,12 @@ fn form_candidate(
 
 /// Makes one node of two calls of an operation that share inputs: in the place of the second, if nothing in between
 /// reads what the first gives, or in that of the first, if nothing in between gives what the second reads.
-fn join_calls(graph: &mut Graph, joint: OpId, pairing: &Pairing) {
+fn join_calls(graph: &mut Graph, op: OpId, pairing: &Pairing) {
+    let alone = pairing.own.len() + pairing.shared.len();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
     let mut last: Option<usize> = None;
     for index in 0..nodes.len() {
-        if nodes[index].as_ref().is_none_or(|node| node.op != pairing.of) {
+        if nodes[index].as_ref().is_none_or(|node| node.op != op || node.inputs.len() != alone) {
             continue;
         }
         let place = last.and_then(|first| Some((first, joint_place(&nodes, first, index, pairing)?)));
@@ -156,7 +157,7 @@ fn join_calls(graph: &mut Graph, joint: OpId, pairing: &Pairing) {
         let own = [&first, &second].into_iter().flat_map(|node| pairing.own.iter().map(|i| node.inputs[*i]));
         let inputs = own.chain(pairing.shared.iter().map(|i| second.inputs[*i])).collect();
         let outputs = [first.outputs, second.outputs.clone()].concat();
-        nodes[place] = Some(Node { op: joint, inputs, outputs, ..second });
+        nodes[place] = Some(Node { inputs, outputs, ..second });
         last = None;
     }
     graph.nodes = nodes.into_iter().flatten().collect();

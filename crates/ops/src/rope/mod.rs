@@ -9,9 +9,6 @@ mod of_batch;
 mod rotation;
 
 pub use frequencies::RopeFrequencies;
-pub use normed::{
-    RMSNORM_ROPE_BOTH, ROPE_RMSNORM_BACKWARD_BOTH, ROPE_RMSNORM_GRADIENTS_BOTH, RmsNormRope, RopeRmsNormBackward,
-    RopeRmsNormGradients,
-};
+pub use normed::{RMSNORM_ROPE, ROPE_RMSNORM_BACKWARD, ROPE_RMSNORM_GRADIENTS};
 pub use of_batch::RopeFrequenciesOfBatch;
 pub use rotation::Rope;

@@ -138,7 +138,7 @@ fn examples(accumulate: &[bool]) -> Vec<Example> {
 }
 
 /// dx = rmsnorm_backward(x, w, r, rope(dy))
-pub struct RopeRmsNormBackward;
+pub(super) struct RopeRmsNormBackward;
 
 impl Op for RopeRmsNormBackward {
     fn id(&self) -> OpId {
@@ -152,7 +152,8 @@ impl Op for RopeRmsNormBackward {
     fn doc(&self) -> &'static str {
         "`rope` of dy, rounded as it would be stored, then `rmsnorm_backward`: the gradient through normalised and \
          rotated heads. dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x \
-         like dy, w [D], r f32 [B, T, heads] → dx like x."
+         like dy, w [D], r f32 [B, T, heads] → dx like x. Of two tensors at the same positions: dy, x, w, r, dy2, x2, w2, \
+         r2, then the shared inputs → dx, dx2."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -196,7 +197,7 @@ impl Op for RopeRmsNormBackward {
 }
 
 /// dx, dw = rmsnorm_gradients(x, w, r, rope(dy))
-pub struct RopeRmsNormGradients;
+pub(super) struct RopeRmsNormGradients;
 
 impl Op for RopeRmsNormGradients {
     fn id(&self) -> OpId {
@@ -210,7 +211,7 @@ impl Op for RopeRmsNormGradients {
     fn doc(&self) -> &'static str {
         "As `rope_rmsnorm_backward`, with the weight gradient from the same reading. dy [B, T, heads, D], positions \
          i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like dy, w [D], r f32 [B, T, heads] → dx like \
-         x, dw f32 [D]. With `accumulate`, dw is added to."
+         x, dw f32 [D]. With `accumulate`, dw is added to. Two tensors as there → dx, dw, dx2, dw2."
     }
 
     fn attributes(&self) -> &'static [Attribute] {

@@ -5,11 +5,11 @@
 //! Shapes that the joint kernels do not cover become the kernels of the pair.
 
 mod backward;
-mod both;
+mod heads;
 
-pub use backward::{RopeRmsNormBackward, RopeRmsNormGradients};
-pub use both::{RMSNORM_ROPE_BOTH, ROPE_RMSNORM_BACKWARD_BOTH, ROPE_RMSNORM_GRADIENTS_BOTH};
+use backward::{RopeRmsNormBackward, RopeRmsNormGradients};
 use graph::{Dim, Element, OpId, ValueType};
+pub use heads::{RMSNORM_ROPE, ROPE_RMSNORM_BACKWARD, ROPE_RMSNORM_GRADIENTS};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
@@ -195,7 +195,7 @@ fn head_shape(x: &ValueType) -> Vec<Dim> {
 }
 
 /// r, y = rmsnorm_rope(x, w, positions, inv_freq, attention_scaling)
-pub struct RmsNormRope;
+struct RmsNormRope;
 
 fn forward<T: Evaluate>(call: &mut Call<'_, T>) {
     let [x, w, tables @ ..] = call.inputs else { unreachable!("the shape rule asks for five inputs") };
@@ -227,7 +227,8 @@ impl Op for RmsNormRope {
 
     fn doc(&self) -> &'static str {
         "`rmsnorm` of each head, rounded as it would be stored, then `rope`. x [B, T, heads, D], w [D], positions i32 \
-         [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x."
+         [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x. Of two tensors at the same positions: x, w, x2, w2, then the shared \
+         inputs → r, y, r2, y2."
     }
 
     fn attributes(&self) -> &'static [Attribute] {

@@ -1,5 +1,6 @@
 //! QK norm and rotation of query and key heads together: they share positions, and one kernel computes sines and
-//! cosines once for both. Each operation here is two calls of a neighboring one.
+//! cosines once for both. Each operation here takes the tensors of one call, or those of two with the shared inputs
+//! behind them.
 
 use graph::{OpId, ValueType};
 use program::{Arg, TensorRef};
@@ -11,13 +12,10 @@ use crate::call::{Call, Input, Output};
 use crate::evaluate::Evaluate;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
-use crate::op::{Attribute, Class, Example, ExampleInput, Op, Pairing};
-use crate::registry::id;
+use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Op, Pairing};
 
-/// Both calls of an operation over heads.
-pub struct Both {
-    id: OpId,
-    doc: &'static str,
+/// An operation over the heads of one tensor, or of two at the same positions.
+pub struct Heads {
     one: &'static dyn Op,
     /// Inputs of `one` that each call has for itself, and those that both share.
     own: &'static [usize],
@@ -26,41 +24,23 @@ pub struct Both {
     results: usize,
 }
 
-/// r, y, r2, y2 = two calls of `rmsnorm_rope`
-pub static RMSNORM_ROPE_BOTH: Both = Both {
-    id: id::RMSNORM_ROPE_BOTH,
-    doc: "`rmsnorm_rope` of two tensors of heads at the same positions. x, w, x2, w2, positions, inv_freq, \
-          attention_scaling → r, y, r2, y2.",
-    one: &RmsNormRope,
-    own: &[0, 1],
-    shared: &[2, 3, 4],
-    results: 2,
-};
+/// r, y = rope(rmsnorm(x))
+pub static RMSNORM_ROPE: Heads = Heads { one: &RmsNormRope, own: &[0, 1], shared: &[2, 3, 4], results: 2 };
 
-/// dx, dx2 = two calls of `rope_rmsnorm_backward`
-pub static ROPE_RMSNORM_BACKWARD_BOTH: Both = Both {
-    id: id::ROPE_RMSNORM_BACKWARD_BOTH,
-    doc: "`rope_rmsnorm_backward` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2, \
-          positions, inv_freq, attention_scaling → dx, dx2.",
-    one: &RopeRmsNormBackward,
-    own: &[0, 4, 5, 6],
-    shared: &[1, 2, 3],
-    results: 1,
-};
+/// dx = rmsnorm_backward(rope(dy))
+pub static ROPE_RMSNORM_BACKWARD: Heads =
+    Heads { one: &RopeRmsNormBackward, own: &[0, 4, 5, 6], shared: &[1, 2, 3], results: 1 };
 
-/// dx, dw, dx2, dw2 = two calls of `rope_rmsnorm_gradients`
-pub static ROPE_RMSNORM_GRADIENTS_BOTH: Both = Both {
-    id: id::ROPE_RMSNORM_GRADIENTS_BOTH,
-    doc: "`rope_rmsnorm_gradients` of two tensors of heads at the same positions. dy, x, w, r, dy2, x2, w2, r2, \
-          positions, inv_freq, attention_scaling → dx, dw, dx2, dw2. With `accumulate`, dw and dw2 are added to.",
-    one: &RopeRmsNormGradients,
-    own: &[0, 4, 5, 6],
-    shared: &[1, 2, 3],
-    results: 2,
-};
+/// dx, dw = rmsnorm_gradients(rope(dy))
+pub static ROPE_RMSNORM_GRADIENTS: Heads =
+    Heads { one: &RopeRmsNormGradients, own: &[0, 4, 5, 6], shared: &[1, 2, 3], results: 2 };
 
-impl Both {
-    /// The inputs of one call among those of both, in the order of `one`.
+impl Heads {
+    fn is_one(&self, inputs: usize) -> bool {
+        inputs == self.own.len() + self.shared.len()
+    }
+
+    /// The inputs of a side among those of both, in the order of `one`.
     fn inputs_of(&self, side: usize) -> Vec<usize> {
         let place = |list: &[usize], input: usize| list.iter().position(|i| *i == input);
         let of = |input: usize| match place(self.own, input) {
@@ -100,11 +80,15 @@ impl Both {
         (all, scratch)
     }
 
+    /// For two sides.
     fn kernels(&self, call: &LowerCall<'_>) -> (Vec<KernelSpec>, usize) {
         self.joint(call).unwrap_or_else(|| self.apart(call))
     }
 
     fn reference<T: Evaluate>(&self, call: &mut Call<'_, T>) {
+        if self.is_one(call.inputs.len()) {
+            return T::call(self.one, call);
+        }
         for (side, outputs) in call.outputs.chunks_mut(self.results).enumerate() {
             let inputs: Vec<Input<'_, T>> = self.inputs_of(side).into_iter().map(|i| call.inputs[i]).collect();
             let mut outputs: Vec<Output<'_, T>> = outputs.iter_mut().map(Output::lend).collect();
@@ -124,9 +108,9 @@ fn fewer_heads(input: &ExampleInput) -> ExampleInput {
     input
 }
 
-impl Op for Both {
+impl Op for Heads {
     fn id(&self) -> OpId {
-        self.id
+        self.one.id()
     }
 
     fn class(&self) -> Class {
@@ -134,7 +118,7 @@ impl Op for Both {
     }
 
     fn doc(&self) -> &'static str {
-        self.doc
+        self.one.doc()
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -143,7 +127,7 @@ impl Op for Both {
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         if inputs.len() != 2 * self.own.len() + self.shared.len() {
-            return Err(format!("takes the inputs of two calls of `{}`", self.one.name()));
+            return self.one.infer(inputs, attrs);
         }
         let of = |side: usize| -> Result<Vec<ValueType>, String> {
             let inputs: Vec<ValueType> = self.inputs_of(side).into_iter().map(|i| inputs[i].clone()).collect();
@@ -157,11 +141,11 @@ impl Op for Both {
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        self.kernels(call).1
+        if self.is_one(call.inputs.len()) { self.one.scratch(call) } else { self.kernels(call).1 }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
-        Lowered::Kernels(self.kernels(call).0)
+        if self.is_one(call.inputs.len()) { self.one.lower(call) } else { Lowered::Kernels(self.kernels(call).0) }
     }
 
     fn reference_f32(&self, call: &mut Call<'_, f32>) {
@@ -181,11 +165,15 @@ impl Op for Both {
             let state: Vec<ExampleInput> = example.state.iter().map(fewer_heads).collect();
             Example::new(inputs, example.attrs).with_state([example.state, state].concat())
         };
-        self.one.examples().into_iter().map(both).collect()
+        self.one.examples().into_iter().chain(self.one.examples().into_iter().map(both)).collect()
+    }
+
+    fn fusions(&self) -> Vec<Fusion> {
+        self.one.fusions()
     }
 
     fn pairing(&self) -> Option<Pairing> {
-        Some(Pairing { of: self.one.id(), own: self.own, shared: self.shared })
+        Some(Pairing { own: self.own, shared: self.shared })
     }
 }
 
@@ -197,11 +185,12 @@ mod tests {
     use crate::examples::{Instance, instantiate};
 
     #[test]
-    fn they_give_the_bits_of_two_calls() {
-        for both in [&RMSNORM_ROPE_BOTH, &ROPE_RMSNORM_BACKWARD_BOTH, &ROPE_RMSNORM_GRADIENTS_BOTH] {
-            for (example, dtype) in
-                both.examples().iter().flat_map(|e| [DType::F32, DType::BF16, DType::F16].map(|d| (e, d)))
-            {
+    fn two_sides_give_the_bits_of_two_calls() {
+        for both in [&RMSNORM_ROPE, &ROPE_RMSNORM_BACKWARD, &ROPE_RMSNORM_GRADIENTS] {
+            let all = both.examples();
+            let of_two = all.iter().filter(|example| !both.is_one(example.inputs.len()));
+            assert_eq!(2 * of_two.clone().count(), all.len());
+            for (example, dtype) in of_two.flat_map(|e| [DType::F32, DType::BF16].map(|d| (e, d))) {
                 let joint = instantiate(example, both, dtype, 11);
                 let one = |side: usize| {
                     let inputs = both.inputs_of(side).into_iter().map(|i| joint.inputs[i].clone()).collect();

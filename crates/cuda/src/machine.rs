@@ -4,7 +4,7 @@
 //! efficiencies: good enough for plans, but not accurate.
 
 use crate::driver::Properties;
-use program::{Arch, Architecture, FP8, Machine, Origin, Reached};
+use program::{Arch, Architecture, Efficiency, FP8, Machine, Origin};
 
 /// Share of the peak that the best matrix product reaches, as measured on an H200 (808 of 989 TFLOP/s).
 const PRODUCT_SHARE: f64 = 0.82;
@@ -19,8 +19,9 @@ pub fn machine(properties: &Properties) -> Machine {
     let of_device = Arch::Cuda(properties.of_device);
     let own_products = properties.architecture == Architecture::HOPPER;
     if let Some(known) = Machine::of_card(&properties.name).filter(|known| known.arch == of_device) {
-        let reached = Reached { addend_pass: known.reached.addend_pass || arch != of_device, ..known.reached.clone() };
-        return Machine { memory, arch, reached, units: properties.multiprocessors as usize, ..known };
+        let efficiency =
+            Efficiency { addend_pass: known.efficiency.addend_pass || arch != of_device, ..known.efficiency.clone() };
+        return Machine { memory, arch, efficiency, units: properties.multiprocessors as usize, ..known };
     }
     let cycles = properties.multiprocessors as f64 * properties.clock;
     Machine {
@@ -32,7 +33,7 @@ pub fn machine(properties: &Properties) -> Machine {
         fp8_flops: FP8 * PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.of_device),
         f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.of_device),
         units: properties.multiprocessors as usize,
-        reached: Reached { addend_pass: !own_products, ..Reached::H200 },
+        efficiency: Efficiency { addend_pass: !own_products, ..Efficiency::H200 },
         origin: Origin::DataSheet,
         ..Machine::h200()
     }

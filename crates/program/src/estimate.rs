@@ -112,9 +112,9 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
         above[times.cause as usize] += (took - least - launches).max(0.0);
     }
     above[Cause::Waiting as usize] += waiting;
-    above[Cause::Launches as usize] += machine.reached.entry;
+    above[Cause::Launches as usize] += machine.efficiency.entry;
     let start =
-        Estimate { seconds: seconds + machine.reached.entry, ceiling: bound, waiting, above, ..Estimate::default() };
+        Estimate { seconds: seconds + machine.efficiency.entry, ceiling: bound, waiting, above, ..Estimate::default() };
     entry.steps.iter().fold(start, |sum, step| {
         let cost = Work::of(step, program, seen).map_or(step.cost, |work| work.cost());
         Estimate {

@@ -4,8 +4,8 @@
 //! promise; its memory is what the driver reports of such a card.
 
 use crate::architecture::Architecture;
+use crate::efficiency::Efficiency;
 use crate::machine::{Arch, FP8, Link, Machine, Origin};
-use crate::reached::Reached;
 
 /// A GPU as its maker describes it.
 struct Sheet {
@@ -121,7 +121,7 @@ impl Sheet {
             fp8_flops: FP8 * PRODUCTS * self.bf16 * 1e12,
             f32_flops: PRODUCTS * self.f32 * 1e12,
             units: self.units,
-            reached: Reached { addend_pass: self.arch != Architecture::HOPPER, ..Reached::H200 },
+            efficiency: Efficiency { addend_pass: self.arch != Architecture::HOPPER, ..Efficiency::H200 },
             origin: Origin::DataSheet,
             ..Machine::h200()
         }

@@ -2,12 +2,13 @@
 //! contract of a backend.
 //!
 //! Invariant: nothing here knows how gradients are derived, or the list of operations: these are names, and kernels are
-//! text. What limits the kinds of instructions, attention among them, is known for estimates (`work.rs`, `reached.rs`),
+//! text. What limits the kinds of instructions, attention among them, is known for estimates (`work.rs`, `efficiency.rs`),
 //! and what libraries take (`library.rs`).
 
 mod architecture;
 mod backend;
 mod decision;
+mod efficiency;
 mod estimate;
 mod gauges;
 mod instruction;
@@ -20,7 +21,6 @@ mod memory;
 mod order;
 mod parameter;
 mod program;
-mod reached;
 mod text;
 mod unite;
 mod work;
@@ -28,6 +28,7 @@ mod work;
 pub use architecture::{Architecture, UnknownArchitecture};
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
+pub use efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
@@ -41,6 +42,5 @@ pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};
-pub use reached::{AttentionRate, Hidden, Products, Reached, Realisation};
 pub use unite::unite;
 pub use work::{Cause, Extents, Spread, Times, Work, clock, expected_times};

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::architecture::Architecture;
-use crate::reached::Reached;
+use crate::efficiency::Efficiency;
 
 /// The instruction set that kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,7 +103,7 @@ pub struct Machine {
     pub units: usize,
     /// Memory that the driver context, modules and libraries take, bytes.
     pub context_bytes: usize,
-    pub reached: Reached,
+    pub efficiency: Efficiency,
     pub origin: Origin,
 }
 
@@ -125,7 +125,7 @@ impl Machine {
             f32_flops: cores_at(100e9),
             units: cores,
             context_bytes: 0,
-            reached: Reached::ALL,
+            efficiency: Efficiency::ALL,
             origin: Origin::Other,
         }
     }
@@ -145,7 +145,7 @@ impl Machine {
             f32_flops: 50e12,
             units: 132,
             context_bytes: 600 << 20,
-            reached: Reached::H200,
+            efficiency: Efficiency::H200,
             origin: Origin::Kind,
         }
     }

@@ -1,13 +1,13 @@
 //! What was measured of two GPUs: numbers that plans for them rest on.
 //!
 //! Written from `surogate doctor --calibrate`, 2026-11-22, driver 580.159.04. Knows numbers; what they mean stands in
-//! `reached.rs`.
+//! `efficiency.rs`.
 
 use std::borrow::Cow;
 
 use crate::architecture::Architecture;
+use crate::efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
 use crate::machine::{Arch, FP8, Link, Machine, Origin};
-use crate::reached::{AttentionRate, Hidden, Products, Reached, Realisation};
 use Hidden::{Documents, None, Window};
 use Realisation::{Hopper, Library, Portable, Scalar};
 
@@ -177,12 +177,12 @@ const fn joined<const N: usize>(first: &[AttentionRate], second: &[AttentionRate
 const H200_ATTENTION: &[AttentionRate] = &joined::<{ H200.len() + OTHERS.len() }>(H200, OTHERS);
 const H100_ATTENTION: &[AttentionRate] = &joined::<{ H100.len() + OTHERS.len() }>(H100, OTHERS);
 
-impl Reached {
+impl Efficiency {
     /// On an H200. Products: set with the times of all products of steps of Qwen3-0.6B and 4B with adapters, 0.6B and 8B in
     /// full (2026-11-21), which come out within 2.6 %; their rate in a step falls from 734 TFLOP/s where they take half of
     /// it to 710 where they take five sixths. Probes of single products give 842 TFLOP/s cool and 711 hot, and the times of
     /// steps within 2 % of these, with 3.0 µs besides a product's work; short steps of small models take less, 2.6.
-    pub const H200: Reached = Reached {
+    pub const H200: Efficiency = Efficiency {
         launch: 2.0e-6,
         entry: 40e-6,
         products: Products {
@@ -202,7 +202,7 @@ impl Reached {
 
     /// On an H100 (SXM, 700 W), as `doctor --calibrate` found it. Seconds of an entry, which hold the trainer's part, are
     /// the H200's.
-    pub const H100: Reached = Reached {
+    pub const H100: Efficiency = Efficiency {
         launch: 1.23e-6,
         entry: 40e-6,
         products: Products { launch: 2.0e-06, hot: 0.846, small_tiles: 0.85, wave: 0.5, depth: 0.0, bandwidth: 0.85 },
@@ -229,7 +229,7 @@ impl Machine {
             f32_flops: 50e12,
             units: 132,
             context_bytes: 600 << 20,
-            reached: Reached::H100,
+            efficiency: Efficiency::H100,
             origin: Origin::Kind,
         }
     }

@@ -1,16 +1,16 @@
 //! What limits one piece of work on a machine, and how long it takes for that.
 //!
-//! Knows extents, kernels by what their text needs of the device, and the rates of `reached.rs`; not what an operation
+//! Knows extents, kernels by what their text needs of the device, and the rates of `efficiency.rs`; not what an operation
 //! computes.
 
 use tensor::DType;
 
+use crate::efficiency::{Hidden, Realisation};
 use crate::estimate::Seen;
 use crate::instruction::{Cost, Instruction, Launch, Step};
 use crate::machine::{Arch, Machine};
 use crate::memory::TensorRef;
 use crate::program::Program;
-use crate::reached::{Hidden, Realisation};
 
 /// Why an instruction takes longer than at the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,7 +155,7 @@ impl Work {
         let (cost, dtype) = (step.cost, step.instruction.compute_dtype());
         Some(match &step.instruction {
             Instruction::Gemm(gemm) => {
-                let pass = !gemm.low_rank.is_empty() && machine.reached.addend_pass;
+                let pass = !gemm.low_rank.is_empty() && machine.efficiency.addend_pass;
                 let extra = if pass { 2.0 * gemm.d.bytes() as f64 } else { 0.0 };
                 let extents = Extents { batch: gemm.batch, m: gemm.m, n: gemm.n, k: gemm.k };
                 Work::Product { cost, dtype, extents, launches: 1 + usize::from(pass), extra }
@@ -266,47 +266,48 @@ impl Times {
 
 /// What the power limit leaves of the clock in a step of which products take this share.
 pub fn clock(share: f64, machine: &Machine) -> f64 {
-    1.0 - share * (1.0 - machine.reached.products.hot)
+    1.0 - share * (1.0 - machine.efficiency.products.hot)
 }
 
 /// Seconds that work is expected to take.
 pub fn expected_times(work: &Work, machine: &Machine) -> Times {
-    let reached = &machine.reached;
+    let efficiency = &machine.efficiency;
     let (cost, rate) = (work.cost(), rate(work.dtype(), machine));
     match work {
         Work::Kernel { launches, blocks, left, .. } => {
             let multiplies = work.multiplies();
-            let share = if multiplies { reached.kernel_bandwidth } else { reached.bandwidth };
+            let share = if multiplies { efficiency.kernel_bandwidth } else { efficiency.bandwidth };
             let bytes = cost.bytes + if multiplies { 2.0 * left } else { 0.0 };
             // A block alone does not draw more from memory than twice its multiprocessor's part.
             let part = blocks.map_or(1.0, |blocks| (2.0 * blocks as f64 / machine.units.max(1) as f64).min(1.0));
             let alone = multiplies || machine.arch == Arch::Cpu;
-            let reached_rate = if alone { reached.kernels * rate } else { PASS_ARITHMETIC * machine.f32_flops };
+            let reached_rate = if alone { efficiency.kernels * rate } else { PASS_ARITHMETIC * machine.f32_flops };
             let own = (cost.flops / reached_rate).max(bytes / (share * part * machine.bandwidth));
-            Times { own, power: 0.0, launches: *launches as f64 * reached.launch, cause: Cause::Memory }
+            Times { own, power: 0.0, launches: *launches as f64 * efficiency.launch, cause: Cause::Memory }
         }
         Work::Product { extents, launches, extra, .. } => {
-            let memory = cost.bytes / (reached.products.bandwidth * machine.bandwidth);
+            let memory = cost.bytes / (efficiency.products.bandwidth * machine.bandwidth);
             let Tiled { arithmetic, moved } = tiles(*extents, rate, memory, machine);
             let power = if arithmetic >= memory { arithmetic } else { 0.0 };
-            let own = arithmetic.max(memory) + (extra + moved) / (reached.bandwidth * machine.bandwidth);
-            let launches = reached.products.launch + (*launches - 1 + usize::from(moved > 0.0)) as f64 * reached.launch;
+            let own = arithmetic.max(memory) + (extra + moved) / (efficiency.bandwidth * machine.bandwidth);
+            let launches =
+                efficiency.products.launch + (*launches - 1 + usize::from(moved > 0.0)) as f64 * efficiency.launch;
             Times { own, power, launches, cause: Cause::Products }
         }
         Work::Attention { backward, by, head_dim, of, .. } => {
-            let share = reached.attention_share(*backward, *by, of.hidden, *head_dim, of.keys);
+            let share = efficiency.attention_share(*backward, *by, of.hidden, *head_dim, of.keys);
             // f32 has no matrix units: its kernels' rate is their own, not a share of the type's.
             let scalar = *by == Realisation::Scalar;
             let rate = share * if scalar && machine.arch == Arch::Cpu { rate } else { machine.bf16_flops };
-            let memory = cost.bytes / (reached.bandwidth * machine.bandwidth);
+            let memory = cost.bytes / (efficiency.bandwidth * machine.bandwidth);
             // The longest piece is of a row whose queries see half of its keys in the mean.
-            let long = reached.attention_share(*backward, *by, Hidden::None, *head_dim, of.longest * of.keys / 2.0);
+            let long = efficiency.attention_share(*backward, *by, Hidden::None, *head_dim, of.longest * of.keys / 2.0);
             let hot = if scalar { 1.0 } else { clock(USUAL_SHARE, machine) };
             let arithmetic = of.tail(long / share, machine) * cost.flops / (rate * hot);
             let (own, power) = (arithmetic.max(memory), if scalar || memory > arithmetic { 0.0 } else { arithmetic });
             let kernels = if *backward { BACKWARD_LAUNCHES } else { FORWARD_LAUNCHES };
             let cause = if *by == Realisation::Scalar { Cause::ScalarAttention } else { Cause::Attention };
-            Times { own, power, launches: kernels * reached.launch, cause }
+            Times { own, power, launches: kernels * efficiency.launch, cause }
         }
     }
 }
@@ -343,7 +344,7 @@ struct Tiled {
 
 /// The best of all tilings of a product whose operands take `memory` seconds to pass.
 fn tiles(of: Extents, rate: f64, memory: f64, machine: &Machine) -> Tiled {
-    let products = &machine.reached.products;
+    let products = &machine.efficiency.products;
     let units = machine.units.max(1) as f64;
     let hot = clock(USUAL_SHARE, machine);
     if machine.arch == Arch::Cpu {
@@ -351,7 +352,7 @@ fn tiles(of: Extents, rate: f64, memory: f64, machine: &Machine) -> Tiled {
     }
     let mut best = Tiled { arithmetic: f64::INFINITY, moved: 0.0 };
     let all = |of: Tiled| {
-        let sums = if of.moved > 0.0 { of.moved / machine.bandwidth + machine.reached.launch } else { 0.0 };
+        let sums = if of.moved > 0.0 { of.moved / machine.bandwidth + machine.efficiency.launch } else { 0.0 };
         of.arithmetic.max(memory) + sums
     };
     for (rows, columns, halved) in TILES {

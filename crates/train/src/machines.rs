@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use program::{Arch, AttentionRate, Hidden, Link, Machine, Origin, Products, Reached, Realisation, machine_names};
+use program::{Arch, AttentionRate, Efficiency, Hidden, Link, Machine, Origin, Products, Realisation, machine_names};
 use serde_json::{Value, json};
 
 use crate::error::{Result, TrainError};
@@ -141,8 +141,8 @@ pub fn calibrated(present: &Machine, device: &str, driver: &str) -> Option<Machi
 }
 
 fn to_json(machine: &Machine) -> Value {
-    let Machine { reached, link, .. } = machine;
-    let products = &reached.products;
+    let Machine { efficiency, link, .. } = machine;
+    let products = &efficiency.products;
     let (origin, date) = match &machine.origin {
         Origin::Calibrated { date } => ("calibrated", Some(date)),
         Origin::Kind => ("kind", None),
@@ -171,17 +171,17 @@ fn to_json(machine: &Machine) -> Value {
         "fp8_flops": machine.fp8_flops,
         "f32_flops": machine.f32_flops,
         "reached": {
-            "launch": reached.launch,
-            "entry": reached.entry,
-            "bandwidth": reached.bandwidth,
-            "kernels": reached.kernels,
-            "kernel_bandwidth": reached.kernel_bandwidth,
-            "addend_pass": reached.addend_pass,
+            "launch": efficiency.launch,
+            "entry": efficiency.entry,
+            "bandwidth": efficiency.bandwidth,
+            "kernels": efficiency.kernels,
+            "kernel_bandwidth": efficiency.kernel_bandwidth,
+            "addend_pass": efficiency.addend_pass,
             "products": {
                 "launch": products.launch, "hot": products.hot, "small_tiles": products.small_tiles,
                 "wave": products.wave, "depth": products.depth, "bandwidth": products.bandwidth,
             },
-            "attention": reached.attention.iter().map(point).collect::<Vec<_>>(),
+            "attention": efficiency.attention.iter().map(point).collect::<Vec<_>>(),
         },
     })
 }
@@ -227,7 +227,7 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
         bf16_flops: rate("/bf16_flops")?,
         fp8_flops: rate("/fp8_flops")?,
         f32_flops: rate("/f32_flops")?,
-        reached: Reached {
+        efficiency: Efficiency {
             launch: number("/reached/launch")?,
             entry: number("/reached/entry")?,
             bandwidth: rate("/reached/bandwidth")?,

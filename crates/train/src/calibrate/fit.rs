@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use program::{Arch, AttentionRate, Hidden, Link, Machine, Products, Reached, Work, clock, expected_times};
+use program::{Arch, AttentionRate, Efficiency, Hidden, Link, Machine, Products, Work, clock, expected_times};
 
 /// A probe's times.
 #[derive(Clone, Debug)]
@@ -53,19 +53,19 @@ pub fn machine(before: &Machine, samples: &[Sample], beside: Beside) -> Machine 
         link: beside.link.unwrap_or(before.link),
         ..before.clone()
     };
-    machine.reached = Reached {
+    machine.efficiency = Efficiency {
         launch,
         entry: beside.entry,
         bandwidth: (streaming / bandwidth).min(1.0),
-        products: Products { hot: beside.hot.map_or(1.0, |hot| (hot / flops).min(1.0)), ..before.reached.products },
-        ..before.reached.clone()
+        products: Products { hot: beside.hot.map_or(1.0, |hot| (hot / flops).min(1.0)), ..before.efficiency.products },
+        ..before.efficiency.clone()
     };
     let all: f64 = samples.iter().map(|of| of.warm).sum();
     let share = products.iter().map(|of| of.warm).sum::<f64>() / all;
-    machine.reached.products = tiles(&machine, &products, share);
-    machine.reached.attention = attention(&machine, samples, share);
+    machine.efficiency.products = tiles(&machine, &products, share);
+    machine.efficiency.attention = attention(&machine, samples, share);
     if !adapters.is_empty() {
-        (machine.reached.kernels, machine.reached.kernel_bandwidth) = multiplying(&machine, &adapters);
+        (machine.efficiency.kernels, machine.efficiency.kernel_bandwidth) = multiplying(&machine, &adapters);
     }
     machine
 }
@@ -73,8 +73,8 @@ pub fn machine(before: &Machine, samples: &[Sample], beside: Beside) -> Machine 
 /// Of its rate and of the bandwidth, what kernels that multiply come nearest to the times with.
 fn multiplying(machine: &Machine, samples: &[&Sample]) -> (f64, f64) {
     let error = |kernels: f64, kernel_bandwidth: f64| -> f64 {
-        let reached = Reached { kernels, kernel_bandwidth, ..machine.reached.clone() };
-        let machine = Machine { reached, ..machine.clone() };
+        let efficiency = Efficiency { kernels, kernel_bandwidth, ..machine.efficiency.clone() };
+        let machine = Machine { efficiency, ..machine.clone() };
         samples.iter().map(|of| (expected_times(&of.work, &machine).seconds() / of.warm).ln().powi(2)).sum()
     };
     let shares = || (1..=50).map(|part| f64::from(part) / 50.0);
@@ -101,8 +101,10 @@ fn line(passes: &[&Sample]) -> (f64, f64) {
 
 /// The values with which tiles come nearest to the times, one after the other, a few times over.
 fn tiles(machine: &Machine, samples: &[&Sample], share: f64) -> Products {
-    let with =
-        |products: Products| Machine { reached: Reached { products, ..machine.reached.clone() }, ..machine.clone() };
+    let with = |products: Products| Machine {
+        efficiency: Efficiency { products, ..machine.efficiency.clone() },
+        ..machine.clone()
+    };
     let error = |products: Products| -> f64 {
         let machine = with(products);
         samples
@@ -110,7 +112,7 @@ fn tiles(machine: &Machine, samples: &[&Sample], share: f64) -> Products {
             .map(|of| (expected_times(&of.work, &machine).within(share, &machine) / of.warm).ln().powi(2))
             .sum()
     };
-    let mut best = (error(machine.reached.products), machine.reached.products);
+    let mut best = (error(machine.efficiency.products), machine.efficiency.products);
     type Set = fn(&mut Products, f64);
     let axes: [(Set, &[f64]); 5] = [
         (|of, value| of.launch = value, &[0.0, 1e-6, 1.5e-6, 2e-6, 2.5e-6, 3e-6, 4e-6, 6e-6, 1e-5, 2e-5]),
@@ -140,7 +142,7 @@ fn attention(machine: &Machine, samples: &[Sample], products: f64) -> Cow<'stati
     let class = |of: &AttentionRate| (of.backward, of.by, of.hidden, of.head_dim);
     let is_measured = |old: &AttentionRate| points.iter().any(|new| class(new) == class(old));
     let kept: Vec<AttentionRate> = machine
-        .reached
+        .efficiency
         .attention
         .iter()
         .filter(|old| machine.arch != Arch::Cpu && !is_measured(old))
@@ -226,24 +228,24 @@ mod tests {
     #[test]
     fn rates_that_made_the_times_are_found_again() {
         let mut truth = Machine::h200();
-        truth.reached.launch = 1.4e-6;
+        truth.efficiency.launch = 1.4e-6;
         truth.bandwidth *= 0.8;
         truth.bf16_flops *= 0.9;
-        truth.reached.products = Products { launch: 2e-6, wave: 0.75, depth: 96.0, ..truth.reached.products };
+        truth.efficiency.products = Products { launch: 2e-6, wave: 0.75, depth: 96.0, ..truth.efficiency.products };
         let samples = made_up(&truth);
-        let hot = truth.bf16_flops * truth.reached.products.hot;
+        let hot = truth.bf16_flops * truth.efficiency.products.hot;
         let link = Link { one_way: 40e9, both_ways: 70e9 };
         let found = machine(&Machine::h200(), &samples, Beside { hot: Some(hot), entry: 30e-6, link: Some(link) });
         assert_eq!(found.link, link);
-        assert!((found.reached.launch / 1.4e-6 - 1.0).abs() < 0.1, "{:?}", found.reached);
-        assert!((found.bandwidth * found.reached.bandwidth / (truth.bandwidth * 0.93) - 1.0).abs() < 0.03);
+        assert!((found.efficiency.launch / 1.4e-6 - 1.0).abs() < 0.1, "{:?}", found.efficiency);
+        assert!((found.bandwidth * found.efficiency.bandwidth / (truth.bandwidth * 0.93) - 1.0).abs() < 0.03);
         for of in &samples {
             let share = samples.iter().filter(|of| of.product_flops() > 0.0).map(|of| of.warm).sum::<f64>()
                 / samples.iter().map(|of| of.warm).sum::<f64>();
             let ratio = expected_times(&of.work, &found).within(share, &found) / of.warm;
             assert!((0.9..1.1).contains(&ratio), "{}: {ratio}", words(&of.work));
         }
-        assert_eq!(found.reached.entry, 30e-6);
+        assert_eq!(found.efficiency.entry, 30e-6);
         assert!(table(&found, &samples).lines().count() == samples.len() + 1);
     }
 }

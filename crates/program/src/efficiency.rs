@@ -1,5 +1,5 @@
-//! What of a machine's ceilings is reached in the middle of a step, by what limits a kernel: the difference between a
-//! bound and an estimate.
+//! The efficiency of kernels in the middle of a step: which part of a machine's ceilings they get, by what limits them.
+//! It is the difference between a bound and an estimate.
 //!
 //! Knows rates and shares; which instruction is limited by what is decided in `estimate.rs`.
 
@@ -91,7 +91,7 @@ pub struct AttentionRate {
 
 /// Shares of the rates of a machine, and seconds beside them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reached {
+pub struct Efficiency {
     /// Seconds of a kernel beside its work: its place in a replayed graph, filling and emptying the device.
     pub launch: f64,
     /// Seconds of an entry beside its kernels: what the host writes before it, and the start of its graph.
@@ -117,9 +117,9 @@ const fn even(backward: bool) -> AttentionRate {
 /// One rate at every point: where a machine has a single one.
 const EVEN_ATTENTION: &[AttentionRate] = &[even(false), even(true)];
 
-impl Reached {
+impl Efficiency {
     /// The ceilings themselves.
-    pub const ALL: Reached = Reached {
+    pub const ALL: Efficiency = Efficiency {
         launch: 0.0,
         entry: 0.0,
         products: Products { launch: 0.0, hot: 1.0, small_tiles: 1.0, wave: 0.0, depth: 0.0, bandwidth: 1.0 },
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn attention_follows_keys_and_heads() {
-        let of = |by, head_dim, keys| 808.0 * Reached::H200.attention_share(false, by, Hidden::None, head_dim, keys);
+        let of = |by, head_dim, keys| 808.0 * Efficiency::H200.attention_share(false, by, Hidden::None, head_dim, keys);
         let [short, long] = [1024.5, 4096.5].map(|keys| of(Realisation::Library, 128, keys));
         let between = of(Realisation::Library, 128, 2048.0);
         assert!(short < between && between < long, "{short} {between} {long}");
@@ -194,9 +194,9 @@ mod tests {
         assert!((of(Realisation::Library, 96, 1024.5) / short - 0.75).abs() < 1e-9);
         assert!(of(Realisation::Scalar, 128, 4096.0) < 25.0);
         // Documents have a rate of their own, and what was not measured in documents stands in for them.
-        let hidden = |by, hidden| Reached::H200.attention_share(true, by, hidden, 128, 1000.0);
+        let hidden = |by, hidden| Efficiency::H200.attention_share(true, by, hidden, 128, 1000.0);
         assert!(hidden(Realisation::Hopper, Hidden::Documents) < hidden(Realisation::Hopper, Hidden::None));
         assert_eq!(hidden(Realisation::Portable, Hidden::Documents), hidden(Realisation::Portable, Hidden::None));
-        assert_eq!(Reached::ALL.attention_share(true, Realisation::Hopper, Hidden::Window, 64, 5.0), 1.0);
+        assert_eq!(Efficiency::ALL.attention_share(true, Realisation::Hopper, Hidden::Window, 64, 5.0), 1.0);
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tensor::DType;
 use tensor::storage::Packing;
 
-use crate::config::{Config, Init, Problem};
+use crate::config::{Config, Init, Problem, Recipe};
 use crate::error::{Result, TrainError};
 use crate::hf_config;
 use crate::source::ModelSource;
@@ -74,7 +74,9 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
     }
     let files = source.weights(&source.folder)?;
     let mut packings = BTreeMap::new();
-    for name in files.names().into_iter().filter(|_| config.lora.lora) {
+    // A recipe quantises numbers.
+    let stays = config.lora.lora && config.precision.recipe == Recipe::Bf16;
+    for name in files.names().into_iter().filter(|_| stays) {
         let packing = files.get(name).ok().and_then(|view| view.packing());
         packings.extend(packing.map(|packing| (name.to_owned(), packing)));
     }

@@ -188,6 +188,23 @@ fn training_begins_at_the_values_and_results_are_plain() {
 }
 
 #[test]
+fn a_recipe_quantises_the_values() {
+    for (form, folder) in recorded() {
+        let options = json!({"recipe": "fp8_hybrid", "torch_dtype": "bfloat16"});
+        let trained = |folder: &Path| {
+            let mut trainer = trainer(folder, options.clone()).unwrap();
+            let loss = trainer.step(&[batch()], Some(1e-2)).unwrap().loss;
+            (loss, trainer.plan.compile.stored.len(), trainer.plan.notes.join("\n"))
+        };
+        let place = tempfile::tempdir().unwrap();
+        plain(&folder, place.path());
+        let ((loss, stored, notes), (expected, ..)) = (trained(&folder), trained(place.path()));
+        assert_eq!((loss, stored), (expected, 0), "{form}");
+        assert!(notes.contains("dequantised to bf16"), "{notes}");
+    }
+}
+
+#[test]
 fn what_is_quantised_is_not_quantised_again() {
     for (form, folder) in recorded() {
         for option in ["qlora_bnb", "qlora_fp8", "qlora_fp4"] {

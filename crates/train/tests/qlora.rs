@@ -41,7 +41,7 @@ fn trainer(model: &Path, changed: &[&Value]) -> Trainer {
 fn rows(step: usize) -> [Batch; 2] {
     [0, 1].map(|part| {
         let ids: Vec<i32> = (0..64).map(|i| ((i * 37 + step * 11 + part * 5) % 400 + 3) as i32).collect();
-        let positions = (0..64).map(|i| (i % 32 % 20) as i32).collect();
+        let positions = (0..64).map(|i| i % 32 % 20).collect();
         Batch::from_labels(2, 32, ids.clone(), &ids, Some(positions), None).unwrap()
     })
 }

@@ -120,9 +120,14 @@ fn check_recipe_options(config: &Config, reader: &mut Reader) {
         return;
     }
     let fp8_gradients = matches!(of.gradient_dtype, Some(MatmulDtype::Float8E4M3 | MatmulDtype::Float8E5M2));
-    let written = ["fp8_amax_history", "skip_quant_first_layers", "skip_quant_last_layers"];
-    let written = written.into_iter().filter(|name| reader.is_written(name)).collect::<Vec<_>>();
-    for path in written.into_iter().chain(fp8_gradients.then_some("gradient_dtype")) {
+    // What was resolved is written with its defaults.
+    let changed = [
+        ("fp8_amax_history", of.fp8_amax_history != 1024),
+        ("skip_quant_first_layers", of.skip_quant_first_layers != 0),
+        ("skip_quant_last_layers", of.skip_quant_last_layers != 0),
+    ];
+    let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(path, _)| path);
+    for path in changed.chain(fp8_gradients.then_some("gradient_dtype")) {
         if !reader.is_faulty(path) {
             let message =
                 format!("`{path}` says how `recipe: fp8_hybrid` quantises, but the recipe is `{}`", of.recipe);

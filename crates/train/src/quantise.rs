@@ -8,7 +8,7 @@ use tensor::packed::{
     Quantisation, Scaled, Stored, Target, dynamic_map, flat_blocks, nest, row_blocks, tensor_scale, tile_rows,
 };
 use tensor::storage::Plane;
-use tensor::{DType, HostTensor, convert};
+use tensor::{DType, HostTensor, bf16_to_f32, convert, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::error::Result;
 
@@ -92,10 +92,19 @@ impl Place<'_, '_> {
         (self.put)(plane.offset + at, bytes)
     }
 
-    /// Numbers from an element on, by several threads.
+    /// Numbers from an element on, by several threads: in the type of the values, as they would be without codes.
     fn read(&self, start: usize, out: &mut [f32]) -> Result<()> {
         let blocks = out.par_chunks_mut(BLOCK).enumerate();
-        blocks.map(|(index, out)| (self.numbers)(start + index * BLOCK, out)).collect()
+        let read = |(index, out): (usize, &mut [f32])| {
+            (self.numbers)(start + index * BLOCK, out)?;
+            match self.packed.dtype {
+                DType::BF16 => out.iter_mut().for_each(|x| *x = bf16_to_f32(f32_to_bf16(*x))),
+                DType::F16 => out.iter_mut().for_each(|x| *x = f16_to_f32(f32_to_f16(*x))),
+                _ => {}
+            }
+            Ok(())
+        };
+        blocks.map(read).collect()
     }
 
     /// Calls `use_piece` with every piece of the tensor and its first element.

@@ -34,7 +34,9 @@ dequantise(const u8* __restrict__ packed, Y_T* __restrict__ y) {
   __shared__ float values[16];
   if (threadIdx.x < 16) values[threadIdx.x] = VALUES[threadIdx.x];
 #endif
+#if SCALES >= 2
   const float* of_tensor = reinterpret_cast<const float*>(packed + TENSOR_AT);
+#endif
 #if SCALES == 3
   __shared__ float book[256];
   for (int i = threadIdx.x; i < 256; i += THREADS) book[i] = of_tensor[1 + i];

@@ -19,6 +19,9 @@ const F32_LIMIT: f64 = 2e-5;
 const BF16_LIMIT: f64 = 6e-3;
 /// The same for results stored in f16.
 const F16_LIMIT: f64 = 2e-3;
+/// Of products of codes of eight bits, whose units keep fewer bits of a sum than f32 has until it is promoted: 8e-5 with
+/// 64 terms on an H200.
+const CODES_PRODUCT_LIMIT: f64 = 5e-4;
 /// By how much the f32 operands of a reference are disturbed, relatively, to find codes on the border between two: some
 /// roundings of f32.
 const DISTURBANCE: f64 = 1e-6;
@@ -91,10 +94,12 @@ pub fn check(backend: &dyn Backend, machine: &Machine, seed: u64, which: &Exampl
             if which.own_kernels && calls_library || !is_taken(&program) {
                 continue;
             }
+            let multiplies_codes = calls_library && instance.inputs.iter().any(|of| of.dtype.small().is_some());
             let found = run(backend, program, op, &instance)?;
             let expected = instance.expected();
             for (result, (found, of)) in found.iter().zip(&expected).enumerate() {
                 let (error, limit) = match of.dtype.is_float() {
+                    true if multiplies_codes => at_least(difference(found, of), CODES_PRODUCT_LIMIT),
                     true => difference(found, of),
                     false => (codes_without_reason(found, of, result, &instance), 0.0),
                 };
@@ -204,6 +209,10 @@ fn disturbed(instance: &Instance, seed: u64) -> Instance {
         inputs: instance.inputs.iter().enumerate().map(change).collect(),
         outputs: instance.outputs.iter().enumerate().map(|(n, t)| change((n + instance.inputs.len(), t))).collect(),
     }
+}
+
+fn at_least((error, limit): (f64, f64), least: f64) -> (f64, f64) {
+    (error, limit.max(least))
 }
 
 fn difference(found: &HostTensor, expected: &HostTensor) -> (f64, f64) {

@@ -1,4 +1,5 @@
-// Codes of X * 2^k, in tiles of 64 by 64: a thread has 16 neighbours of a row; transposed codes go through shared memory.
+// Codes of X * 2^k, in tiles of 64 by 64: a thread has 16 neighbours of a row, whose columns are a
+// multiple of 16; transposed codes go through shared memory.
 // The power is the kept factor, where it is not 0, else the one that the parts' largest magnitude asks for. Memory-bound.
 #include "types.cuh"
 #include "codes.cuh"
@@ -48,7 +49,7 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
 #ifdef PACKS
       values[i] = to_float(in.each[i]);
 #else
-      values[i] = column + i < COLUMNS ? load(line + i) : 0.0f;
+      values[i] = load(line + i);
 #endif
 #ifdef RECORD
       const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
@@ -57,12 +58,7 @@ quantise(const X_T* __restrict__ x, const u32* __restrict__ parts, u8* __restric
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) of.pairs[i] = codes_of(values[2 * i] * power, values[2 * i + 1] * power);
-    u8* out = codes + (size_t)(first_row + row) * COLUMNS + column;
-#if COLUMNS % 16 == 0
-    *(uint4*)out = of.all;
-#else
-    for (int i = 0; i < 16; i++) if (column + i < COLUMNS) out[i] = of.each[i];
-#endif
+    *(uint4*)(codes + (size_t)(first_row + row) * COLUMNS + column) = of.all;
   }
 #ifdef PADDED
   __shared__ u8 tile[TILE * PITCH];

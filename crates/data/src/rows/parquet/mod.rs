@@ -3,6 +3,8 @@
 //! Lists, structs and maps nest as in JSON; dates, times and decimals are texts, or null outside the calendar. Binary
 //! values that are not text, such as images, are left out of the row.
 
+mod pages;
+
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use serde_json::{Map, Number, Value};
 
+use self::pages::Examined;
 use super::limit::Budget;
 use super::{Row, RowLimit, RowLocation, Rows, shared};
 use crate::error::{DataError, RowError, RowReason};
@@ -23,7 +26,7 @@ pub(super) fn open(path: &Path, limit: RowLimit) -> Result<Rows, DataError> {
         .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
     let expected = reader.metadata().file_metadata().num_rows().max(0) as usize;
     check_rows(&reader, limit).map_err(|e| DataError::invalid(path.display(), e).hint(HINT))?;
-    let rows = library(|| Ok(RowIter::from_file_into(Box::new(reader))))
+    let rows = library(|| Ok(RowIter::from_file_into(Box::new(Examined(reader)))))
         .map_err(|e| DataError::invalid(path.display(), format!("no readable parquet file: {e}")))?;
     Ok(Box::new(ParquetRows { rows, limit, file: shared(path), read: 0, expected, ended: false }))
 }

@@ -70,7 +70,8 @@ def place(tmp_path, monkeypatch, finished):
     """A folder that looks as the pages suppose: examples, a run.yaml, a finished run."""
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     (tmp_path / "path" / "to").mkdir(parents=True)
-    (tmp_path / "path" / "to" / "model").symlink_to(REPOSITORY / MODEL)
+    for name in ("model", "other"):
+        (tmp_path / "path" / "to" / name).symlink_to(REPOSITORY / MODEL)
     shutil.copytree(finished, tmp_path / "output")
     shutil.copytree(finished / "stories" / "adapter", tmp_path / "my-adapter")
     (tmp_path / "run.yaml").write_text((REPOSITORY / "examples/stories.yaml").read_text())

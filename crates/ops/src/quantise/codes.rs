@@ -102,7 +102,7 @@ impl Op for Quantise {
     }
 
     fn class(&self) -> Class {
-        Class::Elementwise
+        Class::Reduction
     }
 
     fn doc(&self) -> &'static str {

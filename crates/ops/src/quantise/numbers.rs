@@ -34,7 +34,7 @@ impl Op for Decode {
     }
 
     fn class(&self) -> Class {
-        Class::Elementwise
+        Class::Reduction
     }
 
     fn doc(&self) -> &'static str {

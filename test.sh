@@ -48,10 +48,9 @@ stage "rust tests" cargo test --release --workspace
 stage "kernels at run time" cargo test --release --workspace --test nvrtc -- --ignored
 if [ -d ../shared ]; then
   stage "real data" cargo test --release --workspace --test families --test real_data --test tokenizers -- --ignored
-  stage "quantised models" cargo test --release --workspace --test prequantised -- --ignored
   stage "real tokenizers" cargo test --release --workspace --lib -- --ignored fast_encoder
 else
-  printf '\nNot run without ../shared: real data, quantised models, real tokenizers.\n'
+  printf '\nNot run without ../shared: real data, real tokenizers.\n'
 fi
 stage "wheel" install_wheel
 stage "python tests" "$python" -m pytest -q -rs

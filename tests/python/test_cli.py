@@ -153,6 +153,25 @@ def test_what_does_not_fit_ends_with_3(capsys, run_file):
     assert code == 3 and "the smallest plan needs" in err
 
 
+def test_a_refusal_names_options_that_make_it_fit(capsys, tmp_path):
+    """A 7B shape on a card of 24 GiB: weights in codes fit, codes beside weights do not."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 32000}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes, **heads}))
+    (tmp_path / "data.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3, 4]}))
+    data = {"path": str(tmp_path / "data.jsonl"), "type": "tokens"}
+    options = {"model": str(tmp_path), "init": "random", "torch_dtype": "bfloat16", "sequence_len": 512, "datasets": [data]}
+    (tmp_path / "run.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
+    words = ["plan", tmp_path / "run.yaml", "--machine", "rtx3090", "--memory-limit", "12GiB"]
+    code, _, err = run(capsys, *words)
+    assert code == 3 and "`qlora_bnb: true`" in err, err
+    assert run(capsys, *words, "--qlora-bnb", "true")[0] == 0
+    words = ["plan", tmp_path / "run.yaml", "--machine", "rtx4090"]
+    code, _, err = run(capsys, *words, "--recipe", "fp8_hybrid")
+    assert code == 3 and "`recipe: bf16`" in err, err
+    assert run(capsys, *words)[0] == 0
+
+
 def test_data_that_cannot_be_trained_on_ends_with_4(capfd, run_file, tmp_path):
     rows = [{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}] * 4
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -7,30 +7,15 @@ use std::sync::Arc;
 
 use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Passes, Recipe, compile, entry_graph};
 use ops::evaluate::Array;
-use program::{Backend, Documents, EntryKind, Instruction, Machine, Program, Session, TensorRef, Variant, scalar};
-use support::{adapter, contents, model, options};
-use tensor::{DType, HostTensor};
+use program::{Backend, Documents, EntryKind, Instruction, Machine, Program, Session, Variant, scalar};
+use support::{adapter, contents, model, numbers, options, write};
+use tensor::DType;
 
 /// Rows that are no multiple of 16: transposed codes are padded.
 const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows };
 
 fn fp8(gradient: GradientFormat) -> Recipe {
     Recipe::Fp8Hybrid(Fp8Hybrid { gradient, amax_history: 3, skip_first: 0, skip_last: 0 })
-}
-
-fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
-    let tensor = match array {
-        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
-        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
-        Array::Byte(_) => unreachable!("no byte inputs here"),
-    };
-    session.write(at, &tensor.bytes).unwrap();
-}
-
-fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
-    let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
-    session.read(at, &mut tensor.bytes).unwrap();
-    tensor.to_f32()
 }
 
 /// A program in the reference's memory with contents for everything that it reads.
@@ -63,7 +48,7 @@ fn run(session: &mut dyn Session, kind: EntryKind) {
 
 fn value(session: &mut dyn Session, name: &str) -> f32 {
     let at = session.program().scalar(name).unwrap().clone();
-    read(session, &at)[0]
+    numbers(session, &at)[0]
 }
 
 fn relative(found: &[f32], expected: &[f32]) -> f64 {
@@ -98,8 +83,8 @@ fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
             }
             for slot in reference.layout.parameters.iter().filter(|slot| slot.trainable) {
                 let other = program.parameter(&slot.name).unwrap().gradient.clone().unwrap();
-                let expected = read(here.as_mut(), slot.gradient.as_ref().unwrap());
-                let error = relative(&read(there.as_mut(), &other), &expected);
+                let expected = numbers(here.as_mut(), slot.gradient.as_ref().unwrap());
+                let error = relative(&numbers(there.as_mut(), &other), &expected);
                 assert!(error < 1e-4, "{gradient:?} {adapted} step {step} {}: {error:e}", slot.name);
             }
             for session in [&mut here, &mut there] {
@@ -111,7 +96,7 @@ fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
             }
             let [a, b] = [&mut here, &mut there].map(|session| {
                 let scaling = session.program().layout.scaling.clone().unwrap();
-                (read(session.as_mut(), &scaling.factors), read(session.as_mut(), &scaling.steps))
+                (numbers(session.as_mut(), &scaling.factors), numbers(session.as_mut(), &scaling.steps))
             });
             assert_eq!(a, b, "{gradient:?} {adapted} step {step}: factors, steps");
             assert!(a.1 == [step as f32 + 1.0] && a.0.iter().any(|factor| *factor > 1.0));
@@ -181,14 +166,14 @@ fn codes_follow_the_weights_and_bad_magnitudes_stop_the_update() {
     let (second, _, _) = step(session);
     assert_ne!(first, second, "the next step multiplies with the codes of the updated weights");
     let scaling = session.program().layout.scaling.clone().unwrap();
-    let before = read(session, &scaling.history);
+    let before = numbers(session, &scaling.history);
     let program = session.program().clone();
     let norm = program.parameter("layers.0.norm.weight").unwrap();
-    let good = read(session, &norm.weight);
+    let good = numbers(session, &norm.weight);
     write(session, &norm.weight, &Array::Real(vec![f32::INFINITY; good.len()]));
     let (_, applied, clipped) = step(session);
     assert!(applied == 0.0 && clipped.is_nan(), "{applied} {clipped}");
-    assert_eq!(read(session, &scaling.history), before, "nothing was entered");
+    assert_eq!(numbers(session, &scaling.history), before, "nothing was entered");
     // Magnitudes that outgrow their factor saturate, are counted, and are known in the next step.
     write(session, &norm.weight, &Array::Real(good.iter().map(|x| x * 64.0).collect()));
     let (_, applied, clipped) = step(session);

@@ -10,9 +10,9 @@ use compiler::{CompileOptions, EntryOptions, Passes, compile, entry_graph};
 use graph::{Graph, ValueId};
 use ops::evaluate::{Array, Evaluate, evaluate};
 use ops::id;
-use program::{Backend, EntryKind, Machine, Session, TensorRef};
-use support::{VARIANT, adapter, contents, model, options};
-use tensor::{DType, HostTensor};
+use program::{Backend, EntryKind, Machine, Session};
+use support::{VARIANT, adapter, contents, model, numbers, options, write};
+use tensor::DType;
 
 fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
     let mut passes = Passes::limited(limit);
@@ -129,21 +129,6 @@ fn load(options: &CompileOptions, machine: &Machine) -> (Graph, Box<dyn Session>
     (graph, session)
 }
 
-fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
-    let tensor = match array {
-        Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
-        Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
-        Array::Byte(_) => unreachable!("no byte inputs here"),
-    };
-    session.write(at, &tensor.bytes).unwrap();
-}
-
-fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
-    let mut tensor = HostTensor::zeros(at.dtype, at.shape.clone());
-    session.read(at, &mut tensor.bytes).unwrap();
-    tensor.to_f32()
-}
-
 #[test]
 fn the_program_computes_what_the_graph_says() {
     for adapter in [None, Some(adapter())] {
@@ -155,10 +140,10 @@ fn the_program_computes_what_the_graph_says() {
         let next = program.entry(EntryKind::NextMicroStep, Some(VARIANT)).unwrap();
         for (entry, times) in [(first, 1.0), (next, 2.0), (next, 3.0), (first, 1.0)] {
             session.run(entry).unwrap();
-            let found = read(session.as_mut(), program.scalar("loss_sum").unwrap())[0] as f64;
+            let found = numbers(session.as_mut(), program.scalar("loss_sum").unwrap())[0] as f64;
             assert!((found - times * loss).abs() < 1e-4 * times * loss, "loss {found}, expected {times} × {loss}");
             for slot in program.layout.parameters.iter().filter(|p| p.trainable) {
-                let found = read(session.as_mut(), slot.gradient.as_ref().unwrap());
+                let found = numbers(session.as_mut(), slot.gradient.as_ref().unwrap());
                 let expected = &gradients[&slot.name];
                 let norm = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
                 let error =
@@ -202,12 +187,12 @@ fn updates_follow_the_loss_down() {
     let mut losses = Vec::new();
     for step in 1..=20 {
         session.run(first).unwrap();
-        losses.push(read(session.as_mut(), program.scalar("loss_sum").unwrap())[0]);
+        losses.push(numbers(session.as_mut(), program.scalar("loss_sum").unwrap())[0]);
         set(session.as_mut(), "learning_rate", 1e-2);
         set(session.as_mut(), "bias_correction_1", 1.0 - 0.9f32.powi(step));
         set(session.as_mut(), "bias_correction_2", 1.0 - 0.999f32.powi(step));
         session.run(update).unwrap();
-        assert_eq!(read(session.as_mut(), program.scalar("update_applied").unwrap())[0], 1.0);
+        assert_eq!(numbers(session.as_mut(), program.scalar("update_applied").unwrap())[0], 1.0);
     }
     assert!(losses[19] < 0.5 * losses[0], "{losses:?}");
 }
@@ -299,12 +284,12 @@ fn a_program_for_an_h200_runs_on_the_cpu() {
         session.run(first).unwrap();
     }
     for (name, at) in here.program().clone().scalars.iter().filter(|(_, at)| at.dtype == tensor::DType::F32) {
-        assert_eq!(read(here.as_mut(), at), read(there.as_mut(), at), "{name}");
+        assert_eq!(numbers(here.as_mut(), at), numbers(there.as_mut(), at), "{name}");
     }
     let slots = here.program().clone();
     for slot in slots.layout.parameters.iter().filter(|p| p.trainable) {
         let other = there.program().parameter(&slot.name).unwrap().gradient.clone().unwrap();
-        let (a, b) = (read(here.as_mut(), slot.gradient.as_ref().unwrap()), read(there.as_mut(), &other));
+        let (a, b) = (numbers(here.as_mut(), slot.gradient.as_ref().unwrap()), numbers(there.as_mut(), &other));
         assert_eq!(a, b, "{}", slot.name);
     }
 }

@@ -5,7 +5,7 @@ use options::{Setting, Table};
 use program::Machine;
 use serde_json::Value;
 
-use crate::config::{Config, Dtype, OptimizerKind};
+use crate::config::{Config, Dtype, OptimizerKind, Recipe};
 use crate::encoded::Encoded;
 use crate::error::TrainError;
 use crate::plan::Plan;
@@ -113,8 +113,18 @@ fn least(change: Change, config: &Config, known: &Known<'_>) -> Option<(String, 
 type Change = fn(&mut Config, &Known<'_>) -> Option<String>;
 
 /// Those that keep the numbers of training come first.
-const CHANGES: &[Change] =
-    &[planned, smaller_batch, raised_limit, smaller_states, half_precision, unpacked, shorter_rows, adapters];
+const CHANGES: &[Change] = &[
+    planned,
+    smaller_batch,
+    raised_limit,
+    smaller_states,
+    half_precision,
+    unquantised_products,
+    unpacked,
+    shorter_rows,
+    adapters,
+    quantised_weights,
+];
 
 /// Parts that are kept by order are left to the plan.
 fn planned(config: &mut Config, _: &Known<'_>) -> Option<String> {
@@ -163,6 +173,14 @@ fn half_precision(config: &mut Config, known: &Known<'_>) -> Option<String> {
     })
 }
 
+/// A recipe with codes keeps them beside the weights that they are made from.
+fn unquantised_products(config: &mut Config, _: &Known<'_>) -> Option<String> {
+    (config.precision.recipe != Recipe::Bf16).then(|| {
+        config.precision.recipe = Recipe::Bf16;
+        "`recipe: bf16`".to_owned()
+    })
+}
+
 /// Rows as long as the longest document, where packed ones are much longer.
 fn unpacked(config: &mut Config, known: &Known<'_>) -> Option<String> {
     let longest = known.data?.longest();
@@ -187,5 +205,13 @@ fn adapters(config: &mut Config, _: &Known<'_>) -> Option<String> {
     (!config.lora.lora).then(|| {
         config.lora.lora = true;
         "`lora: true`".to_owned()
+    })
+}
+
+fn quantised_weights(config: &mut Config, _: &Known<'_>) -> Option<String> {
+    let of = &mut config.qlora;
+    (config.lora.lora && !(of.qlora_bnb || of.qlora_fp8 || of.qlora_fp4)).then(|| {
+        of.qlora_bnb = true;
+        "`qlora_bnb: true`".to_owned()
     })
 }

@@ -119,7 +119,7 @@ pub fn loaded(program: Program) -> Box<dyn Session> {
     for slot in &program.layout.parameters {
         let mut graph = Graph::default();
         let id = graph.add_parameter(&slot.name, vec![slot.weight.len()], graph::Init::Ones, DType::F32);
-        write(session.as_mut(), &slot.weight, &graph, graph.parameter(id).value);
+        write(session.as_mut(), &slot.weight, &contents(&graph)[&graph.parameter(id).value]);
     }
     if let Some((_, at)) = program.layout.extra.iter().find(|(name, _)| name == scalar::LOSS_SCALE) {
         session.write(at, &LOSS_SCALE.to_le_bytes()).unwrap();
@@ -133,13 +133,13 @@ pub fn run(session: &mut dyn Session, entry: usize) {
     for (name, at) in &program.entries[entry].inputs {
         let mut graph = Graph::default();
         let id = graph.add_input(name, graph::Element::F32, vec![at.len()]);
-        write(session, at, &graph, id);
+        write(session, at, &contents(&graph)[&id]);
     }
     session.run(entry).unwrap();
 }
 
-fn write(session: &mut dyn Session, at: &TensorRef, graph: &Graph, id: ValueId) {
-    let tensor = match &contents::<f32>(graph)[&id] {
+pub fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {
+    let tensor = match array {
         Array::Real(x) => HostTensor::from_f32(at.shape.clone(), x).cast(at.dtype),
         Array::Int(x) => HostTensor::from_i32(at.shape.clone(), x),
         Array::Byte(_) => unreachable!("no byte inputs here"),
@@ -151,6 +151,10 @@ pub fn read(session: &mut dyn Session, at: &TensorRef) -> Vec<u8> {
     let mut bytes = vec![0; at.bytes()];
     session.read(at, &mut bytes).unwrap();
     bytes
+}
+
+pub fn numbers(session: &mut dyn Session, at: &TensorRef) -> Vec<f32> {
+    HostTensor::new(at.dtype, at.shape.clone(), read(session, at)).to_f32()
 }
 
 /// Loss and all gradients after two micro-steps, as bits.

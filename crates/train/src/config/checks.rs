@@ -398,8 +398,11 @@ impl Config {
         ];
         for (path, requested, least) in needs {
             if let Some(has) = machine.compute_capability.filter(|has| requested && *has < least) {
+                let digits = |both: u32| format!("{}.{}", both / 10, both % 10);
+                let (least, has) = (digits(least), digits(has));
                 let message = format!("`{path}` needs a GPU of compute capability {least} or more, this one has {has}");
-                problems.push(self.mistake(path, message, None));
+                let hint = "leave `recipe` at `bf16`; `qlora_bnb: true` saves memory on any GPU";
+                problems.push(self.mistake(path, message, Some(hint.to_owned())));
             }
         }
         problems

@@ -359,7 +359,7 @@ fn a_recipe_that_quantises_has_its_options_and_needs_a_gpu_that_can() {
     let with = |compute_capability| config.check_machine(&MachineFacts { gpus: 1, compute_capability });
     assert!(with(Some(89)).is_empty() && with(Some(90)).is_empty());
     let message = &with(Some(86))[0].message;
-    assert_eq!(message, "`recipe` needs a GPU of compute capability 89 or more, this one has 86");
+    assert_eq!(message, "`recipe` needs a GPU of compute capability 8.9 or more, this one has 8.6");
     assert!(
         config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty(),
         "a CPU is a reference"

@@ -1,6 +1,6 @@
 """Random small models through the engine and through transformers and peft, which are the truth.
 
-    python tests/oracle/compare_transformers.py [part ...] [--cases N] [--seed S]
+    python tests/oracle/compare_transformers.py [part ...] [--cases N] [--seed S] [--family NAME ...]
 
 Parts: models (logits, hidden states, losses, every gradient), adapters (LoRA by name, pattern,
 all-linear), training (AdamW and NorMuon curves), exports (folders that transformers and peft read). Needs torch,
@@ -88,19 +88,75 @@ def draw_rope(rng: random.Random, head_dim: int) -> dict:
 
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
+FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4"]
+
+#: Those whose rotation is given by kind of layer.
+BY_KIND = ["gemma3_text", "olmo3"]
+
+#: What is drawn from; `--family` narrows it.
+drawn = list(FAMILIES)
+
+
+def draw_part(rng: random.Random, family: str, head_dim: int, original: int) -> dict:
+    """A rotation of a part of each head."""
+    rope: dict = {"rope_type": "default", "rope_theta": rng.choice([10000.0, 500.0])}
+    rope["partial_rotary_factor"] = rng.choice([share for share in (0.5, 0.75, 1.0) if int(head_dim * share) % 2 == 0])
+    if family == "phi3" and rng.random() < 0.5:
+        pairs = int(head_dim * rope["partial_rotary_factor"]) // 2
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        for name, first in (("short_factor", 1.0), ("long_factor", 2.0)):
+            rope[name] = [first + rng.random() for _ in range(pairs)]
+    return rope
+
+
+def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
+    """Fields that only some of the later families have."""
+    layers, window = fields["num_hidden_layers"], rng.choice([1, 2, 5, 16])
+    own: dict = {}
+    if family in ("gemma2", "gemma3_text"):
+        own["query_pre_attn_scalar"] = rng.choice([8, 16, 24, 100])
+        own["attn_logit_softcapping"] = rng.choice([None, 4.0, 50.0]) if family == "gemma2" else None
+        own["final_logit_softcapping"] = rng.choice([None, 3.0, 30.0])
+        own["hidden_activation"] = rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"])
+    if family in ("gemma2", "gemma3_text", "olmo3"):
+        own["sliding_window"] = window
+        if rng.random() < 0.7:
+            own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    if family in BY_KIND:
+        full, local = fields["rope_parameters"], {"rope_type": "default", "rope_theta": 700.0}
+        if family == "olmo3":  # reading the old spelling, transformers gives layers with a window this one
+            local["rope_theta"] = full["rope_theta"] = 500000.0
+        own["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
+    if family == "phi3":
+        own["sliding_window"] = rng.choice([None, window])
+        own["original_max_position_embeddings"] = fields["rope_parameters"].get("original_max_position_embeddings", 128)
+    if family == "granite":
+        own |= {"embedding_multiplier": rng.choice([1.0, 12.0]), "attention_multiplier": rng.choice([0.1, 0.3])}
+        own |= {"residual_multiplier": rng.choice([0.22, 1.0]), "logits_scaling": rng.choice([1.0, 8.0])}
+    if family in ("gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4"):
+        own["attention_bias"] = rng.random() < 0.4
+    if family == "granite":
+        own["mlp_bias"] = rng.random() < 0.4
+    return own
 
 
 def draw_config(rng: random.Random):
     """A configuration of transformers with shapes that are not round."""
-    family = rng.choice(FAMILIES)
+    family = rng.choice(drawn)
     if family == "gpt2":
         return draw_gpt2(rng)
     heads = rng.choice([1, 2, 3, 4, 6])
     kv = rng.choice([n for n in range(1, heads + 1) if heads % n == 0])
     head_dim = rng.choice([8, 12, 16, 20, 32, 64])
     hidden = rng.choice([size for size in (24, 36, 50, 52, 64, 96) if size % heads == 0 or family == "qwen3"])
+    if family == "phi3":  # its head_dim follows from the hidden size
+        hidden = heads * head_dim
     layers = rng.choice([1, 2, 3])
     rope = draw_rope(rng, head_dim)
+    if family in BY_KIND and rope["rope_type"] in ("dynamic", "longrope"):
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    if family in ("phi3", "glm4"):
+        rope = draw_part(rng, family, head_dim, rng.choice([16, 40]))
     fields = dict(
         vocab_size=rng.choice([67, 101, 128, 333, 1000]),
         hidden_size=hidden,
@@ -134,6 +190,7 @@ def draw_config(rng: random.Random):
     if family == "smollm3":
         rotated = {"no_rope_layers": [rng.choice([0, 1]) for _ in range(layers)]}
         fields |= rng.choice([{"no_rope_layer_interval": rng.choice([1, 2, 4])}, rotated])
+    fields |= own_fields(rng, family, fields)
     return transformers.AutoConfig.for_model(family, **fields)
 
 
@@ -191,6 +248,12 @@ def old_spelling(path: Path) -> None:
     """The spelling of transformers 4: rope_theta, rope_scaling, torch_dtype."""
     config = json.loads(path.read_text())
     if rope := config.pop("rope_parameters", None):
+        if "sliding_attention" in rope:
+            if config["model_type"] == "gemma3_text":
+                config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = rope["full_attention"]
+        if (share := rope.pop("partial_rotary_factor", None)) is not None:
+            config["partial_rotary_factor"] = share
         config["rope_theta"] = rope.pop("rope_theta")
         config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype", "float32")
@@ -263,9 +326,9 @@ def masks(config, visible: torch.Tensor, dtype):
 
     window = getattr(config, "sliding_window", None)
     near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
-    if config.model_type == "mistral":
+    if config.model_type in ("mistral", "phi3"):
         return additive(visible & near)
-    if config.model_type in ("qwen2", "qwen3", "smollm3"):
+    if config.model_type in ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "olmo3"):
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
     return additive(visible)
 
@@ -387,6 +450,9 @@ def draw_targets(rng: random.Random, model):
                 r"transformer\.h\.0\.mlp\.c_.*",
             ]
         )
+    if model.config.model_type in ("phi3", "glm4"):
+        attention = ["qkv_proj"] if model.config.model_type == "phi3" else ["q_proj", "v_proj"]
+        return rng.choice(["all-linear", attention, ["gate_up_proj"], [*attention, "down_proj"], r".*\.(o|gate_up)_proj"])
     return rng.choice(
         [
             "all-linear",
@@ -633,7 +699,7 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     if options["lora"]:
         options["lora_rank"] = rng.choice([1, 3, 8])
         options["lora_target_modules"] = rng.choice(
-            [["all-linear"], ["c_attn", "mlp.c_proj"] if base.config.model_type == "gpt2" else ["q_proj", "down_proj"]]
+            [["all-linear"], ["c_attn", "mlp.c_proj"] if base.config.model_type == "gpt2" else ["o_proj", "down_proj"]]
         )
         options["lora_dtype"] = rng.choice(["float32", "bfloat16"])
     c = base.config
@@ -672,7 +738,9 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all if none is named")
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", action="append", choices=FAMILIES, help="draw of these alone")
     options = parser.parse_args()
+    drawn[:] = options.family or FAMILIES
     report = Report()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(unknown)}")

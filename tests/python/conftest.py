@@ -131,3 +131,44 @@ def tiny_gpt2(**changes: object) -> dict[str, object]:
     }
     fields.update(changes)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def tiny_gemma2(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Gemma 2 with a window of 5 in its first layer."""
+    own = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 16, "sliding_window": 5}
+    return tiny_llama(**{**own, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, **changes})
+
+
+def tiny_gemma3(**changes: object) -> dict[str, object]:
+    """The config.json of a three-layer Gemma 3 whose second layer sees everything."""
+    own = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window_pattern": 2}
+    return tiny_gemma2(**{**own, "num_hidden_layers": 3, **changes})
+
+
+def tiny_phi3(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Phi-3 that rotates three quarters of each head."""
+    own = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": 0.75}
+    return tiny_llama(**{**own, "num_attention_heads": 2, "original_max_position_embeddings": 64, **changes})
+
+
+def tiny_granite(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Granite."""
+    own = {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "embedding_multiplier": 12.0}
+    multipliers = {"attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 8.0}
+    return tiny_llama(**{**own, **multipliers, **changes})
+
+
+def tiny_olmo2(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer OLMo 2."""
+    return tiny_llama(**{"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **changes})
+
+
+def tiny_olmo3(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer OLMo 3, windows of 5 in all layers but the last."""
+    own = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 5, "num_hidden_layers": 4}
+    return tiny_llama(**{**own, **changes})
+
+
+def tiny_glm4(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer GLM-4."""
+    return tiny_llama(**{"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 16, **changes})

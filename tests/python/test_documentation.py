@@ -7,7 +7,9 @@ import re
 
 import pytest
 from conftest import REPOSITORY
+from golden import FAMILIES
 from surogate import _native
+from surogate.models import page
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -60,6 +62,11 @@ def test_the_inputs_of_a_batch_are_those_of_the_engine():
         for row in json.loads(_native.batch_inputs())
     ]
     assert "\n".join(rows) + "\n\n" in page
+
+
+def test_the_page_of_models_is_what_is_registered_and_compared():
+    assert page.PATH.read_text(encoding="utf-8") == page.text(), "run python -m surogate.models.page"
+    assert list(page.RECORDED.values()) == FAMILIES
 
 
 def test_there_are_examples_and_pages():

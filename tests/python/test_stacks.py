@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from pathlib import Path
@@ -15,8 +14,8 @@ from safetensors import safe_open
 from surogate import models
 from surogate.dsl import Batch, Layers, Module, Tensor, each, model, ops, output, repeat
 from surogate.errors import ModelError
-from surogate.layers import Decoder, DecoderLayer, Embedding, Linear, RMSNorm, RotaryEmbedding, SwiGLU
-from surogate.models.mistral import Attention, MistralConfig
+from surogate.layers import Attention, Decoder, DecoderLayer, Embedding, GatedMLP, Linear, RMSNorm
+from surogate.models.mistral import MistralConfig
 
 WINDOWS = [3, None, 3, None]
 KINDS = ["sliding" if window else "full" for window in WINDOWS]
@@ -24,17 +23,17 @@ IDS = np.random.default_rng(3).integers(1, 96, (2, 12)).astype(np.int32)
 
 
 def layer(c: MistralConfig, window: object, inner: int = 0) -> DecoderLayer:
-    own = copy.copy(c)
-    own.window = window
-    return DecoderLayer(c.hidden_size, c.rms_norm_eps, Attention(own), SwiGLU(c.hidden_size, inner or c.intermediate_size))
+    mlp = GatedMLP(c.hidden_size, inner or c.intermediate_size)
+    return DecoderLayer(c, Attention(c, window=window), mlp)
 
 
 class Toy(Module):
     """A decoder over layers that a subclass gives."""
 
     def __init__(self, c: MistralConfig) -> None:
-        embedding, norm = Embedding(c.vocab_size, c.hidden_size), RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.model = Decoder(embedding, RotaryEmbedding(c.head_dim, c.rope), *self.layers(c), norm)
+        c.pad_token_id = None
+        pattern, layers = self.layers(c)
+        self.model = Decoder(c, layers, pattern=pattern)
         self.lm_head = Linear(c.hidden_size, c.vocab_size)
 
     def forward(self, batch: Batch) -> None:
@@ -54,7 +53,7 @@ class Each(Toy):
     """The same as attributes of one kind."""
 
     def layers(self, c: MistralConfig) -> tuple:
-        return len(WINDOWS), layer(c, each(WINDOWS))
+        return None, layer(c, each(WINDOWS))
 
 
 @model("WidthsForTests", config=MistralConfig, base="model")
@@ -70,7 +69,7 @@ class Block(Module):
 
     def __init__(self, c: MistralConfig) -> None:
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size)
         self.head_dim = c.head_dim
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:

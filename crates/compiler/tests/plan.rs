@@ -7,6 +7,7 @@ use compiler::{
     RecomputeOptions, compile, compile_observed,
 };
 use program::{EntryKind, Machine, Program};
+use serde_json::{Value, json};
 use support::{TASK, adapter, bits, options};
 use tensor::DType;
 
@@ -137,6 +138,45 @@ fn close(a: &[u8], b: &[u8]) -> bool {
     let (a, b) = (floats(a), floats(b));
     let norm = b.iter().map(|x| x * x).sum::<f64>().sqrt();
     a.iter().zip(&b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() <= 1e-6 * norm
+}
+
+/// The small Llama with a soft cap on its logits.
+fn capped() -> graph::Model {
+    let mut ir: Value = serde_json::from_str(include_str!("fixtures/llama.json")).unwrap();
+    let body = ir["body"].as_array_mut().unwrap();
+    let mut node = body.last().unwrap().clone();
+    body.last_mut().unwrap()["outputs"] = json!(["raw"]);
+    let chain = [
+        ("scale", json!({"factor": 0.25}), "raw", "quarter"),
+        ("activation", json!({"function": "tanh"}), "quarter", "bent"),
+        ("scale", json!({"factor": 4.0}), "bent", "lm_head"),
+    ];
+    for (op, attrs, input, output) in chain {
+        (node["op"], node["attrs"]) = (json!(op), attrs);
+        (node["inputs"], node["outputs"]) = (json!([input]), json!([output]));
+        body.push(node.clone());
+    }
+    graph::from_json(&ir.to_string()).unwrap()
+}
+
+#[test]
+fn a_head_with_a_soft_cap_is_done_in_parts() {
+    for options in [options(), CompileOptions { adapter: Some(adapter()), ..options() }] {
+        let in_parts = |parts: usize| {
+            let plan = PlanOptions { head_chunks: Some(parts), ..keep() };
+            compile(&capped(), &with(&options, plan), &cpu(1 << 30)).unwrap()
+        };
+        let (whole, program) = (in_parts(1), in_parts(4));
+        let losses = program.entries[0].steps.iter().filter(|s| s.provenance.op == LOSS).count();
+        assert!(losses >= 4, "{losses} parts for 4");
+        assert!(activations(&program) < activations(&whole));
+        let uncapped = bits(compile(&model("llama"), &with(&options, keep()), &cpu(1 << 30)).unwrap());
+        let whole = bits(whole);
+        assert!(whole != uncapped, "the cap is at work");
+        for ((name, found), (_, expected)) in bits(program).iter().zip(&whole) {
+            assert!(found == expected || close(found, expected), "{name} differs in 4 parts");
+        }
+    }
 }
 
 #[test]

@@ -116,8 +116,8 @@ class ModelConfig:
     """Base of the config classes. Annotated attributes are fields; a value is the default.
 
     Kinds: `int` (a size, at least 1), `float`, `bool`, `str`; `int | None` and so on for those that
-    may be left out, an int then being any whole number; `Literal[...]` for the values that are
-    supported; or a class with a `read(reader, field)` class method.
+    may be none, which null says, an int then being any whole number; `Literal[...]` for the values that
+    are supported; or a class with a `read(reader, field)` class method.
     """
 
     architecture: ClassVar[str] = ""
@@ -145,6 +145,8 @@ def _read(reader: Reader, name: str, kind: Any, default: Any) -> Any:
         return custom(reader, name)
     value = reader.take(name)
     if value is None:
+        if _is_null(reader, name, kind):
+            return None
         if default is _MISSING:
             reader.problem(name, f"is missing, expected {_describe(kind)}")
             return None
@@ -156,6 +158,12 @@ def _read(reader: Reader, name: str, kind: Any, default: Any) -> Any:
     else:
         return float(value) if kind is float and isinstance(value, int) else value
     return None
+
+
+def _is_null(reader: Reader, name: str, kind: Any) -> bool:
+    """Whether a field is there as null, and null is one of its values: not the default of a missing field then."""
+    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+    return optional and name in reader.fields
 
 
 def _shown(value: Any) -> str:

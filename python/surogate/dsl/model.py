@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..errors import ModelConfigError
 from .config import ModelConfig
 from .module import Module, Parameter
+from .place import here
 from .structure import Batch
 from .task import record
 from .trace import Trace
@@ -26,6 +27,8 @@ class Architecture:
     module: type[Module]
     #: Properties of the files, as written in the IR.
     files: dict[str, Any]
+    #: Published models of this architecture, as the Hub names them.
+    examples: tuple[str, ...] = ()
 
 
 #: By the name that stands in config.json's `architectures`.
@@ -41,19 +44,23 @@ def model(
     model_type: str | None = None,
     base: str | None = None,
     computed: Sequence[str] = (),
+    examples: Sequence[str] = (),
 ) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
     `forward(batch)` is recorded; what it marks with `output` can be requested.
 
     `model_type` stands for the name in a config.json that names no architecture. `base` is the attribute
     without whose name files of the bare base model are written; `computed` are endings of the names of
-    stored tables that are not read. A module with an attribute `max_positions` has no positions from
+    stored tables that are not read; `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
     there on.
     """
     files = ({"base_prefix": f"{base}."} if base else {}) | ({"computed": list(computed)} if computed else {})
 
+    place = here()
+
     def register(module: M) -> M:
-        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files)
+        module.place = place
+        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files, tuple(examples))
         return module
 
     return register

@@ -7,7 +7,7 @@ mapping to Hugging Face files needs no table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ..errors import ModelError
 from .place import here
@@ -55,6 +55,14 @@ class Module:
     """
 
     path: str = ""
+    #: The line of the model that made it.
+    place: str | None = None
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        made = super().__new__(cls)
+        if (place := here()) is not None:
+            made.place = place
+        return made
 
     def forward(self, *inputs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")

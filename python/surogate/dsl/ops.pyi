@@ -418,39 +418,44 @@ def rope_frequencies_of_batch(*inputs: Tensor | Parameter, head_dim: int | each[
     short_factor: longrope: divisors of the frequencies up to N
     long_factor: longrope: divisors of the frequencies beyond N"""
 
-def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, skip: bool | each[bool] | None = None) -> Any:
+def rope(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, skip: bool | each[bool] | None = None, interleaved: bool | each[bool] | None = None) -> Any:
     """Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated
-    columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D],
-    positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied.
+    columns, or the even and the odd ones if `interleaved`, c and s cosine and sine of position·inv_freq (f32)
+    times attention_scaling. x [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32
+    [1] → like x. Columns from R on are copied.
 
     inverse: rotate back, by −angle: the gradient
-    skip: rotate nothing: the result is x"""
+    skip: rotate nothing: the result is x
+    interleaved: pairs are neighbouring columns, not those of two halves"""
 
-def rmsnorm_rope(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None) -> Any:
+def rmsnorm_rope(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None, inverse: bool | each[bool] | None = None, interleaved: bool | each[bool] | None = None) -> Any:
     """`rmsnorm` of each head, rounded as it would be stored, then `rope`. x [B, T, heads, D], w [D], positions i32
     [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → r f32 [B, T, heads], y like x. Of two tensors at the
     same positions: x, w, x2, w2, then the shared inputs → r, y, r2, y2.
 
     eps: added to the mean of squares
     offset: multiply with 1 + w instead of w
-    inverse: rotate by −angle"""
+    inverse: rotate by −angle
+    interleaved: pairs are neighbouring columns, not those of two halves"""
 
-def rope_rmsnorm_backward(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None) -> Any:
+def rope_rmsnorm_backward(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, interleaved: bool | each[bool] | None = None) -> Any:
     """`rope` of dy, rounded as it would be stored, then `rmsnorm_backward`: the gradient through normalised and
     rotated heads. dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x
     like dy, w [D], r f32 [B, T, heads] → dx like x. Of two tensors at the same positions: dy, x, w, r, dy2, x2,
     w2, r2, then the shared inputs → dx, dx2.
 
     inverse: rotate by −angle
-    offset: multiply with 1 + w instead of w"""
+    offset: multiply with 1 + w instead of w
+    interleaved: pairs are neighbouring columns, not those of two halves"""
 
-def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[bool] | None = None, offset: bool | each[bool] | None = None, interleaved: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
     """As `rope_rmsnorm_backward`, with the weight gradient from the same reading. dy [B, T, heads, D], positions i32
     [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like dy, w [D], r f32 [B, T, heads] → dx like x, dw
     f32 [D]. With `accumulate`, dw is added to. Two tensors as there → dx, dw, dx2, dw2.
 
     inverse: rotate by −angle
     offset: multiply with 1 + w instead of w
+    interleaved: pairs are neighbouring columns, not those of two halves
     accumulate: add to dw instead of overwriting it"""
 
 def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:

@@ -1,6 +1,7 @@
 """The source line of the model that is being recorded.
 
-Frames of the DSL and of the shared layers are skipped, so the line is in the architecture's file.
+Frames of the DSL and of the shared layers are skipped, so the line is in the architecture's file. An operation that a
+shared layer records for another shared layer has no line there; it belongs to where the module was made (`trace.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import sys
 from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: Where the recording begins: frames around it belong to whoever builds a model, not to the model.
+_BUILD = os.path.join(_PACKAGE, "dsl", "model.py")
 _PASSED_OVER = tuple(os.path.join(_PACKAGE, folder) + os.sep for folder in ("dsl", "layers"))
 
 
@@ -18,6 +21,8 @@ def here() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
+        if file == _BUILD and frame.f_code.co_name == "build":
+            return None
         if not file.startswith(_PASSED_OVER) and os.sep + "contextlib.py" not in file:
             return f"{_short(file)}:{frame.f_lineno}"
         frame = frame.f_back

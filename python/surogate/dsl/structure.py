@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -25,9 +26,11 @@ def repeat(layers: Layers, carry: Tensor | tuple[Tensor, ...], *shared: Any) -> 
     """Applies every layer to the result of the one before it; gives the last result.
 
     `carry` is what goes from layer to layer (one tensor or a tuple of them), `shared` is handed to
-    all layers unchanged. Of each kind of layer, `forward(carry, *shared)` is recorded once.
+    all layers unchanged; one that is a mapping by kind gives each kind of layer its own. Of each kind,
+    `forward(carry, *shared)` is recorded once.
     """
-    trace, place = Trace.current(), here()
+    trace = Trace.current()
+    place = here() or trace._made_at()
     if trace.scope is not trace.outer:
         raise ModelError(place, "a repeat can only be recorded in the body of the model")
     if layers.count < 1:
@@ -60,7 +63,8 @@ def _block(
     inside = tuple(Tensor(trace.name(f"{layers.path}.input"), t.dtype, t.shape, block) for t in initial)
     trace.scope = block
     try:
-        result = layers.kinds[kind](*inside, *shared)
+        own = (value[kind] if isinstance(value, Mapping) else value for value in shared)
+        result = layers.kinds[kind](*inside, *own)
     finally:
         trace.scope = trace.outer
     following = result if isinstance(result, tuple) else (result,)

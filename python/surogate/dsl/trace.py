@@ -113,7 +113,7 @@ class Trace:
 
     def emit(self, op: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> list[Tensor]:
         """Appends one operation and gives its results, with the types that its shape rule infers."""
-        place = here()
+        place = here() or self._made_at()
         tensors = [self._operand(op, value, place) for value in inputs]
         types = self._infer(op, tensors, attributes, place)
         names = self._fresh(op, len(types))
@@ -128,6 +128,10 @@ class Trace:
             node["at"] = place
         self.scope.items.append(node)
         return results
+
+    def _made_at(self) -> str | None:
+        """The line that made the innermost module which a line of the model made."""
+        return next((module.place for module in reversed(self.modules) if module.place), None)
 
     def _operand(self, op: str, value: Any, place: str | None) -> Tensor:
         from .module import Parameter
@@ -196,7 +200,7 @@ class Trace:
 
     def output(self, name: str, value: Tensor) -> None:
         """Makes a value available to callers under a public name."""
-        place = here()
+        place = here() or self._made_at()
         value = self._operand("output", value, place)
         inside = self.scope.layers is not None
         if ("{i}" in name) != inside:

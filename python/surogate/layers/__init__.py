@@ -2,30 +2,44 @@
 transformers, with the same parameter names."""
 
 from .activation import Activation, activation
-from .decoder import Decoder, DecoderLayer
+from .attention import Attention
+from .config import DecoderConfig
+from .decoder import CausalLM, Decoder, DecoderLayer
 from .dropout import dropout
 from .embedding import Embedding
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
-from .mlp import SwiGLU
+from .mlp import FusedGatedMLP, GatedMLP
 from .norm import LayerNorm, RMSNorm
-from .rotary import RotaryEmbedding, Rotation
-from .window import layer_windows
+from .rotary import RotaryByKind, RotaryEmbedding, Rotation, Rotations
+from .softcap import soft_cap
+from .window import FULL, SLIDING, layer_types, layer_windows, window
 
 __all__ = [
+    "FULL",
+    "SLIDING",
     "Activation",
+    "Attention",
+    "CausalLM",
     "Conv1D",
     "Decoder",
+    "DecoderConfig",
     "DecoderLayer",
     "Embedding",
+    "FusedGatedMLP",
+    "GatedMLP",
     "HeadsConfig",
     "LayerNorm",
     "Linear",
     "RMSNorm",
+    "RotaryByKind",
     "RotaryEmbedding",
     "Rotation",
-    "SwiGLU",
+    "Rotations",
     "activation",
     "dropout",
+    "layer_types",
     "layer_windows",
+    "soft_cap",
+    "window",
 ]

@@ -1,4 +1,4 @@
-"""The decoder stack of most models: pre-norm layers between an embedding and a final norm.
+"""The decoder stack of most models, from token ids to logits.
 
 Does not know what attention computes: each architecture has its own.
 """
@@ -9,17 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dsl import Batch, Layers, Module, Tensor, output, repeat
+from .config import DecoderConfig
 from .embedding import Embedding
+from .linear import Linear
 from .norm import RMSNorm
+from .rotary import RotaryEmbedding
 
 
 class DecoderLayer(Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Marks `hidden.layer.{i}`."""
 
-    def __init__(self, hidden_size: int, eps: float, attention: Module, mlp: Module) -> None:
-        self.input_layernorm = RMSNorm(hidden_size, eps)
+    def __init__(self, c: DecoderConfig, attention: Module, mlp: Module) -> None:
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = mlp
 
     def forward(self, x: Tensor, *shared: Any) -> Tensor:
@@ -30,28 +33,52 @@ class DecoderLayer(Module):
 
 
 class Decoder(Module):
-    """Embedding, layers as :class:`Layers` takes them, norm. The layers' attention gets (x, rotate, batch).
+    """Embedding, layers, norm. `layer` is the module of all layers, or one for each kind with the `pattern` of the
+    kinds; their attention gets (x, rotate, batch). An architecture overrides `embed` where more happens to the
+    embedding.
 
     Marks `hidden.embed` and `hidden.final_norm`.
     """
 
     def __init__(
         self,
-        embedding: Embedding,
-        rotary: Module,
-        pattern: int | Sequence[str],
-        layer: DecoderLayer | Mapping[str, DecoderLayer],
-        norm: RMSNorm,
+        c: DecoderConfig,
+        layer: Module | Mapping[str, Module],
+        *,
+        pattern: Sequence[str] | None = None,
+        rotary: Module | None = None,
+        norm: Module | None = None,
     ) -> None:
-        self.embed_tokens = embedding
-        self.rotary_emb = rotary
-        self.layers = Layers(pattern, layer)
-        self.norm = norm
+        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, c.pad_token_id)
+        self.rotary_emb = rotary or RotaryEmbedding(c.head_dim, c.rope)
+        self.layers = Layers(pattern or c.num_hidden_layers, layer)
+        self.norm = norm or RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """The input of the first layer."""
+        return self.embed_tokens(batch.input_ids)
 
     def forward(self, batch: Batch) -> Tensor:
-        x = self.embed_tokens(batch.input_ids)
+        x = self.embed(batch)
         output("hidden.embed", x)
         x = repeat(self.layers, x, self.rotary_emb(batch.position_ids), batch)
         x = self.norm(x)
         output("hidden.final_norm", x)
         return x
+
+
+class CausalLM(Module):
+    """A decoder, `model`, and its head, `lm_head`, which is the embedding where the config ties them. An architecture
+    overrides `head` where logits are more than a product. Marks `logits`."""
+
+    def __init__(self, c: DecoderConfig, decoder: Decoder) -> None:
+        self.model = decoder
+        tied = decoder.embed_tokens.weight if c.tie_word_embeddings else None
+        self.lm_head = Linear(c.hidden_size, c.vocab_size, tied=tied)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of the decoder's result."""
+        return self.lm_head(x)
+
+    def forward(self, batch: Batch) -> None:
+        output("logits", self.head(self.model(batch)))

@@ -6,14 +6,15 @@ from ..dsl import Module, Parameter, Tensor, ops
 
 
 class RMSNorm(Module):
-    """`weight` [size]; y = x / √(mean(x²) + eps) · weight."""
+    """`weight` [size]; y = x / √(mean(x²) + eps) · weight, or · (1 + weight) with `offset`."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        self.weight = Parameter(size, init="ones")
+    def __init__(self, size: int, eps: float, *, offset: bool = False) -> None:
+        self.weight = Parameter(size, init="zeros" if offset else "ones")
         self.eps = eps
+        self.offset = offset or None
 
     def forward(self, x: Tensor) -> Tensor:
-        y, _ = ops.rmsnorm(x, self.weight, eps=self.eps)
+        y, _ = ops.rmsnorm(x, self.weight, eps=self.eps, offset=self.offset)
         return y
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from ..dsl import Module, Reader, Tensor, ops
 from ..dsl.config import FLOAT, WHOLE
+from .window import FULL, SLIDING
 
 #: Settings of each type; all are handed to the engine under their own names.
 SETTINGS: dict[str, dict[str, type]] = {
@@ -63,6 +64,8 @@ class Rotation:
     theta: float | None = None
     type: str = "default"
     settings: dict[str, Any] = field(default_factory=dict)
+    #: The share of a head's columns that is rotated.
+    share: float | None = None
 
     @classmethod
     def read(cls, reader: Reader, _field: str) -> Self:
@@ -75,13 +78,16 @@ class Rotation:
         if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
             reader.problem(name, f"{values!r} is not supported, expected one object of settings for all layers")
             return cls()
+        return cls.of(reader, name, values, theta)
+
+    @classmethod
+    def of(cls, reader: Reader, name: str, values: dict[str, Any], theta: Any) -> Self:
+        """The rotation of one object of settings, which stands in the file under `name`."""
         values = dict(values)
         theta = values.pop("rope_theta", theta)
         kind = values.pop("rope_type", None) or values.pop("type", None) or "default"
         values.pop("type", None)
-        partial = values.pop("partial_rotary_factor", None)
-        if partial not in (None, 1, 1.0):
-            reader.problem(f"{name}.partial_rotary_factor", f"{partial} is not supported, expected 1.0")
+        share = values.pop("partial_rotary_factor", None)
         if theta is not None and not (_is_number(theta) and theta > 0):
             reader.problem("rope_theta", f"{theta!r} is not supported, expected a number above 0")
             theta = None
@@ -92,14 +98,34 @@ class Rotation:
                 settings[ORIGINAL_LENGTH] = int(outside)
             else:
                 reader.problem(ORIGINAL_LENGTH, f"{outside!r} is not supported, expected {EXPECTED[int]}")
-        return cls(None if theta is None else float(theta), kind, settings)
+        return cls(None if theta is None else float(theta), kind, settings, share)
 
-    def complete(self, reader: Reader, head_dim: int, max_position_embeddings: int, theta: float = 10000.0) -> Self:
-        """With what follows from the rest of the config. `theta` is the architecture's own base.
+    def complete(
+        self,
+        reader: Reader,
+        head_dim: int,
+        max_position_embeddings: int,
+        theta: float = 10000.0,
+        share: float | None = None,
+    ) -> Self:
+        """With what follows from the rest of the config. `theta` is the architecture's own base, `share` its own part
+        of the columns; without one, all of them are rotated.
 
         Most types are relative to the model's own length where the config names no other, `dynamic`
         always.
         """
+        if share is None:
+            if self.share not in (None, 1.0):
+                reader.problem("rope_scaling.partial_rotary_factor", f"{self.share} is not supported, expected 1.0")
+            share = 1.0
+        elif self.share is not None:
+            share = self.share
+        if not (_is_number(share) and 0 < share <= 1):
+            reader.problem("partial_rotary_factor", f"{share!r} is not supported, expected a number above 0, up to 1")
+            share = 1.0
+        columns = int(head_dim * share)
+        if columns < 2 or columns % 2 and share != 1.0:
+            reader.problem("partial_rotary_factor", f"makes {columns} of {head_dim} columns, expected pairs of them")
         settings = dict(self.settings)
         if self.type == "dynamic":
             settings[ORIGINAL_LENGTH] = max_position_embeddings
@@ -107,13 +133,58 @@ class Rotation:
             settings.setdefault(ORIGINAL_LENGTH, max_position_embeddings)
         if self.type == "longrope":
             settings.setdefault("factor", max_position_embeddings / settings[ORIGINAL_LENGTH])
+            pairs = columns // 2
             for key in ("short_factor", "long_factor"):
-                if len(settings.get(key, [])) != head_dim // 2:
+                if len(settings.get(key, [])) != pairs:
                     found = len(settings.get(key, []))
-                    reader.problem(
-                        f"rope_scaling.{key}", f"has {found} numbers, expected head_dim / 2 = {head_dim // 2}"
-                    )
-        return type(self)(theta if self.theta is None else self.theta, self.type, settings)
+                    of = "head_dim / 2" if share == 1.0 else "half of the rotated columns"
+                    reader.problem(f"rope_scaling.{key}", f"has {found} numbers, expected {of} = {pairs}")
+        # In one order, so that equal models are equal text.
+        settings = {key: settings[key] for key in SETTINGS.get(self.type, {}) if key in settings} | settings
+        return type(self)(theta if self.theta is None else self.theta, self.type, settings, share)
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """The rotation of each kind of layer, as a field of a config class: `rope: Rotations`.
+
+    Transformers 5 has settings by kind in `rope_parameters`. In 4, `rope_theta` and `rope_scaling` are those of full
+    attention; layers with a window are not scaled, and their base is `rope_local_base_freq` where an architecture has
+    that field.
+    """
+
+    by_kind: dict[str, Rotation] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, reader: Reader, _field: str) -> Self:
+        parameters = reader.fields.get("rope_parameters")
+        if not isinstance(parameters, dict) or not all(isinstance(values, dict) for values in parameters.values()):
+            full, local = Rotation.read(reader, _field), reader.take("rope_local_base_freq")
+            if local is not None and not (_is_number(local) and local > 0):
+                reader.problem("rope_local_base_freq", f"{local!r} is not supported, expected a number above 0")
+                local = None
+            return cls({FULL: full} if local is None else {FULL: full, SLIDING: Rotation(float(local))})
+        for name in ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq"):
+            if reader.take(name) is not None and name != "rope_parameters":
+                reader.problem(name, "contradicts `rope_parameters`, which has settings by kind of layer")
+        found = {
+            kind: Rotation.of(reader, f"rope_parameters.{kind}", values, None) for kind, values in parameters.items()
+        }
+        return cls(found)
+
+    def with_local_theta(self, theta: float) -> Self:
+        """With a base of layers with a window, for configs that have none."""
+        local = self.by_kind.get(SLIDING, Rotation())
+        return self if local.theta else type(self)({**self.by_kind, SLIDING: replace(local, theta=theta)})
+
+    def complete(
+        self, reader: Reader, head_dim: int, max_position_embeddings: int, theta: float, share: float | None = None
+    ) -> dict[str, Rotation]:
+        """As of a :class:`Rotation`, by kind. Layers with a window have the base of the others where a config of
+        transformers 4 names none of their own."""
+        full = self.by_kind.get(FULL, Rotation())
+        own = {FULL: full, SLIDING: self.by_kind.get(SLIDING, Rotation(full.theta))}
+        return {kind: of.complete(reader, head_dim, max_position_embeddings, theta, share) for kind, of in own.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -155,18 +226,32 @@ def _settings(reader: Reader, name: str, kind: str, values: dict[str, Any]) -> d
 
 
 class RotaryEmbedding(Module):
-    """Frequencies of the rotation; a call gives the function that rotates queries and keys."""
+    """Frequencies of the rotation; a call gives the function that rotates queries and keys. Pairs are (i, i + n/2) of
+    the n rotated columns, or (2i, 2i + 1) with `interleaved`."""
 
-    def __init__(self, head_dim: int, rope: Rotation) -> None:
-        self.head_dim = head_dim
+    def __init__(self, head_dim: int, rope: Rotation, *, interleaved: bool = False) -> None:
+        self.columns = head_dim if rope.share is None else int(head_dim * rope.share)
         self.rope = rope
+        self.interleaved = interleaved or None
 
     def forward(self, positions: Tensor) -> Callable[..., Tensor]:
         settings = dict(
-            head_dim=self.head_dim, theta=self.rope.theta, scaling_type=self.rope.type, **self.rope.settings
+            head_dim=self.columns, theta=self.rope.theta, scaling_type=self.rope.type, **self.rope.settings
         )
         if self.rope.type in OF_BATCH:
             frequencies, scaling = ops.rope_frequencies_of_batch(positions, **settings)
         else:
             frequencies, scaling = ops.rope_frequencies(**settings)
-        return lambda x, **attributes: ops.rope(x, positions, frequencies, scaling, **attributes)
+        given = {"interleaved": True} if self.interleaved else {}
+        return lambda x, **attributes: ops.rope(x, positions, frequencies, scaling, **given, **attributes)
+
+
+class RotaryByKind(Module):
+    """A rotation for each kind of layer; a call gives the functions by kind."""
+
+    def __init__(self, **kinds: RotaryEmbedding) -> None:
+        vars(self).update(kinds)
+        self.kinds = list(kinds)
+
+    def forward(self, positions: Tensor) -> dict[str, Callable[..., Tensor]]:
+        return {kind: getattr(self, kind)(positions) for kind in self.kinds}

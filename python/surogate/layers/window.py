@@ -1,8 +1,8 @@
-"""Which layers use sliding-window attention, from config.json."""
+"""Which layers use sliding-window attention, and of which size, from config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..dsl import Reader
 
@@ -25,12 +25,30 @@ def layer_windows(reader: Reader, layers: int, slides: Callable[[int], bool]) ->
         return [None] * layers
     if types is None:
         return [window if used and window and slides(i) else None for i in range(layers)]
-    if not isinstance(types, list) or len(types) < layers:
-        reader.problem("layer_types", f"expected a list with the type of each of the {layers} layers")
-        return [None] * layers
-    for kind in sorted({str(kind) for kind in types} - {FULL, SLIDING}):
-        reader.problem("layer_types", f"{kind!r} is not supported, expected {FULL!r} or {SLIDING!r}")
-    sliding = [kind == SLIDING for kind in types[:layers]]
+    sliding = [kind == SLIDING for kind in layer_types(reader, layers, [FULL] * layers)]
     if any(sliding) and not (used and window):
         reader.problem("layer_types", f"{SLIDING!r} needs `use_sliding_window: true` and a `sliding_window`")
     return [window if slide else None for slide in sliding]
+
+
+def window(reader: Reader, default: int | None) -> int | None:
+    """`sliding_window`: keys that a query sees, its own included. A missing field is the default, null is no window."""
+    found = reader.take("sliding_window") if "sliding_window" in reader.fields else default
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
+        reader.problem("sliding_window", f"{found!r} is not supported, expected a whole number above 0 or null")
+    return found
+
+
+def layer_types(
+    reader: Reader, layers: int, default: Sequence[str], known: Sequence[str] = (FULL, SLIDING)
+) -> list[str]:
+    """`layer_types`, the kind of every layer, or `default` where the config has none."""
+    types = reader.take("layer_types")
+    if types is None:
+        return list(default)
+    if not isinstance(types, list) or len(types) < layers:
+        reader.problem("layer_types", f"expected a list with the type of each of the {layers} layers")
+        return list(default)
+    for kind in sorted({str(kind) for kind in types} - set(known)):
+        reader.problem("layer_types", f"{kind!r} is not supported, expected {' or '.join(map(repr, known))}")
+    return types[:layers]

@@ -4,9 +4,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import dsl, tasks
-from . import gpt2, llama, mistral, qwen2, qwen3, smollm3
+from . import gemma2, gemma3, glm4, gpt2, granite, llama, mistral, olmo, phi3, qwen2, qwen3, smollm3
 
-__all__ = ["build", "gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "tasks"]
+__all__ = [
+    "build",
+    "gemma2",
+    "gemma3",
+    "glm4",
+    "gpt2",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "tasks",
+]
 
 #: What a program is compiled for unless something else is asked for.
 TASKS = ("causal_lm",)

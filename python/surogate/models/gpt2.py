@@ -103,6 +103,7 @@ class Transformer(Module):
     model_type="gpt2",
     base="transformer",
     computed=[".attn.bias", ".attn.masked_bias"],
+    examples=["openai-community/gpt2"],
 )
 class GPT2(Module):
     def __init__(self, c: GPT2Config) -> None:

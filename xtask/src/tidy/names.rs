@@ -10,7 +10,7 @@ use super::{File, Finding};
 
 const NAMELESS: &[&str] = &["tensor", "graph", "program", "ops", "compiler", "cpu", "cuda"];
 
-const FAMILIES: &[&str] = &["qwen", "llama", "mistral", "gemma", "gpt", "deepseek", "smollm"];
+const FAMILIES: &[&str] = &["qwen", "llama", "mistral", "gemma", "gpt", "deepseek", "smollm", "granite", "olmo", "glm"];
 
 /// The published name of a law for rotary frequencies that any model may use.
 const SCALING_LAW: &str = "llama3";

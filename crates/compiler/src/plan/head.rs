@@ -30,10 +30,19 @@ impl Head {
         let is_loss = |op: &OpId| [id::CROSS_ENTROPY, id::CROSS_ENTROPY_WITH_GRADIENT].contains(op);
         let loss = graph.nodes.iter().position(|node| is_loss(&node.op))?;
         let logits = graph.nodes[loss].inputs[0];
-        let first = producers[logits.0 as usize]?;
+        // Logits may be more than the product: a soft cap is one element-wise node.
+        let alone = |index: usize| match graph.nodes[index].inputs[..] {
+            [only] if class(&graph.nodes[index]) == Class::Elementwise => Some(only),
+            _ => None,
+        };
+        let mut wide = HashSet::from([logits]);
+        let mut first = producers[logits.0 as usize]?;
+        while let Some(before) = alone(first) {
+            wide.insert(before);
+            first = producers[before.0 as usize]?;
+        }
         let [rows, tokens] = by_tokens(graph.value(logits))?.map(|axis| graph.value(logits).shape[axis]);
         // What is as wide as the logits and computed from them. A product has a width of its own.
-        let mut wide = HashSet::from([logits]);
         let mut nodes = vec![first];
         for (index, node) in graph.nodes.iter().enumerate().skip(first + 1) {
             if node.inputs.iter().any(|id| wide.contains(id)) {

@@ -1,6 +1,7 @@
 // Rotary embedding: (y1, y2) = (x1 c - x2 s, x2 c + x1 s), c and s of angle position * inv_freq, times scaling.
 // x, y [BATCH, TOKENS, HEADS, COLUMNS], strided in the first three axes; positions i32 [BATCH, TOKENS];
-// inv_freq f32 [PAIRS]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i; columns from 2 PAIRS on are copied.
+// inv_freq f32 [PAIRS]; scaling f32 [1]. x1, x2 are columns i and PAIRS + i, or 2 i and 2 i + 1 if INTERLEAVED; columns
+// from 2 PAIRS on are copied.
 // One thread per token and WIDTH neighbouring pairs: it takes sines and cosines once and walks over the heads.
 // Each thread reads its own columns before it writes them, so x and y may be the same memory.
 #include "types.cuh"
@@ -31,18 +32,29 @@ rope(const X_T* x, const int* __restrict__ positions, const float* __restrict__ 
     s[n] *= INVERSE ? -scaling[0] : scaling[0];
     c[n] *= scaling[0];
   }
+  // The two packs of a thread, and where in them the members of pair n are.
+  const int at = INTERLEAVED ? 2 * i : i, beyond = INTERLEAVED ? at + WIDTH : PAIRS + i;
+#define FIRST(n) (INTERLEAVED ? 2 * (n) : (n))
+#define SECOND(n) (INTERLEAVED ? 2 * (n) + 1 : WIDTH + (n))
 #pragma unroll 4
   for (int h = 0; h < HEADS; h++) {
-    const Pack<X_T, WIDTH> a = read_pack<WIDTH>(x + (size_t)h * X_H + i);
-    const Pack<X_T, WIDTH> b = read_pack<WIDTH>(x + (size_t)h * X_H + PAIRS + i);
+    const Pack<X_T, WIDTH> a = read_pack<WIDTH>(x + (size_t)h * X_H + at);
+    const Pack<X_T, WIDTH> b = read_pack<WIDTH>(x + (size_t)h * X_H + beyond);
+    float v[2 * WIDTH], turned[2 * WIDTH];
+#pragma unroll
+    for (int n = 0; n < WIDTH; n++) v[n] = to_float(a.at[n]), v[WIDTH + n] = to_float(b.at[n]);
+#pragma unroll
+    for (int n = 0; n < WIDTH; n++) {
+      turned[FIRST(n)] = v[FIRST(n)] * c[n] - v[SECOND(n)] * s[n];
+      turned[SECOND(n)] = v[SECOND(n)] * c[n] + v[FIRST(n)] * s[n];
+    }
     Pack<Y_T, WIDTH> first, second;
 #pragma unroll
     for (int n = 0; n < WIDTH; n++) {
-      const float x1 = to_float(a.at[n]), x2 = to_float(b.at[n]);
-      first.at[n] = from_float<Y_T>(x1 * c[n] - x2 * s[n]);
-      second.at[n] = from_float<Y_T>(x2 * c[n] + x1 * s[n]);
+      first.at[n] = from_float<Y_T>(turned[n]);
+      second.at[n] = from_float<Y_T>(turned[WIDTH + n]);
     }
-    write_pack(y + (size_t)h * Y_H + i, first);
-    write_pack(y + (size_t)h * Y_H + PAIRS + i, second);
+    write_pack(y + (size_t)h * Y_H + at, first);
+    write_pack(y + (size_t)h * Y_H + beyond, second);
   }
 }

@@ -1,4 +1,4 @@
-//! The rotation itself, in the half-split form of Hugging Face models.
+//! The rotation itself, in the half-split form of Hugging Face models and in the interleaved one of the paper.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -24,6 +24,10 @@ const THREADS: usize = 256;
 /// Most pairs of one thread: more would leave too few threads to hide the latency of memory.
 const WIDEST: usize = 4;
 
+/// Which columns make a pair.
+pub const INTERLEAVED: Attribute =
+    Attribute { name: "interleaved", kind: "bool?", doc: "pairs are neighbouring columns, not those of two halves" };
+
 /// (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s) with c, s of angle position · inv_freq
 pub struct Rope;
 
@@ -38,7 +42,7 @@ impl Op for Rope {
 
     fn doc(&self) -> &'static str {
         "Rotary position embedding: (y₁, y₂) = (x₁·c − x₂·s, x₂·c + x₁·s), with x₁, x₂ the halves of the rotated \
-         columns, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D], \
+         columns, or the even and the odd ones if `interleaved`, c and s cosine and sine of position·inv_freq (f32) times attention_scaling. x [B, T, heads, D], \
          positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1] → like x. Columns from R on are copied."
     }
 
@@ -46,6 +50,7 @@ impl Op for Rope {
         &[
             Attribute { name: "inverse", kind: "bool?", doc: "rotate back, by −angle: the gradient" },
             Attribute { name: "skip", kind: "bool?", doc: "rotate nothing: the result is x" },
+            INTERLEAVED,
         ]
     }
 
@@ -55,6 +60,7 @@ impl Op for Rope {
         };
         attrs.flag("inverse")?;
         attrs.flag("skip")?;
+        attrs.flag("interleaved")?;
         let [batch, tokens, Dim::Fixed(_), Dim::Fixed(head_dim)] = x.shape.as_slice() else {
             return Err("x must be [B, T, heads, D], heads and D known".into());
         };
@@ -84,7 +90,8 @@ impl Op for Rope {
         }
         let inverse = call.node.attrs.flag("inverse").expect("checked by the shape rule");
         let inputs = [call.dy(), call.input(1), call.input(2), call.input(3)];
-        let dx = call.wanted(0, id::ROPE, &inputs, Attrs::new().with("inverse", !inverse));
+        let attrs = call.node.attrs.clone().with("inverse", !inverse);
+        let dx = call.wanted(0, id::ROPE, &inputs, attrs);
         Gradients::Inputs(vec![dx, None, None, None])
     }
 
@@ -115,6 +122,7 @@ impl Op for Rope {
             ("WORK", work),
             ("WIDTH", width),
             ("INVERSE", inverse as usize),
+            ("INTERLEAVED", call.attrs.flag("interleaved").expect("checked by the shape rule") as usize),
             ("THREADS", THREADS),
         ];
         let mut defines: Vec<(String, String)> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
@@ -158,6 +166,8 @@ impl Op for Rope {
             example([1, 5, 1, 64], vec![7, 8, 9, 4000, 30000], 32, Attrs::new().with("inverse", true)),
             example([1, 3, 2, 24], vec![5, 6, 0], 8, Attrs::new()),
             example([1, 3, 2, 24], vec![5, 6, 0], 8, Attrs::new().with("skip", true)),
+            example([2, 2, 3, 24], vec![5, 6, 0, 900], 8, Attrs::new().with("interleaved", true)),
+            example([1, 2, 2, 14], vec![3, 70], 5, Attrs::new().with("interleaved", true).with("inverse", true)),
         ]
     }
 }
@@ -181,9 +191,12 @@ impl<T: Real> Turns<T> {
     }
 
     /// One head.
-    pub fn turn(&self, x: &[T], y: &mut [T]) {
+    pub fn turn(&self, x: &[T], y: &mut [T], interleaved: bool) {
         let pairs = self.cosines.len();
-        vectorised(Turn, (&mut *y, x, &self.cosines, &self.sines));
+        match interleaved {
+            false => vectorised(Turn, (&mut *y, x, &self.cosines, &self.sines)),
+            true => vectorised(TurnNeighbours, (&mut *y, x, &self.cosines, &self.sines)),
+        }
         y[2 * pairs..].copy_from_slice(&x[2 * pairs..]);
     }
 }
@@ -194,13 +207,14 @@ fn rotate<T: Real>(call: &mut Call<'_, T>) {
     let [x, positions, inv_freq, scaling] = call.inputs else { unreachable!("the shape rule requires four inputs") };
     let (head_dim, heads) = (x.columns(), x.shape[2]);
     let skip = call.attrs.flag("skip").expect("checked by the shape rule");
+    let interleaved = call.attrs.flag("interleaved").expect("checked by the shape rule");
     let (inv_freq, scaling) = (if skip { &[] } else { inv_freq.real() }, scaling.real()[0]);
     let [y] = call.outputs_mut();
     let tokens = y.real().par_chunks_mut(heads * head_dim).zip(x.real().par_chunks(heads * head_dim));
     tokens.zip(positions.int()).for_each(|((y, x), position)| {
         let turns = Turns::new(*position, inv_freq, scaling, inverse);
         for (y, x) in y.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
-            turns.turn(x, y);
+            turns.turn(x, y, interleaved);
         }
     });
 }
@@ -223,18 +237,37 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], &'a [T])> for Turn {
     }
 }
 
+/// The same with pairs of neighbours.
+struct TurnNeighbours;
+
+impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], &'a [T])> for TurnNeighbours {
+    type Output = ();
+
+    #[inline(always)]
+    fn run((y, x, cosines, sines): (&'a mut [T], &'a [T], &'a [T], &'a [T])) {
+        for ((y, x), (c, s)) in y.chunks_exact_mut(2).zip(x.chunks_exact(2)).zip(cosines.iter().zip(sines)) {
+            y[0] = x[0] * *c - x[1] * *s;
+            y[1] = x[1] * *c + x[0] * *s;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::evaluate::{Array, apply};
 
     fn rope(x: &Array<f64>, inverse: bool) -> Array<f64> {
+        rope_of(x, Attrs::new().with("inverse", inverse))
+    }
+
+    fn rope_of(x: &Array<f64>, attrs: Attrs) -> Array<f64> {
         let (positions, inv_freq) = (Array::Int(vec![0, 3]), Array::Real(vec![1.0, 0.25]));
         let one = Array::Real(vec![1.0]);
         let inputs: [(&[usize], &Array<f64>); 4] =
             [(&[1, 2, 1, 6], x), (&[1, 2], &positions), (&[2], &inv_freq), (&[1], &one)];
         let mut out = [(vec![1, 2, 1, 6], Array::Real(vec![0.0; 12]))];
-        apply(&Rope, &Attrs::new().with("inverse", inverse), &inputs, &mut out);
+        apply(&Rope, &attrs, &inputs, &mut out);
         let [(_, y)] = out;
         y
     }
@@ -251,5 +284,14 @@ mod tests {
         for (back, x) in rope(&y, true).real().iter().zip(x.real()) {
             assert!((back - x).abs() < 1e-12);
         }
+    }
+    #[test]
+    fn interleaved_pairs_are_neighbours() {
+        let x = Array::Real((0..12).map(|i| 1.0 + i as f64).collect());
+        let y = rope_of(&x, Attrs::new().with("interleaved", true));
+        let (sin, cos) = 0.75f64.sin_cos();
+        assert!((y.real()[8] - (9.0 * cos - 10.0 * sin)).abs() < 1e-12);
+        assert!((y.real()[9] - (10.0 * cos + 9.0 * sin)).abs() < 1e-12);
+        assert_eq!(y.real()[10..], x.real()[10..], "columns beyond the table are copied");
     }
 }

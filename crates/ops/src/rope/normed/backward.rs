@@ -15,7 +15,7 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered};
 use crate::norm::{RMSNORM_BACKWARD, RMSNORM_GRADIENTS};
 use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
 use crate::registry::id;
-use crate::rope::rotation::Rope;
+use crate::rope::rotation::{INTERLEAVED, Rope};
 use crate::rowwise::sum_partials;
 
 const INPUTS: &str = "dy [B, T, heads, D], positions i32 [B, T], inv_freq f32 [R/2], attention_scaling f32 [1], x like \
@@ -30,7 +30,9 @@ fn infer(inputs: &[ValueType], attrs: &Attrs) -> Result<ValueType, String> {
     if dy.shape != x.shape || r.shape != head_shape(x) {
         return Err("dy must be shaped like x, r like its heads".into());
     }
-    ["offset", "inverse", "accumulate"].iter().try_for_each(|name| attrs.flag(name).map(|_| ()).map_err(|e| e.0))?;
+    ["offset", "inverse", "accumulate", "interleaved"]
+        .iter()
+        .try_for_each(|name| attrs.flag(name).map(|_| ()).map_err(|e| e.0))?;
     Ok(x.clone())
 }
 
@@ -93,6 +95,9 @@ const TABLES: [usize; 3] = [1, 2, 3];
 
 /// The kernels of the way back over one side or two, with sums of the weight gradients, and their scratch memory.
 pub(super) fn kernels(call: &LowerCall<'_>, sides: &[Places], tables: [usize; 3]) -> Option<(Vec<KernelSpec>, usize)> {
+    if call.attrs.flag("interleaved").expect("checked by the shape rule") {
+        return None;
+    }
     let tensors: Vec<Side<'_>> = sides
         .iter()
         .map(|at| vec![("DY", &call.inputs[at.dy]), ("X", &call.inputs[at.x]), ("DX", &call.outputs[at.dx])])
@@ -134,7 +139,9 @@ fn examples(accumulate: &[bool]) -> Vec<Example> {
     };
     let shapes = [([2, 3, 4, 16], 8, false), ([1, 700, 6, 128], 64, true), ([1, 3, 2, 24], 8, false)];
     let all = accumulate.iter().flat_map(|a| shapes.map(|(x, pairs, offset)| example(x, pairs, offset, *a)));
-    all.collect()
+    let mut interleaved = example([1, 3, 2, 16], 8, false, false);
+    interleaved.attrs = interleaved.attrs.with("interleaved", true);
+    all.chain([interleaved]).collect()
 }
 
 /// dx = rmsnorm_backward(x, w, r, rope(dy))
@@ -157,7 +164,7 @@ impl Op for RopeRmsNormBackward {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[INVERSE, OFFSET]
+        &[INVERSE, OFFSET, INTERLEAVED]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -215,7 +222,9 @@ impl Op for RopeRmsNormGradients {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[INVERSE, OFFSET, Attribute { name: "accumulate", kind: "bool?", doc: "add to dw instead of overwriting it" }]
+        const ACCUMULATE: Attribute =
+            Attribute { name: "accumulate", kind: "bool?", doc: "add to dw instead of overwriting it" };
+        &[INVERSE, OFFSET, INTERLEAVED, ACCUMULATE]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {

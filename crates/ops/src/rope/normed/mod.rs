@@ -2,7 +2,7 @@
 //! `rmsnorm` then `rope` forward, `rope` then `rmsnorm_backward` or `rmsnorm_gradients` backward. The
 //! value between the two is rounded as it would have been stored, so that fusing never changes bits.
 //!
-//! Shapes that the joint kernels do not cover become the kernels of the pair.
+//! Shapes that the joint kernels do not cover, and interleaved pairs, become the kernels of the two.
 
 mod backward;
 mod heads;
@@ -14,7 +14,7 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
-use super::rotation::Rope;
+use super::rotation::{INTERLEAVED, Rope};
 use crate::call::{Call, Data, Input, Output};
 use crate::elementwise::round_to;
 use crate::evaluate::Evaluate;
@@ -137,6 +137,9 @@ impl Deal {
 
 /// The heads of a forward pass: `x` to `y` on each side.
 fn forward_kernel(call: &LowerCall<'_>, sides: &[[usize; 4]], tables: [usize; 3]) -> Option<KernelSpec> {
+    if call.attrs.flag("interleaved").expect("checked by the shape rule") {
+        return None;
+    }
     let tensors: Vec<Side<'_>> =
         sides.iter().map(|[x, _, _, y]| vec![("X", &call.inputs[*x]), ("Y", &call.outputs[*y])]).collect();
     if sides.iter().any(|[_, w, ..]| call.inputs[*w].dtype != call.inputs[sides[0][1]].dtype) {
@@ -232,7 +235,7 @@ impl Op for RmsNormRope {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[EPS, OFFSET, INVERSE]
+        &[EPS, OFFSET, INVERSE, INTERLEAVED]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
@@ -241,7 +244,9 @@ impl Op for RmsNormRope {
         };
         check(x, w, [positions, inv_freq, scaling])?;
         attrs.float("eps")?;
-        ["offset", "inverse"].iter().try_for_each(|name| attrs.flag(name).map(|_| ()).map_err(|e| e.0))?;
+        ["offset", "inverse", "interleaved"]
+            .iter()
+            .try_for_each(|name| attrs.flag(name).map(|_| ()).map_err(|e| e.0))?;
         Ok(vec![ValueType::new(Element::F32, head_shape(x)), x.clone()])
     }
 
@@ -278,12 +283,15 @@ impl Op for RmsNormRope {
             let inputs = [vec![normal(x.to_vec()), normal(vec![x[3]])], tables(&x, pairs)].concat();
             Example::new(inputs, Attrs::new().with("eps", 1e-6).with("offset", offset))
         };
+        let mut interleaved = example([1, 3, 2, 16], 8, false);
+        interleaved.attrs = interleaved.attrs.with("interleaved", true);
         vec![
             example([2, 3, 4, 16], 8, false),
             example([1, 37, 6, 128], 64, true),
             // Columns that are not rotated; halves that fill no power of two of lanes.
             example([1, 3, 2, 24], 8, false),
             example([2, 2, 3, 48], 24, false),
+            interleaved,
         ]
     }
 

@@ -1,0 +1,72 @@
+"""Gemma 3, text: Gemma 2 with QK norm instead of a soft cap on scores, five layers with a sliding window to one
+without, and a rotation of their own for each of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import layers
+from ..dsl import Batch, Reader, Tensor, model
+from ..layers import FULL, SLIDING, RotaryByKind, RotaryEmbedding, Rotations, layer_types
+from .gemma2 import CappedLM, Gemma2Config, Layer, Norm, ScaledDecoder
+
+
+class Gemma3Config(Gemma2Config):
+    vocab_size: int = 262208
+    max_position_embeddings: int = 131072
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    rope: Rotations
+
+    theta = 1000000.0
+
+    def derive(self, reader: Reader) -> None:
+        self.rope = self.rope.with_local_theta(10000.0)
+        super().derive(reader)
+        if self.attn_logit_softcapping is not None:
+            reader.problem("attn_logit_softcapping", "is not supported: transformers reads it, and does not apply it")
+
+    def kinds_of_layers(self, reader: Reader) -> list[str]:
+        period = reader.take("sliding_window_pattern")
+        period = period if period is not None else reader.take("_sliding_window_pattern")
+        if period is not None and (isinstance(period, bool) or not isinstance(period, int) or period < 1):
+            reader.problem("sliding_window_pattern", f"{period!r} is not supported, expected a whole number above 0")
+            period = None
+        kinds = [SLIDING if (i + 1) % (period or 6) else FULL for i in range(self.num_hidden_layers)]
+        return layer_types(reader, self.num_hidden_layers, kinds)
+
+
+class Attention(layers.Attention):
+    def __init__(self, c: Gemma3Config, kind: str) -> None:
+        super().__init__(
+            c,
+            bias=c.attention_bias,
+            output_bias=c.attention_bias,
+            scale=c.query_pre_attn_scalar**-0.5,
+            window=c.window if kind == SLIDING else None,
+        )
+        self.q_norm = Norm(c, c.head_dim)
+        self.k_norm = Norm(c, c.head_dim)
+
+    def heads(self, x: Tensor, rotate: Callable[..., Tensor], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.project(x)
+        return rotate(self.q_norm(self.split(q))), rotate(self.k_norm(self.split(k))), self.split(v)
+
+
+def decoder(c: Gemma3Config) -> ScaledDecoder:
+    kinds = sorted(set(c.layer_types))
+    rotary = RotaryByKind(**{kind: RotaryEmbedding(c.head_dim, c.rope[kind]) for kind in kinds})
+    by_kind = {kind: Layer(c, Attention(c, kind)) for kind in kinds}
+    return ScaledDecoder(c, by_kind, pattern=c.layer_types, rotary=rotary)
+
+
+@model(
+    "Gemma3ForCausalLM",
+    config=Gemma3Config,
+    model_type="gemma3_text",
+    base="model",
+    examples=["google/gemma-3-270m", "google/gemma-3-1b-pt"],
+)
+class Gemma3(CappedLM):
+    def __init__(self, c: Gemma3Config) -> None:
+        super().__init__(c, decoder(c))

@@ -153,8 +153,9 @@ def test_what_does_not_fit_ends_with_3(capsys, run_file):
     assert code == 3 and "the smallest plan needs" in err
 
 
-def test_a_refusal_names_options_that_make_it_fit(capsys, tmp_path):
-    """A 7B shape on a card of 24 GiB: weights in codes fit, codes beside weights do not."""
+@pytest.fixture
+def seven_billion(tmp_path):
+    """run.yaml of adapters on a 7B shape with random weights."""
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 32000}
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes, **heads}))
@@ -162,14 +163,34 @@ def test_a_refusal_names_options_that_make_it_fit(capsys, tmp_path):
     data = {"path": str(tmp_path / "data.jsonl"), "type": "tokens"}
     options = {"model": str(tmp_path), "init": "random", "torch_dtype": "bfloat16", "sequence_len": 512, "datasets": [data]}
     (tmp_path / "run.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
-    words = ["plan", tmp_path / "run.yaml", "--machine", "rtx3090", "--memory-limit", "12GiB"]
+    return tmp_path / "run.yaml"
+
+
+def test_a_refusal_names_options_that_make_it_fit(capsys, seven_billion):
+    """On a card of 24 GiB: weights in codes fit, codes beside weights do not."""
+    words = ["plan", seven_billion, "--machine", "rtx3090", "--memory-limit", "12GiB"]
     code, _, err = run(capsys, *words)
     assert code == 3 and "`qlora_bnb: true`" in err, err
     assert run(capsys, *words, "--qlora-bnb", "true")[0] == 0
-    words = ["plan", tmp_path / "run.yaml", "--machine", "rtx4090"]
+    words = ["plan", seven_billion, "--machine", "rtx4090"]
     code, _, err = run(capsys, *words, "--recipe", "fp8_hybrid")
     assert code == 3 and "`recipe: bf16`" in err, err
     assert run(capsys, *words)[0] == 0
+
+
+def test_recommended_formats_follow_the_machine(capsys, seven_billion):
+    """FP8 products where they were measured and pay, NF4 weights where nothing else fits, neither against one's word."""
+    words = ["plan", seven_billion, "--apply-recommended-values", "true"]
+    chosen = run(capsys, *words, "--machine", "h200")[1]
+    assert "recipe: fp8_hybrid (" in chosen and "qlora_bnb" not in chosen, chosen
+    chosen = run(capsys, *words, "--machine", "h200", "--recipe", "bf16")[1]
+    assert "fp8_hybrid" not in chosen, chosen
+    chosen = run(capsys, *words, "--machine", "rtx4090")[1]
+    assert "recipe: bf16 (" in chosen and "qlora_bnb" not in chosen, chosen
+    small = [*words, "--machine", "rtx3090", "--memory-limit", "12GiB"]
+    code, chosen, _ = run(capsys, *small)
+    assert code == 0 and "qlora_bnb: true (" in chosen, chosen
+    assert run(capsys, *small, "--qlora-bnb", "false")[0] == 3
 
 
 def test_data_that_cannot_be_trained_on_ends_with_4(capfd, run_file, tmp_path):

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cpu::CpuBackend;
 use program::{
     Arena, ArenaId, ArenaKind, Backend, BackendError, Constant, Cost, Entry, EntryKind, Gemm, Instruction, Launch,
-    LowRank, Machine, Program, Provenance, Session, Step, TensorRef,
+    LowRank, Machine, Program, Provenance, Scales, Session, Step, TensorRef,
 };
 use tensor::{Attrs, DType, HostTensor, bf16_to_f32, f32_to_bf16};
 
@@ -319,7 +319,10 @@ fn codes_are_multiplied_as_the_numbers_that_they_stand_for() {
                 accumulate: true,
                 ..gemm(m, n, k, a, b, d)
             };
-            let products = [with(&a, &b, &d, Some(scales.clone())), with(&plain_a, &plain_b, &exact, None)];
+            let products = [
+                with(&a, &b, &d, Some(Scales { of: scales.clone(), fast_sum: false })),
+                with(&plain_a, &plain_b, &exact, None),
+            ];
             let mut session = load(products.map(Instruction::Gemm).to_vec(), 2);
             for (index, (codes, plain)) in [(&a, &plain_a), (&b, &plain_b)].into_iter().enumerate() {
                 let scale = [0.25, 2f32.powi(-9)][index];

@@ -35,7 +35,7 @@ impl Operand {
 /// D[m, n] = alpha · A[m, k] · B[k, n] + beta · D (+ bias[n]), accumulated in f32.
 ///
 /// f32 operands are multiplied as f32: TF32 is never used. Codes of eight bits have a scale each, whose addresses a run
-/// is given; the tensor cores read both along k, and their sums are promoted to f32 on the way.
+/// is given; the tensor cores read both along k, and their sums are promoted to f32 on the way unless told otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,
@@ -49,6 +49,8 @@ pub struct Product {
     pub alpha: f32,
     pub beta: f32,
     pub bias: Option<DType>,
+    /// Of codes: sums are not promoted to f32 on the way.
+    pub fast_sum: bool,
     /// The largest power of two, up to 256, that divides the addresses of A, B and D.
     pub alignment: [u32; 3],
 }
@@ -239,6 +241,9 @@ impl ProductPlan {
             descriptor.set(sys::descriptor_attribute::EPILOGUE, sys::EPILOGUE_BIAS)?;
             descriptor.set(sys::descriptor_attribute::BIAS_DATA_TYPE, data_type(bias)? as i32)?;
         }
+        if product.fast_sum {
+            descriptor.set(sys::descriptor_attribute::FAST_ACCUM, 1i8)?;
+        }
         Ok(ProductPlan {
             left: Layout::new(library, b, k, n, batch)?,
             right: Layout::new(library, a, m, k, batch)?,
@@ -299,7 +304,8 @@ impl Product {
         let [rows, batches] = [|o: &Operand| o.row_stride, |o: &Operand| o.batch_stride].map(|f| [f(a), f(b), f(d)]);
         let batches = if self.batch == 1 { String::new() } else { format!(", batches {batches:?}") };
         let bias = self.bias.map(|dtype| format!(", bias {dtype}")).unwrap_or_default();
-        format!("{self}, rows {rows:?}{batches}, aligned {alignment:?}, beta {beta}{bias}")
+        let fast = if self.fast_sum { ", fast sum" } else { "" };
+        format!("{self}, rows {rows:?}{batches}, aligned {alignment:?}, beta {beta}{bias}{fast}")
     }
 }
 
@@ -480,6 +486,7 @@ mod tests {
             alpha: 1.0,
             beta: 0.0,
             bias: None,
+            fast_sum: false,
             alignment: [256; 3],
         }
     }
@@ -494,6 +501,7 @@ mod tests {
             Product { d: Operand { row_stride: 16, ..base.d }, ..base },
             Product { a: Operand { transposed: true, ..base.a }, ..base },
             Product { batch: 2, ..base },
+            Product { fast_sum: true, ..base },
         ];
         assert_eq!(
             base.description(),

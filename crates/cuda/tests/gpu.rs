@@ -6,7 +6,9 @@ mod reference;
 
 use cuda::disk_cache::DiskCache;
 use cuda::{CudaBackend, CudaSession, Options, Search, devices};
-use program::{Arg, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Session, TensorRef};
+use program::{
+    Arg, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Scales, Session, TensorRef,
+};
 use reference::{Case, Layout, Numbers, offsets, read, relative_error, write};
 use std::sync::Arc;
 use tensor::{Attrs, DType, HostTensor};
@@ -366,7 +368,6 @@ fn attention_that_cudnn_does_not_take_is_refused_with_its_instruction() {
     let refusals = [
         (Case { dtype: DType::F32, ..base() }, "cuDNN reads bf16"),
         (Case { head_dim: 12, ..base() }, "16-byte boundaries"),
-        (Case { head_dim: 512, ..base() }, "engine"),
     ];
     for (case, reason) in refusals {
         let mut layout = Layout::default();
@@ -457,9 +458,11 @@ fn a_failing_kernel_is_named_with_its_instruction() {
     assert!(text.contains("instruction 0 of forward: test") && text.contains("cuStreamSynchronize"), "{text}");
 }
 
-/// A product of bf16 with its addends: (m, n, k), B across, the slices with their rank and scale, a bias.
+/// A product with its addends: (m, n, k), the second factors across, the slices with their rank and scale, a bias.
 struct Adapted {
     extents: (usize, usize, usize),
+    /// The first two factors are codes, A of this type, B always along the sum; and whether that may be the fast one.
+    codes: Option<(DType, bool)>,
     across: bool,
     slices: Vec<(usize, usize)>,
     rank: usize,
@@ -472,10 +475,17 @@ impl Adapted {
     fn run(&self, options: &Options, architecture: &str) -> (Vec<u8>, f64, cuda::Algorithms) {
         let (m, n, k) = self.extents;
         let mut layout = Layout::default();
-        let mut place = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
-        let stored = |rows: usize, columns: usize| if self.across { [rows, columns] } else { [columns, rows] };
+        let (type_a, type_b) = self.codes.map_or((DType::BF16, DType::BF16), |(a, _)| (a, DType::E4M3));
+        let b_across = self.across && self.codes.is_none();
+        let stored_as =
+            |across: bool, rows: usize, columns: usize| if across { [rows, columns] } else { [columns, rows] };
+        let stored = |rows: usize, columns: usize| stored_as(self.across, rows, columns);
         // A and D are slices of wider rows; all T are side by side.
-        let (wide_a, b, wide_d) = (place([m, k + 8]), place(stored(k, n)), place([m, n + 64]));
+        let wide_a = layout.place(type_a, &[m, k + 16]);
+        let b = layout.place(type_b, &stored_as(b_across, k, n));
+        let scales = [0.5f32, 0.25].map(|scale| (layout.place(DType::F32, &[1]), scale));
+        let mut place = |shape: [usize; 2]| layout.place(DType::BF16, &shape);
+        let wide_d = place([m, n + 64]);
         let ts = place([m, self.rank * self.slices.len().max(1)]);
         let us: Vec<TensorRef> = self.slices.iter().map(|(_, count)| place(stored(self.rank, *count))).collect();
         let bias = place([1, n]);
@@ -498,9 +508,11 @@ impl Adapted {
             b: b.clone(),
             d,
             transpose_a: false,
-            transpose_b: !self.across,
+            transpose_b: !b_across,
             scale: 1.0,
-            scales: None,
+            scales: self
+                .codes
+                .map(|(_, fast_sum)| Scales { of: scales.each_ref().map(|(at, _)| at.clone()), fast_sum }),
             bias: self.bias.then_some(vector),
             accumulate: false,
             low_rank: low_rank.collect(),
@@ -514,13 +526,20 @@ impl Adapted {
         };
         let (av, bv, dv, tv, biasv) = (fill(&wide_a), fill(&b), fill(&wide_d), fill(&ts), fill(&bias));
         let uv: Vec<Vec<f64>> = us.iter().map(&mut fill).collect();
+        for (at, scale) in &scales {
+            write(&mut session, at, &HostTensor::from_f32([1], &[*scale]));
+        }
+        let factor: f64 = self.codes.map_or(1.0, |_| scales.iter().map(|(_, scale)| *scale as f64).product());
         run(&mut session);
-        let at =
-            |rows: usize, columns: usize, r: usize, c: usize| if self.across { r * columns + c } else { c * rows + r };
+        let at_of = |across: bool, rows: usize, columns: usize, r: usize, c: usize| {
+            if across { r * columns + c } else { c * rows + r }
+        };
+        let at = |rows: usize, columns: usize, r: usize, c: usize| at_of(self.across, rows, columns, r, c);
         let mut expected = dv;
         for i in 0..m {
             for j in 0..n {
-                let mut sum: f64 = (0..k).map(|l| av[i * (k + 8) + l] * bv[at(k, n, l, j)]).sum();
+                let mut sum: f64 =
+                    (0..k).map(|l| factor * av[i * (k + 16) + l] * bv[at_of(b_across, k, n, l, j)]).sum();
                 sum += if self.bias { biasv[j] } else { 0.0 };
                 for (s, (first, count)) in self.slices.iter().enumerate().filter(|(_, (f, c))| (*f..f + c).contains(&j))
                 {
@@ -544,6 +563,7 @@ fn every_way_to_compute_an_adapted_product_agrees() {
     let timed = Options { time_products: true, ..options.clone() };
     let case = |extents, across, slices: &[(usize, usize)], rank, scale, bias| Adapted {
         extents,
+        codes: None,
         across,
         slices: slices.to_vec(),
         rank,
@@ -557,6 +577,16 @@ fn every_way_to_compute_an_adapted_product_agrees() {
         case((1, 640, 64), true, &[(0, 64), (64, 64), (128, 64), (576, 64)], 48, 1.0, false),
         case((513, 512, 72), false, &[(0, 256), (256, 128), (384, 128)], 64, 2.0, true),
     ];
+    let of_codes = |dtype, fast, case| Adapted { codes: Some((dtype, fast)), ..case };
+    let of_codes = [
+        of_codes(DType::E4M3, true, case((600, 704, 336), false, &[(8, 120), (192, 512)], 8, 1.5, false)),
+        of_codes(DType::E4M3, true, case((130, 304, 512), false, &[], 16, 1.0, true)),
+        of_codes(DType::E5M2, true, case((257, 512, 16), true, &[(0, 256), (256, 256)], 64, 2.0, true)),
+        of_codes(DType::E5M2, false, case((300, 448, 1040), true, &[(64, 192)], 24, 0.75, false)),
+        of_codes(DType::E4M3, false, case((513, 512, 128), false, &[(0, 256), (256, 128), (384, 128)], 64, 2.0, true)),
+        of_codes(DType::E5M2, false, case((1, 640, 272), true, &[], 48, 1.0, false)),
+    ];
+    let cases = cases.into_iter().chain(of_codes);
     for case in cases {
         let (_, _, chosen) = case.run(&timed, &architecture);
         let name = chosen.keys().find(|name| name.starts_with("way of")).cloned();
@@ -565,7 +595,8 @@ fn every_way_to_compute_an_adapted_product_agrees() {
             continue;
         }
         let name = name.expect("the kernel takes all of these");
-        for way in ["library", "own 256", "own 128"] {
+        let widest = if case.codes.is_some_and(|(_, fast)| !fast) { "own 192" } else { "own 256" };
+        for way in ["library", widest, "own 128"] {
             let mut algorithms = chosen.clone();
             algorithms.retain(|key, _| *key == name);
             algorithms.insert(name.clone(), way.to_owned());

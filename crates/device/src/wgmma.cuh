@@ -77,6 +77,23 @@ PRODUCT(160, SUM_80, 80, 81, 82, 83, 84, F64(d, 0), F16(d, 64))
 PRODUCT(192, SUM_96, 96, 97, 98, 99, 100, F64(d, 0), F32(d, 64))
 PRODUCT(256, SUM_128, 128, 129, 130, 131, 132, F64(d, 0), F64(d, 64))
 
+// d [64, N] (+)= a [64, 32] b [32, N] of codes of eight bits, both from shared memory, in rows that are summed over. A sum
+// keeps fewer bits than f32 has on the way.
+#ifdef CODES_TYPES
+#define PRODUCT_OF_CODES(N, SUM, A, B, ADD, ...) \
+  __device__ __forceinline__ void product_of_codes(float (&d)[N / 2], u64 a, u64 b, int add) { \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32." CODES_TYPES " {" SUM "}, %" #A ", %" #B \
+                 ", add, 1, 1;\n}\n" \
+                 : __VA_ARGS__ \
+                 : "l"(a), "l"(b), "r"(add)); \
+  }
+PRODUCT_OF_CODES(128, SUM_64, 64, 65, 66, F64(d, 0))
+PRODUCT_OF_CODES(192, SUM_96, 96, 97, 98, F64(d, 0), F32(d, 64))
+PRODUCT_OF_CODES(256, SUM_128, 128, 129, 130, F64(d, 0), F64(d, 64))
+#undef PRODUCT_OF_CODES
+#endif
+
 // d [64, N] += a [64, 16] b [16, N], a in registers, b's rows summed over.
 #define PRODUCT_OF_REGISTERS(N, SUM, A0, A1, A2, A3, B, ...) \
   __device__ __forceinline__ void product(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) { \

@@ -96,13 +96,22 @@ pub struct Gemm {
     pub transpose_a: bool,
     pub transpose_b: bool,
     pub scale: f32,
-    /// f32 [1] each: what elements of A and of B are multiplied with, which are codes; none where they are numbers.
-    pub scales: Option<[TensorRef; 2]>,
+    /// Where A and B are codes.
+    pub scales: Option<Scales>,
     /// [n], added to every row.
     pub bias: Option<TensorRef>,
     /// Adds to D instead of overwriting it.
     pub accumulate: bool,
     pub low_rank: Vec<LowRank>,
+}
+
+/// How codes are multiplied.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scales {
+    /// f32 [1] each: what elements of A and of B are multiplied with.
+    pub of: [TensorRef; 2],
+    /// The sum may keep as few bits as the device's fastest one, instead of being f32's at least every 128 terms.
+    pub fast_sum: bool,
 }
 
 /// D[:, columns] += scale · T·op(B), with T [m, r].
@@ -257,7 +266,12 @@ impl Instruction {
             Instruction::Launch(l) => l.inputs.iter().collect(),
             Instruction::Gemm(g) => {
                 let low_rank = g.low_rank.iter().flat_map(|r| [&r.t, &r.b]);
-                [&g.a, &g.b].into_iter().chain(g.scales.iter().flatten()).chain(&g.bias).chain(low_rank).collect()
+                [&g.a, &g.b]
+                    .into_iter()
+                    .chain(g.scales.iter().flat_map(|scales| &scales.of))
+                    .chain(&g.bias)
+                    .chain(low_rank)
+                    .collect()
             }
             Instruction::AttentionForward(a) => vec![&a.q, &a.k, &a.v, &a.document_start],
             Instruction::Copy { from, .. } | Instruction::Transfer { from, .. } => vec![from],
@@ -286,7 +300,12 @@ impl Instruction {
             Instruction::Gemm(gemm) => {
                 let Gemm { a, b, d, scales, bias, low_rank, .. } = gemm;
                 let low_rank = low_rank.iter_mut().flat_map(|addend| [&mut addend.t, &mut addend.b]);
-                [a, b, d].into_iter().chain(scales.iter_mut().flatten()).chain(bias).chain(low_rank).collect()
+                [a, b, d]
+                    .into_iter()
+                    .chain(scales.iter_mut().flat_map(|scales| &mut scales.of))
+                    .chain(bias)
+                    .chain(low_rank)
+                    .collect()
             }
             Instruction::AttentionForward(attention) => {
                 let AttentionForward { q, k, v, o, lse, document_start, scratch, scale: _ } = attention;

@@ -33,7 +33,7 @@ pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use instruction::{
     Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
-    LowRank, Provenance, Step, StreamId,
+    LowRank, Provenance, Scales, Step, StreamId,
 };
 pub use known::names as machine_names;
 pub use layout::{Layout, Quantiser, Scaling};

@@ -41,29 +41,37 @@ pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -
     Some(linear + attention)
 }
 
-/// Elements of the base weights that products of the forward pass read, each once.
+/// Elements of the base weights that products of the forward pass read, as numbers or as codes that are kept of them, each
+/// once.
 fn multiplied(program: &Program, entry: &Entry) -> usize {
-    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
+    let mut spans: Vec<(u32, usize, usize, usize)> = Vec::new();
     for step in entry.steps.iter().filter(|step| step.provenance.phase == "forward") {
         let Instruction::Gemm(gemm) = &step.instruction else { continue };
-        let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
+        let kind = |at: &TensorRef| program.arenas[at.arena.0 as usize].kind;
+        let is_weight = |at: &&TensorRef| matches!(kind(at), ArenaKind::Weights | ArenaKind::States);
         let operands = [&gemm.a, &gemm.b].into_iter().filter(is_weight);
-        spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
+        spans.extend(operands.map(|at| (at.arena.0, at.offset, at.offset + at.span(), at.dtype.size())));
     }
     spans.sort_unstable();
     // Products read the values of packed weights, which lie elsewhere.
     let packed = program.layout.parameters.iter().filter(|slot| slot.packed.is_some());
-    let (mut elements, mut end) = (packed.map(ParameterSlot::elements).sum(), 0);
-    for (from, to, size) in spans {
+    let (mut elements, mut read) = (packed.map(ParameterSlot::elements).sum(), (0, 0));
+    for (arena, from, to, size) in spans {
+        let end = if read.0 == arena { read.1 } else { 0 };
         elements += to.saturating_sub(from.max(end)) / size;
-        end = end.max(to);
+        read = (arena, end.max(to));
     }
     elements
 }
 
 #[cfg(test)]
 mod tests {
+    use program::Machine;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::config::{Config, Task};
+    use crate::preview::Preview;
 
     #[test]
     fn cards_are_known_by_their_names() {
@@ -72,5 +80,32 @@ mod tests {
         assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
         assert_eq!((peak("rtx4090"), peak("NVIDIA GeForce RTX 4090")), (Some(165.2e12), Some(165.2e12)));
         assert_eq!(peak("cpu"), None);
+    }
+
+    #[test]
+    fn the_arithmetic_of_a_model_does_not_depend_on_formats() {
+        let folder = tempfile::tempdir().unwrap();
+        let fields = json!({
+            "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 2,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+            "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+        });
+        std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
+        let source = ModelSource::open(folder.path(), include_str!("../tests/ir/qwen3.json")).unwrap();
+        let of = |options: Value| {
+            let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+            let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+            let codes = preview.program.entries.iter().flat_map(|entry| &entry.steps);
+            let codes = codes.filter(|step| matches!(&step.instruction, Instruction::Gemm(of) if of.scales.is_some()));
+            (per_token(&preview.program, &source, 128).unwrap(), codes.count())
+        };
+        for lora in [false, true] {
+            let [(numbers, none), (codes, some)] = ["bf16", "fp8_hybrid"]
+                .map(|recipe| of(json!({"model": "m", "sequence_len": 128, "recipe": recipe, "lora": lora})));
+            assert!(
+                numbers == codes && numbers > 0.0 && none == 0 && some > 0,
+                "{lora}: {numbers} {codes} {none} {some}"
+            );
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `apply_recommended_values`: values for options that the user left out, with which the same training takes less time,
 //! or fits at all. Each is found by planning with it; nothing that the user wrote is changed.
 //!
-//! Decides the split of a step into micro-batches, the formats of products, and packing. What stays `auto`, such as
+//! Decides the split of a step into micro-batches, the formats of products and of frozen weights, and packing. What stays `auto`, such as
 //! offloading, is decided by the plan, with or without this.
 
 use program::{Arch, Machine};
@@ -15,6 +15,8 @@ use crate::source::ModelSource;
 
 /// Expected times that differ by less than this are the same: the smaller plan is taken.
 const AS_FAST: f64 = 0.985;
+/// By how much products of eight bits must be faster: other losses are not taken for less.
+const WORTH_EIGHT_BITS: f64 = 1.1;
 
 const BATCH: &str = "per_device_train_batch_size";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
@@ -27,10 +29,18 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, dat
     }
     let mut chosen = packing(config);
     let packed = config.with_recommended(chosen.clone());
-    let (found, refused) =
-        tried(&packed, candidates(&packed, machine), |config| Preview::new(config, source, machine, data));
+    let planned = |config: &Config| Preview::new(config, source, machine, data);
+    let mut all = candidates(&packed, machine);
+    let mut found = tried(&packed, &all, planned);
+    if found.is_empty() && may_quantise(&packed) {
+        all.iter_mut().for_each(|of| of.quantised = true);
+        found = tried(&packed, &all, planned);
+    }
     // Where nothing fits, the run's own plan says what would.
     if let Some(best) = best(&found) {
+        let like = |recipe: Recipe| recipe == best.of.recipe;
+        let cuts = all.iter().filter(|of| like(of.recipe)).count();
+        let refused = cuts - found.iter().filter(|of| like(of.of.recipe)).count();
         chosen.extend(reasons(&packed, best, &found, refused, machine));
     }
     Ok(config.with_recommended(chosen))
@@ -54,6 +64,8 @@ struct Candidate {
     rows: u32,
     accumulation: u32,
     recipe: Recipe,
+    /// Frozen weights in NF4, which the user did not ask for.
+    quantised: bool,
 }
 
 /// A candidate that fits.
@@ -76,7 +88,13 @@ fn candidates(config: &Config, machine: &Machine) -> Vec<Candidate> {
     };
     let all = recipes(config, machine).into_iter();
     all.flat_map(|recipe| {
-        cuts.iter().map(move |(rows, accumulation)| Candidate { rows: *rows, accumulation: *accumulation, recipe })
+        let of = |(rows, accumulation): &(u32, u32)| Candidate {
+            rows: *rows,
+            accumulation: *accumulation,
+            recipe,
+            quantised: false,
+        };
+        cuts.iter().map(of).collect::<Vec<_>>()
     })
     .collect()
 }
@@ -88,18 +106,22 @@ fn own(config: &Config) -> Candidate {
         rows: of.per_device_train_batch_size,
         accumulation: of.gradient_accumulation_steps,
         recipe: config.precision.recipe,
+        quantised: false,
     }
 }
 
-/// Whether the times that plans expect of eight bits were measured on a device: nobody is given them before.
-const EIGHT_BITS_MEASURED: bool = false;
+/// Whether frozen weights may be quantised: adapters are trained, and nothing was said about it.
+fn may_quantise(config: &Config) -> bool {
+    config.lora.lora && !["qlora_bnb", "qlora_fp8", "qlora_fp4"].iter().any(|name| config.is_written(name))
+}
 
-/// Recipes that the machine has the units for and whose times are known. FP4 is never chosen for anybody.
+/// Recipes that the machine has the units for and whose times are known: those of eight bits were measured on Hopper. FP4
+/// is never chosen for anybody.
 fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     let own = config.precision.recipe;
     let mut all = vec![own];
     let fp8 = Recipe::Fp8Hybrid;
-    if EIGHT_BITS_MEASURED && !config.is_written("recipe") && machine.arch != Arch::Cpu {
+    if !config.is_written("recipe") && machine.arch.is_hopper() {
         let requested = with(config, Candidate { recipe: fp8, ..self::own(config) });
         all.extend(requested.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
     }
@@ -111,25 +133,27 @@ fn with(config: &Config, of: Candidate) -> Config {
     config.training.per_device_train_batch_size = of.rows;
     config.training.gradient_accumulation_steps = of.accumulation;
     config.precision.recipe = of.recipe;
+    config.qlora.qlora_bnb |= of.quantised;
     config
 }
 
-/// Plans with each candidate: those that fit, and how many do not.
-fn tried(config: &Config, all: Vec<Candidate>, planned: impl Fn(&Config) -> Result<Preview>) -> (Vec<Tried>, usize) {
-    let count = all.len();
-    let plan = |of: Candidate| {
-        let preview = planned(&with(config, of)).ok()?;
-        Some(Tried { of, tokens_per_second: preview.estimate().tokens_per_second, bytes: preview.memory_bytes() })
+/// Plans with each candidate: those that fit.
+fn tried(config: &Config, all: &[Candidate], planned: impl Fn(&Config) -> Result<Preview>) -> Vec<Tried> {
+    let plan = |of: &Candidate| {
+        let preview = planned(&with(config, *of)).ok()?;
+        Some(Tried { of: *of, tokens_per_second: preview.estimate().tokens_per_second, bytes: preview.memory_bytes() })
     };
-    let found: Vec<Tried> = all.into_iter().filter_map(plan).collect();
-    let refused = count - found.len();
-    (found, refused)
+    all.iter().filter_map(plan).collect()
 }
 
-/// The fastest; among those that are as fast, the smallest.
+/// The fastest; among those that are as fast, the smallest. Eight bits count less than they gain.
 fn best(found: &[Tried]) -> Option<Tried> {
-    let most = found.iter().map(|of| of.tokens_per_second).fold(0.0, f64::max);
-    let near = found.iter().filter(|of| of.tokens_per_second >= AS_FAST * most);
+    let speed = |of: &Tried| match of.of.recipe {
+        Recipe::Bf16 => of.tokens_per_second,
+        _ => of.tokens_per_second / WORTH_EIGHT_BITS,
+    };
+    let most = found.iter().map(speed).fold(0.0, f64::max);
+    let near = found.iter().filter(|of| speed(of) >= AS_FAST * most);
     near.min_by_key(|of| of.bytes).copied()
 }
 
@@ -149,6 +173,9 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], refused: usize, machin
         false => "faster than bf16 by the plan, with products in 8 bits; the losses are not the same bits",
     };
     choose("recipe", json!(best.of.recipe.name()), because);
+    if best.of.quantised {
+        choose("qlora_bnb", json!(true), "with frozen weights in bf16 no plan fits");
+    }
     chosen
 }
 

@@ -106,7 +106,7 @@ impl StripGemm {
     }
 
     pub fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
-        let scales = self.gemm.scales.iter().flatten();
+        let scales = self.gemm.scales.iter().flat_map(|scales| &scales.of);
         let scale = scales.fold(self.gemm.scale, |scale, at| scale * memory.read::<f32>(at)[0]);
         let buffers = scratch.buffers.as_mut_slice();
         for (operand, buffer) in self.operands.iter().zip(&mut *buffers) {

@@ -2,6 +2,7 @@
 //! program; these implement instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
+use tensor::DType;
 
 const NUMBER: (&str, &str) = ("number.cuh", include_str!("number.cuh"));
 
@@ -72,7 +73,7 @@ pub fn addends(rows: usize, d_row: usize, rank: usize, scale: f32, across: bool,
 /// A product of Hopper's kernel, as far as its code depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperProduct {
-    /// Columns of a tile: 256 or 128.
+    /// Columns of a tile: 256, 192 or 128.
     pub wide: usize,
     /// The second factors are [k, n], not [n, k].
     pub across: bool,
@@ -80,10 +81,21 @@ pub struct HopperProduct {
     pub rank: usize,
     /// The addends have a factor.
     pub scaled: bool,
+    /// The first two factors are codes, both along the sum.
+    pub codes: Option<HopperCodes>,
+}
+
+/// Factors of eight bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperCodes {
+    pub types: [DType; 2],
+    /// The tensor cores' sums are added in f32 every 128 terms.
+    pub promoted: bool,
 }
 
 impl HopperProduct {
     pub const TALL: usize = 128;
+    /// Terms of bf16 in one step, twice as many codes.
     pub const DEEP: usize = 64;
     /// Most addends of one product.
     pub const SLICES: usize = 4;
@@ -92,7 +104,7 @@ impl HopperProduct {
     /// Steps whose operands are in flight at once: as many as shared memory holds besides two pieces of the result for
     /// each warpgroup.
     const fn stages(self) -> usize {
-        if self.wide == 256 { 4 } else { 6 }
+        if self.wide > 128 { 4 } else { 6 }
     }
 
     /// Dynamic shared memory, a kibibyte of alignment included.
@@ -101,15 +113,19 @@ impl HopperProduct {
     }
 
     pub fn kernel(self) -> OwnKernel {
-        let defines = [
+        let numbers = [
             ("WIDE", self.wide),
             ("ACROSS", self.across as usize),
             ("ADDEND_STEPS", self.rank.div_ceil(16)),
             ("SCALED", self.scaled as usize),
             ("SLICES", Self::SLICES),
             ("STAGES", self.stages()),
+            ("PROMOTED", self.codes.is_some_and(|codes| codes.promoted) as usize),
         ];
-        let defines = defines.map(|(name, value)| (name, value.to_string()));
+        let mut defines = numbers.map(|(name, value)| (name, value.to_string())).to_vec();
+        if let Some(HopperCodes { types: [a, b], .. }) = self.codes {
+            defines.push(("CODES_TYPES", format!("\"f32.{a}.{b}\"")));
+        }
         OwnKernel::new("product.cu", PRODUCT, &[device::HANDOFF, device::WGMMA], &defines)
     }
 
@@ -120,10 +136,15 @@ impl HopperProduct {
 
     /// Every variant in use, for a build without a GPU.
     pub fn samples() -> Vec<OwnKernel> {
-        let variant = |wide, across, rank, scaled| HopperProduct { wide, across, rank, scaled }.kernel();
+        let of = |codes| move |wide, across, rank, scaled| HopperProduct { wide, across, rank, scaled, codes }.kernel();
+        let variant = of(None);
         let widths = [256, 128].into_iter();
         let both = widths.flat_map(|wide| [false, true].map(|across| (wide, across)));
-        both.flat_map(|(w, a)| [variant(w, a, 0, false), variant(w, a, 16, !a), variant(w, a, 48, true)]).collect()
+        let numbers = both.flat_map(|(w, a)| [variant(w, a, 0, false), variant(w, a, 16, !a), variant(w, a, 48, true)]);
+        let forward = of(Some(HopperCodes { types: [DType::E4M3; 2], promoted: false }));
+        let backward = of(Some(HopperCodes { types: [DType::E5M2, DType::E4M3], promoted: true }));
+        let codes = [(256, 0), (128, 16)].map(|(wide, rank)| forward(wide, false, rank, rank > 0));
+        numbers.chain(codes).chain([128, 192].map(|wide| backward(wide, true, 16, false))).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use super::Preparation;
 use super::launch::{Arguments, BoundLaunch};
 use crate::driver::{Described, LaunchShape};
 use crate::error::Result;
-use crate::kernels::HopperProduct;
+use crate::kernels::{HopperCodes, HopperProduct};
 use program::{Architecture, Gemm, LowRank, TensorRef};
 use tensor::DType;
 
@@ -22,14 +22,38 @@ pub(super) fn variants(p: &Preparation, gemm: &Gemm) -> Vec<HopperProduct> {
 fn shapes(gemm: &Gemm) -> Vec<HopperProduct> {
     let rank = gemm.low_rank.iter().map(|a| rank_of(a).expect("a product that the kernel takes")).max().unwrap_or(0);
     let scaled = gemm.low_rank.first().is_some_and(|a| a.scale != 1.0);
-    [256, 128].map(|wide| HopperProduct { wide, across: !gemm.transpose_b, rank, scaled }).into()
+    let codes = gemm
+        .scales
+        .as_ref()
+        .map(|scales| HopperCodes { types: [gemm.a.dtype, gemm.b.dtype], promoted: !scales.fast_sum });
+    // A second sum leaves no registers for the widest tiles.
+    let widths: &[usize] = if codes.is_some_and(|codes| codes.promoted) { &[192, 128] } else { &[256, 128] };
+    let across = across(gemm);
+    widths.iter().map(|wide| HopperProduct { wide: *wide, across, rank, scaled, codes }).collect()
 }
 
-/// Whether the kernel takes a product: bf16 throughout, nothing added to D but addends of one kind and a bias.
+/// Whether the addends' second factors are [rank, columns], and B [k, n] unless it is codes.
+fn across(gemm: &Gemm) -> bool {
+    match gemm.scales {
+        Some(_) => gemm.low_rank.first().is_some_and(|a| !a.transpose_b),
+        None => !gemm.transpose_b,
+    }
+}
+
+/// Whether the kernel takes a product: bf16 or codes, a result of bf16, nothing added to it but addends of one kind and a
+/// bias.
 fn takes(gemm: &Gemm) -> bool {
     let plain = gemm.batch == 1 && !gemm.transpose_a && !gemm.accumulate && gemm.scale == 1.0;
-    let across = !gemm.transpose_b;
-    let factors = described(&gemm.a) && described(&gemm.d) && described(&gemm.b);
+    let across = across(gemm);
+    let of_factors = match gemm.scales {
+        Some(_) => {
+            let codes = [&gemm.a, &gemm.b].iter().all(|at| at.dtype.small().is_some() && evenly_spaced(at));
+            // The sum is divided by the addends' factor before they come.
+            codes && gemm.transpose_b && gemm.low_rank.iter().all(|a| a.scale != 0.0)
+        }
+        None => described(&gemm.a) && described(&gemm.b),
+    };
+    let factors = of_factors && described(&gemm.d);
     let bias = gemm
         .bias
         .as_ref()
@@ -41,9 +65,9 @@ fn takes(gemm: &Gemm) -> bool {
 }
 
 fn takes_addend(gemm: &Gemm, a: &LowRank) -> bool {
-    let alike = a.transpose_b == gemm.transpose_b && a.scale == gemm.low_rank[0].scale;
+    let alike = a.transpose_b != across(gemm) && a.scale == gemm.low_rank[0].scale;
     let rank = rank_of(a).is_some_and(|rank| rank <= BOX);
-    let columns = gemm.transpose_b || (a.columns.0.is_multiple_of(BOX) && a.columns.1.is_multiple_of(BOX));
+    let columns = a.transpose_b || (a.columns.0.is_multiple_of(BOX) && a.columns.1.is_multiple_of(BOX));
     alike && rank && columns && described(&a.t) && described(&a.b)
 }
 
@@ -51,10 +75,21 @@ fn rank_of(a: &LowRank) -> Option<usize> {
     a.t.as_matrix().map(|(_, rank, _)| rank)
 }
 
-/// Whether the copy engine takes boxes of a matrix.
+/// Whether the copy engine takes boxes of a matrix of bf16.
 fn described(at: &TensorRef) -> bool {
+    at.dtype == DType::BF16 && evenly_spaced(at)
+}
+
+/// Whether every row begins where the copy engine can.
+fn evenly_spaced(at: &TensorRef) -> bool {
     let rows = at.as_matrix().is_some_and(|(_, _, row)| (row * at.dtype.size()).is_multiple_of(ALIGNMENT));
-    at.dtype == DType::BF16 && at.offset.is_multiple_of(ALIGNMENT) && rows
+    at.offset.is_multiple_of(ALIGNMENT) && rows
+}
+
+/// Codes as pairs, which have the size of bf16: the copy engine only moves them.
+fn as_pairs(at: &TensorRef) -> TensorRef {
+    let (rows, columns, row) = at.as_matrix().expect("checked to be a matrix");
+    TensorRef { dtype: DType::BF16, shape: vec![rows, columns / 2], strides: vec![row / 2, 1], ..at.clone() }
 }
 
 /// The call of a variant.
@@ -64,8 +99,11 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
     let maps = Maps { p, variant };
     let (pairs, across) = (gemm.m.div_ceil(2 * HopperProduct::TALL), gemm.n.div_ceil(variant.wide));
     // A product without addends still has the places of their descriptions: what fills them is not read.
-    let mut ts = [maps.left(&gemm.a)?; HopperProduct::SLICES];
-    let mut us = [maps.right(&gemm.b)?; HopperProduct::SLICES];
+    let factors = match gemm.scales {
+        Some(_) => [maps.left(&as_pairs(&gemm.a))?, maps.along(&as_pairs(&gemm.b))?],
+        None => [maps.left(&gemm.a)?, maps.right(&gemm.b)?],
+    };
+    let (mut ts, mut us) = ([factors[0]; HopperProduct::SLICES], [factors[1]; HopperProduct::SLICES]);
     let (mut firsts, mut counts) = ([0; HopperProduct::SLICES], [0; HopperProduct::SLICES]);
     for (s, a) in gemm.low_rank.iter().enumerate() {
         (ts[s], us[s]) = (maps.left(&a.t)?, maps.right(&a.b)?);
@@ -74,9 +112,10 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
     let slices: Vec<u32> = firsts.into_iter().chain(counts).collect();
     let slices: Vec<u64> = slices.chunks(2).map(|pair| pair[0] as u64 | (pair[1] as u64) << 32).collect();
     let scale = gemm.low_rank.first().map_or(1.0, |a| a.scale);
+    let deep = HopperProduct::DEEP * if gemm.scales.is_some() { 2 } else { 1 };
     let arguments = Arguments::new()
-        .structure(&maps.left(&gemm.a)?)
-        .structure(&maps.right(&gemm.b)?)
+        .structure(&factors[0])
+        .structure(&factors[1])
         .structure(&maps.result(&gemm.d)?)
         .structure([ts, us].as_flattened().as_flattened())
         .structure(&slices)
@@ -86,7 +125,9 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
         .word(gemm.n as u64)
         .word(pairs as u64)
         .word(across as u64)
-        .word(gemm.k.div_ceil(HopperProduct::DEEP) as u64);
+        .word(gemm.k.div_ceil(deep) as u64);
+    let scales = gemm.scales.iter().flat_map(|scales| &scales.of);
+    let arguments = scales.fold(arguments, |arguments, at| arguments.word(p.memory.address(at)));
     let clusters = (p.engine.device.properties.multiprocessors as usize / 2).min(pairs * across);
     let shape = LaunchShape {
         grid: [2 * clusters as u32, 1, 1],
@@ -117,11 +158,16 @@ impl Maps<'_, '_> {
     /// B, or U of an addend: half the columns of a tile.
     fn right(&self, at: &TensorRef) -> Result<Map> {
         if !self.variant.across {
-            return self.rows(at, self.variant.wide / 2);
+            return self.along(at);
         }
         let (rows, columns, row) = at.as_matrix().expect("checked to be a matrix");
         let boxes = [1, (self.variant.wide / 2 / BOX) as u32, HopperProduct::DEEP as u32, BOX as u32];
         self.describe(at, [1, columns / BOX, rows, BOX], [0, BOX, row, 1], boxes)
+    }
+
+    /// A second factor whose rows are summed over.
+    fn along(&self, at: &TensorRef) -> Result<Map> {
+        self.rows(at, self.variant.wide / 2)
     }
 
     fn rows(&self, at: &TensorRef, tall: usize) -> Result<Map> {
@@ -173,7 +219,7 @@ mod tests {
     #[test]
     fn only_what_the_kernel_computes_is_taken() {
         assert!(takes(&gemm()));
-        assert_eq!(shapes(&gemm())[0], HopperProduct { wide: 256, across: false, rank: 16, scaled: true });
+        assert_eq!(shapes(&gemm())[0], HopperProduct { wide: 256, across: false, rank: 16, scaled: true, codes: None });
         assert!(!takes(&Gemm { accumulate: true, ..gemm() }));
         assert!(!takes(&Gemm { scale: 0.5, ..gemm() }));
         assert!(!takes(&Gemm { d: TensorRef { dtype: DType::F32, ..gemm().d }, ..gemm() }));

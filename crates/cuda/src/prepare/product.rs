@@ -106,7 +106,7 @@ fn description(p: &Preparation, gemm: &Gemm) -> String {
 }
 
 fn main_part(p: &mut Preparation, gemm: &Gemm) -> Result<LibraryCall> {
-    let scales = gemm.scales.as_ref().map(|scales| scales.each_ref().map(|at| p.memory.address(at)));
+    let scales = gemm.scales.as_ref().map(|scales| scales.of.each_ref().map(|at| p.memory.address(at)));
     part(p, &main_product(gemm), [&gemm.a, &gemm.b, &gemm.d], 0, gemm.bias.as_ref(), scales)
 }
 
@@ -143,6 +143,7 @@ fn main_product(gemm: &Gemm) -> Product {
         alpha: gemm.scale,
         beta: if gemm.accumulate { 1.0 } else { 0.0 },
         bias: gemm.bias.as_ref().map(|at| at.dtype),
+        fast_sum: gemm.scales.as_ref().is_some_and(|scales| scales.fast_sum),
         alignment: [0; 3],
     }
 }
@@ -162,6 +163,7 @@ fn addend_product(gemm: &Gemm, addend: &LowRank) -> Product {
         alpha: addend.scale,
         beta: 1.0,
         bias: None,
+        fast_sum: false,
         alignment: [0; 3],
     }
 }

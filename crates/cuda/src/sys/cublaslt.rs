@@ -29,6 +29,7 @@ pub mod descriptor_attribute {
     pub const BIAS_POINTER: u32 = 8;
     pub const A_SCALE_POINTER: u32 = 17;
     pub const B_SCALE_POINTER: u32 = 18;
+    pub const FAST_ACCUM: u32 = 25;
     pub const BIAS_DATA_TYPE: u32 = 26;
 }
 

@@ -1,7 +1,7 @@
 //! A matrix product of two tensors of codes: that of the numbers that they stand for, with bias and adapters.
 
 use graph::{Dim, Element, OpId, ValueType};
-use program::{Cost, Gemm, LowRank, TensorRef};
+use program::{Cost, Gemm, LowRank, Scales, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
@@ -21,6 +21,7 @@ struct Reading {
     transpose_a: bool,
     transpose_b: bool,
     f32: bool,
+    fast_sum: bool,
     accumulate: bool,
     bias: bool,
     scale: f64,
@@ -39,6 +40,7 @@ impl Reading {
             transpose_a: flag("transpose_a")?,
             transpose_b: flag("transpose_b")?,
             f32: flag("f32")?,
+            fast_sum: flag("fast_sum")?,
             accumulate: flag("accumulate")?,
             bias: flag("bias")?,
             scale: attrs.optional_float("scale").map_err(|e| e.0)?.unwrap_or(1.0),
@@ -113,6 +115,7 @@ impl Op for MatmulCodes {
             Attribute { name: "transpose_a", kind: "bool?", doc: "a is transposed" },
             Attribute { name: "transpose_b", kind: "bool?", doc: "b is transposed" },
             Attribute { name: "f32", kind: "bool?", doc: "the result is f32" },
+            Attribute { name: "fast_sum", kind: "bool?", doc: "the sum may keep fewer bits than f32 has" },
             Attribute { name: "accumulate", kind: "bool?", doc: "add to what is there" },
             Attribute { name: "bias", kind: "bool?", doc: "the fifth input is a bias" },
             Attribute { name: "scale", kind: "float?", doc: "factor of the adapters, 1 if absent" },
@@ -196,7 +199,7 @@ impl Op for MatmulCodes {
             transpose_a: reading.transpose_a,
             transpose_b: reading.transpose_b,
             scale: 1.0,
-            scales: Some([call.inputs[2].clone(), call.inputs[3].clone()]),
+            scales: Some(Scales { of: [call.inputs[2].clone(), call.inputs[3].clone()], fast_sum: reading.fast_sum }),
             bias: reading.bias.then(|| call.inputs[4].clone()),
             accumulate: reading.accumulate,
             low_rank: low_rank.collect(),
@@ -233,6 +236,8 @@ impl Op for MatmulCodes {
                 with(operands(DType::E5M2, &[48], 80, 32), vec![normal(&[48, 8]), normal(&[8, 80])]),
                 turned.clone().with("columns", vec![0, 80]).with("across", true),
             ),
+            Example::new(operands(DType::E4M3, &[300], 272, 1040), turned.clone().with("fast_sum", true)),
+            Example::new(operands(DType::E5M2, &[300], 272, 1040), turned.clone()),
             Example::new(operands(DType::E5M2, &[48], 80, 32), turned.with("f32", true).with("accumulate", true))
                 .with_state(vec![ExampleInput::NormalF32 { shape: vec![48, 80], scale: 1.0 }]),
         ]

@@ -16,6 +16,10 @@ const OPTIONS: &[(&str, Put)] = &[
         config.precision.recipe = *Recipe::ALL.iter().find(|recipe| value == recipe.name())?;
         Some(())
     }),
+    ("qlora_bnb", |config, value| {
+        config.qlora.qlora_bnb = value.as_bool()?;
+        Some(())
+    }),
     ("sample_packing", |config, value| {
         config.data.sample_packing = value.as_bool()?;
         Some(())

@@ -10,8 +10,7 @@ options! {
         run_name: Setting<String> = auto, resumable;
         /// Set options that you left out to the values that the plan finds best for this machine, and print each choice
         /// with its reason: the split of a step into micro-batches (the number of rows stays the same), `recipe`,
-        /// `sample_packing`, rows of at most 2048 tokens, and offloading if nothing else fits. A resumed run keeps its
-        /// first choices.
+        /// `sample_packing`, and `qlora_bnb` if adapters do not fit otherwise. A resumed run keeps its first choices.
         apply_recommended_values: bool = false;
         /// Passes over the training data. `max_steps` takes precedence.
         num_epochs: u32 = 3, min = 1, resumable;

@@ -188,7 +188,7 @@ ELSEWHERE = {
     "model_type": "crates/train/src/config/tests.rs",
     "resume_from_checkpoint": "crates/train/tests/resume.rs",
     "device": "crates/train/tests/gpu.rs",
-    "gpus": "crates/train/src/config/tests.rs",
+    "gpus": "crates/train/tests/ranks.rs",
     "deterministic": "crates/train/tests/formats.rs",
     "gradient_dtype": "crates/train/tests/fp8.rs",
     "recipe": "crates/train/tests/fp8.rs",

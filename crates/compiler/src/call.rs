@@ -2,7 +2,8 @@
 
 use ops::{LowerCall, Op};
 use program::{
-    Arch, Arena, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, Program, Provenance, Step, TensorRef, Variant,
+    Arch, Arena, ArenaKind, Cluster, Documents, Entry, EntryKind, Layout, Machine, Program, Provenance, Step,
+    TensorRef, Variant,
 };
 use tensor::{Attrs, DType};
 
@@ -53,6 +54,7 @@ pub fn compile_call(
     Program {
         name: op.name().to_owned(),
         machine: machine.clone(),
+        cluster: Cluster::ONE,
         arenas: kinds.map(|kind| Arena::on_device(kind, bytes(kind))).to_vec(),
         layout: Layout::default(),
         constants: Vec::new(),

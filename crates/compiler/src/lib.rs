@@ -31,7 +31,7 @@ pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use options::{
     CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions,
-    Training,
+    Sharding, Training,
 };
 pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
@@ -125,7 +125,7 @@ pub fn entry_graph(
     // Before merging: an adapter belongs to one weight by its name.
     passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
-    passes.run(kind, "merge_linears", &mut graph, |g| passes::merge_linears::run(g, &options.recipe))?;
+    passes.run(kind, "merge_linears", &mut graph, |g| passes::merge_linears::run(g, options))?;
     // After merging, which says of the parameters how they lie: they do so in every entry.
     passes.run(kind, "without_adapters", &mut graph, |g| passes::without_adapters::run(g, entry))?;
     passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;

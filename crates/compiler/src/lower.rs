@@ -6,8 +6,9 @@ use std::collections::HashSet;
 use graph::{Graph, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::id;
 use program::{
-    Arena, ArenaId, ArenaKind, Cost, Documents, Entry, EntryKind, Instruction, Layer, Layout, Machine, MemoryLine,
-    PlanDecision, Program, Provenance, Step, TensorRef, Variant, check_order, scalar,
+    Arena, ArenaId, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, Layer, Layout, Machine,
+    MemoryLine, PlanDecision, Program, Provenance, Step, StreamId, TensorRef, Variant, check_group, check_order,
+    scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -59,8 +60,8 @@ pub(crate) fn program(
     }
     entries.extend(prepared);
     for entry in &entries {
-        if let Err(race) = check_order(entry) {
-            panic!("lowering orders transfers and computation by events: {race}");
+        if let Err(race) = check_entry(entry, parameters.ranks) {
+            panic!("lowering orders transfers, collectives and computation by events: {race}");
         }
     }
     let program = assemble(name, entries, parameters, lowering, plan, options, &homes);
@@ -70,6 +71,14 @@ pub(crate) fn program(
         return Err(CompileError::DoesNotFit { needed, available, limited: available < machine.memory });
     }
     Ok(program)
+}
+
+/// Whether an entry can neither race nor, where ranks meet in it, wait for ever.
+fn check_entry(entry: &Entry, ranks: usize) -> Result<(), String> {
+    match entry.steps.iter().any(|step| step.instruction.stream() == StreamId::Exchange) {
+        true => check_group(&(0..ranks).map(|rank| entry.of_rank(rank)).collect::<Vec<_>>()),
+        false => check_order(entry),
+    }
 }
 
 /// True if two graphs hold the same parameters in the same order. Numbers of values may differ: dropout
@@ -109,7 +118,10 @@ fn assemble(
     let arenas: Vec<Arena> = kinds
         .iter()
         .enumerate()
-        .map(|(index, (kind, bytes, _))| Arena { kind: *kind, bytes: *bytes, place: place(index) })
+        .map(|(index, (kind, bytes, _))| {
+            let shards = parameters.shards(ArenaId(index as u32));
+            Arena { kind: *kind, bytes: *bytes, place: place(index), shards }
+        })
         .collect();
     let line = |(arena, (_, _, note)): (&Arena, &(ArenaKind, usize, &str))| MemoryLine {
         class: arena.kind.name().into(),
@@ -128,6 +140,7 @@ fn assemble(
     Program {
         name: name.to_owned(),
         machine: lowering.machine.clone(),
+        cluster: Cluster { ranks: parameters.ranks },
         arenas,
         layout: Layout {
             parameters: parameters.slots.clone(),

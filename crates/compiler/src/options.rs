@@ -39,6 +39,21 @@ pub struct CompileOptions {
     pub seed: u64,
     /// What may be decided about memory.
     pub plan: PlanOptions,
+    pub sharding: Sharding,
+}
+
+/// How a step is divided over devices: each has its own rows, and keeps and updates its piece of the optimizer states.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sharding {
+    pub ranks: usize,
+    /// Bytes of gradients that are exchanged at once; a good size where it is not given.
+    pub bucket_bytes: Option<usize>,
+}
+
+impl Default for Sharding {
+    fn default() -> Sharding {
+        Sharding { ranks: 1, bucket_bytes: None }
+    }
 }
 
 /// One entry that is asked for.

@@ -1,11 +1,13 @@
 //! The update entry: gradient norm, clipping, optimizer. One launch for each run of the flat
-//! arenas, or for each slice of one; nothing here knows a parameter's name. What matrices need besides stands in `update/matrices.rs`.
+//! arenas, or for each slice of one; nothing here knows a parameter's name. What matrices need besides stands in
+//! `update/matrices.rs`, what ranks do together in `update/exchange.rs`.
 
+mod exchange;
 mod matrices;
 mod slices;
 
 use ops::{OpId, id};
-use program::{Documents, Entry, EntryKind, Instruction, Provenance, Step, TensorRef, scalar};
+use program::{Documents, Entry, EntryKind, Instruction, Provenance, Step, StreamId, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use crate::lowering::Lowering;
@@ -22,18 +24,21 @@ pub(crate) fn entry(
     homes: &Homes,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
-    let slices = Slices::new(&parameters.runs, homes);
+    let sharded = parameters.ranks > 1;
+    let slices = Slices::new(&parameters.runs, parameters.ranks, homes);
     let taken = slices.bytes;
     lowering.update_workspace(taken);
     let mut streams = Streams::default();
     let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
     let from = provenance("update");
     transfers.before(0, &from, &mut streams);
-    norm(&mut streams.steps, lowering, taken, parameters, optimizer, scales_loss, homes);
+    let gathered = sharded.then(|| exchange::sum_gradients(&mut streams, lowering, taken, parameters));
+    norm(&mut streams.steps, lowering, taken, parameters, optimizer, scales_loss, homes, gathered);
     if scales_loss {
         next_loss_scale(&mut streams.steps, lowering, taken);
     }
-    let mut orthogonal = matrices::Orthogonal::new(&slices.batches, taken, optimizer, seed);
+    let mut orthogonal = matrices::Orthogonal::new(&slices.batches, taken, optimizer, seed, sharded);
+    let mut weights = None;
     for (position, slice) in (1..).zip(&slices.all) {
         transfers.before(position, &from, &mut streams);
         let steps = &mut streams.steps;
@@ -66,6 +71,12 @@ pub(crate) fn entry(
         for (number, _) in transfers.due(position) {
             transfers.store(number, &from, &mut streams);
         }
+        if let Some(updated) = &slice.updated {
+            weights = Some(exchange::gather_weights(updated, &mut streams));
+        }
+    }
+    if let Some(gathered) = weights {
+        streams.wait(StreamId::Compute, gathered, &from);
     }
     transfers.end(slices.all.len() + 1, &from, &mut streams);
     Entry {
@@ -78,7 +89,9 @@ pub(crate) fn entry(
     }
 }
 
-/// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there.
+/// The norm of all gradients and what follows from it. Gradients on the host have been summed up on their way there, those
+/// of several ranks when they came together: `gathered` are the sums of their blocks.
+#[expect(clippy::too_many_arguments, reason = "what a norm consists of")]
 fn norm(
     steps: &mut Vec<Step>,
     lowering: &mut Lowering<'_>,
@@ -87,14 +100,18 @@ fn norm(
     optimizer: &OptimizerOptions,
     scales_loss: bool,
     homes: &Homes,
+    gathered: Option<TensorRef>,
 ) {
-    let bytes = parameters.gradients_bytes;
-    let Squares { blocks, sums } = parameters.squares(0..bytes);
-    if homes.on_device(arena::GRADIENTS) {
-        let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [bytes / DType::F32.size()]);
-        let inputs = vec![all, lowering.constant(&blocks)];
-        push_behind(steps, lowering, taken, id::BLOCK_SQUARES, Attrs::new(), inputs, vec![sums.clone()]);
-    }
+    let sums = gathered.unwrap_or_else(|| {
+        let bytes = parameters.gradients_bytes;
+        let Squares { blocks, sums } = parameters.squares(0..bytes);
+        if homes.on_device(arena::GRADIENTS) {
+            let all = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [bytes / DType::F32.size()]);
+            let inputs = vec![all, lowering.constant(&blocks)];
+            push_behind(steps, lowering, taken, id::BLOCK_SQUARES, Attrs::new(), inputs, vec![sums.clone()]);
+        }
+        sums
+    });
     let total = scalar_ref(SUM_SQUARES);
     push_behind(steps, lowering, taken, id::TOTAL_SQUARES, Attrs::new(), vec![sums], vec![total.clone()]);
     if let Some(Histories { scaling, amax, limits, tops }) = &parameters.states.histories {
@@ -149,9 +166,13 @@ fn update_run(
         .with("stochastic_rounding", updated.dtype == DType::BF16)
         .with("seed", seed)
         .with("stream", stream as u64);
-    let attrs = match start {
-        Some(start) => attrs.with("start", start as u64),
-        None => attrs,
+    let attrs = match (run.start, start) {
+        (None, None) => attrs,
+        (None, Some(start)) => attrs.with("start", start as u64),
+        (Some(of), start) => {
+            let first = of.first + start.unwrap_or(0);
+            attrs.with("start", first as u64).with("start_per_rank", of.per_rank as u64)
+        }
     };
     let scalars = run.rule.scalars().iter().map(|name| scalar_ref(name));
     let tables = run.rule.tables();

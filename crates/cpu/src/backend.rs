@@ -2,11 +2,17 @@
 
 use std::num::NonZero;
 use std::sync::Arc;
+use std::time::Duration;
 
 use program::{Backend, BackendError, Program, Session};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::fabric::{Fabric, Seat};
+use crate::group::GroupSession;
 use crate::session::CpuSession;
+
+/// How long a rank waits for the others: far longer than any step takes.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Runs programs on this host's CPU. Results do not depend on the number of threads.
 pub struct CpuBackend {
@@ -14,15 +20,19 @@ pub struct CpuBackend {
     check_finite: bool,
 }
 
+/// Workers of a session.
+fn pool(threads: usize) -> Result<Arc<ThreadPool>, BackendError> {
+    let builder = ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(|i| format!("cpu-{i}"));
+    builder.build().map(Arc::new).map_err(|error| {
+        BackendError::Unavailable(format!("a pool of {threads} threads could not be started: {error}"))
+    })
+}
+
 impl CpuBackend {
     /// `threads`: how many threads work; all that the host offers when unset.
     pub fn new(threads: Option<usize>) -> Result<CpuBackend, BackendError> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
-        let builder = ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(|i| format!("cpu-{i}"));
-        let pool = builder.build().map_err(|error| {
-            BackendError::Unavailable(format!("a pool of {threads} threads could not be started: {error}"))
-        })?;
-        Ok(CpuBackend { pool: Arc::new(pool), check_finite: false })
+        Ok(CpuBackend { pool: pool(threads)?, check_finite: false })
     }
 
     /// With `on`, every result is searched for NaN and infinity after every instruction, and the
@@ -39,6 +49,15 @@ impl Backend for CpuBackend {
     }
 
     fn load(&self, program: Arc<Program>) -> Result<Box<dyn Session>, BackendError> {
-        Ok(Box::new(CpuSession::load(program, self.pool.clone(), self.check_finite)?))
+        let ranks = program.cluster.ranks;
+        if ranks == 1 {
+            return Ok(Box::new(CpuSession::load(program, self.pool.clone(), self.check_finite, None)?));
+        }
+        // A rank that waits for others holds a worker: ranks have pools of their own.
+        let threads = self.pool.current_num_threads() / ranks;
+        let load = |program: Arc<Program>, seat: Seat| {
+            CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
+        };
+        Ok(Box::new(GroupSession::load(program, Fabric::seats(ranks, PATIENCE), load)?))
     }
 }

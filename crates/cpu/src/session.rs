@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use program::{
-    BackendError, Entry, EventId, Instruction, MemoryLine, Program, Provenance, Session, Step, StreamId, TensorRef,
+    BackendError, Collective, Entry, EventId, Instruction, MemoryLine, Program, Provenance, Session, Step, StreamId,
+    TensorRef,
 };
 use rayon::ThreadPool;
 
 use crate::arena::Memory;
 use crate::deferred::DeferredTransfers;
+use crate::fabric::Seat;
 use crate::scratch::Scratch;
 use crate::{call, copy, finite, matmul, rows};
 
@@ -21,21 +23,32 @@ enum BoundInstruction {
     Gemm(Box<matmul::GemmPlan>),
     Copy(copy::StridedCopy),
     Zero(TensorRef),
+    Collective(Collective, Seat),
     Record(EventId, StreamId),
     Wait(EventId, StreamId),
 }
 
 impl BoundInstruction {
-    fn run(&self, memory: &mut Memory, scratch: &mut Scratch) {
+    fn run(&self, memory: &mut Memory, scratch: &mut Scratch) -> Result<(), BackendError> {
         match self {
             BoundInstruction::Call(call) => call.run(memory, scratch),
             BoundInstruction::Rows(rows) => rows.run(memory, scratch),
             BoundInstruction::Gemm(gemm) => gemm.run(memory, scratch),
             BoundInstruction::Copy(copy) => copy.run(memory, scratch),
             BoundInstruction::Zero(at) => copy::zero(memory, at),
+            BoundInstruction::Collective(of, seat) => return collective(of, seat, memory),
             BoundInstruction::Record(..) | BoundInstruction::Wait(..) => {}
         }
+        Ok(())
     }
+}
+
+/// Moves the pieces of all ranks to where this one wants them.
+fn collective(of: &Collective, seat: &Seat, memory: &mut Memory) -> Result<(), BackendError> {
+    // What is shown is a copy: the own part of a gather may lie in the result.
+    let own = memory.read::<u8>(&of.from).to_vec();
+    let to = memory.write::<u8>(&of.to);
+    seat.collective(of.movement, &own, |rank, bytes| to[rank * bytes.len()..][..bytes.len()].copy_from_slice(bytes))
 }
 
 /// A program in this host's memory.
@@ -47,31 +60,56 @@ pub struct CpuSession {
     entries: Vec<Vec<BoundInstruction>>,
     scratch: Scratch,
     check_finite: bool,
+    /// Among the ranks, where there are others.
+    seat: Option<Seat>,
+    /// The instruction behind which a run fails.
+    #[cfg(test)]
+    pub fails_at: Option<usize>,
 }
 
 impl CpuSession {
-    pub fn load(program: Arc<Program>, pool: Arc<ThreadPool>, check_finite: bool) -> Result<Self, BackendError> {
+    pub fn load(
+        program: Arc<Program>,
+        pool: Arc<ThreadPool>,
+        check_finite: bool,
+        seat: Option<Seat>,
+    ) -> Result<Self, BackendError> {
         let memory = Memory::allocate(&program.arenas)?;
         let (entries, scratch) = (Vec::new(), Scratch::default());
-        let mut session = CpuSession { program, pool, memory, entries, scratch, check_finite };
+        let mut session = CpuSession {
+            program,
+            pool,
+            memory,
+            entries,
+            scratch,
+            check_finite,
+            seat,
+            #[cfg(test)]
+            fails_at: None,
+        };
         session.make_ready()?;
         Ok(session)
     }
 
     /// Writes the constants and prepares every instruction.
     fn make_ready(&mut self) -> Result<(), BackendError> {
-        let CpuSession { program, memory, scratch, .. } = self;
+        let CpuSession { program, memory, scratch, seat, .. } = self;
         for constant in &program.constants {
             assert!(constant.at.is_dense(), "a constant is dense: {}", constant.at);
             memory.write::<u8>(&constant.at).copy_from_slice(&constant.value.bytes);
         }
-        let entry = |entry: &Entry| entry.steps.iter().map(|step| prepare(step, memory, scratch)).collect();
+        let entry = |entry: &Entry| entry.steps.iter().map(|step| prepare(step, memory, scratch, seat)).collect();
         self.entries = program.entries.iter().map(entry).collect::<Result<_, _>>()?;
         Ok(())
     }
 }
 
-fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<BoundInstruction, BackendError> {
+fn prepare(
+    step: &Step,
+    memory: &Memory,
+    scratch: &mut Scratch,
+    seat: &Option<Seat>,
+) -> Result<BoundInstruction, BackendError> {
     for at in step.instruction.reads().into_iter().chain(step.instruction.writes()) {
         memory.check(at);
     }
@@ -86,6 +124,10 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<BoundI
             copy::StridedCopy::new(from, to).map(BoundInstruction::Copy)
         }
         Instruction::Zero { at } => Ok(BoundInstruction::Zero(at.clone())),
+        Instruction::Collective(of) => match seat {
+            Some(seat) => Ok(BoundInstruction::Collective(of.clone(), seat.clone())),
+            None => Err("a single rank has nobody to exchange with".into()),
+        },
         Instruction::Record { event, stream } => Ok(BoundInstruction::Record(*event, *stream)),
         Instruction::Wait { event, stream } => Ok(BoundInstruction::Wait(*event, *stream)),
     };
@@ -99,7 +141,10 @@ fn prepare(step: &Step, memory: &Memory, scratch: &mut Scratch) -> Result<BoundI
         BoundInstruction::Rows(rows) => rows.reserve(scratch),
         BoundInstruction::Gemm(gemm) => gemm.reserve(scratch),
         BoundInstruction::Copy(copy) => copy.reserve(scratch),
-        BoundInstruction::Zero(_) | BoundInstruction::Record(..) | BoundInstruction::Wait(..) => {}
+        BoundInstruction::Zero(_)
+        | BoundInstruction::Collective(..)
+        | BoundInstruction::Record(..)
+        | BoundInstruction::Wait(..) => {}
     }
     Ok(prepared)
 }
@@ -111,28 +156,44 @@ fn place(from: &Provenance) -> String {
     parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
+/// The error of an instruction, with its place.
+fn named(error: BackendError, step: &Step) -> BackendError {
+    match error {
+        BackendError::Failed { call, message, context: None } => {
+            BackendError::Failed { call, message, context: Some(place(&step.provenance)) }
+        }
+        other => other,
+    }
+}
+
 fn run_entry(
     steps: &[Step],
     prepared: &[BoundInstruction],
     memory: &mut Memory,
     scratch: &mut Scratch,
     check_finite: bool,
-    mut done: impl FnMut(),
+    mut done: impl FnMut(usize) -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
     let mut transfers = DeferredTransfers::default();
     for (index, (step, instruction)) in steps.iter().zip(prepared).enumerate() {
         let stream = step.instruction.stream();
         match instruction {
             BoundInstruction::Wait(event, StreamId::Compute) => {
-                transfers.catch_up(*event, &mut |due: usize| prepared[due].run(memory, scratch))
+                let mut ran = Ok(());
+                transfers.catch_up(*event, &mut |due: usize| {
+                    if ran.is_ok() {
+                        ran = prepared[due].run(memory, scratch).map_err(|error| named(error, &steps[due]));
+                    }
+                });
+                ran?;
             }
             BoundInstruction::Record(event, StreamId::Compute) => transfers.passed(*event),
             BoundInstruction::Record(event, stream) => transfers.record(*stream, *event),
             BoundInstruction::Wait(event, stream) => transfers.wait(*stream, *event),
             _ if stream != StreamId::Compute => transfers.defer(stream, index),
-            instruction => instruction.run(memory, scratch),
+            instruction => instruction.run(memory, scratch)?,
         }
-        done();
+        done(index)?;
         let look = check_finite && stream == StreamId::Compute;
         if let Some(message) = look.then(|| finite::find_bad(memory, &step.instruction)).flatten() {
             let context = Some(place(&step.provenance));
@@ -168,15 +229,24 @@ impl Session for CpuSession {
     }
 
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
-        let CpuSession { program, pool, memory, entries, scratch, check_finite } = self;
+        #[cfg(test)]
+        let fails_at = self.fails_at;
+        let done = |_index: usize| {
+            #[cfg(test)]
+            if fails_at == Some(_index) {
+                let (call, message) = ("a test".to_owned(), format!("instruction {_index} was made to fail"));
+                return Err(BackendError::Failed { call, message, context: None });
+            }
+            Ok(())
+        };
+        let CpuSession { program, pool, memory, entries, scratch, check_finite, .. } = self;
         let steps = &program.entries[entry].steps;
-        pool.install(|| run_entry(steps, &entries[entry], memory, scratch, *check_finite, || {}))
+        pool.install(|| run_entry(steps, &entries[entry], memory, scratch, *check_finite, done))
     }
 
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
         let CpuSession { pool, memory, entries, scratch, .. } = self;
-        pool.install(|| entries[entry][index].run(memory, scratch));
-        Ok(())
+        pool.install(|| entries[entry][index].run(memory, scratch))
     }
 
     fn allocated(&self) -> Vec<MemoryLine> {
@@ -193,9 +263,10 @@ impl Session for CpuSession {
         pool.install(|| {
             let mut seconds = Vec::with_capacity(steps.len());
             let mut last = Instant::now();
-            let done = || {
+            let done = |_| {
                 seconds.push(last.elapsed().as_secs_f64());
                 last = Instant::now();
+                Ok(())
             };
             run_entry(steps, &entries[entry], memory, scratch, false, done)?;
             Ok(seconds)

@@ -123,6 +123,7 @@ fn empty() -> Program {
     Program {
         name: "test".into(),
         machine: Machine::cpu(1 << 30, 1),
+        cluster: program::Cluster::ONE,
         arenas: vec![],
         layout: program::Layout::default(),
         constants: vec![],

@@ -26,6 +26,7 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
     Program {
         name: "test".into(),
         machine: Machine::cpu(1 << 30, 1),
+        cluster: program::Cluster::ONE,
         arenas: vec![Arena::on_device(ArenaKind::Activations, ARENA)],
         layout: program::Layout::default(),
         constants,

@@ -78,6 +78,7 @@ pub(crate) struct Engine {
     pub stream: Stream,
     to_host: Stream,
     to_device: Stream,
+    exchange: Stream,
     pub device: Arc<Device>,
 }
 
@@ -89,6 +90,7 @@ impl Engine {
         let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
         let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
         let (stream, to_host, to_device) = (Stream::new(&device)?, Stream::new(&device)?, Stream::new(&device)?);
+        let exchange = Stream::new(&device)?;
         let cudnn = match open_cudnn(&options.search) {
             Ok(opened) => {
                 let cudnn = Cudnn::new(opened);
@@ -108,6 +110,7 @@ impl Engine {
             stream,
             to_host,
             to_device,
+            exchange,
             compiler,
             kernel_cache,
             disk_cache,
@@ -125,6 +128,7 @@ impl Engine {
             StreamId::Compute => &self.stream,
             StreamId::ToHost => &self.to_host,
             StreamId::ToDevice => &self.to_device,
+            StreamId::Exchange => &self.exchange,
         }
     }
 

@@ -3,6 +3,7 @@
 //! The stream is a function of (documents, spec, position): a position can be saved and restored. Knows no files and no
 //! text.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
@@ -36,18 +37,25 @@ pub enum Padding {
     Beginning,
 }
 
-/// Which rows of each micro-batch of all ranks are distributed here. All ranks walk through one packing, so the rows of
-/// a step do not depend on how many share them.
+/// Which rows of each round of micro-batches, one for every rank, are distributed here. All ranks walk through one
+/// packing, so the rows of a step do not depend on how many share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// From 0.
+    /// The first rank that is served here, from 0.
     pub rank: usize,
+    /// How many ranks from it on are: their micro-batches of a round come one after another.
+    pub here: usize,
     pub ranks: usize,
 }
 
 impl Share {
-    /// All rows.
-    pub const WHOLE: Share = Share { rank: 0, ranks: 1 };
+    /// All rows, for one rank.
+    pub const WHOLE: Share = Share { rank: 0, here: 1, ranks: 1 };
+
+    /// All rows, dealt among so many ranks.
+    pub const fn among(ranks: usize) -> Share {
+        Share { rank: 0, here: ranks, ranks }
+    }
 }
 
 /// Settings of a [`Loader`].
@@ -91,6 +99,9 @@ struct Cursor {
     documents: DocumentSet,
     spec: LoaderSpec,
     position: Position,
+    /// Micro-batches of the present round that were not taken yet, and where the round began.
+    round: VecDeque<Result<Batch, DataError>>,
+    begun: Position,
     /// The order of `position.epoch`, and the rows (corpus indices) of `position.window`.
     epoch_order: Option<(u64, Vec<u32>)>,
     window_rows: Option<(u64, u64, Vec<Vec<u32>>)>,
@@ -152,15 +163,25 @@ impl Cursor {
         }
     }
 
-    /// The next micro-batch; the last one is filled up with rows in which nothing is trained.
-    fn next_batch(&mut self) -> Option<Result<Batch, DataError>> {
+    /// The next micro-batch, and the place at which the data go on: a round begins again where not all of it was taken.
+    fn next_batch(&mut self) -> Option<(Result<Batch, DataError>, Position)> {
+        if self.round.is_empty() {
+            self.begun = self.position;
+            self.round = self.next_round()?;
+        }
+        let batch = self.round.pop_front().expect("a round has a micro-batch for each rank");
+        Some((batch, if self.round.is_empty() { self.position } else { self.begun }))
+    }
+
+    /// A micro-batch for every rank that is served here; the last ones are filled up with rows in which nothing is
+    /// trained, or consist of them.
+    fn next_round(&mut self) -> Option<VecDeque<Result<Batch, DataError>>> {
         let batch_size = self.spec.batch_size;
-        let Share { rank, ranks } = self.spec.share;
+        let Share { rank, here, ranks } = self.spec.share;
         let of_all: Vec<Vec<u32>> = std::iter::from_fn(|| self.next_row()).take(batch_size * ranks).collect();
         if of_all.is_empty() {
             return None;
         }
-        let rows = of_all.chunks(batch_size).nth(rank).unwrap_or_default();
         let length_of = |row: &Vec<u32>| row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
             lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
@@ -168,15 +189,19 @@ impl Cursor {
         // Ranks step together: they take the length that the longest row of all needs.
         let longest = || of_all.iter().map(length_of).max().unwrap_or(0);
         let joined = || of_all.chunks(batch_size).map(|rows| length_of(&rows.concat())).max().unwrap_or(0);
-        let batch = match &self.spec.layout {
-            Layout::Packed => self.assemble(rows, batch_size, self.spec.seq_len),
-            Layout::Padded(lengths) => self.assemble(rows, batch_size, fitting(lengths, longest())),
-            Layout::Joined(lengths) => {
-                let length = fitting(lengths, joined());
-                self.assemble(&[rows.concat()], 1, length)
+        let length = match &self.spec.layout {
+            Layout::Packed => self.spec.seq_len,
+            Layout::Padded(lengths) => fitting(lengths, longest()),
+            Layout::Joined(lengths) => fitting(lengths, joined()),
+        };
+        let of = |rank: usize| {
+            let rows = of_all.chunks(batch_size).nth(rank).unwrap_or_default();
+            match &self.spec.layout {
+                Layout::Packed | Layout::Padded(_) => self.assemble(rows, batch_size, length),
+                Layout::Joined(_) => self.assemble(&[rows.concat()], 1, length),
             }
         };
-        Some(batch)
+        Some((rank..rank + here).map(of).collect())
     }
 
     fn assemble(&self, rows: &[Vec<u32>], batch_size: usize, seq_len: usize) -> Result<Batch, DataError> {
@@ -290,7 +315,7 @@ impl Loader {
         Ok(Loader { source, position })
     }
 
-    /// The place after the last batch that was handed out: what a checkpoint stores.
+    /// The place after the last round of batches that was handed out: what a checkpoint stores.
     pub fn position(&self) -> Position {
         self.position
     }
@@ -303,8 +328,8 @@ impl Iterator for Loader {
     fn next(&mut self) -> Option<Result<Batch, DataError>> {
         match &mut self.source {
             Source::Inline(cursor) => {
-                let batch = cursor.next_batch()?;
-                self.position = cursor.position;
+                let (batch, position) = cursor.next_batch()?;
+                self.position = position;
                 Some(batch)
             }
             Source::Thread { batches, worker } => match batches.as_ref()?.recv() {
@@ -339,7 +364,7 @@ fn spawn(mut cursor: Cursor, ahead: usize) -> Source {
     let (sender, receiver) = sync_channel(ahead);
     let worker = std::thread::Builder::new().name("data-loader".to_owned()).spawn(move || {
         while let Some(batch) = cursor.next_batch() {
-            if sender.send((batch, cursor.position)).is_err() {
+            if sender.send(batch).is_err() {
                 return;
             }
         }
@@ -350,7 +375,8 @@ fn spawn(mut cursor: Cursor, ahead: usize) -> Source {
 impl Cursor {
     fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
         assert!(spec.batch_size > 0 && spec.seq_len > 0, "a micro-batch has rows and tokens");
-        assert!(spec.share.rank < spec.share.ranks, "a rank is one of those that there are");
+        let Share { rank, here, ranks } = spec.share;
+        assert!(here > 0 && rank + here <= ranks, "a rank is one of those that there are");
         if documents.is_empty() {
             return Err(DataError::invalid("datasets", "there are no documents to train on"));
         }
@@ -367,7 +393,8 @@ impl Cursor {
         if let Some((lengths, longest)) = longest {
             assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
-        Ok(Cursor { documents, spec, position, epoch_order: None, window_rows: None })
+        let (round, begun) = (VecDeque::new(), position);
+        Ok(Cursor { documents, spec, position, round, begun, epoch_order: None, window_rows: None })
     }
 }
 

@@ -303,7 +303,7 @@ fn ranks_deal_one_packing_among_themselves() {
         let whole = batches(&documents, &alone, Position::default());
         for ranks in [2, 3, 6] {
             let of = |rank: usize, from: Position| {
-                let share = Share { rank, ranks };
+                let share = Share { rank, here: 1, ranks };
                 let of = LoaderSpec { batch_size: 6 / ranks, share, ..spec(layout.clone(), 2) };
                 assert_eq!(extent(&documents, &of).unwrap(), extent(&documents, &alone).unwrap());
                 Loader::new(documents.clone(), of, from).unwrap()
@@ -320,6 +320,40 @@ fn ranks_deal_one_packing_among_themselves() {
                 }
             }
             assert!(loaders.iter_mut().all(|loader| loader.next().is_none()));
+        }
+    }
+}
+
+#[test]
+fn one_loader_serves_all_ranks_in_turn() {
+    let documents = corpus(150);
+    for layout in [Layout::Packed, Layout::Padded(vec![8, 16, 32]), Layout::Joined(vec![32, 64])] {
+        for (ranks, prefetch) in [(2, 0), (3, 2), (4, 5)] {
+            let of = |share: Share, epochs: u64| LoaderSpec {
+                batch_size: 2,
+                share,
+                epochs: Some(epochs),
+                ..spec(layout.clone(), prefetch)
+            };
+            let each: Vec<Vec<Batch>> = (0..ranks)
+                .map(|rank| batches(&documents, &of(Share { rank, here: 1, ranks }, 2), Position::default()))
+                .collect();
+            let rounds = each[0].len();
+            let expected: Vec<&Batch> = (0..rounds).flat_map(|round| each.iter().map(move |of| &of[round])).collect();
+            let mut all = Loader::new(documents.clone(), of(Share::among(ranks), 2), Position::default()).unwrap();
+            let (mut number, mut begun) = (0, Position::default());
+            while let Some(batch) = all.next() {
+                assert_eq!(&batch.unwrap(), expected[number], "{ranks} ranks, batch {number}");
+                number += 1;
+                // In the middle of a round its beginning is what is known.
+                if number.is_multiple_of(ranks) {
+                    assert!(all.position() > begun);
+                    begun = all.position();
+                } else {
+                    assert_eq!(all.position(), begun);
+                }
+            }
+            assert_eq!(number, expected.len());
         }
     }
 }

@@ -57,6 +57,7 @@ operations! {
     CROSS_ENTROPY_WITH_GRADIENT = "cross_entropy_with_gradient": loss::CrossEntropyWithGradient,
     SCALED_WEIGHTS = "scaled_weights": loss::ScaledWeights,
     WEIGHTED_SUM = "weighted_sum": loss::WeightedSum,
+    SUM_PIECES = "sum_pieces": optimizer::SumPieces,
     BLOCK_SQUARES = "block_squares": optimizer::BlockSquares,
     TOTAL_SQUARES = "total_squares": optimizer::TotalSquares,
     GRADIENT_SCALE = "gradient_scale": optimizer::GradientScale,

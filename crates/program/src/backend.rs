@@ -65,11 +65,25 @@ pub trait Session: Send {
     /// an error the session is of no more use.
     fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError>;
 
-    /// Copies host bytes into a dense tensor; `bytes` has exactly its size.
+    /// Copies host bytes into a dense tensor; `bytes` has exactly its size. On all ranks: each gets what it keeps of a
+    /// tensor that is sharded.
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError>;
 
-    /// Copies a dense tensor to the host after all earlier work on it; `out` has exactly its size.
+    /// Copies a dense tensor to the host after all earlier work on it; `out` has exactly its size. A tensor that is
+    /// sharded is put together; of others the ranks have the same, and the first is asked.
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError>;
+
+    /// As [`Session::write`], for the tensor that one rank has at this place.
+    fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        assert_eq!(rank, 0, "there is one rank");
+        self.write(at, bytes)
+    }
+
+    /// As [`Session::read`], of one rank.
+    fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        assert_eq!(rank, 0, "there is one rank");
+        self.read(at, out)
+    }
 
     /// Starts to copy dense tensors to the host, one behind the other, after all earlier work and before all
     /// later. A backend whose runs return when they are done has nothing to wait for and reads at once.

@@ -50,6 +50,7 @@ fn transferred(step: &Step) -> f64 {
         | Instruction::AttentionForward(_)
         | Instruction::Copy { .. }
         | Instruction::Zero { .. }
+        | Instruction::Collective(_)
         | Instruction::Record { .. }
         | Instruction::Wait { .. } => 0.0,
     }
@@ -157,7 +158,8 @@ fn run(entry: &Entry, seconds: impl Fn(usize, &Step) -> f64) -> (f64, f64) {
             | Instruction::AttentionForward(_)
             | Instruction::Copy { .. }
             | Instruction::Zero { .. }
-            | Instruction::Transfer { .. } => *clock += seconds(index, step),
+            | Instruction::Transfer { .. }
+            | Instruction::Collective(_) => *clock += seconds(index, step),
         }
     }
     (clocks[StreamId::Compute as usize], waiting)
@@ -172,6 +174,7 @@ pub fn kind_of(step: &Step) -> &str {
         Instruction::Copy { .. } => "copy",
         Instruction::Zero { .. } => "zero",
         Instruction::Transfer { .. } => "transfer",
+        Instruction::Collective(of) => of.movement.name(),
         Instruction::Record { .. } => "record",
         Instruction::Wait { .. } => "wait",
     }

@@ -47,6 +47,11 @@ pub enum Arg {
     I32(i32),
     U32(u32),
     I64(i64),
+    /// A number that is larger by `step` on each next rank.
+    PerRank {
+        first: i64,
+        step: i64,
+    },
     F32(f32),
 }
 
@@ -163,16 +168,19 @@ pub enum StreamId {
     ToHost,
     /// Transfers from the host to the device.
     ToDevice,
+    /// What the ranks do together.
+    Exchange,
 }
 
 impl StreamId {
-    pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::ToHost, StreamId::ToDevice];
+    pub const ALL: [StreamId; 4] = [StreamId::Compute, StreamId::ToHost, StreamId::ToDevice, StreamId::Exchange];
 
     pub const fn name(self) -> &'static str {
         match self {
             StreamId::Compute => "compute",
             StreamId::ToHost => "to host",
             StreamId::ToDevice => "to device",
+            StreamId::Exchange => "exchange",
         }
     }
 }
@@ -180,6 +188,35 @@ impl StreamId {
 /// A mark in a stream, by a number that is its own within an entry. Recorded once, before it is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u32);
+
+/// How bytes go from rank to rank. Nothing is added on the way: sums are launches, in the order of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Movement {
+    /// Every rank gets what all have, one rank's behind another's.
+    Gather,
+    /// Every rank's bytes are as many pieces as there are ranks: each gets from all the piece with its number.
+    Exchange,
+}
+
+impl Movement {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Movement::Gather => "gather",
+            Movement::Exchange => "exchange",
+        }
+    }
+}
+
+/// What all ranks do at once: it begins when all have come to it, and ends when every piece is where it goes. Dense
+/// tensors of one type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collective {
+    pub movement: Movement,
+    /// Of a gather the own part, else the pieces for all ranks.
+    pub from: TensorRef,
+    /// The pieces of all ranks. A gather may leave the own part where it is.
+    pub to: TensorRef,
+}
 
 /// One instruction.
 #[derive(Clone, Debug, PartialEq)]
@@ -203,6 +240,8 @@ pub enum Instruction {
         to: TensorRef,
         stream: StreamId,
     },
+    /// On the stream of its own, concurrent with the computation.
+    Collective(Collective),
     /// Marks the present end of a stream.
     Record {
         event: EventId,
@@ -274,7 +313,9 @@ impl Instruction {
                     .collect()
             }
             Instruction::AttentionForward(a) => vec![&a.q, &a.k, &a.v, &a.document_start],
-            Instruction::Copy { from, .. } | Instruction::Transfer { from, .. } => vec![from],
+            Instruction::Copy { from, .. }
+            | Instruction::Transfer { from, .. }
+            | Instruction::Collective(Collective { from, .. }) => vec![from],
             Instruction::Zero { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }
     }
@@ -285,7 +326,9 @@ impl Instruction {
             Instruction::Launch(l) => l.outputs.iter().collect(),
             Instruction::Gemm(g) => vec![&g.d],
             Instruction::AttentionForward(a) => vec![&a.o, &a.lse],
-            Instruction::Copy { to, .. } | Instruction::Transfer { to, .. } => vec![to],
+            Instruction::Copy { to, .. }
+            | Instruction::Transfer { to, .. }
+            | Instruction::Collective(Collective { to, .. }) => vec![to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }
@@ -311,7 +354,9 @@ impl Instruction {
                 let AttentionForward { q, k, v, o, lse, document_start, scratch, scale: _ } = attention;
                 [q, k, v, o, lse, document_start].into_iter().chain(scratch).collect()
             }
-            Instruction::Copy { from, to } | Instruction::Transfer { from, to, stream: _ } => vec![from, to],
+            Instruction::Copy { from, to }
+            | Instruction::Transfer { from, to, stream: _ }
+            | Instruction::Collective(Collective { movement: _, from, to }) => vec![from, to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }
@@ -325,6 +370,7 @@ impl Instruction {
             | Instruction::Copy { .. }
             | Instruction::Zero { .. }
             | Instruction::Transfer { .. }
+            | Instruction::Collective(_)
             | Instruction::Record { .. }
             | Instruction::Wait { .. } => false,
         }
@@ -336,6 +382,7 @@ impl Instruction {
             Instruction::Transfer { stream, .. }
             | Instruction::Record { stream, .. }
             | Instruction::Wait { stream, .. } => *stream,
+            Instruction::Collective(_) => StreamId::Exchange,
             Instruction::Launch(_)
             | Instruction::Gemm(_)
             | Instruction::AttentionForward(_)
@@ -354,6 +401,7 @@ impl Instruction {
             Instruction::Copy { .. }
             | Instruction::Zero { .. }
             | Instruction::Transfer { .. }
+            | Instruction::Collective(_)
             | Instruction::Record { .. }
             | Instruction::Wait { .. } => None,
         }

@@ -7,10 +7,12 @@
 
 mod architecture;
 mod backend;
+mod cluster;
 mod decision;
 mod efficiency;
 mod estimate;
 mod gauges;
+mod group;
 mod instruction;
 mod known;
 mod layout;
@@ -27,18 +29,20 @@ mod work;
 
 pub use architecture::{Architecture, UnknownArchitecture};
 pub use backend::{Backend, BackendError, Choices, Reading, Session};
+pub use cluster::Cluster;
 pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
 pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
+pub use group::check_group;
 pub use instruction::{
-    Arg, AttentionForward, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
-    LowRank, Provenance, Scales, Step, StreamId,
+    Arg, AttentionForward, Collective, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId,
+    Launch, Layer, LowRank, Movement, Provenance, Scales, Step, StreamId,
 };
 pub use known::names as machine_names;
 pub use layout::{Layout, Quantiser, Scaling};
 pub use machine::{Arch, FP8, Link, Machine, Origin};
-pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, TensorRef};
+pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};

@@ -75,18 +75,62 @@ pub enum MemorySpace {
     Host { write_combined: bool },
 }
 
-/// One allocation, made once.
+/// One allocation, made once; each rank of a cluster makes its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arena {
     pub kind: ArenaKind,
+    /// Those of one rank.
     pub bytes: usize,
     pub place: MemorySpace,
+    /// How it is cut over the ranks, in ascending order; nothing where every rank has all of it. Tensors of the layout
+    /// lie in the whole, those of instructions in the part of their rank.
+    pub shards: Vec<Shard>,
+}
+
+/// A stretch of an arena that is cut evenly over the ranks. All in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Where the stretch begins in the whole.
+    pub start: usize,
+    /// What each rank has of it.
+    pub piece: usize,
+    /// Where every rank keeps its piece.
+    pub at: usize,
+}
+
+/// Bytes of one rank that belong to a tensor of the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub rank: usize,
+    /// In the arena of the rank.
+    pub at: usize,
+    /// In the tensor.
+    pub from: usize,
+    pub bytes: usize,
 }
 
 impl Arena {
     /// An arena in the device's memory.
     pub fn on_device(kind: ArenaKind, bytes: usize) -> Arena {
-        Arena { kind, bytes, place: MemorySpace::Device }
+        Arena { kind, bytes, place: MemorySpace::Device, shards: Vec::new() }
+    }
+
+    /// Where the bytes of a dense tensor of a sharded arena are, of so many ranks.
+    pub fn pieces(&self, tensor: &TensorRef, ranks: usize) -> Vec<Piece> {
+        let (begin, end) = (tensor.offset, tensor.offset + tensor.bytes());
+        let mut pieces = Vec::new();
+        for shard in &self.shards {
+            for rank in 0..ranks {
+                let first = shard.start + rank * shard.piece;
+                let (from, to) = (first.max(begin), (first + shard.piece).min(end));
+                if from < to {
+                    pieces.push(Piece { rank, at: shard.at + from - first, from: from - begin, bytes: to - from });
+                }
+            }
+        }
+        let found: usize = pieces.iter().map(|piece| piece.bytes).sum();
+        assert_eq!(found, tensor.bytes(), "{tensor} lies in the shards of its arena");
+        pieces
     }
 
     /// True where the memory is the host's.
@@ -105,13 +149,20 @@ pub struct TensorRef {
     pub shape: Shape,
     /// In elements, one per axis.
     pub strides: Vec<usize>,
+    /// Bytes further on each next rank: the program of all ranks is one. 0 where it lies at the same place everywhere.
+    pub per_rank: usize,
 }
 
 impl TensorRef {
     pub fn dense(arena: ArenaId, offset: usize, dtype: DType, shape: impl Into<Shape>) -> Self {
         let shape = shape.into();
         let strides = contiguous_strides(&shape);
-        TensorRef { arena, offset, dtype, shape, strides }
+        TensorRef { arena, offset, dtype, shape, strides, per_rank: 0 }
+    }
+
+    /// The tensor as a rank finds it.
+    pub fn of_rank(&self, rank: usize) -> TensorRef {
+        TensorRef { offset: self.offset + rank * self.per_rank, per_rank: 0, ..self.clone() }
     }
 
     /// Number of elements.
@@ -194,7 +245,8 @@ impl TensorRef {
         let strides = |of: &TensorRef| -> Vec<usize> {
             of.shape.iter().zip(&of.strides).filter(|(n, _)| **n != 1).map(|(_, stride)| *stride).collect()
         };
-        (self.arena, self.offset, self.dtype, &self.shape) == (other.arena, other.offset, other.dtype, &other.shape)
+        (self.arena, self.offset, self.per_rank) == (other.arena, other.offset, other.per_rank)
+            && (self.dtype, &self.shape) == (other.dtype, &other.shape)
             && strides(self) == strides(other)
     }
 
@@ -261,6 +313,7 @@ mod tests {
             dtype: DType::F32,
             shape: vec![2, 8, 32],
             strides: vec![768, 96, 1],
+            per_rank: 0,
         };
         let heads = slice.reshape(&[2, 8, 4, 8]).unwrap();
         assert_eq!(heads.strides, [768, 96, 8, 1]);

@@ -52,7 +52,8 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
             | Instruction::AttentionForward(_)
             | Instruction::Copy { .. }
             | Instruction::Zero { .. }
-            | Instruction::Transfer { .. } => {}
+            | Instruction::Transfer { .. }
+            | Instruction::Collective(_) => {}
         }
         if stream != StreamId::Compute as usize && !joined[stream] {
             return Err(format!("{}: its stream has not waited for the beginning of the entry", name(index)));

@@ -2,6 +2,7 @@
 
 use tensor::HostTensor;
 
+use crate::cluster::Cluster;
 use crate::decision::PlanDecision;
 use crate::instruction::{Documents, Kernel, Step};
 use crate::layout::Layout;
@@ -110,7 +111,9 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     pub name: String,
+    /// Of every rank.
     pub machine: Machine,
+    pub cluster: Cluster,
     pub arenas: Vec<Arena>,
     /// What lives from step to step.
     pub layout: Layout,
@@ -161,7 +164,10 @@ impl Program {
             let arenas = program.arenas.iter().enumerate().filter(|(_, arena)| arena.kind.is_persistent());
             arenas.map(|(index, arena)| (index, arena.clone())).collect::<Vec<_>>()
         };
-        self.layout == other.layout && self.scalars == other.scalars && persistent(self) == persistent(other)
+        self.cluster == other.cluster
+            && self.layout == other.layout
+            && self.scalars == other.scalars
+            && persistent(self) == persistent(other)
     }
 
     /// Bytes of all arenas.

@@ -13,6 +13,9 @@ impl fmt::Display for TensorRef {
         if !self.is_dense() {
             write!(f, "/{:?}", self.strides)?;
         }
+        if self.per_rank != 0 {
+            write!(f, " +{} a rank", self.per_rank)?;
+        }
         Ok(())
     }
 }
@@ -41,6 +44,7 @@ impl fmt::Display for Step {
             Instruction::Copy { .. } => ("copy".into(), String::new()),
             Instruction::Zero { .. } => ("zero".into(), String::new()),
             Instruction::Transfer { stream, .. } => (format!("transfer {}", stream.name()), String::new()),
+            Instruction::Collective(of) => (of.movement.name().into(), String::new()),
             Instruction::Record { event, stream } => return write!(f, "record e{} on {}", event.0, stream.name()),
             Instruction::Wait { event, stream } => return write!(f, "wait for e{} on {}", event.0, stream.name()),
         };
@@ -67,10 +71,15 @@ impl fmt::Display for Entry {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "program {} for {} ({})", self.name, self.machine.name, self.machine.arch)?;
+        write!(f, "program {} for {} ({})", self.name, self.machine.name, self.machine.arch)?;
+        match self.cluster.ranks {
+            1 => writeln!(f)?,
+            ranks => writeln!(f, ", {ranks} ranks")?,
+        }
         for (index, arena) in self.arenas.iter().enumerate() {
             let host = if arena.is_on_host() { ", on the host" } else { "" };
-            writeln!(f, "  arena a{index} {}: {} bytes{host}", arena.kind.name(), arena.bytes)?;
+            let cut = if arena.shards.is_empty() { "" } else { ", sharded" };
+            writeln!(f, "  arena a{index} {}: {} bytes{host}{cut}", arena.kind.name(), arena.bytes)?;
         }
         for entry in &self.entries {
             write!(f, "{entry}")?;

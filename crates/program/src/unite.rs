@@ -50,6 +50,7 @@ pub fn unite(parts: &[&Program], wanted: impl Fn(&Variant) -> bool) -> Program {
         plan,
         name: first.name.clone(),
         machine: first.machine.clone(),
+        cluster: first.cluster,
         layout: first.layout.clone(),
         scalars: first.scalars.clone(),
         seed: first.seed,

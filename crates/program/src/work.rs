@@ -173,7 +173,10 @@ impl Work {
             Instruction::Copy { .. } | Instruction::Zero { .. } => {
                 Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }
             }
-            Instruction::Transfer { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => return None,
+            Instruction::Transfer { .. }
+            | Instruction::Collective(_)
+            | Instruction::Record { .. }
+            | Instruction::Wait { .. } => return None,
         })
     }
 

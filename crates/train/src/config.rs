@@ -114,6 +114,11 @@ macro_rules! union_of_tables {
         pub const SECTIONS: &[Section] = &[$( Section::of::<$table>() ),+];
 
         impl Config {
+    /// Devices that train together.
+    pub fn ranks(&self) -> usize {
+        self.hardware.gpus.max(1) as usize
+    }
+
             fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
                 Config {

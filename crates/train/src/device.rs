@@ -18,6 +18,8 @@ pub struct DeviceRequest {
     pub device: Setting<config::Device>,
     /// Threads of the CPU backend; all cores when unset.
     pub threads: Option<usize>,
+    /// Ranks that share the CPU and its memory; 0 counts as 1.
+    pub ranks: usize,
     /// Folders of installed Python packages, in which CUDA libraries may be.
     pub site_packages: Vec<PathBuf>,
     /// Look at every result before the next instruction starts, so that an error names the one that
@@ -34,6 +36,7 @@ impl DeviceRequest {
     pub fn of(config: &config::Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
         DeviceRequest {
             device: config.hardware.device,
+            ranks: config.ranks(),
             site_packages,
             eager: !config.hardware.use_cuda_graphs,
             every_gpu: config.hardware.gpus == 0,
@@ -83,7 +86,8 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let threads = request.threads.unwrap_or(cores);
     let backend = CpuBackend::new(Some(threads))?.check_finite(request.check_each);
     let (name, version) = (processor(), env!("CARGO_PKG_VERSION"));
-    let machine = Machine::cpu(usable(host_memory()), threads);
+    let ranks = request.ranks.max(1);
+    let machine = Machine::cpu(usable(host_memory()) / ranks, (threads / ranks).max(1));
     let machine = machines::calibrated(&machine, &name, version).unwrap_or(machine);
     let (because, card) = (because.to_owned(), (name, version.to_owned()));
     let arithmetic = format!("a CPU with {}", cpu::instructions());

@@ -80,9 +80,14 @@ impl Engine {
         &mut **self.session.as_mut().expect("a session is replaced within one call")
     }
 
-    /// The shape of a batch as the compiler is requested it.
-    pub fn variant_of(&self, batch: &Batch, one_per_row: bool) -> Variant {
-        variant_of(batch, one_per_row)
+    /// Devices that work together.
+    pub fn ranks(&self) -> usize {
+        self.program.cluster.ranks
+    }
+
+    /// The shape of a round of batches, one for each rank, as the compiler is requested it: all run the same entry.
+    pub fn variant_of(&self, round: &[Batch], one_per_row: bool) -> Variant {
+        variant_of(round, one_per_row)
     }
 
     /// Whether batches of the wanted shape run without compiling.
@@ -173,20 +178,23 @@ impl Engine {
         }
     }
 
-    /// Writes a batch and runs an entry on it.
-    pub fn run(&mut self, kind: EntryKind, variant: Variant, batch: &Batch) -> Result<()> {
-        let entry = self.load_batch(kind, variant, batch)?;
+    /// Writes a batch for each rank and runs an entry on them.
+    pub fn run(&mut self, kind: EntryKind, variant: Variant, round: &[Batch]) -> Result<()> {
+        let entry = self.load_batches(kind, variant, round)?;
         self.run_entry(entry)
     }
 
-    /// Writes a batch to where an entry reads it; returns the entry's index.
-    pub fn load_batch(&mut self, kind: EntryKind, variant: Variant, batch: &Batch) -> Result<usize> {
+    /// Writes a batch for each rank to where an entry reads it; returns the entry's index.
+    pub fn load_batches(&mut self, kind: EntryKind, variant: Variant, round: &[Batch]) -> Result<usize> {
+        assert_eq!(round.len(), self.ranks(), "a round has a batch for each rank");
         let entry = self.entry(kind, Some(variant));
         let program = self.program.clone();
         for (name, at) in &program.entries[entry].inputs {
             let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
-            if let Some(bytes) = input.bytes(batch) {
-                self.session().write(at, &bytes)?;
+            for (rank, batch) in round.iter().enumerate() {
+                if let Some(bytes) = input.bytes(batch) {
+                    self.session().write_rank(rank, at, &bytes)?;
+                }
             }
         }
         Ok(entry)
@@ -232,11 +240,25 @@ impl Engine {
         Ok(self.session().write(&at, &value.to_le_bytes())?)
     }
 
-    pub fn get_f32(&mut self, scalar: &str) -> Result<f32> {
+    /// Gives the first rank a number, and each next one the next.
+    pub fn set_i32_by_rank(&mut self, scalar: &str, first: i32) -> Result<()> {
         let at = self.scalar(scalar);
-        let mut bytes = [0; 4];
-        self.session().read(&at, &mut bytes)?;
-        Ok(f32::from_le_bytes(bytes))
+        for rank in 0..self.ranks() {
+            self.session().write_rank(rank, &at, &(first + rank as i32).to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// A scalar as every rank has it, added up in the order of the ranks.
+    pub fn sum_f32(&mut self, scalar: &str) -> Result<f64> {
+        let at = self.scalar(scalar);
+        let mut sum = 0.0;
+        for rank in 0..self.ranks() {
+            let mut bytes = [0; 4];
+            self.session().read_rank(rank, &at, &mut bytes)?;
+            sum += f64::from(f32::from_le_bytes(bytes));
+        }
+        Ok(sum)
     }
 
     /// Begins to read scalars, as they are after all that was started before.
@@ -272,11 +294,13 @@ impl Engine {
     }
 }
 
-/// The shape of a batch as the compiler is requested it. `one_per_row`: what follows the document of a row is
-/// padding, which may see it.
-pub fn variant_of(batch: &Batch, one_per_row: bool) -> Variant {
-    let (rows, length) = (batch.batch, batch.seq_len);
-    let documents = match one_per_row || batch.document_start.iter().all(|start| *start == 0) {
+/// The shape of batches of equal extents as the compiler is requested it. `one_per_row`: what follows the document of a row
+/// is padding, which may see it.
+pub fn variant_of(round: &[Batch], one_per_row: bool) -> Variant {
+    let (rows, length) = (round[0].batch, round[0].seq_len);
+    assert!(round.iter().all(|batch| (batch.batch, batch.seq_len) == (rows, length)), "ranks run one shape");
+    let mut starts = round.iter().flat_map(|batch| &batch.document_start);
+    let documents = match one_per_row || starts.all(|start| *start == 0) {
         true => Documents::Rows,
         false => Documents::Packed,
     };
@@ -324,7 +348,12 @@ mod tests {
     #[test]
     fn what_follows_the_document_of_a_row_is_no_document_where_rows_hold_one() {
         let batch = Batch::from_labels(2, 4, vec![1; 8], &[1; 8], Some(vec![0, 1, 0, 1, 0, 0, 0, 1]), None).unwrap();
-        assert_eq!(variant_of(&batch, false).documents, Documents::Packed);
-        assert_eq!(variant_of(&batch, true).documents, Documents::Rows);
+        let whole = Batch::from_labels(2, 4, vec![1; 8], &[1; 8], None, None).unwrap();
+        // One rank with several documents in a row is enough: all run the same entry.
+        for round in [vec![batch.clone()], vec![whole.clone(), batch.clone()]] {
+            assert_eq!(variant_of(&round, false).documents, Documents::Packed);
+            assert_eq!(variant_of(&round, true).documents, Documents::Rows);
+        }
+        assert_eq!(variant_of(&[whole.clone(), whole], false).documents, Documents::Rows);
     }
 }

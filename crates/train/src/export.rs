@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions, Recipe};
+use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions, Recipe, Sharding};
 use data::safetensors::{NamedTensor, TensorInfo, write};
 use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
@@ -174,6 +174,7 @@ impl Trainer {
             // The function of the weights that are written, whatever they are multiplied with in training.
             recipe: Recipe::Uniform,
             entries: vec![EntryOptions::forward().keeping(["logits"])],
+            sharding: Sharding::default(),
             ..self.plan.compile.clone()
         };
         let mut copy = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
@@ -184,7 +185,7 @@ impl Trainer {
             let place = to.parameter(&slot.name).expect("both programs are of one model");
             copy.session().write(&place.weight, &tensor.bytes)?;
         }
-        copy.run(EntryKind::Forward, variant, batch)?;
+        copy.run(EntryKind::Forward, variant, std::slice::from_ref(batch))?;
         copy.output(EntryKind::Forward, variant, "logits")
     }
 }

@@ -53,7 +53,7 @@ impl Feed {
         let row = row_length(&layout, sequence_len, batch_size);
         let train_spec = LoaderSpec {
             batch_size,
-            share: Share::WHOLE,
+            share: Share::among(config.ranks()),
             seq_len: row,
             layout,
             padding: match config.template.padding_side {
@@ -188,7 +188,8 @@ impl Feed {
     /// Passes over the data after so many steps: rows against those of a mean epoch.
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
         let of = &config.training;
-        let rows = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps) * steps;
+        let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
+        let rows = of_rank * config.ranks() as u64 * steps;
         (rows * u64::from(config.run.num_epochs)) as f64 / self.train_extent.rows as f64
     }
 

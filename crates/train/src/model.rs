@@ -2,9 +2,10 @@
 //! Nothing is updated and nothing is dropped.
 
 use std::path::Path;
+use std::slice::from_ref;
 use std::sync::Arc;
 
-use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Recipe, Training};
+use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding, Training};
 use data::Batch;
 use data::safetensors::Weights;
 use program::{Choices, EntryKind, scalar};
@@ -70,6 +71,7 @@ impl Model {
             entries: vec![EntryOptions::forward().keeping([LOGITS])],
             seed: 0,
             plan: PlanOptions::default(),
+            sharding: Sharding::default(),
         };
         Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None })
     }
@@ -92,8 +94,8 @@ impl Model {
         self.source.check_ids(std::slice::from_ref(batch))?;
         let wanted: &[&str] = if hidden { &[LOGITS, HIDDEN] } else { &[LOGITS] };
         let engine = self.engine_for(batch, EntryOptions::forward().keeping(wanted.iter().copied()))?;
-        let variant = engine.prepare(engine.variant_of(batch, false))?;
-        engine.run(EntryKind::Forward, variant, batch)?;
+        let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
+        engine.run(EntryKind::Forward, variant, from_ref(batch))?;
         let logits = engine.output(EntryKind::Forward, variant, LOGITS)?;
         let mut states = Vec::new();
         for name in if hidden { hidden_names(engine) } else { Vec::new() } {
@@ -107,10 +109,10 @@ impl Model {
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;
         let engine = self.engine_for(batch, EntryOptions::train(TASK).keeping([TOKEN_LOSS]))?;
-        let variant = engine.prepare(engine.variant_of(batch, false))?;
+        let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
         engine.set_i32(scalar::MICRO_STEP, 0)?;
-        engine.run(EntryKind::FirstMicroStep, variant, batch)?;
-        let (sum, weight) = (engine.get_f32(scalar::LOSS_SUM)?, engine.get_f32(scalar::WEIGHT_SUM)?);
+        engine.run(EntryKind::FirstMicroStep, variant, from_ref(batch))?;
+        let (sum, weight) = (engine.sum_f32(scalar::LOSS_SUM)? as f32, engine.sum_f32(scalar::WEIGHT_SUM)? as f32);
         if weight == 0.0 {
             return Err(TrainError::Usage(
                 "no token of the batch is trained: every label is -100 or has no token before it".into(),
@@ -158,7 +160,7 @@ impl Model {
     }
 
     fn start(&self, options: &CompileOptions, batch: &Batch) -> Result<Engine> {
-        let first = crate::engine::variant_of(batch, false);
+        let first = crate::engine::variant_of(from_ref(batch), false);
         let options = CompileOptions { variants: vec![first], ..options.clone() };
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
         let program = engine.program().clone();

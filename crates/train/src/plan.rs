@@ -6,7 +6,7 @@ use std::path::Path;
 
 use compiler::{
     AdapterOptions, CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
-    RecomputeOptions, Training,
+    RecomputeOptions, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
@@ -74,6 +74,7 @@ impl Plan {
             entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
             seed: config.data.train_seed,
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
+            sharding: Sharding { ranks: config.ranks(), ..Sharding::default() },
         };
         Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes })
     }
@@ -143,7 +144,8 @@ fn memory_options(config: &Config) -> PlanOptions {
             residual: requested(config.offload.offload_residual),
             master: requested(config.offload.offload_master),
             optimizer: requested(config.offload.offload_optimizer),
-            gradients: requested(config.offload.offload_grads),
+            // Of several ranks they stay: bucket by bucket they go to the others.
+            gradients: requested(config.offload.offload_grads).or((config.ranks() > 1).then_some(false)),
             zero_copy: config.offload.use_zero_copy,
             write_combined: config.offload.use_write_combined,
             slice_bytes: None,

@@ -19,21 +19,24 @@ pub fn find(
 ) -> Result<Option<String>> {
     let program = engine.program().clone();
     for slot in &program.layout.parameters {
-        if let Some(what) = look(engine, &slot.weight)? {
+        if let Some(what) = look(engine, 0, &slot.weight)? {
             return Ok(Some(format!("the weights of `{}` already hold {what}", slot.name)));
         }
     }
-    for (index, batch) in batches.iter().enumerate() {
-        let variant = engine.prepare(engine.variant_of(batch, one_per_row))?;
+    let ranks = engine.ranks();
+    for (index, round) in batches.chunks(ranks).enumerate() {
+        let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
         let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
-        engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
-        let entry = engine.load_batch(kind, variant, batch)?;
+        engine.set_i32_by_rank(scalar::MICRO_STEP, (first_micro_step + (index * ranks) as u64) as i32)?;
+        let entry = engine.load_batches(kind, variant, round)?;
         let program = engine.program().clone();
         for (number, step) in program.entries[entry].steps.iter().enumerate() {
             engine.session().run_instruction(entry, number)?;
-            for at in step.instruction.writes() {
-                if let Some(what) = look(engine, at)? {
-                    let of = if batches.len() > 1 { format!(" of micro-batch {index}") } else { String::new() };
+            let places = step.instruction.writes().into_iter().flat_map(|at| (0..ranks).map(move |rank| (rank, at)));
+            for (rank, at) in places {
+                if let Some(what) = look(engine, rank, at)? {
+                    let number = index * ranks + rank;
+                    let of = if batches.len() > 1 { format!(" of micro-batch {number}") } else { String::new() };
                     return Ok(Some(format!("{what} first came out of {}{of}", place(&step.provenance))));
                 }
             }
@@ -50,14 +53,15 @@ fn place(from: &Provenance) -> String {
     format!("{} ({})", from.op, parts.join(", "))
 }
 
-/// What is not finite in a tensor, in words.
-fn look(engine: &mut Engine, at: &TensorRef) -> Result<Option<String>> {
+/// What is not finite in a tensor of a rank, in words.
+fn look(engine: &mut Engine, rank: usize, at: &TensorRef) -> Result<Option<String>> {
     if !at.dtype.is_float() || at.is_empty() {
         return Ok(None);
     }
     // The elements are apart: all that is between them is read, too, and passed over.
     let span = TensorRef::dense(at.arena, at.offset, at.dtype, [at.span() / at.dtype.size()]);
-    let values = engine.tensor(&span)?;
+    let mut values = HostTensor::zeros(span.dtype, span.shape.clone());
+    engine.session().read_rank(rank, &span, &mut values.bytes)?;
     let values = if values.dtype == DType::F32 { values } else { HostTensor::cast(&values, DType::F32) }.to_f32();
     let bad = Elements::of(at).map(|place| values[place]).enumerate().find(|(_, value)| !value.is_finite());
     Ok(bad.map(|(index, value)| format!("{value} (element {index} of {:?})", at.shape)))

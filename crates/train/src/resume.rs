@@ -18,7 +18,7 @@ use crate::trainer::Trainer;
 use crate::written::Record;
 
 /// Options that may change as long as their product is the same: rows of a step.
-const SPLIT: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+const SPLIT: [&str; 3] = ["per_device_train_batch_size", "gradient_accumulation_steps", "gpus"];
 
 /// What is asked of model and data.
 const SAME_BEGINNING: &str = "a run can only be resumed with the model and data that it started with";
@@ -308,19 +308,29 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
             problems.push(config.mistake(row.name, message, hint));
         }
     }
-    let rows_of = |of: &Options| SPLIT.map(|name| of.given[name].as_u64().unwrap_or(1));
-    let ([rows_now, steps_now], [rows_then, steps_then]) = (rows_of(&now), rows_of(&then));
-    if rows_now * steps_now != rows_then * steps_then {
+    let split_of = |of: &Options| SPLIT.map(|name| of.given[name].as_u64().unwrap_or(1).max(1));
+    let (split_now, split_then) = (split_of(&now), split_of(&then));
+    let [rows_now, rows_then] = [split_now, split_then].map(|of| of.iter().product::<u64>());
+    let told = |of: [u64; 3]| {
+        let factors = if split_now[2] == 1 && split_then[2] == 1 { &of[..2] } else { &of[..] };
+        factors.iter().map(u64::to_string).collect::<Vec<_>>().join(" × ")
+    };
+    if rows_now != rows_then {
         let message = format!(
-            "a step has {rows_now} × {steps_now} = {} rows, but the checkpoint was written with {rows_then} × {steps_then} = {}",
-            rows_now * steps_now,
-            rows_then * steps_then
+            "a step has {} = {rows_now} rows, but the checkpoint was written with {} = {rows_then}",
+            told(split_now),
+            told(split_then)
         );
-        let hint =
-            "`per_device_train_batch_size` × `gradient_accumulation_steps` must stay the same; the split may change";
-        problems.push(config.mistake(SPLIT[0], message, Some(hint.to_owned())));
-    } else if rows_now != rows_then {
-        notes.push(format!("a step has {rows_now} × {steps_now} rows, it had {rows_then} × {steps_then}: the sums are rounded in another order"));
+        let factors = SPLIT.map(|name| format!("`{name}`"));
+        let factors = if split_now[2] == 1 && split_then[2] == 1 { &factors[..2] } else { &factors[..] };
+        let hint = format!("{} must stay the same; the split may change", factors.join(" × "));
+        problems.push(config.mistake(SPLIT[0], message, Some(hint)));
+    } else if split_now[0] != split_then[0] || split_now[2] != split_then[2] {
+        notes.push(format!(
+            "a step has {} rows, it had {}: the sums are rounded in another order",
+            told(split_now),
+            told(split_then)
+        ));
     }
     (problems, notes)
 }

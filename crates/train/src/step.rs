@@ -82,7 +82,7 @@ pub(crate) enum Advance {
 impl Trainer {
     /// The next micro-batches of the data: fewer than a full step at the end, none after it.
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
-        let wanted = self.config.training.gradient_accumulation_steps as usize;
+        let wanted = self.config.training.gradient_accumulation_steps as usize * self.config.ranks();
         let Some(feed) = &mut self.feed else {
             let problems = self.config.check_datasets();
             return Err(TrainError::Config(problems));
@@ -104,7 +104,7 @@ impl Trainer {
         self.step_on(batches, one_per_row, learning_rate).map(Some)
     }
 
-    /// One step on batches of the caller's: all of one shape, one for each micro-step.
+    /// One step on batches of the caller's: all of one shape, one for each micro-step of each rank, dealt in turn.
     pub fn step(&mut self, batches: &[Batch], learning_rate: Option<f64>) -> Result<StepMetrics> {
         self.step_on(batches.to_vec(), false, learning_rate)
     }
@@ -144,7 +144,7 @@ impl Trainer {
     /// Whether the compiled model takes the batches as it is.
     fn has_shapes(&self, batches: &[Batch], one_per_row: bool) -> bool {
         let Some(engine) = &self.engine else { return false };
-        batches.iter().all(|batch| engine.has(engine.variant_of(batch, one_per_row)))
+        batches.chunks(engine.ranks()).all(|round| engine.has(engine.variant_of(round, one_per_row)))
     }
 
     /// Runs forward and backward passes.
@@ -154,17 +154,20 @@ impl Trainer {
             return Err(TrainError::Usage(text.into()));
         }
         self.source.check_ids(&batches)?;
+        let ranks = self.config.ranks();
+        check_rounds(&batches, ranks)?;
         let first_micro_step = self.progress.micro_step;
-        let engine = self.engine_for(&batches[0], one_per_row)?;
+        let engine = self.engine_for(&batches[..ranks], one_per_row)?;
         // All shapes first: compiling one moves the weights, but not the gradients.
         let variants = batches
-            .iter()
-            .map(|batch| engine.prepare(engine.variant_of(batch, one_per_row)))
+            .chunks(ranks)
+            .map(|round| engine.prepare(engine.variant_of(round, one_per_row)))
             .collect::<Result<Vec<Variant>>>()?;
-        for (index, (batch, variant)) in batches.iter().zip(variants).enumerate() {
+        for (index, (round, variant)) in batches.chunks(ranks).zip(variants).enumerate() {
             let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
-            engine.set_i32(scalar::MICRO_STEP, (first_micro_step + index as u64) as i32)?;
-            engine.run(kind, variant, batch)?;
+            // Micro-steps are numbered as a single rank would take the batches.
+            engine.set_i32_by_rank(scalar::MICRO_STEP, (first_micro_step + (index * ranks) as u64) as i32)?;
+            engine.run(kind, variant, round)?;
         }
         Ok(Fed { batches, one_per_row, first_micro_step })
     }
@@ -204,7 +207,8 @@ impl Trainer {
         let begin = self.flight.read.map_or(begin, |read| read.max(begin));
         let seconds = now.duration_since(begin).as_secs_f64();
         let tokens: u64 = fed.batches.iter().map(tokens).sum();
-        let rate = self.flops_per_second(fed.batches[0].seq_len, tokens as f64 / seconds.max(1e-9));
+        let of_rank = tokens as f64 / self.config.ranks() as f64;
+        let rate = self.flops_per_second(fed.batches[0].seq_len, of_rank / seconds.max(1e-9));
         let machine = &self.device.machine;
         let mfu = rate.zip(flops::peak(&machine.name)).map(|(rate, peak)| rate / peak);
         let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
@@ -227,7 +231,7 @@ impl Trainer {
         }))
     }
 
-    /// The arithmetic that the tokens ask for, FLOP/s.
+    /// The arithmetic that the tokens of a rank ask for, FLOP/s.
     fn flops_per_second(&self, sequence_len: usize, tokens_per_second: f64) -> Option<f64> {
         let program = self.engine.as_ref()?.program();
         Some(tokens_per_second * flops::per_token(program, &self.source, sequence_len)?)
@@ -294,31 +298,54 @@ impl Trainer {
     /// as not begun.
     pub(crate) fn evaluate_unless(&mut self, stops: &mut dyn FnMut() -> bool) -> Result<Evaluation> {
         let start = Instant::now();
-        let loader = match &self.feed {
+        let mut loader = match &self.feed {
             Some(feed) => feed.validation()?,
             None => None,
         };
-        let Some(loader) = loader else { return Ok(Evaluation::NoData) };
-        let one_per_row = self.one_per_row();
+        let Some(loader) = &mut loader else { return Ok(Evaluation::NoData) };
+        let (one_per_row, ranks) = (self.one_per_row(), self.config.ranks());
         let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
-        for batch in loader {
+        loop {
             if stops() {
                 return Ok(Evaluation::Aborted);
             }
-            let batch = batch.map_err(TrainError::Data)?;
-            let engine = self.engine_for(&batch, one_per_row)?;
-            let variant = engine.prepare(engine.variant_of(&batch, one_per_row))?;
+            let round = loader.take(ranks).collect::<std::result::Result<Vec<_>, _>>().map_err(TrainError::Data)?;
+            if round.is_empty() {
+                break;
+            }
+            let engine = self.engine_for(&round, one_per_row)?;
+            let variant = engine.prepare(engine.variant_of(&round, one_per_row))?;
             engine.set_f32(scalar::LOSS_SUM, 0.0)?;
             engine.set_f32(scalar::WEIGHT_SUM, 0.0)?;
-            engine.run(EntryKind::Evaluate, variant, &batch)?;
-            sum += f64::from(engine.get_f32(scalar::LOSS_SUM)?);
-            weight += f64::from(engine.get_f32(scalar::WEIGHT_SUM)?);
-            tokens_seen += tokens(&batch);
+            engine.run(EntryKind::Evaluate, variant, &round)?;
+            sum += engine.sum_f32(scalar::LOSS_SUM)?;
+            weight += engine.sum_f32(scalar::WEIGHT_SUM)?;
+            tokens_seen += round.iter().map(tokens).sum::<u64>();
         }
         let seconds = start.elapsed().as_secs_f64();
         let step = self.progress.step;
         self.progress.evaluated = Some(step);
         Ok(Evaluation::Done(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
+    }
+}
+
+/// Batches come in rounds: one of the same extents for each rank.
+fn check_rounds(batches: &[Batch], ranks: usize) -> Result<()> {
+    if !batches.len().is_multiple_of(ranks) {
+        let text = format!("{} micro-batches are no whole number of rounds of `gpus: {ranks}`", batches.len());
+        return Err(TrainError::Usage(text));
+    }
+    let extents = |batch: &Batch| (batch.batch, batch.seq_len);
+    match batches.chunks(ranks).position(|round| round.iter().any(|batch| extents(batch) != extents(&round[0]))) {
+        None => Ok(()),
+        Some(round) => {
+            let found: Vec<String> = batches[round * ranks..][..ranks]
+                .iter()
+                .map(|batch| format!("{} × {}", batch.batch, batch.seq_len))
+                .collect();
+            let text = format!("the micro-batches of a round have the extents {}, expected one", found.join(", "));
+            Err(TrainError::Usage(text))
+        }
     }
 }
 

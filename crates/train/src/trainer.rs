@@ -244,12 +244,12 @@ impl Trainer {
     }
 
     /// The compiled model; made when there is none yet: for the shapes of the data, or without data
-    /// for this batch.
-    pub(crate) fn engine_for(&mut self, batch: &Batch, one_per_row: bool) -> Result<&mut Engine> {
+    /// for these batches, one for each rank.
+    pub(crate) fn engine_for(&mut self, round: &[Batch], one_per_row: bool) -> Result<&mut Engine> {
         if self.engine.is_none() {
             let variants = match &self.feed {
                 Some(feed) => feed.variants(),
-                None => vec![variant_of(batch, one_per_row)],
+                None => vec![variant_of(round, one_per_row)],
             };
             self.startup_phase("folders");
             let engine = self.start(variants, None)?;
@@ -269,7 +269,7 @@ impl Trainer {
     /// The compiled model, for reading parameters.
     pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
         let batch = Batch::from_labels(1, LENGTH, vec![0; LENGTH], &[0; LENGTH], None, None);
-        self.engine_for(&batch.expect("a small batch"), true)
+        self.engine_for(&[batch.expect("a small batch")], true)
     }
 
     /// Compiles and loads, with the weights of the options, or those of a checkpoint.

@@ -85,6 +85,12 @@ def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | No
 
     accumulate: add to the results instead of overwriting them"""
 
+def sum_pieces(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """The sum of pieces of equal lengths, in their order. pieces f32 [count, n] → sum f32 [n]. With `accumulate`,
+    added to it.
+
+    accumulate: add to the result instead of overwriting it"""
+
 def block_squares(*inputs: Tensor | Parameter) -> Any:
     """Σ x² of each block. x f32 [n]; blocks i32 [blocks, 2], of each its first element in units of 256 and its
     number of elements → sums f32 [blocks]."""
@@ -106,7 +112,7 @@ def next_loss_scale(*inputs: Tensor | Parameter, growth_interval: int | each[int
 
     growth_interval: steps in a row with finite gradients, from 1"""
 
-def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None) -> Any:
+def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
     """g = gradient·gradient_scale; w ← w(1 − lr·weight_decay); m ← m + (g − m)(1 − β₁); v ← β₂v + (1 − β₂)g²; w ← w
     − lr/c₁·m/(√v/√c₂ + epsilon). Nothing changes when applied is 0. gradient f32 [n], learning_rate,
     bias_correction_1 (c₁), bias_correction_2 (c₂), gradient_scale, applied f32 [1], step i32 [1] → weight [n],
@@ -119,9 +125,10 @@ def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float 
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
     stream: keeps the random numbers of different tensors apart
-    start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there"""
+    start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there
+    start_per_rank: `start` is so much larger on each next rank"""
 
-def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None) -> Any:
+def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
     """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m
     ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m
     and v go to the nearest codes, a negative m never to that of 0. Nothing changes when applied is 0. gradient
@@ -136,7 +143,8 @@ def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: f
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
     stream: keeps the random numbers of different tensors apart
-    start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there"""
+    start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there
+    start_per_rank: `start` is so much larger on each next rank"""
 
 def dynamic_map(*inputs: Tensor | Parameter, signed: bool | each[bool]) -> Any:
     """The code book of `adamw_8bit`'s moments, ascending. → f32 [256].
@@ -163,7 +171,7 @@ def newton_schulz_polynomial(*inputs: Tensor | Parameter, a: float | each[float]
     b: factor of x
     c: factor of the square"""
 
-def normuon(*inputs: Tensor | Parameter, beta2: float | each[float], epsilon: float | each[float], scale: float | each[float], weight_decay: float | each[float], cautious: bool | each[bool] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int]) -> Any:
+def normuon(*inputs: Tensor | Parameter, beta2: float | each[float], epsilon: float | each[float], scale: float | each[float], weight_decay: float | each[float], cautious: bool | each[bool] | None = None, stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
     """For each matrix O [m, n]: v ← β₂v + (1 − β₂)·mean of O² over each row; Ô = O/(√v + epsilon); w ← w(1 −
     lr·weight_decay), with `cautious` only where Ô·w ≥ 0; w ← w − scale·lr·√(mn)/‖Ô‖·Ô, nothing where Ô is 0.
     Nothing changes when applied is 0. direction (O) [count, m, n], learning_rate, applied f32 [1], step i32 [1] →
@@ -176,7 +184,9 @@ def normuon(*inputs: Tensor | Parameter, beta2: float | each[float], epsilon: fl
     cautious: decay only the weights that the step makes smaller anyway
     stochastic_rounding: round a weight stored as bf16 up or down with a probability given by the distance
     seed: key of the random numbers
-    stream: keeps the random numbers of different tensors apart"""
+    stream: keeps the random numbers of different tensors apart
+    start: random numbers that matrices before these take, a multiple of four
+    start_per_rank: `start` is so much larger on each next rank"""
 
 def rmsnorm(*inputs: Tensor | Parameter, eps: float | each[float], offset: bool | each[bool] | None = None) -> Any:
     """y = x·r·w, r = 1/√(mean(x²) + eps) over the last axis. x […, H], w [H] → y […, H], r f32 […].

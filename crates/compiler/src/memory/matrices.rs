@@ -25,6 +25,12 @@ impl Matrices {
         self.weight.shape[0]
     }
 
+    /// The same matrices of every rank, whose weights are so many bytes apart; the states are each rank's own.
+    pub fn of_ranks(mut self, per_rank: usize) -> Matrices {
+        self.weight.per_rank = per_rank;
+        self
+    }
+
     /// Rows and columns of one.
     pub fn extents(&self) -> [usize; 2] {
         [self.weight.shape[1], self.weight.shape[2]]

@@ -7,12 +7,13 @@ mod matrices;
 mod parameters;
 mod place;
 mod shadow;
+mod shards;
 mod states;
 
 pub(crate) use arenas::{SCALAR_BYTES, SCALARS, SUM_SQUARES, arena, scalar_ref};
 pub(crate) use intervals::{Interval, pack};
 pub(crate) use matrices::Matrices;
-pub(crate) use parameters::{ParameterPlan, Run, Squares, plan_parameters};
+pub(crate) use parameters::{ParameterPlan, Run, Squares, Start, plan_parameters, updated_alike};
 pub(crate) use place::{Copied, Fixed, Placement, dtype_of, is_view, place};
 pub(crate) use shadow::{Shadow, shadow_adapters};
 pub(crate) use states::{Histories, StatePlan, plan_states};

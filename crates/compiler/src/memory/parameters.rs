@@ -7,12 +7,13 @@ use std::ops::Range;
 
 use graph::{Graph, Init, Parameter};
 use ops::optimizer::{block_count, blocks_of};
-use program::{ArenaId, Initializer, OptimizerState, PackedWeight, ParameterSlot, TensorRef};
-use tensor::{DType, HostTensor, Storage};
+use program::{ArenaId, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef};
+use tensor::{DType, HostTensor, Shape, Storage};
 
 use super::matrices::{self, Matrices};
-use super::{ALIGNMENT_ELEMENTS, SCALAR_BYTES, StatePlan, align, arena};
-use crate::options::CompileOptions;
+use super::shards::{Bucket, Stretch};
+use super::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, SCALAR_BYTES, StatePlan, align, arena};
+use crate::options::{CompileOptions, Sharding};
 use crate::rule::{Per, Rule, State};
 
 /// A stretch of a flat arena that the optimizer treats alike.
@@ -30,8 +31,21 @@ pub(crate) struct Run {
     pub decay: bool,
     /// Rows of all its matrices, as they are laid out.
     rows: usize,
+    /// Units in it since its last bucket.
+    open: usize,
     /// Of a rule of matrices: what the run consists of.
     pub matrices: Vec<Matrices>,
+    /// How it is cut over ranks; empty where there is one.
+    pub buckets: Vec<Bucket>,
+    /// Of a piece of a bucket: where it lies in the run.
+    pub start: Option<Start>,
+}
+
+/// The first element of the first rank's piece, and from it to that of the next rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    pub first: usize,
+    pub per_rank: usize,
 }
 
 /// Where every parameter lies, and how large the arenas are.
@@ -43,8 +57,11 @@ pub(crate) struct ParameterPlan {
     pub weights_bytes: usize,
     pub adapters_bytes: usize,
     pub gradients_bytes: usize,
+    /// Bytes of a rank.
     pub optimizer_bytes: usize,
+    /// Bytes of a rank.
     pub masters_bytes: usize,
+    pub ranks: usize,
     /// What is kept from step to step beside them.
     pub states: StatePlan,
     /// First element and number of elements of every gradient in its arena, in order.
@@ -88,8 +105,46 @@ impl ParameterPlan {
         ]
     }
 
+    /// All buckets, with the runs that they are of.
+    pub fn buckets(&self) -> impl Iterator<Item = (&Run, &Bucket)> {
+        self.runs.iter().flat_map(|run| run.buckets.iter().map(move |bucket| (run, bucket)))
+    }
+
+    /// How an arena is cut over the ranks.
+    pub fn shards(&self, of: ArenaId) -> Vec<Shard> {
+        let mut shards = Vec::new();
+        for run in self.runs.iter().filter(|run| !run.buckets.is_empty()) {
+            let states = run.rule.states().iter().zip(&run.states).map(|(kind, state)| (&state.at, kind.per));
+            let sharded = states.chain(run.master.iter().map(|master| (master, Per::Element)));
+            for (whole, per) in sharded.filter(|(whole, _)| whole.arena == of) {
+                shards.extend(run.buckets.iter().map(|bucket| bucket.shard(whole, per, self.ranks)));
+            }
+        }
+        shards.sort_by_key(|shard| shard.start);
+        shards
+    }
+
+    /// Of several ranks: the sums of the squares of all, f32 [ranks · blocks], and those of each.
+    pub fn gathered_squares(&self) -> [TensorRef; 2] {
+        let blocks = self.buckets().map(|(_, bucket)| block_count(bucket.piece)).sum::<usize>();
+        let all = TensorRef::dense(arena::SCALARS, SCALAR_BYTES, DType::F32, [self.ranks * blocks]);
+        let own = TensorRef { shape: vec![blocks], per_rank: blocks * DType::F32.size(), ..all.clone() };
+        [all, own]
+    }
+
+    /// Behind them, `count` numbers of each rank: f32 [ranks, count].
+    pub fn gathered_scalars(&self, count: usize) -> TensorRef {
+        let [squares, _] = self.gathered_squares();
+        let start = align(squares.offset + squares.bytes(), ALIGNMENT_BYTES);
+        TensorRef::dense(arena::SCALARS, start, DType::F32, [self.ranks, count])
+    }
+
     /// Bytes of the step scalars and of the sums of squares behind them.
     pub fn scalar_bytes(&self) -> usize {
+        if self.ranks > 1 {
+            let gathered = self.gathered_scalars(SCALAR_BYTES / DType::F32.size());
+            return gathered.offset + gathered.bytes();
+        }
         let blocks: usize = self.gradients.iter().map(|(_, elements)| block_count(*elements)).sum();
         SCALAR_BYTES + blocks * DType::F32.size()
     }
@@ -111,10 +166,15 @@ fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
     Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: parameter.shape.len() < 2, rule }
 }
 
-/// Parameter indices in arena order: units (merge groups and single parameters) sorted by the
+/// Whether the optimizer does the same with two parameters.
+pub(crate) fn updated_alike(a: &Parameter, b: &Parameter, options: &CompileOptions) -> bool {
+    treatment(a, options) == treatment(b, options)
+}
+
+/// Units in arena order (merge groups and single parameters, as parameter indices), sorted by the
 /// treatment of their first member. Units of matrices with equal shapes are neighbours, so that these lie evenly
 /// spaced.
-fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
+fn arena_units(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
     let mut units: Vec<Vec<usize>> = Vec::new();
     let mut unit_of_group = std::collections::HashMap::new();
     for (index, parameter) in graph.parameters.iter().enumerate() {
@@ -132,56 +192,51 @@ fn arena_order(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
     for unit in &mut units {
         unit.sort_by_key(|i| graph.parameters[*i].merge_group.map(|(_, position)| position));
     }
-    units.sort_by_key(|unit| {
-        let treatment = treatment(&graph.parameters[unit[0]], options);
-        let shapes = || unit.iter().map(|index| graph.parameters[*index].shape.clone()).collect::<Vec<_>>();
-        (treatment, if treatment.rule.takes_matrices() { shapes() } else { Vec::new() })
-    });
-    units.into_iter().flatten().collect()
+    units.sort_by_cached_key(|unit| class_of(unit, graph, options));
+    units
+}
+
+/// What units have in common that are cut together.
+fn class_of(unit: &[usize], graph: &Graph, options: &CompileOptions) -> (Treatment, Vec<Shape>) {
+    let treatment = treatment(&graph.parameters[unit[0]], options);
+    let shapes = || unit.iter().map(|index| graph.parameters[*index].shape.clone()).collect::<Vec<_>>();
+    (treatment, if treatment.rule.takes_matrices() { shapes() } else { Vec::new() })
 }
 
 /// Lays out everything that belongs to parameters.
 pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &CompileOptions) -> ParameterPlan {
-    let mut cursor = Cursor::default();
+    let mut cursor = Cursor { ranks: options.sharding.ranks, ..Cursor::default() };
     let mut slots: Vec<Option<ParameterSlot>> = vec![None; graph.parameters.len()];
+    let mut rows: Vec<usize> = vec![0; slots.len()];
     let mut runs: Vec<(Treatment, Run)> = Vec::new();
-    let order = arena_order(graph, options);
-    for index in &order {
-        let parameter = &graph.parameters[*index];
-        let slot = cursor.slot(parameter, options);
-        if parameter.trainable {
-            extend_runs(&mut runs, &slot, treatment(parameter, options));
+    let units = arena_units(graph, options);
+    for (number, unit) in units.iter().enumerate() {
+        for index in unit {
+            let parameter = &graph.parameters[*index];
+            let slot = cursor.slot(parameter, options);
+            if parameter.trainable {
+                extend_runs(&mut runs, &slot, treatment(parameter, options));
+                let run = &runs.last().expect("the parameter is in the last run").1;
+                // Rows of the run before this slot.
+                rows[*index] = run.rows - rows_of(&slot);
+            }
+            slots[*index] = Some(slot);
         }
-        slots[*index] = Some(slot);
-    }
-    let mut slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
-    let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
-    let mut runs_with_state = Vec::new();
-    for (_, mut run) in runs {
-        if let Some(optimizer) = optimizer {
-            run.states = cursor.states(&run);
-            if optimizer.master && run.weight.dtype != DType::F32 {
-                let elements = run.weight.len();
-                run.master = Some(take(&mut cursor.masters, arena::MASTERS, DType::F32, elements, &[elements]));
+        let class = |unit: &Vec<usize>| {
+            let parameter = &graph.parameters[unit[0]];
+            (class_of(unit, graph, options), parameter.storage)
+        };
+        let is_last = units.get(number + 1).is_none_or(|next| class(next) != class(unit));
+        if let Some((of, run)) = runs.last_mut().filter(|_| graph.parameters[unit[0]].trainable && cursor.ranks > 1) {
+            run.open += 1;
+            if is_last {
+                cursor.seal(run, of.rule.takes_matrices(), &options.sharding);
             }
         }
-        runs_with_state.push(run);
     }
-    // Rows of the run before the slot that is next.
-    let mut rows = vec![0; runs_with_state.len()];
-    for index in order {
-        let slot = &mut slots[index];
-        let Some((number, start)) = run_of(slot, &runs_with_state) else { continue };
-        let run = &mut runs_with_state[number];
-        let states = run.rule.states().iter().zip(&run.states);
-        slot.states = states.map(|(kind, whole)| state_of(slot, kind.per, whole, start, rows[number])).collect();
-        slot.master = run.master.as_ref().map(|whole| part_of(whole, start, &slot.weight.shape));
-        rows[number] += rows_of(slot);
-        if optimizer.is_some() && run.rule.takes_matrices() {
-            let position = graph.parameters[index].merge_group.map_or(0, |(_, position)| position);
-            matrices::add(&mut run.matrices, slot, position);
-        }
-    }
+    let slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
+    let runs = runs.into_iter().map(|(_, run)| cursor.with_states(run, options)).collect();
+    let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     let size = DType::F32.size();
     let in_arena = |at: &TensorRef| (at.offset / size, at.len());
     let mut gradients: Vec<_> = slots.iter().filter_map(|slot| slot.gradient.as_ref().map(in_arena)).collect();
@@ -189,22 +244,63 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
     if optimizer.is_none() {
         gradients.clear();
     }
-    ParameterPlan {
+    let ranks = cursor.ranks;
+    let mut plan = ParameterPlan {
         gradients,
         slots,
-        runs: runs_with_state,
+        runs,
         weights_bytes: cursor.weights,
         adapters_bytes: cursor.adapters,
         gradients_bytes: cursor.gradients,
-        optimizer_bytes: cursor.optimizer,
-        masters_bytes: cursor.masters,
+        optimizer_bytes: cursor.optimizer / ranks,
+        masters_bytes: cursor.masters / ranks,
+        ranks,
         states,
+    };
+    for index in units.into_iter().flatten() {
+        let position = graph.parameters[index].merge_group.map_or(0, |(_, position)| position);
+        plan.place_states(index, rows[index], optimizer.is_some().then_some(position));
+    }
+    plan
+}
+
+impl ParameterPlan {
+    /// Gives a slot what the optimizer keeps of it, and its run the matrix that it is, where it is updated as one.
+    fn place_states(&mut self, index: usize, row: usize, position: Option<u32>) {
+        let slot = &mut self.slots[index];
+        let Some((number, start)) = run_of(slot, &self.runs) else { return };
+        let (run, ranks) = (&mut self.runs[number], self.ranks);
+        let states = run.rule.states().iter().zip(&run.states);
+        slot.states = states.map(|(kind, whole)| state_of(slot, kind.per, whole, start, row)).collect();
+        slot.master = run.master.as_ref().map(|whole| part_of(whole, start, &slot.weight.shape));
+        let Some(position) = position.filter(|_| run.rule.takes_matrices()) else { return };
+        if ranks == 1 {
+            matrices::add(&mut run.matrices, slot, position);
+            return;
+        }
+        let kinds = run.rule.states();
+        // The first rank's matrices stand for those of all.
+        let of_first = |bucket: &&mut Bucket| (bucket.start..bucket.start + bucket.piece).contains(&start);
+        let Some(bucket) = run.buckets.iter_mut().find(of_first) else { return };
+        let mut kept = slot.clone();
+        for ((state, kind), whole) in kept.states.iter_mut().zip(kinds).zip(&run.states) {
+            state.at = bucket.kept_part(&state.at, &whole.at, kind.per, ranks);
+        }
+        if let (Some(master), Some(whole)) = (&mut kept.master, &run.master) {
+            *master = bucket.kept_part(master, whole, Per::Element, ranks);
+        }
+        matrices::add(&mut bucket.matrices, &kept, position);
+        if run.master.is_none() {
+            let apart = bucket.piece * run.weight.dtype.size();
+            bucket.matrices = std::mem::take(&mut bucket.matrices).into_iter().map(|of| of.of_ranks(apart)).collect();
+        }
     }
 }
 
-/// Ends of the arenas so far, in bytes.
+/// Ends of the arenas so far, in bytes: of all ranks, where an arena is sharded.
 #[derive(Default)]
 struct Cursor {
+    ranks: usize,
     weights: usize,
     adapters: usize,
     gradients: usize,
@@ -248,14 +344,52 @@ impl Cursor {
         }
     }
 
+    /// Cuts what lies in a run since its last bucket, and fills it up to whole pieces.
+    fn seal(&mut self, run: &mut Run, takes_matrices: bool, sharding: &Sharding) {
+        let last = run.buckets.last();
+        let (start, row) =
+            last.map_or((0, 0), |of| (of.start + of.elements(self.ranks), of.rows.0 + of.rows.1 * self.ranks));
+        let units = if takes_matrices { run.open } else { 0 };
+        let stretch = Stretch { elements: run.gradient.len() - start, rows: run.rows - row, units };
+        run.buckets.extend(stretch.cut(start, row, sharding));
+        let last = run.buckets.last().expect("a run has elements");
+        let added = last.start + last.elements(self.ranks) - run.gradient.len();
+        if takes_matrices {
+            run.rows = last.rows.0 + last.rows.1 * self.ranks;
+        }
+        run.open = 0;
+        for tensor in [&mut run.weight, &mut run.gradient] {
+            tensor.shape[0] += added;
+        }
+        self.gradients += added * DType::F32.size();
+        let weights = if run.weight.arena == arena::ADAPTERS { &mut self.adapters } else { &mut self.weights };
+        *weights += added * run.weight.dtype.size();
+    }
+
+    /// The run with what the optimizer keeps of it.
+    fn with_states(&mut self, mut run: Run, options: &CompileOptions) -> Run {
+        let cut: usize = run.buckets.iter().map(|bucket| bucket.elements(self.ranks)).sum();
+        assert!(self.ranks == 1 || cut == run.gradient.len(), "what is merged is updated alike");
+        let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) else { return run };
+        run.states = self.states(&run);
+        if optimizer.master && run.weight.dtype != DType::F32 {
+            let elements = run.weight.len();
+            let unit = self.ranks * ALIGNMENT_ELEMENTS;
+            let padded = align(elements, unit);
+            run.master = Some(take(&mut self.masters, arena::MASTERS, DType::F32, padded, &[elements]));
+        }
+        run
+    }
+
     fn states(&mut self, run: &Run) -> Vec<OptimizerState> {
+        let unit = self.ranks * ALIGNMENT_ELEMENTS;
         let mut laid_out = |kind: &State| {
             let count = match kind.per {
                 Per::Element => run.gradient.len(),
                 Per::Block => run.gradient.len() / ALIGNMENT_ELEMENTS,
                 Per::Row => run.rows,
             };
-            let at = take(&mut self.optimizer, arena::OPTIMIZER, kind.dtype, count, &[count]);
+            let at = take(&mut self.optimizer, arena::OPTIMIZER, kind.dtype, align(count, unit), &[count]);
             OptimizerState { name: kind.name, at }
         };
         run.rule.states().iter().map(&mut laid_out).collect()
@@ -295,8 +429,22 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
     let flat = |t: &TensorRef| TensorRef::dense(t.arena, t.offset, t.dtype, [elements]);
     let (weight, gradient) = (flat(&slot.weight), flat(gradient));
     let (rule, decay) = (treatment.rule, slot.decay);
-    let run = Run { weight, gradient, rule, states: Vec::new(), master: None, decay, rows, matrices: Vec::new() };
-    runs.push((treatment, run));
+    runs.push((
+        treatment,
+        Run {
+            weight,
+            gradient,
+            rule,
+            states: Vec::new(),
+            master: None,
+            decay,
+            rows,
+            open: 0,
+            matrices: Vec::new(),
+            buckets: Vec::new(),
+            start: None,
+        },
+    ));
 }
 
 /// Rows of a parameter's matrices, as many as are laid out for them.

@@ -3,7 +3,8 @@
 //! input merge the same way.
 //!
 //! A group merges only if its weights can be behind one another: equal storage, all trained or
-//! none, all or none quantised, none transposed, and each but the last a multiple of the arena alignment long.
+//! none, all or none quantised, none transposed, and each but the last a multiple of the arena alignment long. Where
+//! optimizer states are sharded, the optimizer must treat them alike, too: what it treats alike is cut as a whole.
 
 use std::collections::HashMap;
 
@@ -12,11 +13,12 @@ use ops::{Append, Emit, id};
 use tensor::Attrs;
 
 use crate::CompileError;
-use crate::memory::ALIGNMENT_ELEMENTS;
-use crate::recipes::{Recipe, treats_alike};
+use crate::memory::{ALIGNMENT_ELEMENTS, updated_alike};
+use crate::options::CompileOptions;
+use crate::recipes::treats_alike;
 
-pub fn run(graph: &mut Graph, recipe: &Recipe) -> Result<(), CompileError> {
-    let groups = find_groups(graph, recipe);
+pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileError> {
+    let groups = find_groups(graph, options);
     let mut group_of: HashMap<usize, usize> = HashMap::new();
     for (group, members) in groups.iter().enumerate() {
         for (position, member) in members.iter().enumerate() {
@@ -50,7 +52,7 @@ fn weight(graph: &Graph, node: &Node) -> Option<ParameterId> {
 }
 
 /// Indices of the members of each group, in node order.
-fn find_groups(graph: &Graph, recipe: &Recipe) -> Vec<Vec<usize>> {
+fn find_groups(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
     let uses = graph.use_counts();
     let mut by_input: Vec<(Key, Vec<usize>)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -70,7 +72,9 @@ fn find_groups(graph: &Graph, recipe: &Recipe) -> Vec<Vec<usize>> {
         };
         let alike = |members: &[usize]| {
             let id = weight(graph, &graph.nodes[members[0]]).expect("groups hold linears over parameters");
-            treats_alike(recipe, graph.parameter(id), parameter)
+            let first = graph.parameter(id);
+            let cut_alike = options.sharding.ranks == 1 || updated_alike(first, parameter, options);
+            cut_alike && treats_alike(&options.recipe, first, parameter)
         };
         match by_input.iter_mut().find(|(k, members)| k.merges_with(&key) && alike(members)) {
             Some((known, members)) => {

@@ -3,7 +3,7 @@
 //! Knows streams and arenas; neither clocks nor what is made of the times.
 
 use program::{
-    Arena, ArenaId, ArenaKind, Documents, Entry, EntryKind, Layout, Machine, MemorySpace, Program, Provenance,
+    Arena, ArenaId, ArenaKind, Cluster, Documents, Entry, EntryKind, Layout, Machine, MemorySpace, Program, Provenance,
     StreamId, TensorRef, Variant,
 };
 use tensor::DType;
@@ -49,9 +49,10 @@ fn link(directions: &[StreamId], machine: &Machine) -> Program {
     Program {
         name: "link".into(),
         machine: machine.clone(),
+        cluster: Cluster::ONE,
         arenas: vec![
             Arena::on_device(ArenaKind::Batch, 2 * LINK_BYTES),
-            Arena { kind: ArenaKind::Waiting, bytes: 2 * LINK_BYTES, place: host },
+            Arena { kind: ArenaKind::Waiting, bytes: 2 * LINK_BYTES, place: host, shards: Vec::new() },
         ],
         layout: Layout::default(),
         constants: Vec::new(),

@@ -53,11 +53,12 @@ pub(crate) fn ring(mut pieces: Vec<Touched<'_>>, homes: &Homes) -> (Vec<Stay>, u
 /// A tensor in dense parts, as transfers take them: cut along its first axis where one of its shape has gaps there.
 fn dense_parts(of: &TensorRef, like: &TensorRef) -> Vec<TensorRef> {
     if like.is_dense() {
-        return vec![TensorRef::dense(of.arena, of.offset, of.dtype, of.shape.clone())];
+        let per_rank = of.per_rank;
+        return vec![TensorRef { per_rank, ..TensorRef::dense(of.arena, of.offset, of.dtype, of.shape.clone()) }];
     }
     let part = |at: usize| {
         let offset = of.offset + at * of.strides[0] * of.dtype.size();
-        TensorRef::dense(of.arena, offset, of.dtype, of.shape[1..].to_vec())
+        TensorRef { per_rank: of.per_rank, ..TensorRef::dense(of.arena, offset, of.dtype, of.shape[1..].to_vec()) }
     };
     (0..of.shape[0]).map(part).collect()
 }

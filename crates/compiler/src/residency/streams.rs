@@ -1,6 +1,6 @@
 //! The instructions of an entry as they are queued in streams. Knows queues and events; not what is moved or why.
 
-use program::{Cost, EventId, Instruction, Provenance, Step, StreamId, TensorRef};
+use program::{Collective, Cost, EventId, Instruction, Provenance, Step, StreamId, TensorRef};
 
 /// Instructions of an entry, with events of its own numbering.
 #[derive(Default)]
@@ -43,6 +43,12 @@ impl Streams {
         let cost = Cost { flops: 0.0, bytes: source.bytes() as f64 };
         let instruction = Instruction::Transfer { from: source.clone(), to: target.clone(), stream };
         self.steps.push(Step { instruction, provenance: from.clone(), cost });
+    }
+
+    /// What the ranks do together, when what its stream follows is done.
+    pub fn collective(&mut self, of: Collective, from: &Provenance) {
+        let cost = Cost { flops: 0.0, bytes: of.to.bytes() as f64 };
+        self.steps.push(Step { instruction: Instruction::Collective(of), provenance: from.clone(), cost });
     }
 
     fn silent(&mut self, instruction: Instruction, from: &Provenance) {

@@ -40,7 +40,7 @@ pub(super) fn update(
 ) {
     let first = &run.states[0].at;
     let batches = batches(&run.matrices, run.weight.dtype);
-    let mut orthogonal = Orthogonal::new(&batches, taken, optimizer, seed);
+    let mut orthogonal = Orthogonal::new(&batches, taken, optimizer, seed, run.start.is_some());
     orthogonal.mean(steps, lowering, taken, &run.gradient, first);
     let mut numbers = number..;
     for (number, batch) in batches.iter().enumerate() {
@@ -64,13 +64,15 @@ pub(super) struct Orthogonal<'a> {
     taken: usize,
     optimizer: &'a OptimizerOptions,
     seed: u64,
+    /// Whether every rank has matrices of its own.
+    sharded: bool,
     /// What the batch became whose matrices were complete last.
     direction: Option<TensorRef>,
 }
 
 impl<'a> Orthogonal<'a> {
-    pub fn new(batches: &'a [Batch], taken: usize, optimizer: &'a OptimizerOptions, seed: u64) -> Self {
-        Orthogonal { batches, taken, optimizer, seed, direction: None }
+    pub fn new(batches: &'a [Batch], taken: usize, optimizer: &'a OptimizerOptions, seed: u64, sharded: bool) -> Self {
+        Orthogonal { batches, taken, optimizer, seed, sharded, direction: None }
     }
 
     fn work(&self, batch: usize) -> Work {
@@ -161,6 +163,9 @@ impl<'a> Orthogonal<'a> {
             .with("stochastic_rounding", part.weight.dtype == DType::BF16)
             .with("seed", self.seed)
             .with("stream", stream as u64);
+        let [rows, columns] = part.extents();
+        let numbers = part.count() * (rows * columns).next_multiple_of(4);
+        let attrs = if self.sharded { attrs.with("start_per_rank", numbers as u64) } else { attrs };
         let mut inputs = vec![matrices_of(direction, from, part.count())];
         inputs.extend([scalar::LEARNING_RATE, scalar::UPDATE_APPLIED, scalar::STEP].map(scalar_ref));
         let outputs = vec![part.weight.clone(), part.rows.clone()];

@@ -5,6 +5,7 @@
 use program::{ArenaId, OptimizerState, TensorRef};
 use tensor::DType;
 
+use super::exchange::Updated;
 use super::matrices::{Batch, batches};
 use crate::memory::{ALIGNMENT_ELEMENTS, Matrices, Run, align, arena};
 use crate::residency::{Homes, Stay, ring};
@@ -18,6 +19,8 @@ pub(crate) struct Slice {
     pub work: Work,
     /// Keeps its random numbers apart from those of the others.
     pub number: usize,
+    /// Of several ranks: the weights that each has updated with this.
+    pub updated: Option<Updated>,
 }
 
 /// What an update consists of.
@@ -47,17 +50,25 @@ pub(crate) struct Slices {
 
 impl Slices {
     /// Cuts the runs as far as something of theirs is in host memory and is not used there.
-    pub fn new(runs: &[Run], homes: &Homes) -> Slices {
+    pub fn new(runs: &[Run], ranks: usize, homes: &Homes) -> Slices {
         let moves = |of: ArenaId| homes.streams(of);
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
-        for run in runs {
-            let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
-            match (run.rule.takes_matrices(), bytes) {
-                (true, 0) => cut.whole_matrices(run),
-                (true, _) => cut.matrices(run, moves(arena::MASTERS)),
-                (false, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 1),
-                (false, _) => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
+        for whole in runs {
+            for (index, run) in whole.pieces(ranks).iter().enumerate() {
+                let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
+                match (run.rule.takes_matrices(), bytes) {
+                    (true, 0) => cut.whole_matrices(run),
+                    (true, _) => cut.matrices(run, moves(arena::MASTERS)),
+                    (false, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 0),
+                    (false, _) => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
+                }
+                if let Some(bucket) = whole.buckets.get(index) {
+                    let updated = Updated { own: run.weight.clone(), whole: bucket.whole(&whole.weight, ranks) };
+                    cut.all.last_mut().expect("a piece is updated").updated = Some(updated);
+                }
             }
+            // Elements of a run count on through its pieces and slices.
+            cut.numbers += usize::from(!whole.rule.takes_matrices());
         }
         let Cut { mut all, batches, .. } = cut;
         let (stays, bytes) = ring(all.iter_mut().map(|slice| slice.work.tensors()).collect(), homes);
@@ -80,7 +91,7 @@ struct Cut {
 impl Cut {
     /// Adds work that takes so many numbers.
     fn push(&mut self, work: Work, numbers: usize) {
-        self.all.push(Slice { work, number: self.numbers });
+        self.all.push(Slice { work, number: self.numbers, updated: None });
         self.numbers += numbers;
     }
 
@@ -91,7 +102,6 @@ impl Cut {
             let run = Box::new(part(run, start, step.min(elements - start)));
             self.push(Work::Elements { run, start: Some(start) }, 0);
         }
-        self.numbers += 1;
     }
 
     fn whole_matrices(&mut self, run: &Run) {
@@ -105,7 +115,8 @@ impl Cut {
         let first = &run.states[0].at;
         let flat = |of: &TensorRef, matrix: &TensorRef| {
             let start = (matrix.offset - first.offset) / DType::F32.size();
-            TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [matrix.len()])
+            let flat = TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [matrix.len()]);
+            TensorRef { per_rank: of.per_rank, ..flat }
         };
         let rounded = run.master.as_ref().filter(|_| copies_move).map(|_| &run.weight);
         for of in batches(&run.matrices, run.weight.dtype) {
@@ -156,7 +167,8 @@ fn tensors(run: &mut Run) -> Vec<(&mut TensorRef, bool)> {
 /// The part of a run from an element on, which begins a block of the optimizer.
 fn part(run: &Run, start: usize, elements: usize) -> Run {
     let cut = |of: &TensorRef, start: usize, elements: usize| {
-        TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [elements])
+        let cut = TensorRef::dense(of.arena, of.offset + start * of.dtype.size(), of.dtype, [elements]);
+        TensorRef { per_rank: of.per_rank, ..cut }
     };
     let flat = |of: &TensorRef| cut(of, start, elements);
     let state = |(kind, of): (&State, &OptimizerState)| {

@@ -1,6 +1,8 @@
 //! What the compiler's tests share: a small model in IR form, options, and contents for its values.
 #![allow(dead_code)]
 
+pub mod training;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -50,6 +52,7 @@ pub fn options() -> CompileOptions {
         entries: vec![EntryOptions::train(TASK).keeping(["token_loss"]), EntryOptions::evaluate(TASK)],
         seed: 7,
         plan: Default::default(),
+        sharding: Default::default(),
     }
 }
 

@@ -15,7 +15,7 @@ mod transfer;
 
 use crate::driver::Stream;
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use program::Instruction;
 
 /// What preparing works with.
@@ -59,6 +59,13 @@ impl PlannedInstruction {
             Instruction::Zero { at } => PlannedInstruction::Strided(strided::zero(p, at)?),
             Instruction::Transfer { from, to, stream } => {
                 PlannedInstruction::OnStream(transfer::transfer(p, from, to, *stream))
+            }
+            Instruction::Collective(of) => {
+                return Err(Error::Unsupported {
+                    what: format!("a {} over GPUs", of.movement.name()),
+                    reason: "this backend runs programs of one rank".into(),
+                    context: String::new(),
+                });
             }
             Instruction::Record { event, stream } => {
                 PlannedInstruction::OnStream(transfer::record(p, *event, *stream)?)

@@ -58,6 +58,7 @@ impl Layout {
         };
         Arc::new(Program {
             name: "test".into(),
+            cluster: program::Cluster::ONE,
             machine: Machine {
                 arch: Arch::Cuda(architecture.parse().expect("a driver names architectures")),
                 ..Machine::h200()

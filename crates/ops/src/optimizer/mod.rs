@@ -9,6 +9,7 @@ mod loss_scale;
 mod momentum;
 mod newton_schulz;
 mod normuon;
+mod pieces;
 mod rule;
 mod squares;
 
@@ -20,4 +21,5 @@ pub use loss_scale::NextLossScale;
 pub use momentum::Momentum;
 pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};
 pub use normuon::NorMuon;
+pub use pieces::SumPieces;
 pub use squares::{BlockSquares, TotalSquares, block_count, blocks_of};

@@ -29,7 +29,12 @@ pub const ATTRIBUTES: &[Attribute] = &[
         kind: "int?",
         doc: "elements of the whole tensor before these, a multiple of four: the random numbers go on from there",
     },
+    START_PER_RANK,
 ];
+
+/// How far the ranks of a cluster are apart, which share a tensor.
+pub const START_PER_RANK: Attribute =
+    Attribute { name: "start_per_rank", kind: "int?", doc: "`start` is so much larger on each next rank" };
 
 /// Inputs: gradient, learning_rate, bias_correction_1, bias_correction_2, gradient_scale, applied, step.
 pub const INPUTS: usize = 7;
@@ -55,16 +60,28 @@ pub fn check(inputs: &[ValueType], attrs: &Attrs) -> Result<usize, String> {
     attrs.flag("stochastic_rounding")?;
     seed_of(attrs)?;
     attrs.size("stream")?;
-    if start(attrs)? % 4 != 0 {
-        return Err("`start` must be a multiple of four".into());
-    }
+    check_start(attrs)?;
     gradient.last().ok_or_else(|| "the number of elements must be known".into())
 }
 
-/// Elements of the whole tensor before those of a call.
+/// Elements of the whole tensor before those of a call, on the first rank.
 pub fn start(attrs: &Attrs) -> Result<usize, String> {
-    let given = attrs.get("start").map(|_| attrs.size("start"));
+    optional_size(attrs, "start")
+}
+
+fn optional_size(attrs: &Attrs, name: &str) -> Result<usize, String> {
+    let given = attrs.get(name).map(|_| attrs.size(name));
     Ok(given.transpose()?.unwrap_or(0))
+}
+
+/// Checks where the random numbers of a call begin.
+pub fn check_start(attrs: &Attrs) -> Result<(), String> {
+    for name in ["start", "start_per_rank"] {
+        if optional_size(attrs, name)? % 4 != 0 {
+            return Err(format!("`{name}` must be a multiple of four"));
+        }
+    }
+    Ok(())
 }
 
 /// Attributes and scalars of one call as numbers.
@@ -181,7 +198,11 @@ pub fn defines(attrs: &Attrs, weight: &TensorRef, tensors: &[&TensorRef], thread
 
 /// The blocks of four elements before those of a call, as `optimizer` kernels take them behind all tensors.
 pub fn before(attrs: &Attrs) -> Arg {
-    Arg::I64((start(attrs).expect("checked by the shape rule") / 4) as i64)
+    let blocks = |name: &str| (optional_size(attrs, name).expect("checked by the shape rule") / 4) as i64;
+    match blocks("start_per_rank") {
+        0 => Arg::I64(blocks("start")),
+        step => Arg::PerRank { first: blocks("start"), step },
+    }
 }
 
 /// Gradient and scalars of an example with `n` elements.

@@ -21,6 +21,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_recipe(config, reader);
     check_recipe_options(config, reader);
     check_sharding(config, reader);
+    check_ranks(config, reader);
     check_adapter(config, reader);
     check_lengths(config, reader);
     check_device(config, reader);
@@ -150,6 +151,34 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
             let message = format!("`{name}: false` contradicts `zero_level: {}`", sharding.zero_level);
             reader.report(name, message, Some(format!("remove `{name}`, or set `zero_level: {}`", level - 1)));
         }
+    }
+}
+
+/// Ranks on one CPU at most: each has memory and threads of its own.
+const MOST_RANKS: u32 = 64;
+
+/// What several ranks need, and what does not go with them yet.
+fn check_ranks(config: &Config, reader: &mut Reader) {
+    let gpus = config.hardware.gpus;
+    if gpus <= 1 || reader.is_faulty("gpus") || reader.is_faulty("device") {
+        return;
+    }
+    if config.hardware.device != Setting::Value(Device::Cpu) {
+        let hint = format!("`gpus: 1` trains on one GPU; `device: cpu` with `gpus: {gpus}` as threads of the CPU");
+        reader.report("gpus", format!("`gpus: {gpus}` is not available yet on GPUs"), Some(hint));
+        return;
+    }
+    if gpus > MOST_RANKS {
+        let message = format!("`gpus: {gpus}`, but `device: cpu` runs at most {MOST_RANKS} ranks");
+        reader.report("gpus", message, Some(format!("set `gpus` to at most {MOST_RANKS}")));
+    }
+    let refused = [
+        ("recipe", config.precision.recipe == Recipe::Fp8Hybrid, "recipe: fp8_hybrid"),
+        ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
+    ];
+    for (path, _, written) in refused.into_iter().filter(|(_, on, _)| *on) {
+        let message = format!("`{written}` is not available yet with `gpus: {gpus}`");
+        reader.report(path, message, Some(format!("remove `{path}`, or set `gpus: 1`")));
     }
 }
 

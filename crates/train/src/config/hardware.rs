@@ -5,8 +5,9 @@ use options::{Setting, choices, options};
 options! {
     /// The devices of the run.
     pub struct Hardware: "Hardware" {
-        /// Number of GPUs. 0 uses all visible ones.
-        gpus: u32 = 1, pending_over = 1, resumable;
+        /// Number of GPUs. 0 uses all visible ones. With `device: cpu` as many ranks train as threads of this process,
+        /// at most 64: the same results, for trying things out without GPUs.
+        gpus: u32 = 1, resumable;
         /// Device of the run. `auto` is the GPU if there is one.
         device: Setting<Device> = auto;
         /// Allow CUDA graphs: a step is captured once and replayed. A run never stops using them silently.

@@ -328,11 +328,15 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 3", "`zero_level: 3` is not available yet"),
         ("recipe: nvfp4", "`recipe: nvfp4` is not available yet"),
-        ("gpus: 2", "`gpus: 2` is not available yet"),
+        ("gpus: 2", "`gpus: 2` is not available yet on GPUs"),
+        ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
+        ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
     ] {
         assert_eq!(reported_messages(&format!("model: m\n{line}\n")), [message]);
     }
+    assert_eq!(good("model: m\ndevice: cpu\ngpus: 64\n").ranks(), 64);
+    assert_eq!(good("model: m\ngpus: 0\n").ranks(), 1);
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
 }
 

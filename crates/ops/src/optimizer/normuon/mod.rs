@@ -8,6 +8,7 @@ use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
 use super::newton_schulz::matrices;
+use super::rule;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
@@ -67,6 +68,12 @@ impl Op for NorMuon {
             },
             Attribute { name: "seed", kind: "int", doc: "key of the random numbers" },
             Attribute { name: "stream", kind: "int", doc: "keeps the random numbers of different tensors apart" },
+            Attribute {
+                name: "start",
+                kind: "int?",
+                doc: "random numbers that matrices before these take, a multiple of four",
+            },
+            rule::START_PER_RANK,
         ]
     }
 
@@ -87,6 +94,7 @@ impl Op for NorMuon {
         }
         seed_of(attrs)?;
         attrs.size("stream")?;
+        rule::check_start(attrs)?;
         let weight = ValueType::new(Element::Float, direction.shape.clone());
         Ok(vec![weight, ValueType::new(Element::F32, [count.into(), rows.into()])])
     }
@@ -136,7 +144,7 @@ impl Op for NorMuon {
             kernel(
                 "normuon_step",
                 [tiles, count],
-                vec![direction, rate, applied, step, inverse, factors, Arg::Output(0)],
+                vec![direction, rate, applied, step, inverse, factors, Arg::Output(0), rule::before(call.attrs)],
             ),
         ])
     }
@@ -162,11 +170,14 @@ impl Op for NorMuon {
             ];
             Example::new(vec![direction, scalar(1e-2), scalar(applied), step], attrs).with_state(state)
         };
+        let mut later = example([1, 64, 24], &["stochastic_rounding"], 1.0);
+        later.attrs = later.attrs.with("start", 3072u64);
         vec![
             example([2, 48, 80], &["cautious"], 1.0),
             example([3, 7, 33], &[], 1.0),
             example([2, 64, 24], &["cautious", "stochastic_rounding"], 1.0),
             example([1, 5, 8], &["cautious"], 0.0),
+            later,
         ]
     }
 }

@@ -43,7 +43,7 @@ normuon_factors(const float* __restrict__ squares, const float* __restrict__ lea
 extern "C" __global__ void __launch_bounds__(THREADS)
 normuon_step(const DIRECTION_T* __restrict__ direction, const float* __restrict__ learning_rate,
              const float* __restrict__ applied, const int* __restrict__ step, const float* __restrict__ inverse,
-             const float* __restrict__ factors, WEIGHT_T* __restrict__ weight) {
+             const float* __restrict__ factors, WEIGHT_T* __restrict__ weight, const u64 before) {
   const u32 block = blockIdx.x * THREADS + threadIdx.x, start = block * 4;
   if (*applied == 0.0f || start >= ELEMENTS) return;
   const int count = ELEMENTS - start < 4 ? (int)(ELEMENTS - start) : 4;
@@ -54,7 +54,7 @@ normuon_step(const DIRECTION_T* __restrict__ direction, const float* __restrict_
   inverse += (u64)blockIdx.y * ROWS;
 #if STOCHASTIC
   // Every matrix has blocks of random words of its own.
-  const u64 words = (u64)blockIdx.y * ((ELEMENTS + 3) / 4) + block;
+  const u64 words = (u64)before + (u64)blockIdx.y * ((ELEMENTS + 3) / 4) + block;
   const Philox dice = philox_words(SEED, PURPOSE_STOCHASTIC_ROUNDING, STREAM, (u32)*step, words);
 #endif
 #pragma unroll

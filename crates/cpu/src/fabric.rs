@@ -1,0 +1,210 @@
+//! How ranks that are threads of one process come together: each shows its bytes, all wait for one another, each takes
+//! what is its own. Moves bytes and never adds. A rank that fails, or does not come in time, ends it for all. Knows
+//! neither programs nor what the bytes are.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use program::{BackendError, Movement};
+
+/// What all ranks share.
+pub struct Fabric {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What each rank shows the others.
+    shown: Vec<RwLock<Vec<u8>>>,
+    /// How long a rank waits for the others.
+    patience: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    /// Ranks that have come to the present meeting.
+    arrived: usize,
+    /// Meetings that are over.
+    met: u64,
+    /// What the first rank of the present meeting came for.
+    purpose: Option<(Movement, usize)>,
+    failure: Option<(usize, String)>,
+}
+
+/// A rank's place among the others.
+#[derive(Clone)]
+pub struct Seat {
+    fabric: Arc<Fabric>,
+    pub rank: usize,
+}
+
+impl Fabric {
+    /// Places for so many ranks.
+    pub fn seats(ranks: usize, patience: Duration) -> Vec<Seat> {
+        let fabric = Arc::new(Fabric {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            shown: (0..ranks).map(|_| RwLock::default()).collect(),
+            patience,
+        });
+        (0..ranks).map(|rank| Seat { fabric: fabric.clone(), rank }).collect()
+    }
+
+    /// A thread that panics says so by [`Seat::fail`]; what it held is still whole.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Shows `own` and gives the bytes that come from each rank to `take`: all that it shows, or the piece for this one.
+    pub fn collective(
+        &self,
+        movement: Movement,
+        own: &[u8],
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> Result<(), BackendError> {
+        let ranks = self.fabric.shown.len();
+        {
+            let mut shown = self.fabric.shown[self.rank].write().unwrap_or_else(PoisonError::into_inner);
+            shown.clear();
+            shown.extend_from_slice(own);
+        }
+        self.meet((movement, own.len()))?;
+        for (rank, shown) in self.fabric.shown.iter().enumerate() {
+            let shown = shown.read().unwrap_or_else(PoisonError::into_inner);
+            let piece = shown.len() / ranks;
+            match movement {
+                Movement::Gather => take(rank, &shown),
+                Movement::Exchange => take(rank, &shown[self.rank * piece..][..piece]),
+            }
+        }
+        self.meet((movement, own.len()))
+    }
+
+    /// Returns when all ranks have come for the same thing.
+    fn meet(&self, purpose: (Movement, usize)) -> Result<(), BackendError> {
+        let Fabric { shown, changed, patience, .. } = &*self.fabric;
+        let mut state = self.fabric.state();
+        state.check(self.rank)?;
+        let first = *state.purpose.get_or_insert(purpose);
+        if first != purpose {
+            let words = |(movement, bytes): (Movement, usize)| format!("a {} of {bytes} bytes", movement.name());
+            let text = format!("it came to {}, others to {}", words(purpose), words(first));
+            return self.end(state, text);
+        }
+        state.arrived += 1;
+        let number = state.met;
+        if state.arrived == shown.len() {
+            *state = State { met: number + 1, failure: state.failure.take(), ..State::default() };
+            changed.notify_all();
+            return Ok(());
+        }
+        let deadline = Instant::now() + *patience;
+        while state.met == number {
+            state.check(self.rank)?;
+            let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+                let text = format!("it waited {} s for the others in a {}", patience.as_secs(), purpose.0.name());
+                return self.end(state, text);
+            };
+            state = changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Ends it for all.
+    pub fn fail(&self, why: String) {
+        let _ = self.end(self.fabric.state(), why);
+    }
+
+    fn end(&self, mut state: MutexGuard<'_, State>, why: String) -> Result<(), BackendError> {
+        state.failure.get_or_insert((self.rank, why));
+        self.fabric.changed.notify_all();
+        state.check(self.rank)
+    }
+
+    /// The rank that failed first, and why.
+    pub fn failure(&self) -> Option<(usize, String)> {
+        self.fabric.state().failure.clone()
+    }
+}
+
+impl State {
+    fn check(&self, rank: usize) -> Result<(), BackendError> {
+        match &self.failure {
+            None => Ok(()),
+            Some((failed, why)) => Err(BackendError::Failed {
+                call: format!("rank {rank}"),
+                message: format!("rank {failed} failed before: {why}"),
+                context: None,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What every rank of `ranks` gets from all.
+    fn together(ranks: usize, movement: Movement) -> Vec<Vec<Vec<u8>>> {
+        let seats = Fabric::seats(ranks, Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let run = |seat: Seat| {
+                let mut got = Vec::new();
+                for round in 0..50u8 {
+                    got.clear();
+                    let own: Vec<u8> = (0..ranks as u8).flat_map(|piece| [seat.rank as u8, piece, round]).collect();
+                    seat.collective(movement, &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
+                }
+                got
+            };
+            let threads: Vec<_> = seats.into_iter().map(|seat| scope.spawn(move || run(seat))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn everyone_gets_what_is_meant_for_it() {
+        for ranks in [1, 2, 5] {
+            let gathered = together(ranks, Movement::Gather);
+            let exchanged = together(ranks, Movement::Exchange);
+            for rank in 0..ranks {
+                for from in 0..ranks {
+                    let all: Vec<u8> = (0..ranks as u8).flat_map(|piece| [from as u8, piece, 49]).collect();
+                    assert_eq!(gathered[rank][from], all);
+                    assert_eq!(exchanged[rank][from], [from as u8, rank as u8, 49]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_fails_is_named_by_all_and_no_one_waits_on() {
+        let seats = Fabric::seats(3, Duration::from_secs(600));
+        let [a, b, failing] = &seats[..] else { unreachable!("three were asked for") };
+        std::thread::scope(|scope| {
+            let waiting = [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, &[1], |_, _| {})));
+            std::thread::sleep(Duration::from_millis(20));
+            failing.fail("no memory".into());
+            for waiting in waiting {
+                let message = waiting.join().unwrap().unwrap_err().to_string();
+                assert!(message.contains("rank 2 failed before: no memory"), "{message}");
+            }
+        });
+        assert_eq!(a.failure(), Some((2, "no memory".to_owned())));
+        assert!(failing.collective(Movement::Gather, &[1], |_, _| {}).is_err(), "it is over");
+    }
+
+    #[test]
+    fn who_waits_too_long_or_for_something_else_gives_up() {
+        let seats = Fabric::seats(2, Duration::from_millis(30));
+        let message = seats[1].collective(Movement::Exchange, &[1, 2], |_, _| {}).unwrap_err().to_string();
+        assert!(message.contains("rank 1 failed") && message.contains("waited 0 s"), "{message}");
+        let seats = Fabric::seats(2, Duration::from_secs(600));
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| seats[0].collective(Movement::Gather, &[1], |_, _| {}));
+            std::thread::sleep(Duration::from_millis(20));
+            let message = seats[1].collective(Movement::Gather, &[1, 2], |_, _| {}).unwrap_err().to_string();
+            assert!(message.contains("a gather of 2 bytes, others to a gather of 1 bytes"), "{message}");
+            assert!(first.join().unwrap().is_err());
+        });
+    }
+}

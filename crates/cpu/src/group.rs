@@ -1,0 +1,244 @@
+//! The ranks of a program as threads of this process: a session for each, with memory and a pool of its own, that come
+//! together where the program says so. Knows ranks and where tensors of the whole are; not what an instruction does.
+
+use std::panic;
+use std::sync::Arc;
+use std::thread;
+
+use program::{BackendError, MemoryLine, Program, Session, TensorRef};
+use tensor::DType;
+
+use crate::fabric::Seat;
+use crate::session::CpuSession;
+
+/// A program for several ranks.
+pub struct GroupSession {
+    program: Arc<Program>,
+    ranks: Vec<CpuSession>,
+    seats: Vec<Seat>,
+}
+
+impl GroupSession {
+    /// One session for each seat, made by `load`.
+    pub fn load(
+        program: Arc<Program>,
+        seats: Vec<Seat>,
+        load: impl Fn(Arc<Program>, Seat) -> Result<CpuSession, BackendError>,
+    ) -> Result<Self, BackendError> {
+        assert_eq!(seats.len(), program.cluster.ranks, "a seat for each rank");
+        let of = |seat: &Seat| load(Arc::new(program.of_rank(seat.rank)), seat.clone());
+        let ranks = seats.iter().map(of).collect::<Result<_, _>>()?;
+        Ok(GroupSession { program, ranks, seats })
+    }
+
+    /// Does something on every rank at once. The error is that of the rank that failed first, and names it; the
+    /// others have stopped.
+    fn together<T: Send>(
+        &mut self,
+        run: impl Fn(&mut CpuSession) -> Result<T, BackendError> + Sync,
+    ) -> Result<Vec<T>, BackendError> {
+        let on_rank = |seat: &Seat, session: &mut CpuSession| {
+            let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run(session)));
+            match &result {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => seat.fail(error.to_string()),
+                Err(_) => seat.fail("it panicked".into()),
+            }
+            result
+        };
+        let results: Vec<_> = thread::scope(|scope| {
+            let ranks = self.seats.iter().zip(&mut self.ranks);
+            let threads: Vec<_> = ranks.map(|(seat, session)| scope.spawn(|| on_rank(seat, session))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank's thread catches what it runs")).collect()
+        });
+        let mut done = Vec::new();
+        let mut failed = false;
+        for result in results {
+            match result {
+                Err(payload) => panic::resume_unwind(payload),
+                Ok(Ok(value)) => done.push(value),
+                Ok(Err(_)) => failed = true,
+            }
+        }
+        match self.seats[0].failure().filter(|_| failed) {
+            Some((rank, why)) => {
+                let message = format!("{why}; the other ranks were stopped");
+                Err(BackendError::Failed {
+                    call: format!("rank {rank} of {}", self.seats.len()),
+                    message,
+                    context: None,
+                })
+            }
+            None => Ok(done),
+        }
+    }
+
+    /// Where the bytes of a tensor of the whole are; nothing where every rank has all of them.
+    fn pieces(&self, at: &TensorRef) -> Vec<(program::Piece, TensorRef)> {
+        let arena = &self.program.arenas[at.arena.0 as usize];
+        if arena.shards.is_empty() {
+            return Vec::new();
+        }
+        let place = |of: &program::Piece| TensorRef::dense(at.arena, of.at, DType::U8, [of.bytes]);
+        let pieces = arena.pieces(at, self.ranks.len());
+        pieces.into_iter().map(|piece| (piece, place(&piece))).collect()
+    }
+}
+
+impl Session for GroupSession {
+    fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
+        assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
+        for (rank, session) in self.ranks.iter_mut().enumerate() {
+            session.adopt(Arc::new(program.of_rank(rank)))?;
+        }
+        self.program = program;
+        Ok(())
+    }
+
+    fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        let pieces = self.pieces(at);
+        if pieces.is_empty() {
+            return (0..self.ranks.len()).try_for_each(|rank| self.write_rank(rank, at, bytes));
+        }
+        pieces
+            .into_iter()
+            .try_for_each(|(of, place)| self.ranks[of.rank].write(&place, &bytes[of.from..of.from + of.bytes]))
+    }
+
+    fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        self.ranks[rank].write(&at.of_rank(rank), bytes)
+    }
+
+    fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        let pieces = self.pieces(at);
+        if pieces.is_empty() {
+            return self.read_rank(0, at, out);
+        }
+        pieces
+            .into_iter()
+            .try_for_each(|(of, place)| self.ranks[of.rank].read(&place, &mut out[of.from..of.from + of.bytes]))
+    }
+
+    fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        self.ranks[rank].read(&at.of_rank(rank), out)
+    }
+
+    fn run(&mut self, entry: usize) -> Result<(), BackendError> {
+        self.together(|session| session.run(entry)).map(drop)
+    }
+
+    fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
+        self.together(|session| session.run_instruction(entry, index)).map(drop)
+    }
+
+    /// Of one rank: all have as much.
+    fn allocated(&self) -> Vec<MemoryLine> {
+        self.ranks[0].allocated()
+    }
+
+    /// Of the first rank, with its waits for the others.
+    fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
+        Ok(self.together(|session| session.profile(entry))?.swap_remove(0))
+    }
+
+    fn synchronize(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use program::{
+        Arena, ArenaId, ArenaKind, Cluster, Collective, Cost, Entry, EntryKind, EventId, Instruction, Layout, Machine,
+        Movement, Provenance, Step, StreamId,
+    };
+    use rayon::ThreadPoolBuilder;
+
+    use super::*;
+    use crate::fabric::Fabric;
+
+    const RANKS: usize = 3;
+
+    fn at(offset: usize, elements: usize) -> TensorRef {
+        TensorRef::dense(ArenaId(0), offset, DType::F32, [elements])
+    }
+
+    /// Every rank writes a number of its own, gathers those of all, and exchanges what it gathered.
+    fn program() -> Program {
+        let own = TensorRef { per_rank: 4, ..at(0, 1) };
+        let gather = Collective { movement: Movement::Gather, from: own, to: at(0, RANKS) };
+        let exchange = Collective { movement: Movement::Exchange, from: at(0, RANKS), to: at(64, RANKS) };
+        let mark = |event: u32, stream: StreamId| Instruction::Record { event: EventId(event), stream };
+        let wait = |event: u32, stream: StreamId| Instruction::Wait { event: EventId(event), stream };
+        let instructions = vec![
+            Instruction::Copy { from: at(256, 1), to: TensorRef { per_rank: 4, ..at(0, 1) } },
+            mark(0, StreamId::Compute),
+            wait(0, StreamId::Exchange),
+            Instruction::Collective(gather),
+            Instruction::Collective(exchange),
+            mark(1, StreamId::Exchange),
+            wait(1, StreamId::Compute),
+            Instruction::Copy { from: at(64, RANKS), to: at(128, RANKS) },
+        ];
+        let step = |instruction| Step { instruction, provenance: Provenance::default(), cost: Cost::default() };
+        let (kind, name, variant) = (EntryKind::Update, String::new(), None);
+        let steps = instructions.into_iter().map(step).collect();
+        Program {
+            name: "test".into(),
+            machine: Machine::cpu(1 << 30, 1),
+            cluster: Cluster { ranks: RANKS },
+            arenas: vec![Arena::on_device(ArenaKind::Activations, 512)],
+            layout: Layout::default(),
+            constants: vec![],
+            scalars: vec![],
+            kernels: vec![],
+            entries: vec![Entry { kind, name, variant, steps, inputs: vec![], outputs: vec![] }],
+            memory: vec![],
+            activations: vec![],
+            phases: vec![],
+            plan: vec![],
+            seed: 0,
+        }
+    }
+
+    fn group() -> GroupSession {
+        let pool = || Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
+        let load = |program: Arc<Program>, seat: Seat| CpuSession::load(program, pool(), false, Some(seat));
+        GroupSession::load(Arc::new(program()), Fabric::seats(RANKS, Duration::from_secs(600)), load).unwrap()
+    }
+
+    #[test]
+    fn ranks_come_together() {
+        let mut group = group();
+        for rank in 0..RANKS {
+            group.write_rank(rank, &at(256, 1), &(1.0 + rank as f32).to_le_bytes()).unwrap();
+        }
+        group.run(0).unwrap();
+        for rank in 0..RANKS {
+            let mut bytes = [0; 4 * RANKS];
+            group.read_rank(rank, &at(128, RANKS), &mut bytes).unwrap();
+            let expected = [1.0 + rank as f32; RANKS].map(f32::to_le_bytes).concat();
+            assert_eq!(bytes.as_slice(), expected, "rank {rank}");
+        }
+    }
+
+    #[test]
+    fn a_failure_anywhere_on_any_rank_ends_all_of_them_by_name() {
+        let instructions = program().entries[0].steps.len();
+        for (rank, index) in (0..RANKS).flat_map(|rank| (0..instructions).map(move |index| (rank, index))) {
+            let mut group = group();
+            group.ranks[rank].fails_at = Some(index);
+            let begin = Instant::now();
+            let message = group.run(0).unwrap_err().to_string();
+            assert!(begin.elapsed() < Duration::from_secs(20), "the others do not wait");
+            let expected = [format!("rank {rank} of 3"), format!("instruction {index} was made to fail")];
+            assert!(expected.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The devices that train together, and the program of one of them. Knows their number; not who runs them, or how bytes
+//! get from one to another.
+
+use crate::instruction::{Arg, Instruction, Launch};
+use crate::memory::TensorRef;
+use crate::program::{Entry, Program};
+
+/// Attributes that say how much larger another is on each next rank end with this.
+const PER_RANK: &str = "_per_rank";
+
+/// What a program is made for: the same machine so many times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// Devices with a share of the rows and of the states each, numbered from 0.
+    pub ranks: usize,
+}
+
+impl Cluster {
+    /// A single device.
+    pub const ONE: Cluster = Cluster { ranks: 1 };
+}
+
+impl Program {
+    /// The program as a rank runs it: nothing in it depends on the rank any more.
+    pub fn of_rank(&self, rank: usize) -> Program {
+        assert!(rank < self.cluster.ranks, "a rank is one of {}", self.cluster.ranks);
+        let entries = self.entries.iter().map(|entry| entry.of_rank(rank)).collect();
+        Program { entries, ..self.clone() }
+    }
+}
+
+impl Entry {
+    /// The entry as a rank runs it.
+    pub fn of_rank(&self, rank: usize) -> Entry {
+        let mut entry = self.clone();
+        for step in &mut entry.steps {
+            step.instruction.settle(rank);
+        }
+        for (_, at) in entry.inputs.iter_mut().chain(&mut entry.outputs) {
+            *at = at.of_rank(rank);
+        }
+        entry
+    }
+}
+
+impl Instruction {
+    /// Puts in a rank's places and numbers.
+    fn settle(&mut self, rank: usize) {
+        for at in self.tensors_mut().into_iter().filter(|at| at.per_rank != 0) {
+            *at = TensorRef::of_rank(at, rank);
+        }
+        let Instruction::Launch(launch) = self else { return };
+        settle_numbers(launch, rank);
+    }
+}
+
+fn settle_numbers(launch: &mut Launch, rank: usize) {
+    let steps: Vec<(String, u64)> = launch
+        .attrs
+        .0
+        .iter()
+        .filter_map(|(name, value)| Some((name.strip_suffix(PER_RANK)?.to_owned(), value.as_u64()?)))
+        .collect();
+    for (name, step) in steps {
+        launch.attrs.0.remove(&format!("{name}{PER_RANK}"));
+        let first = launch.attrs.0.get(&name).and_then(|value| value.as_u64()).unwrap_or(0);
+        launch.attrs.0.insert(name, (first + rank as u64 * step).into());
+    }
+    for arg in launch.calls.iter_mut().flat_map(|call| &mut call.args) {
+        if let Arg::PerRank { first, step } = *arg {
+            *arg = Arg::I64(first + rank as i64 * step);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensor::{Attrs, DType};
+
+    use super::*;
+    use crate::memory::{Arena, ArenaId, ArenaKind, Piece, Shard};
+
+    #[test]
+    fn a_rank_finds_its_places_and_numbers() {
+        let at = TensorRef { per_rank: 64, ..TensorRef::dense(ArenaId(0), 256, DType::F32, [16]) };
+        let mut launch = Instruction::Launch(Launch {
+            op: "adamw".into(),
+            attrs: Attrs::new().with("start", 1024u64).with("start_per_rank", 512u64),
+            inputs: vec![at.clone()],
+            outputs: vec![],
+            scratch: None,
+            calls: vec![],
+        });
+        launch.settle(3);
+        let Instruction::Launch(launch) = launch else { unreachable!("it was one") };
+        assert_eq!((launch.inputs[0].offset, launch.inputs[0].per_rank), (448, 0));
+        assert_eq!(launch.attrs, Attrs::new().with("start", 2560u64));
+    }
+
+    #[test]
+    fn a_tensor_of_a_sharded_arena_is_put_together_from_its_pieces() {
+        let shards = vec![Shard { start: 0, piece: 8, at: 0 }, Shard { start: 16, piece: 4, at: 8 }];
+        let arena = Arena { shards, ..Arena::on_device(ArenaKind::Optimizer, 12) };
+        let tensor = TensorRef::dense(ArenaId(0), 4, DType::U8, [18]);
+        let piece = |rank, at, from, bytes| Piece { rank, at, from, bytes };
+        let expected = [piece(0, 4, 0, 4), piece(1, 0, 4, 8), piece(0, 8, 12, 4), piece(1, 8, 16, 2)];
+        assert_eq!(arena.pieces(&tensor, 2), expected);
+    }
+}

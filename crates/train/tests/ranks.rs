@@ -1,0 +1,276 @@
+//! Training on several ranks is training on one: the same losses and norms for every number of ranks, the same bits for
+//! one and for the same number twice, and checkpoints that any number goes on from.
+
+mod stories;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use data::Batch;
+use data::safetensors::Weights;
+use serde_json::{Value, json};
+use stories::{Lines, events, losses, names, root, source};
+use train::config::{Config, Task};
+use train::{Device, DeviceRequest, Outcome, Trainer};
+
+/// A multiple of every number of ranks.
+const ROWS: usize = 24;
+const LENGTH: usize = 12;
+
+fn merged(mut base: Value, more: &Value) -> Value {
+    let (object, more) = (base.as_object_mut().unwrap(), more.as_object().unwrap());
+    object.extend(more.iter().map(|(name, value)| (name.clone(), value.clone())));
+    base
+}
+
+/// A trainer of so many ranks on the CPU, whose gradients are exchanged in buckets of 64 KiB.
+fn trainer(ranks: usize, more: &Value) -> Trainer {
+    try_trainer(ranks, more).unwrap()
+}
+
+fn try_trainer(ranks: usize, more: &Value) -> train::Result<Trainer> {
+    let model = root().join("examples/stories/model");
+    let options = json!({
+        "model": model, "lora": false, "optimizer": "adamw", "learning_rate": 1e-3, "device": "cpu", "gpus": ranks,
+        "torch_dtype": "float32",
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": ROWS / ranks,
+    });
+    let config =
+        Config::load_json(&merged(options, more).to_string(), Task::Sft, &[]).map_err(train::TrainError::Config)?;
+    let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) };
+    let mut trainer = Trainer::begin(Arc::new(config), source(), Arc::new(Device::open(&request).unwrap()))?;
+    trainer.plan.compile.sharding.bucket_bytes = Some(64 << 10);
+    Ok(trainer)
+}
+
+/// The rows for a step as micro-batches of one, some labels untrained so that ranks weigh differently; a row of
+/// `packed` holds two documents.
+fn rows(step: usize, packed: bool) -> Vec<Batch> {
+    let number = |i: usize| (step * 7919 + i * 104_729) % 509;
+    let row = |row: usize| {
+        let ids: Vec<i32> = (0..LENGTH).map(|i| 3 + number(row * LENGTH + i) as i32).collect();
+        let untrained = |i: usize| (row + i).is_multiple_of(3) && row > 2 || row == 6;
+        let labels: Vec<i32> = (0..LENGTH).map(|i| if untrained(i) { -100 } else { ids[i] }).collect();
+        let weights: Vec<f32> = (0..LENGTH).map(|i| 0.5 + (i % 4) as f32 * 0.25).collect();
+        let begins = if packed { 4 + row % 3 } else { LENGTH };
+        let positions = (0..LENGTH).map(|i| (if i < begins { i } else { i - begins }) as i32).collect();
+        Batch::from_labels(1, LENGTH, ids, &labels, Some(positions), Some(&weights)).unwrap()
+    };
+    (0..ROWS).map(row).collect()
+}
+
+fn curve_of(trainer: &mut Trainer, steps: std::ops::Range<usize>, packed: bool) -> Vec<(f64, f64)> {
+    let step = |step: usize| {
+        let metrics = trainer.step(&rows(step, packed), Some(1e-3)).unwrap();
+        (metrics.loss, metrics.grad_norm)
+    };
+    steps.map(step).collect()
+}
+
+fn curve(ranks: usize, steps: usize, packed: bool, more: &Value) -> Vec<(f64, f64)> {
+    curve_of(&mut trainer(ranks, more), 0..steps, packed)
+}
+
+#[track_caller]
+fn assert_same(found: &[(f64, f64)], expected: &[(f64, f64)], what: &str) {
+    assert_close(found, expected, 1e-5, what);
+}
+
+#[track_caller]
+fn assert_close(found: &[(f64, f64)], expected: &[(f64, f64)], most: f64, what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (step, (f, e)) in found.iter().zip(expected).enumerate() {
+        let far = (f.0 / e.0 - 1.0).abs().max((f.1 / e.1 - 1.0).abs());
+        assert!(far < most, "{what}, step {step}: {f:?} instead of {e:?}, {far:e} apart");
+    }
+}
+
+/// All numbers of ranks on 20 steps, the same bits when run again.
+#[track_caller]
+fn agree(packed: bool, more: &Value) {
+    agree_within(1e-5, packed, more);
+}
+
+#[track_caller]
+fn agree_within(most: f64, packed: bool, more: &Value) {
+    let alone = curve(1, 20, packed, more);
+    assert!(alone[19].0 < alone[0].0, "{alone:?}");
+    for ranks in [2, 3, 4, 8] {
+        let found = curve(ranks, 20, packed, more);
+        assert_close(&found, &alone, most, &format!("{ranks} ranks, {more}"));
+        if ranks == 3 {
+            assert_eq!(curve(ranks, 20, packed, more), found, "run again");
+        }
+    }
+}
+
+#[test]
+fn full_training_is_the_same_on_any_number_of_ranks() {
+    agree(false, &json!({}));
+}
+
+#[test]
+fn packed_rows_are() {
+    agree(true, &json!({"max_grad_norm": 0.05}));
+}
+
+#[test]
+fn adapters_with_dropout_are() {
+    agree(true, &json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 1e-2}));
+}
+
+#[test]
+fn matrices_that_are_updated_as_wholes_are() {
+    agree(false, &json!({"optimizer": "normuon"}));
+}
+
+/// Codes of eight bits make a difference of the last bit one of a code, now and then.
+#[test]
+fn quantised_states_are() {
+    agree_within(1e-4, true, &json!({"optimizer": "adamw_8bit"}));
+}
+
+/// Weights in bf16, rounded stochastically or from copies: rounding lets curves part, but not far.
+#[test]
+fn rounded_weights_stay_close() {
+    for (more, most) in
+        [(json!({}), 2e-3), (json!({"master_dtype": "float32"}), 2e-3), (json!({"optimizer": "normuon"}), 1e-2)]
+    {
+        let more = merged(json!({"torch_dtype": "bfloat16"}), &more);
+        let alone = curve(1, 6, true, &more);
+        for ranks in [2, 3] {
+            let found = curve(ranks, 6, true, &more);
+            for (step, (found, expected)) in found.iter().zip(&alone).enumerate() {
+                let far = (found.0 / expected.0 - 1.0).abs();
+                assert!(far < most, "{ranks} ranks, {more}, step {step}: {found:?} instead of {expected:?}");
+            }
+            assert_eq!(curve(ranks, 6, true, &more), found, "run again");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_on_with_any_number_of_ranks() {
+    for more in [json!({"optimizer": "adamw_8bit"}), json!({"optimizer": "normuon"}), json!({"lora": true})] {
+        let place = tempfile::tempdir().unwrap();
+        let straight = curve(1, 9, true, &more);
+        let mut folder = None;
+        // From one to three to eight to two ranks.
+        for (number, ranks) in [1, 3, 8, 2].into_iter().enumerate() {
+            let options = match &folder {
+                Some(folder) => merged(more.clone(), &json!({"resume_from_checkpoint": folder})),
+                None => more.clone(),
+            };
+            let mut trainer = trainer(ranks, &options);
+            let steps = number * 2..(number * 2 + 2).min(9);
+            let found = curve_of(&mut trainer, steps.clone(), true);
+            assert_same(&found, &straight[steps], &format!("{ranks} ranks, {more}"));
+            let saved = place.path().join(format!("checkpoint-{number}"));
+            trainer.save(&saved).unwrap();
+            folder = Some(saved);
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_ranks_is_that_of_one() {
+    let place = tempfile::tempdir().unwrap();
+    let more = json!({"optimizer": "adamw_8bit", "max_grad_norm": 0.0});
+    let saved = |ranks: usize| {
+        let (folder, model) = (place.path().join(ranks.to_string()), place.path().join(format!("model-{ranks}")));
+        let mut trainer = trainer(ranks, &more);
+        curve_of(&mut trainer, 0..3, true);
+        trainer.save(&folder).unwrap();
+        trainer.export(&model).unwrap();
+        (folder, model)
+    };
+    let (one, three) = (saved(1), saved(3));
+    for (one, three) in [(&one.0, &three.0), (&one.1, &three.1)] {
+        assert_eq!(names(one), names(three));
+        for name in names(one).iter().filter(|name| name.ends_with(".safetensors")) {
+            let [one, three] = [one, three].map(|folder| Weights::open(&folder.join(name)).unwrap());
+            assert_eq!(one.names(), three.names());
+            for tensor in one.names() {
+                let (one, three) = (one.get(tensor).unwrap(), three.get(tensor).unwrap());
+                assert_eq!((one.dtype, one.shape), (three.dtype, three.shape), "{tensor}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_that_are_no_rounds_are_refused() {
+    let mut trainer = trainer(3, &json!({}));
+    let error = trainer.step(&rows(0, false)[..4], Some(1e-3)).unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("no whole number of rounds of `gpus: 3`"), "{error}");
+    let mut mixed = rows(0, false)[..3].to_vec();
+    mixed[1] = Batch::from_labels(1, 8, vec![1; 8], &[1; 8], None, None).unwrap();
+    let error = trainer.step(&mixed, Some(1e-3)).unwrap_err();
+    assert!(error.to_string().contains("1 × 12, 1 × 8, 1 × 12"), "{error}");
+}
+
+/// A run of the command line: what its steps and evaluations say.
+fn run(output: &Path, ranks: usize, more: &Value, stop_after: Option<usize>) -> (Outcome, Vec<[f64; 3]>, Vec<f64>) {
+    let options = json!({
+        "device": "cpu", "gpus": ranks, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6 / ranks,
+        "torch_dtype": "float32",
+    });
+    let config = stories::config(output, &merged(options, more));
+    let device = Arc::new(Device::open(&DeviceRequest::of(&config, Vec::new())).unwrap());
+    let mut observer = Lines { stop_after, ..Lines::default() };
+    let outcome = train::run(config, source(), device, &mut observer).unwrap();
+    let events = events(output);
+    let number = |event: &Value, name: &str| event[name].as_f64().unwrap();
+    let steps = events.iter().filter(|event| event["event"] == "step");
+    let steps = steps.map(|event| ["loss", "grad_norm", "tokens"].map(|name| number(event, name))).collect();
+    (outcome, steps, losses(&events, "evaluation"))
+}
+
+/// One pass over data whose end fills neither the ranks nor the micro-steps.
+#[test]
+fn a_run_deals_its_data_without_loss_or_repetition() {
+    for more in [json!({}), json!({"sample_packing": false}), json!({"sample_packing": false, "padding_free": true})] {
+        let more = merged(json!({"max_steps": -1, "num_epochs": 1, "eval_steps": 4, "save_steps": 100}), &more);
+        let more = merged(more, &json!({"sequence_len": 120}));
+        let place = tempfile::tempdir().unwrap();
+        let (_, alone, evaluated) = run(&place.path().join("1"), 1, &more, None);
+        assert!(alone.len() > 3 && !evaluated.is_empty(), "{alone:?}");
+        let last = alone.last().unwrap()[2];
+        assert!(alone[0][2] != last, "the last step is short: {alone:?}");
+        for ranks in [2, 3] {
+            let (_, found, checked) = run(&place.path().join(ranks.to_string()), ranks, &more, None);
+            let tokens = |of: &[[f64; 3]]| of.iter().map(|step| step[2]).collect::<Vec<_>>();
+            assert_eq!(tokens(&found), tokens(&alone), "{ranks} ranks, {more}");
+            let pairs = |of: &[[f64; 3]]| of.iter().map(|step| (step[0], step[1])).collect::<Vec<_>>();
+            assert_same(&pairs(&found), &pairs(&alone), &format!("{ranks} ranks, {more}"));
+            let twice = |of: &[f64]| of.iter().map(|loss| (*loss, *loss)).collect::<Vec<_>>();
+            assert_same(&twice(&checked), &twice(&evaluated), "evaluations");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_was_stopped_goes_on_with_other_ranks() {
+    let place = tempfile::tempdir().unwrap();
+    let more = json!({"max_steps": 6, "eval_steps": 3, "lora_dropout": 0.1});
+    let (_, straight, evaluated) = run(&place.path().join("straight"), 1, &more, None);
+    let broken = place.path().join("broken");
+    let (outcome, _, _) = run(&broken, 3, &more, Some(2));
+    assert!(matches!(outcome, Outcome::Interrupted(_)));
+    let again = merged(more, &json!({"resume_from_checkpoint": true}));
+    assert!(matches!(run(&broken, 2, &again, Some(2)).0, Outcome::Interrupted(_)));
+    let (outcome, found, checked) = run(&broken, 1, &again, None);
+    assert!(matches!(outcome, Outcome::Finished(_)));
+    let pairs = |of: &[[f64; 3]]| of.iter().map(|step| (step[0], step[1])).collect::<Vec<_>>();
+    assert_same(&pairs(&found), &pairs(&straight), "from three ranks to two to one");
+    assert_eq!(
+        (checked.len(), names(&broken.join("adapter"))),
+        (evaluated.len(), names(&place.path().join("straight/adapter")))
+    );
+    // Another number of rows a step is another run.
+    let wrong = merged(again, &json!({"gradient_accumulation_steps": 1, "gpus": 2}));
+    let config = stories::config(&broken, &merged(json!({"device": "cpu", "per_device_train_batch_size": 2}), &wrong));
+    let device = Arc::new(Device::open(&DeviceRequest::of(&config, Vec::new())).unwrap());
+    let error = train::run(config, source(), device, &mut Lines::default()).unwrap_err().to_string();
+    assert!(error.contains("a step has 2 × 1 × 2 = 4 rows") && error.contains("2 × 6 × 1 = 12"), "{error}");
+}

@@ -193,6 +193,8 @@ ELSEWHERE = {
     "gradient_dtype": "crates/train/tests/fp8.rs",
     "recipe": "crates/train/tests/fp8.rs",
     "fp8_amax_history": "crates/train/tests/fp8.rs",
+    "fp4_backend": "crates/train/src/config/tests.rs",
+    "fp4_stochastic_rounding": "crates/train/tests/nvfp4.rs",
     "skip_quant_first_layers": "crates/train/tests/fp8.rs",
     "skip_quant_last_layers": "crates/train/tests/fp8.rs",
     "distributed": "tests/python/test_guides.py",

@@ -1,5 +1,5 @@
-//! `cargo xtask kernels [ARCHITECTURE…]`: compiles every kernel of every operation's examples, in f32, bf16 and f16,
-//! with NVRTC for every supported architecture. Needs no GPU.
+//! `cargo xtask kernels [ARCHITECTURE|OPERATION…]`: compiles every kernel of every operation's examples, in f32, bf16 and
+//! f16, with NVRTC for every supported architecture. Needs no GPU.
 //!
 //! Without NVRTC it says so and skips. It knows no kernel by name. The CUDA backend's own kernels are compiled by that
 //! crate's tests.
@@ -37,20 +37,26 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Compiles for `architectures`, all supported ones when none is named.
+/// Compiles for the architectures and the operations among `words`, of each kind for all where none is named.
 ///
 /// # Errors
 /// NVRTC is missing; the kernels that do not compile, with the compiler's words.
-pub fn run(architectures: &[&str]) -> Result<(), String> {
-    if let Some(unknown) = architectures.iter().find(|a| !ARCHITECTURES.contains(a)) {
-        return Err(format!("`{unknown}` is not among {}", ARCHITECTURES.join(", ")));
-    }
-    let architectures = if architectures.is_empty() { &ARCHITECTURES[..] } else { architectures };
+pub fn run(words: &[&str]) -> Result<(), String> {
+    let (architectures, names): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| ARCHITECTURES.contains(word));
+    let operations = match names.iter().find(|name| ops::find(name).is_err()) {
+        Some(unknown) => {
+            return Err(format!("`{unknown}` is no operation, and not among {}", ARCHITECTURES.join(", ")));
+        }
+        None => ops::all().iter().filter(|op| names.is_empty() || names.contains(&op.id().name())),
+    };
+    let operations: Vec<&'static dyn Op> = operations.copied().collect();
+    let architectures = if architectures.is_empty() { ARCHITECTURES.to_vec() } else { architectures };
     let roots = std::env::var_os(WHEELS).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
     let opened = open_nvrtc(&Search::from_environment(roots));
     let opened = opened.map_err(|e| format!("{e} ({WHEELS} names the folder of its wheel)"))?;
     let compiler = Compiler::new(opened).map_err(|e| e.to_string())?;
-    let jobs: BTreeSet<(Unit, &str)> = architectures.iter().flat_map(|architecture| jobs_of(architecture)).collect();
+    let jobs: BTreeSet<(Unit, &str)> =
+        architectures.iter().flat_map(|architecture| jobs_of(&operations, architecture)).collect();
     let jobs: Vec<(&Unit, &str)> = jobs.iter().map(|(unit, architecture)| (unit, *architecture)).collect();
     let failures = compile_all(&compiler, &jobs);
     if failures.is_empty() {
@@ -87,10 +93,10 @@ fn compile_all(compiler: &Compiler, jobs: &[(&Unit, &str)]) -> Vec<String> {
     failures.into_iter().map(|(_, message)| message).collect()
 }
 
-/// What every operation's examples become on one architecture.
-fn jobs_of(architecture: &str) -> Vec<(Unit, &str)> {
+/// What the operations' examples become on one architecture.
+fn jobs_of<'a>(operations: &[&'static dyn Op], architecture: &'a str) -> Vec<(Unit, &'a str)> {
     let machine = Machine { arch: Arch::Cuda(architecture.parse().expect("one of the supported")), ..Machine::h200() };
-    let units = ops::all().iter().flat_map(|op| units_of(*op, &machine));
+    let units = operations.iter().flat_map(|op| units_of(*op, &machine));
     units.map(|unit| (unit, architecture)).collect()
 }
 

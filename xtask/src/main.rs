@@ -1,4 +1,4 @@
-//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE…]`. One file for each;
+//! The project's developer tasks: `cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE|OPERATION…]`. One file for each;
 //! this one dispatches.
 
 mod generate;
@@ -9,7 +9,7 @@ mod tidy;
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE…]";
+const USAGE: &str = "usage: cargo xtask generate [--check] | tidy | kernels [ARCHITECTURE|OPERATION…]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["generate"] => generate::run(root, false),
         ["generate", "--check"] => generate::run(root, true),
-        ["kernels", architectures @ ..] => kernels::run(architectures),
+        ["kernels", words @ ..] => kernels::run(words),
         ["tidy"] => tidy::run(root),
         _ => {
             eprintln!("{USAGE}");

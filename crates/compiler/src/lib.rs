@@ -36,7 +36,7 @@ pub use options::{
 pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
 pub use probes::{Links, Probe, links, probes};
-pub use recipes::{Fp8Hybrid, GradientFormat, Recipe};
+pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 
 /// Bytes for people.
 fn size(bytes: usize) -> String {

@@ -6,7 +6,9 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use compiler::{CompileOptions, EntryOptions, PlanOptions, RecomputeOptions, compile};
+use compiler::{
+    CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, PlanOptions, Recipe, RecomputeOptions, compile,
+};
 use ops::optimizer::dynamic_map;
 use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
 use support::{TASK, adapter, contents, model, options, read, run};
@@ -59,6 +61,9 @@ fn loaded(program: &Program, packed: &Program, form: Quantisation) -> Box<dyn Se
 fn results(session: &mut dyn Session) -> Vec<Vec<u8>> {
     let program = session.program().clone();
     let mut results = Vec::new();
+    if let Some(prepare) = program.entry(EntryKind::Prepare, None) {
+        session.run(prepare).unwrap();
+    }
     for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate] {
         let entry = program.entries.iter().position(|entry| entry.kind == kind).unwrap();
         run(session, entry);
@@ -99,6 +104,40 @@ fn bits_are_those_of_the_values_that_the_codes_stand_for() {
             let [wanted, found] = sessions.each_mut().map(|session| results(session.as_mut()));
             assert!(wanted == found, "{form:?} {compute} {} recompute {recompute:?}", machine.name);
             assert!(wanted.iter().all(|bytes| bytes.iter().any(|byte| *byte != 0)), "nothing was computed");
+        }
+    }
+}
+
+/// A recipe makes its own codes of the values that a weight's codes stand for, once: nothing else reads these.
+#[test]
+fn a_recipe_quantises_the_values_that_codes_stand_for() {
+    let fp8 = Fp8Hybrid { gradient: GradientFormat::E5M2, amax_history: 2, skip_first: 0, skip_last: 0 };
+    let fp4 = Nvfp4 { stochastic: true, skip_first: 0, skip_last: 0 };
+    let unquantised = Fp8Hybrid { gradient: GradientFormat::Unquantised, skip_first: 1, ..fp8 };
+    for recipe in [Recipe::Fp8Hybrid(fp8), Recipe::Nvfp4(fp4), Recipe::Fp8Hybrid(unquantised)] {
+        for (form, machine) in FORMS
+            .into_iter()
+            .flat_map(|form| [Machine::cpu(1 << 30, 2), Machine::h200()].map(|machine| (form, machine)))
+        {
+            let options = CompileOptions { recipe, ..lora(DType::BF16, None) };
+            let plain = compile(&model(), &options, &machine).unwrap();
+            let packed = compile(&model(), &CompileOptions { quantised: Some(form), ..options }, &machine).unwrap();
+            let mut sessions = [&plain, &packed].map(|program| loaded(program, &packed, form));
+            let [wanted, found] = sessions.each_mut().map(|session| results(session.as_mut()));
+            assert!(wanted == found, "{recipe:?} {form:?} {}", machine.name);
+            let of_values = |program: &Program, kind: EntryKind| {
+                let steps =
+                    &program.entries[program.entries.iter().position(|entry| entry.kind == kind).unwrap()].steps;
+                let launches = steps.iter().filter_map(|step| match &step.instruction {
+                    Instruction::Launch(launch) if launch.op == "dequantise" => Some(launch),
+                    _ => None,
+                });
+                launches.filter(|launch| !launch.attrs.flag("unscaled").unwrap()).count()
+            };
+            // Three linears of a layer: one of two layers, or both.
+            let (prepared, read) = if recipe == Recipe::Fp8Hybrid(unquantised) { (3, 3) } else { (6, 0) };
+            assert_eq!(of_values(&packed, EntryKind::Prepare), prepared, "{recipe:?}");
+            assert_eq!(of_values(&packed, EntryKind::Evaluate), read, "{recipe:?}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Knows products and the layout of their operands, not which product of the model they are.
 #![allow(unsafe_code, reason = "runs products and copies on memory that holds nothing yet")]
 
-use crate::cublaslt::{self, CublasLt, Product, ProductPlan};
+use crate::cublaslt::{self, CublasLt, Product, ProductPlan, Scales};
 use crate::disk_cache::{DiskCache, digest};
 use crate::driver::{DeviceBuffer, Event, Stream};
 use crate::error::{During, Error, Result};
@@ -27,7 +27,7 @@ const WORTHWHILE: f32 = 0.98;
 pub(crate) struct Operands<'a> {
     pub addresses: [u64; 3],
     pub bias: Option<u64>,
-    pub scales: Option<[u64; 2]>,
+    pub scales: Option<Scales>,
     pub arenas: &'a [&'a DeviceBuffer],
 }
 

@@ -36,6 +36,7 @@ impl Operand {
 ///
 /// f32 operands are multiplied as f32: TF32 is never used. Codes of eight bits have a scale each, whose addresses a run
 /// is given; the tensor cores read both along k, and their sums are promoted to f32 on the way unless told otherwise.
+/// Numbers may have alpha and beta on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,
@@ -51,8 +52,19 @@ pub struct Product {
     pub bias: Option<DType>,
     /// Of codes: sums are not promoted to f32 on the way.
     pub fast_sum: bool,
+    /// Factors are numbers, and alpha and beta are on the device: those here are not read.
+    pub factor: bool,
     /// The largest power of two, up to 256, that divides the addresses of A, B and D.
     pub alignment: [u32; 3],
+}
+
+/// What a run reads of a product's factors besides their elements: addresses of f32 on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// Of A and of B, which are codes.
+    Each([u64; 2]),
+    /// alpha, and beta behind it.
+    Both(u64),
 }
 
 /// The largest power of two up to 256 that divides an address.
@@ -194,31 +206,40 @@ impl ProductPlan {
         stream: &Stream,
         [a, b, d]: [u64; 3],
         bias: Option<u64>,
-        scales: Option<[u64; 2]>,
+        scales: Option<Scales>,
         workspace: u64,
     ) -> Result<()> {
         assert_eq!(bias.is_some(), self.product.bias.is_some(), "a bias is given exactly where it was planned");
         if let Some(bias) = bias {
             self.descriptor.set(sys::descriptor_attribute::BIAS_POINTER, bias)?;
         }
-        assert_eq!(scales.is_some(), self.product.is_of_codes(), "scales are given exactly where factors are codes");
-        if let Some([of_a, of_b]) = scales {
-            // In columns the right operand comes first.
-            self.descriptor.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
-            self.descriptor.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)?;
+        let (of_codes, of_numbers) = (self.product.is_of_codes(), self.product.factor);
+        let (alpha, beta) = (&raw const self.product.alpha, &raw const self.product.beta);
+        let (mut alpha, mut beta): (*const c_void, *const c_void) = (alpha.cast(), beta.cast());
+        match scales {
+            None => assert!(!of_codes && !of_numbers, "scales are given where a product has some"),
+            Some(Scales::Each([of_a, of_b])) => {
+                assert!(of_codes, "each of two factors has a scale where they are codes");
+                // In columns the right operand comes first.
+                self.descriptor.set(sys::descriptor_attribute::A_SCALE_POINTER, of_b)?;
+                self.descriptor.set(sys::descriptor_attribute::B_SCALE_POINTER, of_a)?;
+            }
+            Some(Scales::Both(at)) => {
+                assert!(of_numbers, "alpha and beta are on the device where that was planned");
+                (alpha, beta) = (at as *const c_void, (at + 4) as *const c_void);
+            }
         }
-        let (alpha, beta) = (self.product.alpha, self.product.beta);
         // SAFETY: promised by the caller; in columns the right operand comes first.
         let status = unsafe {
             (self.library.table.cublasLtMatmul)(
                 self.library.handle,
                 self.descriptor.raw,
-                (&raw const alpha).cast(),
+                alpha,
                 b as *const c_void,
                 self.left.raw,
                 a as *const c_void,
                 self.right.raw,
-                (&raw const beta).cast(),
+                beta,
                 d as *const c_void,
                 self.out.raw,
                 d as *mut c_void,
@@ -237,6 +258,9 @@ impl ProductPlan {
         let descriptor = MatmulDescriptor::new(library)?;
         descriptor.set(sys::descriptor_attribute::TRANSA, b.transposed as i32)?;
         descriptor.set(sys::descriptor_attribute::TRANSB, a.transposed as i32)?;
+        if product.factor {
+            descriptor.set(sys::descriptor_attribute::POINTER_MODE, sys::POINTER_MODE_DEVICE)?;
+        }
         if let Some(bias) = product.bias {
             descriptor.set(sys::descriptor_attribute::EPILOGUE, sys::EPILOGUE_BIAS)?;
             descriptor.set(sys::descriptor_attribute::BIAS_DATA_TYPE, data_type(bias)? as i32)?;
@@ -305,7 +329,8 @@ impl Product {
         let batches = if self.batch == 1 { String::new() } else { format!(", batches {batches:?}") };
         let bias = self.bias.map(|dtype| format!(", bias {dtype}")).unwrap_or_default();
         let fast = if self.fast_sum { ", fast sum" } else { "" };
-        format!("{self}, rows {rows:?}{batches}, aligned {alignment:?}, beta {beta}{bias}{fast}")
+        let factor = if self.factor { ", factor on the device" } else { "" };
+        format!("{self}, rows {rows:?}{batches}, aligned {alignment:?}, beta {beta}{bias}{fast}{factor}")
     }
 }
 
@@ -325,6 +350,9 @@ fn unsupported(product: &Product, reason: &str) -> Error {
 }
 
 fn check_types(product: &Product) -> Result<()> {
+    if product.factor && product.is_of_codes() {
+        return Err(unsupported(product, "codes of eight bits have a scale each"));
+    }
     if product.d.transposed {
         return Err(unsupported(product, "the result is never stored transposed"));
     }
@@ -487,6 +515,7 @@ mod tests {
             beta: 0.0,
             bias: None,
             fast_sum: false,
+            factor: false,
             alignment: [256; 3],
         }
     }
@@ -502,6 +531,7 @@ mod tests {
             Product { a: Operand { transposed: true, ..base.a }, ..base },
             Product { batch: 2, ..base },
             Product { fast_sum: true, ..base },
+            Product { factor: true, ..base },
         ];
         assert_eq!(
             base.description(),

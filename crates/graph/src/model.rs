@@ -223,6 +223,15 @@ pub fn from_json(text: &str) -> Result<Model, ModelError> {
 }
 
 impl Model {
+    /// Layers of all stacks.
+    pub fn layers(&self) -> usize {
+        let of = |item: &Item| match item {
+            Item::Repeat(repeat) => repeat.repeat,
+            Item::Node(_) => 0,
+        };
+        self.body.iter().map(of).sum()
+    }
+
     /// Lets the weights that write into the residual stream begin at zero; gives how many there are, a layer's once.
     pub fn zero_residual_projections(&mut self) -> usize {
         let blocks = self.body.iter_mut().flat_map(|item| match item {

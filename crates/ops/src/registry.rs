@@ -94,6 +94,8 @@ operations! {
     DEQUANTISE = "dequantise": dequantise::Dequantise,
     OWN_AMAX = "own_amax": quantise::OwnAmax,
     QUANTISE = "quantise": quantise::Quantise,
+    QUANTISE_BLOCKS = "quantise_blocks": quantise::QuantiseBlocks,
+    ROTATE = "rotate": quantise::Rotate,
     DECODE = "decode": quantise::Decode,
     MATMUL_CODES = "matmul_codes": quantise::MatmulCodes,
     AMAX_HISTORY = "amax_history": quantise::AmaxHistory,

@@ -114,3 +114,98 @@ fn histories_are_the_recorded_ones() {
         }
     }
 }
+
+/// Bytes of a packed tensor as the recordings have them: a code to a byte, then the scales.
+fn unpacked(packing: tensor::storage::Packing, shape: &[usize], bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let planes = packing.planes(shape);
+    let codes = bytes[..planes.codes.bytes].iter().flat_map(|pair| [pair & 15, pair >> 4]).collect();
+    (codes, bytes[planes.scales.offset..][..planes.scales.bytes].to_vec())
+}
+
+#[test]
+fn codes_of_four_bits_are_the_recorded_ones() {
+    let golden = Golden::open(FILE);
+    let shape = [48, 64];
+    let x = Array::Real(golden.f32("nv.x"));
+    let mut parts = [(vec![1, ops::quantise::PARTS], Array::Real(vec![0.0; ops::quantise::PARTS]))];
+    run("own_amax", &Attrs::new(), &[(&shape, &x)], &mut parts);
+    for (name, tiles) in [("rows", false), ("tiles", true)] {
+        let packing = if tiles { tensor::storage::NVFP4_TILES } else { tensor::storage::NVFP4 };
+        let bytes = packing.bytes(&shape);
+        let mut outputs = vec![(vec![bytes], Array::Byte(vec![9; bytes])), (vec![1], Array::Real(vec![0.0]))];
+        let inputs = [(&shape[..], &x), (&parts[0].0[..], &parts[0].1)];
+        run("quantise_blocks", &Attrs::new().with("tiles", tiles), &inputs, &mut outputs);
+        let Array::Byte(packed) = &outputs[0].1 else { panic!("bytes were expected") };
+        let (codes, scales) = unpacked(packing, &shape, packed);
+        assert!(codes == golden.bytes(&format!("nv.{name}.codes")), "{name}: codes");
+        assert!(scales == golden.bytes(&format!("nv.{name}.scales")), "{name}: scales");
+        assert_eq!(real(&outputs[1].1), golden.f32(&format!("nv.{name}.g")), "{name}: g");
+        let mut values = [(shape.to_vec(), Array::Real(vec![0.0; 48 * 64]))];
+        let attrs = ops::dequantise::attributes(packing, &shape);
+        run("dequantise", &attrs.clone().with("unscaled", true), &[(&[bytes], &outputs[0].1)], &mut values);
+        let g = real(&outputs[1].1)[0];
+        let scaled: Vec<f32> = real(&values[0].1).iter().map(|x| x * g).collect();
+        assert_eq!(scaled, golden.f32(&format!("nv.{name}.value")), "{name}: values");
+        let narrow = |x: f32| tensor::bf16_to_f32(tensor::f32_to_bf16(x)) == x;
+        assert!(real(&values[0].1).iter().all(|x| narrow(*x)), "code·scale is a bf16 number");
+    }
+}
+
+#[test]
+fn rotations_are_the_recorded_ones() {
+    let golden = Golden::open(FILE);
+    let x = Array::Real(golden.f32("nv.x"));
+    let mut y = [(vec![64, 48], Array::Real(vec![9.0; 48 * 64]))];
+    run("rotate", &Attrs::new(), &[(&[48, 64], &x)], &mut y);
+    assert_eq!(real(&y[0].1), golden.f32("nv.rht.f32"));
+    let rounded = HostTensor::from_f32(vec![64, 48], real(&y[0].1)).cast(tensor::DType::BF16);
+    assert!(rounded.bytes == golden.bytes("nv.rht.bf16"));
+    let mut one = [0.0; 256];
+    for i in 0..16 {
+        let mut unit = vec![0.0; 16];
+        unit[i] = 1.0;
+        let mut row = [(vec![1, 16], Array::Real(vec![0.0; 16]))];
+        run("rotate", &Attrs::new(), &[(&[16, 1], &Array::Real(unit))], &mut row);
+        one[i * 16..][..16].copy_from_slice(real(&row[0].1));
+    }
+    assert_eq!(one.to_vec(), golden.f32("nv.rht.matrix"));
+}
+
+#[test]
+fn stochastic_codes_are_the_recorded_ones() {
+    use tensor::packed::{Target, block_scale, reciprocal, tensor_scale};
+    let golden = Golden::open(FILE);
+    let (x, bytes) = (golden.f32("nv.x"), golden.bytes("nv.sr.bytes").to_vec());
+    let s = tensor_scale(tensor::small::amax(&x), Target::Six);
+    let codes = x.chunks(16).zip(bytes.chunks(16)).flat_map(|(x, random)| {
+        let r = reciprocal(block_scale(tensor::small::amax(x), s), 1.0 / s);
+        let code = move |(x, random): (&f32, &u8)| tensor::small::e2m1_code_stochastic(x * r, *random);
+        x.iter().zip(random).map(code).collect::<Vec<u8>>()
+    });
+    assert!(codes.collect::<Vec<u8>>() == golden.bytes("nv.sr.codes"));
+    let drawn = (0..63).flat_map(|block| {
+        let of = tensor::philox::words(0x1234_5678_90AB_CDEF, tensor::philox::Purpose::Codes, 7, 3, block);
+        of.into_iter().flat_map(u32::to_le_bytes)
+    });
+    assert!(drawn.take(1000).collect::<Vec<u8>>() == golden.bytes("philox.bytes"));
+    // A piece of a matrix has the random bytes of its place there.
+    let whole = stochastic(&x, [48, 64], [0, 64]);
+    let piece: Vec<f32> = x.chunks(64).skip(16).flat_map(|row| row[32..48].to_vec()).collect();
+    let expected: Vec<u8> = whole.chunks(64).skip(16).flat_map(|row| row[32..48].to_vec()).collect();
+    assert!(stochastic(&piece, [32, 16], [16 * 64 + 32, 64]) == expected);
+    assert!(stochastic(&piece, [32, 16], [0, 64]) != expected);
+}
+
+/// Codes of a piece of `nv.x`, whose largest magnitude scales it.
+fn stochastic(x: &[f32], shape: [usize; 2], [first, width]: [usize; 2]) -> Vec<u8> {
+    let most = tensor::small::amax(&Golden::open(FILE).f32("nv.x"));
+    let (parts, step) = (Array::Real(vec![most; ops::quantise::PARTS]), Array::Int(vec![5]));
+    let bytes = tensor::storage::NVFP4.bytes(&shape);
+    let mut outputs = vec![(vec![bytes], Array::Byte(vec![9; bytes])), (vec![1], Array::Real(vec![0.0]))];
+    let attrs = Attrs::new().with("stream", 3).with("seed", 11).with("first", first).with("width", width);
+    let x = Array::Real(x.to_vec());
+    let inputs = [(&shape[..], &x), (&[1, ops::quantise::PARTS][..], &parts), (&[1][..], &step)];
+    run("quantise_blocks", &attrs, &inputs, &mut outputs);
+    let Array::Byte(packed) = &outputs[0].1 else { panic!("bytes were expected") };
+    unpacked(tensor::storage::NVFP4, &shape, packed).0
+}

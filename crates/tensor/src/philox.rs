@@ -30,6 +30,8 @@ pub enum Purpose {
     StochasticRounding = 2,
     Initialisation = 3,
     Shuffle = 4,
+    /// Rounding to codes of four bits.
+    Codes = 5,
 }
 
 /// One 32-bit word at `position` of the sequence (`seed`, `purpose`, `stream`, `step`).

@@ -109,6 +109,21 @@ pub fn e2m1_code(x: f32) -> u8 {
     sign | if x.is_nan() { 7 } else { above + from }
 }
 
+/// One of the two codes of E2M1 around an f32, the farther one with a probability given by the distance: of 256 values
+/// of `random`, as many round up as the distance from the lower one has 256ths. What is beyond 6 becomes 6.
+#[inline(always)]
+pub fn e2m1_code_stochastic(x: f32, random: u8) -> u8 {
+    let (sign, a) = ((x.to_bits() >> 28) as u8 & 8, x.abs());
+    // The last number at or below, and 256 ÷ the step behind it.
+    let (below, lower, times) = match a {
+        a if a < 2.0 => ((a * 2.0) as u8, (a * 2.0).floor() * 0.5, 512.0),
+        a if a < 4.0 => (2 + a as u8, a.floor(), 256.0),
+        a if a < 6.0 => (6, 4.0, 128.0),
+        _ => return sign | 7,
+    };
+    sign | (below + u8::from((a - lower) * times > f32::from(random) + 0.5))
+}
+
 /// The exponent of a number's leading bit; of 0, one below all.
 fn exponent_of(x: f64) -> i32 {
     if x == 0.0 { -1074 } else { ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023 }
@@ -171,6 +186,20 @@ mod tests {
                 assert_eq!(e2m1_code(x), Small::E2M1.code(f64::from(x)), "{x:e}");
             }
         }
+    }
+
+    #[test]
+    fn stochastic_codes_are_unbiased_and_keep_what_is_on_the_grid() {
+        for code in 0..16u8 {
+            let x = Small::E2M1.value(code);
+            assert!((0..=255).all(|random| e2m1_code_stochastic(x, random) == code), "{x}");
+        }
+        for x in [0.0625, 0.3, 0.75, -1.9, 2.25, 3.5, -4.5, 5.9] {
+            let values = (0..=255).map(|random| f64::from(Small::E2M1.value(e2m1_code_stochastic(x, random))));
+            let mean = values.sum::<f64>() / 256.0;
+            assert!((mean - f64::from(x)).abs() <= 2.0 / 512.0, "{x}: {mean}");
+        }
+        assert_eq!([7.0, -f32::INFINITY, f32::NAN].map(|x| e2m1_code_stochastic(x, 9) & 7), [7; 3]);
     }
 
     #[test]

@@ -41,25 +41,26 @@ pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -
     Some(linear + attention)
 }
 
-/// Elements of the base weights that products of the forward pass read, as numbers or as codes that are kept of them, each
-/// once.
+/// Elements of the base weights that products of the forward pass read, each once, whatever they read of them.
 fn multiplied(program: &Program, entry: &Entry) -> usize {
-    let mut spans: Vec<(u32, usize, usize, usize)> = Vec::new();
+    let mut spans: Vec<(usize, usize, usize)> = Vec::new();
     for step in entry.steps.iter().filter(|step| step.provenance.phase == "forward") {
         let Instruction::Gemm(gemm) = &step.instruction else { continue };
-        let kind = |at: &TensorRef| program.arenas[at.arena.0 as usize].kind;
-        let is_weight = |at: &&TensorRef| matches!(kind(at), ArenaKind::Weights | ArenaKind::States);
+        let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
         let operands = [&gemm.a, &gemm.b].into_iter().filter(is_weight);
-        spans.extend(operands.map(|at| (at.arena.0, at.offset, at.offset + at.span(), at.dtype.size())));
+        spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
     }
     spans.sort_unstable();
-    // Products read the values of packed weights, which lie elsewhere.
-    let packed = program.layout.parameters.iter().filter(|slot| slot.packed.is_some());
-    let (mut elements, mut read) = (packed.map(ParameterSlot::elements).sum(), (0, 0));
-    for (arena, from, to, size) in spans {
-        let end = if read.0 == arena { read.1 } else { 0 };
+    // Products read the values of packed weights, or codes that were prepared from weights, which lie elsewhere.
+    let prepares = program.entries.iter().filter(|entry| entry.kind == EntryKind::Prepare);
+    let prepared: Vec<&TensorRef> =
+        prepares.flat_map(|entry| &entry.steps).flat_map(|step| step.instruction.reads()).collect();
+    let is_prepared = |slot: &&ParameterSlot| prepared.iter().any(|read| read.overlaps(&slot.weight));
+    let elsewhere = program.layout.parameters.iter().filter(|slot| slot.packed.is_some() || is_prepared(slot));
+    let (mut elements, mut end) = (elsewhere.map(ParameterSlot::elements).sum(), 0);
+    for (from, to, size) in spans {
         elements += to.saturating_sub(from.max(end)) / size;
-        read = (arena, end.max(to));
+        end = end.max(to);
     }
     elements
 }
@@ -107,5 +108,16 @@ mod tests {
                 "{lora}: {numbers} {codes} {none} {some}"
             );
         }
+        for lora in [false, true] {
+            let of = |more: Value| {
+                let mut options = json!({"model": "m", "sequence_len": 128, "lora": lora, "fp4_backend": "emulate"});
+                options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                of(options).0
+            };
+            let four = of(json!({"recipe": "nvfp4", "skip_quant_first_layers": 1}));
+            assert_eq!(four, of(json!({"recipe": "bf16", "fp4_backend": "cutlass"})), "{lora}");
+        }
+        let both = json!({"model": "m", "sequence_len": 128, "qlora_bnb": true, "recipe": "fp8_hybrid"});
+        assert_eq!(of(both).0, of(json!({"model": "m", "sequence_len": 128})).0);
     }
 }

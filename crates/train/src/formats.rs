@@ -2,7 +2,7 @@
 //!
 //! Knows options and the model's own type; nothing of programs.
 
-use compiler::{Fp8Hybrid, GradientFormat, Recipe};
+use compiler::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 use data::safetensors::TensorView;
 use options::Setting;
 use program::{Arch, Machine};
@@ -143,7 +143,12 @@ pub fn note_on_loss_scale(weights: DType, master: bool) -> Option<String> {
 pub fn recipe(config: &Config) -> Recipe {
     let of = &config.precision;
     match of.recipe {
-        config::Recipe::Bf16 | config::Recipe::Nvfp4 => Recipe::Uniform,
+        config::Recipe::Bf16 => Recipe::Uniform,
+        config::Recipe::Nvfp4 => Recipe::Nvfp4(Nvfp4 {
+            stochastic: of.fp4_stochastic_rounding,
+            skip_first: of.skip_quant_first_layers as usize,
+            skip_last: of.skip_quant_last_layers as usize,
+        }),
         config::Recipe::Fp8Hybrid => Recipe::Fp8Hybrid(Fp8Hybrid {
             gradient: match of.gradient_dtype {
                 None | Some(MatmulDtype::Float8E5M2) => GradientFormat::E5M2,
@@ -157,11 +162,27 @@ pub fn recipe(config: &Config) -> Recipe {
     }
 }
 
-/// What is to be said of a recipe that a machine has no units for.
-pub fn note_on_recipe(config: &Config, machine: &Machine) -> Option<String> {
-    let text = "`recipe: fp8_hybrid` on a CPU gives the codes of a GPU and multiplies the numbers that they stand for: a \
-                reference, no faster than bf16";
-    (config.precision.recipe == config::Recipe::Fp8Hybrid && machine.arch == Arch::Cpu).then(|| text.to_owned())
+/// What is to be said of a recipe on a machine: units that it lacks, and layers that are better left alone.
+pub fn notes_on_recipe(config: &Config, machine: &Machine) -> Vec<String> {
+    let of = &config.precision;
+    let mut notes = Vec::new();
+    if of.recipe == config::Recipe::Fp8Hybrid && machine.arch == Arch::Cpu {
+        let text = "`recipe: fp8_hybrid` on a CPU gives the codes of a GPU and multiplies the numbers that they stand for: \
+                    a reference, no faster than bf16";
+        notes.push(text.to_owned());
+    }
+    if of.recipe == config::Recipe::Nvfp4 && of.fp4_backend == config::Fp4Backend::Emulate {
+        let text = "`fp4_backend: emulate` multiplies the numbers that codes of four bits stand for: the accuracy of \
+                    `nvfp4`, slower than bf16";
+        notes.push(text.to_owned());
+    }
+    let skips = of.skip_quant_first_layers > 0 || of.skip_quant_last_layers > 0;
+    if of.recipe == config::Recipe::Nvfp4 && !config.lora.lora && !skips {
+        let text = "full training in four bits is recommended with the last 15 % of the layers in bf16 \
+                    (`skip_quant_last_layers`)";
+        notes.push(text.to_owned());
+    }
+    notes
 }
 
 /// Gradients of activations are kept in the type of the weights: another one is rejected, but where it says that a recipe

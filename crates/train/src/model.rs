@@ -89,6 +89,13 @@ impl Model {
         self
     }
 
+    /// The same, with another key of the random numbers that a recipe rounds by. Before the first batch.
+    pub fn with_seed(mut self, seed: u64) -> Model {
+        assert!(self.engine.is_none(), "the key is chosen before anything is compiled");
+        self.options.seed = seed;
+        self
+    }
+
     /// Logits of a batch, and with `hidden` the residual stream.
     pub fn forward(&mut self, batch: &Batch, hidden: bool) -> Result<Forward> {
         self.source.check_ids(std::slice::from_ref(batch))?;

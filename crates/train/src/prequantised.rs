@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use data::quantised::{HINT, Scheme};
+use data::quantised::{Exclusions, HINT, Scheme};
 use data::safetensors::Weights;
 use serde_json::Value;
 use tensor::DType;
@@ -42,10 +42,13 @@ pub fn scheme(folder: &Path) -> Result<Option<Scheme>> {
 /// The weights of a model's folder, or of one file; those that are quantised as numbers in f32.
 pub fn weights(folder: &Path) -> Result<Weights> {
     let files = Weights::open(folder).map_err(TrainError::model_file)?;
-    match scheme(folder)? {
-        None => Ok(files),
-        Some(scheme) => files.dequantised(scheme).map_err(TrainError::model_file),
+    let Some(scheme) = scheme(folder)? else { return Ok(files) };
+    let files = files.dequantised(scheme).map_err(TrainError::model_file)?;
+    for name in [hf_config::FILE, OF_MODELOPT] {
+        let excluded = Exclusions::of(&json(folder, name)?).and_then(|of| of.check(files.quantised_names()));
+        excluded.map_err(|what| TrainError::Usage(format!("{}: {what}\n  hint: {HINT}", folder.display())))?;
     }
+    Ok(files)
 }
 
 /// What a run does with a model that comes quantised.
@@ -74,16 +77,16 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
     }
     let files = source.weights(&source.folder)?;
     let mut packings = BTreeMap::new();
-    // A recipe quantises numbers.
-    let stays = config.lora.lora && config.precision.recipe == Recipe::Bf16;
-    for name in files.names().into_iter().filter(|_| stays) {
+    for name in files.names().into_iter().filter(|_| config.lora.lora) {
         let packing = files.get(name).ok().and_then(|view| view.packing());
         packings.extend(packing.map(|packing| (name.to_owned(), packing)));
     }
     let what = if packings.is_empty() {
         format!("its weights are dequantised to {dtype} while they are loaded")
-    } else {
+    } else if config.precision.recipe == Recipe::Bf16 {
         format!("its linears stay in their codes, and products read their values in {dtype}")
+    } else {
+        format!("its linears stay in their codes, of whose values in {dtype} the recipe makes its own")
     };
     Ok(Stored { packings, note: Some(format!("the model comes quantised ({form}): {what}")) })
 }

@@ -28,6 +28,7 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, dat
         return Ok(config.clone());
     }
     let mut chosen = packing(config);
+    chosen.extend(unquantised_layers(config, source));
     let packed = config.with_recommended(chosen.clone());
     let planned = |config: &Config| Preview::new(config, source, machine, data);
     let mut all = candidates(&packed, machine);
@@ -56,6 +57,20 @@ fn packing(config: &Config) -> Reasons {
     let chosen = (!config.is_written(name))
         .then(|| (name.to_owned(), Reason { value: json!(value), because: because.to_owned() }));
     chosen.into_iter().collect()
+}
+
+/// The last layers stay in bf16 where all weights are trained in four bits: published runs need that to converge.
+fn unquantised_layers(config: &Config, source: &ModelSource) -> Reasons {
+    const SHARE: f64 = 0.15;
+    let name = "skip_quant_last_layers";
+    let written = config.is_written(name) || config.is_written("skip_quant_first_layers");
+    if config.precision.recipe != Recipe::Nvfp4 || config.lora.lora || written {
+        return Reasons::new();
+    }
+    let layers = source.model.layers();
+    let kept = (SHARE * layers as f64).ceil() as usize;
+    let because = format!("full training in four bits is steadier with the last 15 % of {layers} layers in bf16");
+    Reasons::from([(name.to_owned(), Reason { value: json!(kept), because })])
 }
 
 /// One way to do the run's steps.

@@ -97,7 +97,7 @@ impl Trainer {
         let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);
         let plan = Plan::new(&config, &source)?;
         let mut plan = encoded.iter().fold(plan, Plan::with_data);
-        plan.notes.extend(formats::note_on_recipe(&config, &device.machine));
+        plan.notes.extend(formats::notes_on_recipe(&config, &device.machine));
         let source = match config.model.init_projections_to_zero {
             true => Arc::new(source.with_projections_at_zero()?),
             false => source,

@@ -190,17 +190,23 @@ fn training_begins_at_the_values_and_results_are_plain() {
 #[test]
 fn a_recipe_quantises_the_values() {
     for (form, folder) in recorded() {
-        let options = json!({"recipe": "fp8_hybrid", "torch_dtype": "bfloat16"});
-        let trained = |folder: &Path| {
-            let mut trainer = trainer(folder, options.clone()).unwrap();
-            let loss = trainer.step(&[batch()], Some(1e-2)).unwrap().loss;
-            (loss, trainer.plan.compile.stored.len(), trainer.plan.notes.join("\n"))
-        };
-        let place = tempfile::tempdir().unwrap();
-        plain(&folder, place.path());
-        let ((loss, stored, notes), (expected, ..)) = (trained(&folder), trained(place.path()));
-        assert_eq!((loss, stored), (expected, 0), "{form}");
-        assert!(notes.contains("dequantised to bf16"), "{notes}");
+        for recipe in [json!({"recipe": "fp8_hybrid"}), json!({"recipe": "nvfp4", "fp4_backend": "emulate"})] {
+            let mut options = json!({"torch_dtype": "bfloat16"});
+            options.as_object_mut().unwrap().extend(recipe.as_object().unwrap().clone());
+            let trained = |folder: &Path| {
+                let mut trainer = trainer(folder, options.clone()).unwrap();
+                let loss = trainer.step(&[batch()], Some(1e-2)).unwrap().loss;
+                (loss, trainer.plan.compile.stored.len(), trainer.plan.notes.join("\n"))
+            };
+            let place = tempfile::tempdir().unwrap();
+            plain(&folder, place.path());
+            let ((loss, stored, notes), (expected, ..)) = (trained(&folder), trained(place.path()));
+            // What is divided by a number has no form in memory.
+            let kept = form != "compressed_tensors_nvfp4";
+            assert_eq!((loss, stored), (expected, if kept { 21 } else { 0 }), "{form}");
+            let note = if kept { "the recipe makes its own" } else { "dequantised to bf16" };
+            assert!(notes.contains(note), "{notes}");
+        }
     }
 }
 
@@ -212,6 +218,27 @@ fn what_is_quantised_is_not_quantised_again() {
             assert_eq!(error.exit_code(), 2, "{form}");
             let wanted = format!("`{option}: true`, but the model comes quantised (");
             assert!(error.to_string().contains(&wanted), "{error}");
+        }
+    }
+}
+
+/// Files and configuration that contradict each other.
+#[test]
+fn what_is_said_not_to_be_quantised_is_not() {
+    for (_, folder) in recorded() {
+        let place = tempfile::tempdir().unwrap();
+        fs::copy(folder.join("model.safetensors"), place.path().join("model.safetensors")).unwrap();
+        let text = fs::read_to_string(folder.join("config.json")).unwrap();
+        for (excluded, contradicts) in [("lm_head", false), ("v_proj", true)] {
+            let mut config: Value = serde_json::from_str(&text).unwrap();
+            config["quantization_config"]["modules_to_not_convert"] = json!([excluded]);
+            fs::write(place.path().join("config.json"), config.to_string()).unwrap();
+            let found = trainer(place.path(), json!({"torch_dtype": "bfloat16"})).map(|_| ());
+            let expected = "`model.layers.0.self_attn.v_proj.weight` is quantised, but `modules_to_not_convert` says";
+            match found {
+                Ok(()) => assert!(!contradicts),
+                Err(error) => assert!(contradicts && error.to_string().contains(expected), "{error}"),
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use data::Batch;
 use data::safetensors::Weights;
 use serde_json::{Value, json};
-use tensor::packed::{Quantisation, Target};
+use tensor::packed::{Quantisation, Target, nested};
 use tensor::{DType, HostTensor};
 use train::config::{Config, Task};
 use train::{Device, DeviceRequest, Model, ModelSource, Trainer, merge};
@@ -80,6 +80,8 @@ fn a_run_has_the_bits_of_one_on_the_values_of_its_codes() {
             json!({"qlora_fp4": true, "qlora_four_over_six": false}),
             json!({"recompute_block": true, "lora_dropout": 0.0}),
         ),
+        (json!({"qlora_bnb": true}), json!({"torch_dtype": "bfloat16", "recipe": "fp8_hybrid"})),
+        (json!({"qlora_fp4": true}), json!({"torch_dtype": "bfloat16", "recipe": "nvfp4", "fp4_backend": "emulate"})),
     ];
     for (form, others) in forms {
         let place = tempfile::tempdir().unwrap();
@@ -211,4 +213,37 @@ fn values_in_bf16_are_the_recorded_ones() {
         });
         assert!(checked.count() >= 18, "{case}");
     }
+}
+
+/// The recorded merge adds an adapter in bf16 to values in f32. Ours adds the file's adapter to the values that products
+/// read, those in bf16: what differs is what is added, not how.
+#[test]
+fn the_recorded_merge_is_of_values_in_f32_and_an_adapter_in_bf16() {
+    use ops::optimizer::dynamic_map;
+    let (folder, recorded) = (golden().join("llama"), golden().join("precision/llama/qlora.safetensors"));
+    let [model, adapter, recorded] =
+        [folder.clone(), folder.join("lora"), recorded].map(|path| Weights::open(&path).unwrap());
+    let narrow = |files: &Weights, name: &str| files.get(name).unwrap().to_host().unwrap().cast(DType::BF16).to_f32();
+    let prefix = "nf4_64_nested.merged_bf16.";
+    let names = recorded.names().into_iter().filter_map(|name| name.strip_prefix(prefix));
+    let mut compared = 0;
+    for name in names {
+        let expected = recorded.get(&format!("{prefix}{name}")).unwrap().to_host().unwrap();
+        let [rows, columns] = expected.shape[..] else { panic!("a matrix") };
+        let values = nested(&narrow(&model, name), &expected.shape, 64, &dynamic_map(true)).values();
+        let module = name.strip_suffix(".weight").unwrap();
+        let matrix = |which: &str| narrow(&adapter, &format!("base_model.model.{module}.{which}.weight"));
+        let (a, b) = (matrix("lora_A"), matrix("lora_B"));
+        let rank = a.len() / columns;
+        let sum = |index: usize| {
+            let (row, column) = (index / columns, index % columns);
+            let product = (0..rank).map(|r| f64::from(b[row * rank + r]) * f64::from(a[r * columns + column]));
+            (f64::from(values[index]) + 2.0 * product.sum::<f64>()) as f32
+        };
+        let sums: Vec<f32> = (0..rows * columns).map(sum).collect();
+        let merged = HostTensor::from_f32(expected.shape.clone(), &sums).cast(DType::BF16).to_f32();
+        assert!(merged == expected.to_f32(), "{name}");
+        compared += 1;
+    }
+    assert!(compared > 0);
 }

@@ -135,6 +135,19 @@ fn what_waits_on_the_host_is_left_to_the_plan() {
 }
 
 #[test]
+fn the_last_layers_are_not_trained_in_four_bits() {
+    let with = |changed: &[(&str, Value)]| {
+        let four = [("recipe", json!("nvfp4")), ("fp4_backend", json!("emulate"))];
+        chosen(&choose(&[&four, changed].concat(), &Machine::h200())).remove("skip_quant_last_layers")
+    };
+    assert_eq!(with(&[("lora", json!(false))]), Some(json!(1)), "15 % of two layers");
+    assert_eq!(with(&[("lora", json!(true))]), None);
+    for written in ["skip_quant_last_layers", "skip_quant_first_layers"] {
+        assert_eq!(with(&[("lora", json!(false)), (written, json!(0))]), None, "{written}");
+    }
+}
+
+#[test]
 fn packing_gives_way_to_what_was_asked_for() {
     let config = choose(&[("padding_free", json!(true))], &Machine::h200());
     assert_eq!(chosen(&config)["sample_packing"], json!(false));

@@ -329,12 +329,15 @@ def dropout_linear_backward(*inputs: Tensor | Parameter, p: float | each[float],
     stream: keeps the masks of different places apart; likewise
     accumulate: add to da instead of overwriting it"""
 
-def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: list[int] | each[list[int]]) -> Any:
+def dequantise(*inputs: Tensor | Parameter, packing: str | each[str], shape: list[int] | each[list[int]], axes: str | each[str] | None = None, unscaled: bool | each[bool] | None = None) -> Any:
     """The values of a tensor that is kept as codes and scales: a code's value times its block's scale, in f32.
-    packed u8 [bytes] → `shape`.
+    packed u8 [bytes] → `shape`; with `unscaled` without the factor that a tensor has in addition to the scales of
+    its blocks.
 
     packing: code, block and scales, such as `nf4 flat:64 mapped:256`
-    shape: of the tensor"""
+    shape: of the tensor
+    axes: their names, such as `B T -`
+    unscaled: the factor of the whole tensor is left out"""
 
 def own_amax(*inputs: Tensor | Parameter, factor: bool | each[bool] | None = None) -> Any:
     """The largest magnitudes of 256 parts of the rows of each x, by bits: NaN above infinity above what is finite.
@@ -354,13 +357,30 @@ def quantise(*inputs: Tensor | Parameter, format: str | each[str], top: int | ea
     transposed: the codes are given transposed, too
     record: the largest magnitude is kept"""
 
+def quantise_blocks(*inputs: Tensor | Parameter, tiles: bool | each[bool] | None = None, stream: int | each[int] | None = None, seed: int | each[int] | None = None, first: int | each[int] | None = None, width: int | each[int] | None = None) -> Any:
+    """x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor
+    g of the tensor follows from the largest of parts. With `stream` codes are rounded stochastically, by random
+    bytes of (seed, stream, micro_step, place in a matrix of `width` columns in which x begins at element
+    `first`). x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1].
+
+    tiles: blocks are 16 rows high
+    stream: of the random numbers; rounds to nearest if absent
+    seed: of the random numbers
+    first: place of the first element among the random numbers
+    width: random numbers from row to row"""
+
+def rotate(*inputs: Tensor | Parameter) -> Any:
+    """The transpose of x, 16 neighbours of its rows times diag(σ)·H/4 with the Hadamard matrix H and fixed signs σ;
+    rows of x are filled up with zeros. x […, K] → [K, rows up to a multiple of 16]."""
+
 def decode(*inputs: Tensor | Parameter) -> Any:
     """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."""
 
 def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
     """y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all
-    axes but the last count as rows. a and b codes of eight bits, sa and sb f32 [1], bias [N] if `bias`, then for
-    each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if `transpose_a`.
+    axes but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1], bias [N] if
+    `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if
+    `transpose_a`.
 
     transpose_a: a is transposed
     transpose_b: b is transposed

@@ -1,6 +1,7 @@
 //! Values of packed weights: a layer's are made right before its first product reads them, once for the forward pass
 //! and once for the backward pass, which shares them with what it computes again. Where they lie is the memory of
-//! values between operations, so those of one layer take the place of those of the one before.
+//! values between operations, so those of one layer take the place of those of the one before. A recipe that makes codes
+//! of its own from them reads them once, where these are made.
 
 use std::collections::HashMap;
 
@@ -31,7 +32,13 @@ pub fn dequantise(graph: &mut Graph) {
     if packed.is_empty() {
         return;
     }
-    let nodes = std::mem::take(&mut graph.nodes);
+    let (nodes, prepared) = (std::mem::take(&mut graph.nodes), std::mem::take(&mut graph.prepared));
+    graph.nodes = rewritten(graph, &packed, nodes);
+    graph.prepared = rewritten(graph, &packed, prepared);
+}
+
+/// A list of nodes that stands by itself, with what makes the values that it reads.
+fn rewritten(graph: &mut Graph, packed: &HashMap<ValueId, (ValueId, Packing)>, nodes: Vec<Node>) -> Vec<Node> {
     let mut made = Made { graph, packed, views: HashMap::new(), made: HashMap::new() };
     let mut result = Vec::with_capacity(nodes.len());
     for mut node in nodes {
@@ -45,13 +52,13 @@ pub fn dequantise(graph: &mut Graph) {
         }
         result.push(node);
     }
-    made.graph.nodes = result;
+    result
 }
 
 struct Made<'a> {
     graph: &'a mut Graph,
     /// What stood for a packed weight, its codes and form.
-    packed: HashMap<ValueId, (ValueId, Packing)>,
+    packed: &'a HashMap<ValueId, (ValueId, Packing)>,
     /// Views of such weights, by their results.
     views: HashMap<ValueId, Node>,
     made: HashMap<(Window, ValueId), ValueId>,

@@ -1,25 +1,22 @@
 //! `fp8_hybrid`: the linears of the layers multiply codes of eight bits, E4M3 forward and E5M2 for gradients, each
 //! tensor with one power of two. Adapters and biases see unquantised values.
 //!
-//! A group is all such linears of a layer that read one value, merged or not: it has one power for what they read, one
-//! for their weights, one for their gradients. Powers of values and gradients follow from the magnitudes of earlier
+//! A group has one power for what its linears read, one for their weights, one for their gradients. Powers of values and gradients follow from the magnitudes of earlier
 //! steps, which the update keeps (`amax_history`). Codes of weights are made when weights were written, not in an entry.
 //!
 //! Knows operations by name, not models: what is quantised follows from layers and shapes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use graph::{Element, Graph, Node, OpId, Origin, Parameter, Phase, Quantiser, StateId, ValueId};
+use graph::{Element, Graph, Node, OpId, Phase, Quantiser, StateId, ValueId};
 use ops::{Append, Emit, id};
 use program::{Arch, Machine};
-use tensor::{Attrs, DType, Storage};
+use tensor::{Attrs, DType};
 
+use super::groups::{self, Group, Linear};
 use super::{Fp8Hybrid, GradientFormat};
 use crate::CompileError;
 use crate::options::CompileOptions;
-
-/// Features of a linear that is quantised are multiples of this.
-const FEATURES: usize = 16;
 
 /// Exponents of the largest magnitudes: 448 for weights, 224 for values, a bit of room; E5M2 3584 likewise.
 const TOP_WEIGHT: i32 = 8;
@@ -31,12 +28,6 @@ const FACTOR: &str = "fp8.factor";
 const AMAX: &str = "fp8.amax";
 
 impl Fp8Hybrid {
-    /// Whether a parameter is a matrix that may be quantised, by itself.
-    pub fn takes(parameter: &Parameter) -> bool {
-        let matrix = parameter.shape.len() == 2 && !parameter.adapter;
-        matrix && parameter.shape.iter().all(|extent| extent.is_multiple_of(FEATURES))
-    }
-
     /// Format of the gradients, and the exponent of their largest magnitude; none where they are not quantised.
     fn gradients(&self) -> Option<(DType, i32)> {
         match self.gradient {
@@ -45,26 +36,6 @@ impl Fp8Hybrid {
             GradientFormat::Unquantised => None,
         }
     }
-}
-
-/// One linear of a group, by the numbers of its nodes.
-struct Linear {
-    forward: usize,
-    weight: ValueId,
-    /// The weight is [inputs, outputs].
-    transposed: bool,
-    /// The product that gives the gradient of what it reads.
-    input_gradient: Option<usize>,
-    /// The product that gives the gradient of its weight.
-    weight_gradient: Option<usize>,
-}
-
-/// The quantised linears of a layer that read one value.
-struct Group {
-    /// The first member's module.
-    name: String,
-    x: ValueId,
-    members: Vec<Linear>,
 }
 
 /// Codes of one tensor with their scale.
@@ -82,109 +53,13 @@ pub fn run(
     options: &CompileOptions,
     machine: &Machine,
 ) -> Result<(), CompileError> {
-    let groups = find_groups(graph, recipe);
-    if groups.is_empty() {
-        return Err(CompileError::Options(format!(
-            "`recipe: fp8_hybrid` leaves nothing to quantise: of the linears in layers that \
-             `skip_quant_first_layers: {}` and `skip_quant_last_layers: {}` leave, none has in- and out-features that are \
-             multiples of {FEATURES}",
-            recipe.skip_first, recipe.skip_last
-        )));
-    }
-    check(graph, &groups, machine)?;
+    let groups = groups::find(graph, "fp8_hybrid", (recipe.skip_first, recipe.skip_last), machine)?;
     let mut rewrite = Rewrite::new(graph, recipe, options, machine, groups.len());
     for (number, group) in groups.iter().enumerate() {
         rewrite.group(number, group);
     }
     rewrite.finish();
     Ok(())
-}
-
-/// What the recipe does not do yet, or not here.
-fn check(graph: &Graph, groups: &[Group], machine: &Machine) -> Result<(), CompileError> {
-    let producers = graph.producers();
-    for member in groups.iter().flat_map(|group| &group.members) {
-        let of = parameters(graph, &producers, member.weight).expect("members multiply with parameters");
-        if of.iter().any(|id| matches!(graph.parameters[*id as usize].storage, Storage::Packed(_))) {
-            let text =
-                "`recipe: fp8_hybrid` on weights that are kept in codes is not available yet: set `recipe: bf16`";
-            return Err(CompileError::Options(text.to_owned()));
-        }
-        let node = &graph.nodes[member.forward];
-        let bias = node.attrs.flag("bias").unwrap_or(false).then(|| graph.value(node.inputs[2]).element);
-        let wide = bias.is_some_and(|bias| bias != Element::Fixed(DType::BF16));
-        if wide && machine.arch != Arch::Cpu {
-            let text = "`recipe: fp8_hybrid` on a GPU adds biases in bf16: set `torch_dtype: bfloat16`";
-            return Err(CompileError::Options(text.to_owned()));
-        }
-    }
-    Ok(())
-}
-
-/// The parameters that a linear multiplies with, where its weight is one or several behind one another.
-fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -> Option<Vec<u32>> {
-    let of = |id: ValueId| match graph.value(id).origin {
-        Origin::Parameter(parameter) => Some(parameter.0),
-        _ => None,
-    };
-    match producers[weight.0 as usize].map(|index| &graph.nodes[index]) {
-        None => of(weight).map(|parameter| vec![parameter]),
-        Some(node) if node.op == id::STACK => node.inputs.iter().map(|id| of(*id)).collect(),
-        Some(_) => None,
-    }
-}
-
-fn find_groups(graph: &Graph, recipe: &Fp8Hybrid) -> Vec<Group> {
-    let layers = graph.layers();
-    let kept = recipe.skip_first..layers.len().saturating_sub(recipe.skip_last);
-    let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
-    let producers = graph.producers();
-    let mut groups: Vec<(graph::Layer, Group)> = Vec::new();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        let Some(layer) = node.layer.filter(|layer| kept.contains(layer)) else { continue };
-        if node.op != id::LINEAR || node.phase != Phase::Forward {
-            continue;
-        }
-        let (x, weight) = (node.inputs[0], node.inputs[1]);
-        let Some(of) = parameters(graph, &producers, weight) else { continue };
-        if !of.iter().all(|id| Fp8Hybrid::takes(&graph.parameters[*id as usize])) {
-            continue;
-        }
-        let transposed = node.attrs.flag("transposed").unwrap_or(false);
-        let (input_gradient, weight_gradient) = products(graph, &producers, node, &of);
-        let member = Linear { forward: index, weight, transposed, input_gradient, weight_gradient };
-        match groups.iter_mut().find(|(known, group)| (*known, group.x) == (layer, x)) {
-            Some((_, group)) => group.members.push(member),
-            None => {
-                let name = &graph.parameters[of[0] as usize].name;
-                let name = name.strip_suffix(".weight").unwrap_or(name).to_owned();
-                groups.push((layer, Group { name, x, members: vec![member] }));
-            }
-        }
-    }
-    groups.into_iter().map(|(_, group)| group).collect()
-}
-
-/// The products of the backward pass that belong to a linear: those that give the gradients of its input and of its weight.
-fn products(
-    graph: &Graph,
-    producers: &[Option<usize>],
-    linear: &Node,
-    parameters: &[u32],
-) -> (Option<usize>, Option<usize>) {
-    let (x, weight) = (linear.inputs[0], linear.inputs[1]);
-    let backward = |node: &Node| node.phase == Phase::Backward && node.op == id::MATMUL;
-    let reads_weight = |node: &Node| node.inputs[1] == weight || node.inputs[0] == weight;
-    let of_input = graph.nodes.iter().position(|node| backward(node) && reads_weight(node));
-    let of_weight = graph.gradients.iter().filter(|(id, _)| parameters.contains(&id.0)).find_map(|(_, value)| {
-        // The gradient of a merged weight is computed as one and taken apart by a view.
-        let mut index = producers[value.0 as usize]?;
-        while !backward(&graph.nodes[index]) {
-            index = producers[graph.nodes[index].inputs.first()?.0 as usize]?;
-        }
-        graph.nodes[index].inputs.contains(&x).then_some(index)
-    });
-    (of_input, of_weight)
 }
 
 struct Rewrite<'a> {
@@ -236,14 +111,13 @@ impl<'a> Rewrite<'a> {
     /// Rewrites all linears of a group, in both passes.
     fn group(&mut self, number: usize, group: &Group) {
         let weights = self.weights(group);
-        let needs_transposed = group.members.iter().any(|member| member.weight_gradient.is_some());
         let unquantised = self.recipe.gradients().is_none();
         let mut nodes = Vec::new();
         let value = Quantised {
             slot: number,
             format: DType::E4M3,
             top: TOP_VALUE,
-            transposed: self.along && needs_transposed && !unquantised,
+            transposed: self.along && group.trains_weights() && !unquantised,
         };
         let first = group.members[0].forward;
         let x = self.quantise(&mut nodes, first, &[group.x], value, format!("{}.x", group.name))[0];
@@ -340,29 +214,21 @@ impl<'a> Rewrite<'a> {
 
     /// The gradients of a group: one power for all, so its products stand where the last of them stood.
     fn backward(&mut self, number: usize, group: &Group, x: Codes, weights: &[Codes], format: DType, top: i32) {
-        let products = |member: &Linear| [member.input_gradient, member.weight_gradient].into_iter().flatten();
-        let Some(last) = group.members.iter().flat_map(products).max() else { return };
+        let Some(last) = group.last_gradient() else { return };
         let mut gradients = Vec::new();
         for (index, member) in group.members.iter().enumerate() {
-            if let Some(dy) = self.gradient_of(group, member) {
+            if let Some(dy) = group.gradient_of(self.graph, member) {
                 gradients.push((index, dy));
             }
         }
-        let of = Quantised {
-            slot: self.groups + number,
-            format,
-            top,
-            transposed: self.along && group.members.iter().any(|member| member.weight_gradient.is_some()),
-        };
+        let of =
+            Quantised { slot: self.groups + number, format, top, transposed: self.along && group.trains_weights() };
         let mut nodes = Vec::new();
         let tensors: Vec<ValueId> = gradients.iter().map(|(_, dy)| *dy).collect();
         let codes = self.quantise(&mut nodes, last, &tensors, of, format!("{}.dy", group.name));
         for ((index, _), dy) in gradients.iter().zip(codes) {
             let member = &group.members[*index];
-            let mut both: Vec<(usize, bool)> = member.input_gradient.map(|at| (at, true)).into_iter().collect();
-            both.extend(member.weight_gradient.map(|at| (at, false)));
-            both.sort_unstable();
-            for (at, of_input) in both {
+            for (at, of_input) in member.gradients() {
                 let node = self.graph.nodes[at].clone();
                 nodes.push(match of_input {
                     true => self.input_gradient(node, member, dy, weights[*index]),
@@ -372,16 +238,6 @@ impl<'a> Rewrite<'a> {
             }
         }
         self.replaced.insert(last, nodes);
-    }
-
-    /// dy of a linear, where a product reads it.
-    fn gradient_of(&self, group: &Group, member: &Linear) -> Option<ValueId> {
-        let other = |at: usize, known: ValueId| {
-            let inputs = &self.graph.nodes[at].inputs;
-            inputs.iter().copied().find(|id| *id != known).expect("a product has two factors")
-        };
-        let of_input = member.input_gradient.map(|at| other(at, member.weight));
-        of_input.or(member.weight_gradient.map(|at| other(at, group.x)))
     }
 
     fn input_gradient(&self, node: Node, member: &Linear, dy: Codes, weight: Codes) -> Node {
@@ -407,8 +263,7 @@ impl<'a> Rewrite<'a> {
         let mut numbers: Option<ValueId> = None;
         let mut places: Vec<(usize, usize, bool)> = Vec::new();
         for (index, member) in group.members.iter().enumerate() {
-            places.extend(member.input_gradient.map(|at| (at, index, true)));
-            places.extend(member.weight_gradient.map(|at| (at, index, false)));
+            places.extend(member.gradients().into_iter().map(|(at, of_input)| (at, index, of_input)));
         }
         places.sort_unstable();
         for (at, index, of_input) in places {

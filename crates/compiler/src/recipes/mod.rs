@@ -1,6 +1,8 @@
 //! Precision: which element type every value has. One file per recipe.
 
 mod fp8_hybrid;
+mod groups;
+mod nvfp4;
 mod uniform;
 
 use graph::{Graph, Parameter};
@@ -16,6 +18,8 @@ pub enum Recipe {
     Uniform,
     /// The layers' linears in eight bits.
     Fp8Hybrid(Fp8Hybrid),
+    /// The layers' linears in four bits.
+    Nvfp4(Nvfp4),
 }
 
 /// E4M3 forward, another format for gradients, powers of two from the magnitudes of earlier steps.
@@ -24,6 +28,16 @@ pub struct Fp8Hybrid {
     pub gradient: GradientFormat,
     /// Steps that a power of two follows from; 0: the tensor's own magnitude, in every step.
     pub amax_history: usize,
+    /// Layers that stay in the compute type: so many first, so many last ones.
+    pub skip_first: usize,
+    pub skip_last: usize,
+}
+
+/// E2M1 in blocks with E4M3 scales.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nvfp4 {
+    /// Gradients are rounded up or down at random.
+    pub stochastic: bool,
     /// Layers that stay in the compute type: so many first, so many last ones.
     pub skip_first: usize,
     pub skip_last: usize,
@@ -44,6 +58,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Re
     match &options.recipe {
         Recipe::Uniform => Ok(()),
         Recipe::Fp8Hybrid(recipe) => fp8_hybrid::run(graph, recipe, options, machine),
+        Recipe::Nvfp4(recipe) => nvfp4::run(graph, recipe, options, machine),
     }
 }
 
@@ -51,6 +66,6 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Re
 pub fn treats_alike(recipe: &Recipe, one: &Parameter, other: &Parameter) -> bool {
     match recipe {
         Recipe::Uniform => true,
-        Recipe::Fp8Hybrid(_) => Fp8Hybrid::takes(one) == Fp8Hybrid::takes(other),
+        Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => groups::takes(one) == groups::takes(other),
     }
 }

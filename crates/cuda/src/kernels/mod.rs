@@ -1,4 +1,4 @@
-//! The backend's own device code: layout changes, low-rank addends and Hopper GEMMs. Operations' kernels come with the
+//! The backend's own device code: layout changes, factors of products, low-rank addends and Hopper GEMMs. Operations' kernels come with the
 //! program; these implement instructions that carry no kernel.
 
 use crate::nvrtc::KernelSource;
@@ -34,6 +34,12 @@ impl OwnKernel {
 pub fn strided(from: &'static str, to: &'static str) -> OwnKernel {
     let defines = [("FROM", from.to_owned()), ("TO", to.to_owned())];
     OwnKernel::new("strided.cu", include_str!("strided.cu"), &[NUMBER], &defines)
+}
+
+/// The factor of a product of numbers that have one each.
+pub fn factor(scale: f32, beta: f32) -> OwnKernel {
+    let defines = [("SCALE", format!("{scale:e}f")), ("BETA", format!("{beta:e}f"))];
+    OwnKernel::new("factor.cu", include_str!("factor.cu"), &[], &defines)
 }
 
 /// One of several addends onto columns of a matrix.
@@ -156,6 +162,7 @@ pub fn samples() -> Vec<OwnKernel> {
     for (from, to) in [("float", "bf16"), ("bf16", "float"), ("f16", "float"), ("bf16", "bf16"), ("int", "int")] {
         kernels.push(strided(from, to));
     }
+    kernels.push(factor(1.0, 0.0));
     let slice = |first, count| Addend { columns: (first, count), t_row: 48, b_row: 16 };
     kernels.push(addends(100, 256, 16, 2.0, false, &[slice(0, 96), slice(128, 64)]));
     kernels.push(addends(100, 64, 40, 1.0, true, &[Addend { columns: (0, 64), t_row: 40, b_row: 64 }]));

@@ -1,26 +1,39 @@
 //! Gemm instructions as cuBLASLt calls. Low-rank addends follow: in one pass over D with the backend's own kernel, or
-//! as further GEMMs onto it. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the
+//! as further GEMMs onto it. Factors of numbers are multiplied on the device, in front. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the
 //! library, and timing decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
-use super::launch::BoundLaunch;
+use super::launch::{Arguments, BoundLaunch};
 use super::{Memory, Preparation, addends, hopper};
 use crate::algorithms::{Contest, Operands};
-use crate::cublaslt::{Operand, Product, alignment};
+use crate::cublaslt::{Operand, Product, Scales, alignment};
+use crate::driver::{Function, LaunchShape};
 use crate::engine::{Engine, ProductId};
 use crate::error::Result;
-use crate::kernels::HopperProduct;
+use crate::kernels::{self, HopperProduct};
 use program::{Gemm, LowRank, TensorRef};
 
 struct LibraryCall {
     plan: ProductId,
     addresses: [u64; 3],
     bias: Option<u64>,
-    scales: Option<[u64; 2]>,
+    scales: Option<Scales>,
 }
+
+/// What makes alpha and beta of a product of numbers with a factor each: they lie in front of the library's workspace.
+enum Factor {
+    /// With the factors of A and B.
+    Planned(Function, [u64; 2]),
+    /// The workspace is known.
+    Bound(BoundLaunch),
+}
+
+/// Bytes in front of the library's workspace, which is aligned.
+const FACTOR: usize = 256;
 
 /// The library's product and the addends, in order.
 struct Library {
+    factor: Option<Factor>,
     parts: Vec<LibraryCall>,
     addends: Option<BoundLaunch>,
 }
@@ -79,7 +92,22 @@ fn library(p: &mut Preparation, gemm: &Gemm) -> Result<Library> {
             None,
         )?);
     }
-    Ok(Library { parts, addends })
+    Ok(Library { factor: factor(p, gemm)?, parts, addends })
+}
+
+fn factor(p: &mut Preparation, gemm: &Gemm) -> Result<Option<Factor>> {
+    let Some(scales) = gemm.scales.as_ref().filter(|_| !is_of_codes(gemm)) else { return Ok(None) };
+    let scales = scales.of.each_ref().map(|at| p.memory.address(at));
+    let function = p.engine.own_function(kernels::factor(gemm.scale, beta(gemm)), "factor")?;
+    Ok(Some(Factor::Planned(function, scales)))
+}
+
+fn is_of_codes(gemm: &Gemm) -> bool {
+    gemm.a.dtype.small().is_some()
+}
+
+fn beta(gemm: &Gemm) -> f32 {
+    if gemm.accumulate { 1.0 } else { 0.0 }
 }
 
 /// The fastest of all ways.
@@ -107,6 +135,8 @@ fn description(p: &Preparation, gemm: &Gemm) -> String {
 
 fn main_part(p: &mut Preparation, gemm: &Gemm) -> Result<LibraryCall> {
     let scales = gemm.scales.as_ref().map(|scales| scales.of.each_ref().map(|at| p.memory.address(at)));
+    // Where alpha will be is not known yet; any number does for timing.
+    let scales = scales.map(|of| if is_of_codes(gemm) { Scales::Each(of) } else { Scales::Both(of[0]) });
     part(p, &main_product(gemm), [&gemm.a, &gemm.b, &gemm.d], 0, gemm.bias.as_ref(), scales)
 }
 
@@ -116,7 +146,7 @@ fn part(
     [a, b, d]: [&TensorRef; 3],
     first_column: usize,
     bias: Option<&TensorRef>,
-    scales: Option<[u64; 2]>,
+    scales: Option<Scales>,
 ) -> Result<LibraryCall> {
     let memory: &Memory = p.memory;
     let d_address = memory.address(d) + (first_column * d.dtype.size()) as u64;
@@ -141,9 +171,10 @@ fn main_product(gemm: &Gemm) -> Product {
         b: batched("B", &gemm.b, batch, gemm.transpose_b, (k, n)),
         d: batched("D", &gemm.d, batch, false, (m, n)),
         alpha: gemm.scale,
-        beta: if gemm.accumulate { 1.0 } else { 0.0 },
+        beta: beta(gemm),
         bias: gemm.bias.as_ref().map(|at| at.dtype),
         fast_sum: gemm.scales.as_ref().is_some_and(|scales| scales.fast_sum),
+        factor: gemm.scales.is_some() && !is_of_codes(gemm),
         alignment: [0; 3],
     }
 }
@@ -164,6 +195,7 @@ fn addend_product(gemm: &Gemm, addend: &LowRank) -> Product {
         beta: 1.0,
         bias: None,
         fast_sum: false,
+        factor: false,
         alignment: [0; 3],
     }
 }
@@ -200,7 +232,10 @@ impl PlannedGemm {
         self.workspace
     }
 
-    pub fn bind(self, workspace: u64) -> BoundGemm {
+    pub fn bind(mut self, workspace: u64) -> BoundGemm {
+        if let Way::Library(library) = &mut self.way {
+            library.bind(workspace);
+        }
         BoundGemm { way: self.way, workspace }
     }
 }
@@ -215,7 +250,8 @@ impl Way {
     fn workspace(&self, engine: &Engine) -> usize {
         match self {
             Way::Library(library) => {
-                library.parts.iter().map(|part| engine.product_plan(part.plan).workspace()).max().unwrap_or(0)
+                let parts = library.parts.iter().map(|part| engine.product_plan(part.plan).workspace());
+                parts.max().unwrap_or(0) + library.own_bytes()
             }
             Way::Own(_) => 0,
         }
@@ -230,7 +266,27 @@ impl Way {
 }
 
 impl Library {
+    /// Bytes in front of what the library works in.
+    fn own_bytes(&self) -> usize {
+        if self.factor.is_some() { FACTOR } else { 0 }
+    }
+
+    /// Says where alpha and beta will be.
+    fn bind(&mut self, workspace: u64) {
+        let Some(Factor::Planned(function, [of_a, of_b])) = self.factor.take() else { return };
+        let arguments = Arguments::new().word(workspace).word(of_a).word(of_b);
+        let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+        self.factor = Some(Factor::Bound(BoundLaunch::new(function, "factor", shape, arguments)));
+        self.parts[0].scales = Some(Scales::Both(workspace));
+    }
+
     fn queue(&mut self, engine: &Engine, workspace: u64) -> Result<()> {
+        match &mut self.factor {
+            Some(Factor::Bound(call)) => call.queue(&engine.stream)?,
+            Some(Factor::Planned(..)) => panic!("a product with a factor is bound before it runs"),
+            None => {}
+        }
+        let workspace = workspace + self.own_bytes() as u64;
         for part in &self.parts {
             // SAFETY: the operands are in the session's arenas with the layouts that were planned,
             // and the workspace is as large as the plans ask.

@@ -18,11 +18,14 @@ pub const R_16BF: u32 = 14;
 pub const R_8F_E4M3: u32 = 28;
 pub const R_8F_E5M2: u32 = 29;
 pub const EPILOGUE_BIAS: u32 = 4;
+/// alpha and beta are each one f32 on the device.
+pub const POINTER_MODE_DEVICE: i32 = 1;
 /// Split-K partial sums meet in the compute type (f32), never in the output type.
 pub const REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 
 /// Values of `cublasLtMatmulDescAttributes_t`.
 pub mod descriptor_attribute {
+    pub const POINTER_MODE: u32 = 2;
     pub const TRANSA: u32 = 3;
     pub const TRANSB: u32 = 4;
     pub const EPILOGUE: u32 = 7;

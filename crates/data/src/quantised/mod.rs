@@ -3,11 +3,13 @@
 //!
 //! Knows the forms of files; not models, and not what the numbers are used for.
 
+mod exclusions;
 mod forms;
 mod linear;
 mod packed;
 mod scheme;
 
+pub use exclusions::Exclusions;
 pub(crate) use forms::{Found, Tensors, find};
 pub(crate) use linear::Linear;
 pub use scheme::{HINT, Scheme};

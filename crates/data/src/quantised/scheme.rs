@@ -8,7 +8,7 @@ pub const HINT: &str = "take the model's unquantised repository; with `qlora_bnb
                         they are loaded";
 
 /// Keys of `config.json` that speak of quantisation.
-const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
+pub(super) const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// A form that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -320,6 +320,11 @@ impl Weights {
         Ok(self)
     }
 
+    /// Names of the weights that are quantised.
+    pub fn quantised_names(&self) -> impl Iterator<Item = &str> {
+        self.linears.keys().map(String::as_str)
+    }
+
     /// How many weights are quantised, and the bytes of their codes and scales.
     pub fn quantised(&self) -> (usize, usize) {
         (self.linears.len(), self.linears.values().map(Linear::stored).sum())

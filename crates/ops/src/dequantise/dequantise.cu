@@ -1,6 +1,6 @@
-// y = the values of a packed tensor: a code's value times its block's scale, and for E4M3 scales times the tensor's,
-// each product rounded to f32, then to the type of y. Planes of `packed` in bytes from its start: CODES_AT, SCALES_AT,
-// OUTER_AT, TENSOR_AT; y is dense, COUNT elements in rows of COLUMNS.
+// y = the values of a packed tensor: a code's value times its block's scale, and for E4M3 scales times the tensor's where
+// WHOLE, each product rounded to f32, then to the type of y. Planes of `packed` in bytes from its start: CODES_AT,
+// SCALES_AT, OUTER_AT, TENSOR_AT; y is dense, COUNT elements in rows of COLUMNS.
 // BLOCK_OF(i) is the block of element i; BLOCK_WHOLE: WIDTH neighbours share one. BITS 4 or 8, CODE 0 NF4, 1 E2M1,
 // 2 E4M3, 3 E5M2; SCALES 0 f32, 1 powers of two, 2 E4M3, 3 a code book's values times OUTER_BLOCK-wise f32, plus an f32.
 // A thread takes ROUNDS packs of WIDTH neighbours, THREADS packs apart, and reads all their codes first. The sixteen
@@ -57,7 +57,7 @@ dequantise(const u8* __restrict__ packed, Y_T* __restrict__ y) {
     return __fadd_rn(__fmul_rn(book[packed[SCALES_AT + block]], outer), of_tensor[0]);
 #endif
   };
-#if SCALES == 2
+#if SCALES == 2 && WHOLE
   const float last = of_tensor[0];
 #endif
 
@@ -93,7 +93,7 @@ dequantise(const u8* __restrict__ packed, Y_T* __restrict__ y) {
       const float value = e5m2(codes[round].at[lane]);
 #endif
       float scaled = __fmul_rn(value, scale);
-#if SCALES == 2
+#if SCALES == 2 && WHOLE
       scaled = __fmul_rn(scaled, last);
 #endif
       to.at[lane] = from_float<Y_T>(scaled);

@@ -1,7 +1,7 @@
 //! The values of a packed tensor: what a product reads where a frozen weight is kept in codes. Does not know which
 //! tensors are, or how numbers become codes.
 
-use graph::{Dim, Element, OpId, ValueType};
+use graph::{Axis, Dim, Element, OpId, ValueType};
 use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::draw::{Sequence, normals};
@@ -38,15 +38,48 @@ fn packing_of(attrs: &Attrs) -> Result<Packing, String> {
     attrs.text("packing").map_err(|e| e.0)?.parse().map_err(|e: tensor::storage::UnknownPacking| e.to_string())
 }
 
+fn is_unscaled(attrs: &Attrs) -> Result<bool, String> {
+    attrs.flag("unscaled").map_err(|e| e.0)
+}
+
 /// The attributes of a call.
 pub fn attributes(packing: Packing, shape: &[usize]) -> Attrs {
     Attrs::new().with("packing", packing.to_string()).with("shape", shape.to_vec())
+}
+
+/// The attributes of a call that leaves out the tensor's factor, for a tensor whose axes may have names.
+pub fn unscaled(packing: Packing, dims: &[Dim]) -> Attrs {
+    let shape: Vec<usize> = dims.iter().map(|dim| dim.fixed().expect("flat graphs know their extents")).collect();
+    let names: Vec<&str> = dims.iter().map(|dim| dim.axis().map_or(UNNAMED, Axis::symbol)).collect();
+    let attrs = attributes(packing, &shape).with("unscaled", true);
+    if names.iter().all(|name| *name == UNNAMED) { attrs } else { attrs.with("axes", names.join(" ")) }
+}
+
+/// Stands for an axis without a name.
+const UNNAMED: &str = "-";
+
+/// The extents of the result with the names of its axes.
+fn dims(attrs: &Attrs, shape: &[usize]) -> Result<Vec<Dim>, String> {
+    let Some(axes) = attrs.optional_text("axes").map_err(|e| e.0)? else {
+        return Ok(shape.iter().map(|n| Dim::Fixed(*n)).collect());
+    };
+    let axes: Vec<&str> = axes.split(' ').collect();
+    let named = |(name, n): (&&str, &usize)| match Axis::of_symbol(name) {
+        Some(axis) => Ok(Dim::Named(axis, *n)),
+        None if *name == UNNAMED => Ok(Dim::Fixed(*n)),
+        None => Err(format!("`{name}` names no axis")),
+    };
+    if axes.len() != shape.len() {
+        return Err(format!("`axes` names {} axes of {}", axes.len(), shape.len()));
+    }
+    axes.iter().zip(shape).map(named).collect()
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let packing = packing_of(call.attrs).expect("checked by the shape rule");
     let shape = call.attrs.sizes("shape").expect("checked by the shape rule");
     let stored = Stored::new(packing, &shape, call.inputs[0].byte());
+    let stored = if is_unscaled(call.attrs).expect("checked by the shape rule") { stored.unscaled() } else { stored };
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(CHUNK).enumerate().for_each_init(Vec::new, |values: &mut Vec<f32>, (chunk, y)| {
         values.resize(y.len(), 0.0);
@@ -101,6 +134,7 @@ fn defines(call: &LowerCall<'_>, packing: Packing, shape: &[usize]) -> Vec<(Stri
         ("ROUNDS", ROUNDS.to_string()),
         ("THREADS", THREADS.to_string()),
         ("Y_T", device_type(y.dtype).to_owned()),
+        ("WHOLE", u32::from(!is_unscaled(call.attrs).expect("checked by the shape rule")).to_string()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into()
@@ -122,7 +156,7 @@ impl Op for Dequantise {
 
     fn doc(&self) -> &'static str {
         "The values of a tensor that is kept as codes and scales: a code's value times its block's scale, in f32. packed u8 \
-         [bytes] → `shape`."
+         [bytes] → `shape`; with `unscaled` without the factor that a tensor has in addition to the scales of its blocks."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -133,17 +167,20 @@ impl Op for Dequantise {
                 doc: "code, block and scales, such as `nf4 flat:64 mapped:256`",
             },
             Attribute { name: "shape", kind: "list of int", doc: "of the tensor" },
+            Attribute { name: "axes", kind: "string?", doc: "their names, such as `B T -`" },
+            Attribute { name: "unscaled", kind: "bool?", doc: "the factor of the whole tensor is left out" },
         ]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [packed] = inputs else { return Err("takes the packed tensor".into()) };
+        is_unscaled(attrs)?;
         let (packing, shape) = (packing_of(attrs)?, attrs.sizes("shape").map_err(|e| e.0)?);
         let wanted = ValueType::new(Element::Fixed(DType::U8), [packing.bytes(&shape).into()]);
         if *packed != wanted {
             return Err(format!("a tensor {shape:?} of {packing} is {wanted}"));
         }
-        Ok(vec![ValueType::new(Element::Float, shape.iter().map(|n| Dim::Fixed(*n)).collect::<Vec<_>>())])
+        Ok(vec![ValueType::new(Element::Float, dims(attrs, &shape)?)])
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
@@ -173,9 +210,13 @@ impl Op for Dequantise {
         let example = |packed: Packed| {
             let values = packed.to_bytes();
             let input = ExampleInput::Bytes { shape: vec![values.len()], values };
-            Example::new(vec![input], attributes(packed.packing, &packed.shape))
+            let attrs = attributes(packed.packing, &packed.shape);
+            let whole = Example::new(vec![input.clone()], attrs.clone());
+            let unscaled = Example::new(vec![input], attrs.with("unscaled", true));
+            let has_factor = packed.packing.scales == Scales::E4M3;
+            [whole].into_iter().chain(has_factor.then_some(unscaled))
         };
-        forms().into_iter().map(example).collect()
+        forms().into_iter().flat_map(example).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
-use super::{HEADERS, PARTS, factor, format_of, larger};
+use super::{HEADERS, PARTS, factor, format_of, in_packs, larger, matrix};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
@@ -55,19 +55,6 @@ impl Reading {
     fn checked(attrs: &Attrs) -> Reading {
         Self::of(attrs).expect("checked by the shape rule")
     }
-}
-
-/// Rows and columns with all axes but the last folded.
-fn matrix(shape: &[usize]) -> (usize, usize) {
-    let columns = *shape.last().expect("tensors have axes");
-    (shape.iter().rev().skip(1).product(), columns)
-}
-
-/// Whether every 16 neighbours of a row can be read as two packs of 16 bytes.
-fn in_packs(x: &TensorRef) -> bool {
-    let steps = x.shape.iter().zip(&x.strides).rev().skip(1);
-    let rows = steps.filter(|(extent, _)| **extent != 1).all(|(_, stride)| stride.is_multiple_of(8));
-    x.dtype == DType::BF16 && x.offset.is_multiple_of(16) && rows
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {

@@ -1,25 +1,47 @@
-//! Tensors as codes of eight bits with one power of two for each: what own magnitude a tensor has, its codes, products
-//! of codes, numbers again, and the histories of magnitudes from which the next step's powers follow.
+//! Tensors as codes: of eight bits with one power of two for each tensor, of four bits with scales for blocks of
+//! elements. What own magnitude a tensor has, its codes, products of codes, numbers again, and the histories of
+//! magnitudes from which the next step's powers follow.
 //!
 //! Does not know which tensors are quantised.
 
 mod amax;
+mod blocks;
 mod codes;
 mod history;
 mod numbers;
 mod product;
+mod rotate;
 
+use program::TensorRef;
 use tensor::small::scaling_exponent;
 use tensor::{Attrs, DType};
 
 pub use amax::{OwnAmax, PARTS};
+pub use blocks::QuantiseBlocks;
 pub use codes::{Quantise, padded_rows};
 pub use history::AmaxHistory;
 pub use numbers::Decode;
 pub use product::MatmulCodes;
+pub use rotate::Rotate;
 
 const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../cuda/types.cuh")), ("codes.cuh", include_str!("codes.cuh"))];
+
+/// With random numbers.
+const SMALL_HEADERS: &[(&str, &str)] = &[HEADERS[0], HEADERS[1], ("philox.cuh", include_str!("../cuda/philox.cuh"))];
+
+/// Rows and columns with all axes but the last folded.
+fn matrix(shape: &[usize]) -> (usize, usize) {
+    let columns = *shape.last().expect("tensors have axes");
+    (shape.iter().rev().skip(1).product(), columns)
+}
+
+/// Whether every 16 neighbours of a row can be read as two packs of 16 bytes.
+fn in_packs(x: &TensorRef) -> bool {
+    let steps = x.shape.iter().zip(&x.strides).rev().skip(1);
+    let rows = steps.filter(|(extent, _)| **extent != 1).all(|(_, stride)| stride.is_multiple_of(8));
+    x.dtype == DType::BF16 && x.offset.is_multiple_of(16) && rows
+}
 
 /// The format that an attribute names.
 fn format_of(attrs: &Attrs) -> Result<DType, String> {

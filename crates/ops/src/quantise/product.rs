@@ -1,4 +1,5 @@
-//! A matrix product of two tensors of codes: that of the numbers that they stand for, with bias and adapters.
+//! A matrix product of two tensors of codes: that of the numbers that they stand for, with bias and adapters. Codes of
+//! four bits come as code times scale of the block, numbers of the compute type: what is left is a factor of the tensor.
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Cost, Gemm, LowRank, Scales, TensorRef};
@@ -106,7 +107,7 @@ impl Op for MatmulCodes {
 
     fn doc(&self) -> &'static str {
         "y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all axes \
-         but the last count as rows. a and b codes of eight bits, sa and sb f32 [1], bias [N] if `bias`, then for each \
+         but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1], bias [N] if `bias`, then for each \
          adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if `transpose_a`."
     }
 
@@ -135,8 +136,9 @@ impl Op for MatmulCodes {
             return Err(format!("takes {expected} inputs with these attributes, not {}", inputs.len()));
         }
         let (a, b) = (&inputs[0], &inputs[1]);
-        let (true, Some(a_shape), Some(b_shape)) = (is_codes(a) && is_codes(b), a.extents(), b.extents()) else {
-            return Err("a and b must be codes of known extents".into());
+        let alike = is_codes(a) && is_codes(b) || a.dtype.is_float() && a.dtype == b.dtype;
+        let (true, Some(a_shape), Some(b_shape)) = (alike, a.extents(), b.extents()) else {
+            return Err("a and b must be codes, or numbers of one type, of known extents".into());
         };
         let (m, n, k) = reading.extents(&a_shape, &b_shape);
         if b_shape.iter().product::<usize>() != n * k {
@@ -224,7 +226,7 @@ impl Op for MatmulCodes {
             inputs
         };
         let [t, b] = [normal(&[2, 24, 8]), normal(&[16, 8])];
-        vec![
+        let mut examples = vec![
             Example::new(operands(DType::E4M3, &[2, 24], 32, 64), turned.clone()),
             Example::new(operands(DType::E5M2, &[48], 80, 32), turned.clone().with("f32", true)),
             Example::new(
@@ -240,6 +242,32 @@ impl Op for MatmulCodes {
             Example::new(operands(DType::E5M2, &[300], 272, 1040), turned.clone()),
             Example::new(operands(DType::E5M2, &[48], 80, 32), turned.with("f32", true).with("accumulate", true))
                 .with_state(vec![ExampleInput::NormalF32 { shape: vec![48, 80], scale: 1.0 }]),
-        ]
+        ];
+        examples.extend(of_numbers());
+        examples
     }
+}
+
+/// Factors that are numbers, in every place that they may have.
+fn of_numbers() -> Vec<Example> {
+    let normal = |shape: &[usize]| ExampleInput::Normal { shape: shape.to_vec(), scale: 0.5 };
+    let scale = |value: f32| ExampleInput::F32 { shape: vec![1], values: vec![value] };
+    let operands = |a: &[usize], b: &[usize]| vec![normal(a), normal(b), scale(0.37), scale(3e-3)];
+    let turned = Attrs::new().with("transpose_b", true);
+    let state = ExampleInput::NormalF32 { shape: vec![48, 80], scale: 1.0 };
+    let adapters = [normal(&[2, 24, 8]), normal(&[32, 8])];
+    vec![
+        Example::new(operands(&[2, 24, 64], &[64, 32]), Attrs::new()),
+        Example::new(
+            [operands(&[2, 24, 48], &[32, 48]), vec![normal(&[32])]].concat(),
+            turned.clone().with("bias", true),
+        ),
+        Example::new(
+            [operands(&[2, 24, 64], &[32, 64]), adapters.to_vec()].concat(),
+            turned.clone().with("scale", 2.0).with("columns", vec![0, 32]),
+        ),
+        Example::new(operands(&[48, 32], &[80, 32]), turned.clone().with("f32", true)),
+        Example::new(operands(&[48, 32], &[80, 32]), turned.with("f32", true).with("accumulate", true))
+            .with_state(vec![state]),
+    ]
 }

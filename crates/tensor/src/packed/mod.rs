@@ -11,7 +11,7 @@ mod stored;
 pub use book::dynamic_map;
 pub use fp8::{scaled, tile_rows, tiles};
 pub use nf4::{NF4, flat_blocks, nest, nested, normal};
-pub use nvfp4::{Target, nvfp4, row_blocks, tensor_scale};
+pub use nvfp4::{Target, block_scale, nvfp4, reciprocal, row_blocks, tensor_scale};
 pub use quantisation::Quantisation;
 pub use stored::Stored;
 

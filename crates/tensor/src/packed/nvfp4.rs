@@ -23,11 +23,21 @@ pub fn tensor_scale(amax: f32, target: Target) -> f32 {
     if amax < LEAST { 1.0 } else { top / amax }
 }
 
+/// What the elements of a block are multiplied with before they are rounded, by its scale and the tensor's factor g.
+pub fn reciprocal(scale: u8, g: f32) -> f32 {
+    let divisor = Small::E4M3.value(scale) * g;
+    if divisor == 0.0 { 0.0 } else { (1.0 / divisor).min(f32::MAX) }
+}
+
+/// The scale of a block with this largest magnitude, in a tensor of scale S.
+pub fn block_scale(largest: f32, s: f32) -> u8 {
+    e4m3_code(largest * (s * (1.0 / 6.0)))
+}
+
 /// Codes of one block at a scale, and their squared error against the block.
 fn coded(x: &[f32], scale: u8, g: f32) -> (Vec<u8>, f64) {
+    let r = reciprocal(scale, g);
     let scale = Small::E4M3.value(scale);
-    let divisor = scale * g;
-    let r = if divisor == 0.0 { 0.0 } else { (1.0 / divisor).min(f32::MAX) };
     let codes: Vec<u8> = x.iter().map(|x| e2m1_code(x * r)).collect();
     let error = |(x, code): (&f32, &u8)| {
         let off = f64::from(Small::E2M1.value(*code) * scale * g) - f64::from(*x);
@@ -42,7 +52,7 @@ fn code_block(x: &[f32], s: f32, target: Target) -> (u8, Vec<u8>) {
     let (g, largest) = (1.0 / s, amax(x));
     match target {
         Target::Six => {
-            let code = e4m3_code(largest * (s * (1.0 / 6.0)));
+            let code = block_scale(largest, s);
             (code, coded(x, code, g).0)
         }
         Target::FourOrSix => {

@@ -12,6 +12,8 @@ pub struct Stored<'a> {
     shape: &'a [usize],
     bytes: &'a [u8],
     planes: Planes,
+    /// Values are multiplied with the tensor's own scale, where the form has one.
+    whole: bool,
 }
 
 impl Packed {
@@ -47,7 +49,12 @@ impl<'a> Stored<'a> {
     /// If there are not as many bytes as a tensor of this form has.
     pub fn new(packing: Packing, shape: &'a [usize], bytes: &'a [u8]) -> Stored<'a> {
         assert_eq!(bytes.len(), packing.bytes(shape), "a tensor {shape:?} of {packing}");
-        Stored { packing, shape, bytes, planes: packing.planes(shape) }
+        Stored { packing, shape, bytes, planes: packing.planes(shape), whole: true }
+    }
+
+    /// The same, whose values lack the factor of the tensor: codes times the scales of their blocks.
+    pub fn unscaled(self) -> Stored<'a> {
+        Stored { whole: false, ..self }
     }
 
     /// Values in f32 from an element on, in row-major order: those of [`Packed::values`].
@@ -118,7 +125,10 @@ impl<'a> Stored<'a> {
         match self.packing.scales {
             Scales::Single => (self.float(self.planes.scales, block), None),
             Scales::E8M0 => (e8m0_value(self.bytes[code]), None),
-            Scales::E4M3 => (Small::E4M3.value(self.bytes[code]), Some(self.float(self.planes.tensor, 0))),
+            Scales::E4M3 => {
+                let tensor = self.whole.then(|| self.float(self.planes.tensor, 0));
+                (Small::E4M3.value(self.bytes[code]), tensor)
+            }
             Scales::Mapped(n) => {
                 let mapped = book[usize::from(self.bytes[code])] * self.float(self.planes.outer, block / n);
                 (mapped + self.float(self.planes.tensor, 0), None)

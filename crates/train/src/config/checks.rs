@@ -4,8 +4,8 @@
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Dtype, Init, LossScale, MatmulDtype, Problem, Recipe,
-    RopeScaling, SystemPromptType,
+    self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, Init, LossScale, MatmulDtype, Problem,
+    Recipe, RopeScaling, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -114,25 +114,37 @@ fn check_quantisation(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// Options that say how a recipe quantises, beside one that does not.
+/// Options that say how a recipe quantises, beside one that does not take them.
 fn check_recipe_options(config: &Config, reader: &mut Reader) {
+    const FP8: &[Recipe] = &[Recipe::Fp8Hybrid];
+    const FP4: &[Recipe] = &[Recipe::Nvfp4];
+    const BOTH: &[Recipe] = &[Recipe::Fp8Hybrid, Recipe::Nvfp4];
     let of = &config.precision;
-    if of.recipe != Recipe::Bf16 || reader.is_faulty("recipe") {
+    if reader.is_faulty("recipe") {
         return;
     }
-    let fp8_gradients = matches!(of.gradient_dtype, Some(MatmulDtype::Float8E4M3 | MatmulDtype::Float8E5M2));
+    // FP4 has one format for gradients.
+    let gradients = match of.gradient_dtype {
+        Some(MatmulDtype::Float8E4M3 | MatmulDtype::Float8E5M2) => true,
+        Some(MatmulDtype::BFloat16) => of.recipe == Recipe::Nvfp4,
+        None => false,
+    };
     // What was resolved is written with its defaults.
     let changed = [
-        ("fp8_amax_history", of.fp8_amax_history != 1024),
-        ("skip_quant_first_layers", of.skip_quant_first_layers != 0),
-        ("skip_quant_last_layers", of.skip_quant_last_layers != 0),
+        ("fp8_amax_history", of.fp8_amax_history != 1024, FP8),
+        ("gradient_dtype", gradients, FP8),
+        ("fp4_backend", of.fp4_backend != Fp4Backend::Cutlass, FP4),
+        ("fp4_stochastic_rounding", !of.fp4_stochastic_rounding, FP4),
+        ("skip_quant_first_layers", of.skip_quant_first_layers != 0, BOTH),
+        ("skip_quant_last_layers", of.skip_quant_last_layers != 0, BOTH),
     ];
-    let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(path, _)| path);
-    for path in changed.chain(fp8_gradients.then_some("gradient_dtype")) {
+    for (path, _, takers) in changed.into_iter().filter(|(_, changed, takers)| *changed && !takers.contains(&of.recipe))
+    {
         if !reader.is_faulty(path) {
-            let message =
-                format!("`{path}` says how `recipe: fp8_hybrid` quantises, but the recipe is `{}`", of.recipe);
-            reader.report(path, message, Some(format!("set `recipe: fp8_hybrid`, or remove `{path}`")));
+            let takers: Vec<String> = takers.iter().map(|recipe| format!("`recipe: {recipe}`")).collect();
+            let takers = takers.join(" or ");
+            let message = format!("`{path}` says how {takers} quantises, but the recipe is `{}`", of.recipe);
+            reader.report(path, message, Some(format!("set {takers}, or remove `{path}`")));
         }
     }
 }
@@ -172,8 +184,9 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
         let message = format!("`gpus: {gpus}`, but `device: cpu` runs at most {MOST_RANKS} ranks");
         reader.report("gpus", message, Some(format!("set `gpus` to at most {MOST_RANKS}")));
     }
+    let recipe = format!("recipe: {}", config.precision.recipe);
     let refused = [
-        ("recipe", config.precision.recipe == Recipe::Fp8Hybrid, "recipe: fp8_hybrid"),
+        ("recipe", config.precision.recipe != Recipe::Bf16, recipe.as_str()),
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
     ];
     for (path, _, written) in refused.into_iter().filter(|(_, on, _)| *on) {
@@ -247,7 +260,6 @@ fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
         ("use_zero_copy", offload.use_zero_copy, "lets a GPU read host memory"),
         ("memcpy_all_gather", sharding.memcpy_all_gather, copied),
         ("memcpy_send_recv", sharding.memcpy_send_recv, copied),
-        ("recipe", config.precision.recipe == Recipe::Nvfp4, "needs the matrix units of a GPU"),
     ];
     promises.into_iter().filter(|(_, made, _)| *made).map(|(name, _, why)| (name, why)).collect()
 }
@@ -389,6 +401,14 @@ pub struct MachineFacts {
     pub compute_capability: Option<u32>,
 }
 
+/// Compute capabilities, times ten, from which on matrix units take codes of so many bits.
+const EIGHT_BITS: u32 = 89;
+const FOUR_BITS: u32 = 100;
+
+fn digits(both: u32) -> String {
+    format!("{}.{}", both / 10, both % 10)
+}
+
 impl MachineFacts {
     /// What a machine of the plan says of `gpus` visible GPUs.
     pub fn of(machine: &Machine, gpus: usize) -> MachineFacts {
@@ -421,20 +441,35 @@ impl Config {
                 self.mistake(path, message, Some(format!("remove `{path}`")))
             }));
         }
-        let needs = [
-            ("recipe", self.precision.recipe == Recipe::Fp8Hybrid, 89),
-            ("recipe", self.precision.recipe == Recipe::Nvfp4, 100),
-        ];
-        for (path, requested, least) in needs {
-            if let Some(has) = machine.compute_capability.filter(|has| requested && *has < least) {
-                let digits = |both: u32| format!("{}.{}", both / 10, both % 10);
-                let (least, has) = (digits(least), digits(has));
-                let message = format!("`{path}` needs a GPU of compute capability {least} or more, this one has {has}");
-                let hint = "leave `recipe` at `bf16`; `qlora_bnb: true` saves memory on any GPU";
-                problems.push(self.mistake(path, message, Some(hint.to_owned())));
-            }
+        let fp8 = self.precision.recipe == Recipe::Fp8Hybrid;
+        if let Some(has) = machine.compute_capability.filter(|has| fp8 && *has < EIGHT_BITS) {
+            let (least, has) = (digits(EIGHT_BITS), digits(has));
+            let message = format!("`recipe` needs a GPU of compute capability {least} or more, this one has {has}");
+            let hint = "leave `recipe` at `bf16`; `qlora_bnb: true` saves memory on any GPU";
+            problems.push(self.mistake("recipe", message, Some(hint.to_owned())));
         }
+        problems.extend(self.check_four_bits(machine.compute_capability.filter(|_| !on_cpu)));
         problems
+    }
+
+    /// Units of four bits, where they are asked for: the machine must have them, and nobody has seen our products on one.
+    fn check_four_bits(&self, compute_capability: Option<u32>) -> Option<Problem> {
+        let backend = self.precision.fp4_backend;
+        if self.precision.recipe != Recipe::Nvfp4 || backend == Fp4Backend::Emulate {
+            return None;
+        }
+        let least = digits(FOUR_BITS);
+        let why = match compute_capability {
+            None => format!("needs a GPU of compute capability {least} or more, but this run has none"),
+            Some(has) if has < FOUR_BITS => {
+                format!("needs a GPU of compute capability {least} or more, this one has {}", digits(has))
+            }
+            Some(_) => "is not available yet: its products were never run on a GPU that has them".to_owned(),
+        };
+        let message = format!("`fp4_backend: {backend}` {why}");
+        let hint = "`fp4_backend: emulate` has the same codes on any machine; `recipe: fp8_hybrid` is faster than bf16";
+        let path = if self.is_written("fp4_backend") { "fp4_backend" } else { "recipe" };
+        Some(self.mistake(path, message, Some(hint.to_owned())))
     }
 
     /// The schedule against the number of steps, for runs whose length follows from their data.

@@ -7,7 +7,7 @@ options! {
     /// Number formats.
     pub struct Precision: "Precision" {
         /// Formats of matrix multiplications.
-        recipe: Recipe = "bf16", pending_words = &["nvfp4"], resumable;
+        recipe: Recipe = "bf16", resumable;
         /// Format of the gradients in backward matrix multiplications. Null follows the recipe: E5M2 with `fp8_hybrid`,
         /// which takes every word; other recipes take only the format of the weights.
         gradient_dtype: Option<MatmulDtype> = null;
@@ -23,8 +23,11 @@ options! {
         /// Steps whose largest magnitudes decide the scales of `fp8_hybrid`. 0 takes the magnitudes of the tensors
         /// themselves, which reads each of them once more.
         fp8_amax_history: u32 = 1024, resumable;
-        /// Library for the FP4 matrix multiplications of `nvfp4`.
-        fp4_backend: Fp4Backend = "cutlass", pending, resumable;
+        /// What multiplies with `nvfp4`; the codes are the same. `cutlass` and `cudnn` need the matrix units of Blackwell
+        /// and are not available yet.
+        fp4_backend: Fp4Backend = "cutlass", resumable;
+        /// Round gradients up or down at random with `nvfp4`, so that their expected values are right.
+        fp4_stochastic_rounding: bool = true;
         /// Number of first layers that are not quantized by the recipe.
         skip_quant_first_layers: u32 = 0;
         /// Number of last layers that are not quantized by the recipe.
@@ -39,17 +42,20 @@ choices! {
         Bf16 = "bf16",
         /// FP8: E4M3 forward, E5M2 backward. Ada, Hopper, Blackwell.
         Fp8Hybrid = "fp8_hybrid",
-        /// FP4: E2M1 with block scales. Blackwell.
+        /// FP4: E2M1 with block scales. With `fp4_backend: emulate` on any device.
         Nvfp4 = "nvfp4",
     }
 }
 
 choices! {
-    /// A library for FP4 matrix multiplications.
+    /// What carries out FP4 matrix multiplications.
     pub enum Fp4Backend {
         /// CUTLASS-style kernels.
         Cutlass = "cutlass",
         /// cuDNN.
         Cudnn = "cudnn",
+        /// Products of the numbers that the codes stand for, in the weights' format: for judging the accuracy on any
+        /// device, no faster than `bf16`.
+        Emulate = "emulate",
     }
 }

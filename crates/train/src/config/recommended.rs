@@ -20,6 +20,7 @@ const OPTIONS: &[(&str, Put)] = &[
         config.qlora.qlora_bnb = value.as_bool()?;
         Some(())
     }),
+    ("skip_quant_last_layers", |config, value| number(&mut config.precision.skip_quant_last_layers, value)),
     ("sample_packing", |config, value| {
         config.data.sample_packing = value.as_bool()?;
         Some(())

@@ -327,10 +327,10 @@ fn reported_messages(text: &str) -> Vec<String> {
 fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 3", "`zero_level: 3` is not available yet"),
-        ("recipe: nvfp4", "`recipe: nvfp4` is not available yet"),
         ("gpus: 2", "`gpus: 2` is not available yet on GPUs"),
         ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
         ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),
+        ("device: cpu\ngpus: 2\nrecipe: nvfp4", "`recipe: nvfp4` is not available yet with `gpus: 2`"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
     ] {
         assert_eq!(reported_messages(&format!("model: m\n{line}\n")), [message]);
@@ -341,7 +341,7 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
 }
 
 #[test]
-fn float16_goes_with_no_recipe_of_eight_bits() {
+fn float16_goes_with_no_recipe_that_quantises() {
     let message = "`torch_dtype: float16` cannot be combined with `recipe: fp8_hybrid`";
     assert_eq!(
         reported("model: m\ntorch_dtype: fp16\nrecipe: fp8_hybrid\n"),
@@ -352,13 +352,27 @@ fn float16_goes_with_no_recipe_of_eight_bits() {
 
 #[test]
 fn a_recipe_that_quantises_has_its_options_and_needs_a_gpu_that_can() {
-    for line in
-        ["gradient_dtype: e5m2", "fp8_amax_history: 4", "skip_quant_first_layers: 1", "skip_quant_last_layers: 1"]
-    {
-        let reported = reported(&format!("model: m\n{line}\n"));
-        assert!(reported.contains("says how `recipe: fp8_hybrid` quantises, but the recipe is `bf16`"), "{reported}");
-        good(&format!("model: m\nrecipe: fp8_hybrid\n{line}\n"));
+    let (fp8, fp4) = ("`recipe: fp8_hybrid`", "`recipe: nvfp4`");
+    let both = format!("{fp8} or {fp4}");
+    for (line, takers, recipes, other) in [
+        ("gradient_dtype: e5m2", fp8, vec!["fp8_hybrid"], "nvfp4"),
+        ("fp8_amax_history: 4", fp8, vec!["fp8_hybrid"], "nvfp4"),
+        ("fp4_backend: emulate", fp4, vec!["nvfp4"], "fp8_hybrid"),
+        ("fp4_stochastic_rounding: false", fp4, vec!["nvfp4"], "fp8_hybrid"),
+        ("skip_quant_first_layers: 1", &both, vec!["fp8_hybrid", "nvfp4"], "bf16"),
+        ("skip_quant_last_layers: 1", &both, vec!["fp8_hybrid", "nvfp4"], "bf16"),
+    ] {
+        for wrong in ["bf16", other] {
+            let reported = reported(&format!("model: m\nrecipe: {wrong}\n{line}\n"));
+            let expected = format!("says how {takers} quantises, but the recipe is `{wrong}`");
+            assert!(reported.contains(&expected), "{reported}");
+        }
+        for recipe in recipes {
+            good(&format!("model: m\nrecipe: {recipe}\n{line}\n"));
+        }
     }
+    good("model: m\nrecipe: fp8_hybrid\ngradient_dtype: bfloat16\n");
+    assert!(reported("model: m\nrecipe: nvfp4\ngradient_dtype: bfloat16\n").contains("the recipe is `nvfp4`"));
     let config = good("model: m\nrecipe: fp8_hybrid\n");
     let with = |compute_capability| config.check_machine(&MachineFacts { gpus: 1, compute_capability });
     assert!(with(Some(89)).is_empty() && with(Some(90)).is_empty());
@@ -368,6 +382,30 @@ fn a_recipe_that_quantises_has_its_options_and_needs_a_gpu_that_can() {
         config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty(),
         "a CPU is a reference"
     );
+}
+
+#[test]
+fn products_of_four_bits_are_emulated_or_refused() {
+    let of = |lines: &str, device: &str, compute_capability: Option<u32>| -> Vec<String> {
+        let config = good(&format!("model: m\nrecipe: nvfp4\ndevice: {device}\n{lines}"));
+        let gpus = u32::from(compute_capability.is_some());
+        let problems = config.check_machine(&MachineFacts { gpus, compute_capability });
+        problems.iter().map(|problem| format!("{}: {}", problem.place.path, problem.message)).collect()
+    };
+    let refused = |path: &str, backend: &str, why: &str| vec![format!("{path}: `fp4_backend: {backend}` {why}")];
+    let none = "needs a GPU of compute capability 10.0 or more, but this run has none";
+    let old = "needs a GPU of compute capability 10.0 or more, this one has 9.0";
+    let unseen = "is not available yet: its products were never run on a GPU that has them";
+    assert_eq!(of("", "auto", None), refused("recipe", "cutlass", none));
+    assert_eq!(of("", "cpu", Some(90)), refused("recipe", "cutlass", none));
+    assert_eq!(of("", "auto", Some(90)), refused("recipe", "cutlass", old));
+    assert_eq!(of("fp4_backend: cudnn\n", "auto", Some(90)), refused("fp4_backend", "cudnn", old));
+    for has in [100, 103, 120] {
+        assert_eq!(of("", "auto", Some(has)), refused("recipe", "cutlass", unseen));
+    }
+    for machine in [None, Some(80), Some(90), Some(120)] {
+        assert!(of("fp4_backend: emulate\n", "auto", machine).is_empty(), "{machine:?}");
+    }
 }
 
 #[test]

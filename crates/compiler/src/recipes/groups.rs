@@ -1,0 +1,167 @@
+//! Linears that a recipe quantises, in groups: all such linears of a layer that read one value, merged or not. A group
+//! shares what its tensors are scaled by.
+//!
+//! Knows operations by name, not models: what is quantised follows from layers and shapes. Does not know formats.
+
+use std::collections::HashSet;
+
+use graph::{Element, Graph, Node, Origin, Parameter, Phase, ValueId};
+use ops::id;
+use program::{Arch, Machine};
+use tensor::DType;
+
+use crate::CompileError;
+
+/// Features of a linear that is quantised are multiples of this.
+const FEATURES: usize = 16;
+
+/// Whether a parameter is a matrix that may be quantised, by itself.
+pub fn takes(parameter: &Parameter) -> bool {
+    let matrix = parameter.shape.len() == 2 && !parameter.adapter;
+    matrix && parameter.shape.iter().all(|extent| extent.is_multiple_of(FEATURES))
+}
+
+/// One linear of a group, by the numbers of its nodes.
+pub struct Linear {
+    pub forward: usize,
+    pub weight: ValueId,
+    /// The weight is [inputs, outputs].
+    pub transposed: bool,
+    /// The product that gives the gradient of what it reads.
+    pub input_gradient: Option<usize>,
+    /// The product that gives the gradient of its weight.
+    pub weight_gradient: Option<usize>,
+}
+
+/// The quantised linears of a layer that read one value.
+pub struct Group {
+    /// The first member's module.
+    pub name: String,
+    pub x: ValueId,
+    pub members: Vec<Linear>,
+}
+
+impl Linear {
+    /// Its products of the backward pass, in order: (place, whether it gives the gradient of the input).
+    pub fn gradients(&self) -> Vec<(usize, bool)> {
+        let mut both: Vec<(usize, bool)> = self.input_gradient.map(|at| (at, true)).into_iter().collect();
+        both.extend(self.weight_gradient.map(|at| (at, false)));
+        both.sort_unstable();
+        both
+    }
+}
+
+impl Group {
+    /// The last product of its backward pass; none where there is none.
+    pub fn last_gradient(&self) -> Option<usize> {
+        self.members.iter().flat_map(Linear::gradients).map(|(at, _)| at).max()
+    }
+
+    /// Whether its weights have gradients.
+    pub fn trains_weights(&self) -> bool {
+        self.members.iter().any(|member| member.weight_gradient.is_some())
+    }
+
+    /// dy of a linear, where a product reads it.
+    pub fn gradient_of(&self, graph: &Graph, member: &Linear) -> Option<ValueId> {
+        let other = |at: usize, known: ValueId| {
+            let inputs = &graph.nodes[at].inputs;
+            inputs.iter().copied().find(|id| *id != known).expect("a product has two factors")
+        };
+        let of_input = member.input_gradient.map(|at| other(at, member.weight));
+        of_input.or(member.weight_gradient.map(|at| other(at, self.x)))
+    }
+}
+
+/// What a recipe called `name` quantises, in the order of the forward pass, without so many first and last layers.
+pub fn find(
+    graph: &Graph,
+    name: &str,
+    (skip_first, skip_last): (usize, usize),
+    machine: &Machine,
+) -> Result<Vec<Group>, CompileError> {
+    let groups = find_groups(graph, skip_first, skip_last);
+    if groups.is_empty() {
+        return Err(CompileError::Options(format!(
+            "`recipe: {name}` leaves nothing to quantise: of the linears in layers that `skip_quant_first_layers: \
+             {skip_first}` and `skip_quant_last_layers: {skip_last}` leave, none has in- and out-features that are \
+             multiples of {FEATURES}"
+        )));
+    }
+    for member in groups.iter().flat_map(|group| &group.members) {
+        let node = &graph.nodes[member.forward];
+        let bias = node.attrs.flag("bias").unwrap_or(false).then(|| graph.value(node.inputs[2]).element);
+        let wide = bias.is_some_and(|bias| bias != Element::Fixed(DType::BF16));
+        if wide && machine.arch != Arch::Cpu {
+            let text = format!("`recipe: {name}` on a GPU adds biases in bf16: set `torch_dtype: bfloat16`");
+            return Err(CompileError::Options(text));
+        }
+    }
+    Ok(groups)
+}
+
+/// The parameters that a linear multiplies with, where its weight is one or several behind one another.
+fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -> Option<Vec<u32>> {
+    let of = |id: ValueId| match graph.value(id).origin {
+        Origin::Parameter(parameter) => Some(parameter.0),
+        _ => None,
+    };
+    match producers[weight.0 as usize].map(|index| &graph.nodes[index]) {
+        None => of(weight).map(|parameter| vec![parameter]),
+        Some(node) if node.op == id::STACK => node.inputs.iter().map(|id| of(*id)).collect(),
+        Some(_) => None,
+    }
+}
+
+fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group> {
+    let layers = graph.layers();
+    let kept = skip_first..layers.len().saturating_sub(skip_last);
+    let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
+    let producers = graph.producers();
+    let mut groups: Vec<(graph::Layer, Group)> = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let Some(layer) = node.layer.filter(|layer| kept.contains(layer)) else { continue };
+        if node.op != id::LINEAR || node.phase != Phase::Forward {
+            continue;
+        }
+        let (x, weight) = (node.inputs[0], node.inputs[1]);
+        let Some(of) = parameters(graph, &producers, weight) else { continue };
+        if !of.iter().all(|id| takes(&graph.parameters[*id as usize])) {
+            continue;
+        }
+        let transposed = node.attrs.flag("transposed").unwrap_or(false);
+        let (input_gradient, weight_gradient) = products(graph, &producers, node, &of);
+        let member = Linear { forward: index, weight, transposed, input_gradient, weight_gradient };
+        match groups.iter_mut().find(|(known, group)| (*known, group.x) == (layer, x)) {
+            Some((_, group)) => group.members.push(member),
+            None => {
+                let name = &graph.parameters[of[0] as usize].name;
+                let name = name.strip_suffix(".weight").unwrap_or(name).to_owned();
+                groups.push((layer, Group { name, x, members: vec![member] }));
+            }
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// The products of the backward pass that belong to a linear: those that give the gradients of its input and of its weight.
+fn products(
+    graph: &Graph,
+    producers: &[Option<usize>],
+    linear: &Node,
+    parameters: &[u32],
+) -> (Option<usize>, Option<usize>) {
+    let (x, weight) = (linear.inputs[0], linear.inputs[1]);
+    let backward = |node: &Node| node.phase == Phase::Backward && node.op == id::MATMUL;
+    let reads_weight = |node: &Node| node.inputs[1] == weight || node.inputs[0] == weight;
+    let of_input = graph.nodes.iter().position(|node| backward(node) && reads_weight(node));
+    let of_weight = graph.gradients.iter().filter(|(id, _)| parameters.contains(&id.0)).find_map(|(_, value)| {
+        // The gradient of a merged weight is computed as one and taken apart by a view.
+        let mut index = producers[value.0 as usize]?;
+        while !backward(&graph.nodes[index]) {
+            index = producers[graph.nodes[index].inputs.first()?.0 as usize]?;
+        }
+        graph.nodes[index].inputs.contains(&x).then_some(index)
+    });
+    (of_input, of_weight)
+}

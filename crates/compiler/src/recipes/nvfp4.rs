@@ -1,0 +1,238 @@
+//! `nvfp4`: the linears of the layers multiply codes of four bits in blocks of 16 along the sum (arXiv 2509.25149). Weights
+//! have tiles of 16 by 16, so that both products that read them read the same codes. Factors of the gradient of a weight
+//! are rotated along the tokens before they are quantised, gradients rounded stochastically. Adapters and biases see
+//! unquantised values.
+//!
+//! Every tensor is scaled by its own magnitude, that of its group. What products read of codes is code times scale of
+//! the block, a number of the compute type; the tensor's factor multiplies the sum. Codes of weights are made when weights
+//! were written, not in an entry.
+
+use std::collections::HashMap;
+
+use graph::{Dim, Element, Graph, Node, OpId, ValueId};
+use ops::dequantise::unscaled;
+use ops::{Append, Emit, id};
+use program::Machine;
+use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
+use tensor::{Attrs, DType};
+
+use super::Nvfp4;
+use super::groups::{self, Group, Linear};
+use crate::CompileError;
+use crate::options::CompileOptions;
+
+/// A tensor in codes.
+#[derive(Clone)]
+struct Codes {
+    packed: ValueId,
+    /// What the numbers of the codes are multiplied with.
+    factor: ValueId,
+    packing: Packing,
+    dims: Vec<Dim>,
+}
+
+pub fn run(graph: &mut Graph, recipe: &Nvfp4, options: &CompileOptions, machine: &Machine) -> Result<(), CompileError> {
+    let groups = groups::find(graph, "nvfp4", (recipe.skip_first, recipe.skip_last), machine)?;
+    let draws = recipe.stochastic && groups.iter().any(|group| group.last_gradient().is_some());
+    let step = draws
+        .then(|| graph.input("micro_step").unwrap_or_else(|| graph.add_input("micro_step", Element::I32, vec![1])));
+    let mut rewrite = Rewrite { graph, compute: options.compute, seed: options.seed, step, replaced: HashMap::new() };
+    for (number, group) in groups.iter().enumerate() {
+        rewrite.group(number, group);
+    }
+    rewrite.finish();
+    Ok(())
+}
+
+struct Rewrite<'a> {
+    graph: &'a mut Graph,
+    compute: DType,
+    seed: u64,
+    /// Number of the micro-step, where gradients are rounded stochastically.
+    step: Option<ValueId>,
+    /// What stands in the place of a node; others stay.
+    replaced: HashMap<usize, Vec<Node>>,
+}
+
+impl Rewrite<'_> {
+    /// Rewrites all linears of a group, in both passes.
+    fn group(&mut self, number: usize, group: &Group) {
+        let weights = self.weights(group);
+        let like = self.graph.nodes[group.members[0].forward].clone();
+        let mut nodes = Vec::new();
+        let x = self.quantise(&mut nodes, &like, &[group.x], None).remove(0);
+        let numbers = self.numbers(&mut nodes, &like, &x);
+        // What the backward pass reads of x: codes along the tokens, made where x is.
+        let along = group.trains_weights().then(|| self.rotated(&mut nodes, &like, &[group.x], None).remove(0));
+        for (member, weight) in group.members.iter().zip(&weights) {
+            let of_weight = self.numbers(&mut nodes, &like, weight);
+            nodes.push(self.forward(member, (numbers, x.factor), (of_weight, weight.factor)));
+            self.replaced.insert(member.forward, std::mem::take(&mut nodes));
+        }
+        self.backward(number, group, along.as_ref(), &weights);
+    }
+
+    /// The codes of a group's weights: states, made by nodes of their own.
+    fn weights(&mut self, group: &Group) -> Vec<Codes> {
+        let producers = self.graph.producers();
+        let of_group: Vec<ValueId> = group.members.iter().map(|member| member.weight).collect();
+        let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
+        let mut nodes: Vec<Node> = stacks.map(|index| self.graph.nodes[index].clone()).collect();
+        let like = self.graph.nodes[group.members[0].forward].clone();
+        let parts = self.emit(&mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
+        let mut codes = Vec::new();
+        for weight in of_group {
+            let attrs = Attrs::new().with("tiles", true);
+            let results = self.emit(&mut nodes, &like, id::QUANTISE_BLOCKS, &[weight, parts], attrs);
+            for id in &results {
+                self.graph.keep(*id, &format!("fp4.{}.w", group.name));
+            }
+            codes.push(self.codes(weight, &results, NVFP4_TILES));
+        }
+        self.graph.prepared.extend(nodes);
+        codes
+    }
+
+    fn emit(&mut self, nodes: &mut Vec<Node>, like: &Node, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
+        let mut append = Append::new(self.graph, like.phase);
+        append.place_like(like);
+        let results = append.emit(op, inputs, attrs);
+        nodes.append(&mut append.nodes);
+        for id in &results {
+            let value = self.graph.value_mut(*id);
+            if value.element == Element::Float {
+                value.element = Element::Fixed(self.compute);
+            }
+        }
+        results
+    }
+
+    fn codes(&self, of: ValueId, results: &[ValueId], packing: Packing) -> Codes {
+        Codes { packed: results[0], factor: results[1], packing, dims: self.graph.value(of).value_type().shape }
+    }
+
+    /// Codes of tensors in blocks of their rows, which share a factor. Random numbers have the places of the matrix that
+    /// the tensors make in this order.
+    fn quantise(
+        &mut self,
+        nodes: &mut Vec<Node>,
+        like: &Node,
+        tensors: &[ValueId],
+        dice: Option<(u32, Order)>,
+    ) -> Vec<Codes> {
+        let parts = self.emit(nodes, like, id::OWN_AMAX, tensors, Attrs::new())[0];
+        let columns = |graph: &Graph, of: ValueId| *graph.value(of).shape.last().expect("tensors have axes");
+        let side_by_side: usize = tensors.iter().map(|of| columns(self.graph, *of)).sum();
+        let mut first = 0;
+        let mut all = Vec::new();
+        for tensor in tensors {
+            let (mut inputs, mut attrs) = (vec![*tensor, parts], Attrs::new());
+            if let (Some((stream, order)), Some(step)) = (dice, self.step) {
+                inputs.push(step);
+                let own = columns(self.graph, *tensor);
+                let width = if order == Order::Behind { own } else { side_by_side };
+                attrs = attrs.with("stream", stream).with("seed", self.seed).with("first", first).with("width", width);
+                let elements = self.graph.value(*tensor).shape.iter().product::<usize>();
+                first += if order == Order::Behind { elements } else { own };
+            }
+            let results = self.emit(nodes, like, id::QUANTISE_BLOCKS, &inputs, attrs);
+            all.push(self.codes(*tensor, &results, NVFP4));
+        }
+        all
+    }
+
+    /// Codes of tensors along their rows' axis, rotated: [columns, rows up to a multiple of 16].
+    fn rotated(
+        &mut self,
+        nodes: &mut Vec<Node>,
+        like: &Node,
+        tensors: &[ValueId],
+        dice: Option<(u32, Order)>,
+    ) -> Vec<Codes> {
+        let turned: Vec<ValueId> =
+            tensors.iter().map(|of| self.emit(nodes, like, id::ROTATE, &[*of], Attrs::new())[0]).collect();
+        self.quantise(nodes, like, &turned, dice)
+    }
+
+    /// The numbers that products read: codes times the scales of their blocks.
+    fn numbers(&mut self, nodes: &mut Vec<Node>, like: &Node, of: &Codes) -> ValueId {
+        self.emit(nodes, like, id::DEQUANTISE, &[of.packed], unscaled(of.packing, &of.dims))[0]
+    }
+
+    /// y of one linear.
+    fn forward(&self, member: &Linear, (x, of_x): (ValueId, ValueId), (weight, of_w): (ValueId, ValueId)) -> Node {
+        let node = self.graph.nodes[member.forward].clone();
+        let mut attrs = node.attrs.clone();
+        attrs.0.remove("transposed");
+        let attrs = if member.transposed { attrs } else { attrs.with("transpose_b", true) };
+        let inputs = [x, weight, of_x, of_w].into_iter().chain(node.inputs[2..].iter().copied()).collect();
+        Node { op: id::MATMUL_CODES, inputs, attrs, ..node }
+    }
+
+    /// The gradients of a group: one factor for all, so its products stand where the last of them stood.
+    fn backward(&mut self, number: usize, group: &Group, x: Option<&Codes>, weights: &[Codes]) {
+        let Some(last) = group.last_gradient() else { return };
+        let like = self.graph.nodes[last].clone();
+        let mut nodes = Vec::new();
+        let gradients = |of: fn(&Linear) -> Option<usize>, graph: &Graph| -> Vec<(usize, ValueId)> {
+            let members = group.members.iter().enumerate().filter(|(_, member)| of(member).is_some());
+            members.filter_map(|(index, member)| Some((index, group.gradient_of(graph, member)?))).collect()
+        };
+        let stream = |of: u32| 2 * number as u32 + of;
+        let to_inputs = gradients(|member| member.input_gradient, self.graph);
+        if !to_inputs.is_empty() {
+            let tensors: Vec<ValueId> = to_inputs.iter().map(|(_, dy)| *dy).collect();
+            let codes = self.quantise(&mut nodes, &like, &tensors, Some((stream(0), Order::SideBySide)));
+            for ((index, _), dy) in to_inputs.iter().zip(&codes) {
+                self.input_gradient(&mut nodes, &group.members[*index], dy, &weights[*index]);
+            }
+        }
+        let to_weights = gradients(|member| member.weight_gradient, self.graph);
+        if let Some(x) = x.filter(|_| !to_weights.is_empty()) {
+            let tensors: Vec<ValueId> = to_weights.iter().map(|(_, dy)| *dy).collect();
+            let codes = self.rotated(&mut nodes, &like, &tensors, Some((stream(1), Order::Behind)));
+            let numbers = self.numbers(&mut nodes, &like, x);
+            for ((index, _), dy) in to_weights.iter().zip(&codes) {
+                self.weight_gradient(&mut nodes, &group.members[*index], dy, (numbers, x.factor));
+            }
+        }
+        self.replaced.insert(last, nodes);
+    }
+
+    /// dx = dy·W.
+    fn input_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, weight: &Codes) {
+        let at = member.input_gradient.expect("of members that have one");
+        let node = self.graph.nodes[at].clone();
+        let (a, b) = (self.numbers(nodes, &node, dy), self.numbers(nodes, &node, weight));
+        let attrs = if member.transposed { Attrs::new().with("transpose_b", true) } else { Attrs::new() };
+        nodes.push(Node { op: id::MATMUL_CODES, inputs: vec![a, b, dy.factor, weight.factor], attrs, ..node });
+        self.replaced.insert(at, Vec::new());
+    }
+
+    /// dW = dyᵀ·x, or its transpose where the weight is that.
+    fn weight_gradient(&mut self, nodes: &mut Vec<Node>, member: &Linear, dy: &Codes, x: (ValueId, ValueId)) {
+        let at = member.weight_gradient.expect("of members that have one");
+        let node = self.graph.nodes[at].clone();
+        let dy = (self.numbers(nodes, &node, dy), dy.factor);
+        let (a, b) = if member.transposed { (x, dy) } else { (dy, x) };
+        let attrs = Attrs::new().with("f32", true).with("transpose_b", true);
+        nodes.push(Node { op: id::MATMUL_CODES, inputs: vec![a.0, b.0, a.1, b.1], attrs, ..node });
+        self.replaced.insert(at, Vec::new());
+    }
+
+    fn finish(self) {
+        let Rewrite { graph, mut replaced, .. } = self;
+        let nodes = std::mem::take(&mut graph.nodes);
+        let place = |(index, node)| replaced.remove(&index).unwrap_or_else(|| vec![node]);
+        graph.nodes = nodes.into_iter().enumerate().flat_map(place).collect();
+    }
+}
+
+/// How the tensors of a group make one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Rows of all make a row.
+    SideBySide,
+    /// The rows of one come behind those of the one before.
+    Behind,
+}

@@ -1,0 +1,143 @@
+//! Programs of `nvfp4`: one for a GPU has the numbers of the reference; gradients are rounded anew in every micro-step;
+//! codes of weights follow the weights.
+
+mod support;
+
+use std::sync::Arc;
+
+use compiler::{CompileOptions, Nvfp4, Passes, Recipe, compile, entry_graph};
+use program::{Backend, Documents, EntryKind, Instruction, Machine, Program, Session, Variant, scalar};
+use support::{adapter, contents, model, numbers, options, write};
+use tensor::DType;
+
+/// Rows that are no multiple of 16: rotated tensors are filled up.
+const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows };
+
+fn four(stochastic: bool, adapted: bool) -> CompileOptions {
+    let recipe = Recipe::Nvfp4(Nvfp4 { stochastic, skip_first: 0, skip_last: 0 });
+    CompileOptions { recipe, adapter: adapted.then(adapter), variants: vec![ODD], ..options() }
+}
+
+/// A program in the reference's memory with contents for everything that it reads.
+fn load(options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {
+    let mut passes = Passes::default();
+    let graph = entry_graph(&model(), options, machine, &options.entries[0], ODD, &mut passes).unwrap();
+    let program = Arc::new(compile(&model(), options, machine).unwrap());
+    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
+    let given = contents::<f32>(&graph);
+    for (parameter, slot) in graph.parameters.iter().zip(&program.layout.parameters) {
+        write(session.as_mut(), &slot.weight, &given[&parameter.value]);
+    }
+    for (name, at) in &program.entries[0].inputs {
+        write(session.as_mut(), at, &given[&graph.input(name).unwrap()]);
+    }
+    for (name, value) in
+        [(scalar::LEARNING_RATE, 0.01), (scalar::BIAS_CORRECTION_1, 0.1), (scalar::BIAS_CORRECTION_2, 0.001)]
+    {
+        session.write(program.scalar(name).unwrap(), &f32::to_le_bytes(value)).unwrap();
+    }
+    run(session.as_mut(), EntryKind::Prepare);
+    session
+}
+
+fn run(session: &mut dyn Session, kind: EntryKind) {
+    let variant = (kind != EntryKind::Prepare && kind != EntryKind::Update).then_some(ODD);
+    let entry = session.program().entry(kind, variant).unwrap();
+    session.run(entry).unwrap();
+}
+
+fn set_micro_step(session: &mut dyn Session, step: i32) {
+    let at = session.program().scalar(scalar::MICRO_STEP).unwrap().clone();
+    session.write(&at, &step.to_le_bytes()).unwrap();
+}
+
+fn value(session: &mut dyn Session, name: &str) -> f32 {
+    let at = session.program().scalar(name).unwrap().clone();
+    numbers(session, &at)[0]
+}
+
+/// All gradients behind one another.
+fn gradients(session: &mut dyn Session) -> Vec<f32> {
+    let program = session.program().clone();
+    let trained = program.layout.parameters.iter().filter_map(|slot| slot.gradient.as_ref());
+    trained.flat_map(|at| numbers(session, at)).collect()
+}
+
+fn relative(found: &[f32], expected: &[f32]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| f64::from(a - b)));
+    difference / norm(&mut expected.iter().map(|x| f64::from(*x))).max(1e-9)
+}
+
+#[test]
+fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
+    for (stochastic, adapted) in [(false, false), (true, false), (true, true)] {
+        let options = four(stochastic, adapted);
+        let mut here = load(&options, &Machine::cpu(1 << 30, 2));
+        let mut there = load(&options, &Machine::h200());
+        for step in 0..2 {
+            for session in [&mut here, &mut there] {
+                for (part, kind) in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep].into_iter().enumerate() {
+                    set_micro_step(session.as_mut(), 2 * step + part as i32);
+                    run(session.as_mut(), kind);
+                }
+            }
+            let error = relative(&gradients(there.as_mut()), &gradients(here.as_mut()));
+            assert!(error < 1e-4, "{stochastic} {adapted} step {step}: {error:e}");
+            for session in [&mut here, &mut there] {
+                run(session.as_mut(), EntryKind::Update);
+            }
+            for name in [scalar::LOSS_SUM, scalar::GRADIENT_NORM] {
+                let [a, b] = [&mut here, &mut there].map(|session| value(session.as_mut(), name));
+                assert!((a - b).abs() <= 1e-4 * a.abs(), "{stochastic} {adapted} step {step}: {name} {a} and {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_rounded_anew_in_every_micro_step_and_weights_coded_anew_by_the_update() {
+    for stochastic in [false, true] {
+        let mut session = load(&four(stochastic, false), &Machine::cpu(1 << 30, 2));
+        let session = session.as_mut();
+        let mut of = |step: i32| {
+            set_micro_step(session, step);
+            run(session, EntryKind::FirstMicroStep);
+            (value(session, scalar::LOSS_SUM), gradients(session))
+        };
+        let (first, again, other) = (of(0), of(0), of(1));
+        assert!(first == again, "the same micro-step has the same random numbers");
+        assert_eq!(first.0, other.0, "the forward pass rounds to nearest");
+        assert_eq!(first.1 != other.1, stochastic);
+        if stochastic {
+            let error = relative(&other.1, &first.1);
+            assert!((1e-3..0.5).contains(&error), "{error}");
+        }
+        run(session, EntryKind::Update);
+        set_micro_step(session, 0);
+        run(session, EntryKind::FirstMicroStep);
+        assert_ne!(first.0, value(session, scalar::LOSS_SUM));
+    }
+}
+
+/// Products whose factors have a factor each.
+fn products(program: &Program) -> Vec<&program::Gemm> {
+    let steps = program.entries.iter().flat_map(|entry| &entry.steps);
+    let gemms = steps.filter_map(|step| match &step.instruction {
+        Instruction::Gemm(gemm) => Some(gemm),
+        _ => None,
+    });
+    gemms.filter(|gemm| gemm.scales.is_some()).collect()
+}
+
+#[test]
+fn products_are_of_numbers_and_adapters_ride_on_them() {
+    for adapted in [false, true] {
+        let options = CompileOptions { weights: DType::BF16, compute: DType::BF16, ..four(true, adapted) };
+        let program = compile(&model(), &options, &Machine::h200()).unwrap();
+        let products = products(&program);
+        assert!(!products.is_empty() && products.iter().all(|gemm| gemm.a.dtype == DType::BF16));
+        assert_eq!(products.iter().any(|gemm| !gemm.low_rank.is_empty()), adapted);
+        assert_eq!(products.iter().any(|gemm| gemm.d.dtype == DType::F32), !adapted, "gradients of weights are f32");
+    }
+}

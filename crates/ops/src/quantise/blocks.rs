@@ -1,0 +1,239 @@
+//! A tensor as codes of four bits: NVFP4, E2M1 with an E4M3 scale for 16 neighbours of a row or for a tile of 16 by 16,
+//! and one f32 for the tensor, from its own largest magnitude. Rounds to nearest, or stochastically.
+
+use graph::{Element, OpId, ValueType};
+use program::{Arg, Cost, TensorRef};
+use rayon::prelude::*;
+use tensor::packed::{Target, block_scale, reciprocal, tensor_scale};
+use tensor::philox::{Purpose, words};
+use tensor::small::{amax, e2m1_code, e2m1_code_stochastic};
+use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
+use tensor::{Attrs, DType};
+
+use super::{PARTS, SMALL_HEADERS, in_packs, larger, matrix};
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, row_offset};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+use crate::registry::id;
+use crate::seed::seed_of;
+
+const SOURCE: &str = include_str!("blocks.cu");
+
+/// Elements of a block, and rows and columns of a tile.
+const BLOCK: usize = 16;
+const THREADS: u32 = 256;
+
+/// packed, g = quantise_blocks(x, parts(, micro_step))
+pub struct QuantiseBlocks;
+
+/// Random numbers of a call: those of a matrix of `width` columns, of which x begins at element `first`.
+#[derive(Clone, Copy)]
+struct Dice {
+    seed: u64,
+    stream: u32,
+    first: usize,
+    width: usize,
+}
+
+/// The attributes of a call, read.
+struct Reading {
+    tiles: bool,
+    dice: Option<Dice>,
+}
+
+impl Reading {
+    fn of(attrs: &Attrs) -> Result<Reading, String> {
+        let tiles = attrs.flag("tiles").map_err(|e| e.0)?;
+        if attrs.get("stream").is_none() {
+            return Ok(Reading { tiles, dice: None });
+        }
+        let number = |name: &str| attrs.int(name).map_err(|e| e.0);
+        let stream = number("stream")?;
+        let stream = u32::try_from(stream).map_err(|_| format!("`stream` is {stream}, expected u32"))?;
+        let [first, width] = [number("first")?, number("width")?].map(|n| n as usize);
+        if tiles || !first.is_multiple_of(BLOCK) || !width.is_multiple_of(BLOCK) {
+            return Err(format!("random numbers are for blocks of rows, in multiples of {BLOCK}: {first}, {width}"));
+        }
+        Ok(Reading { tiles, dice: Some(Dice { seed: seed_of(attrs)?, stream, first, width }) })
+    }
+
+    fn checked(attrs: &Attrs) -> Reading {
+        Self::of(attrs).expect("checked by the shape rule")
+    }
+
+    fn packing(&self) -> Packing {
+        if self.tiles { NVFP4_TILES } else { NVFP4 }
+    }
+}
+
+/// The random bytes of a block, by the place of its first element.
+fn random_bytes(dice: Dice, step: i32, row: usize, column: usize) -> [u8; BLOCK] {
+    let element = dice.first + row * dice.width + column;
+    let drawn = words(dice.seed, Purpose::Codes, dice.stream, step as u32, (element / BLOCK) as u64);
+    std::array::from_fn(|i| drawn[i / 4].to_le_bytes()[i % 4])
+}
+
+fn reference<T: Real>(call: &mut Call<'_, T>) {
+    let reading = Reading::checked(call.attrs);
+    let (x, shape) = (call.inputs[0].real(), call.inputs[0].shape);
+    let columns = call.inputs[0].columns();
+    let most = call.inputs[1].real().iter().fold(0.0, |most, part| larger(most, part.to_f32()));
+    let s = tensor_scale(most, Target::Six);
+    let g = 1.0 / s;
+    let step = reading.dice.map_or(0, |_| call.inputs[2].int()[0]);
+    let packing = reading.packing();
+    let planes = packing.planes(shape);
+    let height = if reading.tiles { BLOCK } else { 1 };
+    let across = columns / BLOCK;
+    let (packed, factor) = call.outputs.split_at_mut(1);
+    factor[0].real()[0] = T::from_f32(g);
+    let bytes = packed[0].byte();
+    bytes[planes.codes.bytes..planes.scales.offset].fill(0);
+    bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
+    bytes[planes.tensor.offset..].copy_from_slice(&g.to_le_bytes());
+    let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
+    let bands = codes[..planes.codes.bytes].par_chunks_mut((height * columns / 2).max(1));
+    let scales = rest[..planes.scales.bytes].par_chunks_mut(across.max(1));
+    bands.zip(scales).enumerate().for_each(|(band, (codes, scales))| {
+        let x = &x[band * height * columns..][..2 * codes.len()];
+        for (block, scale) in scales.iter_mut().enumerate() {
+            let element = |i: usize| i / BLOCK * columns + block * BLOCK + i % BLOCK;
+            let values: Vec<f32> = (0..height * BLOCK).map(|i| x[element(i)].to_f32()).collect();
+            *scale = block_scale(amax(&values), s);
+            let r = reciprocal(*scale, g);
+            let random = reading.dice.map(|dice| random_bytes(dice, step, band, block * BLOCK));
+            let code = |i: usize| match random {
+                Some(random) => e2m1_code_stochastic(values[i] * r, random[i]),
+                None => e2m1_code(values[i] * r),
+            };
+            for i in (0..values.len()).step_by(2) {
+                codes[element(i) / 2] = code(i + 1) << 4 | code(i);
+            }
+        }
+    });
+}
+
+impl Op for QuantiseBlocks {
+    fn id(&self) -> OpId {
+        id::QUANTISE_BLOCKS
+    }
+
+    fn class(&self) -> Class {
+        Class::Reduction
+    }
+
+    fn doc(&self) -> &'static str {
+        "x as NVFP4: codes of four bits in blocks of 16 of a row, or in tiles of 16 by 16, with E4M3 scales; the factor g \
+         of the tensor follows from the largest of parts. With `stream` codes are rounded stochastically, by random bytes \
+         of (seed, stream, micro_step, place in a matrix of `width` columns in which x begins at element `first`). \
+         x […, K], parts f32 [n, 256], micro_step i32 [1] if `stream` → u8 [bytes], g f32 [1]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[
+            Attribute { name: "tiles", kind: "bool?", doc: "blocks are 16 rows high" },
+            Attribute { name: "stream", kind: "int?", doc: "of the random numbers; rounds to nearest if absent" },
+            Attribute { name: "seed", kind: "int?", doc: "of the random numbers" },
+            Attribute { name: "first", kind: "int?", doc: "place of the first element among the random numbers" },
+            Attribute { name: "width", kind: "int?", doc: "random numbers from row to row" },
+        ]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let reading = Reading::of(attrs)?;
+        let step = ValueType::new(Element::I32, [1.into()]);
+        let (x, parts) = match inputs {
+            [x, parts] if reading.dice.is_none() => (x, parts),
+            [x, parts, of] if reading.dice.is_some() && *of == step => (x, parts),
+            _ => return Err("takes x, f32 parts and, with `stream`, the micro-step".into()),
+        };
+        let (true, Some(shape)) = (x.dtype.is_float(), x.extents().filter(|shape| shape.len() >= 2)) else {
+            return Err("x must be floating point, a matrix or more, of known extents".into());
+        };
+        if parts.dtype != Element::F32 || parts.last() != Some(PARTS) {
+            return Err(format!("parts must be f32 [n, {PARTS}]"));
+        }
+        let (rows, columns) = matrix(&shape);
+        if !columns.is_multiple_of(BLOCK) || reading.tiles && !rows.is_multiple_of(BLOCK) {
+            return Err(format!("extents must be multiples of {BLOCK}, not {rows} by {columns}"));
+        }
+        let bytes = reading.packing().bytes(&[rows, columns]);
+        let packed = ValueType::new(Element::Fixed(DType::U8), [bytes.into()]);
+        Ok(vec![packed, ValueType::new(Element::F32, [1.into()])])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("part of a precision recipe, behind differentiation")
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
+        // A block of random words costs about 60 integer operations.
+        let random = if attrs.get("stream").is_some() { 4.0 * inputs[0].len() as f64 } else { 0.0 };
+        Cost { flops: random, bytes: (inputs[0].bytes() + outputs[0].bytes()) as f64 }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let reading = Reading::checked(call.attrs);
+        let (x, packed) = (&call.inputs[0], &call.outputs[0]);
+        let (rows, columns) = matrix(&x.shape);
+        let dense = x.strides.last().is_none_or(|s| *s == 1) && packed.is_dense();
+        assert!(dense && packed.offset.is_multiple_of(16), "rows without gaps: {x}, {packed}");
+        let planes = reading.packing().planes(&[rows, columns]);
+        let mut defines = vec![
+            ("X_T".to_owned(), device_type(x.dtype).to_owned()),
+            ("X_AT(row)".to_owned(), row_offset(x)),
+            ("COLUMNS".to_owned(), columns.to_string()),
+            ("ROWS".to_owned(), rows.to_string()),
+            ("TILES".to_owned(), u32::from(reading.tiles).to_string()),
+            ("SCALES_AT".to_owned(), planes.scales.offset.to_string()),
+            ("TENSOR_AT".to_owned(), planes.tensor.offset.to_string()),
+            ("PARTS".to_owned(), call.inputs[1].len().to_string()),
+            ("THREADS".to_owned(), THREADS.to_string()),
+            ("FORMAT".to_owned(), "0".to_owned()),
+        ];
+        if in_packs(x) {
+            defines.push(("PACKS".to_owned(), "1".to_owned()));
+        }
+        let mut args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), Arg::Output(1)];
+        if let Some(dice) = reading.dice {
+            defines.push(("SEED".to_owned(), format!("{}ull", dice.seed)));
+            defines.push(("FIRST".to_owned(), format!("{}ull", dice.first)));
+            defines.push(("WIDTH".to_owned(), format!("{}ull", dice.width)));
+            args.extend([Arg::Input(2), Arg::U32(dice.stream)]);
+        }
+        Lowered::Kernels(vec![KernelSpec {
+            entry: "quantise_blocks",
+            source: SOURCE.to_owned(),
+            headers: SMALL_HEADERS.to_vec(),
+            defines,
+            grid: [(rows * columns / BLOCK).div_ceil(THREADS as usize).max(1) as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            args,
+        }])
+    }
+
+    crate::reference!(reference);
+
+    fn examples(&self) -> Vec<Example> {
+        let normal = |shape: &[usize], scale: f64| ExampleInput::Normal { shape: shape.to_vec(), scale };
+        let parts = |most: f32| ExampleInput::F32 {
+            shape: vec![1, PARTS],
+            values: (0..PARTS).map(|part| if part == 77 { most } else { most / 3.0 }).collect(),
+        };
+        let step = |step: i32| ExampleInput::Ints { shape: vec![1], values: vec![step] };
+        let dice = |stream: u64, first: usize, width: usize| {
+            Attrs::new().with("stream", stream).with("seed", u64::MAX).with("first", first).with("width", width)
+        };
+        vec![
+            Example::new(vec![normal(&[2, 5, 48], 1.0), parts(4.0)], Attrs::new()),
+            // Nothing of a tensor is so large as to be scaled.
+            Example::new(vec![normal(&[7, 16], 0.0), parts(0.0)], Attrs::new()),
+            Example::new(vec![normal(&[64, 80], 1e-3), parts(4e-3)], Attrs::new().with("tiles", true)),
+            Example::new(vec![normal(&[3, 24, 32], 1e-6), parts(3.5e-6), step(3)], dice(7, 48, 96)),
+            Example::new(vec![normal(&[80, 272], 10.0), parts(42.0), step(0)], dice(u64::from(u32::MAX), 0, 272)),
+        ]
+    }
+}

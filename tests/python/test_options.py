@@ -179,6 +179,8 @@ ELSEWHERE = {
     "offload_residual": "crates/train/tests/offload.rs",
     "offload_optimizer": "crates/train/tests/offload.rs",
     "offload_grads": "crates/train/tests/offload.rs",
+    "offload_quants": "crates/train/tests/offload.rs",
+    "persistent_quants": "crates/train/tests/offload.rs",
     "use_zero_copy": "crates/train/tests/offload.rs",
     "use_write_combined": "crates/train/tests/offload.rs",
     "qlora_block_size": "crates/train/tests/qlora.rs",

@@ -110,6 +110,7 @@ fn assemble(
         (ArenaKind::Masters, parameters.masters_bytes, "f32 copies of weights"),
         (ArenaKind::Waiting, lowering.waiting_bytes, "activations that wait for the backward pass"),
         (ArenaKind::States, parameters.states.bytes, "codes of weights, magnitudes of earlier steps"),
+        (ArenaKind::Quants, parameters.quants_bytes, "frozen weights in codes"),
     ];
     while kinds.len() > arena::MASTERS.0 as usize && kinds.last().is_some_and(|(_, bytes, _)| *bytes == 0) {
         kinds.pop();

@@ -99,6 +99,8 @@ pub struct OffloadOptions {
     pub optimizer: Option<bool>,
     /// Gradients, from the node of the backward pass that completes them until the update.
     pub gradients: Option<bool>,
+    /// Frozen weights in codes.
+    pub quants: Option<bool>,
     /// The update reads and writes states, copies and gradients where they lie, instead of moving them slice by slice.
     pub zero_copy: bool,
     /// What the host never reads may lie in write-combined memory.

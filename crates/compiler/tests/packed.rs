@@ -171,6 +171,45 @@ fn values_are_made_once_in_each_direction_and_codes_are_all_that_is_kept() {
     }
 }
 
+/// Codes that are at home on the host come for the products of a layer in each direction, and never go back.
+#[test]
+fn codes_on_the_host_are_fetched_for_each_direction() {
+    use program::{ArenaKind, StreamId};
+    for (form, recompute) in FORMS.into_iter().flat_map(|form| [(form, Some(false)), (form, Some(true)), (form, None)])
+    {
+        let stays = CompileOptions { quantised: Some(form), ..lora(DType::BF16, recompute) };
+        let mut moves = stays.clone();
+        moves.plan.offload.quants = Some(true);
+        let [stays, moves] = [stays, moves].map(|options| compile(&model(), &options, &Machine::h200()).unwrap());
+        let mut sessions = [&stays, &moves].map(|program| loaded(program, &stays, form));
+        let [wanted, found] = sessions.each_mut().map(|session| results(session.as_mut()));
+        assert!(wanted == found, "{form:?} {recompute:?}");
+        let quants = moves.arenas.iter().position(|arena| arena.kind == ArenaKind::Quants).unwrap();
+        assert!(moves.arenas[quants].is_on_host());
+        let bytes =
+            |program: &Program| program.arenas.iter().find(|arena| arena.kind == ArenaKind::Weights).unwrap().bytes;
+        assert_eq!(bytes(&stays), bytes(&moves) + moves.arenas[quants].bytes);
+        let fetched = |kind: EntryKind| {
+            let entry = moves.entries.iter().find(|entry| entry.kind == kind).unwrap();
+            let copies = entry.steps.iter().filter_map(|step| match &step.instruction {
+                Instruction::Transfer { from, to, stream } => Some((from, to, *stream)),
+                _ => None,
+            });
+            let of_quants = copies.filter(|(from, to, _)| [from, to].iter().any(|at| at.arena.0 as usize == quants));
+            let mut count = 0;
+            for (from, _, stream) in of_quants {
+                assert!(from.arena.0 as usize == quants && stream == StreamId::ToDevice, "codes are only read");
+                count += 1;
+            }
+            count
+        };
+        // Three linears in each of two layers, in the backward pass all but those of the first.
+        assert_eq!(fetched(EntryKind::Evaluate), 6);
+        let both = fetched(EntryKind::FirstMicroStep);
+        assert!((10..=12).contains(&both) && fetched(EntryKind::NextMicroStep) == both, "{form:?}: {both}");
+    }
+}
+
 #[test]
 fn what_is_trained_is_not_packed() {
     let options = CompileOptions { quantised: Some(FORMS[0]), ..options() };

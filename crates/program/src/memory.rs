@@ -31,6 +31,8 @@ pub enum ArenaKind {
     Waiting,
     /// Codes of weights, and what quantisers know from earlier steps.
     States,
+    /// Frozen weights in codes, where they are not among the weights: in host memory.
+    Quants,
 }
 
 impl ArenaKind {
@@ -47,6 +49,7 @@ impl ArenaKind {
             ArenaKind::Masters => "master",
             ArenaKind::Waiting => "waiting",
             ArenaKind::States => "codes",
+            ArenaKind::Quants => "quants",
         }
     }
 
@@ -59,7 +62,8 @@ impl ArenaKind {
             | ArenaKind::Optimizer
             | ArenaKind::Scalars
             | ArenaKind::Masters
-            | ArenaKind::States => true,
+            | ArenaKind::States
+            | ArenaKind::Quants => true,
             ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => false,
         }
     }

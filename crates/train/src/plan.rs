@@ -57,6 +57,7 @@ impl Plan {
         formats::check_gradients(config, dtype, &mut problems);
         let stored = prequantised::decide(config, source, dtype, &mut problems)?;
         notes.extend(stored.note);
+        check_quants(config, !stored.packings.is_empty(), &mut problems);
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {
@@ -146,6 +147,7 @@ fn memory_options(config: &Config) -> PlanOptions {
             optimizer: requested(config.offload.offload_optimizer),
             // Of several ranks they stay: bucket by bucket they go to the others.
             gradients: requested(config.offload.offload_grads).or((config.ranks() > 1).then_some(false)),
+            quants: requested(config.offload.offload_quants),
             zero_copy: config.offload.use_zero_copy,
             write_combined: config.offload.use_write_combined,
             slice_bytes: None,
@@ -167,6 +169,16 @@ fn quantisation(config: &Config) -> Option<Quantisation> {
         (of.qlora_fp4, Quantisation::Fp4 { target }),
     ];
     forms.into_iter().find(|(chosen, _)| *chosen).map(|(_, form)| form)
+}
+
+/// Codes of frozen weights are moved where there are some.
+fn check_quants(config: &Config, comes_quantised: bool, problems: &mut Vec<Problem>) {
+    let moves = config.offload.offload_quants == Setting::Value(true);
+    if moves && quantisation(config).is_none() && !comes_quantised {
+        let message = "`offload_quants: true`, but no frozen weight is kept in codes".to_owned();
+        let hint = "set `qlora_bnb: true`, or remove `offload_quants`".to_owned();
+        problems.push(config.mistake("offload_quants", message, Some(hint)));
+    }
 }
 
 pub(crate) fn reason(value: impl Into<serde_json::Value>, because: &str) -> Reason {

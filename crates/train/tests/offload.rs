@@ -46,6 +46,8 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
     let adapters = json!({"optimizer": "adamw", "lora_rank": 16});
     let matrices = json!({"lora": false, "optimizer": "normuon", "master_dtype": "float32",
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2});
+    let quants = json!({"optimizer": "adamw", "lora_rank": 16, "qlora_bnb": true});
+    let eight = json!({"optimizer": "adamw", "lora_rank": 16, "qlora_fp4": true, "recipe": "fp8_hybrid"});
     let all =
         json!({"offload_optimizer": true, "offload_master": true, "offload_residual": true, "offload_grads": true});
     let cases = [
@@ -55,6 +57,14 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
         ),
         (&adapters, vec![json!({"offload_optimizer": true, "use_zero_copy": true, "offload_grads": true})]),
         (&matrices, vec![all]),
+        (
+            &quants,
+            vec![
+                json!({"offload_quants": true}),
+                json!({"offload_quants": true, "offload_grads": true, "offload_residual": true, "recompute_block": true}),
+            ],
+        ),
+        (&eight, vec![json!({"offload_quants": true, "persistent_quants": true})]),
     ];
     for (trained, choices) in cases {
         let place = tempfile::tempdir().unwrap();
@@ -78,7 +88,7 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
 #[test]
 fn a_cpu_moves_nothing_to_the_host() {
     let place = tempfile::tempdir().unwrap();
-    for option in ["offload_optimizer", "use_zero_copy", "offload_residual", "offload_grads"] {
+    for option in ["offload_optimizer", "use_zero_copy", "offload_residual", "offload_grads", "offload_quants"] {
         let options = json!({"device": "auto", option: true});
         let cpu = device(Machine::cpu(1 << 30, 2));
         let refused = train::run(config(place.path(), &options), source(), cpu, &mut Lines::default());

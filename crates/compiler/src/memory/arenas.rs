@@ -19,6 +19,7 @@ pub(crate) mod arena {
     pub const MASTERS: ArenaId = ArenaId(8);
     pub const WAITING: ArenaId = ArenaId(9);
     pub const STATES: ArenaId = ArenaId(10);
+    pub const QUANTS: ArenaId = ArenaId(11);
 }
 
 /// f32: Σ gradient², before the division by the weight sum.

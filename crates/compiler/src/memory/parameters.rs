@@ -62,6 +62,8 @@ pub(crate) struct ParameterPlan {
     /// Bytes of a rank.
     pub masters_bytes: usize,
     pub ranks: usize,
+    /// Of frozen weights in codes that are not among the weights.
+    pub quants_bytes: usize,
     /// What is kept from step to step beside them.
     pub states: StatePlan,
     /// First element and number of elements of every gradient in its arena, in order.
@@ -94,7 +96,7 @@ impl ParameterPlan {
     }
 
     /// The arenas of parameters and states, and their bytes.
-    pub fn arenas(&self) -> [(ArenaId, usize); 6] {
+    pub fn arenas(&self) -> [(ArenaId, usize); 7] {
         [
             (arena::WEIGHTS, self.weights_bytes),
             (arena::ADAPTERS, self.adapters_bytes),
@@ -102,6 +104,7 @@ impl ParameterPlan {
             (arena::OPTIMIZER, self.optimizer_bytes),
             (arena::MASTERS, self.masters_bytes),
             (arena::STATES, self.states.bytes),
+            (arena::QUANTS, self.quants_bytes),
         ]
     }
 
@@ -255,6 +258,7 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
         optimizer_bytes: cursor.optimizer / ranks,
         masters_bytes: cursor.masters / ranks,
         ranks,
+        quants_bytes: cursor.quants,
         states,
     };
     for index in units.into_iter().flatten() {
@@ -306,13 +310,16 @@ struct Cursor {
     gradients: usize,
     optimizer: usize,
     masters: usize,
+    quants: usize,
 }
 
 impl Cursor {
     fn slot(&mut self, parameter: &Parameter, options: &CompileOptions) -> ParameterSlot {
         let elements = align(parameter.shape.iter().product(), ALIGNMENT_ELEMENTS);
+        let is_quant = matches!(parameter.storage, Storage::Packed(_));
         let (arena_id, end) = match parameter.adapter {
             true => (arena::ADAPTERS, &mut self.adapters),
+            false if is_quant && options.plan.offload.quants == Some(true) => (arena::QUANTS, &mut self.quants),
             false => (arena::WEIGHTS, &mut self.weights),
         };
         let (weight, packed) = match parameter.storage {

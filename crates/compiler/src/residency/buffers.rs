@@ -15,12 +15,13 @@ enum Purpose {
     Passing,
     Adapters,
     Gradients,
+    Quants,
     Workspace,
 }
 
 impl Purpose {
-    const ALL: [Purpose; 5] =
-        [Purpose::Kept, Purpose::Passing, Purpose::Adapters, Purpose::Gradients, Purpose::Workspace];
+    const ALL: [Purpose; 6] =
+        [Purpose::Kept, Purpose::Passing, Purpose::Adapters, Purpose::Gradients, Purpose::Quants, Purpose::Workspace];
 
     const fn words(self) -> (&'static str, &'static str) {
         match self {
@@ -28,6 +29,7 @@ impl Purpose {
             Purpose::Passing => ("passing", "values between neighbouring operations"),
             Purpose::Adapters => ("adapters", "LoRA matrices in the type of the products"),
             Purpose::Gradients => ("gradients", "gradients on their way from and to the host"),
+            Purpose::Quants => ("quants", "frozen weights in codes, fetched from the host"),
             Purpose::Workspace => ("workspace", "scratch memory of single operations"),
         }
     }
@@ -67,7 +69,11 @@ impl Buffers {
         // A buffer that is here several times takes a place each time.
         stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
         intervals.extend(stays.iter().map(|stay| {
-            let purpose = if stay.buffer.is_some() { Purpose::Passing } else { Purpose::Gradients };
+            let purpose = match stay.moves[0].home.arena {
+                _ if stay.buffer.is_some() => Purpose::Passing,
+                arena::QUANTS => Purpose::Quants,
+                _ => Purpose::Gradients,
+            };
             (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
         }));
         let sizes = scratch_sizes(graph, &placement, machine, documents);

@@ -25,6 +25,7 @@ impl Homes {
             arena::OPTIMIZER => (options.optimizer, false),
             arena::MASTERS => (options.master, false),
             arena::GRADIENTS => (options.gradients, false),
+            arena::QUANTS => (options.quants, false),
             arena::WAITING => (Some(true), options.write_combined),
             _ => (None, false),
         };

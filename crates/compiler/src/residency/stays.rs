@@ -1,5 +1,5 @@
 //! When tensors that are at home on the host are on the device in a micro-step: activations between the forward pass
-//! and the backward pass, gradients while they are written. Knows when nodes touch tensors and how long nodes take; not
+//! and the backward pass, gradients while they are written, frozen weights while they are read. Knows when nodes touch tensors and how long nodes take; not
 //! what they compute.
 
 use std::ops::Range;
@@ -110,9 +110,12 @@ struct Resident {
 
 impl Resident {
     /// Its times on the device, each for as long as it is touched. Gradients leave in every pause that is long enough for
-    /// the way there and back; activations, which each further way would cost without freeing more, in the longest.
+    /// the way there and back, what is only read in those that are long enough for the way there; activations, which each
+    /// further way would cost without freeing more, in the longest.
     fn stays(&self, clock: &Clock) -> Vec<Stay> {
-        let there_and_back = 2.0 * clock.transfer(self.bytes.len());
+        let is_read_only = !self.touches.iter().any(|(_, writes)| *writes);
+        let ways = if is_read_only { 1.0 } else { 2.0 };
+        let there_and_back = ways * clock.transfer(self.bytes.len());
         let pause = |a: &Touch, b: &Touch| clock.begins[b.0] - clock.end(a.0);
         let pauses = self.touches.windows(2).map(|pair| pause(&pair[0], &pair[1]));
         let longest = pauses.fold(0.0, f64::max);
@@ -132,7 +135,8 @@ impl Resident {
                 buffer: self.buffer,
                 arrives: begin,
                 fetched: index > 0 || self.buffer.is_none(),
-                opens: index == 0,
+                // What is only read is there from the beginning.
+                opens: index == 0 && !is_read_only,
                 closes: index + 1 == times.len(),
                 begin,
                 last,
@@ -200,17 +204,18 @@ fn residents(graph: &Graph, placement: &Placement, homes: &Homes) -> Vec<Residen
             activations.push(Resident { home: arena::WAITING, bytes, buffer: Some(buffer), touches: Vec::new() });
         }
     }
-    let gradients = !homes.on_device(arena::GRADIENTS);
-    if activations.is_empty() && !gradients {
+    // Arenas of parameters, with the ranges of each that nodes touch.
+    let flat = [arena::GRADIENTS, arena::QUANTS].into_iter().filter(|of| !homes.on_device(*of));
+    let mut flat: Vec<(ArenaId, Vec<(Range<usize>, Touch)>)> = flat.map(|of| (of, Vec::new())).collect();
+    if activations.is_empty() && flat.is_empty() {
         return Vec::new();
     }
-    let mut written = Vec::new();
     let mut touch = |tensor: &TensorRef, node: usize, writes: bool| {
         let buffer = placement.buffer_of(tensor);
         if let Some(known) = activations.iter_mut().find(|known| known.buffer == buffer) {
             known.touches.push((node, writes));
-        } else if gradients && tensor.arena == arena::GRADIENTS {
-            written.push((tensor.offset..tensor.offset + tensor.span(), (node, writes)));
+        } else if let Some((_, touched)) = flat.iter_mut().find(|(of, _)| *of == tensor.arena) {
+            touched.push((tensor.offset..tensor.offset + tensor.span(), (node, writes)));
         }
     };
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -224,9 +229,10 @@ fn residents(graph: &Graph, placement: &Placement, homes: &Homes) -> Vec<Residen
     }
     let results = graph.outputs.iter().map(|(_, id)| place(*id)).filter(|tensor| tensor.arena != arena::GRADIENTS);
     results.for_each(|tensor| touch(tensor, graph.nodes.len(), false));
-    let touched = together(written).into_iter();
-    let gradients = touched.map(|(bytes, touches)| Resident { home: arena::GRADIENTS, bytes, buffer: None, touches });
-    activations.into_iter().chain(gradients).collect()
+    let flat = flat.into_iter().flat_map(|(home, touched)| {
+        together(touched).into_iter().map(move |(bytes, touches)| Resident { home, bytes, buffer: None, touches })
+    });
+    activations.into_iter().chain(flat).collect()
 }
 
 /// Puts ranges together that overlap, each with its touches in order.

@@ -150,13 +150,7 @@ fn check_recipe_options(config: &Config, reader: &mut Reader) {
 }
 
 fn check_sharding(config: &Config, reader: &mut Reader) {
-    let (offload, sharding) = (&config.offload, &config.sharding);
-    if offload.offload_quants == Setting::Value(true) && !offload.persistent_quants {
-        report_need(reader, "offload_quants", "persistent_quants", "true");
-    }
-    if offload.persistent_quants && !sharding.shard_weights && sharding.zero_level < 3 {
-        report_need(reader, "persistent_quants", "shard_weights", "true");
-    }
+    let sharding = &config.sharding;
     let implied = [("shard_weights", sharding.shard_weights, 3), ("shard_gradients", sharding.shard_gradients, 2)];
     for (name, on, level) in implied {
         if reader.is_written(name) && !on && sharding.zero_level >= level {

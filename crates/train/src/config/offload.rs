@@ -9,15 +9,16 @@ options! {
         offload_residual: Setting<bool> = auto, resumable;
         /// The f32 master weights of `master_dtype: float32`.
         offload_master: Setting<bool> = auto, resumable;
-        /// Quantized weights. Needs `persistent_quants`.
-        offload_quants: Setting<bool> = auto, pending, resumable;
+        /// The codes of frozen weights: those of `qlora_*` and of models that come quantised. Each is fetched shortly before
+        /// the products of its layer, in both passes. `auto` leaves them on the GPU.
+        offload_quants: Setting<bool> = auto, resumable;
         /// Optimizer states. The transfers take time in every step, so this is best with many micro-batches per step.
         offload_optimizer: Setting<bool> = auto, resumable;
         /// Gradients: each is stored when the backward pass has completed it, and fetched for the next micro-batch and
         /// for the update.
         offload_grads: Setting<bool> = auto, resumable;
-        /// Keep quantized weights between steps instead of quantizing again. Needs `shard_weights`.
-        persistent_quants: bool = false, pending, resumable;
+        /// Allow keeping quantized weights between their uses instead of quantizing again. The engine always does this.
+        persistent_quants: bool = false, resumable;
         /// Let the update kernels access offloaded optimizer states, master weights and gradients directly in host
         /// memory, instead of copying them in slices.
         use_zero_copy: bool = false, resumable;

@@ -448,10 +448,6 @@ fn contradictions() {
         mistakes("rope_scaling: yarn\n"),
         ["rope_scaling: `rope_scaling` by name needs `max_model_len`, from which its factor follows"]
     );
-    assert_eq!(
-        mistakes("offload_quants: true\npersistent_quants: true\n"),
-        ["persistent_quants: `persistent_quants: true` needs `shard_weights: true`"]
-    );
     // A mistake in one dataset does not hide a contradiction in another.
     assert_eq!(
         mistakes("datasets:\n- {path: a, type: txt}\n- {path: b, type: instruction, output_field: o}\n- nothing\n")
@@ -549,7 +545,7 @@ fn schema_and_help_name_every_option() {
 
 /// Options that are accepted and rightly read nowhere: a permission that this engine does not need (rotations
 /// are computed in the kernel), and choices with one available value.
-const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "distributed"];
+const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants", "distributed"];
 
 /// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or
 /// with types, and no longer name.

@@ -69,7 +69,6 @@ datasets:
 
 # What may still be refused as not available. This list only ever gets shorter.
 PENDING = {
-    "gpus",
     "zero_level",
     "shard_weights",
     "shard_gradients",

@@ -221,7 +221,7 @@ def test_machines_are_named_in_one_form(options, tmp_path, capsys):
         code, out, _ = planned(name)
         assert code == 0 and "measured on another device of this kind" in out
     code, _, err = planned("2x8xh200@12.5")
-    assert code == 2 and "2x8xh200@12.5" in err and "several GPUs are not available yet" in err
+    assert code == 2 and "2x8xh200@12.5" in err and "several nodes are not available yet" in err
     code, _, err = planned("a100")
     assert code == 2 and "a100-40" in err
 

@@ -5,11 +5,9 @@ use std::panic;
 use std::sync::Arc;
 use std::thread;
 
-use program::{BackendError, MemoryLine, Program, Session, TensorRef};
-use tensor::DType;
-
 use crate::fabric::Seat;
 use crate::session::CpuSession;
+use program::{BackendError, MemoryLine, Program, Session, TensorRef};
 
 /// A program for several ranks.
 pub struct GroupSession {
@@ -72,17 +70,6 @@ impl GroupSession {
             None => Ok(done),
         }
     }
-
-    /// Where the bytes of a tensor of the whole are; nothing where every rank has all of them.
-    fn pieces(&self, at: &TensorRef) -> Vec<(program::Piece, TensorRef)> {
-        let arena = &self.program.arenas[at.arena.0 as usize];
-        if arena.shards.is_empty() {
-            return Vec::new();
-        }
-        let place = |of: &program::Piece| TensorRef::dense(at.arena, of.at, DType::U8, [of.bytes]);
-        let pieces = arena.pieces(at, self.ranks.len());
-        pieces.into_iter().map(|piece| (piece, place(&piece))).collect()
-    }
 }
 
 impl Session for GroupSession {
@@ -100,10 +87,9 @@ impl Session for GroupSession {
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        let pieces = self.pieces(at);
-        if pieces.is_empty() {
+        let Some(pieces) = self.program.pieces(at) else {
             return (0..self.ranks.len()).try_for_each(|rank| self.write_rank(rank, at, bytes));
-        }
+        };
         pieces
             .into_iter()
             .try_for_each(|(of, place)| self.ranks[of.rank].write(&place, &bytes[of.from..of.from + of.bytes]))
@@ -114,10 +100,7 @@ impl Session for GroupSession {
     }
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        let pieces = self.pieces(at);
-        if pieces.is_empty() {
-            return self.read_rank(0, at, out);
-        }
+        let Some(pieces) = self.program.pieces(at) else { return self.read_rank(0, at, out) };
         pieces
             .into_iter()
             .try_for_each(|(of, place)| self.ranks[of.rank].read(&place, &mut out[of.from..of.from + of.bytes]))
@@ -159,6 +142,7 @@ mod tests {
         Movement, Provenance, Step, StreamId,
     };
     use rayon::ThreadPoolBuilder;
+    use tensor::DType;
 
     use super::*;
     use crate::fabric::Fabric;

@@ -3,13 +3,14 @@
 use crate::driver::{Device, Driver};
 use crate::engine::Options;
 use crate::error::{Error, Result};
+use crate::group::CudaGroup;
 use crate::library::{open_driver, open_nvml};
 use crate::nvml::{Instruments, Nvml};
 use crate::session::{CudaSession, backend_error};
 use program::{Backend, BackendError, Choices, Gauges, Program, Session};
 use std::sync::{Arc, OnceLock};
 
-/// Loads programs onto one GPU.
+/// Loads programs onto one GPU, or onto as many as they have ranks.
 pub struct CudaBackend {
     options: Options,
     /// Opened when it is first asked for.
@@ -34,7 +35,7 @@ impl Backend for CudaBackend {
     }
 
     fn load(&self, program: Arc<Program>) -> std::result::Result<Box<dyn Session>, BackendError> {
-        Ok(Box::new(self.load_session(program)?))
+        load(program, &self.options)
     }
 
     fn load_with(
@@ -44,7 +45,7 @@ impl Backend for CudaBackend {
     ) -> std::result::Result<Box<dyn Session>, BackendError> {
         let mut options = self.options.clone();
         options.algorithms.extend(choices.iter().map(|(name, choice)| (name.clone(), choice.clone())));
-        Ok(Box::new(CudaSession::new(program, &options)?))
+        load(program, &options)
     }
 
     fn gauges(&self) -> std::result::Result<Option<Gauges>, BackendError> {
@@ -52,6 +53,13 @@ impl Backend for CudaBackend {
         let read = instruments.as_ref().map_err(Error::clone).and_then(Instruments::gauges);
         read.map(Some).map_err(backend_error)
     }
+}
+
+fn load(program: Arc<Program>, options: &Options) -> std::result::Result<Box<dyn Session>, BackendError> {
+    Ok(match program.cluster.ranks {
+        1 => Box::new(CudaSession::new(program, options)?),
+        _ => Box::new(CudaGroup::load(program, options)?),
+    })
 }
 
 /// The instruments of the GPU that programs run on.

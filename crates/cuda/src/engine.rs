@@ -75,7 +75,7 @@ pub(crate) struct Engine {
     /// Decisions that a user should be able to see, each once.
     pub notes: Vec<String>,
     /// What is computed is queued here.
-    pub stream: Stream,
+    pub stream: Arc<Stream>,
     to_host: Stream,
     to_device: Stream,
     exchange: Stream,
@@ -89,7 +89,8 @@ impl Engine {
         let device = Device::open(&driver, options.device, options.search.architecture.as_deref())?;
         let compiler = Compiler::new(open_nvrtc(&options.search)?)?;
         let cublaslt = CublasLt::new(open_cublaslt(&options.search)?, PRODUCT_WORKSPACE)?;
-        let (stream, to_host, to_device) = (Stream::new(&device)?, Stream::new(&device)?, Stream::new(&device)?);
+        let (stream, to_host, to_device) =
+            (Arc::new(Stream::new(&device)?), Stream::new(&device)?, Stream::new(&device)?);
         let exchange = Stream::new(&device)?;
         let cudnn = match open_cudnn(&options.search) {
             Ok(opened) => {
@@ -121,6 +122,11 @@ impl Engine {
             own,
             notes,
         })
+    }
+
+    /// Where copies from other GPUs are queued.
+    pub fn exchange(&self) -> &Stream {
+        &self.exchange
     }
 
     pub fn stream_of(&self, id: StreamId) -> &Stream {

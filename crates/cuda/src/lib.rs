@@ -12,6 +12,7 @@ pub mod disk_cache;
 pub mod driver;
 mod engine;
 pub mod error;
+mod group;
 pub mod kernel_cache;
 pub mod kernels;
 pub mod library;

@@ -6,7 +6,9 @@ use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
-use program::{Arch, BackendError, Choices, Entry, MemoryLine, Program, Reading, Session, Step, TensorRef};
+use program::{
+    Arch, BackendError, Choices, Entry, Instruction, MemoryLine, Movement, Program, Reading, Session, Step, TensorRef,
+};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,6 +120,38 @@ impl CudaSession {
     /// Bytes that libraries use besides the arenas, one instruction at a time.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.len()
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// How bytes move in an instruction that ranks do together; none for any other.
+    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<Movement> {
+        match &self.program.entries[entry].steps[index].instruction {
+            Instruction::Collective(of) => Some(of.movement),
+            _ => None,
+        }
+    }
+
+    /// Of such an instruction: where this rank has what it gives and takes, and the bytes that it gives.
+    pub(crate) fn joint_places(&self, entry: usize, index: usize) -> (u64, u64, usize) {
+        let Instruction::Collective(of) = &self.program.entries[entry].steps[index].instruction else {
+            panic!("ranks have one program");
+        };
+        (self.memory.address(&of.from), self.memory.address(&of.to), of.from.bytes())
+    }
+
+    /// Queues one instruction.
+    pub(crate) fn queue_step(&mut self, entry: usize, index: usize) -> Result<()> {
+        self.engine.device.bind()?;
+        self.entries[entry].steps[index].queue(&self.engine)
+    }
+
+    /// An instruction in words.
+    pub(crate) fn place_of(&self, entry: usize, index: usize) -> String {
+        let of = &self.program.entries[entry];
+        place(of.kind.name(), index, &of.steps[index])
     }
 
     /// Runs an entry point with a time stamp around every instruction. Gaps between launches count
@@ -422,7 +456,7 @@ pub(crate) fn backend_error(error: Error) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use program::{ArenaId, Cost, Instruction, Provenance};
+    use program::{ArenaId, Cost, Provenance};
     use tensor::DType;
 
     #[test]

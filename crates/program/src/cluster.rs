@@ -1,8 +1,10 @@
 //! The devices that train together, and the program of one of them. Knows their number; not who runs them, or how bytes
 //! get from one to another.
 
+use tensor::DType;
+
 use crate::instruction::{Arg, Instruction, Launch};
-use crate::memory::TensorRef;
+use crate::memory::{Piece, TensorRef};
 use crate::program::{Entry, Program};
 
 /// Attributes that say how much larger another is on each next rank end with this.
@@ -26,6 +28,15 @@ impl Program {
         assert!(rank < self.cluster.ranks, "a rank is one of {}", self.cluster.ranks);
         let entries = self.entries.iter().map(|entry| entry.of_rank(rank)).collect();
         Program { entries, ..self.clone() }
+    }
+
+    /// Where the bytes of a dense tensor of the whole are, each with its place on its rank; none where every rank has all
+    /// of them.
+    pub fn pieces(&self, at: &TensorRef) -> Option<Vec<(Piece, TensorRef)>> {
+        let arena = &self.arenas[at.arena.0 as usize];
+        let place = |of: &Piece| TensorRef::dense(at.arena, of.at, DType::U8, [of.bytes]);
+        let pieces = || arena.pieces(at, self.cluster.ranks).into_iter().map(|piece| (piece, place(&piece)));
+        (!arena.shards.is_empty()).then(|| pieces().collect())
     }
 }
 
@@ -75,10 +86,10 @@ fn settle_numbers(launch: &mut Launch, rank: usize) {
 
 #[cfg(test)]
 mod tests {
-    use tensor::{Attrs, DType};
+    use tensor::Attrs;
 
     use super::*;
-    use crate::memory::{Arena, ArenaId, ArenaKind, Piece, Shard};
+    use crate::memory::{Arena, ArenaId, ArenaKind, Shard};
 
     #[test]
     fn a_rank_finds_its_places_and_numbers() {

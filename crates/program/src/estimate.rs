@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 
 use crate::instruction::{Instruction, Step, StreamId};
-use crate::machine::Machine;
 use crate::memory::TensorRef;
 use crate::program::{Entry, Program};
 use crate::work::{Cause, Times, Work, expected_times, rate};
@@ -41,6 +40,19 @@ impl Default for Seen {
     }
 }
 
+/// Bytes that a rank gets from others in a collective; none for any other instruction.
+fn received(step: &Step, program: &Program) -> f64 {
+    match &step.instruction {
+        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / program.cluster.ranks as f64),
+        _ => 0.0,
+    }
+}
+
+/// Bytes that a rank gets from the others in an entry.
+pub fn exchanged(entry: &Entry, program: &Program) -> f64 {
+    entry.steps.iter().map(|step| received(step, program)).sum()
+}
+
 /// Bytes that a transfer moves; none for any other instruction.
 fn transferred(step: &Step) -> f64 {
     match &step.instruction {
@@ -56,9 +68,10 @@ fn transferred(step: &Step) -> f64 {
     }
 }
 
-/// Seconds of a transfer with the other direction under way; none for any other instruction.
-fn transfer(step: &Step, machine: &Machine) -> f64 {
-    transferred(step) / (machine.link.both_ways / 2.0)
+/// Seconds of a transfer with the other direction under way, or of a collective; none for any other instruction.
+fn transfer(step: &Step, program: &Program) -> f64 {
+    let machine = &program.machine;
+    transferred(step) / (machine.link.both_ways / 2.0) + received(step, program) / machine.peer_rate()
 }
 
 /// Seconds for what an instruction of the computation reads and writes where it lies in host memory.
@@ -77,14 +90,14 @@ pub fn seconds(step: &Step, program: &Program, seen: Seen) -> f64 {
     let machine = &program.machine;
     match Work::of(step, program, seen) {
         Some(work) => expected_times(&work, machine).seconds().max(reaching(step, program)),
-        None => transfer(step, machine),
+        None => transfer(step, program),
     }
 }
 
 /// Seconds that one instruction takes at the machine's ceilings.
 pub fn ceiling(step: &Step, program: &Program, seen: Seen) -> f64 {
     let machine = &program.machine;
-    let Some(work) = Work::of(step, program, seen) else { return transfer(step, machine) };
+    let Some(work) = Work::of(step, program, seen) else { return transfer(step, program) };
     let rate = rate(work.dtype(), machine);
     (work.cost().flops / rate).max(work.cost().bytes / machine.bandwidth).max(reaching(step, program))
 }
@@ -100,7 +113,7 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
     let share = share_of_products(&times);
     let of = |index: usize, step: &Step| match &times[index] {
         Some(times) => times.within(share, machine).max(reaching(step, program)),
-        None => transfer(step, machine),
+        None => transfer(step, program),
     };
     let (seconds, waiting) = run(entry, of);
     let (bound, _) = run(entry, |_, step| ceiling(step, program, seen));

@@ -32,7 +32,7 @@ pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use cluster::Cluster;
 pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
-pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
+pub use estimate::{Estimate, Seen, ceiling, estimate, exchanged, kind_of, seconds};
 pub use gauges::Gauges;
 pub use group::check_group;
 pub use instruction::{

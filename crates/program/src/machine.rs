@@ -107,7 +107,17 @@ pub struct Machine {
     pub origin: Origin,
 }
 
+/// Bytes per second that one H200 copies from another over NVLink while it is copied from, measured on two of them.
+const NVLINK: f64 = 380e9;
+
 impl Machine {
+    /// Bytes per second that a device gets from others of its kind while they get as many from it: over NVLink where the
+    /// kind has it, otherwise at most what the link to the host takes.
+    pub fn peer_rate(&self) -> f64 {
+        let linked = ["H100", "H200"].iter().any(|kind| self.name.to_ascii_uppercase().contains(kind));
+        if linked { NVLINK } else { self.link.both_ways / 2.0 }
+    }
+
     /// The CPU backend. `memory` bytes and `cores` are the caller's reading of the host. Rates of a core as
     /// measured on an AMD EPYC with avx512_bf16: products at 100 GFLOP/s in f32 and 170 in bf16, element-wise
     /// work at 5 GB/s.

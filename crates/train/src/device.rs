@@ -18,7 +18,7 @@ pub struct DeviceRequest {
     pub device: Setting<config::Device>,
     /// Threads of the CPU backend; all cores when unset.
     pub threads: Option<usize>,
-    /// Ranks that share the CPU and its memory; 0 counts as 1.
+    /// Devices that train together, or ranks that share the CPU and its memory; 0 counts as 1.
     pub ranks: usize,
     /// Folders of installed Python packages, in which CUDA libraries may be.
     pub site_packages: Vec<PathBuf>,
@@ -72,7 +72,8 @@ impl Device {
         };
         if request.every_gpu && device.gpus > 1 {
             let text = format!(
-                "`gpus: 0` takes all {} visible GPUs, and training on several is not available yet; set `gpus: 1`",
+                "`gpus: 0` takes all visible GPUs, which are {0}: write their number, `gpus: {0}`, because it decides how \
+                 many rows a step has",
                 device.gpus
             );
             return Err(TrainError::Usage(text));
@@ -102,6 +103,11 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     }
     let mut devices = report.devices.expect("a usable report lists devices");
     let gpus = devices.len();
+    let kind = |of: &cuda::driver::Properties| (of.name.clone(), of.architecture, of.multiprocessors);
+    let unlike = devices.iter().take(request.ranks.max(1)).find(|other| kind(other) != kind(&devices[0]));
+    if let Some(other) = unlike {
+        return Err(format!("GPUs that train together are of one kind: {} and {other} are not", devices[0]));
+    }
     let properties = devices.swap_remove(0);
     let (check_each, graphs) = (request.check_each, !request.eager);
     let options = cuda::Options { check_each, graphs, ..cuda::Options::new(search) };

@@ -40,9 +40,17 @@ pub fn requested(text: &str) -> Result<Machine> {
         None => return Err(unknown(text, name)),
     };
     if nodes * gpus > 1 {
-        let what = if nodes > 1 { format!("{nodes} nodes of {gpus}") } else { gpus.to_string() };
-        let problem = format!("`--machine {text}` asks for {what} GPUs, and several GPUs are not available yet");
-        return Err(TrainError::Usage(format!("{problem}; plan for one: `--machine {name}`")));
+        let problem = match nodes {
+            1 => format!(
+                "`--machine {text}` asks for {gpus} GPUs: how many there are is an option of the run, `gpus: {gpus}` with \
+                 `--machine {name}`"
+            ),
+            _ => format!(
+                "`--machine {text}` asks for {nodes} nodes of {gpus} GPUs, and several nodes are not available yet; plan \
+                 for one: `--machine {name}`"
+            ),
+        };
+        return Err(TrainError::Usage(problem));
     }
     if network.is_some() {
         let hint = "remove the part after `@`: it is the rate between nodes";
@@ -284,8 +292,8 @@ mod tests {
         assert_eq!(requested("RTX4090").unwrap().name, "rtx4090");
         assert_eq!(requested("1x1xh100").unwrap().name, "h100");
         let refused = |text: &str| requested(text).unwrap_err().to_string();
-        assert!(refused("2x8xh200@12.5").contains("2 nodes of 8 GPUs, and several GPUs are not available yet"));
-        assert!(refused("8xh100").contains("`--machine h100`"));
+        assert!(refused("2x8xh200@12.5").contains("2 nodes of 8 GPUs, and several nodes are not available yet"));
+        assert!(refused("8xh100").contains("`gpus: 8` with `--machine h100`"));
         assert!(refused("h100@50").contains("one node"));
         let unknown = refused("h20");
         assert!(unknown.contains("did you mean `h200`?") && unknown.contains("a100-80"), "{unknown}");

@@ -136,7 +136,8 @@ fn recipes(config: &Config, machine: &Machine) -> Vec<Recipe> {
     let own = config.precision.recipe;
     let mut all = vec![own];
     let fp8 = Recipe::Fp8Hybrid;
-    if !config.is_written("recipe") && machine.arch.is_hopper() {
+    // Ranks do not share what quantisers know yet.
+    if !config.is_written("recipe") && machine.arch.is_hopper() && config.ranks() == 1 {
         let requested = with(config, Candidate { recipe: fp8, ..self::own(config) });
         all.extend(requested.check_machine(&MachineFacts::of(machine, 1)).is_empty().then_some(fp8));
     }

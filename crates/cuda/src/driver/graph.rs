@@ -42,6 +42,13 @@ impl Graph {
         self.nodes
     }
 
+    /// Brings it to the device ahead of its first replay.
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: graph and stream are alive.
+        self.device
+            .check("cuGraphUpload", unsafe { (self.device.table().cuGraphUpload)(self.executable, stream.raw()) })
+    }
+
     /// Queues one replay.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: graph and stream are alive.

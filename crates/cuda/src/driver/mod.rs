@@ -186,6 +186,28 @@ impl Device {
         self.check("cuCtxSetCurrent", unsafe { (self.table().cuCtxSetCurrent)(self.context) })
     }
 
+    /// Lets this GPU read the memory of another one over the link between them.
+    pub fn reach(&self, other: &Device) -> Result<()> {
+        self.bind()?;
+        let mut reaches = 0;
+        // SAFETY: the pointer is to a live local.
+        let asked = unsafe { (self.table().cuDeviceCanAccessPeer)(&mut reaches, self.ordinal, other.ordinal) };
+        self.check("cuDeviceCanAccessPeer", asked)?;
+        if reaches == 0 {
+            return Err(Error::Unsupported {
+                what: format!("GPUs {} and {} together", self.ordinal, other.ordinal),
+                reason: "neither reaches the memory of the other, and exchanging over host memory is not available yet"
+                    .into(),
+                context: String::new(),
+            });
+        }
+        // SAFETY: both contexts are retained.
+        match unsafe { (self.table().cuCtxEnablePeerAccess)(other.context, 0) } {
+            sys::ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            status => self.check("cuCtxEnablePeerAccess", status),
+        }
+    }
+
     /// (free, total) bytes of device memory now.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);

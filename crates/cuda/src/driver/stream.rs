@@ -38,6 +38,16 @@ impl Stream {
         self.device.check("cuStreamSynchronize", unsafe { (self.device.table().cuStreamSynchronize)(self.raw) })
     }
 
+    /// Copies device memory to device memory, of this GPU and of those that it reaches; nothing where it is there already.
+    pub fn copy_between(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        if to == from || bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges are in arenas of sessions that wait for all streams before they free any.
+        let status = unsafe { (self.device.table().cuMemcpyDtoDAsync_v2)(to, from, bytes, self.raw) };
+        self.device.check("cuMemcpyDtoDAsync", status)
+    }
+
     /// Work queued from now on waits for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: stream and event are alive.

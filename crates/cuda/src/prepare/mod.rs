@@ -15,7 +15,7 @@ mod transfer;
 
 use crate::driver::Stream;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use program::Instruction;
 
 /// What preparing works with.
@@ -34,6 +34,8 @@ pub(crate) enum PlannedInstruction {
     Attention(Box<attention::PlannedAttention>),
     Strided(strided::Strided),
     OnStream(transfer::OnStream),
+    /// What ranks do together: the group of their sessions queues it.
+    Joint,
 }
 
 /// An instruction that can be queued.
@@ -43,6 +45,7 @@ pub(crate) enum BoundInstruction {
     Attention(Box<attention::BoundAttention>),
     Strided(strided::Strided),
     OnStream(transfer::OnStream),
+    Joint,
 }
 
 pub(crate) use launch::Kernels;
@@ -60,13 +63,7 @@ impl PlannedInstruction {
             Instruction::Transfer { from, to, stream } => {
                 PlannedInstruction::OnStream(transfer::transfer(p, from, to, *stream))
             }
-            Instruction::Collective(of) => {
-                return Err(Error::Unsupported {
-                    what: format!("a {} over GPUs", of.movement.name()),
-                    reason: "this backend runs programs of one rank".into(),
-                    context: String::new(),
-                });
-            }
+            Instruction::Collective(_) => PlannedInstruction::Joint,
             Instruction::Record { event, stream } => {
                 PlannedInstruction::OnStream(transfer::record(p, *event, *stream)?)
             }
@@ -77,7 +74,10 @@ impl PlannedInstruction {
     /// Bytes of workspace that the instruction uses while it runs.
     pub fn workspace(&self) -> usize {
         match self {
-            PlannedInstruction::Launches(_) | PlannedInstruction::Strided(_) | PlannedInstruction::OnStream(_) => 0,
+            PlannedInstruction::Launches(_)
+            | PlannedInstruction::Strided(_)
+            | PlannedInstruction::OnStream(_)
+            | PlannedInstruction::Joint => 0,
             PlannedInstruction::Product(product) => product.workspace(),
             PlannedInstruction::Attention(attention) => attention.workspace(),
         }
@@ -93,6 +93,7 @@ impl PlannedInstruction {
             }
             PlannedInstruction::Strided(strided) => BoundInstruction::Strided(strided),
             PlannedInstruction::OnStream(on_stream) => BoundInstruction::OnStream(on_stream),
+            PlannedInstruction::Joint => BoundInstruction::Joint,
         })
     }
 }
@@ -107,6 +108,7 @@ impl BoundInstruction {
             BoundInstruction::Attention(attention) => attention.queue(engine),
             BoundInstruction::Strided(strided) => strided.queue(stream),
             BoundInstruction::OnStream(on_stream) => on_stream.queue(engine),
+            BoundInstruction::Joint => panic!("a session of one rank does nothing together with others"),
         }
     }
 }

@@ -15,6 +15,7 @@ pub type GraphExec = *mut c_void;
 
 pub const SUCCESS: Result32 = 0;
 pub const ERROR_OUT_OF_MEMORY: Result32 = 2;
+pub const ERROR_PEER_ACCESS_ALREADY_ENABLED: Result32 = 704;
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DEFAULT: c_uint = 0;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
@@ -67,6 +68,8 @@ function_table! {
     cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Result32;
     cuDevicePrimaryCtxRelease_v2(c_int) -> Result32;
     cuCtxSetCurrent(Context) -> Result32;
+    cuDeviceCanAccessPeer(*mut c_int, c_int, c_int) -> Result32;
+    cuCtxEnablePeerAccess(Context, c_uint) -> Result32;
     cuMemGetInfo_v2(*mut usize, *mut usize) -> Result32;
     cuMemAlloc_v2(*mut DevicePointer, usize) -> Result32;
     cuMemFree_v2(DevicePointer) -> Result32;
@@ -102,6 +105,7 @@ function_table! {
     ) -> Result32;
     cuGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> Result32;
     cuGraphInstantiateWithFlags(*mut GraphExec, Graph, u64) -> Result32;
+    cuGraphUpload(GraphExec, Stream) -> Result32;
     cuGraphLaunch(GraphExec, Stream) -> Result32;
     cuGraphDestroy(Graph) -> Result32;
     cuGraphExecDestroy(GraphExec) -> Result32;

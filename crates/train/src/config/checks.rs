@@ -169,12 +169,7 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
     if gpus <= 1 || reader.is_faulty("gpus") || reader.is_faulty("device") {
         return;
     }
-    if config.hardware.device != Setting::Value(Device::Cpu) {
-        let hint = format!("`gpus: 1` trains on one GPU; `device: cpu` with `gpus: {gpus}` as threads of the CPU");
-        reader.report("gpus", format!("`gpus: {gpus}` is not available yet on GPUs"), Some(hint));
-        return;
-    }
-    if gpus > MOST_RANKS {
+    if gpus > MOST_RANKS && config.hardware.device == Setting::Value(Device::Cpu) {
         let message = format!("`gpus: {gpus}`, but `device: cpu` runs at most {MOST_RANKS} ranks");
         reader.report("gpus", message, Some(format!("set `gpus` to at most {MOST_RANKS}")));
     }
@@ -183,7 +178,9 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
         ("recipe", config.precision.recipe != Recipe::Bf16, recipe.as_str()),
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
     ];
-    for (path, _, written) in refused.into_iter().filter(|(_, on, _)| *on) {
+    for (path, _, written) in
+        refused.into_iter().filter(|(path, on, _)| *on && !reader.is_faulty(path)).collect::<Vec<_>>()
+    {
         let message = format!("`{written}` is not available yet with `gpus: {gpus}`");
         reader.report(path, message, Some(format!("remove `{path}`, or set `gpus: 1`")));
     }
@@ -426,7 +423,12 @@ impl Config {
         }
         if !on_cpu && machine.gpus > 0 && self.hardware.gpus > machine.gpus {
             let message = format!("`gpus: {}`, but {} are visible", self.hardware.gpus, machine.gpus);
-            problems.push(self.mistake("gpus", message, Some("0 takes all that are visible".into())));
+            problems.push(self.mistake("gpus", message, Some(format!("set `gpus` to at most {}", machine.gpus))));
+        }
+        if machine.gpus == 0 && !on_cpu && self.hardware.gpus > 1 {
+            let message = format!("`gpus: {}`, but no GPU is visible", self.hardware.gpus);
+            let hint = "`device: cpu` trains with as many ranks, as threads of the CPU";
+            problems.push(self.mistake("gpus", message, Some(hint.to_owned())));
         }
         if machine.gpus == 0 && !on_cpu {
             let promises = gpu_promises(self).into_iter();

@@ -327,8 +327,8 @@ fn reported_messages(text: &str) -> Vec<String> {
 fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 3", "`zero_level: 3` is not available yet"),
-        ("gpus: 2", "`gpus: 2` is not available yet on GPUs"),
         ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
+        ("gpus: 2\noffload_grads: true", "`offload_grads: true` is not available yet with `gpus: 2`"),
         ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),
         ("device: cpu\ngpus: 2\nrecipe: nvfp4", "`recipe: nvfp4` is not available yet with `gpus: 2`"),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
@@ -414,6 +414,9 @@ fn permissions_are_given_on_any_machine_and_promises_are_not() {
     assert!(config.check_machine(&MachineFacts { gpus: 0, compute_capability: None }).is_empty());
     let reported = reported_messages("model: m\ndevice: cpu\noffload_optimizer: true\n");
     assert!(reported[0].contains("but `device` is cpu"), "{reported:?}");
+    let several = |gpus| good("model: m\ngpus: 2\n").check_machine(&MachineFacts { gpus, compute_capability: None });
+    assert!(several(0)[0].message == "`gpus: 2`, but no GPU is visible" && several(2).is_empty());
+    assert_eq!(several(1)[0].message, "`gpus: 2`, but 1 are visible");
     let problems = good("model: m\ndevice: cuda\n").check_machine(&MachineFacts { gpus: 0, compute_capability: None });
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].place.location.as_ref().map(|at| (at.line, at.column)), Some((2, 9)));

@@ -25,7 +25,7 @@ pub struct Estimate {
     /// The same at the ceilings.
     pub ceiling_seconds: f64,
     pub tokens_per_second: f64,
-    /// Floating-point operations of an optimizer step, those done again included.
+    /// Floating-point operations of an optimizer step, those done again included; of each rank, where there are several.
     pub step_flops: f64,
     /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
     pub step_bytes: f64,
@@ -78,7 +78,7 @@ impl Expected<'_> {
         let [first, next, evaluate] =
             [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate].map(|kind| self.mean(kind));
         let update = self.entry(EntryKind::Update, None);
-        let more = (self.accumulation - 1) as f64;
+        let (more, ranks) = ((self.accumulation - 1) as f64, self.program.cluster.ranks);
         let step_seconds = first.seconds + next.seconds * more + update.seconds;
         let (times, batches) = self.shapes.evaluations;
         Estimate {
@@ -86,7 +86,7 @@ impl Expected<'_> {
             update_seconds: update.seconds,
             step_seconds,
             ceiling_seconds: first.ceiling + next.ceiling * more + update.ceiling,
-            tokens_per_second: self.shapes.tokens * self.accumulation as f64 / step_seconds,
+            tokens_per_second: self.shapes.tokens * (self.accumulation * ranks) as f64 / step_seconds,
             step_flops: first.flops + next.flops * more + update.flops,
             step_bytes: first.bytes + next.bytes * more + update.bytes,
             run_seconds: self.shapes.steps.map(|steps| steps as f64 * step_seconds),

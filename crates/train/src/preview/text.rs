@@ -76,7 +76,11 @@ impl Preview {
                 format!("{} × {} tokens", several[0].batch, lengths.join(", "))
             }
         };
-        let name = format!("{} on {} ({})", self.program.name, machine.name, machine.arch);
+        let ranks = match self.program.cluster.ranks {
+            1 => String::new(),
+            several => format!("{several} × "),
+        };
+        let name = format!("{} on {ranks}{} ({})", self.program.name, machine.name, machine.arch);
         let steps = self.shapes.steps.map_or(String::new(), |steps| format!(", {steps} steps"));
         let micro_steps = match self.accumulation {
             1 => "1 micro-step per step".to_owned(),
@@ -101,6 +105,7 @@ impl Preview {
         }
         let moved = format!("TFLOP and {:.3} TB of memory traffic per step", of.step_bytes / 1e12);
         text += &figure(&format!("{:.3}", of.step_flops / 1e12), &moved);
+        text += &self.exchange_text();
         if let (Some(seconds), Some(steps)) = (of.run_seconds, self.shapes.steps) {
             let evaluations = match of.evaluation_seconds > 0.0 {
                 true => format!(", {} of it evaluation", time(of.evaluation_seconds)),
@@ -110,6 +115,16 @@ impl Preview {
             text += &figure(&time(seconds + of.evaluation_seconds), &what);
         }
         text + &of.host.as_ref().map(host_text).unwrap_or_default()
+    }
+
+    /// What several ranks get from one another. All other figures are those of one rank, but for the rate.
+    fn exchange_text(&self) -> String {
+        let update = self.program.entry(EntryKind::Update, None).filter(|_| self.program.cluster.ranks > 1);
+        let Some(update) = update.map(|index| &self.program.entries[index]) else { return String::new() };
+        let bytes = program::exchanged(update, &self.program);
+        let waiting = program::estimate(update, &self.program, self.shapes.seen).waiting;
+        let what = format!("for each rank from the others per step; the update waits {} for it", time(waiting));
+        figure(&size(bytes as usize), &what)
     }
 
     fn notes_text(&self) -> String {

@@ -5,11 +5,14 @@ Knows the paths of adapter, model and result; the arithmetic is the engine's.
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
-from . import _native, hub
+from . import _native, hub, models  # noqa: F401  importing the architectures registers them
 from .arguments import UsageError
+from .dsl.model import find
+from .errors import ModelConfigError
 from .terminal import show
 
 
@@ -22,10 +25,19 @@ def run(options: Namespace) -> int:
     if not model:
         raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
     output = Path(options.output) if options.output else adapter.parent / "merged"
-    adapted, tensors, size, quantised = _native.merge(hub.folder(model), adapter, output, as_is=bool(options.base))
+    folder = hub.folder(model)
+    adapted, tensors, size, quantised = _native.merge(folder, adapter, output, _renamed(folder), as_is=bool(options.base))
     show(f"{output}: {adapted} of {tensors} tensors adapted, {size / 1e9:.2f} GB")
     if options.base:
         show(f"the adapter was added to the weights of {model} as they are: another function than was trained")
     elif quantised:
         show(f"the adapter was trained on quantized weights ({quantised}): it was added to their values")
     return 0
+
+
+def _renamed(folder: Path) -> list[list[str]]:
+    """Beginnings of names that the files of a model's architecture have in another way than its modules."""
+    try:
+        return find(json.loads((folder / "config.json").read_text(encoding="utf-8"))).files.get("renamed", [])
+    except (OSError, ValueError, ModelConfigError):
+        return []  # merging needs no architecture: the engine says what is wrong with the folder

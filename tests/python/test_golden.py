@@ -16,6 +16,7 @@ from golden import (
     FAMILIES,
     LOGITS,
     LOSS,
+    MIXTURES,
     Golden,
     assert_close,
     assert_gradients_close,
@@ -25,13 +26,22 @@ from safetensors import deserialize
 from safetensors.numpy import load_file
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[*FAMILIES, *MIXTURES])
 def golden(request, golden_folder) -> Golden:
-    folder = golden_folder / request.param
+    return of_family(request.param, golden_folder)
+
+
+@pytest.fixture(params=FAMILIES)
+def dense(request, golden_folder) -> Golden:
+    return of_family(request.param, golden_folder)
+
+
+def of_family(name: str, golden_folder: Path) -> Golden:
+    folder = golden_folder / name
     if not folder.is_dir():
         # The trimmed set holds two families; with ../shared every family must be there.
-        assert golden_folder == TRIMMED, f"../shared has no numbers of {request.param}"
-        pytest.skip(f"no ../shared next to the checkout, and no numbers of {request.param} in the trimmed set")
+        assert golden_folder == TRIMMED, f"../shared has no numbers of {name}"
+        pytest.skip(f"no ../shared next to the checkout, and no numbers of {name} in the trimmed set")
     return Golden(folder)
 
 
@@ -100,24 +110,24 @@ def test_weighted_tokens(golden):
         assert_close(weighted[name], value, 1e-5, name)
 
 
-def test_lora(golden):
-    model = surogate.load(golden.folder, adapter=golden.folder / "lora", device=DEVICE)
-    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
+def test_lora(dense):
+    model = surogate.load(dense.folder, adapter=dense.folder / "lora", device=DEVICE)
+    ids, labels = dense.inputs["input_ids"], dense.inputs["labels"]
     logits = model.forward(ids)
-    assert_close(logits, golden.lora["logits"], LOGITS, "logits")
-    assert_close(logits, golden.lora["merged_logits"], LOGITS, "merged logits")
+    assert_close(logits, dense.lora["logits"], LOGITS, "logits")
+    assert_close(logits, dense.lora["merged_logits"], LOGITS, "merged logits")
     loss, gradients = model.loss_and_gradients(ids, labels)
-    assert abs(loss - golden.lora["loss"][0]) <= LOSS
-    assert_gradients_close(gradients, golden.lora)
+    assert abs(loss - dense.lora["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, dense.lora)
 
 
-def test_lora_on_packed_rows(golden):
-    model = surogate.load(golden.folder, adapter=golden.folder / "lora", device=DEVICE)
-    ids, labels, positions = (golden.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
-    assert_close(model.forward(ids, positions), golden.lora["packed.logits"], LOGITS, "logits")
+def test_lora_on_packed_rows(dense):
+    model = surogate.load(dense.folder, adapter=dense.folder / "lora", device=DEVICE)
+    ids, labels, positions = (dense.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
+    assert_close(model.forward(ids, positions), dense.lora["packed.logits"], LOGITS, "logits")
     loss, gradients = model.loss_and_gradients(ids, labels, positions)
-    assert abs(loss - golden.lora["packed.loss"][0]) <= LOSS
-    assert_gradients_close(gradients, golden.lora, prefix="packed.grad.")
+    assert abs(loss - dense.lora["packed.loss"][0]) <= LOSS
+    assert_gradients_close(gradients, dense.lora, prefix="packed.grad.")
 
 
 @pytest.mark.parametrize("spelling", ["config", "config_v4"])
@@ -146,16 +156,16 @@ def test_rotations(shared, tmp_path, variant, spelling):
         assert_close(logits, reference[f"{variant}.{name}.logits"], LOGITS, name)
 
 
-def test_bfloat16_loses_no_more_than_transformers(golden):
+def test_bfloat16_loses_no_more_than_transformers(dense):
     """Weights and activations in bf16 against float32, by what transformers itself loses there."""
-    yardstick = golden.meta["bf16_vs_f32_in_transformers"]
-    model = surogate.load(golden.folder, device=DEVICE, dtype="bfloat16")
-    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
-    assert_close(model.forward(ids), golden.reference["logits"], 1.5 * yardstick["logits_rel_l2"], "logits")
+    yardstick = dense.meta["bf16_vs_f32_in_transformers"]
+    model = surogate.load(dense.folder, device=DEVICE, dtype="bfloat16")
+    ids, labels = dense.inputs["input_ids"], dense.inputs["labels"]
+    assert_close(model.forward(ids), dense.reference["logits"], 1.5 * yardstick["logits_rel_l2"], "logits")
     loss, gradients = model.loss_and_gradients(ids, labels)
-    assert abs(loss - golden.reference["loss"][0]) <= 2 * yardstick["loss_abs"] + 0.01
+    assert abs(loss - dense.reference["loss"][0]) <= 2 * yardstick["loss_abs"] + 0.01
     for name, value in gradients.items():
-        assert_close(value, golden.reference[f"grad.{name}"], 2 * yardstick["grad_rel_l2"][name], name)
+        assert_close(value, dense.reference[f"grad.{name}"], 2 * yardstick["grad_rel_l2"][name], name)
 
 
 def curve_config(golden: Golden, output, lora: bool) -> dict:
@@ -182,7 +192,16 @@ def curve_config(golden: Golden, output, lora: bool) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_curve(golden, tmp_path, kind):
+def test_curve(dense, tmp_path, kind):
+    check_curve(dense, tmp_path, kind)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_curve_of_a_mixture(name, golden_folder, tmp_path):
+    check_curve(of_family(name, golden_folder), tmp_path, "full")
+
+
+def check_curve(golden: Golden, tmp_path: Path, kind: str) -> None:
     trainer = surogate.Trainer(curve_config(golden, tmp_path / "run", kind == "lora"))
     for step, row in enumerate(golden.curve[kind]["steps"]):
         batch = {name: golden.train_inputs[name][step] for name in ("input_ids", "labels")}

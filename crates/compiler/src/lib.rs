@@ -126,7 +126,9 @@ pub fn entry_graph(
     passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
     passes.run(kind, "merge_linears", &mut graph, |g| passes::merge_linears::run(g, options))?;
-    // After merging, which says of the parameters how they lie: they do so in every entry.
+    // Behind merging, which also says of parameters how they lie.
+    passes.run(kind, "stacked_parameters", &mut graph, passes::stacked_parameters::run)?;
+    // After both: parameters lie alike in every entry.
     passes.run(kind, "without_adapters", &mut graph, |g| passes::without_adapters::run(g, entry))?;
     passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
     if kind == EntryKind::FirstMicroStep {

@@ -61,9 +61,20 @@ pub struct FileForm {
     /// Endings of the names of stored tables that every engine computes itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub computed: Vec<String>,
+    /// Beginnings of names: how they may be in files, and how the parameters have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub renamed: Vec<[String; 2]>,
+    /// Beginnings of the names of tensors that belong to a part which is not computed: results take them over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carried: Vec<String>,
 }
 
 impl FileForm {
+    /// Whether a tensor, by its name as the parameters have them, is only taken over.
+    pub fn carries(&self, name: &str) -> bool {
+        self.carried.iter().any(|part| name.starts_with(part.as_str()))
+    }
+
     fn is_plain(&self) -> bool {
         *self == FileForm::default()
     }
@@ -244,6 +255,16 @@ impl Model {
         let count = marked.len();
         marked.into_iter().for_each(|spec| spec.init = Init::Zeros);
         count
+    }
+
+    /// The extent of the last axis of a public value.
+    pub fn columns_of(&self, output: &str) -> Option<usize> {
+        let value = &self.outputs.iter().find(|of| of.name == output)?.value;
+        let made = self.body.iter().find_map(|item| match item {
+            Item::Node(node) => Some(&node.types[node.outputs.iter().position(|name| name == value)?]),
+            Item::Repeat(_) => None,
+        });
+        made?.shape.last()?.fixed()
     }
 
     pub fn to_json(&self) -> String {

@@ -19,6 +19,7 @@ pub mod dequantise;
 mod dropout;
 pub mod elementwise;
 mod embedding;
+mod experts;
 mod layout;
 mod loss;
 mod matmul;

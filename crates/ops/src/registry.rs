@@ -7,6 +7,7 @@ use crate::dequantise;
 use crate::dropout;
 use crate::elementwise;
 use crate::embedding;
+use crate::experts;
 use crate::loss;
 use crate::matmul;
 use crate::norm;
@@ -107,6 +108,15 @@ operations! {
     RMSNORM_ROPE = "rmsnorm_rope": rope::RMSNORM_ROPE,
     ROPE_RMSNORM_BACKWARD = "rope_rmsnorm_backward": rope::ROPE_RMSNORM_BACKWARD,
     ROPE_RMSNORM_GRADIENTS = "rope_rmsnorm_gradients": rope::ROPE_RMSNORM_GRADIENTS,
+    POSITION_SCALE = "position_scale": rope::PositionScale,
+    ROUTE = "route": experts::Route,
+    ROUTE_BACKWARD = "route_backward": experts::RouteBackward,
+    GROUP_ROWS = "group_rows": experts::GroupRows,
+    TO_GROUPS = "to_groups": experts::ToGroups,
+    FROM_GROUPS = "from_groups": experts::FromGroups,
+    GROUP_WEIGHT_GRADIENT = "group_weight_gradient": experts::GroupWeightGradient,
+    GROUPED_LINEAR = "grouped_linear": experts::GroupedLinear,
+    GROUPED_WEIGHT_GRADIENT = "grouped_weight_gradient": experts::GroupedWeightGradient,
     ATTENTION = "attention": attention::Attention,
     ATTENTION_BACKWARD = "attention_backward": attention::AttentionBackward,
     ATTENTION_SINK_GRADIENT = "attention_sink_gradient": attention::AttentionSinkGradient,

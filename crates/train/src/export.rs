@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{AdapterOptions, AdapterRules, CompileOptions, EntryOptions, Recipe, Sharding};
-use data::safetensors::{NamedTensor, TensorInfo, write};
+use data::safetensors::{NamedTensor, TensorInfo, Weights, write};
 use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
 use tensor::{DType, HostTensor};
@@ -93,15 +93,18 @@ impl Trainer {
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
         let engine = self.engine()?;
         let program = engine.program().clone();
-        let slots: HashMap<&str, &ParameterSlot> = WeightSet::Base.of(&program).map(|s| (s.name.as_str(), s)).collect();
-        write_weights(folder, WeightSet::Base.of(&program).map(info).collect(), |tensor| {
+        let contents = Contents::new(&source, &program)?;
+        write_weights(folder, contents.infos.clone(), |tensor| {
             go_on(stop)?;
-            let slot = slots[tensor.name.as_str()];
+            let slot = match contents.of(tensor)? {
+                Content::Trained(slot) => slot,
+                Content::Carried(bytes) => return Ok(bytes),
+            };
             let weight = weights::read(engine.session(), slot)?;
-            let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &tensor.name)) else {
+            let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &slot.name)) else {
                 return Ok(weight.bytes);
             };
-            let scale = rules.scale(tensor.name.trim_end_matches(".weight"))?;
+            let scale = rules.scale(slot.name.trim_end_matches(".weight"))?;
             let (a, b) = (weights::read(engine.session(), a)?, weights::read(engine.session(), b)?);
             Ok(merged(&weight, &a, &b, scale, slot.transposed).bytes)
         })?;
@@ -190,6 +193,50 @@ impl Trainer {
     }
 }
 
+/// What the files of a whole model hold: its parameters, and what is taken over of its own files.
+struct Contents<'a> {
+    infos: Vec<TensorInfo>,
+    slots: HashMap<String, &'a ParameterSlot>,
+    /// What is taken over, and its names by those in files.
+    own: Weights,
+    carried: HashMap<String, String>,
+}
+
+/// A tensor of a whole model.
+enum Content<'a> {
+    Trained(&'a ParameterSlot),
+    Carried(Vec<u8>),
+}
+
+impl<'a> Contents<'a> {
+    fn new(source: &ModelSource, program: &'a Program) -> Result<Contents<'a>> {
+        let own = if source.model.files.renamed.is_empty() { Weights::none() } else { source.own(&source.folder)? };
+        let carried = source.carried(&source.folder)?;
+        let mut infos = Vec::new();
+        let mut slots = HashMap::new();
+        for slot in WeightSet::Base.of(program) {
+            let name = source.file_name(&own, &slot.name);
+            infos.push(TensorInfo { name: name.clone(), dtype: slot.dtype(), shape: slot.shape().clone() });
+            slots.insert(name, slot);
+        }
+        let mut names = HashMap::new();
+        for name in carried.names() {
+            let (view, there) = (carried.get(name).map_err(TrainError::model_file)?, source.file_name(&carried, name));
+            infos.push(TensorInfo { name: there.clone(), dtype: view.dtype, shape: view.shape.to_vec() });
+            names.insert(there, name.to_owned());
+        }
+        Ok(Contents { infos, slots, own: carried, carried: names })
+    }
+
+    fn of(&self, tensor: &TensorInfo) -> Result<Content<'a>> {
+        if let Some(slot) = self.slots.get(&tensor.name) {
+            return Ok(Content::Trained(slot));
+        }
+        let view = self.own.get(&self.carried[&tensor.name]).map_err(TrainError::model_file)?;
+        Ok(Content::Carried(view.to_host().map_err(TrainError::unreadable)?.bytes))
+    }
+}
+
 /// The trained part of a model and how it is written; the tensors themselves come from elsewhere.
 #[derive(Debug)]
 pub(crate) struct Trained {
@@ -217,15 +264,18 @@ impl Trained {
     pub fn write(&self, folder: &Path, read: &mut ReadTensor<'_>) -> Result<()> {
         let slots: Vec<&ParameterSlot> = self.part().of(&self.program).collect();
         let Some(adapter) = &self.adapter else {
-            let by_name: HashMap<&str, &ParameterSlot> = slots.iter().map(|slot| (slot.name.as_str(), *slot)).collect();
-            let bytes = |tensor: &TensorInfo| Ok(read(&by_name[tensor.name.as_str()].weight)?.bytes);
-            write_weights(folder, slots.iter().map(|slot| info(slot)).collect(), bytes)?;
+            let contents = Contents::new(&self.source, &self.program)?;
+            write_weights(folder, contents.infos.clone(), |tensor| match contents.of(tensor)? {
+                Content::Trained(slot) => Ok(read(&slot.weight)?.bytes),
+                Content::Carried(bytes) => Ok(bytes),
+            })?;
             return write_files(&self.source.config, self.dtype, &self.source.folder, folder);
         };
         let tensors = slots.iter().map(|slot| Ok((slot.name.clone(), read(&slot.weight)?)));
         let (tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
         write_with(&path, &tensors, &quantised_base::metadata(&self.program))?;
-        let config = peft::config(adapter, &self.program, &self.base);
+        let partial = !self.source.model.files.carried.is_empty();
+        let config = peft::config(adapter, &self.program, &self.base, partial);
         write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
     }
 }
@@ -238,10 +288,6 @@ pub(crate) fn write_tensors(path: &Path, tensors: &[(String, HostTensor)]) -> Re
 fn write_with(path: &Path, tensors: &[(String, HostTensor)], metadata: &BTreeMap<String, String>) -> Result<()> {
     let named: Vec<NamedTensor<'_>> = tensors.iter().map(|(name, t)| NamedTensor::new(name.clone(), t)).collect();
     write(path, &named, metadata).map_err(|e| TrainError::Failed(e.to_string()))
-}
-
-fn info(slot: &ParameterSlot) -> TensorInfo {
-    TensorInfo { name: slot.name.clone(), dtype: slot.dtype(), shape: slot.shape().clone() }
 }
 
 /// A row of tokens spread over the vocabulary.

@@ -47,6 +47,9 @@ struct Source {
     /// Kept in f32 under every encoding.
     #[serde(default)]
     exact: bool,
+    /// w in the model, 1 + w in the file: norms whose weight acts as that.
+    #[serde(default)]
+    plus_one: bool,
 }
 
 /// The stretching of Llama 3.1: long waves by the whole factor, short ones not, between them gradually.
@@ -182,7 +185,10 @@ fn contents(files: &Weights, of: &Description, name: &str) -> Result<Vec<f32>> {
     }
     let source = of.tensors.iter().find(|source| source.name == name).expect("the table is made of the sources");
     let tensor = files.get(&source.from).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)?;
-    let values = tensor.to_f32();
+    let mut values = tensor.to_f32();
+    if source.plus_one {
+        values.iter_mut().for_each(|value| *value += 1.0);
+    }
     Ok(match source.interleave_heads {
         _ if source.transpose => transpose(&values, tensor.shape[0]),
         Some(heads) => interleave(&tensor, &values, heads),

@@ -11,6 +11,9 @@ use crate::error::{Result, TrainError};
 /// The name of the file.
 pub const FILE: &str = "config.json";
 
+/// Where models of several parts keep the fields of their language model.
+const TEXT: &str = "text_config";
+
 const POSITIONS: &str = "max_position_embeddings";
 const ORIGINAL_POSITIONS: &str = "original_max_position_embeddings";
 const THETA: &str = "rope_theta";
@@ -38,8 +41,13 @@ impl HfConfig {
         Ok(HfConfig(value))
     }
 
+    /// The fields of the language model.
+    fn text(&self) -> &Value {
+        self.0.get(TEXT).filter(|part| part.is_object()).unwrap_or(&self.0)
+    }
+
     fn size(&self, name: &str) -> Option<usize> {
-        self.0.get(name).and_then(Value::as_u64).map(|n| n as usize)
+        self.text().get(name).and_then(Value::as_u64).map(|n| n as usize)
     }
 
     /// Rows of the embedding table.
@@ -69,7 +77,7 @@ impl HfConfig {
 
     /// The element type that the weights were saved in.
     pub fn dtype(&self) -> Option<DType> {
-        let name = DTYPE.iter().find_map(|key| self.0.get(key));
+        let name = DTYPE.iter().find_map(|key| self.0.get(key).or_else(|| self.text().get(key)));
         name.and_then(Value::as_str).and_then(|name| name.parse().ok())
     }
 
@@ -86,6 +94,11 @@ impl HfConfig {
         };
         let [new, old] = DTYPE;
         changed.0[if self.0.get(old).is_some() { old } else { new }] = json!(name);
+        for key in DTYPE {
+            if let Some(inner) = changed.0.get_mut(TEXT).and_then(|part| part.get_mut(key)) {
+                *inner = json!(name);
+            }
+        }
         changed
     }
 
@@ -93,6 +106,10 @@ impl HfConfig {
     pub fn with_scaling(&self, mut scaling: Map<String, Value>) -> HfConfig {
         let mut changed = self.clone();
         let [old, new] = SCALING;
+        if let Some(part) = self.0.get(TEXT).filter(|part| part.is_object()) {
+            changed.0[TEXT] = HfConfig(part.clone()).with_scaling(scaling).0;
+            return changed;
+        }
         if let Some(parameters) = self.0.get(new).filter(|value| value.is_object()) {
             if let Some(theta) = parameters.get(THETA) {
                 scaling.entry(THETA).or_insert(theta.clone());
@@ -103,6 +120,12 @@ impl HfConfig {
             changed.0[old] = Value::Object(scaling);
         }
         changed
+    }
+
+    /// Whether layers of several kinds have a rotation each.
+    pub fn rotates_by_kind(&self) -> bool {
+        let parameters = SCALING.iter().filter_map(|key| self.text().get(key)?.as_object());
+        parameters.into_iter().any(|of| of.values().any(Value::is_object))
     }
 
     /// A scaling of so many positions by `factor`.
@@ -119,7 +142,7 @@ impl HfConfig {
     /// The longest row that the configuration allows: its positions, or those to which it stretches them.
     pub fn stretched_positions(&self) -> Option<usize> {
         let own = self.max_positions()? as f64;
-        let [old, new] = SCALING.map(|key| self.0.get(key));
+        let [old, new] = SCALING.map(|key| self.text().get(key));
         let scaling = new.filter(|value| value.is_object()).or(old);
         let number = |name: &str| scaling.and_then(|s| s.get(name)).and_then(Value::as_f64);
         let kind = scaling.and_then(|s| s.get("rope_type").or_else(|| s.get("type"))).and_then(Value::as_str);

@@ -73,9 +73,18 @@ pub struct Merged {
 /// An adapter that was trained on quantised weights is added to their values, which are made again from the model's
 /// weights and have the type that products read. `as_is`: it is added to the weights as they are all the same.
 ///
+/// `renamed` are beginnings of names: as the model's files may have them, and as modules are called.
+///
 /// Errors: an adapter of a variant that is not computed, one whose matrices do not fit the model's weights, and
 /// anything that stands at `output` already.
-pub fn merge(model: &Path, adapter: &Path, output: &Path, as_is: bool, stop: Stop<'_>) -> Result<Merged> {
+pub fn merge(
+    model: &Path,
+    adapter: &Path,
+    output: &Path,
+    renamed: &[[String; 2]],
+    as_is: bool,
+    stop: Stop<'_>,
+) -> Result<Merged> {
     let options = peft::read_options(adapter, DType::F32)?;
     let rules = AdapterRules::new(&options)?;
     let config = HfConfig::read(model)?;
@@ -83,12 +92,13 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, as_is: bool, stop: Sto
     let base = prequantised::weights(model)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;
-    let targets = targets(&base, &adapters, transposed).map_err(|problems| {
+    let targets = targets(&base, &adapters, renamed, transposed).map_err(|problems| {
         let place = adapter.display();
         TrainError::Usage(format!("{place}: the adapter does not fit the model:\n  {}", problems.join("\n  ")))
     })?;
     let trained_on = if as_is { None } else { quantised_base::read(adapter)? };
-    let packed = trained_on.as_ref().map(|of| packed_weights(&base, of, adapter)).transpose()?.unwrap_or_default();
+    let packed =
+        trained_on.as_ref().map(|of| packed_weights(&base, of, renamed, adapter)).transpose()?.unwrap_or_default();
     // What was quantised is written in the type of the rest.
     let saved = config.dtype().unwrap_or(DType::BF16);
     let info = |name: &&str| {
@@ -131,18 +141,21 @@ pub fn merge(model: &Path, adapter: &Path, output: &Path, as_is: bool, stop: Sto
 }
 
 /// The weights of a model that were in codes when its adapter was trained.
-fn packed_weights(base: &Weights, of: &QuantisedBase, adapter: &Path) -> Result<BTreeMap<String, PackedWeight>> {
+fn packed_weights(
+    base: &Weights,
+    of: &QuantisedBase,
+    renamed: &[[String; 2]],
+    adapter: &Path,
+) -> Result<BTreeMap<String, PackedWeight>> {
     let mut packed = BTreeMap::new();
     for whole in &of.weights {
-        // Old files of some models leave out the first component of their names.
-        let short = whole.split_once('.').map_or("", |(_, rest)| rest);
-        let Some(name) = [whole.as_str(), short].into_iter().find(|name| base.contains(name)) else {
+        let Some(name) = name_in_files(base, whole, renamed) else {
             let place = adapter.display();
             return Err(TrainError::Usage(format!(
                 "{place}: it was trained on `{whole}`, which the model does not have"
             )));
         };
-        let view = base.get(name).map_err(TrainError::model_file)?;
+        let view = base.get(&name).map_err(TrainError::model_file)?;
         if !of.made.fits(view.shape) || !view.dtype.is_float() {
             let text = format!(
                 "`{name}` is {} {:?}, which is not kept as {}",
@@ -153,7 +166,7 @@ fn packed_weights(base: &Weights, of: &QuantisedBase, adapter: &Path) -> Result<
             return Err(TrainError::Usage(text));
         }
         let (packing, shape) = (of.made.packing(), view.shape.to_vec());
-        packed.insert(name.to_owned(), PackedWeight { packing, shape, dtype: of.dtype, made: Some(of.made) });
+        packed.insert(name, PackedWeight { packing, shape, dtype: of.dtype, made: Some(of.made) });
     }
     Ok(packed)
 }
@@ -168,6 +181,7 @@ fn values(of: &PackedWeight, weight: &TensorView<'_>) -> Result<HostTensor> {
 fn targets(
     base: &Weights,
     adapters: &Weights,
+    renamed: &[[String; 2]],
     transposed: bool,
 ) -> std::result::Result<BTreeMap<String, String>, Vec<String>> {
     let mut problems = Vec::new();
@@ -182,7 +196,7 @@ fn targets(
             }
             continue;
         };
-        match check(base, adapters, module, transposed) {
+        match check(base, adapters, module, renamed, transposed) {
             Ok(weight) => drop(found.insert(weight, module.to_owned())),
             Err(problem) => problems.push(problem),
         }
@@ -193,11 +207,25 @@ fn targets(
     if problems.is_empty() { Ok(found) } else { Err(problems) }
 }
 
-/// The weight of an adapted module. Old files of some models leave out the first component of their names.
-fn check(base: &Weights, adapters: &Weights, module: &str, transposed: bool) -> std::result::Result<String, String> {
-    let whole = format!("{module}.weight");
+/// How the files call a module's weight. Old files of some models leave out the first component of their names, and some
+/// architectures have other names for their parts there.
+fn name_in_files(base: &Weights, whole: &str, renamed: &[[String; 2]]) -> Option<String> {
     let short = whole.split_once('.').map(|(_, rest)| rest.to_owned());
-    let name = [Some(whole.clone()), short].into_iter().flatten().find(|name| base.contains(name));
+    let other = |[there, here]: &[String; 2]| Some(format!("{there}{}", whole.strip_prefix(here.as_str())?));
+    let names = std::iter::once(whole.to_owned()).chain(renamed.iter().filter_map(other)).chain(short);
+    names.into_iter().find(|name| base.contains(name))
+}
+
+/// The weight of an adapted module.
+fn check(
+    base: &Weights,
+    adapters: &Weights,
+    module: &str,
+    renamed: &[[String; 2]],
+    transposed: bool,
+) -> std::result::Result<String, String> {
+    let whole = format!("{module}.weight");
+    let name = name_in_files(base, &whole, renamed);
     let name = name.ok_or_else(|| format!("the model has no `{whole}`, which the adapter is for"))?;
     let shape = |which: &str| {
         let name = format!("{}{module}.{which}.weight", peft::PREFIX);

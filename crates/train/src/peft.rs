@@ -155,8 +155,8 @@ fn exceptions(config: &Value) -> std::result::Result<AdapterExceptions, String> 
 }
 
 /// The `adapter_config.json` of a trained adapter, as PEFT 0.21 reads it. `base` is where the base
-/// model came from.
-pub fn config(adapter: &AdapterOptions, program: &Program, base: &str) -> Value {
+/// model came from; `partial`: the program is one of several parts of it, whose modules may have the same names.
+pub fn config(adapter: &AdapterOptions, program: &Program, base: &str, partial: bool) -> Value {
     // PEFT knows whole numbers as such.
     let number = |x: f64| if x.fract() == 0.0 { json!(x as u64) } else { json!(x) };
     let of = &adapter.exceptions;
@@ -180,7 +180,7 @@ pub fn config(adapter: &AdapterOptions, program: &Program, base: &str) -> Value 
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": null,
-        "target_modules": target_modules(program),
+        "target_modules": target_modules(program, partial),
         "task_type": "CAUSAL_LM",
         "use_dora": false,
         "use_rslora": adapter.rank_stabilised,
@@ -205,7 +205,7 @@ fn is_transposed(program: &Program) -> bool {
 
 /// Names that select exactly the adapted modules: last components where that is enough, whole names
 /// otherwise.
-fn target_modules(program: &Program) -> Vec<String> {
+fn target_modules(program: &Program, partial: bool) -> Vec<String> {
     let adapted: Vec<&str> = program
         .layout
         .parameters
@@ -219,7 +219,7 @@ fn target_modules(program: &Program) -> Vec<String> {
     short.dedup();
     let matrices = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.shape().len() == 2);
     let selected = matrices.filter_map(|slot| slot.name.strip_suffix(".weight")).filter(|m| short.contains(&last(m)));
-    if selected.count() == adapted.len() {
+    if !partial && selected.count() == adapted.len() {
         return short;
     }
     adapted.into_iter().map(str::to_owned).collect()

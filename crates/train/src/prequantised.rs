@@ -39,6 +39,11 @@ pub fn scheme(folder: &Path) -> Result<Option<Scheme>> {
     found.map_err(|what| TrainError::Usage(format!("{}: {what}\n  hint: {HINT}", folder.display())))
 }
 
+/// Whether a folder has weights at all.
+pub fn has_weights(folder: &Path) -> bool {
+    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).is_file())
+}
+
 /// The weights of a model's folder, or of one file; those that are quantised as numbers in f32.
 pub fn weights(folder: &Path) -> Result<Weights> {
     let files = Weights::open(folder).map_err(TrainError::model_file)?;

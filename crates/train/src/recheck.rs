@@ -35,12 +35,29 @@ pub(crate) struct Live<'a> {
     pub stop: Stop<'a>,
 }
 
+/// An error where a part that is only taken over is not as in the model's own folder.
+fn compare_carried(source: &ModelSource, folder: &Path) -> Result<()> {
+    let (own, found) = (source.carried(&source.folder)?, source.carried(folder)?);
+    if own.names() != found.names() {
+        return Err(differs("a part that is taken over is not there as a whole".to_owned()));
+    }
+    for name in own.names() {
+        let (one, other) =
+            (own.get(name).map_err(TrainError::model_file)?, found.get(name).map_err(TrainError::model_file)?);
+        if one.shape != other.shape || !one.has_bytes_of(&other).map_err(TrainError::unreadable)? {
+            return Err(differs(format!("`{name}` is not as in the model's own files")));
+        }
+    }
+    Ok(())
+}
+
 impl Live<'_> {
     /// An error where a folder in Hugging Face's form is not the live model, its adapter added.
     pub fn compare_model(&mut self, source: &ModelSource, dtype: DType, folder: &Path) -> Result<()> {
         if HfConfig::read(folder)? != source.config.with_dtype(dtype) {
             return Err(differs("`config.json` is not what was written".to_owned()));
         }
+        compare_carried(source, folder)?;
         let files = source.weights(folder)?;
         self.compare_names(WeightSet::Base, &files)?;
         for slot in WeightSet::Base.of(self.program) {

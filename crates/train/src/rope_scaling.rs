@@ -10,6 +10,11 @@ use crate::hf_config::HfConfig;
 /// The model's configuration as the options change it.
 pub fn apply(config: &Config, fields: &Value) -> Result<Value> {
     let model = HfConfig(fields.clone());
+    if config.model.rope_scaling.is_some() && model.rotates_by_kind() {
+        let message = "`rope_scaling` is one for all layers, and the model has a rotation for each kind".to_owned();
+        let hint = Some("change `rope_parameters` in the model's config.json".to_owned());
+        return Err(TrainError::Config(vec![config.mistake("rope_scaling", message, hint)]));
+    }
     let scaling = match &config.model.rope_scaling {
         None => return Ok(model.0),
         Some(RopeScaling::Fields(given)) => given.clone(),
@@ -61,6 +66,14 @@ mod tests {
         assert_eq!(HfConfig(changed).stretched_positions(), Some(3072));
         let short = apply(&config("rope_scaling: linear\nmax_model_len: 2048"), &new).unwrap_err().to_string();
         assert!(short.contains("would stretch 2048 positions") && short.contains("above 2048"), "{short}");
+    }
+
+    #[test]
+    fn a_rotation_for_each_kind_of_layer_is_not_replaced() {
+        let model = json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}});
+        let error = apply(&config("rope_scaling: '{\"factor\": 3.0, \"type\": \"linear\"}'"), &model).unwrap_err();
+        assert!(error.to_string().contains("has a rotation for each kind"), "{error}");
+        assert_eq!(apply(&config(""), &model).unwrap(), model);
     }
 
     #[test]

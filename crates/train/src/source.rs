@@ -92,18 +92,47 @@ impl ModelSource {
 
     /// Rows of the embedding table.
     pub fn vocab_size(&self) -> Result<usize> {
-        self.config.vocab_size().ok_or_else(|| {
+        self.config.vocab_size().or_else(|| self.model.columns_of("logits")).ok_or_else(|| {
             TrainError::Usage(format!("{}: there is no `vocab_size`", self.folder.join(hf_config::FILE).display()))
         })
     }
 
     /// The model's weights in a folder, under the names of its parameters.
     pub fn weights(&self, folder: &Path) -> Result<Weights> {
-        let files = prequantised::weights(folder)?.without(&self.model.files.computed);
-        Ok(match &self.model.files.base_prefix {
+        Ok(self.tensors(folder)?.filtered(|name| !self.model.files.carries(name)))
+    }
+
+    /// What of a folder belongs to parts that are not computed, under such names too: results take it over.
+    pub fn carried(&self, folder: &Path) -> Result<Weights> {
+        let form = &self.model.files;
+        if form.carried.is_empty() { Ok(Weights::none()) } else { self.own(folder) }
+            .map(|own| own.filtered(|name| form.carries(name)))
+    }
+
+    /// All tensors of a model's folder, none where its weights were drawn.
+    pub fn own(&self, folder: &Path) -> Result<Weights> {
+        if prequantised::has_weights(folder) { self.tensors(folder) } else { Ok(Weights::none()) }
+    }
+
+    fn tensors(&self, folder: &Path) -> Result<Weights> {
+        let form = &self.model.files;
+        let files = prequantised::weights(folder)?.without(&form.computed).renamed(&form.renamed);
+        Ok(match &form.base_prefix {
             Some(prefix) => files.prefixed(prefix),
             None => files,
         })
+    }
+
+    /// How results name a parameter: as the model's own files, or as published files do where there are none.
+    pub fn file_name(&self, own: &Weights, name: &str) -> String {
+        if self.model.files.renamed.is_empty() {
+            return name.to_owned();
+        }
+        if let Some(there) = own.name_in_file(name) {
+            return there.to_owned();
+        }
+        let published = |[from, to]: &[String; 2]| Some(format!("{from}{}", name.strip_prefix(to.as_str())?));
+        self.model.files.renamed.iter().find_map(published).unwrap_or_else(|| name.to_owned())
     }
 
     /// Rejects tokens, targets and positions that an embedding table has no row for.

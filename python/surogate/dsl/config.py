@@ -57,6 +57,9 @@ NEUTRAL: dict[str, Any] = {
     "pruned_heads": {},
 }
 
+#: Fields at the top of config.json that also hold for its parts.
+OF_THE_WHOLE = ("tie_word_embeddings",)
+
 _MISSING = object()
 
 #: Whole numbers have at most this size, and so do sizes that are not below.
@@ -121,11 +124,18 @@ class ModelConfig:
     """
 
     architecture: ClassVar[str] = ""
+    #: Where config.json keeps the fields, if not at its top: models of several parts have an object for each.
+    section: ClassVar[str | None] = None
     initializer_range: float = 0.02
 
     @classmethod
     def from_dict(cls, architecture: str, fields: dict[str, Any]) -> typing.Self:
         """Reads config.json. Raises ModelConfigError with every problem."""
+        if cls.section is not None:
+            part = fields.get(cls.section)
+            if not isinstance(part, dict):
+                raise ModelConfigError(architecture, [f"`{cls.section}`: is missing, expected an object of settings"])
+            fields = part | {name: fields[name] for name in OF_THE_WHOLE if name in fields}
         config, reader = cls(), Reader(architecture, fields)
         for name, kind in typing.get_type_hints(cls).items():
             if get_origin(kind) is not ClassVar and not name.startswith("_"):

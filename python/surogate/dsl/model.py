@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,6 +44,8 @@ def model(
     model_type: str | None = None,
     base: str | None = None,
     computed: Sequence[str] = (),
+    renamed: Mapping[str, str] | None = None,
+    carried: Sequence[str] = (),
     examples: Sequence[str] = (),
 ) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
@@ -51,10 +53,15 @@ def model(
 
     `model_type` stands for the name in a config.json that names no architecture. `base` is the attribute
     without whose name files of the bare base model are written; `computed` are endings of the names of
-    stored tables that are not read; `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
+    stored tables that are not read. `renamed` has beginnings of names in published files with those of
+    the attributes, `carried` beginnings of the names of parts that are not computed: results take their
+    tensors over. `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
     there on.
     """
-    files = ({"base_prefix": f"{base}."} if base else {}) | ({"computed": list(computed)} if computed else {})
+    files: dict[str, Any] = {"base_prefix": f"{base}."} if base else {}
+    files |= {"computed": list(computed)} if computed else {}
+    files |= {"renamed": [list(pair) for pair in renamed.items()]} if renamed else {}
+    files |= {"carried": list(carried)} if carried else {}
 
     place = here()
 

@@ -376,7 +376,7 @@ def rotate(*inputs: Tensor | Parameter) -> Any:
 def decode(*inputs: Tensor | Parameter) -> Any:
     """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."""
 
-def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
+def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
     """y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all
     axes but the last count as rows. a and b codes of eight bits, or numbers, sa and sb f32 [1], bias [N] if
     `bias`, then for each adapter t […, r] and c [len, r], or [r, len] if `across` → […, N], or [M, N] if
@@ -385,6 +385,7 @@ def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | N
     transpose_a: a is transposed
     transpose_b: b is transposed
     f32: the result is f32
+    fast_sum: the sum may keep fewer bits than f32 has
     accumulate: add to what is there
     bias: the fifth input is a bias
     scale: factor of the adapters, 1 if absent
@@ -486,6 +487,71 @@ def rope_rmsnorm_gradients(*inputs: Tensor | Parameter, inverse: bool | each[boo
     inverse: rotate by −angle
     offset: multiply with 1 + w instead of w
     interleaved: pairs are neighbouring columns, not those of two halves
+    accumulate: add to dw instead of overwriting it"""
+
+def position_scale(*inputs: Tensor | Parameter, beta: float | each[float], original: int | each[int]) -> Any:
+    """y = x·(1 + beta·ln(1 + ⌊position/original⌋)), the factor in f32. x [B, T, heads, D], positions i32 [B, T] →
+    like x. Its own gradient.
+
+    beta: how much a query grows
+    original: positions of each level"""
+
+def route(*inputs: Tensor | Parameter, top_k: int | each[int], scores: str | each[str], normalise: bool | each[bool] | None = None, factor: float | each[float] | None = None, groups: int | each[int] | None = None, kept_groups: int | each[int] | None = None) -> Any:
+    """The experts of each token. s = softmax or sigmoid of the logits, in f32; the k experts with the largest s +
+    bias are taken, the first of equal ones, with groups only from the kept_groups whose two largest s + bias have
+    the largest sums; weight = s, divided by the sum of the token's if `normalise` (for sigmoid + 1e-20), times
+    factor. logits […, E] (, bias f32 [E]) → weights f32 […, k], index i32 […, k], the best first.
+
+    top_k: experts of a token
+    scores: softmax or sigmoid
+    normalise: weights of a token are divided by their sum
+    factor: of all weights, 1 if absent
+    groups: groups of neighbouring experts; their best two scores count
+    kept_groups: groups of a token, from which its experts are chosen"""
+
+def route_backward(*inputs: Tensor | Parameter, top_k: int | each[int], scores: str | each[str], normalise: bool | each[bool] | None = None, factor: float | each[float] | None = None, groups: int | each[int] | None = None, kept_groups: int | each[int] | None = None) -> Any:
+    """Gradient of `route`, the choice being what it is. logits […, E], index i32 […, k], d_weights f32 […, k] → like
+    logits.
+
+    top_k: experts of a token
+    scores: softmax or sigmoid
+    normalise: weights of a token are divided by their sum
+    factor: of all weights, 1 if absent
+    groups: groups of neighbouring experts; their best two scores count
+    kept_groups: groups of a token, from which its experts are chosen"""
+
+def group_rows(*inputs: Tensor | Parameter, groups: int | each[int]) -> Any:
+    """Choices by group, those of a group in the order of the tokens. index i32 […, k] → order i32 […, k]: which
+    choice is at a place; places i32 […, k]: the place of a choice; offsets i32 [groups + 1]: where the places of
+    a group begin.
+
+    groups: the number of groups"""
+
+def to_groups(*inputs: Tensor | Parameter) -> Any:
+    """A row for each choice, in the order of the groups: y[place] = x[token], times the choice's weight where there
+    are weights. x […, H], order and places i32 […, k] of `group_rows` (, weights f32 […, k]) → y […, k, H]."""
+
+def from_groups(*inputs: Tensor | Parameter) -> Any:
+    """The rows of a token's choices added up, the first choice first: y[token] = Σ (weight ·) x[place of the
+    choice]. x […, k, H], order and places i32 […, k] of `group_rows` (, weights f32 […, k]) → y […, H]."""
+
+def group_weight_gradient(*inputs: Tensor | Parameter) -> Any:
+    """Gradient of the weights of `from_groups`: d[choice] = x[place of the choice]·dy[token]. x […, k, H], places
+    i32 […, k], dy […, H] → f32 […, k]."""
+
+def grouped_linear(*inputs: Tensor | Parameter, groups: int | each[int], transposed: bool | each[bool] | None = None) -> Any:
+    """y = x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K], whose rows are
+    all axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N].
+
+    groups: G, the number of matrices
+    transposed: the matrices are [K, N]: y = x·w, not x·wᵀ"""
+
+def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int], shape: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:
+    """dw[g] = Σ over the rows of group g of aᵀ·b, in f32 and in the order of the rows; 0 for a group without rows. a
+    […, M], b […, K], offsets i32 [G + 1] → f32 `shape`, which has G·M·K elements. With `accumulate`, added to.
+
+    groups: G, the number of matrices
+    shape: of the result
     accumulate: add to dw instead of overwriting it"""
 
 def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:

@@ -4,9 +4,11 @@ transformers, with the same parameter names."""
 from .activation import Activation, activation
 from .attention import Attention
 from .config import DecoderConfig
-from .decoder import CausalLM, Decoder, DecoderLayer
+from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
 from .dropout import dropout
 from .embedding import Embedding
+from .experts import Experts, Mixture
+from .files import VISION_CARRIED, VISION_RENAMED
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
 from .mlp import FusedGatedMLP, GatedMLP
@@ -18,6 +20,8 @@ from .window import FULL, SLIDING, layer_types, layer_windows, window
 __all__ = [
     "FULL",
     "SLIDING",
+    "VISION_CARRIED",
+    "VISION_RENAMED",
     "Activation",
     "Attention",
     "CausalLM",
@@ -26,16 +30,19 @@ __all__ = [
     "DecoderConfig",
     "DecoderLayer",
     "Embedding",
+    "Experts",
     "FusedGatedMLP",
     "GatedMLP",
     "HeadsConfig",
     "LayerNorm",
     "Linear",
+    "Mixture",
     "RMSNorm",
     "RotaryByKind",
     "RotaryEmbedding",
     "Rotation",
     "Rotations",
+    "TextPart",
     "activation",
     "dropout",
     "layer_types",

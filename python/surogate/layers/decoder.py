@@ -67,11 +67,25 @@ class Decoder(Module):
         return x
 
 
+class TextPart(Module):
+    """A decoder as the `language_model` of a model that has other parts too."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.language_model = decoder
+
+    @property
+    def embed_tokens(self) -> Embedding:
+        return self.language_model.embed_tokens
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.language_model(batch)
+
+
 class CausalLM(Module):
     """A decoder, `model`, and its head, `lm_head`, which is the embedding where the config ties them. An architecture
     overrides `head` where logits are more than a product. Marks `logits`."""
 
-    def __init__(self, c: DecoderConfig, decoder: Decoder) -> None:
+    def __init__(self, c: DecoderConfig, decoder: Decoder | TextPart) -> None:
         self.model = decoder
         tied = decoder.embed_tokens.weight if c.tie_word_embeddings else None
         self.lm_head = Linear(c.hidden_size, c.vocab_size, tied=tied)

@@ -4,7 +4,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import dsl, tasks
-from . import gemma2, gemma3, glm4, gpt2, granite, llama, mistral, olmo, phi3, qwen2, qwen3, smollm3
+from . import (
+    gemma2,
+    gemma3,
+    glm4,
+    gpt2,
+    granite,
+    llama,
+    mistral,
+    mistral3,
+    mixtral,
+    olmo,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 
 __all__ = [
     "build",
@@ -15,10 +32,14 @@ __all__ = [
     "granite",
     "llama",
     "mistral",
+    "mistral3",
+    "mixtral",
     "olmo",
+    "olmoe",
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
     "smollm3",
     "tasks",
 ]

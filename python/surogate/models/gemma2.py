@@ -16,6 +16,7 @@ from ..layers import (
     DecoderConfig,
     GatedMLP,
     RMSNorm,
+    TextPart,
     layer_types,
     soft_cap,
     window,
@@ -94,7 +95,7 @@ class ScaledDecoder(Decoder):
 class CappedLM(CausalLM):
     """Logits have a soft cap."""
 
-    def __init__(self, c: Gemma2Config, decoder: Decoder) -> None:
+    def __init__(self, c: Gemma2Config, decoder: Decoder | TextPart) -> None:
         super().__init__(c, decoder)
         self.limit = c.final_logit_softcapping
 

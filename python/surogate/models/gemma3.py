@@ -1,4 +1,4 @@
-"""Gemma 3, text: Gemma 2 with QK norm instead of a soft cap on scores, five layers with a sliding window to one
+"""Gemma 3, of models that see images the text part: Gemma 2 with QK norm instead of a soft cap on scores, five layers with a sliding window to one
 without, and a rotation of their own for each of the two."""
 
 from __future__ import annotations
@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 from .. import layers
 from ..dsl import Batch, Reader, Tensor, model
-from ..layers import FULL, SLIDING, RotaryByKind, RotaryEmbedding, Rotations, layer_types
+from ..layers import (
+    FULL,
+    SLIDING,
+    VISION_CARRIED,
+    VISION_RENAMED,
+    RotaryByKind,
+    RotaryEmbedding,
+    Rotations,
+    TextPart,
+    layer_types,
+)
 from .gemma2 import CappedLM, Gemma2Config, Layer, Norm, ScaledDecoder
 
 
@@ -70,3 +80,20 @@ def decoder(c: Gemma3Config) -> ScaledDecoder:
 class Gemma3(CappedLM):
     def __init__(self, c: Gemma3Config) -> None:
         super().__init__(c, decoder(c))
+
+
+class Gemma3ImageConfig(Gemma3Config):
+    section = "text_config"
+
+
+@model(
+    "Gemma3ForConditionalGeneration",
+    config=Gemma3ImageConfig,
+    model_type="gemma3",
+    renamed=VISION_RENAMED,
+    carried=VISION_CARRIED,
+    examples=["google/gemma-3-4b-it", "google/gemma-3-27b-it"],
+)
+class Gemma3Text(CappedLM):
+    def __init__(self, c: Gemma3ImageConfig) -> None:
+        super().__init__(c, TextPart(decoder(c)))

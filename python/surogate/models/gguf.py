@@ -14,6 +14,7 @@ from typing import Any
 from ..dsl.model import find
 from ..errors import ModelConfigError
 from ..layers.rotary import ORIGINAL_LENGTH
+from ..layers.window import FULL, SLIDING
 from . import build
 
 Metadata = list[tuple[str, str, Any]]
@@ -33,6 +34,18 @@ INSIDE = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+#: Layers with norms behind their halves too, by what each architecture calls them.
+SANDWICH = INSIDE | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+GLM4_INSIDE = INSIDE | {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",
+}
+PHI3_INSIDE = INSIDE | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)\.(weight|bias)")
 
 #: The same of GPT-2.
@@ -52,6 +65,15 @@ GPT2_INSIDE = {
 }
 
 
+def _full(config: Any) -> Any:
+    """The rotation, that of full attention where kinds of layers have their own."""
+    return config.rope[FULL] if isinstance(config.rope, dict) else config.rope
+
+
+def _rotated(config: Any) -> int:
+    return int(config.head_dim * (_full(config).share or 1.0))
+
+
 def _llama_sizes(config: Any) -> Metadata:
     """What Llama and its kin are made of."""
     sizes = {
@@ -63,14 +85,30 @@ def _llama_sizes(config: Any) -> Metadata:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": _rotated(config),
         "vocab_size": config.vocab_size,
     }
     return [
         *((name, "u32", value) for name, value in sizes.items()),
         ("attention.layer_norm_rms_epsilon", "f32", config.rms_norm_eps),
-        ("rope.freq_base", "f32", config.rope.theta),
+        ("rope.freq_base", "f32", _full(config).theta),
     ]
+
+
+def _gemma_sizes(config: Any) -> Metadata:
+    caps = [(name, getattr(config, name)) for name in ("attn_logit_softcapping", "final_logit_softcapping")]
+    window = [("attention.sliding_window", "u32", config.window)] if config.window else []
+    return [*_llama_sizes(config), *((name, "f32", value) for name, value in caps if value is not None), *window]
+
+
+def _granite_sizes(config: Any) -> Metadata:
+    factors = {
+        "attention.scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+    }
+    return [*_llama_sizes(config), *((name, "f32", value) for name, value in factors.items())]
 
 
 def _gpt2_sizes(config: Any) -> Metadata:
@@ -92,6 +130,41 @@ def _llama_problems(config: Any) -> list[str]:
     shorter = any(window is not None and window < config.max_position_embeddings for window in windows)
     said = "`sliding_window`: readers of this form attend to everything; set it to null to say so"
     return [said] if shorter else []
+
+
+def _gemma_problems(config: Any, period: int, largest: int) -> list[str]:
+    """`largest` is the number of layers of the one size whose scores readers divide by other numbers."""
+    problems = []
+    if config.attention_bias:
+        problems.append("`attention_bias`: readers of this form have no biases")
+    scaled = config.hidden_size / config.num_attention_heads if config.num_hidden_layers == largest else config.head_dim
+    if config.query_pre_attn_scalar != scaled:
+        problems.append(f"`query_pre_attn_scalar`: readers of this form divide by the root of {scaled:g}")
+    kinds = [SLIDING if (i + 1) % period else FULL for i in range(config.num_hidden_layers)]
+    if config.layer_types != kinds:
+        problems.append(f"`layer_types`: in this form every layer number {period} sees everything, the others have a window")
+    if config.hidden_activation not in ("gelu_pytorch_tanh", "gelu_new"):
+        problems.append(f"`hidden_activation`: readers of this form compute gelu_tanh, not {config.hidden_activation}")
+    return problems
+
+
+def _gemma2_problems(config: Any) -> list[str]:
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    missing = [f"`{name}`: readers of this form have a cap" for name in names if getattr(config, name) is None]
+    return _gemma_problems(config, 2, 46) + missing
+
+
+def _gemma3_problems(config: Any) -> list[str]:
+    problems = _gemma_problems(config, 6, 62)
+    if config.final_logit_softcapping is not None:
+        problems.append("`final_logit_softcapping`: readers of this form have no cap")
+    if (config.rope[SLIDING].theta, config.rope[SLIDING].type) != (10000.0, "default"):
+        problems.append("`rope_local_base_freq`: readers of this form rotate layers with a window by 10000")
+    return problems
+
+
+def _olmo2_problems(config: Any) -> list[str]:
+    return ["`attention_bias`: readers of this form have no biases"] if config.attention_bias else []
 
 
 def _smollm3_problems(config: Any) -> list[str]:
@@ -120,6 +193,8 @@ class Form:
     interleaved: bool = False
     #: Matrices of layers are kept as [in, out] by the model.
     transposed: bool = False
+    #: Weights of norms act as 1 + w in the model.
+    offset: bool = False
     outside: dict[str, str] = field(default_factory=lambda: OUTSIDE)
     inside: dict[str, str] = field(default_factory=lambda: INSIDE)
     sizes: Callable[[Any], Metadata] = _llama_sizes
@@ -132,6 +207,16 @@ FORMS = {
     "Qwen2ForCausalLM": Form("qwen2"),
     "Qwen3ForCausalLM": Form("qwen3"),
     "SmolLM3ForCausalLM": Form("smollm3", interleaved=True, problems=_smollm3_problems),
+    "Gemma2ForCausalLM": Form(
+        "gemma2", offset=True, inside=SANDWICH, sizes=_gemma_sizes, problems=_gemma2_problems
+    ),
+    "Gemma3ForCausalLM": Form(
+        "gemma3", offset=True, inside=SANDWICH, sizes=_gemma_sizes, problems=_gemma3_problems
+    ),
+    "Phi3ForCausalLM": Form("phi3", inside=PHI3_INSIDE),
+    "GraniteForCausalLM": Form("granite", interleaved=True, sizes=_granite_sizes),
+    "Olmo2ForCausalLM": Form("olmo2", inside=SANDWICH, problems=_olmo2_problems),
+    "Glm4ForCausalLM": Form("glm4", inside=GLM4_INSIDE),
     "GPT2LMHeadModel": Form(
         "gpt2",
         transposed=True,
@@ -182,7 +267,7 @@ def describe(fields: dict[str, Any], vocabulary: Metadata, name: str) -> str:
 
 def _rotation(form: Form, config: Any) -> tuple[Metadata, dict[str, Any] | None, list[str]]:
     """Keys of the scaling, settings of a table of factors, and what has no form."""
-    rope, key = getattr(config, "rope", None), f"{form.name}.rope.scaling"
+    rope, key = _full(config) if hasattr(config, "rope") else None, f"{form.name}.rope.scaling"
     if rope is None or rope.type == "default":
         return [], None, []
     if rope.type == "linear":
@@ -215,9 +300,12 @@ def _source(parameter: str, form: Form, config: Any) -> dict[str, Any]:
         if form.interleaved and module in ("self_attn.q_proj", "self_attn.k_proj"):
             queries = module == "self_attn.q_proj"
             source["interleave_heads"] = config.num_attention_heads if queries else config.num_key_value_heads
+        if form.offset and "norm" in source["name"]:
+            source["plus_one"] = True
         if form.transposed and part == "weight" and "norm" not in source["name"]:
             source["transpose"] = True
         return source
     module, part = parameter.rsplit(".", 1)
     name = f"{form.outside[module]}.{part}"
-    return {"name": name, "from": parameter, **({"exact": True} if name in EXACT else {})}
+    source = {"name": name, "from": parameter, **({"exact": True} if name in EXACT else {})}
+    return source | ({"plus_one": True} if form.offset and "norm" in name else {})

@@ -29,7 +29,13 @@ RECORDED = {
     "GraniteForCausalLM": "granite",
     "Olmo3ForCausalLM": "olmo3",
     "Glm4ForCausalLM": "glm4",
+    "Ministral3ForCausalLM": "ministral3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
 }
+
+#: Mixtures of experts: what does not hold for them is said below.
+MIXTURES = {"Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"}
 
 HEAD = """# Models
 
@@ -39,7 +45,12 @@ transformers 4 and 5.
 
 Every architecture here trains with LoRA, QLoRA and in full, with every recipe, on packed rows too; adapters are PEFT's,
 merged models and exports have the names and shapes of the published files. GGUF is written where the last column but one
-says so.
+says so. Of models that see images (`…ForConditionalGeneration`) the text part is trained, and the tensors of the others are
+taken over unchanged.
+
+Mixtures of experts (*) train in full, and with adapters on the modules that `lora_target_modules` names outside of the
+experts: `all-linear`, which would adapt experts and router too, is rejected, and so are QLoRA and PEFT's adapters on experts.
+Auxiliary losses (`output_router_logits: true`) are rejected as well. On GPUs the products of experts use a portable kernel.
 
 | Architecture | Examples | What it is | GGUF | Recorded values |
 |---|---|---|---|---|
@@ -49,7 +60,8 @@ TAIL = """
 Recorded values are those of transformers and peft in float32: logits, hidden states, the loss of each token, every gradient,
 packed rows, LoRA, merged weights, and twenty training steps in full and with LoRA, repeated on the CPU by
 `tests/python/test_golden.py`, in bfloat16 also against what transformers itself loses there. Those of Llama and Qwen3 are in
-the repository (`tests/golden`), the others in a folder beside it. `tests/oracle/compare_transformers.py` compares random
+the repository (`tests/golden`), the others in a folder next to it. Of mixtures everything but LoRA and bfloat16 is repeated,
+where transformers takes other experts for some tokens. `tests/oracle/compare_transformers.py` compares random
 configurations of every architecture with transformers and peft.
 
 [Adding an architecture](adding-a-model.md) shows how a family is written.
@@ -61,7 +73,8 @@ def row(of: Architecture) -> str:
     said = " ".join(text.split())
     examples = ", ".join(f"`{name}`" for name in of.examples)
     gguf, recorded = "yes" if of.name in FORMS else "–", "yes" if of.name in RECORDED else "–"
-    return f"| `{of.name}` | {examples} | {said} | {gguf} | {recorded} |\n"
+    star = " *" if of.name in MIXTURES else ""
+    return f"| `{of.name}`{star} | {examples} | {said} | {gguf} | {recorded} |\n"
 
 
 def text() -> str:

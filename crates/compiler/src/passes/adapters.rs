@@ -13,6 +13,13 @@ use crate::{CompileError, CompileOptions};
 
 pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
     let Some(adapter) = &options.adapter else { return Ok(()) };
+    if adapter.targets.iter().any(|target| target == "all-linear")
+        && graph.nodes.iter().any(|node| node.op == id::GROUPED_LINEAR)
+    {
+        let text = "`all-linear` would put adapters on the experts and their router too, which is not available yet: name \
+                    the modules of attention, such as q_proj, k_proj, v_proj and o_proj";
+        return Err(CompileError::Options(text.into()));
+    }
     let rules = AdapterRules::new(adapter)?;
     let dropout = if kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
     let micro_step = (dropout > 0.0)

@@ -15,4 +15,5 @@ pub mod low_rank;
 pub mod merge_linears;
 pub mod packed_linears;
 pub mod results;
+pub mod stacked_parameters;
 pub mod without_adapters;

@@ -15,6 +15,9 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
     if options.adapter.is_none() && options.training.is_some() {
         return Err(CompileError::Options("quantised weights are frozen: only adapters on them are trained".into()));
     }
+    if options.quantised.is_some() && graph.nodes.iter().any(|node| node.op == id::GROUPED_LINEAR) {
+        return Err(CompileError::Options("the matrices of experts cannot be quantised yet".into()));
+    }
     let linears = graph.nodes.iter().filter(|node| node.op == id::LINEAR && node.layer.is_some());
     let weights = linears.filter_map(|node| match graph.value(*node.inputs.get(1)?).origin {
         Origin::Parameter(id) => Some(id),

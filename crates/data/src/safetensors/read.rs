@@ -276,6 +276,11 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// Those of a model without files.
+    pub fn none() -> Self {
+        Weights { folder: PathBuf::new(), files: Vec::new(), place: HashMap::new(), linears: BTreeMap::new() }
+    }
+
     /// Opens a folder, or a single `.safetensors` file.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         if path.is_file() {
@@ -336,6 +341,27 @@ impl Weights {
         if !self.place.keys().any(|name| name.starts_with(prefix)) {
             self.place = self.place.into_iter().map(|(name, at)| (format!("{prefix}{name}"), at)).collect();
         }
+        self
+    }
+
+    /// With other beginnings of names: each pair is that of a file and what stands for it.
+    pub fn renamed(mut self, pairs: &[[String; 2]]) -> Self {
+        let other = |name: String| {
+            let found = pairs.iter().find_map(|[from, to]| Some(format!("{to}{}", name.strip_prefix(from.as_str())?)));
+            found.unwrap_or(name)
+        };
+        self.place = self.place.into_iter().map(|(name, at)| (other(name), at)).collect();
+        self
+    }
+
+    /// The name that a tensor has in its file.
+    pub fn name_in_file(&self, name: &str) -> Option<&str> {
+        self.place.get(name).map(|(_, there)| there.as_str())
+    }
+
+    /// Only the tensors whose names are wanted.
+    pub fn filtered(mut self, wanted: impl Fn(&str) -> bool) -> Self {
+        self.place.retain(|name, _| wanted(name));
         self
     }
 

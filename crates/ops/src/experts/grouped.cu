@@ -1,0 +1,103 @@
+// Products with a matrix for each group of rows; row i of a tensor X is at X_AT(i), offsets i32 [GROUPS + 1] say where the
+// rows of a group begin.
+//   grouped_linear: y[r, n] = sum over k of x[r, k] w[g][n, k] (w[g][k, n] if TRANSPOSED). Block (t, c) has the t-th tile
+//     of TILE rows when those of all groups are counted one group after the other, and TILE columns; there are at most
+//     rows/TILE + GROUPS tiles, and blocks beyond the last do nothing: nothing about the groups is known to the host.
+//   grouped_weight_gradient: dw[g] = a' b over the rows of the group, dw f32 [GROUPS, M, K] dense; a block per tile and group.
+// Portable and plain: f32 sums in the order of k (of rows), 4 x 4 results per thread, tiles through shared memory.
+#include "types.cuh"
+
+#define STEP 16
+#define EACH (TILE / 16)
+
+#if defined(X_T)
+extern "C" __global__ void __launch_bounds__(THREADS)
+grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ offsets,
+               Y_T* __restrict__ y) {
+  __shared__ float left[STEP][TILE + 1], right[STEP][TILE + 1];
+  int tile = blockIdx.x, group = 0, first = 0, end = 0;
+  for (; group < GROUPS; group++) {
+    first = offsets[group];
+    end = offsets[group + 1];
+    const int own = (end - first + TILE - 1) / TILE;
+    if (tile < own) break;
+    tile -= own;
+  }
+  if (group == GROUPS) return;
+  first += tile * TILE;
+  const int n0 = blockIdx.y * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  float sum[EACH][EACH] = {};
+  for (int k0 = 0; k0 < K; k0 += STEP) {
+    for (int i = threadIdx.x; i < TILE * STEP; i += THREADS) {
+      const int k = i % STEP, r = i / STEP;
+      left[k][r] = first + r < end && k0 + k < K ? load(x + X_AT(first + r) + k0 + k) : 0.0f;
+    }
+    for (int i = threadIdx.x; i < TILE * STEP; i += THREADS) {
+      const int k = TRANSPOSED ? i / TILE : i % STEP, n = TRANSPOSED ? i % TILE : i / STEP;
+      float value = 0.0f;
+      if (n0 + n < N && k0 + k < K)
+        value = TRANSPOSED ? load(w + W_AT((size_t)group * K + k0 + k) + n0 + n)
+                           : load(w + W_AT((size_t)group * N + n0 + n) + k0 + k);
+      right[k][n] = value;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < STEP; k++) {
+      float a[EACH], b[EACH];
+#pragma unroll
+      for (int i = 0; i < EACH; i++) a[i] = left[k][ty + 16 * i], b[i] = right[k][tx + 16 * i];
+#pragma unroll
+      for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) sum[i][j] += a[i] * b[j];
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++)
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      const int r = first + ty + 16 * i, n = n0 + tx + 16 * j;
+      if (r < end && n < N) store(y + Y_AT(r) + n, sum[i][j]);
+    }
+}
+#endif
+
+#if defined(A_T)
+extern "C" __global__ void __launch_bounds__(THREADS)
+grouped_weight_gradient(const A_T* __restrict__ a, const B_T* __restrict__ b, const int* __restrict__ offsets,
+                        float* __restrict__ dw) {
+  __shared__ float left[STEP][TILE + 1], right[STEP][TILE + 1];
+  const int group = blockIdx.z, first = offsets[group], end = offsets[group + 1];
+  const int m0 = blockIdx.x * TILE, k0 = blockIdx.y * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  float sum[EACH][EACH] = {};
+  for (int r0 = first; r0 < end; r0 += STEP) {
+    for (int i = threadIdx.x; i < TILE * STEP; i += THREADS) {
+      const int c = i % TILE, r = i / TILE;
+      left[r][c] = r0 + r < end && m0 + c < M ? load(a + A_AT(r0 + r) + m0 + c) : 0.0f;
+      right[r][c] = r0 + r < end && k0 + c < K ? load(b + B_AT(r0 + r) + k0 + c) : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < STEP; r++) {
+      float u[EACH], v[EACH];
+#pragma unroll
+      for (int i = 0; i < EACH; i++) u[i] = left[r][ty + 16 * i], v[i] = right[r][tx + 16 * i];
+#pragma unroll
+      for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) sum[i][j] += u[i] * v[j];
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++)
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      const int m = m0 + ty + 16 * i, k = k0 + tx + 16 * j;
+      if (m >= M || k >= K) continue;
+      float* at = dw + ((size_t)group * M + m) * K + k;
+      *at = ACCUMULATE ? *at + sum[i][j] : sum[i][j];
+    }
+}
+#endif

@@ -1,0 +1,270 @@
+//! Products in which every group of rows has a matrix of its own. The sizes of the groups are data: a kernel finds the
+//! group of its rows from the offsets.
+
+use graph::{Dim, Element, OpId, ValueType};
+use program::{Arg, Cost, TensorRef};
+use rayon::prelude::*;
+use tensor::Attrs;
+
+use super::{example_groups, ints, kernel, normal};
+use crate::call::Call;
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{LowerCall, Lowered, defines_for};
+use crate::op::{Attribute, Class, Example, ExampleInput, Op};
+use crate::real::Real;
+use crate::registry::id;
+
+const SOURCE: &str = include_str!("grouped.cu");
+
+const THREADS: usize = 256;
+/// Rows and columns of a block's tile.
+const TILE: usize = 64;
+
+const TRANSPOSED: Attribute =
+    Attribute { name: "transposed", kind: "bool?", doc: "the matrices are [K, N]: y = x·w, not x·wᵀ" };
+const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of matrices" };
+
+/// y = x·w[group]ᵀ
+pub struct GroupedLinear;
+
+/// dw[group] = Σ over the rows of the group of dy·xᵀ
+pub struct GroupedWeightGradient;
+
+fn columns(t: &ValueType) -> Result<usize, String> {
+    t.last().ok_or_else(|| "the last axis must be known".into())
+}
+
+/// Rows of all matrices behind one another, and their columns.
+fn matrices(w: &ValueType) -> Result<(usize, usize), String> {
+    let fixed: Option<Vec<usize>> = w.shape.iter().map(Dim::fixed).collect();
+    match fixed.as_deref() {
+        Some([leading @ .., columns]) if !leading.is_empty() => Ok((leading.iter().product(), *columns)),
+        _ => Err("the matrices must be [G·N, K] or [G, N, K], all extents known".into()),
+    }
+}
+
+fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
+    if offsets.dtype != Element::I32 || offsets.shape != [Dim::Fixed(groups + 1)] {
+        return Err(format!("the offsets must be i32 [{}]", groups + 1));
+    }
+    Ok(())
+}
+
+fn flag(attrs: &Attrs, name: &str) -> bool {
+    attrs.flag(name).expect("checked by the shape rule")
+}
+
+impl Op for GroupedLinear {
+    fn id(&self) -> OpId {
+        id::GROUPED_LINEAR
+    }
+
+    fn class(&self) -> Class {
+        Class::Gather
+    }
+
+    fn doc(&self) -> &'static str {
+        "y = x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K], whose rows are all \
+         axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[GROUPS, TRANSPOSED]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [x, w, offsets] = inputs else { return Err("takes x, the matrices and the offsets".into()) };
+        let (groups, transposed) = (attrs.size("groups")?, attrs.flag("transposed")?);
+        check_offsets(offsets, groups)?;
+        let (k, (rows, width)) = (columns(x)?, matrices(w)?);
+        if groups == 0 || !rows.is_multiple_of(groups) {
+            return Err(format!("{rows} rows of matrices are not those of {groups} groups"));
+        }
+        let (inner, n) = if transposed { (rows / groups, width) } else { (width, rows / groups) };
+        if inner != k || !x.dtype.is_float() || !w.dtype.is_float() {
+            return Err(format!("the matrices take {inner} columns, x has {k}"));
+        }
+        let mut result = x.clone();
+        *result.shape.last_mut().expect("x has columns") = Dim::Fixed(n);
+        Ok(vec![result])
+    }
+
+    fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
+        let (x, w, offsets, dy) = (call.input(0), call.input(1), call.input(2), call.dy());
+        let groups = call.node.attrs.size("groups").expect("checked by the shape rule");
+        let transposed = flag(&call.node.attrs, "transposed");
+        let attrs = Attrs::new().with("groups", groups);
+        let dx = call.wanted(0, id::GROUPED_LINEAR, &[dy, w, offsets], attrs.clone().with("transposed", !transposed));
+        let (left, right) = if transposed { (x, dy) } else { (dy, x) };
+        let shape = call.emit.value(w).shape.clone();
+        let dw = call.wanted(1, id::GROUPED_WEIGHT_GRADIENT, &[left, right, offsets], attrs.with("shape", shape));
+        Gradients::Inputs(vec![dx, dw, None])
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
+        let k = inputs[0].shape[inputs[0].shape.len() - 1];
+        Cost { flops: 2.0 * outputs[0].len() as f64 * k as f64, bytes }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
+        let groups = call.inputs[2].len() - 1;
+        let (k, n) = (x.shape[x.shape.len() - 1], y.shape[y.shape.len() - 1]);
+        let rows = y.len() / n;
+        // Each group ends in a tile that may not be full.
+        let tiles = rows.div_ceil(TILE) + groups.min(rows);
+        let numbers = [
+            ("GROUPS", groups),
+            ("K", k),
+            ("N", n),
+            ("TILE", TILE),
+            ("TRANSPOSED", flag(call.attrs, "transposed") as usize),
+        ];
+        let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
+        let grid = [tiles, n.div_ceil(TILE), 1];
+        let mut kernel = kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, args);
+        kernel.defines.extend([("X", x), ("W", w), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
+        Lowered::Kernels(vec![kernel])
+    }
+
+    crate::reference!(linear);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |tokens: usize, each: usize, groups: usize, k: usize, n: usize, transposed: bool| {
+            let (_, _, offsets) = example_groups(tokens, each, groups);
+            let w = if transposed { [groups, k, n] } else { [groups, n, k] };
+            let attrs = Attrs::new().with("groups", groups).with("transposed", transposed);
+            let inputs = vec![normal(&[1, tokens, each, k]), normal(&w), ints(&[groups + 1], offsets)];
+            Example::new(inputs, attrs).differentiate(&[0, 1])
+        };
+        let mut flat = example(7, 2, 4, 6, 5, false);
+        flat.inputs[1] = normal(&[20, 6]);
+        vec![
+            example(6, 2, 4, 8, 5, false),
+            example(5, 2, 3, 4, 9, true),
+            flat,
+            example(80, 4, 3, 70, 65, false),
+            example(90, 2, 5, 33, 130, true),
+        ]
+    }
+}
+
+/// The group of each row.
+fn groups_of(offsets: &[i32]) -> Vec<usize> {
+    let of = |(group, ends): (usize, &[i32])| std::iter::repeat_n(group, (ends[1] - ends[0]) as usize);
+    offsets.windows(2).enumerate().flat_map(of).collect()
+}
+
+fn linear<T: Real>(call: &mut Call<'_, T>) {
+    let [x, w, offsets] = call.inputs else { unreachable!("the shape rule requires three inputs") };
+    let transposed = flag(call.attrs, "transposed");
+    let (k, group_of) = (x.columns(), groups_of(offsets.int()));
+    let (x, w) = (x.real(), w.real());
+    let [y] = call.outputs_mut();
+    let n = *y.shape().last().expect("y has columns");
+    y.real().par_chunks_mut(n).zip(x.par_chunks(k)).zip(&group_of).for_each(|((y, x), group)| {
+        let own = &w[group * n * k..(group + 1) * n * k];
+        if transposed {
+            y.fill(T::default());
+            for (x, row) in x.iter().zip(own.chunks(n)) {
+                y.iter_mut().zip(row).for_each(|(y, w)| *y += *x * *w);
+            }
+        } else {
+            for (y, row) in y.iter_mut().zip(own.chunks(k)) {
+                *y = x.iter().zip(row).map(|(x, w)| *x * *w).sum();
+            }
+        }
+    });
+}
+
+impl Op for GroupedWeightGradient {
+    fn id(&self) -> OpId {
+        id::GROUPED_WEIGHT_GRADIENT
+    }
+
+    fn class(&self) -> Class {
+        Class::Gather
+    }
+
+    fn doc(&self) -> &'static str {
+        "dw[g] = Σ over the rows of group g of aᵀ·b, in f32 and in the order of the rows; 0 for a group without rows. a \
+         […, M], b […, K], offsets i32 [G + 1] → f32 `shape`, which has G·M·K elements. With `accumulate`, added to."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &[
+            GROUPS,
+            Attribute { name: "shape", kind: "list of int", doc: "of the result" },
+            Attribute { name: "accumulate", kind: "bool?", doc: "add to dw instead of overwriting it" },
+        ]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [a, b, offsets] = inputs else { return Err("takes a, b and the offsets".into()) };
+        let (groups, shape) = (attrs.size("groups")?, attrs.sizes("shape")?);
+        attrs.flag("accumulate")?;
+        check_offsets(offsets, groups)?;
+        if a.shape[..a.shape.len() - 1] != b.shape[..b.shape.len() - 1] {
+            return Err("a and b must have the same rows".into());
+        }
+        if shape.iter().product::<usize>() != groups * columns(a)? * columns(b)? {
+            return Err(format!("{shape:?} does not hold a matrix for each of {groups} groups"));
+        }
+        Ok(vec![ValueType::new(Element::F32, shape.into_iter().map(Dim::Fixed).collect::<Vec<_>>())])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("second derivatives are not supported")
+    }
+
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
+        let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
+        let m = inputs[0].shape[inputs[0].shape.len() - 1];
+        Cost { flops: 2.0 * inputs[1].len() as f64 * m as f64, bytes }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        let (a, b, dw) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
+        assert!(dw.is_dense(), "gradients of matrices are dense: {dw}");
+        let groups = call.inputs[2].len() - 1;
+        let (m, k) = (a.shape[a.shape.len() - 1], b.shape[b.shape.len() - 1]);
+        let accumulate = flag(call.attrs, "accumulate") as usize;
+        let numbers = [("GROUPS", groups), ("M", m), ("K", k), ("TILE", TILE), ("ACCUMULATE", accumulate)];
+        let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
+        let grid = [m.div_ceil(TILE), k.div_ceil(TILE), groups];
+        let mut kernel = kernel("grouped_weight_gradient", SOURCE, grid, THREADS, &numbers, args);
+        kernel.defines.extend([("A", a), ("B", b)].iter().flat_map(|(name, t)| defines_for(name, t)));
+        Lowered::Kernels(vec![kernel])
+    }
+
+    crate::reference!(weight_gradient);
+
+    fn examples(&self) -> Vec<Example> {
+        let example = |tokens: usize, groups: usize, m: usize, k: usize, accumulate: bool| {
+            let (_, _, offsets) = example_groups(tokens, 2, groups);
+            let inputs = vec![normal(&[1, tokens, 2, m]), normal(&[1, tokens, 2, k]), ints(&[groups + 1], offsets)];
+            let attrs = Attrs::new().with("groups", groups).with("shape", vec![groups * m, k]);
+            let state = ExampleInput::NormalF32 { shape: vec![groups * m, k], scale: 1.0 };
+            Example::new(inputs, attrs.with("accumulate", accumulate)).with_state(vec![state])
+        };
+        vec![example(6, 4, 5, 8, false), example(40, 3, 70, 66, true), example(300, 6, 16, 24, false)]
+    }
+}
+
+fn weight_gradient<T: Real>(call: &mut Call<'_, T>) {
+    let [a, b, offsets] = call.inputs else { unreachable!("the shape rule requires three inputs") };
+    let accumulate = flag(call.attrs, "accumulate");
+    let ((m, k), offsets) = ((a.columns(), b.columns()), offsets.int());
+    let (a, b) = (a.real(), b.real());
+    let [dw] = call.outputs_mut();
+    dw.real().par_chunks_mut(k).enumerate().for_each(|(row, dw)| {
+        let (group, column) = (row / m, row % m);
+        let mut sum = vec![T::default(); k];
+        for r in offsets[group] as usize..offsets[group + 1] as usize {
+            let factor = a[r * m + column];
+            sum.iter_mut().zip(&b[r * k..(r + 1) * k]).for_each(|(sum, b)| *sum += factor * *b);
+        }
+        dw.iter_mut().zip(sum).for_each(|(dw, sum)| *dw = if accumulate { *dw + sum } else { sum });
+    });
+}

@@ -1,0 +1,127 @@
+"""Ministral 3 and Mistral Small 3.x, of models that see images the text part: Mistral with an explicit head size;
+in Ministral 3 the rotation is scaled by YaRN and queries grow with their position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import layers
+from ..dsl import Batch, Module, Reader, Tensor, model, ops
+from ..errors import ModelConfigError
+from ..layers import (
+    VISION_CARRIED,
+    VISION_RENAMED,
+    CausalLM,
+    Decoder,
+    DecoderConfig,
+    DecoderLayer,
+    GatedMLP,
+    Rotation,
+    TextPart,
+    window,
+)
+from .mistral import MistralConfig
+
+BETA = "llama_4_scaling_beta"
+
+
+class QueryRotation(Rotation):
+    """A rotation whose settings also say how queries grow."""
+
+    @classmethod
+    def read(cls, reader: Reader, field: str) -> Rotation:
+        for name in ("rope_parameters", "rope_scaling"):
+            values = reader.fields.get(name)
+            if isinstance(values, dict):
+                # Repeated from the level above; transformers does not read it here.
+                known = {key: value for key, value in values.items() if key not in (BETA, "max_position_embeddings")}
+                reader.fields = reader.fields | {name: known, BETA: values.get(BETA)}
+        return Rotation.read(reader, field)
+
+
+class Ministral3Config(DecoderConfig):
+    vocab_size: int = 131072
+    intermediate_size: int = 14336
+    num_hidden_layers: int = 34
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    max_position_embeddings: int = 262144
+    rms_norm_eps: float = 1e-5
+    pad_token_id: int | None = 11
+    rope: QueryRotation
+
+    def derive(self, reader: Reader) -> None:
+        super().derive(reader)
+        self.window = window(reader, None)
+        self.beta = reader.take(BETA)
+        if self.beta is not None and (isinstance(self.beta, bool) or not isinstance(self.beta, int | float)):
+            reader.problem(f"rope_parameters.{BETA}", f"{self.beta!r} is not supported, expected a number")
+        if self.beta and "original_max_position_embeddings" not in self.rope.settings:
+            reader.problem(f"rope_parameters.{BETA}", "needs `original_max_position_embeddings`")
+        self.original = self.rope.settings.get("original_max_position_embeddings")
+
+
+class Attention(layers.Attention):
+    def __init__(self, c: Ministral3Config) -> None:
+        super().__init__(c, window=c.window)
+        self.beta, self.original = c.beta, c.original
+
+    def heads(self, x: Tensor, rotate: Callable[..., Tensor], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().heads(x, rotate, batch)
+        if self.beta:
+            q = ops.position_scale(q, batch.position_ids, beta=self.beta, original=self.original)
+        return q, k, v
+
+
+def decoder(c: DecoderConfig, attention: Module) -> Decoder:
+    return Decoder(c, DecoderLayer(c, attention, GatedMLP(c.hidden_size, c.intermediate_size)))
+
+
+@model(
+    "Ministral3ForCausalLM",
+    config=Ministral3Config,
+    model_type="ministral3",
+    base="model",
+    examples=["mistralai/Ministral-3-8B-Base-2512"],
+)
+class Ministral3(CausalLM):
+    def __init__(self, c: Ministral3Config) -> None:
+        super().__init__(c, decoder(c, Attention(c)))
+
+
+class Ministral3Part(Ministral3Config):
+    section = "text_config"
+
+
+class MistralPart(MistralConfig):
+    section = "text_config"
+
+
+class Mistral3Config:
+    """The config of the text part, which is a Ministral 3 or a Mistral."""
+
+    PARTS = {"ministral3": Ministral3Part, "mistral": MistralPart}
+
+    @classmethod
+    def from_dict(cls, architecture: str, fields: dict[str, Any]) -> DecoderConfig:
+        part = fields.get("text_config")
+        kind = part.get("model_type", "mistral") if isinstance(part, dict) else None
+        if kind not in cls.PARTS:
+            known = " or ".join(map(repr, cls.PARTS))
+            raise ModelConfigError(architecture, [f"`text_config.model_type`: {kind!r} is not supported, expected {known}"])
+        return cls.PARTS[kind].from_dict(architecture, fields)
+
+
+@model(
+    "Mistral3ForConditionalGeneration",
+    config=Mistral3Config,
+    model_type="mistral3",
+    renamed=VISION_RENAMED,
+    carried=VISION_CARRIED,
+    examples=["mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Ministral-3-8B-Instruct-2512"],
+)
+class Mistral3Text(CausalLM):
+    def __init__(self, c: DecoderConfig) -> None:
+        attention = Attention(c) if isinstance(c, Ministral3Config) else layers.Attention(c, window=c.window)
+        super().__init__(c, TextPart(decoder(c, attention)))

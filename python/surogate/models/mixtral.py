@@ -1,0 +1,56 @@
+"""Mixtral: Mistral with experts in place of the feed-forward layer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ..dsl import Module, Reader, Tensor, model, output
+from ..layers import Attention, CausalLM, Decoder, DecoderConfig, Experts, Mixture, RMSNorm, window
+from .qwen3_moe import count_of_experts
+
+
+class MixtralConfig(DecoderConfig):
+    intermediate_size: int = 14336
+    num_key_value_heads: int = 8
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1e-5
+    num_experts_per_tok: int = 2
+    router_aux_loss_coef: float = 0.001  # counts with `output_router_logits` alone, as in transformers
+    output_router_logits: Literal[False] = False
+    router_jitter_noise: Literal[0.0] = 0.0
+
+    theta = 1000000.0
+
+    def derive(self, reader: Reader) -> None:
+        super().derive(reader)
+        self.window = window(reader, None)
+        self.num_experts = count_of_experts(reader, 8)
+        if self.num_experts_per_tok > self.num_experts:
+            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
+
+
+class Layer(Module):
+    def __init__(self, c: MixtralConfig) -> None:
+        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, ("w1", "w3", "w2"))
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.self_attn = Attention(c, window=c.window)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.block_sparse_moe = Mixture(c.hidden_size, experts, top_k=c.num_experts_per_tok, normalise=True)
+
+    def forward(self, x: Tensor, *shared: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), *shared)
+        x = x + self.block_sparse_moe(self.post_attention_layernorm(x))
+        output("hidden.layer.{i}", x)
+        return x
+
+
+@model(
+    "MixtralForCausalLM",
+    config=MixtralConfig,
+    model_type="mixtral",
+    base="model",
+    examples=["mistralai/Mixtral-8x7B-v0.1"],
+)
+class Mixtral(CausalLM):
+    def __init__(self, c: MixtralConfig) -> None:
+        super().__init__(c, Decoder(c, Layer(c)))

@@ -1,0 +1,47 @@
+"""OLMoE: Llama with a norm over all queries and over all keys at once, and experts in place of the feed-forward layer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..dsl import Reader, model
+from ..layers import CausalLM, Decoder, DecoderConfig, DecoderLayer, Experts, Mixture
+from .olmo import Attention
+from .qwen3_moe import count_of_experts
+
+
+class OlmoeConfig(DecoderConfig):
+    vocab_size: int = 50304
+    hidden_size: int = 2048
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 16
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-5
+    pad_token_id: int | None = 1
+    attention_bias: bool = False
+    clip_qkv: Literal[None] = None
+    num_experts_per_tok: int = 8
+    norm_topk_prob: bool = False
+    router_aux_loss_coef: float = 0.01  # counts with `output_router_logits` alone, as in transformers
+    output_router_logits: Literal[False] = False
+
+    def derive(self, reader: Reader) -> None:
+        super().derive(reader)
+        self.num_experts = count_of_experts(reader, 64)
+        if self.num_experts_per_tok > self.num_experts:
+            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
+
+
+@model(
+    "OlmoeForCausalLM",
+    config=OlmoeConfig,
+    model_type="olmoe",
+    base="model",
+    examples=["allenai/OLMoE-1B-7B-0924"],
+)
+class Olmoe(CausalLM):
+    def __init__(self, c: OlmoeConfig) -> None:
+        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size)
+        mixture = Mixture(c.hidden_size, experts, top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob)
+        super().__init__(c, Decoder(c, DecoderLayer(c, Attention(c), mixture)))

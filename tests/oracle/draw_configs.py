@@ -1,0 +1,197 @@
+"""Random configurations of small models, as transformers describes them.
+
+Knows the fields of each family; `compare_transformers.py` makes models of them.
+"""
+
+from __future__ import annotations
+
+import random
+
+import transformers
+
+
+def draw_rope(rng: random.Random, head_dim: int) -> dict:
+    theta = rng.choice([10000.0, 500000.0, 1000000.0, 1234.5])
+    kind = rng.choice(["default", "default", "linear", "llama3", "yarn", "dynamic", "longrope"])
+    rope: dict = {"rope_type": kind, "rope_theta": theta}
+    if kind != "default":
+        rope["factor"] = rng.choice([2.0, 4.0, 8.0, 1.5])
+    if kind == "llama3":
+        rope |= {"low_freq_factor": rng.choice([1.0, 0.5]), "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = rng.choice([16, 64, 8192])
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = rng.choice([16, 64, 2048])
+        rope |= rng.choice([{}, {"beta_fast": 16.0, "beta_slow": 2.0}, {"attention_factor": 1.3}, {"truncate": False}])
+        rope |= rng.choice([{}, {"mscale": 0.7, "mscale_all_dim": 0.9}])
+    if kind == "longrope":
+        rope["original_max_position_embeddings"] = rng.choice([16, 40])
+        for name, first in (("short_factor", 1.0), ("long_factor", 2.0)):
+            rope[name] = [first + rng.random() for _ in range(head_dim // 2)]
+        rope |= rng.choice([{}, {"attention_factor": 1.1}])
+    return rope
+
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"]
+FAMILIES += ["gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3", "glm4", "ministral3"]
+
+#: Mixtures of experts: the names of gate, up and down of an expert in files, and of the layer that holds them.
+MIXTURES = {
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+}
+FAMILIES += list(MIXTURES)
+
+#: Those whose rotation is given by kind of layer.
+BY_KIND = ["gemma3_text", "olmo3"]
+
+#: What is drawn from; `--family` narrows it.
+drawn = list(FAMILIES)
+
+
+def draw_part(rng: random.Random, family: str, head_dim: int, original: int) -> dict:
+    """A rotation of a part of each head."""
+    rope: dict = {"rope_type": "default", "rope_theta": rng.choice([10000.0, 500.0])}
+    rope["partial_rotary_factor"] = rng.choice([share for share in (0.5, 0.75, 1.0) if int(head_dim * share) % 2 == 0])
+    if family == "phi3" and rng.random() < 0.5:
+        pairs = int(head_dim * rope["partial_rotary_factor"]) // 2
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        for name, first in (("short_factor", 1.0), ("long_factor", 2.0)):
+            rope[name] = [first + rng.random() for _ in range(pairs)]
+    return rope
+
+
+def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
+    """Fields that only some of the later families have."""
+    layers, window = fields["num_hidden_layers"], rng.choice([1, 2, 5, 16])
+    own: dict = {}
+    if family in ("gemma2", "gemma3_text"):
+        own["query_pre_attn_scalar"] = rng.choice([8, 16, 24, 100])
+        own["attn_logit_softcapping"] = rng.choice([None, 4.0, 50.0]) if family == "gemma2" else None
+        own["final_logit_softcapping"] = rng.choice([None, 3.0, 30.0])
+        own["hidden_activation"] = rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"])
+    if family in ("gemma2", "gemma3_text", "olmo3"):
+        own["sliding_window"] = window
+        if rng.random() < 0.7:
+            own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    if family in BY_KIND:
+        full, local = fields["rope_parameters"], {"rope_type": "default", "rope_theta": 700.0}
+        if family == "olmo3":  # reading the old spelling, transformers gives layers with a window this one
+            local["rope_theta"] = full["rope_theta"] = 500000.0
+        own["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
+    if family == "phi3":
+        own["sliding_window"] = rng.choice([None, window])
+        own["original_max_position_embeddings"] = fields["rope_parameters"].get("original_max_position_embeddings", 128)
+    if family == "granite":
+        own |= {"embedding_multiplier": rng.choice([1.0, 12.0]), "attention_multiplier": rng.choice([0.1, 0.3])}
+        own |= {"residual_multiplier": rng.choice([0.22, 1.0]), "logits_scaling": rng.choice([1.0, 8.0])}
+    if family in ("gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4"):
+        own["attention_bias"] = rng.random() < 0.4
+    if family == "granite":
+        own["mlp_bias"] = rng.random() < 0.4
+    if family == "ministral3":
+        own["sliding_window"] = rng.choice([None, window])
+        own["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e6, "factor": rng.choice([4.0, 16.0])}
+        own["rope_parameters"] |= {"original_max_position_embeddings": rng.choice([4, 12, 64])}
+        own["rope_parameters"] |= rng.choice([{}, {"mscale": 1.0, "mscale_all_dim": 1.0}])
+        own["rope_parameters"]["llama_4_scaling_beta"] = rng.choice([0.1, 0.3])
+    if family in MIXTURES:
+        experts = rng.choice([3, 4, 9])
+        own |= {"num_experts" if family == "olmoe" else "num_local_experts": experts}
+        own |= {"num_experts_per_tok": rng.choice([1, 2, 3]), "intermediate_size": rng.choice([16, 24, 40])}
+        own["hidden_size"] = rng.choice([32, 64, 96])
+    if family == "olmoe":
+        heads = rng.choice([2, 4])
+        own |= {"num_attention_heads": heads, "num_key_value_heads": rng.choice([1, heads])}
+        own |= {"head_dim": own["hidden_size"] // heads, "norm_topk_prob": rng.random() < 0.5}
+    if family == "mixtral":
+        own["sliding_window"] = rng.choice([None, window])
+    if family == "qwen3_moe":
+        own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "norm_topk_prob": rng.random() < 0.5}
+        own |= {"mlp_only_layers": rng.choice([[], [0], [layers - 1]]), "decoder_sparse_step": rng.choice([1, 1, 2])}
+    return own
+
+
+def draw_config(rng: random.Random):
+    """A configuration of transformers with shapes that are not round."""
+    family = rng.choice(drawn)
+    if family == "gpt2":
+        return draw_gpt2(rng)
+    heads = rng.choice([1, 2, 3, 4, 6])
+    kv = rng.choice([n for n in range(1, heads + 1) if heads % n == 0])
+    head_dim = rng.choice([8, 12, 16, 20, 32, 64])
+    hidden = rng.choice([size for size in (24, 36, 50, 52, 64, 96) if size % heads == 0 or family == "qwen3"])
+    if family == "phi3":  # its head_dim follows from the hidden size
+        hidden = heads * head_dim
+    layers = rng.choice([1, 2, 3])
+    rope = draw_rope(rng, head_dim)
+    if family in BY_KIND and rope["rope_type"] in ("dynamic", "longrope"):
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    if family in MIXTURES:
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if family in ("phi3", "glm4"):
+        rope = draw_part(rng, family, head_dim, rng.choice([16, 40]))
+    fields = dict(
+        vocab_size=rng.choice([67, 101, 128, 333, 1000]),
+        hidden_size=hidden,
+        intermediate_size=rng.choice([17, 40, 90, 131, 200]),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        head_dim=head_dim,
+        rms_norm_eps=rng.choice([1e-5, 1e-6, 1e-8, 1e-3]),
+        rope_parameters=rope,
+        max_position_embeddings=rng.choice([24, 128]) if rope["rope_type"] == "dynamic" else rng.choice([128, 2048]),
+        tie_word_embeddings=rng.random() < 0.5,
+        pad_token_id=rng.choice([None, 0, 5]),
+        initializer_range=rng.choice([0.02, 0.08, 0.3]),
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    window = rng.choice([1, 2, 5, 16])
+    if family in ("llama", "qwen3", "smollm3"):
+        fields["attention_bias"] = rng.random() < 0.4
+    if family in ("llama", "smollm3"):
+        fields["mlp_bias"] = rng.random() < 0.4
+    if family == "mistral":
+        fields["sliding_window"] = rng.choice([None, window])
+    if family in ("qwen2", "qwen3", "smollm3") and rng.random() < 0.5:
+        fields |= {"use_sliding_window": True, "sliding_window": window}
+        if rng.random() < 0.5:
+            fields["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+        elif family != "smollm3":
+            fields["max_window_layers"] = rng.choice([0, 1, layers])
+    if family == "smollm3":
+        rotated = {"no_rope_layers": [rng.choice([0, 1]) for _ in range(layers)]}
+        fields |= rng.choice([{"no_rope_layer_interval": rng.choice([1, 2, 4])}, rotated])
+    fields |= own_fields(rng, family, fields)
+    return transformers.AutoConfig.for_model(family, **fields)
+
+
+def draw_gpt2(rng: random.Random):
+    """A GPT-2 without dropout."""
+    heads = rng.choice([1, 2, 3, 4, 6])
+    return transformers.AutoConfig.for_model(
+        "gpt2",
+        vocab_size=rng.choice([67, 101, 128, 333, 1000]),
+        n_positions=128,
+        n_embd=heads * rng.choice([4, 8, 12, 17, 32]),
+        n_layer=rng.choice([1, 2, 3]),
+        n_head=heads,
+        n_inner=rng.choice([None, 17, 90]),
+        activation_function=rng.choice(
+            ["gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "tanh"]
+        ),
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        layer_norm_epsilon=rng.choice([1e-5, 1e-6, 1e-3]),
+        scale_attn_weights=rng.random() < 0.7,
+        scale_attn_by_inverse_layer_idx=rng.random() < 0.3,
+        reorder_and_upcast_attn=rng.random() < 0.3,
+        tie_word_embeddings=rng.random() < 0.7,
+        initializer_range=rng.choice([0.02, 0.08, 0.3]),
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=rng.choice([None, 0]),
+    )

@@ -1,0 +1,106 @@
+"""Models that see images: their text part computes what the text model does, and the rest of their files is taken over
+by merged and exported models as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import surogate
+from conftest import tiny_gemma3, tiny_mistral
+from safetensors.numpy import load_file, save_file
+from surogate.cli import main
+from surogate.errors import ModelConfigError
+from surogate.models import build
+
+IDS = np.random.default_rng(1).integers(1, 90, (2, 12))
+
+
+def tiny_ministral3(**changes: object) -> dict[str, object]:
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 4}
+    own = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "sliding_window": None}
+    rope |= {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 64}
+    return tiny_mistral(**{**own, "head_dim": 16, "rope_theta": None, "rope_parameters": rope, **changes})
+
+
+PARTS = {
+    "gemma3": ("Gemma3ForConditionalGeneration", tiny_gemma3()),
+    "mistral3": ("Mistral3ForConditionalGeneration", tiny_ministral3()),
+    "mistral": ("Mistral3ForConditionalGeneration", tiny_mistral()),
+}
+
+
+def whole_model(text: Path, place: Path, architecture: str, published: bool) -> Path:
+    """A text model's weights as the part of a model with a vision tower, in the names of published files or of modules."""
+    place.mkdir()
+    fields = json.loads((text / "config.json").read_text())
+    own = {"architectures": [architecture], "text_config": fields, "vision_config": {"hidden_size": 8}}
+    (place / "config.json").write_text(json.dumps(own | {"image_token_index": 88, "torch_dtype": "float32"}))
+    before = "language_model.model." if published else "model.language_model."
+    head = "language_model.lm_head." if published else "lm_head."
+    tensors = {
+        head + name.removeprefix("lm_head.") if name.startswith("lm_head.") else before + name.removeprefix("model."): value
+        for name, value in load_file(text / "model.safetensors").items()
+    }
+    rest = "" if published else "model."
+    tensors[f"{rest}vision_tower.patch.weight"] = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
+    tensors[f"{rest}vision_tower.layers.0.q_proj.weight"] = np.ones((4, 4), np.float32)
+    tensors[f"{rest}multi_modal_projector.norm"] = np.float32([1.5, -2.5])
+    save_file(tensors, place / "model.safetensors")
+    return place
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("part", PARTS)
+def test_the_text_part_of_a_model_with_images(part, published, make_model, tmp_path):
+    architecture, fields = PARTS[part]
+    text = make_model(fields)
+    folder = whole_model(text, tmp_path / "whole", architecture, published)
+    np.testing.assert_array_equal(surogate.load(folder).forward(IDS), surogate.load(text).forward(IDS))
+
+    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
+    trainer = surogate.Trainer(options | {"output_dir": str(tmp_path / "run")})
+    trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    trainer.export(tmp_path / "adapter")
+    names = set(load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    assert all(name.startswith("base_model.model.model.language_model.layers.") for name in names), sorted(names)[:3]
+    targets = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert all("language_model" in name for name in targets), "the vision tower has modules of the same short names"
+
+    adapted = surogate.load(folder, adapter=tmp_path / "adapter").forward(IDS)
+    merged = ["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]
+    assert main(merged) == 0
+    check_files(folder, tmp_path / "merged")
+    np.testing.assert_allclose(surogate.load(tmp_path / "merged").forward(IDS), adapted, atol=2e-5)
+    trainer.export_merged(tmp_path / "other")
+    check_files(folder, tmp_path / "other")
+
+    full = surogate.Trainer(options | {"lora": False, "output_dir": str(tmp_path / "full run")})
+    full.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    full.export(tmp_path / "full")
+    check_files(folder, tmp_path / "full")
+    assert not np.array_equal(surogate.load(tmp_path / "full").forward(IDS), surogate.load(folder).forward(IDS))
+
+
+def check_files(base: Path, result: Path) -> None:
+    """The same names; what is not of the text part has the same bits."""
+    ours, theirs = load_file(result / "model.safetensors"), load_file(base / "model.safetensors")
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        if "vision" in name or "projector" in name:
+            assert ours[name].dtype == value.dtype and np.array_equal(ours[name], value), name
+    assert any(not np.array_equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_sparse_configs_of_published_models():
+    """What Gemma 3's files do not say has the defaults of the text part."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 2, "intermediate_size": 10240}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    ir = json.loads(build({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}))
+    assert ir["parameters"][0]["shape"] == [262208, 2560]
+    with pytest.raises(ModelConfigError, match="`text_config`: is missing"):
+        build({"architectures": ["Gemma3ForConditionalGeneration"]})
+    with pytest.raises(ModelConfigError, match="`text_config.model_type`: 'llama' is not supported"):
+        build({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "llama"}})

@@ -48,6 +48,7 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2});
     let quants = json!({"optimizer": "adamw", "lora_rank": 16, "qlora_bnb": true});
     let eight = json!({"optimizer": "adamw", "lora_rank": 16, "qlora_fp4": true, "recipe": "fp8_hybrid"});
+    let four = json!({"lora": false, "optimizer": "adamw", "recipe": "nvfp4", "fp4_backend": "emulate"});
     let all =
         json!({"offload_optimizer": true, "offload_master": true, "offload_residual": true, "offload_grads": true});
     let cases = [
@@ -65,6 +66,7 @@ fn a_run_leaves_the_same_whatever_lies_on_the_host() {
             ],
         ),
         (&eight, vec![json!({"offload_quants": true, "persistent_quants": true})]),
+        (&four, vec![json!({"offload_residual": true, "offload_grads": true, "recompute_block": true})]),
     ];
     for (trained, choices) in cases {
         let place = tempfile::tempdir().unwrap();

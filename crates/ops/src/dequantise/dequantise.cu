@@ -34,7 +34,7 @@ dequantise(const u8* __restrict__ packed, Y_T* __restrict__ y) {
   __shared__ float values[16];
   if (threadIdx.x < 16) values[threadIdx.x] = VALUES[threadIdx.x];
 #endif
-#if SCALES >= 2
+#if SCALES == 3 || SCALES == 2 && WHOLE
   const float* of_tensor = reinterpret_cast<const float*>(packed + TENSOR_AT);
 #endif
 #if SCALES == 3

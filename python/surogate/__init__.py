@@ -9,17 +9,23 @@ metrics = trainer.step()
 trainer.export("result")
 """
 
-from ._native import __version__
-from .errors import (
-    ConfigError,
-    DataError,
-    DivergedError,
-    MemoryPlanError,
-    ModelConfigError,
-    ModelError,
-    RunError,
-    SurogateError,
-)
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._native import __version__
+    from .errors import (
+        ConfigError,
+        DataError,
+        DivergedError,
+        MemoryPlanError,
+        ModelConfigError,
+        ModelError,
+        RunError,
+        SurogateError,
+    )
+    from .model import Model, load
+    from .tokenizer import Tokenizer
+    from .trainer import Trainer
 
 __all__ = [
     "ConfigError",
@@ -37,20 +43,22 @@ __all__ = [
     "load",
 ]
 
+#: Where the names are that are not in `errors`.
+_PLACES = {"__version__": "_native", "Model": "model", "load": "model", "Tokenizer": "tokenizer", "Trainer": "trainer"}
 
-def __getattr__(name: str) -> object:
-    """`load`, `Model`, `Tokenizer` and `Trainer` are imported when they are first used: numpy takes time that
-    the command line does not have."""
-    if name in ("load", "Model"):
-        from . import model
+if not TYPE_CHECKING:
 
-        return getattr(model, name)
-    if name == "Trainer":
-        from .trainer import Trainer
+    def __getattr__(name: str) -> object:
+        """Names are imported when they are first used: numpy takes time that the command line does not have, and it
+        answers Ctrl-C before the engine is loaded."""
+        if name not in __all__:
+            raise AttributeError(f"module `surogate` has no attribute `{name}`")
+        from importlib import import_module
 
-        return Trainer
-    if name == "Tokenizer":
-        from .tokenizer import Tokenizer
+        value = getattr(import_module(f".{_PLACES.get(name, 'errors')}", __name__), name)
+        globals()[name] = value
+        return value
 
-        return Tokenizer
-    raise AttributeError(f"module `surogate` has no attribute `{name}`")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,13 +1,31 @@
-"""`python -m surogate` is `surogate`."""
+"""`surogate`, and `python -m surogate`: the command line, which answers Ctrl-C from its first moment.
 
+Imports nothing before it does.
+"""
+
+import os
+import signal
 import sys
+from types import FrameType
 
-from .import_path import trusted
 
-if __name__ == "__main__":
-    # `-m` puts the working directory first: a `json.py` that lies there is not ours.
-    sys.path[:] = trusted()
-
+def start() -> int:
+    """Runs the command line and gives its exit code."""
+    # While modules are imported there is nothing to undo, and a traceback helps nobody.
+    signal.signal(signal.SIGINT, _leave)
     from .cli import main
 
-    raise SystemExit(main())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    from .import_path import trusted
+
+    # `-m` puts the working directory first: a `json.py` that lies there is not ours.
+    sys.path[:] = trusted()
+    raise SystemExit(start())

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from . import _native
 
@@ -36,8 +39,19 @@ COMMAND_FLAGS = {
     "report": {"--output": 1},
     "tokenize": {"--debug": 0},
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
+    "push": {"--public": 0},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
+
+
+#: Commands whose words can be options of a run.
+READ_RUN = ["sft", "pt", "tokenize", "show", "plan", "init"]
+
+#: `learning_rate=1e-3`, as other programs take it.
+ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
+
+#: The values of an option that is true or false; behind `--lora`, any other word is the next argument.
+TRUTHS = ("true", "false", "auto", "null")
 
 
 class UsageError(Exception):
@@ -49,33 +63,81 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
     flags = FLAGS | COMMAND_FLAGS.get(arguments[0] if arguments else "", {})
-    words = iter(arguments)
+    words = Words(arguments)
+    reads_run = bool(arguments) and arguments[0] in READ_RUN
     for word in words:
         name, equals, value = word.partition("=")
-        if not word.startswith("--") or name in flags and name != "--set":
+        if reads_run and ASSIGNMENT.fullmatch(word) and not Path(word).exists():
+            overrides.append((name, value))
+        elif not word.startswith("--") or name in flags and name != "--set":
             rest.append(word)
             if flags.get(name) and not equals:
-                rest.append(_next(words, name))
+                rest.append(words.value_of(name))
         elif name == "--set":
-            key, equals, value = (value if equals else _next(words, name)).partition("=")
+            key, equals, value = (value if equals else words.value_of(name)).partition("=")
             if not equals:
                 raise UsageError(f"--set {key}: expected key=value")
             overrides.append((key, value))
         else:
-            overrides.append((name[2:].replace("-", "_"), value if equals else _next(words, name)))
+            overrides.append(_option(name, value if equals else None, words))
     return rest, overrides
 
 
-def _next(words, name: str) -> str:
-    value = next(words, None)
-    if value is None or value.startswith("--"):
-        raise UsageError(f"{name} needs a value")
-    return value
+class Words:
+    """Words of a command line, one after the other."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._left = list(words)
+
+    def __iter__(self) -> Words:
+        return self
+
+    def __next__(self) -> str:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop(0)
+
+    def upcoming(self) -> str | None:
+        """The next word, which is not taken."""
+        return self._left[0] if self._left else None
+
+    def value_of(self, name: str) -> str:
+        """Takes the value of a flag."""
+        value = self.upcoming()
+        if value is None or value.startswith("--"):
+            raise UsageError(f"{name} needs a value")
+        return next(self)
+
+
+def _option(flag: str, value: str | None, words: Words) -> tuple[str, str]:
+    """An option of the run: `--lora` and `--no-lora` stand for true and false. What is no option is passed on, for the
+    engine to name the one that is meant; it takes the next word only if that can be a value."""
+    name = flag[2:].replace("-", "_")
+    kinds = _kinds()
+    upcoming = words.upcoming()
+    if value is not None:
+        return name, value
+    if kinds.get(name) == "bool":
+        return name, next(words) if upcoming in TRUTHS else "true"
+    if name not in kinds and kinds.get(name.removeprefix("no_")) == "bool":
+        return name.removeprefix("no_"), "false"
+    if name not in kinds and "." not in name:
+        is_value = upcoming is not None and not upcoming.startswith("--") and not upcoming.endswith((".yaml", ".yml"))
+        return name, next(words) if is_value else "true"
+    return name, words.value_of(flag)
+
+
+def _kinds() -> dict[str, str]:
+    """The options with their types. `model_name` and `dataset` are second names."""
+    found = {row["name"]: row["type"] for row in json.loads(_native.config_help()) if not row["of_item"]}
+    return {**found, "model_name": "string", "dataset": "string"}
 
 
 def parser() -> argparse.ArgumentParser:
     """Commands, their positional arguments and their own flags."""
-    root = CommandParser(prog="surogate", description="Trains and fine-tunes large language models.")
+    root = CommandParser(
+        prog="surogate", description="Trains and fine-tunes large language models.", formatter_class=HelpFormatter
+    )
     root.add_argument("--version", action="version", version=f"surogate {_native.__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch"}.items():
@@ -104,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
     init.add_argument("--output", default="run.yaml", help="file to write (default: run.yaml)")
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
-    merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter")
+    merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter, or output_dir of a run")
     merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
     merge.add_argument(
         "--base", metavar="DIR", help="other weights to merge into, as they are: another function than was trained"
@@ -116,6 +178,10 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--encoding", choices=["bf16", "f16", "q8_0", "f32"], help="type of matrices in GGUF (default: bf16)")
     export.add_argument("--model", help="model of an adapter (default: the one that the adapter names)")
     export.add_argument("--output", help="folder or file to write (default: inside RUN, named after the format)")
+    push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)
+    push.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
+    push.add_argument("name", metavar="OWNER/NAME", help="repository; it is made if there is none")
+    push.add_argument("--public", action="store_true", help="make a new repository a public one")
     report = _command(commands, "report", "write the report of a run, or a comparison of several", False)
     report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
     report.add_argument("--output", help="file to write (default: report.html in RUN, or comparison.html for several)")
@@ -139,6 +205,20 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+#: Columns of a help page.
+WIDTH = 80
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Pages of the same width everywhere, with whole words."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=WIDTH)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help ends with the options of the run, for commands that read a run.yaml."""
 
@@ -150,21 +230,42 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _command(commands, name: str, text: str, reads_run: bool = True) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command = commands.add_parser(name, help=text, description=text, allow_abbrev=False, formatter_class=HelpFormatter)
     command.reads_run = reads_run
     return command
 
 
 def options_help() -> str:
     """The run's options by section, from the engine's tables."""
-    lines = ["Every option of run.yaml can be set here: --option value, or --set option=value."]
+    lines = [
+        "Every option of run.yaml can be set here: --option value, option=value or --set",
+        "option=value; --option and --no-option where it is true or false. Of an item of",
+        "a list: --set datasets.0.path=FILE.",
+    ]
     section = None
     for row in json.loads(_native.config_help()):
         if row["section"] != section:
             section = row["section"]
             lines += ["", f"{section}:"]
-        default = "required" if row["required"] else f"default {json.dumps(row['default'])}"
-        note = "" if row["available"] else "; not available yet"
-        head = f"  --{row['name'].replace('_', '-')} {row['type']}  ({default}{note})"
-        lines += [head, *textwrap.wrap(row["help"], 92, initial_indent="      ", subsequent_indent="      ")]
+        lines += _wrapped(_head(row), "  ", "        ") + _wrapped(row["help"], "      ", "      ")
+        lines += _wrapped(_choices(row), "      ", "        ")
     return "\n".join(lines)
+
+
+def _head(row: dict[str, Any]) -> str:
+    default = "required" if row["required"] else f"default {json.dumps(row['default'])}"
+    note = "" if row["available"] else "; not available yet"
+    name = row["name"] if row["of_item"] else f"--{row['name'].replace('_', '-')}"
+    return f"{name} {row['type']} ({default}{note})"
+
+
+def _choices(row: dict[str, Any]) -> str:
+    names = [choice["name"] for choice in row["choices"] if choice["available"]]
+    return f"One of: {', '.join(names)}." if names else ""
+
+
+def _wrapped(text: str, first: str, other: str) -> list[str]:
+    """Lines of at most `WIDTH` columns, broken between words."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
+    )

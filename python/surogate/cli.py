@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extras, files, hub, merge
+from . import _native, errors, export, extras, files, hub, merge, push
 from .arguments import UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
@@ -96,15 +97,41 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     config = load_config(Path(options.config), options.command, overrides)
     folder, ir = open_source(config)
     config = hub.with_data(config)
+    if config.push_to_hub:
+        push.prepare(*config.push_to_hub)
     # Python would answer SIGINT only when the engine returns; the engine watches for it itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    show = "nothing" if options.quiet else "events" if options.json else "lines"
+    shown = "nothing" if options.quiet else "events" if options.json else "lines"
     readers = LogReaders(json.loads(config.trackers))
     try:
-        return _native.run(config, folder, ir, site_packages(), show, readers.pipes)
+        code = _native.run(config, folder, ir, site_packages(), shown, readers.pipes)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         readers.finish()
+    if code == 0:
+        _end(config, shown == "lines")
+    return code
+
+
+def _end(config: _native.Config, is_shown: bool) -> None:
+    """Uploads the result if that is asked for, and says what can be done with it."""
+    output = Path(config.output_dir)
+    is_adapter = (output / "adapter" / "adapter_config.json").is_file()
+    if config.push_to_hub:
+        name, private = config.push_to_hub
+        result = output / ("merged" if config.merge_adapter else "adapter" if is_adapter else "model")
+        address = push.upload(result, name, private)
+        if is_shown:
+            show(f"Uploaded: {address}")
+    if not is_shown:
+        return
+    if (output / "report.html").is_file():
+        show(f"Report: {output / 'report.html'}")
+    place = shlex.quote(str(output))
+    lines = [f"surogate merge {place}"] if is_adapter and not config.merge_adapter else []
+    lines += [f"surogate export {place} --format gguf"]
+    lines += [] if config.push_to_hub else [f"surogate push {place} OWNER/NAME"]
+    show("Next: " + "\n      ".join(lines))
 
 
 def _tokenize(options: Namespace, overrides: Overrides) -> int:
@@ -135,7 +162,7 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
 
 
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
-    config = load_config(Path(options.config), options.task, overrides)
+    config = load_config(Path(options.config), options.task, overrides, reads_data=False)
     folder, ir = open_source(config, weights=False)
     config, away = hub.with_local_data(config)
     show(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")
@@ -154,10 +181,7 @@ def _refuse(overrides: Overrides) -> None:
 
 
 def _show(options: Namespace, overrides: Overrides) -> int:
-    if options.what != "config":
-        return _preview(options.what, options, overrides)
-    show(load_config(Path(options.config), options.task, overrides).resolved_yaml(), end="")
-    return 0
+    return _preview(options.what, options, overrides)
 
 
 def _plan(options: Namespace, overrides: Overrides) -> int:
@@ -200,6 +224,11 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _push(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    return push.run(options)
+
+
 def _init(options: Namespace, overrides: Overrides) -> int:
     from . import init
 
@@ -231,6 +260,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "init": _init,
     "export": _export,
     "merge": _merge,
+    "push": _push,
     "report": _report,
     "completion": _completion,
     "schema": _schema,

@@ -51,12 +51,14 @@ def _command(name: str, about: str, parser: argparse.ArgumentParser) -> Command:
     flags, arguments = [], []
     for action in parser._actions:
         values = [str(choice) for choice in action.choices or []]
+        if action.dest == "machine":
+            values = _native.machine_names()
         if not action.option_strings:
             arguments += values
         elif action.option_strings[-1].startswith("--"):
             flags.append(Word(action.option_strings[-1], action.help or "", values, action.nargs != 0))
     if getattr(parser, "reads_run", False):
-        flags += [_option(row) for row in json.loads(_native.config_help()) if row["available"]]
+        flags += [_option(row) for row in json.loads(_native.config_help()) if row["available"] and not row["of_item"]]
     return Command(name, about, flags, arguments)
 
 

@@ -16,6 +16,7 @@ from . import _native, hub, vocabulary
 from .arguments import UsageError
 from .errors import ConfigError
 from .models import gguf
+from .report.words import bytes_text
 from .terminal import show
 
 #: What a checkpoint holds besides the model or adapter.
@@ -25,7 +26,7 @@ OF_CHECKPOINTS = ("optimizer.safetensors", "state.json")
 def run(options: Namespace) -> int:
     """Exports and says where to."""
     place = Path(options.run)
-    source = _result(place)
+    source = result(place)
     is_adapter = (source / "adapter_config.json").is_file()
     if options.encoding and options.format != "gguf":
         raise UsageError("--encoding belongs to --format gguf")
@@ -56,7 +57,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _result(place: Path) -> Path:
+def result(place: Path) -> Path:
     """The folder with the weights or the adapter: the place itself, a run's result, or its last checkpoint."""
     numbered = [(int(number[1]), path) for path in place.glob("checkpoint-*") if (number := _number(path.name))]
     checkpoints = [path for _, path in sorted(numbered, reverse=True)]
@@ -97,7 +98,7 @@ def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
     tensors, size, in_f16 = _native.write_gguf(model, description, encoding, output)
-    show(f"{output}: {tensors} tensors, {size / 1e9:.2f} GB (read again and compared with the weights)")
+    show(f"{output}: {tensors} tensors, {bytes_text(size)} (read again and compared with the weights)")
     if in_f16:
         show(f"Note: rows that are no multiple of 32 are kept in f16: {', '.join(in_f16)}")
     if words[0][2] == "no_vocab":

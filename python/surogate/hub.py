@@ -20,10 +20,12 @@ from . import _native, buckets, json_file
 from .errors import ConfigError, ModelConfigError, RunError
 
 #: What is fetched from a repository: weights in safetensors, configuration, tokenizer, templates.
-PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt"]
+#: The card and the licence go on to what is made of the model.
+COMPANIONS = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "README.md", "LICENSE*", "NOTICE*"]
+PATTERNS = ["*.safetensors", *COMPANIONS]
 
 #: What suffices when the weights are not needed.
-PATTERNS_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model", "merges.txt"]
+PATTERNS_WITHOUT_WEIGHTS = COMPANIONS
 
 
 def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
@@ -38,7 +40,7 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = PATTERNS if weights else PATTERNS_WITHOUT_WEIGHTS
-    return Path(_told(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
+    return Path(told(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
 
 
 #: A set on the hub: `owner/name`, or `owner/name@revision`.
@@ -116,15 +118,15 @@ def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     def cached() -> list[str]:
         return _cached_names(name, revision or "main")
 
-    names = _told(what, lambda: _reached(what, listed, cached))
+    names = told(what, lambda: _reached(what, listed, cached))
     card = None
     if "README.md" in names:
         fetch = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision)
-        card = _card(Path(_told(what, fetch)))
+        card = _card(Path(told(what, fetch)))
     chosen = _native.choose_files(path, names, card, subset, split)
     patterns = [glob.escape(file) for file in chosen]
     download = partial(snapshot_download, name, repo_type="dataset", revision=revision, allow_patterns=patterns)
-    place = Path(_told(what, download))
+    place = Path(told(what, download))
     return [place / file for file in chosen]
 
 
@@ -180,7 +182,7 @@ def _transport_error() -> type[Exception]:
     return OSError
 
 
-def _told(what: str, call: Callable[[], Any]) -> Any:
+def told(what: str, call: Callable[[], Any]) -> Any:
     """The call's result; what the hub refuses becomes a word on what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (

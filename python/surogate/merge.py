@@ -12,13 +12,24 @@ from pathlib import Path
 from . import _native, hub, models  # noqa: F401  importing the architectures registers them
 from .arguments import UsageError
 from .dsl.model import find
-from .errors import ModelConfigError
+from .errors import ConfigError, ModelConfigError
+from .report.words import bytes_text
 from .terminal import show
+
+
+def _adapter(place: Path) -> Path:
+    """The folder of the adapter: the place itself, or that of the run in it."""
+    if (place / "adapter_config.json").is_file():
+        return place
+    if (place / "adapter" / "adapter_config.json").is_file():
+        return place / "adapter"
+    hint = "give the folder of an adapter, or of a run that has finished"
+    raise ConfigError(f"{place}: there is no adapter here, neither adapter_config.json nor adapter/ ({hint})")
 
 
 def run(options: Namespace) -> int:
     """Merges and says what was done."""
-    adapter = hub.folder(options.adapter, what="adapter")
+    adapter = _adapter(hub.folder(options.adapter, what="adapter"))
     if options.base and options.model:
         raise UsageError("--base and --model are two models to merge into: give one of them")
     model = options.base or options.model or _native.adapter_base(adapter)
@@ -27,7 +38,7 @@ def run(options: Namespace) -> int:
     output = Path(options.output) if options.output else adapter.parent / "merged"
     folder = hub.folder(model)
     adapted, tensors, size, quantised = _native.merge(folder, adapter, output, _renamed(folder), as_is=bool(options.base))
-    show(f"{output}: {adapted} of {tensors} tensors adapted, {size / 1e9:.2f} GB")
+    show(f"{output}: {adapted} of {tensors} tensors adapted, {bytes_text(size)}")
     if options.base:
         show(f"the adapter was added to the weights of {model} as they are: another function than was trained")
     elif quantised:

@@ -16,16 +16,18 @@ def load_config(
     config: str | os.PathLike[str] | Mapping[str, Any],
     task: str = "sft",
     overrides: list[tuple[str, str]] | None = None,
+    reads_data: bool = True,
 ) -> _native.Config:
     """A configuration from a path, from YAML text (a string of several lines) or from a dict.
 
-    Raises ConfigError with every problem at once.
+    Raises ConfigError with every problem at once. Local files that are not there are problems, those of datasets only if
+    the data are going to be read.
     """
     overrides = overrides or []
     if isinstance(config, Mapping):
-        return _native.Config.from_json(json.dumps(config, default=os.fspath), task, overrides)
+        return _native.Config.from_json(json.dumps(config, default=_plain), task, overrides, reads_data)
     if isinstance(config, str) and ("\n" in config or ": " in config):
-        return _native.Config.from_yaml(config, "<text>", task, overrides)
+        return _native.Config.from_yaml(config, "<text>", task, overrides, reads_data)
     path = Path(config)
     try:
         text = path.read_text(encoding="utf-8")
@@ -33,7 +35,13 @@ def load_config(
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return _native.Config.from_yaml(text, str(path), task, overrides)
+    return _native.Config.from_yaml(text, str(path), task, overrides, reads_data)
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, a scalar or an array of numpy as Python's numbers."""
+    to_python = getattr(value, "tolist", None)
+    return to_python() if to_python else os.fspath(value)
 
 
 def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:

@@ -37,10 +37,164 @@ def test_overrides_are_distinguished_from_flags():
     assert overrides == [("zero_level", "2"), ("a.b", "c=d"), ("max_steps", "-1"), ("e", "f")]
 
 
-@pytest.mark.parametrize("words", [["--lora"], ["--lora", "--json"], ["--set"], ["--set", "novalue"]])
+@pytest.mark.parametrize("words", [["--lora-rank"], ["--lora-rank", "--json"], ["--set"], ["--set", "novalue"]])
 def test_overrides_need_values(words):
     with pytest.raises(UsageError):
         split_overrides(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run.yaml --lora", [("lora", "true")]),
+        ("--lora run.yaml", [("lora", "true")]),
+        ("--no-lora run.yaml", [("lora", "false")]),
+        ("--no-merge-adapter run.yaml", [("merge_adapter", "false")]),
+        ("--lora false run.yaml", [("lora", "false")]),
+        ("--lora=false run.yaml", [("lora", "false")]),
+        ("--foo run.yaml", [("foo", "true")]),
+        ("run.yaml --foo", [("foo", "true")]),
+        ("run.yaml --no-foo --lora", [("no_foo", "true"), ("lora", "true")]),
+        ("run.yaml --lr 3", [("lr", "3")]),
+        ("run.yaml learning_rate=1e-3 datasets.0.path=a=b", [("learning_rate", "1e-3"), ("datasets.0.path", "a=b")]),
+    ],
+)
+def test_options_are_taken_as_other_programs_take_them(words, expected):
+    rest, overrides = split_overrides(["sft", *words.split()])
+    assert (rest, overrides) == (["sft", "run.yaml"], expected)
+
+
+def test_a_file_whose_name_has_an_equals_sign_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rate=3.yaml").write_text("")
+    assert split_overrides(["sft", "rate=3.yaml"]) == (["sft", "rate=3.yaml"], [])
+    assert split_overrides(["merge", "rank=3"]) == (["merge", "rank=3"], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("lr: 1", "it is `learning_rate` here"),
+        ("base_model: x", "it is `model` here"),
+        ("micro_batch_size: 1", "it is `per_device_train_batch_size` here"),
+        ("packing: true", "it is `sample_packing` here"),
+        ("load_in_4bit: true", "`qlora_bnb: true`"),
+        ("val_set_size: 0.1", "it is `validation_split_ratio` here"),
+        ("gradient_checkpointing: true", "`recompute_block: true`"),
+        ("seed: 1", "`train_seed`"),
+        ("chat_template: chatml", "it is `template` here"),
+        ("report_to: none", "write `null`"),
+        ("lora_rnk: 1", "did you mean `lora_rank`?"),
+    ],
+)
+def test_names_of_other_trainers_have_hints(capsys, run_file, line, hint):
+    with run_file[0].open("a") as file:
+        file.write(line + "\n")
+    code, _, err = run(capsys, "sft", run_file[0])
+    assert code == 2 and hint in err
+    assert not run_file[1].exists()
+
+
+def test_hints_are_right(capsys, run_file):
+    code, _, err = run(capsys, "show", "config", run_file[0], "--report-to", "null")
+    assert code == 0, err
+
+
+def test_help_has_choices_and_groups_in_80_columns(capsys):
+    code, out, _ = run(capsys, "sft", "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    assert "One of: linear, cosine, wsd, constant." in words
+    assert "--distributed.num-nodes" in words and "datasets[].messages_field" in words
+    for word in ("--per-device-train-batch-size", "micro-batches", "--gradient-accumulation-steps"):
+        assert word in out
+
+
+def test_what_is_not_there_is_told_with_the_mistakes_of_the_file(capsys, tmp_path):
+    path, output = tmp_path / "run.yaml", tmp_path / "deep" / "output"
+    path.write_text(
+        f"model: {tmp_path}/none\nlearning_rte: 1\noutput_dir: {output}\n"
+        f"datasets:\n- path: {tmp_path}/none.jsonl\n  type: text\n"
+    )
+    code, _, err = run(capsys, "sft", path)
+    assert code == 2
+    assert f"{path}:1:8: there is no folder" in err and f"{path}:2:1: there is no option" in err
+    assert f"{path}:5:9: there is no such file or folder" in err
+    assert not output.parent.exists()
+
+
+def test_targets_and_weights_are_checked_before_the_data(capfd, run_file):
+    with run_file[0].open("a") as file:
+        file.write("lora_target_modules: [q_proj, w_proj]\n")
+    data = run_file[0].parent / "data.jsonl"
+    data.write_text("this is no data\n")
+    code, _, err = run(capfd, "sft", run_file[0])
+    assert code == 2 and "`w_proj` matches no linear" in err and "hint: " in err
+    assert re.search(rf"{run_file[0]}:\d+:\d+: ", err)
+    assert not run_file[1].exists()
+
+
+def test_a_run_whose_data_are_refused_leaves_no_folder(capfd, run_file):
+    (run_file[0].parent / "data.jsonl").write_text("this is no data\n")
+    code, _, err = run(capfd, "sft", run_file[0])
+    assert code == 4 and "data.jsonl" in err
+    assert not run_file[1].exists()
+
+
+def test_the_end_of_a_run_says_what_came_of_it(capfd, run_file):
+    code, out, _ = run(capfd, "sft", run_file[0], "--max-steps", "1", "--eval-steps", "1")
+    assert code == 0
+    assert re.search(r"Done after [\d.]+ (ms|s): 1 step, evaluation \d\.\d{4}\n", out)
+    assert f"Report: {run_file[1]}/report.html\n" in out
+    assert f"surogate merge {run_file[1]}\n" in out and f"surogate push {run_file[1]} OWNER/NAME" in out
+    assert "Evaluation after 1 step |" in out and "; 1 step\n" in out
+    logs = [path.name for path in run_file[1].glob("log-*.json")]
+    assert len(logs) == 1 and len(re.findall(r"\d{8}-\d{6}", logs[0])) == 1
+    code, out, err = run(capfd, "merge", run_file[1])
+    assert code == 0 and "0.00" not in out, err
+    assert (run_file[1] / "merged" / "model.safetensors").is_file()
+
+
+def test_logging_steps_thins_the_console_and_not_the_log(capfd, run_file):
+    code, out, _ = run(capfd, "sft", run_file[0], "--max-steps", "5", "--logging-steps", "2")
+    shown = [line.split("/")[0] for line in out.splitlines() if line.startswith("Step ")]
+    assert (code, shown) == (0, ["Step 1", "Step 3", "Step 4"])
+    log = next(run_file[1].glob("log-*.json")).read_text()
+    assert log.count('"event":"step"') == 5
+
+
+def test_a_signal_while_modules_are_loaded_leaves_no_traceback(tmp_path):
+    """The program is stopped as soon as the engine's library is in its memory."""
+    for _ in range(5):
+        started = subprocess.Popen(
+            [sys.executable, "-P", "-m", "surogate", "sft", str(tmp_path / "none.yaml")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        maps = f"/proc/{started.pid}/maps"
+        while started.poll() is None:
+            with contextlib.suppress(OSError), open(maps) as file:
+                if "_native" in file.read():
+                    started.send_signal(signal.SIGINT)
+                    break
+        _, said = started.communicate()
+        assert "Traceback" not in said
+        # It may have ended by itself just before.
+        assert started.returncode in (130, 2), said
+
+
+def test_a_full_disk_is_told_before_the_first_step(capfd, run_file, monkeypatch):
+    place = run_file[0].parent / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        code, out, err = run(capfd, "sft", run_file[0], "--checkpoint-dir", place / "c", "--output-dir", place / "o")
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert code == 1 and "not enough space" in err and "`save_total_limit`" in err
+    assert "Step " not in out
 
 
 @pytest.fixture
@@ -77,7 +231,7 @@ def test_a_run_from_yaml_to_adapter(capfd, run_file):
     lines = [line for line in out.splitlines() if line.startswith("Step ")]
     assert re.fullmatch(
         r"Step 0/12 \| Loss: \d\.\d{4} \| Norm: \d+\.\d\d \| LR: \d\.\d\de-\d\d \| \d+\.\d\ds \| \d+ tok/s"
-        r" \| \d+\.\d\d GiB",
+        r" \| Epoch \d\.\d\d \| \d+\.\d\d GiB",
         lines[0],
     )
     assert len(lines) == 12
@@ -371,12 +525,17 @@ def test_every_problem_of_a_configuration_is_reported_at_once(capsys, tmp_path):
     assert f"{path}:3:16" in err and "lora_rnk" in err
 
 
-def test_show_config_says_what_was_given(capsys, tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("model: x\nlearning_rate: 1e-3\n")
-    code, out, _ = run(capsys, "show", "config", path, "--lora-rank", "4")
+def test_show_config_says_what_was_given_and_what_is_chosen(capsys, run_file):
+    code, out, _ = run(capsys, "show", "config", run_file[0], "--lora-rank", "4")
     assert code == 0
-    assert "learning_rate: 0.001  # given" in out and "lora_rank: 4  # given" in out
+    assert "learning_rate: 0.02  # given" in out and "lora_rank: 4  # given" in out
+    # Decided by the files and the moment of the run.
+    later = {"data_cache", "template", "clock", "recompute_lora"}
+    open_ones = {line.split(":")[0] for line in out.splitlines() if re.match(r"\w+: auto(?! *#)", line)}
+    assert open_ones <= later, "each other `auto` has a value or a reason"
+    assert re.search(r"warmup_steps: \d+  # auto: ", out) and "model_type: llama  # auto: " in out
+    assert re.search(r"recompute_block: (true|false|auto)  # auto: ", out)
+    assert not run_file[1].exists()
 
 
 @pytest.mark.parametrize(

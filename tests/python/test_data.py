@@ -71,7 +71,7 @@ def test_data_that_cannot_be_trained_on_ends_with_code_4(capsys, tmp_path, chat_
     code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(talk))
     assert code == 4 and "never learn to stop" in text, text
     code, text = tokenize(capsys, tmp_path, chat_model, dataset=str(tmp_path / "absent.jsonl"))
-    assert code == 4 and "no such file" in text, text
+    assert code == 2 and "no such file" in text, text
 
 
 def trained(tokenizer: surogate.Tokenizer, **options: object) -> list[str]:

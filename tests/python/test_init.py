@@ -51,6 +51,6 @@ def test_less_memory_gives_smaller_micro_batches():
 
 def test_a_mistake_is_reported_before_anything_is_written(tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    assert main(["init", MODEL, str(tmp_path / "none.jsonl"), "--output", str(path)]) == 4
+    assert main(["init", MODEL, str(tmp_path / "none.jsonl"), "--output", str(path)]) == 2
     assert main(["init", MODEL, DATA, "--output", str(path), "--learning-rte", "1"]) == 2
     assert "did you mean `learning_rate`" in capsys.readouterr().err and not path.exists()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,32 @@ def files(options: Options, folder: Path) -> Any:
     return names, [str(line.get("event")) + str(line.get("loss")) for line in clean]
 
 
+def lines(options: Options, folder: Path) -> Any:
+    """The lines of the steps on the console."""
+    (folder / "run.yaml").write_text(json.dumps({**options, "output_dir": str(folder / "output")}))
+    words = [sys.executable, "-m", "surogate", "sft", str(folder / "run.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("Step ")]
+
+
+def uploads(options: Options, folder: Path) -> Any:
+    """What the Hub is asked for, in its place."""
+    from huggingface_hub import HfApi
+    from surogate.cli import main
+
+    asked: list[Any] = []
+    (folder / "run.yaml").write_text(json.dumps({**options, "output_dir": str(folder / "output")}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HfApi, "create_repo", lambda self, name, **given: asked.append((name, given["private"])))
+        patch.setattr(
+            HfApi,
+            "upload_folder",
+            lambda self, **given: asked.append((given["repo_id"], sorted(os.listdir(given["folder_path"])))),
+        )
+        assert main(["sft", str(folder / "run.yaml"), "--quiet"]) == 0
+    return asked
+
+
 def sibling(options: Options, name: str) -> str:
     """A folder next to the model."""
     return str(Path(options["model"]).parent / name)
@@ -106,6 +135,14 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "num_epochs": (numbers, 1, {"max_steps": -1}),
     "save_steps": (files, 2, {}),
     "save_total_limit": (files, 1, {"save_steps": 1}),
+    "save_strategy": (files, "epoch", {"max_steps": -1, "num_epochs": 2}),
+    "eval_strategy": (files, "epoch", {"max_steps": -1, "num_epochs": 2}),
+    "early_stopping_patience": (files, 1, {"eval_steps": 1, "learning_rate": 0.0}),
+    "early_stopping_threshold": (files, 100.0, {"eval_steps": 1, "early_stopping_patience": 1}),
+    "load_best_model_at_end": (files, True, {"eval_steps": 1}),
+    "logging_steps": (lines, 2, {}),
+    "push_to_hub": (uploads, "owner/name", {}),
+    "hub_private_repo": (uploads, False, {"push_to_hub": "owner/name"}),
     "checkpoint_dir": (files, "elsewhere", {"save_steps": 1}),
     "eval_steps": (files, 1, {}),
     "eval_seed": (numbers, 3, {}),
@@ -169,6 +206,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "datasets": (numbers, lambda o: {"datasets": o["datasets"] * 2}, {}),
     "validation_datasets": (numbers, lambda o: {"validation_datasets": o["datasets"]}, {}),
     "datasets.samples": (numbers, tokens(samples=20), {}),
+    "datasets.repeats": (numbers, tokens(repeats=2.0), {}),
 }
 
 # Options whose effect another test shows: the file that it stands in, which gives the option a value.

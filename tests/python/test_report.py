@@ -200,6 +200,46 @@ def test_axes_have_a_few_marks_around_the_values(low, high, log):
     assert len({short(mark) for mark in axis.marks}) == len(axis.marks)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.71, 0.98), (0.2, 3.0), (1.0, 1.0), (2e-4, 7e-4)])
+def test_a_logarithmic_axis_has_room_and_marks_around_the_values(low, high):
+    axis = Axis(low, high, log=True)
+    assert 0.005 < axis.place(low) <= axis.place(high) < 0.995
+    assert axis.marks[0] <= low and high <= axis.marks[-1]
+
+
+def test_steps_are_counted_from_0_as_on_the_console():
+    charts = {chart.title: chart for chart in page.charts(history(opening(), step(0), step(1)))}
+    for title in ("Loss", "Gradient norm", "Learning rate", "Throughput"):
+        assert [x for x, _ in charts[title].lines[0].points] == [0, 1], title
+    event = {"event": "device", "step": 1, "utilization": 0.5, "memory_used": 1 << 30}
+    charts = {chart.title: chart for chart in page.charts(history(opening(), step(0), step(1), event))}
+    assert [x for x, _ in charts["Memory in use"].lines[0].points] == [1]
+
+
+def test_the_tile_of_the_loss_says_what_it_is_a_mean_of():
+    losses = [9.0] * 15 + [1.0, 2.0, 3.0, 4.0, 5.0]
+    text = page.tiles(history(opening(), *[step(i, loss) for i, loss in enumerate(losses)]))
+    assert "<b>3.0000</b><small>loss, mean of the last 5 steps</small>" in text
+    text = page.tiles(history(opening(), step(0, 2.0), {"event": "evaluation", "step": 1, "loss": 1.0}))
+    assert "<b>2.0000</b><small>loss, mean of the last 1 step</small>" in text
+    assert "best evaluation, after 1 step<" in text
+
+
+def test_what_differs_by_its_nature_is_no_difference_and_names_are_short(tmp_path, capsys):
+    places = []
+    for name, value in (("a", True), ("b", False)):
+        place = tmp_path / name / "output"
+        place.mkdir(parents=True)
+        options = {"model": "m", "learning_rate": 0.1, "resume_from_checkpoint": value, "output_dir": name}
+        events = [opening(options=options), step(0)]
+        (place / "log-1.json").write_text("".join(json.dumps(event) + "\n" for event in events))
+        places.append(str(place))
+    assert main(["report", *places, "--output", str(tmp_path / "both.html")]) == 0
+    text = (tmp_path / "both.html").read_text()
+    assert "All options are the same." in text
+    assert ">a/output<" in text and ">b/output<" in text and str(tmp_path) not in text
+
+
 def test_numbers_are_short():
     assert [short(x) for x in (0, 0.0003, 2.5, 12_000, 3.4e6, 1500, 0.5)] == [
         "0",

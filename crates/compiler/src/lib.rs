@@ -22,8 +22,8 @@ mod rule;
 mod time;
 mod update;
 
-use graph::{Graph, Model};
-use program::{EntryKind, Machine, Program, Variant};
+use graph::{Graph, Model, Parameter};
+use program::{Documents, EntryKind, Machine, Program, Variant};
 use thiserror::Error;
 
 pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
@@ -68,6 +68,16 @@ pub enum CompileError {
         /// The limit is the user's, not the machine's.
         limited: bool,
     },
+}
+
+/// The parameters of a model and of its adapter, before anything is planned: cheap. Errors: those of the model, and a target
+/// of the adapter that matches nothing.
+pub fn parameters(model: &Model, options: &CompileOptions) -> Result<Vec<Parameter>, CompileError> {
+    let entry = options.entries.first().expect("at least one entry is requested");
+    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
+    let mut graph = expand(model, options, entry, variant)?;
+    passes::adapters::run(&mut graph, options, entry.kind)?;
+    Ok(graph.parameters)
 }
 
 /// Compiles every entry that the options ask for over one arena plan.

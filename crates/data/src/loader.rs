@@ -399,10 +399,12 @@ impl Cursor {
 }
 
 /// What `epochs` passes over the documents amount to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Extent {
     /// Rows of all epochs.
     pub rows: u64,
+    /// Rows of each epoch.
+    pub by_epoch: Vec<u64>,
     /// Micro-batches of each rank; the last may hold empty rows, or nothing else.
     pub micro_batches: u64,
     /// Share of the first epoch's row tokens that are not padding, in 0..=1; padding counts up to `seq_len`.
@@ -414,15 +416,29 @@ impl Extent {
     pub fn steps(&self, accumulation: usize) -> u64 {
         self.micro_batches.div_ceil(accumulation as u64)
     }
+
+    /// The same of which a share of the last epoch, above 0 and at most 1, is taken, in micro-batches of `batch` rows.
+    pub fn with_part_of_last(mut self, share: f64, batch: u64) -> Extent {
+        let Some(last) = self.by_epoch.last_mut() else { return self };
+        let left_out = *last - ((*last as f64 * share).ceil() as u64).clamp(1, *last);
+        *last -= left_out;
+        self.rows -= left_out;
+        self.micro_batches = self.rows.div_ceil(batch);
+        self
+    }
 }
 
 /// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
 pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, DataError> {
     let mut cursor = Cursor::new(documents.clone(), spec.clone(), Position::default())?;
     let first = cursor.rows_in_epoch(0);
-    let further: u64 = (1..spec.epochs.unwrap_or(1)).map(|epoch| cursor.rows_in_epoch(epoch)).sum();
-    let rows = if spec.epochs == Some(0) { 0 } else { first + further };
+    let further = (1..spec.epochs.unwrap_or(1)).map(|epoch| cursor.rows_in_epoch(epoch));
+    let by_epoch: Vec<u64> = match spec.epochs {
+        Some(0) => Vec::new(),
+        _ => std::iter::once(first).chain(further).collect(),
+    };
+    let rows = by_epoch.iter().sum::<u64>();
     let tokens: usize = documents.members.iter().map(|&d| documents.corpus.length(d as usize)).sum();
     let fill = tokens as f64 / (first * spec.seq_len as u64) as f64;
-    Ok(Extent { rows, micro_batches: rows.div_ceil((spec.batch_size * spec.share.ranks) as u64), fill })
+    Ok(Extent { rows, by_epoch, micro_batches: rows.div_ceil((spec.batch_size * spec.share.ranks) as u64), fill })
 }

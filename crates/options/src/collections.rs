@@ -14,7 +14,13 @@ impl<T: OptionValue> OptionValue for Option<T> {
     fn read(node: &Node, reader: &mut Reader) -> Result<Self, Fault> {
         match node.tree {
             Tree::Null => Ok(None),
-            _ => T::read(node, reader).map(Some),
+            _ => T::read(node, reader).map(Some).map_err(|fault| match (fault, &node.tree) {
+                // Python's and Hugging Face's word for it.
+                (Fault::Mismatch { .. }, Tree::Scalar { text, .. }) if text.eq_ignore_ascii_case("none") => {
+                    Fault::Mismatch { hint: Some("write `null`, or remove the line".to_string()) }
+                }
+                (fault, _) => fault,
+            }),
         }
     }
 

@@ -79,8 +79,8 @@ fn number_schema(name: &str, limits: &Limits) -> Value {
 }
 
 /// One object for each option, in order: `name` (with the group in front), `section`, `type`, `default`, `required`,
-/// `help`, `expects`, `choices`, `available`, `resumable`. Items of lists (datasets) are not options of the command
-/// line and are left out.
+/// `help`, `expects`, `choices`, `available`, `resumable`, `of_item`: an option of the items of a list, such as
+/// `datasets[].path`, which the command line sets with a number in place of the brackets.
 pub fn help_rows(sections: &[Section]) -> Value {
     let mut rows = Vec::new();
     for section in sections {
@@ -91,7 +91,14 @@ pub fn help_rows(sections: &[Section]) -> Value {
                         inner.iter().map(|part| help_row(section, &format!("{}.{}", row.name, part.name), part)),
                     );
                 }
-                _ => rows.push(help_row(section, row.name, row)),
+                kind => {
+                    rows.push(help_row(section, row.name, row));
+                    rows.extend(kind.rows().iter().map(|part| {
+                        let mut of_item = help_row(section, &format!("{}[].{}", row.name, part.name), part);
+                        of_item["of_item"] = true.into();
+                        of_item
+                    }));
+                }
             }
         }
     }
@@ -117,5 +124,6 @@ fn help_row(section: &Section, name: &str, row: &Row) -> Value {
         "choices": choices,
         "available": !row.is_pending,
         "resumable": row.changes_on_resume,
+        "of_item": false,
     })
 }

@@ -21,26 +21,45 @@ fn task(name: &str) -> PyResult<Task> {
     Task::parse(name).ok_or_else(|| PyValueError::new_err(format!("there is no task `{name}`, only sft and pt")))
 }
 
+fn look(reads_data: Option<bool>) -> config::Look {
+    match reads_data {
+        None => config::Look::Nowhere,
+        Some(false) => config::Look::Model,
+        Some(true) => config::Look::ModelAndData,
+    }
+}
+
 #[pymethods]
 impl Config {
     /// Loads YAML text. `source` names it in messages, `overrides` are (option, value as in YAML).
+    /// With `reads_data` given, local files that are not there are problems: those of the model, and if it is true those of
+    /// the datasets.
     /// Raises ConfigError with every problem.
     #[staticmethod]
+    #[pyo3(signature = (text, source, task_name, overrides, reads_data = None))]
     fn from_yaml(
         py: Python<'_>,
         text: &str,
         source: &str,
         task_name: &str,
         overrides: Vec<(String, String)>,
+        reads_data: Option<bool>,
     ) -> PyResult<Self> {
-        let loaded = config::Config::load(text, source, task(task_name)?, &overrides);
+        let loaded = config::Config::load_looking(text, source, task(task_name)?, &overrides, look(reads_data));
         loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
     }
 
     /// Loads a JSON object. Raises ConfigError with every problem.
     #[staticmethod]
-    fn from_json(py: Python<'_>, text: &str, task_name: &str, overrides: Vec<(String, String)>) -> PyResult<Self> {
-        let loaded = config::Config::load_json(text, task(task_name)?, &overrides);
+    #[pyo3(signature = (text, task_name, overrides, reads_data = None))]
+    fn from_json(
+        py: Python<'_>,
+        text: &str,
+        task_name: &str,
+        overrides: Vec<(String, String)>,
+        reads_data: Option<bool>,
+    ) -> PyResult<Self> {
+        let loaded = config::Config::load_json_looking(text, task(task_name)?, &overrides, look(reads_data));
         loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
     }
 
@@ -100,6 +119,18 @@ impl Config {
     #[getter]
     fn trackers(&self) -> String {
         Value::Array(self.config.logging.trackers()).to_string()
+    }
+
+    /// The repository that the result is uploaded to, and whether a new one is private.
+    #[getter]
+    fn push_to_hub(&self) -> Option<(String, bool)> {
+        self.config.run.push_to_hub.clone().map(|name| (name, self.config.run.hub_private_repo))
+    }
+
+    /// Whether the adapter is also merged into its model.
+    #[getter]
+    fn merge_adapter(&self) -> bool {
+        self.config.lora.merge_adapter
     }
 
     /// Every option with its value, as YAML. What is still open is as `auto`.

@@ -81,6 +81,11 @@ impl Tokenizer {
 
     /// The text of ids.
     fn decode(&self, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
+        let encoder = self.tokenizer.encoder();
+        if let Some(id) = ids.iter().find(|id| encoder.id_to_token(**id).is_none()) {
+            let size = encoder.vocab_size();
+            return Err(data_error(format!("token id {id} is none of the tokenizer's, which has {size} tokens")));
+        }
         self.tokenizer.encoder().decode(&ids, skip_special).map_err(data_error)
     }
 

@@ -74,6 +74,12 @@ pub fn unsaid() -> Vec<String> {
     console::unsaid()
 }
 
+/// The names that `--machine` knows.
+#[pyfunction]
+pub fn machine_names() -> Vec<String> {
+    program::machine_names().into_iter().map(|name| name.to_string()).collect()
+}
+
 /// The machine of that name, or the one that the run would use.
 fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> Result<Machine> {
     match name {
@@ -82,7 +88,7 @@ fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> 
     }
 }
 
-/// One stage of a run as text: `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why datasets are not
+/// One stage of a run as text: `config`, `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why datasets are not
 /// available, which are read otherwise.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the stages of the command line
@@ -101,6 +107,9 @@ pub fn preview(
         let machine = machine(config, machine_name, site_packages)?;
         let data = train::preview::documents(&config.config, &source, &away)?;
         let config = train::recommended(&config.config, &source, &machine, data.as_ref().ok())?;
+        if what == "config" {
+            return train::preview::resolved(&config, &source, &machine, data.as_ref().ok());
+        }
         if what == "graph" {
             return Ok(train::preview::graph(&config, &source, &machine, data.as_ref().ok())?.to_string());
         }

@@ -81,12 +81,16 @@ const COUNTED: u64 = i32::MAX as u64;
 impl State {
     /// Whether the numbers can be those of a run: a digest can be made for any. The error says which cannot.
     fn check(&self) -> std::result::Result<(), String> {
-        let Progress { step, updates, micro_step, suppressed, evaluated } = self.progress;
+        let Progress { step, updates, micro_step, suppressed, evaluated, loss: _, ref judged } = self.progress;
         let counts = [("step", step), ("updates", updates), ("micro_step", micro_step), ("suppressed", suppressed)];
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > COUNTED) {
             return Err(format!("has `{name}: {count}`, expected at most {COUNTED}"));
         }
-        if updates > step || suppressed > step || micro_step < step || evaluated.is_some_and(|at| at > step) {
+        if updates > step
+            || suppressed > step
+            || micro_step < step
+            || evaluated.max(judged.best.map(|of| of.step)) > Some(step)
+        {
             return Err(format!(
                 "contradicts itself: {step} steps with {micro_step} micro-steps, {updates} updates, the last {suppressed} \
                  of them suppressed, evaluated at {evaluated:?}"
@@ -316,13 +320,14 @@ pub fn step_of(folder: &Path) -> Option<u64> {
 }
 
 /// Removes the checkpoints in `place` that were written first, beyond `keep`, of those that this run wrote and
-/// nobody has changed since. Everything else is left alone.
-pub fn rotate(place: &Path, written: &Written, keep: u64) -> Result<()> {
+/// nobody has changed since; the one of the step `spared` is kept beside them. Everything else is left alone.
+pub fn rotate(place: &Path, written: &Written, keep: u64, spared: Option<u64>) -> Result<()> {
     let place = place.canonicalize().map_err(|e| TrainError::io("read", place, e))?;
     let mut own = written.paths();
     own.retain(|path| path.parent() == Some(&place) && step_of(path).is_some());
     let surplus = own.len().saturating_sub(keep as usize);
-    own.into_iter().take(surplus).try_for_each(|path| remove(written, &path))
+    let is_spared = |path: &PathBuf| spared.is_some() && step_of(path) == spared;
+    own.into_iter().take(surplus).filter(|path| !is_spared(path)).try_for_each(|path| remove(written, &path))
 }
 
 #[cfg(test)]
@@ -343,12 +348,16 @@ mod tests {
         }
         write(&mut others, "checkpoint-1");
         std::fs::write(place.path().join("checkpoint-7/notes.txt"), "by hand").unwrap();
-        rotate(place.path(), &mine, 2).unwrap();
+        rotate(place.path(), &mine, 2, None).unwrap();
         let mut names: Vec<String> =
             std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         // The run went back to an earlier step: what it wrote last is what it needs.
         assert_eq!(names, ["checkpoint-1", "checkpoint-10", "checkpoint-5", "checkpoint-7", "keep-this"]);
+        rotate(place.path(), &mine, 1, Some(5)).unwrap();
+        assert!(place.path().join("checkpoint-5").exists(), "the best one is kept");
+        rotate(place.path(), &mine, 1, None).unwrap();
+        assert!(!place.path().join("checkpoint-5").exists());
     }
 
     /// A checkpoint without files whose digest is right, as anybody can make one.
@@ -361,7 +370,7 @@ mod tests {
             surogate: "0".into(),
             arithmetic: None,
             task: "sft".into(),
-            progress: Progress { step: 3, updates: 3, micro_step: 6, suppressed: 0, evaluated: Some(2) },
+            progress: Progress { step: 3, updates: 3, micro_step: 6, evaluated: Some(2), ..Progress::default() },
             seed: 0,
             position: None,
             options: Value::Null,

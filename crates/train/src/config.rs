@@ -3,11 +3,14 @@
 //! Knows names, types, defaults and contradictions of options. Deliberately unknown here: models, devices, data; what
 //! depends on them is checked where they are known, with the places that [`Config::mistake`] remembers.
 
+mod cadence;
 mod checks;
 mod data;
 mod distributed;
 mod dtype;
+mod foreign;
 mod hardware;
+mod local;
 mod logging;
 mod lora;
 mod memory;
@@ -27,11 +30,13 @@ mod template;
 mod tests;
 mod training;
 
+pub use cadence::{Epochs, Strategy};
 pub use checks::MachineFacts;
 pub use data::{Data, Dataset, DatasetType, SystemPromptType};
 pub use distributed::{Distributed, MultiNode};
 pub use dtype::{Dtype, MatmulDtype};
 pub use hardware::{Device, Hardware};
+pub use local::Look;
 pub use logging::{Logging, Reporter};
 pub use lora::{Lora, Qlora};
 pub use memory::Memory;
@@ -187,9 +192,23 @@ impl Config {
         task: Task,
         overrides: &[(String, String)],
     ) -> Result<Config, Vec<Problem>> {
+        Config::load_looking(text, source_name, task, overrides, Look::Nowhere)
+    }
+
+    /// As [`Config::load`], with problems of the local files that the options name.
+    ///
+    /// # Errors
+    /// Those of [`Config::load`], and what is not there.
+    pub fn load_looking(
+        text: &str,
+        source_name: &str,
+        task: Task,
+        overrides: &[(String, String)],
+        look: Look,
+    ) -> Result<Config, Vec<Problem>> {
         let mut reader = Reader::new(task.defaults());
         match reader.read_yaml(source_name, text) {
-            Some(root) => Config::from_tree(reader, root, task, overrides),
+            Some(root) => Config::from_tree(reader, root, task, overrides, look),
             None => Err(reader.finish().1),
         }
     }
@@ -199,9 +218,22 @@ impl Config {
     /// # Errors
     /// Every problem of the options and of the overrides. A text that is not JSON is one.
     pub fn load_json(text: &str, task: Task, overrides: &[(String, String)]) -> Result<Config, Vec<Problem>> {
+        Config::load_json_looking(text, task, overrides, Look::Nowhere)
+    }
+
+    /// As [`Config::load_json`], with problems of the local files that the options name.
+    ///
+    /// # Errors
+    /// Those of [`Config::load_json`], and what is not there.
+    pub fn load_json_looking(
+        text: &str,
+        task: Task,
+        overrides: &[(String, String)],
+        look: Look,
+    ) -> Result<Config, Vec<Problem>> {
         let mut reader = Reader::new(task.defaults());
         match serde_json::from_str(text) {
-            Ok(value) => Config::from_tree(reader, Node::from_json(&value), task, overrides),
+            Ok(value) => Config::from_tree(reader, Node::from_json(&value), task, overrides, look),
             Err(error) => {
                 reader.report_at(None, "", format!("the options are not JSON: {error}"), None);
                 Err(reader.finish().1)
@@ -214,6 +246,7 @@ impl Config {
         mut root: Node,
         task: Task,
         overrides: &[(String, String)],
+        look: Look,
     ) -> Result<Config, Vec<Problem>> {
         if let Tree::Null = root.tree {
             root.tree = Tree::Map(Vec::new());
@@ -232,8 +265,9 @@ impl Config {
         let mut fields = Fields::new(&mut reader, entries, root.span);
         let mut config = Config::read(task, &mut fields);
         let second = names::SECOND_NAMES.iter().map(|(second, _)| *second);
-        fields.refuse_unknown(rows().map(|row| row.name).chain(second));
+        fields.refuse_unknown(rows().map(|row| row.name).chain(second), foreign::hint);
         checks::check_options(&config, &mut reader);
+        local::check(&config, &mut reader, look);
         let (written, problems) = reader.finish();
         if !problems.is_empty() {
             return Err(problems);

@@ -36,6 +36,8 @@ pub struct Encoded {
     /// Why, where the length of rows followed from the documents.
     pub(crate) because: Option<String>,
     pub(crate) pad_id: i32,
+    /// The chat template that conversations are written with, where it is not the model's own.
+    pub(crate) template: Option<String>,
 }
 
 impl Encoded {
@@ -87,6 +89,7 @@ impl Encoded {
             false => None,
         };
         let (dialogue, note) = dialogue_options(config, source, tokenizer.as_deref())?;
+        let template = dialogue.template.clone();
         let options = prepare_options(config, source, sequence_len, workers(config), dialogue)?;
         let mut notes: Vec<String> = note.into_iter().collect();
         let cache = row_cache(config, &mut notes);
@@ -100,6 +103,7 @@ impl Encoded {
         };
         let EncodedCorpus { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
         notes.extend(of_rows);
+        let counts: Vec<usize> = summary.datasets.iter().map(|of| of.documents).collect();
         let (train, held_out) = if validation.is_empty() {
             let (train, held_out) =
                 data::order::split(corpus.len(), config.data.validation_split_ratio, config.data.train_seed);
@@ -111,9 +115,33 @@ impl Encoded {
             notes.extend(other.notes);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
         };
+        let train = repeated(train, datasets, &counts, config.data.train_seed);
         let pad_id = tokenizer.map_or(0, |t| t.pad_id() as i32);
-        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id })
+        Ok(Encoded { train, held_out, summary, notes, sequence_len, because: None, pad_id, template })
     }
+}
+
+/// The training documents with each as often as its set asks for. `counts` are the documents of the sets, one behind the
+/// other in the corpus. Which of them a part of a set takes follows from the seed.
+fn repeated(of: DocumentSet, datasets: &[Dataset], counts: &[usize], seed: u64) -> DocumentSet {
+    if datasets.iter().all(|set| set.repeats == 1.0) {
+        return of;
+    }
+    let (mut members, mut begin) = (Vec::new(), 0);
+    for (index, (set, count)) in datasets.iter().zip(counts).enumerate() {
+        let end = begin + count;
+        let own: Vec<u32> =
+            of.members.iter().copied().filter(|member| (begin..end).contains(&(*member as usize))).collect();
+        let whole = set.repeats.floor() as usize;
+        let (_, chosen) = data::order::split(own.len(), set.repeats.fract(), seed.wrapping_add(index as u64));
+        let mut chosen = chosen.into_iter().peekable();
+        for (place, member) in own.into_iter().enumerate() {
+            let more = usize::from(chosen.next_if_eq(&(place as u32)).is_some());
+            members.extend(std::iter::repeat_n(member, whole + more));
+        }
+        begin = end;
+    }
+    DocumentSet { corpus: of.corpus, members: members.into() }
 }
 
 /// Threads that prepare data; 0: the loop itself.

@@ -58,6 +58,19 @@ impl TrainError {
         TrainError::Failed(format!("cannot {action} {}: {error}", path.display()))
     }
 
+    /// The same with a word on how a run goes on after its disk was full.
+    pub fn with_way_on(self) -> TrainError {
+        // As Linux numbers them: no space left, and none of this user's share of it.
+        let is_full = |text: &str| ["(os error 28)", "(os error 122)"].iter().any(|code| text.contains(code));
+        match self {
+            TrainError::Failed(text) if is_full(&text) => TrainError::Failed(format!(
+                "{text}\n  hint: free some space, then use the same command with --resume-from-checkpoint true: the run goes \
+                 on from its last complete checkpoint"
+            )),
+            other => other,
+        }
+    }
+
     /// A problem with the files of a model or adapter: wrong content is the user's, a failed call
     /// the machine's.
     pub fn model_file(error: DataError) -> TrainError {
@@ -94,5 +107,18 @@ impl From<CompileError> for TrainError {
             CompileError::DoesNotFit { .. } => TrainError::Memory(error.to_string()),
             CompileError::Model(_) | CompileError::Options(_) => TrainError::Usage(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_says_how_to_go_on() {
+        let full = TrainError::io("write", "x".as_ref(), std::io::Error::from_raw_os_error(28)).with_way_on();
+        assert!(full.to_string().contains("--resume-from-checkpoint true"), "{full}");
+        let other = TrainError::io("write", "x".as_ref(), std::io::Error::from_raw_os_error(13)).with_way_on();
+        assert!(!other.to_string().contains("hint"), "{other}");
     }
 }

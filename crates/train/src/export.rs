@@ -12,12 +12,13 @@ use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
+use crate::card::{self, Form};
 use crate::config::Init;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError, go_on};
 use crate::merge::merged;
 use crate::model::Model;
-use crate::model_folder::{pretty, write_files, write_weights};
+use crate::model_folder::{pretty, write_companions, write_files, write_weights};
 use crate::peft;
 use crate::quantised_base;
 use crate::recheck::Live;
@@ -77,14 +78,17 @@ impl Trainer {
         trained.write(folder, &mut |at| {
             go_on(stop)?;
             engine.tensor(at)
-        })
+        })?;
+        write_companions(&trained.source.folder, trained.template.as_deref(), folder)?;
+        card::write(self, Form::Adapter, folder)
     }
 
     /// What the run trains, apart from the session that holds it.
     pub(crate) fn trained(&mut self) -> Result<Trained> {
         let (adapter, base) = (self.plan.compile.adapter.clone(), self.config.model.model.clone());
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
-        Ok(Trained { program: self.engine()?.program().clone(), adapter, base, source, dtype })
+        let template = self.template();
+        Ok(Trained { program: self.engine()?.program().clone(), adapter, base, source, dtype, template })
     }
 
     /// Writes the weights, adapters added, one after the other, and what else belongs to a model.
@@ -108,7 +112,13 @@ impl Trainer {
             let (a, b) = (weights::read(engine.session(), a)?, weights::read(engine.session(), b)?);
             Ok(merged(&weight, &a, &b, scale, slot.transposed).bytes)
         })?;
-        write_files(&source.config, dtype, &source.folder, folder)
+        write_files(&source.config, dtype, &source.folder, self.template().as_deref(), folder)?;
+        card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
+    }
+
+    /// The chat template that the data were written with, where it is not the model's own.
+    fn template(&self) -> Option<String> {
+        self.feed.as_ref().and_then(|feed| feed.encoded.template.clone())
     }
 
     /// Reads what was written and compares it with the live model.
@@ -245,6 +255,8 @@ pub(crate) struct Trained {
     base: String,
     source: Arc<ModelSource>,
     dtype: DType,
+    /// The chat template of the data, where it is not the model's own.
+    template: Option<String>,
 }
 
 /// Gives the contents of a place in a program's memory.
@@ -269,7 +281,8 @@ impl Trained {
                 Content::Trained(slot) => Ok(read(&slot.weight)?.bytes),
                 Content::Carried(bytes) => Ok(bytes),
             })?;
-            return write_files(&self.source.config, self.dtype, &self.source.folder, folder);
+            let from = &self.source.folder;
+            return write_files(&self.source.config, self.dtype, from, self.template.as_deref(), folder);
         };
         let tensors = slots.iter().map(|slot| Ok((slot.name.clone(), read(&slot.weight)?)));
         let (tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));

@@ -14,6 +14,7 @@ use crate::encoded::{Encoded, workers};
 use crate::error::{Result, TrainError};
 use crate::plan::Plan;
 use crate::source::ModelSource;
+use crate::words;
 
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
@@ -62,12 +63,14 @@ impl Feed {
             },
             shuffle: config.data.shuffle,
             seed: config.data.train_seed,
-            epochs: Some(u64::from(config.run.num_epochs)),
+            epochs: Some(config.run.num_epochs.begun()),
             pad_id,
             longest_padding: LONGEST_PADDING,
             prefetch: if workers == 0 { 0 } else { PREFETCH },
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
+        let train_extent =
+            train_extent.with_part_of_last(config.run.num_epochs.of_last(), (batch_size * config.ranks()) as u64);
         let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
         let validation_spec = LoaderSpec { seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
         // A fixed number of steps goes on through the data for as long as it takes.
@@ -151,19 +154,21 @@ impl Feed {
     /// The table of the data check: what became of the rows, and how they fill the batches.
     pub fn check_table(&self) -> String {
         let held_out = self.validation.as_ref().map_or(0, |(documents, _)| documents.len());
-        let Extent { rows, micro_batches, fill } = self.train_extent;
+        let Extent { rows, micro_batches, fill, by_epoch } = &self.train_extent;
         let how = match &self.spec.layout {
             Layout::Packed => "packed",
             Layout::Padded(_) => "padded",
             Layout::Joined(_) => "joined",
         };
         format!(
-            "{}{} documents to train on, {held_out} for evaluation; {rows} rows of up to {} tokens in {micro_batches} \
-             micro-batches, {how}, {:.1} % full\n",
+            "{}{} documents to train on, {held_out} for evaluation; {} rows of up to {} tokens in an epoch, {how}, \
+             {:.1} % full; {rows} rows in {micro_batches} micro-batches in {}\n",
             self.encoded.summary,
             self.documents.len(),
+            by_epoch.first().unwrap_or(rows),
             self.spec.seq_len,
-            100.0 * fill
+            100.0 * fill,
+            words::count(by_epoch.len() as u64, "epoch"),
         )
     }
 
@@ -190,7 +195,27 @@ impl Feed {
         let of = &config.training;
         let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
         let rows = of_rank * config.ranks() as u64 * steps;
-        (rows * u64::from(config.run.num_epochs)) as f64 / self.train_extent.rows as f64
+        rows as f64 * config.run.num_epochs.0 / self.train_extent.rows as f64
+    }
+
+    /// The steps that end a pass over the data, of a run of `total` steps; the last may be the run's last.
+    pub(crate) fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>> {
+        let of = &config.training;
+        let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
+        let in_step = of_rank * config.ranks() as u64;
+        let in_epoch = self.train_extent.by_epoch.first().copied().unwrap_or(1).max(1);
+        // Every epoch is packed by itself, so some may have fewer rows than the first.
+        let epochs = (total * in_step).div_ceil(in_epoch);
+        let spec = LoaderSpec { epochs: Some(epochs + epochs / 8 + 1), ..self.spec.clone() };
+        let extent = data::extent(&self.documents, &spec).map_err(TrainError::Data)?;
+        let mut rows = 0;
+        let ends = extent.by_epoch.iter().map(|of_epoch| {
+            rows += of_epoch;
+            rows.div_ceil(in_step)
+        });
+        let mut ends: Vec<u64> = ends.take_while(|end| *end <= total).collect();
+        ends.dedup();
+        Ok(ends)
     }
 
     /// Optimizer steps of the run.

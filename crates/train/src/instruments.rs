@@ -8,6 +8,7 @@ use std::time::Instant;
 use program::Gauges;
 use serde_json::{Value, json};
 
+use crate::config::Config;
 use crate::device::Device;
 use crate::step::resident;
 
@@ -22,9 +23,19 @@ pub struct Instruments {
     last: Option<(Instant, f64)>,
 }
 
+/// Steps between samples where the options leave it open, and samples of a run with fewer than that times as many.
+const USUAL: u64 = 100;
+
 impl Instruments {
     pub fn new(every: u64) -> Instruments {
         Instruments { every, last: process_seconds().map(|ran| (Instant::now(), ran)) }
+    }
+
+    /// Steps from one sample to the next in a run of `total` steps: those of the options, else the usual ones, or fewer,
+    /// so that the curves of a short run have points.
+    pub fn interval(config: &Config, total: Option<u64>) -> u64 {
+        let open = || total.map_or(USUAL, |total| (total / USUAL).clamp(1, USUAL));
+        config.logging.log_gpu_util.unwrap_or_else(open)
     }
 
     /// An event for the log after so many steps, where it is time for one. Where the instruments cannot be read, a

@@ -34,7 +34,7 @@ impl Journal {
         }
         let place = RunFolder::of_caller(config, &trainer.name)?;
         let log = place.open_log()?;
-        let instruments = Instruments::new(config.logging.log_gpu_util);
+        let instruments = Instruments::new(Instruments::interval(config, trainer.total_steps()));
         Ok(Some(Journal { place, log, instruments, is_open: false }))
     }
 

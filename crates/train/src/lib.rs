@@ -5,7 +5,9 @@
 //! chooses between the backends.
 
 mod advice;
+mod best;
 pub mod calibrate;
+mod card;
 mod checkpoint;
 pub mod config;
 pub mod conformance;
@@ -13,7 +15,9 @@ mod conversation;
 mod decisions;
 pub mod device;
 mod digest;
+mod disk;
 mod encoded;
+mod ending;
 mod engine;
 pub mod error;
 mod export;
@@ -29,11 +33,13 @@ pub mod machines;
 mod memory;
 mod merge;
 mod metrics;
+mod milestones;
 mod model;
 mod model_folder;
 mod opening;
 mod peft;
 mod plan;
+mod preflight;
 mod prequantised;
 pub mod preview;
 mod probe;

@@ -12,9 +12,10 @@ use program::PackedWeight;
 use rayon::prelude::*;
 use tensor::{DType, HostTensor};
 
+use crate::card::{self, Form};
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
-use crate::model_folder::{handed_on, write_files, write_weights};
+use crate::model_folder::{handed_on, write_companions_of_adapter, write_files, write_weights};
 use crate::peft;
 use crate::prequantised;
 use crate::quantise;
@@ -89,6 +90,7 @@ pub fn merge(
     let rules = AdapterRules::new(&options)?;
     let config = HfConfig::read(model)?;
     handed_on(model)?;
+    handed_on(adapter)?;
     let base = prequantised::weights(model)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;
@@ -135,7 +137,9 @@ pub fn merge(
         let (a, b) = (matrix("lora_A")?, matrix("lora_B")?);
         Ok(merged(&weight, &a, &b, rules.scale(module)?, transposed).bytes)
     })?;
-    write_files(&config, dtype, model, staged.path())?;
+    write_files(&config, dtype, model, None, staged.path())?;
+    write_companions_of_adapter(adapter, staged.path())?;
+    card::hand_on(adapter, Form::Merged, staged.path())?;
     staged.commit(&mut written)?;
     Ok(done)
 }

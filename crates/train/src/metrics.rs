@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::words;
+
 /// One optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepMetrics {
@@ -53,6 +55,7 @@ impl StepMetrics {
         let rate = scientific(self.learning_rate);
         let speed = self.tokens_per_second();
         let mfu = self.mfu.map(|mfu| format!(" | MFU: {:.1} %", mfu * 100.0)).unwrap_or_default();
+        let epoch = self.epoch.map(|epoch| format!(" | Epoch {epoch:.2}")).unwrap_or_default();
         let gib = |bytes: usize| format!(" | {:.2} GiB", bytes as f64 / (1u64 << 30) as f64);
         let memory = self.memory.map(gib).unwrap_or_default();
         let suppressed = match (self.applied, self.loss_scale) {
@@ -61,7 +64,7 @@ impl StepMetrics {
             (false, Some(scale)) => format!(" | update skipped: the gradient overflows at a loss scale of {scale}"),
         };
         format!(
-            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{mfu}{memory}{suppressed}",
+            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{epoch}{mfu}{memory}{suppressed}",
             self.step, self.loss, self.grad_norm, self.seconds
         )
     }
@@ -96,8 +99,11 @@ impl StepMetrics {
 impl EvaluationMetrics {
     pub fn line(&self) -> String {
         format!(
-            "Evaluation after {} steps | Loss: {:.4} | {} tokens | {:.2}s",
-            self.step, self.loss, self.tokens, self.seconds
+            "Evaluation after {} | Loss: {:.4} | {} tokens | {:.2}s",
+            words::count(self.step, "step"),
+            self.loss,
+            self.tokens,
+            self.seconds
         )
     }
 
@@ -143,8 +149,8 @@ mod tests {
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";
         assert_eq!(metrics.line(Some(1000)), line);
-        let metrics = StepMetrics { mfu: Some(0.4871), memory: Some(3 << 29), ..metrics };
-        assert_eq!(metrics.line(Some(1000)), format!("{line} | MFU: 48.7 % | 1.50 GiB"));
+        let metrics = StepMetrics { epoch: Some(0.5), mfu: Some(0.4871), memory: Some(3 << 29), ..metrics };
+        assert_eq!(metrics.line(Some(1000)), format!("{line} | Epoch 0.50 | MFU: 48.7 % | 1.50 GiB"));
         assert_eq!(scientific(0.0), "0.00e+00");
         assert_eq!(scientific(0.00255), "2.55e-03");
     }

@@ -16,7 +16,7 @@ use crate::staged::{create_new, write_synced};
 /// Largest file of a model.
 const SHARD_BYTES: usize = 5_000_000_000;
 
-/// What is handed on as it is: generation settings, tokenizer, chat templates, processors of inputs.
+/// What is handed on as it is: generation settings, tokenizer, chat templates, processors of inputs, the licence.
 const HANDED_ON: &[&str] = &[
     "generation_config.json",
     "tokenizer.json",
@@ -33,10 +33,24 @@ const HANDED_ON: &[&str] = &[
     "chat_template.json",
     "processor_config.json",
     "preprocessor_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
 ];
 
 /// The folder of templates beside the default one.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
+
+/// The chat template in a file of its own, which readers prefer to the one in [`TOKENIZER`].
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// The settings of the tokenizer, in which older readers look for the chat template.
+const TOKENIZER: &str = "tokenizer_config.json";
+
+/// What only a folder with a tokenizer has.
+const OF_TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
 
 /// Writes weights one after the other; `bytes` gives those of a tensor.
 pub fn write_weights(
@@ -61,16 +75,65 @@ fn write_weights_in(
     writer.finish().map_err(failed)
 }
 
-/// Writes `config.json`, and copies from the folder of the model what is handed on.
-pub fn write_files(config: &HfConfig, dtype: DType, from: &Path, to: &Path) -> Result<()> {
+/// Writes `config.json`, and copies what is handed on, as [`write_companions`] does.
+pub fn write_files(config: &HfConfig, dtype: DType, from: &Path, template: Option<&str>, to: &Path) -> Result<()> {
     write_synced(&to.join(hf_config::FILE), pretty(&config.with_dtype(dtype).0).as_bytes())?;
-    let files = handed_on(from)?;
+    write_companions(from, template, to)
+}
+
+/// Copies from a folder what is handed on: tokenizer, templates, generation settings, licence. `template` is the chat
+/// template that the model was trained with, where it is not the folder's own: then it is the only one.
+pub fn write_companions(from: &Path, template: Option<&str>, to: &Path) -> Result<()> {
+    let mut files = handed_on(from)?;
+    if template.is_some() {
+        files.retain(|file| !is_template(file));
+    }
+    copy(&files, from, to)?;
+    let Some(template) = template else { return Ok(()) };
+    write_synced(&to.join(TEMPLATE), template.as_bytes())?;
+    let path = to.join(TOKENIZER);
+    if !path.is_file() {
+        return Ok(());
+    }
+    let text = std::fs::read_to_string(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    let mut settings: Value = serde_json::from_str(&text)
+        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", from.join(TOKENIZER).display())))?;
+    if settings.get("chat_template").is_some() {
+        settings["chat_template"] = template.into();
+        std::fs::remove_file(&path).map_err(|e| TrainError::io("replace", &path, e))?;
+        write_synced(&path, pretty(&settings).as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Copies into a merged model what the adapter carries: its tokenizer and template are those that it was trained with, so
+/// those of the model stay behind. An adapter without a tokenizer carries nothing.
+pub fn write_companions_of_adapter(adapter: &Path, to: &Path) -> Result<()> {
+    if !OF_TOKENIZERS.iter().any(|file| adapter.join(file).is_file()) {
+        return Ok(());
+    }
+    let files = handed_on(adapter)?;
+    for old in handed_on(to)? {
+        if files.contains(&old) || is_template(&old) {
+            let path = to.join(&old);
+            std::fs::remove_file(&path).map_err(|e| TrainError::io("replace", &path, e))?;
+        }
+    }
+    let _ = std::fs::remove_dir(to.join(MORE_TEMPLATES));
+    copy(&files, adapter, to)
+}
+
+fn is_template(file: &Path) -> bool {
+    file == Path::new(TEMPLATE) || file == Path::new("chat_template.json") || file.starts_with(MORE_TEMPLATES)
+}
+
+fn copy(files: &[PathBuf], from: &Path, to: &Path) -> Result<()> {
     if files.iter().any(|file| file.starts_with(MORE_TEMPLATES)) {
         let copies = to.join(MORE_TEMPLATES);
         std::fs::create_dir(&copies).map_err(|e| TrainError::io("create", &copies, e))?;
     }
     for file in files {
-        let (from, to) = (from.join(&file), to.join(&file));
+        let (from, to) = (from.join(file), to.join(file));
         let copied = File::open(&from).and_then(|mut from| io::copy(&mut from, &mut create_new(&to)?));
         copied.map_err(|e| TrainError::io("copy", &from, e))?;
     }
@@ -156,7 +219,7 @@ mod tests {
             let error = handed_on(&folder).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("outside of the model's folder"), "{error}");
             std::fs::create_dir(&to).unwrap();
-            assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, &to).is_err());
+            assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, None, &to).is_err());
             assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "config.json");
             std::fs::remove_dir_all(&to).unwrap();
             std::fs::remove_file(&link).unwrap();
@@ -164,8 +227,48 @@ mod tests {
         // Nor is anything written through a link that waits in the result's folder.
         std::fs::create_dir(&to).unwrap();
         symlink(&secret, to.join("vocab.json")).unwrap();
-        assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, &to).is_err());
+        assert!(write_files(&HfConfig(json!({})), DType::F32, &folder, None, &to).is_err());
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "words");
+    }
+
+    #[test]
+    fn a_result_carries_the_template_that_it_was_trained_with_and_no_other() {
+        let place = tempfile::tempdir().unwrap();
+        let [model, adapter, merged] = ["model", "adapter", "merged"].map(|name| place.path().join(name));
+        for folder in [&model, &adapter, &merged] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        std::fs::create_dir(model.join(MORE_TEMPLATES)).unwrap();
+        for (name, text) in [
+            (TEMPLATE, "old"),
+            ("chat_template.json", "{\"chat_template\": \"old\"}"),
+            ("additional_chat_templates/tool_use.jinja", "old"),
+            (TOKENIZER, "{\"chat_template\": \"old\", \"eos_token\": \"</s>\"}"),
+            ("tokenizer.json", "{}"),
+            ("generation_config.json", "{\"top_k\": 1}"),
+        ] {
+            std::fs::write(model.join(name), text).unwrap();
+        }
+        let read = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        let check = |folder: &Path| {
+            assert_eq!(read(folder, TEMPLATE).as_deref(), Some("new"));
+            assert_eq!(read(folder, "chat_template.json"), None);
+            assert!(!folder.join(MORE_TEMPLATES).exists());
+            let settings: Value = serde_json::from_str(&read(folder, TOKENIZER).unwrap()).unwrap();
+            assert_eq!(settings, json!({"chat_template": "new", "eos_token": "</s>"}));
+            assert_eq!(read(folder, "generation_config.json").as_deref(), Some("{\"top_k\": 1}"));
+        };
+        write_companions(&model, Some("new"), &adapter).unwrap();
+        check(&adapter);
+        write_companions(&model, None, &merged).unwrap();
+        assert_eq!(read(&merged, TEMPLATE).as_deref(), Some("old"));
+        write_companions_of_adapter(&adapter, &merged).unwrap();
+        check(&merged);
+        // An adapter of other programs, which carries none.
+        std::fs::remove_file(adapter.join("tokenizer.json")).unwrap();
+        std::fs::write(adapter.join(TEMPLATE), "other").unwrap();
+        write_companions_of_adapter(&adapter, &merged).unwrap();
+        check(&merged);
     }
 
     #[test]
@@ -180,7 +283,8 @@ mod tests {
         let tensors = vec![info("b"), info("a"), info("c")];
         let mut bytes = |info: &TensorInfo| Ok(vec![info.name.as_bytes()[0]; 6]);
         write_weights_in(to.path(), tensors, 13, &mut bytes).unwrap();
-        write_files(&HfConfig(json!({"torch_dtype": "float16"})), DType::BF16, from.path(), to.path()).unwrap();
+        let config = HfConfig(json!({"torch_dtype": "float16"}));
+        write_files(&config, DType::BF16, from.path(), None, to.path()).unwrap();
 
         let mut names: Vec<String> =
             std::fs::read_dir(to.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

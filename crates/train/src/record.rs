@@ -10,9 +10,12 @@ use crate::decisions;
 use crate::digest;
 use crate::encoded;
 use crate::error::Result;
+use crate::instruments::Instruments;
 use crate::metrics::StepMetrics;
+use crate::plan::Plan;
 use crate::preview::Expected;
 use crate::run_folder::RunFolder;
+use crate::source::ModelSource;
 use crate::trainer::Trainer;
 
 /// What is in every folder that a run wrote to.
@@ -138,20 +141,52 @@ impl Trainer {
 
     /// What was chosen for options that were left open, as far as it concerns what is computed.
     pub(crate) fn reasons(&self) -> Reasons {
-        let config = &self.config;
+        let known = Known {
+            config: &self.config,
+            source: &self.source,
+            plan: &self.plan,
+            device: self.device.backend.name(),
+            because: &self.device.because,
+            steps: self.total_steps(),
+        };
+        known.reasons()
+    }
+}
+
+/// What the choices follow from, whether or not the run is there already.
+pub(crate) struct Known<'a> {
+    pub config: &'a Config,
+    pub source: &'a ModelSource,
+    pub plan: &'a Plan,
+    /// The backend, and why this one.
+    pub device: &'a str,
+    pub because: &'a str,
+    /// Steps of the run, where they are known.
+    pub steps: Option<u64>,
+}
+
+impl Known<'_> {
+    /// What was chosen for options that were left open, as far as it concerns what is computed.
+    pub fn reasons(&self) -> Reasons {
+        let config = self.config;
         let mut reasons = self.plan.reasons.clone();
         let mut choose = chooser(config, &mut reasons);
-        choose("device", json!(self.device.backend.name()), &self.device.because);
+        choose("device", json!(self.device), self.because);
         choose("model_type", json!(self.source.model_type()), "the model's configuration");
         if let Some(positions) = self.source.max_positions() {
             choose("max_model_len", json!(positions), "the model's configuration");
         }
         choose("dataloader_num_workers", json!(encoded::workers(config)), "the cores of this machine");
+        choose(
+            "log_gpu_util",
+            json!(Instruments::interval(config, self.steps)),
+            "a hundredth of the run's steps, at most 100",
+        );
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
         for row in Offload::ROWS {
             choose(row.name, json!(false), "it stays on the device");
         }
-        if let Some(total) = self.total_steps() {
+        if let Some(total) = self.steps {
             let (warmup, cooldown) = (config.optimizer.warmup(total), config.optimizer.cooldown(total));
             choose("warmup_steps", json!(warmup), "`warmup_ratio` of all steps");
             choose("cooldown_steps", json!(cooldown), "the schedule");

@@ -12,10 +12,13 @@ use crate::checkpoint;
 use crate::config::Config;
 use crate::decisions;
 use crate::device::Device;
+use crate::disk;
+use crate::ending;
 use crate::error::{Result, TrainError};
 use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::StepMetrics;
+use crate::milestones::Milestones;
 use crate::model_folder::handed_on;
 use crate::opening::opening;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
@@ -76,11 +79,11 @@ pub fn run(
         }
         begun => begun?,
     };
-    let mut outcome = run.steps(&mut trainer, observer);
+    let mut outcome = run.steps(&mut trainer, observer).map_err(TrainError::with_way_on);
     if let Err(error) = run.publish_checkpoint(&mut trainer, observer)
         && outcome.is_ok()
     {
-        outcome = Err(error);
+        outcome = Err(error.with_way_on());
     }
     let event = match &outcome {
         Ok(Outcome::Finished(folder)) => json!({"event": "finished", "result": folder}),
@@ -145,9 +148,29 @@ fn prepare(place: &RunFolder, start: &mut Start, trainer: &mut Trainer, observer
             observer.line("Comparing the model's weights with those that the run started with");
         }
         resume::check_weights(trainer, checkpoint)?;
-        start.notes.push(format!("resuming after {from} steps, from {}", checkpoint.folder.display()));
+        start.notes.push(format!(
+            "resuming after {}, from {}",
+            words::count(from, "step"),
+            checkpoint.folder.display()
+        ));
+        start.notes.extend(forget_lost_best(place, trainer));
     }
     Ok(())
+}
+
+/// Where the checkpoint of the best evaluation is not in this folder, the best is looked for from here on.
+fn forget_lost_best(place: &RunFolder, trainer: &mut Trainer) -> Option<String> {
+    let best = trainer.progress.judged.best.filter(|_| trainer.config.run.load_best_model_at_end)?;
+    let folder = checkpoint::folder_of(&place.checkpoints, best.step);
+    if trainer.written.holds(&folder) {
+        return None;
+    }
+    trainer.progress.judged.best = None;
+    Some(format!(
+        "the best evaluation so far was after {}, but there is no {}: `load_best_model_at_end` looks for the best from here on",
+        words::count(best.step, "step"),
+        folder.display()
+    ))
 }
 
 /// Where the result will lie.
@@ -180,11 +203,13 @@ struct Run {
     /// Steps of this process.
     measured: Measured,
     instruments: Instruments,
+    when: Milestones,
+    began: Instant,
 }
 
 impl Run {
     /// Writes what is decided and tells it.
-    fn start(place: RunFolder, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
+    fn start(mut place: RunFolder, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Run> {
         let of_data = trainer.feed.iter().flat_map(|feed| &feed.encoded.notes);
         for note in trainer.plan.notes.iter().chain(of_data) {
             observer.line(&format!("Note: {note}"));
@@ -197,11 +222,17 @@ impl Run {
             }
         }
         let manifest = manifest(&place, trainer)?;
+        let (config, steps) =
+            (trainer.config.clone(), trainer.total_steps().expect("a run with data knows its length"));
+        let when = Milestones::new(&config, trainer.feed.as_ref().expect("a run has data"), steps)?;
+        disk::check(trainer, &place, &when)?;
         let total = &manifest["parameters"];
         let memory = words::size(manifest["memory_bytes"].as_u64().unwrap_or(0) as usize);
         observer.line(&format!(
-            "{} parameters, {} trained; {memory} planned; {} steps",
-            total["total"], total["trained"], manifest["steps"]
+            "{} parameters, {} trained; {memory} planned; {}",
+            total["total"],
+            total["trained"],
+            words::count(steps, "step")
         ));
         trainer.far_above()?.iter().for_each(|note| observer.line(&format!("Note: {note}")));
         if trainer.config.run.apply_recommended_values {
@@ -221,6 +252,7 @@ impl Run {
         // What keeps the log from being written is reported before the folder is the run's own. Nothing lies between
         // the two: a later process knows the log by the manifest.
         let mut log = place.open_log()?;
+        place.keep_folders();
         // The manifest first: it makes the folder the run's own.
         if let Err(error) = write_manifest(&place, &run_id, &manifest) {
             log.withdraw();
@@ -236,9 +268,20 @@ impl Run {
             observer.event(&log.write(event)?);
         }
         let saved = (step > 0).then_some(step);
-        let instruments = Instruments::new(trainer.config.logging.log_gpu_util);
+        let instruments = Instruments::new(Instruments::interval(&trainer.config, trainer.total_steps()));
         let measured = Measured::default();
-        Ok(Run { place, log, manifest, saved, saving: None, reported_waiting: false, measured, instruments })
+        Ok(Run {
+            place,
+            log,
+            manifest,
+            saved,
+            saving: None,
+            reported_waiting: false,
+            measured,
+            instruments,
+            when,
+            began: Instant::now(),
+        })
     }
 
     /// Writes an event to the log and tells it.
@@ -260,8 +303,7 @@ impl Run {
 
     fn steps(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let total = trainer.total_steps().expect("a run with data knows its length");
-        let (save_steps, eval_steps) = (trainer.config.run.save_steps, trainer.config.training.eval_steps);
-        if trainer.steps_done() > 0 && trainer.steps_done().is_multiple_of(eval_steps) {
+        if trainer.steps_done() > 0 && self.when.evaluates(trainer.steps_done()) {
             // The process ended between a checkpoint and its evaluation, or within that.
             if !self.evaluate(trainer, observer)? {
                 return self.stop(trainer, observer);
@@ -269,7 +311,7 @@ impl Run {
         }
         let timed =
             trainer.config.logging.debug_time_breakdown.then_some((trainer.steps_done() + TIMED).min(total - 1));
-        while trainer.steps_done() < total {
+        while trainer.steps_done() < total && trainer.stalled().is_none() {
             let is_timed = timed == Some(trainer.steps_done());
             if is_timed {
                 self.catch_up(trainer, observer)?;
@@ -291,26 +333,26 @@ impl Run {
             }
             let done = trainer.steps_done();
             let stop = observer.interrupted();
-            if !stop
-                && !is_timed
-                && !done.is_multiple_of(eval_steps)
-                && !done.is_multiple_of(save_steps)
-                && done < total
-            {
+            if !stop && !is_timed && !self.when.evaluates(done) && !self.when.saves(done) && done < total {
                 continue;
             }
             self.catch_up(trainer, observer)?;
             if is_timed {
                 self.report_time(trainer, observer)?;
             }
-            if stop || (done.is_multiple_of(eval_steps) && !self.evaluate(trainer, observer)?) {
+            if stop || (self.when.evaluates(done) && !self.evaluate(trainer, observer)?) {
                 return self.stop(trainer, observer);
             }
-            if done.is_multiple_of(save_steps) {
+            let best = trainer.config.run.load_best_model_at_end && trainer.progress.judged.is_best(done);
+            if best || self.when.saves(done) {
                 self.save(trainer, observer)?;
             }
         }
-        if !self.evaluate(trainer, observer)? {
+        if let Some(why) = trainer.stalled().filter(|_| trainer.steps_done() < total) {
+            observer.line(&why);
+            self.emit(json!({"event": "stopped_early", "step": trainer.steps_done(), "because": why}), observer)?;
+        }
+        if self.when.ever_evaluates() && !self.evaluate(trainer, observer)? {
             return self.stop(trainer, observer);
         }
         self.save(trainer, observer)?;
@@ -336,6 +378,13 @@ impl Run {
     /// Writes the result.
     fn finish(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
         let result = result_folder(&self.place, trainer);
+        let (steps, judged) = (trainer.steps_done(), trainer.progress.judged.clone());
+        let best = judged.best.filter(|best| trainer.config.run.load_best_model_at_end && best.step != steps);
+        if let Some(best) = best {
+            trainer.take_weights(&checkpoint::folder_of(&self.place.checkpoints, best.step))?;
+            let after = words::count(best.step, "step");
+            observer.line(&format!("The result has the weights after {after}, with the lowest loss: {:.4}", best.loss));
+        }
         if !self.publish(trainer, &result, false, observer)? {
             return self.stop(trainer, observer);
         }
@@ -347,6 +396,7 @@ impl Run {
             observer.line(&format!("Merged: {} (loaded again and compared with the live model)", merged.display()));
         }
         observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
+        observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &judged));
         Ok(Outcome::Finished(result))
     }
 
@@ -366,7 +416,10 @@ impl Run {
             observer.line(&startup.line());
             self.emit(startup.to_json(), observer)?;
         }
-        observer.line(&metrics.line(total));
+        let done = metrics.step + 1;
+        if done.is_multiple_of(trainer.config.logging.logging_steps) || Some(done) == total || !metrics.applied {
+            observer.line(&metrics.line(total));
+        }
         observer.progress(metrics.step + 1, total.unwrap_or_default());
         self.emit(metrics.to_json(), observer)?;
         self.measured.add(metrics);
@@ -477,7 +530,9 @@ impl Run {
     ) -> Result<()> {
         self.record(trainer, Some(&staged))?;
         staged.commit(&mut trainer.written)?;
-        checkpoint::rotate(&self.place.checkpoints, &trainer.written, trainer.config.run.save_total_limit)?;
+        let of = &trainer.config.run;
+        let spared = trainer.progress.judged.best.filter(|_| of.load_best_model_at_end).map(|best| best.step);
+        checkpoint::rotate(&self.place.checkpoints, &trainer.written, of.save_total_limit, spared)?;
         self.record(trainer, None)?;
         observer.line(&format!("Saved {}", folder.display()));
         self.emit(json!({"event": "checkpoint", "step": step, "path": folder}), observer)

@@ -47,6 +47,8 @@ pub struct RunFolder {
     /// Keep other processes out of `output` and `checkpoints` for as long as they are open; none where others may write
     /// there, too.
     _locks: Vec<File>,
+    /// Dropped last, when nothing is written any more.
+    made_folders: MadeFolders,
 }
 
 impl RunFolder {
@@ -68,6 +70,7 @@ impl RunFolder {
                         folder";
             return Err(TrainError::Config(vec![config.mistake("output_dir", message, Some(hint.to_owned()))]));
         }
+        let made = MadeFolders::new([output.as_path(), checkpoints.as_path()]);
         for folder in [&output, &checkpoints] {
             try_writing(folder)?;
         }
@@ -88,8 +91,17 @@ impl RunFolder {
             (None, Some(path)) => PathBuf::from(path),
             (None, None) => unused_log(&output).unwrap_or_else(|| output.join(log_name(&name))),
         };
-        let place =
-            RunFolder { output, checkpoints, log, name, earlier, notes, identity: checkpoint_identity, _locks: locks };
+        let place = RunFolder {
+            output,
+            checkpoints,
+            log,
+            name,
+            earlier,
+            notes,
+            identity: checkpoint_identity,
+            _locks: locks,
+            made_folders: made,
+        };
         place.check_log(config)?;
         Ok(place)
     }
@@ -134,6 +146,7 @@ impl RunFolder {
             notes: Vec::new(),
             identity,
             _locks: Vec::new(),
+            made_folders: MadeFolders::default(),
         };
         place.check_log(config)?;
         Ok(place)
@@ -183,8 +196,50 @@ impl RunFolder {
     }
 }
 
+/// Folders that were not there before the run. A run that is refused leaves none: those that are still empty in the end
+/// are removed.
+#[derive(Default)]
+struct MadeFolders(Vec<PathBuf>);
+
+impl MadeFolders {
+    /// What of these paths, and of the folders that they lie in, will have to be made; inner folders first.
+    fn new<const N: usize>(paths: [&Path; N]) -> MadeFolders {
+        let missing = paths.iter().flat_map(|path| path.ancestors()).filter(|path| !path.as_os_str().is_empty());
+        let mut missing: Vec<PathBuf> = missing.filter(|path| !path.exists()).map(Path::to_owned).collect();
+        missing.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
+        MadeFolders(missing)
+    }
+}
+
+impl RunFolder {
+    /// The run begins: what was made for it stays, even if it is emptied.
+    pub fn keep_folders(&mut self) {
+        self.made_folders.0.clear();
+    }
+}
+
+impl Drop for MadeFolders {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            // Only one that is empty can be removed so.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+/// The name of a run that was named for it ends with the time already.
 fn log_name(run: &str) -> String {
-    format!("log-{}-{}.json", run.replace(['/', '\\'], "-"), Zoned::now().strftime("%Y%m%d-%H%M%S"))
+    let name = run.replace(['/', '\\'], "-");
+    match has_time(&name) {
+        true => format!("log-{name}.json"),
+        false => format!("log-{name}-{}.json", Zoned::now().strftime("%Y%m%d-%H%M%S")),
+    }
+}
+
+/// Whether a name ends like `-20260131-235959`.
+fn has_time(name: &str) -> bool {
+    let Some(end) = name.len().checked_sub(16).and_then(|start| name.get(start..)) else { return false };
+    end.bytes().enumerate().all(|(i, byte)| if [0, 9].contains(&i) { byte == b'-' } else { byte.is_ascii_digit() })
 }
 
 /// An empty log: a process made it in this folder, which it had locked, and was killed before its first word.
@@ -276,6 +331,29 @@ mod tests {
         assert_eq!(fs::read_to_string(&mine).unwrap(), "important");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
         assert!(try_writing(&mine).is_err());
+    }
+
+    #[test]
+    fn a_log_has_the_time_once() {
+        assert_eq!(log_name("tiny-20260131-235959"), "log-tiny-20260131-235959.json");
+        let named = log_name("a/b");
+        assert!(named.starts_with("log-a-b-2") && has_time(named.strip_suffix(".json").unwrap()), "{named}");
+        assert!(!has_time("tiny-2026013x-235959") && !has_time("x") && !has_time("ääääääääääääääää1"));
+    }
+
+    #[test]
+    fn folders_that_stay_empty_are_removed_and_no_others() {
+        let place = tempfile::tempdir().unwrap();
+        let inner = place.path().join("a/b/c");
+        let made = MadeFolders::new([inner.as_path()]);
+        fs::create_dir_all(&inner).unwrap();
+        drop(made);
+        assert!(!place.path().join("a").exists() && place.path().exists());
+        let made = MadeFolders::new([inner.as_path()]);
+        fs::create_dir_all(&inner).unwrap();
+        fs::write(place.path().join("a/mine"), "words").unwrap();
+        drop(made);
+        assert!(!place.path().join("a/b").exists() && place.path().join("a/mine").exists());
     }
 
     #[test]

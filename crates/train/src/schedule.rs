@@ -53,7 +53,7 @@ impl LearningRate {
         match self.kind {
             Schedule::Linear => base + (last - base) * progress,
             Schedule::Cosine => last + (base - last) * (1.0 + (std::f64::consts::PI * progress).cos()) / 2.0,
-            Schedule::Wsd => base,
+            Schedule::Wsd | Schedule::Constant => base,
         }
     }
 }
@@ -96,6 +96,12 @@ mod tests {
     fn wsd_is_constant_and_falls_in_the_cooldown() {
         assert_close(&schedule(Schedule::Wsd, 2, 4, 8, 0.0), &[0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]);
         assert_close(&schedule(Schedule::Wsd, 0, 0, 3, 0.1), &[1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn constant_is_constant_behind_the_warmup() {
+        assert_close(&schedule(Schedule::Constant, 2, 0, 5, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0]);
+        assert_close(&schedule(Schedule::Constant, 0, 2, 4, 0.0), &[1.0, 1.0, 0.5, 0.0]);
     }
 
     #[test]

@@ -87,6 +87,12 @@ impl Trainer {
             let problems = self.config.check_datasets();
             return Err(TrainError::Config(problems));
         };
+        // A part of a pass ends before the data do.
+        if self.config.training.fixed_steps().is_none()
+            && self.schedule.is_some_and(|of| self.progress.step >= of.total)
+        {
+            return Ok(Vec::new());
+        }
         feed.train.by_ref().take(wanted).collect::<std::result::Result<_, _>>().map_err(TrainError::Data)
     }
 
@@ -214,10 +220,12 @@ impl Trainer {
         let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
         self.flight.read = Some(now);
         self.flight.last = Some(fed);
+        let loss = f64::from(sum) / f64::from(weight);
+        self.progress.loss = loss.is_finite().then_some(loss);
         Ok(Some(StepMetrics {
             step,
             epoch: self.feed.as_ref().map(|feed| feed.epochs(&self.config, step + 1)),
-            loss: f64::from(sum) / f64::from(weight),
+            loss,
             grad_norm: f64::from(grad_norm),
             learning_rate,
             tokens,
@@ -325,7 +333,9 @@ impl Trainer {
         let seconds = start.elapsed().as_secs_f64();
         let step = self.progress.step;
         self.progress.evaluated = Some(step);
-        Ok(Evaluation::Done(EvaluationMetrics { step, loss: sum / weight, tokens: tokens_seen, seconds }))
+        let loss = sum / weight;
+        self.progress.judged.add(step, loss, self.config.training.early_stopping_threshold);
+        Ok(Evaluation::Done(EvaluationMetrics { step, loss, tokens: tokens_seen, seconds }))
     }
 }
 

@@ -12,6 +12,7 @@ use program::{Choices, Variant, scalar};
 use serde::{Deserialize, Serialize};
 
 use crate::advice::with_advice;
+use crate::best::Judged;
 use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest};
 use crate::config::{Config, Init};
 use crate::device::Device;
@@ -21,6 +22,7 @@ use crate::error::{Result, TrainError};
 use crate::feed::Feed;
 use crate::formats;
 use crate::plan::{self, Plan};
+use crate::preflight;
 use crate::preview::Shapes;
 use crate::recommend::recommended;
 use crate::schedule::LearningRate;
@@ -45,6 +47,12 @@ pub struct Progress {
     pub suppressed: u64,
     /// Steps that were done at the last evaluation.
     pub evaluated: Option<u64>,
+    /// The loss of the last step.
+    #[serde(default)]
+    pub loss: Option<f64>,
+    /// What the evaluations came to.
+    #[serde(default)]
+    pub judged: Judged,
 }
 
 /// A model in training, with its data where there is any.
@@ -90,6 +98,7 @@ impl Trainer {
         let mut startup = Startup::begin();
         plan::require_machine(&config, &device.machine, device.gpus)?;
         let plan = Plan::new(&config, &source)?;
+        preflight::check(&config, &source, &plan)?;
         let encoded = match config.data.datasets {
             Some(_) => Some(Encoded::read(&config, &source, &plan, stop)?),
             None => None,
@@ -270,6 +279,14 @@ impl Trainer {
     pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
         let batch = Batch::from_labels(1, LENGTH, vec![0; LENGTH], &[0; LENGTH], None, None);
         self.engine_for(&[batch.expect("a small batch")], true)
+    }
+
+    /// Replaces the weights of the model or of the adapter by those of a folder.
+    pub(crate) fn load_weights(&mut self, part: WeightSet, folder: &Path) -> Result<()> {
+        let source = self.source.clone();
+        let engine = self.engine()?;
+        load(engine, &source, part, folder)?;
+        engine.weights_written()
     }
 
     /// Compiles and loads, with the weights of the options, or those of a checkpoint.

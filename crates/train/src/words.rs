@@ -28,6 +28,11 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
+/// `1 step`, `2 steps`.
+pub fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -205,11 +205,11 @@ fn only_marked_options_may_change() {
     let options = json!({"max_steps": 4, "warmup_ratio": 0.5});
     run(&output, &options, Some(2)).0.unwrap();
     let before = fs::read(output.join("manifest.json")).unwrap();
-    let changed = json!({"learning_rate": 2e-2, "lora_rank": 4, "save_steps": 3, "max_steps": 5});
+    let changed = json!({"weight_decay": 0.2, "lora_rank": 4, "save_steps": 3, "max_steps": 5});
     let error = resumed(&output, &merged(&options, changed), None).0.unwrap_err();
     let text = error.to_string();
     assert_eq!(error.exit_code(), 2);
-    assert!(text.contains("`learning_rate` is `0.02`, but the checkpoint was written with `0.01`"), "{text}");
+    assert!(text.contains("`weight_decay` is `0.2`, but the checkpoint was written with `0.1`"), "{text}");
     assert!(text.contains("`lora_rank` is `4`, but the checkpoint was written with `8`"), "{text}");
     assert!(!text.contains("save_steps") && !text.contains("max_steps"), "{text}");
     assert_eq!(fs::read(output.join("manifest.json")).unwrap(), before);
@@ -225,6 +225,31 @@ fn only_marked_options_may_change() {
     assert!(lines.iter().any(|line| line.contains("`warmup_steps` is `auto` (3), it was `auto` (2)")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("`max_steps` is `5`, it was `4`")), "{lines:?}");
     assert!(output.join("checkpoint-5").is_dir());
+}
+
+#[test]
+fn a_resumed_run_may_have_another_learning_rate_and_more_epochs() {
+    let place = tempfile::tempdir().unwrap();
+    let (output, rows) = (place.path().join("out"), place.path().join("rows.jsonl"));
+    let line = |i: usize| json!({"text": "a cat and a dog ".repeat(3 + i % 4)}).to_string() + "\n";
+    fs::write(&rows, (0..120).map(line).collect::<String>()).unwrap();
+    let options = json!({
+        "datasets": [{"path": rows, "type": "text"}], "max_steps": -1, "num_epochs": 1, "eval_steps": 1000,
+        "save_steps": 1000, "lr_scheduler_type": "constant",
+    });
+    run(&output, &options, None).0.unwrap();
+    let steps = stories::losses(&events(&output), "step").len();
+    let changed = json!({"learning_rate": 5e-4, "num_epochs": 2.5});
+    let (outcome, lines) = resumed(&output, &merged(&options, changed), None);
+    outcome.unwrap();
+    assert!(lines.iter().any(|line| line.contains("`learning_rate` is `0.0005`, it was `0.01`")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("`num_epochs` is `2.5`, it was `1`")), "{lines:?}");
+    let events = events(&output);
+    let rates: Vec<f64> =
+        events.iter().filter(|of| of["event"] == "step").map(|of| of["learning_rate"].as_f64().unwrap()).collect();
+    assert!(rates[..steps].iter().all(|rate| *rate == 1e-2) && rates[steps..].iter().all(|rate| *rate == 5e-4));
+    let expected = steps as f64 * 2.5;
+    assert!((rates.len() as f64 - expected).abs() <= 2.0, "{} steps, about {expected} expected", rates.len());
 }
 
 #[test]

@@ -108,6 +108,11 @@ def _history(run: Path) -> History:
 
 
 def _names(runs: list[Path], histories: list[History]) -> list[str]:
-    """The names of the runs, or of their folders where those are the same."""
+    """The names of the runs; where those are the same, the ends of their paths that tell them apart."""
     names = [str(history.manifest.get("run", run.name)) for run, history in zip(runs, histories, strict=True)]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+    parts = [run.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        if len(set(names)) == len(names):
+            break
+        names = ["/".join(of[-depth:]) for of in parts]
+    return names

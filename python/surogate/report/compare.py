@@ -7,14 +7,24 @@ from html import escape
 from ..stream import History
 from .charts import Chart, Line
 from .page import STATES, document, state, throughput
-from .series import finite, smoothed
+from .series import finite, smoothed, tail
 from .words import bytes_text, count, duration, table, value_text
 
 #: Colours that lines can have.
 COLOURS = 8
 
 #: Options that differ by their nature.
-OWN = {"output_dir", "run_name", "log_file", "checkpoint_dir", "wandb_name", "aim_name"}
+OWN = {
+    "output_dir",
+    "run_name",
+    "log_file",
+    "checkpoint_dir",
+    "resume_from_checkpoint",
+    "wandb_name",
+    "aim_name",
+    "push_to_hub",
+    "hub_private_repo",
+}
 
 
 def render(histories: list[tuple[str, History]]) -> str:
@@ -24,7 +34,7 @@ def render(histories: list[tuple[str, History]]) -> str:
     def lines(key: str) -> list[Line]:
         found = []
         for name, history, colour in numbered:
-            points = finite([(step["step"] + 1, step.get(key)) for step in history.steps.values()])
+            points = finite([(step["step"], step.get(key)) for step in history.steps.values()])
             found.append(Line(name, points if len(points) < 30 else smoothed(points), colour))
         return found
 
@@ -50,7 +60,7 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
     rows = []
     for name, history, colour in numbered:
         steps = list(history.steps.values())
-        losses = smoothed(finite([(step["step"], step.get("loss")) for step in steps]))
+        recent = tail(finite([(step["step"], step.get("loss")) for step in steps]))
         evaluations = [of.get("loss") for of in history.evaluations.values() if of.get("loss") is not None]
         memory = history.steps.memory
         rows.append(
@@ -59,14 +69,14 @@ def _numbers(numbered: list[tuple[str, History, int]]) -> str:
                 escape(STATES[state(history, False)]),
                 escape(str((history.manifest.get("machine") or {}).get("name", ""))),
                 str(history.done),
-                f"{losses[-1][1]:.4f}" if losses else "–",
+                f"{recent[0]:.4f}" if recent else "–",
                 f"{min(evaluations):.4f}" if evaluations else "–",
                 count(throughput(history) or 0),
                 bytes_text(memory) if memory else "–",
                 duration(history.steps.seconds),
             ]
         )
-    head = ["run", "", "machine", "steps", "loss, smoothed", "best evaluation", "tokens/s", "memory", "time in steps"]
+    head = ["run", "", "machine", "steps", "last losses", "best evaluation", "tokens/s", "memory", "time in steps"]
     return table(head, rows, ["", "s", "s", "n", "n", "n", "n", "n", "n"])
 
 

@@ -12,8 +12,8 @@ from importlib.resources import files
 from ..stream import History
 from . import sections
 from .charts import Chart, Line, course
-from .series import finite, median, smoothed
-from .words import bytes_text, count, duration, percent
+from .series import finite, median, smoothed, tail
+from .words import amount, bytes_text, count, duration, percent
 
 #: What a run is doing, in a word, and the class of its chip.
 STATES = {
@@ -93,13 +93,14 @@ def tiles(history: History) -> str:
         return ""
     last, seconds = steps[-1], history.steps.seconds
     found = [(count(history.done) + (f" / {count(history.total)}" if history.total else ""), "steps")]
-    losses = smoothed(finite([(step["step"], step.get("loss")) for step in steps]))
-    if losses:
-        found.append((f"{losses[-1][1]:.4f}", "loss, smoothed"))
+    recent = tail(finite([(step["step"], step.get("loss")) for step in steps]))
+    if recent:
+        mean, of = recent
+        found.append((f"{mean:.4f}", f"loss, mean of the last {amount(of, 'step')}"))
     evaluations = finite([(at, of.get("loss")) for at, of in history.evaluations.items()])
     if evaluations:
         at, best = min(evaluations, key=lambda point: point[1])
-        found.append((f"{best:.4f}", f"best evaluation, after {at:.0f} steps"))
+        found.append((f"{best:.4f}", f"best evaluation, after {amount(round(at), 'step')}"))
     speed = throughput(history)
     if speed:
         words = [("mfu", "MFU"), ("ceiling", "of the ceiling")]
@@ -129,11 +130,11 @@ def charts(history: History) -> list[Chart]:
     options = history.options
 
     def of(key: str, factor: float = 1.0) -> list[tuple[float, float | None]]:
-        return [(step["step"] + 1, step[key] * factor if step.get(key) is not None else None) for step in steps]
+        return [(step["step"], step[key] * factor if step.get(key) is not None else None) for step in steps]
 
     held_out = finite([(at, event.get("loss")) for at, event in sorted(history.evaluations.items())])
     openings = [mark["step"] for mark in history.marks if mark["event"] == "resume"]
-    resumed = [(step, f"resumed after {step} steps") for step in openings]
+    resumed = [(step, f"resumed after {amount(step, 'step')}") for step in openings]
     clip = options.get("max_grad_norm") or 0
     loss = [*course("loss", of("loss")), Line("evaluation", held_out, 2, dots=True)]
     return [
@@ -165,7 +166,7 @@ def device_charts(history: History) -> list[Chart]:
     looks = list(history.device.items())
 
     def of(key: str, factor: float = 1.0):
-        return finite([(at + 1, event[key] * factor if event.get(key) is not None else None) for at, event in looks])
+        return finite([(at, event[key] * factor if event.get(key) is not None else None) for at, event in looks])
 
     clock, power = of("clock_mhz"), of("power_watts")
     limit = next((event["power_limit_watts"] for _, event in looks if event.get("power_limit_watts")), None)

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ..stream import Event, History
-from .words import bytes_text, count, pairs, percent, table, value_text
+from .words import amount, bytes_text, count, pairs, percent, table, value_text
 
 #: Colours of the plan's classes by their names; others take what is left.
 COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activations": 3, "workspace": 7}
@@ -167,7 +167,7 @@ def marks(history: History) -> str:
     for event in history.marks:
         text = {
             "start": "started",
-            "resume": f"resumed after {event.get('step')} steps",
+            "resume": f"resumed after {amount(event.get('step') or 0, 'step')}",
             "checkpoint": f"saved {event.get('path')}",
             "finished": f"finished: {event.get('result')}",
             "interrupted": f"interrupted: {event.get('checkpoint')}",

@@ -50,6 +50,12 @@ def smoothed(points: Points, parts: int = PARTS) -> Points:
     return [(points[i][0], mean(i)) for i in chosen]
 
 
+def tail(points: Points) -> tuple[float, int] | None:
+    """The mean of the last values, a twentieth of them and at least five, and of how many it is."""
+    last = [y for _, y in points[-max(5, len(points) // 20) :]]
+    return (sum(last) / len(last), len(last)) if last else None
+
+
 def median(values: Sequence[float]) -> float | None:
     """The middle value."""
     ordered = sorted(values)
@@ -64,6 +70,8 @@ class Axis:
         if low == high:
             low, high = (low / 2, high * 2) if self.log else (low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2)
         if self.log:
+            # Round ends: no line runs along an edge, and there is a label below and above it.
+            low, high = _round_below(low), _round_above(high)
             self.marks = _powers(low, high)
         else:
             step = _round_step((high - low) / marks)
@@ -86,12 +94,24 @@ def _round_step(raw: float) -> float:
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
 
 
+def _round_below(value: float) -> float:
+    """The next 1, 2 or 5 times a power of ten that is smaller."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return max(m * power for m in (0.5, 1, 2, 5) if m * power < value * 0.999)
+
+
+def _round_above(value: float) -> float:
+    """The next one that is larger."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(m * power for m in (1, 2, 5, 10) if m * power > value * 1.001)
+
+
 def _powers(low: float, high: float) -> list[float]:
     """1, 2, 5 or 1, 3 or 1 of each power of ten, so that there are a few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for digits in ((1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**e for e in exponents for d in digits if low <= d * 10.0**e <= high]
+        found = [d * 10.0**e for e in exponents for d in digits if low * 0.999 <= d * 10.0**e <= high * 1.001]
         if len(found) <= 6:
             break
     return found

@@ -33,6 +33,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}".replace(",", "\u202f")
 
 
+def amount(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """One digit after the point."""
     return f"{100 * share:.1f} %"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..stream import Event
+from ..stream import OPENINGS, Event
 
 _GIB = 1 << 30
 
@@ -59,8 +59,35 @@ def scalars(event: Event) -> tuple[int, dict[str, float]]:
     return event["step"] + (event["event"] != "evaluation"), found
 
 
-def tracker(spec: dict[str, Any], output: Path):
+class Sparse:
+    """A tracker that receives the steps that `logging_steps` asks for, and every other event."""
+
+    def __init__(self, receiver: Any) -> None:
+        self.wants_all, self.interval = receiver.wants_all, receiver.interval
+        self._receiver = receiver
+        self._every, self._total = 1, None
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if event["event"] in OPENINGS:
+                self._every = (event.get("options") or {}).get("logging_steps") or 1
+                self._total = (event.get("manifest") or {}).get("steps")
+        self._receiver.take([event for event in events if self._is_due(event)])
+
+    def _is_due(self, event: Event) -> bool:
+        done = event.get("step", 0) + 1
+        return event["event"] != "step" or done % self._every == 0 or done == self._total
+
+    def close(self, end: Event | None) -> None:
+        self._receiver.close(end)
+
+
+def tracker(spec: dict[str, Any], output: Path) -> Sparse:
     """The tracker that a description names."""
+    return Sparse(_client(spec, output))
+
+
+def _client(spec: dict[str, Any], output: Path) -> Any:
     match spec["tracker"]:
         case "wandb":
             from .wandb import Wandb

@@ -38,7 +38,7 @@ impl ConversationRows {
 
 impl EncodeRow for ConversationRows {
     fn encode(&self, row: &Map<String, Value>) -> Result<Document, RowError> {
-        let value = required(row, &self.columns.messages)?;
+        let value = required(row, &self.columns.messages).map_err(|error| suggesting(row, error))?;
         let list = value.as_array().ok_or_else(|| wrong(&self.columns.messages, "a list of messages", value))?;
         let mut messages = Vec::with_capacity(list.len() + 1);
         if let Some(name) = &self.columns.system
@@ -60,6 +60,16 @@ impl EncodeRow for ConversationRows {
 
     fn clock_readings(&self) -> BTreeMap<String, String> {
         self.encoder.clock_readings()
+    }
+}
+
+/// An error of a missing column, with the option that names the one that holds messages by its looks.
+fn suggesting(row: &Map<String, Value>, error: RowError) -> RowError {
+    let is_message = |value: &Value| value.get("role").or(value.get("from")).is_some_and(Value::is_string);
+    let holds = |value: &Value| value.as_array().and_then(|list| list.first()).is_some_and(is_message);
+    match row.iter().find(|(_, value)| holds(value)) {
+        Some((name, _)) => RowError { detail: format!("{}: set `messages_field: {name}`", error.detail), ..error },
+        None => error,
     }
 }
 

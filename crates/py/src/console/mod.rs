@@ -61,6 +61,8 @@ pub struct Console {
     announce: Vec<PathBuf>,
     /// On a terminal, from the first step on.
     bar: Option<ProgressBar>,
+    /// Columns of the terminal when the bar was drawn last.
+    columns: usize,
     panel: Panel,
 }
 
@@ -75,11 +77,23 @@ impl Console {
         for number in [SIGINT, SIGTERM, SIGUSR1] {
             flag::register_usize(number, signal.clone(), number as usize).map_err(failed)?;
         }
-        Ok(Console { signal, show, announce, bar: None, panel: Panel::default() })
+        Ok(Console { signal, show, announce, bar: None, columns: width(), panel: Panel::default() })
     }
 
     pub fn exit_code(&self) -> u8 {
         128 + self.signal.load(Ordering::SeqCst) as u8
+    }
+
+    /// A terminal that became narrower has wrapped the lines of the bar: the rows that this made are cleared, too, before
+    /// anything is drawn over what the bar takes for its own.
+    fn fit_bar(&mut self) {
+        let (before, now) = (std::mem::replace(&mut self.columns, width()), width());
+        let Some(bar) = self.bar.as_ref().filter(|_| now > 0 && now < before) else { return };
+        let rows = |length: usize| length.div_ceil(now).max(1);
+        let more = rows(before) + rows(self.panel.line(before).chars().count()) - 2;
+        bar.suspend(|| {
+            let _ = Term::stdout().clear_last_lines(more);
+        });
     }
 
     fn print(&self, text: &str) {
@@ -111,6 +125,7 @@ impl Console {
 
 impl Observer for Console {
     fn line(&mut self, text: &str) {
+        self.fit_bar();
         self.pass_on();
         if self.show == Show::Lines {
             self.print(text);
@@ -125,6 +140,7 @@ impl Observer for Console {
         if self.show == Show::Events {
             self.print(&event.to_string());
         }
+        self.fit_bar();
         self.panel.take(event);
         if let Some(bar) = &self.bar {
             bar.set_message(self.panel.line(width()));
@@ -136,6 +152,7 @@ impl Observer for Console {
         if self.show != Show::Lines || dumb || !stdout().is_terminal() {
             return;
         }
+        self.fit_bar();
         let bar = self.bar.get_or_insert_with(|| bar(done, total));
         bar.set_position(done);
         if done >= total {

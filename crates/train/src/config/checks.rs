@@ -5,7 +5,7 @@
 
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, Init, LossScale, MatmulDtype, Problem,
-    Recipe, RopeScaling, SystemPromptType,
+    Recipe, RopeScaling, Schedule, Strategy, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -26,6 +26,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_lengths(config, reader);
     check_device(config, reader);
     check_conversations(config, reader);
+    check_cadence(config, reader);
     if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
         let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
         reader.report("max_steps", "`max_steps: 0` would train nothing", hint);
@@ -299,6 +300,59 @@ fn check_template(config: &Config, reader: &mut Reader) {
     reader.report("template", format!("there is no template `{name}`"), Some(hint));
 }
 
+/// Options that say when and how, beside one that says never.
+fn check_cadence(config: &Config, reader: &mut Reader) {
+    let (training, run, optimizer) = (&config.training, &config.run, &config.optimizer);
+    // What was resolved is written with its defaults.
+    let inert = [
+        ("eval_steps", training.eval_steps != 100, training.eval_strategy != Strategy::Steps, "eval_strategy: steps"),
+        ("save_steps", run.save_steps != 50, run.save_strategy != Strategy::Steps, "save_strategy: steps"),
+        (
+            "early_stopping_threshold",
+            training.early_stopping_threshold != 0.0,
+            training.early_stopping_patience.is_none(),
+            "early_stopping_patience: 3",
+        ),
+        (
+            "final_lr_fraction",
+            optimizer.final_lr_fraction != 0.0,
+            optimizer.lr_scheduler_type == Schedule::Constant && optimizer.cooldown_steps.unwrap_or_else(|| 0) == 0,
+            "cooldown_steps: 100",
+        ),
+    ];
+    for (path, is_changed, is_off, needed) in inert {
+        if is_changed && is_off && !reader.is_faulty(path) {
+            let hint = format!("set `{needed}`, or remove `{path}`");
+            let (option, _) = needed.split_once(':').expect("an option and its value");
+            reader.report(path, format!("`{path}` has no effect as `{option}` is"), Some(hint));
+        }
+    }
+    if reader.is_written("hub_private_repo") && run.push_to_hub.is_none() && !run.hub_private_repo {
+        let hint = Some("set `push_to_hub: owner/name`, or remove `hub_private_repo`".to_owned());
+        reader.report("hub_private_repo", "`hub_private_repo` has no effect without `push_to_hub`", hint);
+    }
+    if let Some(name) = run.push_to_hub.as_deref().filter(|name| name.matches('/').count() != 1) {
+        let message = format!("`push_to_hub: {name}` is no name of a repository");
+        reader.report("push_to_hub", message, Some("names on the Hub have the form `owner/name`".to_owned()));
+    }
+    let on_evaluations = [
+        ("early_stopping_patience", training.early_stopping_patience.is_some()),
+        ("load_best_model_at_end", run.load_best_model_at_end),
+    ];
+    let held_out = config.data.validation_datasets.is_some() || config.data.validation_split_ratio > 0.0;
+    let lacks = match (training.eval_strategy, held_out) {
+        (Strategy::No, _) => Some(("`eval_strategy: no`", "set `eval_strategy: steps` or `epoch`")),
+        (_, false) => Some(("no validation data", "set `validation_split_ratio` or `validation_datasets`")),
+        _ => None,
+    };
+    for (path, on) in on_evaluations {
+        if let Some((found, hint)) = lacks.filter(|_| on && !reader.is_faulty("validation_split_ratio")) {
+            let message = format!("`{path}` needs evaluations, but there is {found}");
+            reader.report(path, message, Some(format!("{hint}, or remove `{path}`")));
+        }
+    }
+}
+
 /// Places that data cannot be read from, and what can be done.
 const UNREADABLE: &[(&str, &str)] = &[
     ("hdfs://", "copy it to a local folder, or to a bucket"),
@@ -339,6 +393,10 @@ fn check_dataset(dataset: &Dataset, path: &str, reader: &mut Reader) {
             let message = format!("`{}` belongs to type `{owner}`, but the type is `{kind}`", at(row.name));
             reader.report(&at(row.name), message, Some(format!("remove `{}`, or set `type: {owner}`", row.name)));
         }
+    }
+    if path.starts_with("validation") && dataset.repeats != 1.0 && !reader.is_faulty(&at("repeats")) {
+        let message = format!("`{}` has no effect: an evaluation takes every document once", at("repeats"));
+        reader.report(&at("repeats"), message, Some("remove it, or set `samples`".to_owned()));
     }
     let source = dataset.system_prompt_type;
     let prompts = [

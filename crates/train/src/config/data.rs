@@ -43,6 +43,9 @@ options! {
         split: String = "train";
         /// Maximum number of rows. Null takes all.
         samples: Option<u64> = null, min = 1;
+        /// How often each document is in an epoch, for training sets: 2 takes every document twice, 0.5 takes half of
+        /// them, 1.5 takes half of them twice. Documents that are held out are not repeated.
+        repeats: f64 = 1.0, above = 0, max = 1000;
         /// Maximum uncompressed size of a row: a line, an element of a JSON list, a whole text file. Larger rows are
         /// dropped and counted, so that a small compressed file cannot exhaust the memory.
         max_row_size: ByteSize = "32MiB";

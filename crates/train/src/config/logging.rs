@@ -9,12 +9,16 @@ options! {
         /// Trackers that receive the metrics. Each has its own process that reads the log, so its failures do not
         /// affect the run.
         report_to: Option<Vec<Reporter>> = null, resumable;
+        /// Steps between lines of the console and between the values that trackers receive: every so many steps, and the
+        /// last one. The log has every step.
+        logging_steps: u64 = 1, min = 1, resumable;
         /// Path of the log, one JSON object per line: a new file, an empty one, or a log to append to. `auto` is
         /// `log-{run_name}-{time}.json` in `output_dir`.
         log_file: Setting<String> = auto, resumable;
         /// Steps between samples of the device: utilization, clocks, power, temperature and memory of a GPU; on the CPU
-        /// the process's utilization of its threads and its memory. 0 disables sampling.
-        log_gpu_util: u64 = 100, resumable;
+        /// the process's utilization of its threads and its memory. 0 disables sampling; `auto` is 100, or fewer in a run of
+        /// less than 10 000 steps, so that there are about a hundred samples.
+        log_gpu_util: Setting<u64> = auto, resumable;
         /// Weights & Biases: project.
         wandb_project: String = "Surogate", resumable;
         /// Weights & Biases: run name. `auto` is `run_name`.

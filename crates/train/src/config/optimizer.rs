@@ -10,7 +10,7 @@ options! {
         /// The update rule.
         optimizer: OptimizerKind = "adamw_8bit";
         /// Peak learning rate, at the end of the warm-up.
-        learning_rate: f64 = 2e-4, min = 0;
+        learning_rate: f64 = 2e-4, min = 0, resumable;
         /// Learning-rate schedule between warm-up and cooldown.
         lr_scheduler_type: Schedule = "linear";
         /// Fraction of all steps over which the learning rate rises from 0. `warmup_steps` takes precedence.
@@ -62,6 +62,8 @@ choices! {
         Cosine = "cosine",
         /// Constant, then decay during the cooldown.
         Wsd = "wsd",
+        /// Constant after the warm-up, to the end unless there is a cooldown.
+        Constant = "constant" | "constant_with_warmup",
     }
 }
 

@@ -30,8 +30,8 @@ pub fn schema() -> Value {
 pub fn reference_page() -> String {
     let introduction = "\
 A run is one YAML file: `surogate sft run.yaml`. All options are at the top level, except those of `distributed` and of the
-items of `datasets`. Command-line options override the file: `--set option=value`, `--set distributed.num_nodes=2`, or
-`--option value` (with dashes for underscores).
+items of `datasets`. Command-line options override the file: `--set option=value`, `--set distributed.num_nodes=2`,
+`option=value`, or `--option value` (with dashes for underscores); `--option` and `--no-option` stand for true and false.
 
 Unknown or duplicate options, wrong types, values out of range and contradictions are errors. They are reported all at once
 with line and column, and the exit code is 2. An option marked *not available yet* is checked, but only its default is

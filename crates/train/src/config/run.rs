@@ -1,5 +1,6 @@
 //! Options of the run as a whole: name, length in epochs, folders, checkpoints.
 
+use super::cadence::{Epochs, Strategy};
 use options::{Fault, Kind, Node, OptionValue, Reader, Setting, Tree, options};
 use serde_json::{Value, json};
 
@@ -12,8 +13,9 @@ options! {
         /// with its reason: the split of a step into micro-batches (the number of rows stays the same), `recipe`,
         /// `sample_packing`, and `qlora_bnb` if adapters do not fit otherwise. A resumed run keeps its first choices.
         apply_recommended_values: bool = false;
-        /// Passes over the training data. `max_steps` takes precedence.
-        num_epochs: u32 = 3, min = 1, resumable;
+        /// Passes over the training data; the last may be a part of one, such as 0.5 or 1.25. `max_steps` takes
+        /// precedence.
+        num_epochs: Epochs = 3, above = 0, max = 1_000_000, resumable;
         /// Folder for everything that the run writes: resolved options, log, checkpoints, result.
         output_dir: String = "output", resumable;
         /// Folder for checkpoints, used by one run at a time. `auto` is `output_dir`.
@@ -22,10 +24,22 @@ options! {
         /// step 0 and says so), or from the checkpoint at a path. Options without ↻ must be unchanged; batch size ×
         /// accumulation may be split differently.
         resume_from_checkpoint: Resume = false, resumable;
-        /// Steps between checkpoints.
+        /// When checkpoints are written: every `save_steps`, after every pass over the data, or not before the end. The
+        /// last step and an interruption are always saved.
+        save_strategy: Strategy = "steps", resumable;
+        /// Steps between checkpoints, for `save_strategy: steps`.
         save_steps: u64 = 50, min = 1, resumable;
         /// Number of checkpoints to keep. Older ones of this run are deleted.
         save_total_limit: u64 = 5, min = 1, resumable;
+        /// Make the result from the weights of the best evaluation, the one with the lowest loss, instead of the last
+        /// ones. Every evaluation that is the best so far is saved as a checkpoint, and that one is kept beside the
+        /// others.
+        load_best_model_at_end: bool = false, resumable;
+        /// Upload the result to this repository of the Hub, `owner/name`, when the run has finished; it is made if there
+        /// is none. Takes the merged model where `merge_adapter` makes one.
+        push_to_hub: Option<String> = null, resumable;
+        /// Make the repository of `push_to_hub` a private one. One that is there already stays as it is.
+        hub_private_repo: bool = true, resumable;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Options of the training loop: batch sizes, number of steps, evaluation.
 
+use super::cadence::Strategy;
 use options::options;
 
 options! {
@@ -11,8 +12,17 @@ options! {
         gradient_accumulation_steps: u32 = 4, min = 1;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;
-        /// Steps between evaluations.
+        /// When the loss on the validation data is computed: every `eval_steps` and at the end, after every pass over the
+        /// data and at the end, or never.
+        eval_strategy: Strategy = "steps", resumable;
+        /// Steps between evaluations, for `eval_strategy: steps`.
         eval_steps: u64 = 100, min = 1, resumable;
+        /// End the run after so many evaluations in a row whose loss is not lower than the best by more than
+        /// `early_stopping_threshold`. Null never does.
+        early_stopping_patience: Option<u64> = null, min = 1, resumable;
+        /// How much lower than the best loss the loss of an evaluation must be to count for
+        /// `early_stopping_patience`.
+        early_stopping_threshold: f64 = 0.0, min = 0, resumable;
     }
 }
 

@@ -4,12 +4,12 @@ use data::Layout;
 use data::summary::DatasetSummary;
 use serde_json::{Value, json};
 
-use super::{Extent, Feed};
+use super::Feed;
 
 impl Feed {
     /// Counts as in [`Feed::check_table`].
     pub fn check_json(&self) -> Value {
-        let Extent { rows, micro_batches, fill } = self.train_extent;
+        let extent = &self.train_extent;
         let layout = match &self.spec.layout {
             Layout::Packed => "packed",
             Layout::Padded(_) => "padded",
@@ -19,11 +19,11 @@ impl Feed {
             "datasets": self.encoded.summary.datasets.iter().map(dataset).collect::<Vec<Value>>(),
             "documents": self.documents.len(),
             "held_out": self.validation.as_ref().map_or(0, |(documents, _)| documents.len()),
-            "rows": rows,
+            "rows": extent.rows,
             "row_tokens": self.spec.seq_len,
-            "micro_batches": micro_batches,
+            "micro_batches": extent.micro_batches,
             "layout": layout,
-            "fill": fill,
+            "fill": extent.fill,
         })
     }
 }

@@ -3,6 +3,7 @@
 
 mod expected;
 mod local_data;
+mod options;
 mod shapes;
 mod text;
 
@@ -19,6 +20,7 @@ use crate::source::ModelSource;
 pub(crate) use expected::Expected;
 pub use expected::{Estimate, HostEstimate};
 pub use local_data::documents;
+pub use options::resolved;
 pub use shapes::Shapes;
 
 /// The run's program and what follows from it.

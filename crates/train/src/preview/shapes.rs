@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::encoded::Encoded;
 use crate::error::Result;
 use crate::feed::{Feed, fixed_lengths};
+use crate::milestones::Milestones;
 use crate::plan::Plan;
 
 /// Documents of a packed row that are estimated with where the data are not known.
@@ -57,8 +58,7 @@ impl Shapes {
         let all = seen.lengths.len().max(1) as f64;
         let shares = variants.iter().map(|variant| count(variant) as f64 / all).collect();
         let steps = feed.total_steps(config);
-        let of_steps =
-            steps / config.training.eval_steps + u64::from(!steps.is_multiple_of(config.training.eval_steps));
+        let of_steps = Milestones::new(config, feed, steps)?.count_of_evaluations(steps);
         let evaluations = (of_steps, feed.validation_batches()?);
         let whole = variants.iter().all(|variant| variant.documents == Documents::Rows);
         let (tokens, seen) = (seen.tokens, if whole { Seen::default() } else { Seen(seen.seen) });

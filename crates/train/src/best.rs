@@ -1,0 +1,96 @@
+//! The best evaluation of a run: which it was, how long ago, and what follows from that. Part of a checkpoint, so a resumed
+//! run stops where an uninterrupted one does.
+//!
+//! Knows losses and counts; `run.rs` acts on them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Result, TrainError};
+use crate::trainer::Trainer;
+use crate::weights::WeightSet;
+use std::path::Path;
+
+/// What the evaluations of a run came to so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Judged {
+    /// The lowest loss.
+    pub best: Option<Best>,
+    /// Evaluations since the last one that lowered the best loss by more than the threshold.
+    pub stale: u64,
+    /// The last loss.
+    pub last: Option<f64>,
+}
+
+/// An evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Steps that were done before.
+    pub step: u64,
+    pub loss: f64,
+}
+
+impl Judged {
+    /// Takes in the loss of one more evaluation. A loss that is no number is no improvement.
+    pub fn add(&mut self, step: u64, loss: f64, threshold: f64) {
+        let is_lower = |by: f64| loss.is_finite() && self.best.is_none_or(|best| loss < best.loss - by);
+        self.stale = if is_lower(threshold) { 0 } else { self.stale + 1 };
+        if is_lower(0.0) {
+            self.best = Some(Best { step, loss });
+        }
+        self.last = loss.is_finite().then_some(loss);
+    }
+
+    /// Whether the evaluation after so many steps is the best so far.
+    pub fn is_best(&self, step: u64) -> bool {
+        self.best.is_some_and(|best| best.step == step)
+    }
+}
+
+impl Trainer {
+    /// Why the run ends before its last step, if it does; a sentence.
+    pub(crate) fn stalled(&self) -> Option<String> {
+        let patience = self.config.training.early_stopping_patience?;
+        let Judged { best, stale, .. } = &self.progress.judged;
+        let best = best.map(|of| format!(" (the best was {:.4}, after {} steps)", of.loss, of.step));
+        (*stale >= patience).then(|| {
+            let count = crate::words::count(*stale, "evaluation");
+            format!("Stopping early: {count} without a lower loss{}", best.unwrap_or_default())
+        })
+    }
+
+    /// Takes the weights of a checkpoint of this run in place of the present ones, for the result. Nothing is trained
+    /// afterwards: the optimizer keeps its states.
+    pub(crate) fn take_weights(&mut self, folder: &Path) -> Result<()> {
+        let lost = |why| {
+            TrainError::Failed(format!(
+                "the checkpoint of the best evaluation, {}, cannot be used for the result: {why}\n  hint: set \
+                 `load_best_model_at_end: false` and go on with `resume_from_checkpoint: true` to get the last weights",
+                folder.display()
+            ))
+        };
+        let checkpoint = Checkpoint::open(folder).map_err(lost)?;
+        let adapted = self.plan.compile.adapter.is_some();
+        self.load_weights(if adapted { WeightSet::Adapter } else { WeightSet::Base }, &checkpoint.folder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_improvement_below_the_threshold_is_the_best_and_does_not_count() {
+        let mut judged = Judged::default();
+        let mut after = Vec::new();
+        for (step, loss) in [(1, 3.0), (2, 2.0), (3, 1.95), (4, f64::NAN), (5, 1.9), (6, 1.5)] {
+            judged.add(step, loss, 0.1);
+            after.push((judged.best.unwrap().step, judged.stale));
+        }
+        assert_eq!(after, [(1, 0), (2, 0), (3, 1), (3, 2), (5, 3), (6, 0)]);
+        assert!(judged.is_best(6) && !judged.is_best(5));
+        let mut without = Judged::default();
+        without.add(1, f64::NAN, 0.0);
+        assert_eq!((without.best, without.stale, without.last), (None, 1, None));
+    }
+}

@@ -1,0 +1,234 @@
+//! The model card of a result, `README.md`: what it was made from, with which data and options, and what came of it. It is
+//! meant to be published, so it names no folders of this machine.
+//!
+//! Collects; decides nothing. The form is that of Hugging Face: a block of YAML, then Markdown.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::config::{Task, rows};
+use crate::error::{Result, TrainError};
+use crate::model_folder::leads_out;
+use crate::staged::write_synced;
+use crate::trainer::Trainer;
+use crate::words::count;
+
+/// The name of the file.
+const FILE: &str = "README.md";
+
+/// Bytes of a model's card that are read.
+const MOST: usize = 1 << 20;
+
+/// Options that say where things are and how a run is watched, and texts that may be private.
+const NOT_PUBLISHED: &[&str] = &[
+    "model",
+    "datasets",
+    "validation_datasets",
+    "adapter",
+    "output_dir",
+    "checkpoint_dir",
+    "resume_from_checkpoint",
+    "run_name",
+    "log_file",
+    "data_cache",
+    "report_to",
+    "wandb_project",
+    "wandb_name",
+    "aim_experiment",
+    "aim_repo",
+    "aim_name",
+    "push_to_hub",
+    "hub_private_repo",
+    "save_total_limit",
+    "logging_steps",
+    "log_gpu_util",
+    "distributed",
+    "system",
+];
+
+/// What a result is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Adapter,
+    Merged,
+    Model,
+}
+
+impl Form {
+    fn library(self) -> &'static str {
+        if self == Form::Adapter { "peft" } else { "transformers" }
+    }
+
+    fn sentence(self) -> &'static str {
+        match self {
+            Form::Adapter => "A LoRA adapter, made",
+            Form::Merged => "A model with a LoRA adapter merged into its weights, made",
+            Form::Model => "A model, made",
+        }
+    }
+}
+
+/// Writes the card of a run's result into its folder.
+pub fn write(trainer: &Trainer, form: Form, folder: &Path) -> Result<()> {
+    let base = public_name(&trainer.config.model.model);
+    let made = if trainer.config.task == Task::Pt { "by pretraining" } else { "by fine-tuning" };
+    let mut text = front_matter(trainer, form);
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(text, "\n# {}\n\n{} {made} {base} with Surogate {version}.", trainer.name, form.sentence());
+    for section in [results(trainer), data(trainer), options(trainer)] {
+        text += &section;
+    }
+    write_synced(&folder.join(FILE), text.as_bytes())
+}
+
+/// Copies the card of an adapter to the model that it was merged into. Without a card there is nothing to copy.
+pub fn hand_on(from: &Path, form: Form, to: &Path) -> Result<()> {
+    let Some(text) = read(from)? else { return Ok(()) };
+    let library = |form: Form| format!("library_name: {}\n", form.library());
+    let text = text.replacen(&library(Form::Adapter), &library(form), 1);
+    let text = text.replacen(Form::Adapter.sentence(), form.sentence(), 1);
+    let text = text.replacen("base_model_relation: adapter\n", "base_model_relation: finetune\n", 1);
+    write_synced(&to.join(FILE), text.as_bytes())
+}
+
+/// The card of a folder. A link that leads out of it is not followed.
+fn read(folder: &Path) -> Result<Option<String>> {
+    let path = folder.join(FILE);
+    if !path.is_file() || leads_out(folder, &path) {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(&path).map_err(|e| TrainError::io("read", &path, e))?;
+    Ok(Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned()))
+}
+
+/// A name on the Hub as it is; of any other path only the end.
+fn public_name(path: &str) -> String {
+    let end = || path.trim_end_matches('/').rsplit('/').next().unwrap_or(path).to_owned();
+    hub_name(path).unwrap_or_else(end)
+}
+
+/// The name on the Hub that a path is, without its revision.
+fn hub_name(path: &str) -> Option<String> {
+    let name = path.split('@').next().unwrap_or(path);
+    let is_name = name.matches('/').count() == 1
+        && !name.starts_with(['.', '/', '~'])
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c))
+        && !Path::new(path).exists();
+    is_name.then(|| name.to_owned())
+}
+
+fn front_matter(trainer: &Trainer, form: Form) -> String {
+    let mut text = String::from("---\n");
+    if let Some(name) = hub_name(&trainer.config.model.model) {
+        let relation = if form == Form::Adapter { "adapter" } else { "finetune" };
+        let _ = writeln!(text, "base_model: {name}\nbase_model_relation: {relation}");
+    }
+    let _ = writeln!(text, "library_name: {}\npipeline_tag: text-generation", form.library());
+    text += &licence(&trainer.source.folder);
+    let sets = trainer.config.data.datasets.as_deref().unwrap_or_default();
+    let names: Vec<String> = sets.iter().filter_map(|set| hub_name(&set.path)).collect();
+    if !names.is_empty() {
+        text += "datasets:\n";
+        names.iter().for_each(|name| text += &format!("- {name}\n"));
+    }
+    let _ = writeln!(text, "tags:\n- surogate\n- {}", trainer.config.task.name());
+    if trainer.plan.compile.adapter.is_some() {
+        text += "- lora\n";
+    }
+    text + "---\n"
+}
+
+/// The lines on the licence in the card of the model that a run starts from; none where it says nothing.
+fn licence(folder: &Path) -> String {
+    let card = read(folder).ok().flatten().unwrap_or_default();
+    let Some((front, _)) = card.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---")) else {
+        return String::new();
+    };
+    let keys = ["license:", "license_name:", "license_link:"];
+    let lines = front.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+fn results(trainer: &Trainer) -> String {
+    let progress = &trainer.progress;
+    let judged = &progress.judged;
+    let mut lines = vec![("steps", progress.step.to_string())];
+    lines.extend(trainer.feed.as_ref().map(|feed| {
+        let epochs = feed.epochs(&trainer.config, progress.step);
+        ("epochs", format!("{epochs:.2}"))
+    }));
+    lines.extend(progress.loss.map(|loss| ("training loss, last step", format!("{loss:.4}"))));
+    lines.extend(judged.last.map(|loss| ("evaluation loss, last", format!("{loss:.4}"))));
+    lines.extend(judged.best.map(|of| {
+        let after = count(of.step, "step");
+        ("evaluation loss, best", format!("{:.4} after {after}", of.loss))
+    }));
+    if trainer.config.run.load_best_model_at_end && judged.best.is_some() {
+        lines.push(("weights", "of the best evaluation".to_owned()));
+    }
+    let rows: String = lines.into_iter().map(|(name, value)| format!("| {name} | {value} |\n")).collect();
+    format!("\n## Results\n\n| | |\n|---|--:|\n{rows}")
+}
+
+fn data(trainer: &Trainer) -> String {
+    let Some(feed) = &trainer.feed else { return String::new() };
+    let mut text = "\n## Data\n\n| dataset | documents | tokens | trained tokens |\n|---|--:|--:|--:|\n".to_owned();
+    for of in &feed.encoded.summary.datasets {
+        let name = public_name(&of.name).replace('|', "\\|");
+        let _ = writeln!(text, "| {name} | {} | {} | {} |", of.documents, of.tokens, of.trained_tokens);
+    }
+    text
+}
+
+/// What the user wrote, without what concerns only this machine.
+fn options(trainer: &Trainer) -> String {
+    let values = trainer.config.to_json();
+    let given = rows().map(|row| row.name).filter(|name| trainer.config.is_written(name));
+    let shown = given.filter(|name| !NOT_PUBLISHED.contains(name));
+    let lines: String = shown.map(|name| format!("{name}: {}\n", published(&values[name]))).collect();
+    if lines.is_empty() { lines } else { format!("\n## Options\n\n```yaml\n{lines}```\n") }
+}
+
+/// A value as YAML that stays inside its block; of the path of a template only the end.
+fn published(value: &Value) -> String {
+    match value.as_str() {
+        Some(text) if text.ends_with(".jinja") => public_name(text),
+        Some(text) if !text.contains(['\n', '#', ':', '`']) => text.to_owned(),
+        _ => value.to_string().replace("```", "` ` `"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_folder_of_this_machine_is_named() {
+        assert_eq!(public_name("/srv/me/secret/model/"), "model");
+        assert_eq!(public_name("s3://bucket/x/data.jsonl"), "data.jsonl");
+        assert_eq!(public_name("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
+        assert_eq!(public_name("owner/set@main"), "owner/set");
+        assert_eq!(published(&"/srv/me/a.jinja".into()), "a.jinja");
+        assert_eq!(published(&"```\n# x".into()), "\"` ` `\\n# x\"");
+        assert!(NOT_PUBLISHED.iter().all(|name| rows().any(|row| row.name == *name)), "each is an option");
+    }
+
+    #[test]
+    fn the_licence_is_that_of_the_model_and_a_card_follows_a_merge() {
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(licence(place.path()), "");
+        let text = "---\nlicense: apache-2.0\ntags:\n- x\n---\nlicense: no\n";
+        std::fs::write(place.path().join(FILE), text).unwrap();
+        assert_eq!(licence(place.path()), "license: apache-2.0\n");
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        hand_on(from.path(), Form::Merged, to.path()).unwrap();
+        assert!(!to.path().join(FILE).exists());
+        let text = format!("---\nlibrary_name: peft\n---\n{} by", Form::Adapter.sentence());
+        std::fs::write(from.path().join(FILE), text).unwrap();
+        hand_on(from.path(), Form::Merged, to.path()).unwrap();
+        let merged = std::fs::read_to_string(to.path().join(FILE)).unwrap();
+        assert_eq!(merged, format!("---\nlibrary_name: transformers\n---\n{} by", Form::Merged.sentence()));
+    }
+}

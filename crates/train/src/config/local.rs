@@ -1,0 +1,126 @@
+//! Local files and folders that options name: whether they are there, told with all other problems of the configuration.
+//! What is in them is read later. Names on the Hub and in object storage are not looked up.
+
+use std::path::{Path, PathBuf};
+
+use options::Reader;
+
+use super::{Config, Setting, is_template_file};
+
+/// Which files a configuration is held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// None: the options by themselves.
+    Nowhere,
+    /// Model, adapter and template. The data may be on another machine.
+    Model,
+    /// The data, too.
+    ModelAndData,
+}
+
+/// What ends the name of a file, not of a dataset on the Hub.
+const FILES: &[&str] =
+    &[".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".zstd"];
+
+/// What makes a path a pattern of files.
+const PATTERN: [char; 4] = ['*', '?', '[', '{'];
+
+pub(super) fn check(config: &Config, reader: &mut Reader, look: Look) {
+    if look == Look::Nowhere {
+        return;
+    }
+    check_model(config, reader);
+    if let Some(folder) = config.lora.adapter.as_deref().filter(|_| !reader.is_faulty("adapter"))
+        && !Path::new(folder).join("adapter_config.json").is_file()
+    {
+        let hint = Some("give the folder of an adapter in PEFT's form".to_owned());
+        reader.report("adapter", format!("there is no adapter in `{folder}`"), hint);
+    }
+    if let Setting::Value(file) = &config.template.template
+        && is_template_file(file)
+        && !Path::new(file).is_file()
+        && !reader.is_faulty("template")
+    {
+        reader.report("template", format!("there is no file `{file}`"), None);
+    }
+    if look == Look::ModelAndData {
+        check_data(config, reader);
+    }
+}
+
+fn check_model(config: &Config, reader: &mut Reader) {
+    let model = &config.model.model;
+    if reader.is_faulty("model") {
+        return;
+    }
+    let folder = home(model);
+    if folder.is_dir() {
+        if !folder.join("config.json").is_file() {
+            reader.report("model", format!("`{model}` has no config.json, expected the folder of a model"), None);
+        }
+        return;
+    }
+    if !is_hub_name(model) {
+        let hint = Some("give a folder, or a name on the Hub in the form `owner/name`".to_owned());
+        reader.report("model", format!("there is no folder `{model}`"), hint);
+    }
+}
+
+fn check_data(config: &Config, reader: &mut Reader) {
+    let data = &config.data;
+    let lists = [("datasets", &data.datasets), ("validation_datasets", &data.validation_datasets)];
+    for (list, datasets) in lists {
+        for (index, dataset) in datasets.iter().flatten().enumerate() {
+            let (path, of) = (format!("{list}[{index}].path"), dataset.path.as_str());
+            let is_elsewhere = of.contains("://") || of.contains(PATTERN);
+            let name = of.split('@').next().unwrap_or(of);
+            let is_name = is_hub_name(name) && !FILES.iter().any(|ending| of.ends_with(ending));
+            if !is_elsewhere && !is_name && !Path::new(of).exists() && !reader.is_faulty(&path) {
+                let hint = Some("a dataset on the Hub is written `owner/name`".to_owned());
+                reader.report(&path, format!("there is no such file or folder: `{of}`"), hint);
+            }
+        }
+    }
+}
+
+/// Whether a text can be a name on the Hub.
+fn is_hub_name(text: &str) -> bool {
+    !text.starts_with(['.', '/', '~']) && text.matches('/').count() == 1 && !text.ends_with('/')
+}
+
+/// A path in which `~` is the user's own folder.
+fn home(path: &str) -> PathBuf {
+    match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => PathBuf::from(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Task;
+
+    #[test]
+    fn what_is_not_there_is_told_with_the_other_problems() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name).display().to_string();
+        let text = format!(
+            "model: {}\nlearning_rte: 1\nadapter: {}\ntemplate: {}\ndatasets:\n- {{path: {}, type: text}}\n- {{path: \
+             owner/name@main, type: text}}\n- {{path: s3://bucket/x.jsonl, type: text}}\n- {{path: {}, type: text}}\n",
+            at("model"),
+            at("adapter"),
+            at("a.jinja"),
+            at("data.jsonl"),
+            at("*.jsonl"),
+        );
+        let problems = |look| Config::load_looking(&text, "run.yaml", Task::Sft, &[], look).unwrap_err();
+        let places = |look| problems(look).into_iter().map(|of| of.place.path).collect::<Vec<_>>();
+        assert_eq!(places(Look::Nowhere), ["learning_rte"]);
+        assert_eq!(places(Look::Model), ["learning_rte", "model", "adapter", "template"]);
+        assert_eq!(places(Look::ModelAndData), ["learning_rte", "model", "adapter", "template", "datasets[0].path"]);
+        std::fs::create_dir(at("model")).unwrap();
+        assert!(problems(Look::Model)[1].message.contains("has no config.json"));
+        assert!(is_hub_name("Qwen/Qwen3-0.6B") && !is_hub_name("m") && !is_hub_name("./a/b") && !is_hub_name("a/b/c"));
+    }
+}

@@ -1,0 +1,105 @@
+//! Whether what a run will write has room on its disks, before the first step.
+//!
+//! Knows sizes and folders; what is in them is the business of others.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use program::TensorRef;
+use rustix::fs::statvfs;
+
+use crate::error::{Result, TrainError};
+use crate::milestones::Milestones;
+use crate::run_folder::RunFolder;
+use crate::trainer::Trainer;
+use crate::weights::WeightSet;
+use crate::words::{count, size};
+
+/// What a run will have written at the most, beyond what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Needed {
+    /// Bytes of one checkpoint, and how many will come to those that are there.
+    checkpoint: usize,
+    checkpoints: u64,
+    /// Bytes of the results.
+    results: usize,
+}
+
+/// Errors: the disk of the checkpoints or that of the result has less room than they take.
+pub fn check(trainer: &mut Trainer, place: &RunFolder, when: &Milestones) -> Result<()> {
+    let needed = needed(trainer, place, when)?;
+    let checkpoints = needed.checkpoint.saturating_mul(needed.checkpoints as usize);
+    let device = |path: &Path| std::fs::metadata(path).map(|of| of.dev()).ok();
+    if device(&place.checkpoints) == device(&place.output) {
+        return require(&place.output, checkpoints.saturating_add(needed.results), free(&place.output), needed);
+    }
+    let of_results = Needed { checkpoints: 0, ..needed };
+    require(&place.checkpoints, checkpoints, free(&place.checkpoints), Needed { results: 0, ..needed })?;
+    require(&place.output, needed.results, free(&place.output), of_results)
+}
+
+fn needed(trainer: &mut Trainer, place: &RunFolder, when: &Milestones) -> Result<Needed> {
+    let (done, total) = (trainer.steps_done(), trainer.total_steps().unwrap_or(0));
+    let of = &trainer.config.run;
+    let (limit, best) = (of.save_total_limit, u64::from(of.load_best_model_at_end));
+    // A new checkpoint is there before an old one is removed.
+    let most = limit.saturating_add(best).saturating_add(1);
+    let there = place.checkpoint_folders()?.iter().filter(|(_, path)| trainer.written.holds(path)).count() as u64;
+    let coming = if best > 0 { most } else { when.count_of_checkpoints(done, total).saturating_add(there).min(most) };
+    let checkpoint: usize = trainer.outline()?.tensors().iter().map(TensorRef::bytes).sum();
+    let (adapted, merged) = (trainer.plan.compile.adapter.is_some(), trainer.config.lora.merge_adapter);
+    let program = trainer.engine()?.program().clone();
+    let part = |part: WeightSet| part.of(&program).map(|slot| slot.weight.bytes()).sum::<usize>();
+    let result = part(if adapted { WeightSet::Adapter } else { WeightSet::Base });
+    let results = result + if merged { part(WeightSet::Base) } else { 0 };
+    Ok(Needed { checkpoint, checkpoints: coming.saturating_sub(there), results })
+}
+
+/// Bytes that are free for this user; none where the system does not say.
+fn free(folder: &Path) -> Option<usize> {
+    let of = statvfs(folder).ok()?;
+    // A file system without blocks, such as some that are mounted from elsewhere, counts nothing.
+    (of.f_blocks > 0).then(|| usize::try_from(of.f_bavail.saturating_mul(of.f_frsize)).unwrap_or(usize::MAX))
+}
+
+fn require(folder: &Path, bytes: usize, free: Option<usize>, of: Needed) -> Result<()> {
+    let Some(free) = free.filter(|free| *free < bytes) else { return Ok(()) };
+    let mut parts = Vec::new();
+    if of.checkpoints > 0 {
+        parts.push(format!("{} of {} each", count(of.checkpoints, "checkpoint"), size(of.checkpoint)));
+    }
+    if of.results > 0 {
+        parts.push(format!("a result of {}", size(of.results)));
+    }
+    Err(TrainError::Failed(format!(
+        "not enough space in {}: {} need {}, {} are free\n  hint: free some space, lower `save_total_limit`, or choose \
+         another `checkpoint_dir` or `output_dir`",
+        folder.display(),
+        parts.join(" and "),
+        size(bytes),
+        size(free)
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_told_by_its_parts() {
+        let of = Needed { checkpoint: 3 << 30, checkpoints: 2, results: 1 << 30 };
+        let place = Path::new("/place");
+        assert!(require(place, 7 << 30, Some(7 << 30), of).is_ok() && require(place, 7 << 30, None, of).is_ok());
+        let error = require(place, 7 << 30, Some(5 << 30), of).unwrap_err();
+        let text = error.to_string();
+        let expected = "not enough space in /place: 2 checkpoints of 3.00 GiB each and a result of 1.00 GiB need 7.00 GiB, \
+                        5.00 GiB are free";
+        assert!(text.starts_with(expected) && text.contains("`save_total_limit`"), "{text}");
+        assert_eq!(error.exit_code(), 1);
+    }
+
+    #[test]
+    fn this_machine_has_a_disk() {
+        assert!(free(&std::env::temp_dir()).is_some_and(|bytes| bytes > 0));
+    }
+}

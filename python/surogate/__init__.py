@@ -9,7 +9,8 @@ metrics = trainer.step()
 trainer.export("result")
 """
 
-from typing import TYPE_CHECKING
+# As in `typing`, which is not imported: `python -m surogate` would take one from the working directory.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from ._native import __version__

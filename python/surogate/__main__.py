@@ -1,12 +1,18 @@
 """`surogate`, and `python -m surogate`: the command line, which answers Ctrl-C from its first moment.
 
-Imports nothing before it does.
+Imports nothing before it does but what that takes.
 """
 
-import os
-import signal
 import sys
-from types import FrameType
+
+if __name__ == "__main__":
+    from .import_path import trusted
+
+    # `-m` puts the working directory first: a `signal.py` that lies there is not ours.
+    sys.path[:] = trusted()
+
+import os  # noqa: E402
+import signal  # noqa: E402
 
 
 def start() -> int:
@@ -19,13 +25,9 @@ def start() -> int:
     return main()
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _leave(_number: int, _frame: object) -> None:
     os._exit(130)
 
 
 if __name__ == "__main__":
-    from .import_path import trusted
-
-    # `-m` puts the working directory first: a `json.py` that lies there is not ours.
-    sys.path[:] = trusted()
     raise SystemExit(start())

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 DEVICE = os.environ.get("SUROGATE_TEST_DEVICE", "cpu")
 
-#: Folders of the reference numbers; the trimmed set has those of two.
+#: Folders of the reference numbers; the trimmed set has those of some.
 FAMILIES = [
     "llama",
     "qwen2",

@@ -116,7 +116,7 @@ def test_soft_caps_and_windows_of_gemma2():
     assert attributes(tiny_gemma2(query_pre_attn_scalar=4), "attention")[0]["scale"] == 0.5
     assert layers_of(tiny_gemma2(), "attention", "window") == [5, None]
     assert layers_of(tiny_gemma2(layer_types=["full_attention"] * 2), "attention", "window") == [None, None]
-    assert attributes(tiny_gemma2(), "scale")[0] == {"factor": 32**0.5}
+    assert attributes(tiny_gemma2(), "scale")[0] == {"factor": 32**0.5, "rounded": True}
     assert {a.get("offset") for a in attributes(tiny_gemma2(), "rmsnorm")} == {True}
     exact = attributes(tiny_gemma2(hidden_activation="gelu"), "activation")
     assert {"function": "gelu"} in exact

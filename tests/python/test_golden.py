@@ -39,7 +39,7 @@ def dense(request, golden_folder) -> Golden:
 def of_family(name: str, golden_folder: Path) -> Golden:
     folder = golden_folder / name
     if not folder.is_dir():
-        # The trimmed set holds two families; with ../shared every family must be there.
+        # The trimmed set holds some families; with ../shared every family must be there.
         assert golden_folder == TRIMMED, f"../shared has no numbers of {name}"
         pytest.skip(f"no ../shared next to the checkout, and no numbers of {name} in the trimmed set")
     return Golden(folder)

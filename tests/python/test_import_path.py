@@ -15,7 +15,10 @@ from surogate import import_path, log_readers
 from surogate.cli import main
 
 #: Modules that the command line, its readers or their services import.
-PLANTED = ("json", "threading", "pathlib", "typing", "dataclasses", "tensorboard", "httpx", "numpy", "console")
+PLANTED = (
+    *("json", "signal", "threading", "pathlib", "typing"),
+    *("dataclasses", "tensorboard", "httpx", "numpy", "console"),
+)
 
 MODULES = Path(sysconfig.get_path("purelib"))
 
@@ -74,7 +77,7 @@ def test_what_lies_beside_the_user_is_not_run(tmp_path, start):
     environment = {**os.environ, **environment}
     if start is python_path:
         # Python itself would take its own modules from there: only what the readers start with is ours to say.
-        for name in ("threading", "pathlib", "typing", "dataclasses", "json"):
+        for name in ("threading", "pathlib", "typing", "dataclasses", "json", "signal"):
             (here / f"{name}.py").unlink()
     ran = subprocess.run([*command, *words(tmp_path)], cwd=here, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

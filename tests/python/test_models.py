@@ -52,7 +52,7 @@ def test_ir_is_as_stored(name, fields):
 @pytest.fixture(params=[*FAMILIES, *MIXTURES])
 def folder(request, golden_folder) -> Path:
     if not (golden_folder / request.param).is_dir():
-        # The trimmed set holds two families; with ../shared every family must be there.
+        # The trimmed set holds some families; with ../shared every family must be there.
         assert golden_folder == TRIMMED, f"../shared has no numbers of {request.param}"
         pytest.skip(f"no ../shared next to the checkout, and no numbers of {request.param} in the trimmed set")
     return golden_folder / request.param

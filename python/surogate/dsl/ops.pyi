@@ -13,10 +13,11 @@ def add(*inputs: Tensor | Parameter) -> Any:
 def mul(*inputs: Tensor | Parameter) -> Any:
     """a·b, element by element. a, b […] → like a."""
 
-def scale(*inputs: Tensor | Parameter, factor: float | each[float]) -> Any:
+def scale(*inputs: Tensor | Parameter, factor: float | each[float], rounded: bool | each[bool] | None = None) -> Any:
     """factor·x, element by element. x […] → like x.
 
-    factor: the number to multiply with"""
+    factor: the number to multiply with
+    rounded: the factor is rounded to the type of x first"""
 
 def cast(*inputs: Tensor | Parameter, dtype: str | each[str]) -> Any:
     """x as another floating-point type, rounded to nearest even. x […] → dtype […].

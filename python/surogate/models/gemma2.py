@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..dsl import Batch, Module, Reader, Tensor, each, model, output
+from ..dsl import Batch, Module, Reader, Tensor, each, model, ops, output
 from ..layers import (
     FULL,
     SLIDING,
@@ -82,14 +82,14 @@ class Layer(Module):
 
 
 class ScaledDecoder(Decoder):
-    """Embeddings are multiplied by √hidden_size."""
+    """Embeddings are multiplied by √hidden_size, which has their type."""
 
     def __init__(self, c: Gemma2Config, layer: Any, **parts: Any) -> None:
         super().__init__(c, layer, norm=Norm(c), **parts)
         self.factor = c.hidden_size**0.5
 
     def embed(self, batch: Batch) -> Tensor:
-        return self.embed_tokens(batch.input_ids) * self.factor
+        return ops.scale(self.embed_tokens(batch.input_ids), factor=self.factor, rounded=True)
 
 
 class CappedLM(CausalLM):

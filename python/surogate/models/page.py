@@ -59,7 +59,7 @@ Auxiliary losses (`output_router_logits: true`) are rejected as well. On GPUs th
 TAIL = """
 Recorded values are those of transformers and peft in float32: logits, hidden states, the loss of each token, every gradient,
 packed rows, LoRA, merged weights, and twenty training steps in full and with LoRA, repeated on the CPU by
-`tests/python/test_golden.py`, in bfloat16 also against what transformers itself loses there. Those of Llama and Qwen3 are in
+`tests/python/test_golden.py`, in bfloat16 also against what transformers itself loses there. Those of five families are in
 the repository (`tests/golden`), the others in a folder next to it. Of mixtures everything but LoRA and bfloat16 is repeated,
 where transformers takes other experts for some tokens. `tests/oracle/compare_transformers.py` compares random
 configurations of every architecture with transformers and peft.

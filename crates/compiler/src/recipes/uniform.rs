@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use graph::{Element, Graph, Node, Origin, ValueId};
 use ops::{Append, Class, Emit, id};
-use tensor::{Attrs, DType, Storage};
+use tensor::{Attrs, DType, HostTensor, Storage};
 
 use crate::CompileError;
 
@@ -25,6 +25,7 @@ pub fn run(graph: &mut Graph, compute: DType) -> Result<(), CompileError> {
         }
     }
     settle_views(graph);
+    round_factors(graph);
     cast_operands(graph, compute);
     Ok(())
 }
@@ -41,6 +42,20 @@ fn settle_views(graph: &mut Graph) {
         for output in node.outputs.clone() {
             graph.value_mut(output).element = element;
         }
+    }
+}
+
+/// Factors that have the type of what they multiply.
+fn round_factors(graph: &mut Graph) {
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        if node.op != id::SCALE || !node.attrs.flag("rounded").expect("checked by the shape rule") {
+            continue;
+        }
+        let Element::Fixed(dtype) = graph.value(node.inputs[0]).element else { unreachable!("all types are decided") };
+        let factor = node.attrs.float("factor").expect("checked by the shape rule");
+        let rounded = HostTensor::from_f32([1], &[factor as f32]).cast(dtype).to_f64()[0];
+        graph.nodes[index].attrs = Attrs::new().with("factor", rounded);
     }
 }
 
@@ -67,4 +82,29 @@ fn cast_operands(graph: &mut Graph, compute: DType) {
         result.push(node);
     }
     graph.nodes = result;
+}
+
+#[cfg(test)]
+mod tests {
+    use graph::Phase;
+
+    use super::*;
+
+    #[test]
+    fn a_rounded_factor_has_the_type_of_what_it_multiplies() {
+        let factor = 3584f64.sqrt();
+        let of = |rounded: bool, compute: DType| {
+            let mut graph = Graph::default();
+            let x = graph.add_input("x", Element::Float, vec![4]);
+            let mut append = Append::new(&mut graph, Phase::Forward);
+            append.emit(id::SCALE, &[x], Attrs::new().with("factor", factor).with("rounded", rounded));
+            let nodes = append.nodes;
+            graph.nodes.extend(nodes);
+            run(&mut graph, compute).unwrap();
+            graph.nodes[0].attrs.float("factor").unwrap()
+        };
+        assert_eq!(of(true, DType::BF16), 59.75);
+        assert_eq!(of(true, DType::F32), factor as f32 as f64);
+        assert_eq!(of(false, DType::BF16), factor);
+    }
 }

@@ -60,10 +60,14 @@ pub static MUL: Pointwise = Pointwise {
 pub static SCALE: Pointwise = Pointwise {
     id: id::SCALE,
     doc: "factor·x, element by element. x […] → like x.",
-    attributes: &[Attribute { name: "factor", kind: "float", doc: "the number to multiply with" }],
+    attributes: &[
+        Attribute { name: "factor", kind: "float", doc: "the number to multiply with" },
+        Attribute { name: "rounded", kind: "bool?", doc: "the factor is rounded to the type of x first" },
+    ],
     infer: |inputs, attrs| {
         check_operands(inputs, 1, "one operand")?;
         attrs.float("factor")?;
+        attrs.flag("rounded")?;
         Ok(inputs.to_vec())
     },
     expressions: |attrs| {

@@ -50,7 +50,7 @@ taken over unchanged.
 
 Mixtures of experts (*) train in full, and with adapters on the modules that `lora_target_modules` names outside of the
 experts: `all-linear`, which would adapt experts and router too, is rejected, and so are QLoRA and PEFT's adapters on experts.
-Auxiliary losses (`output_router_logits: true`) are rejected as well. On GPUs the products of experts use a portable kernel.
+Auxiliary losses (`output_router_logits: true`) are rejected as well. On GPUs the products of experts use portable kernels.
 
 | Architecture | Examples | What it is | GGUF | Recorded values |
 |---|---|---|---|---|

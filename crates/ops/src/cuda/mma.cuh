@@ -37,10 +37,12 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvt
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// The same for N = 4, 8 or 16 bytes through the first cache, which joins what neighbouring lanes want of several rows.
-template <int N> __device__ __forceinline__ void copy_few_async(u32 to, const void* from, bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "r"(inside ? N : 0) : "memory");
+// The same for BYTES_ = 4, 8 or 16 through the first cache, which joins what neighbouring lanes want of several rows.
+template <int BYTES_> __device__ __forceinline__ void copy_few_async(u32 to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES_), "r"(inside ? BYTES_ : 0) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N of the groups that were committed last are still in flight.
-template <int N> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// Waits until at most LEFT_ of the groups that were committed last are still in flight.
+template <int LEFT_> __device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT_) : "memory");
+}

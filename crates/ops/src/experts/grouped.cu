@@ -4,7 +4,7 @@
 //     of TILE rows when those of all groups are counted one group after the other, and TILE columns; there are at most
 //     rows/TILE + GROUPS tiles, and blocks beyond the last do nothing: nothing about the groups is known to the host.
 //   grouped_weight_gradient: dw[g] = a' b over the rows of the group, dw f32 [GROUPS, M, K] dense; a block per tile and group.
-// Portable and plain: f32 sums in the order of k (of rows), 4 x 4 results per thread, tiles through shared memory.
+// For every type and shape: f32 sums in the order of k (of rows), 4 x 4 results per thread, tiles through shared memory.
 #include "types.cuh"
 
 #define STEP 16

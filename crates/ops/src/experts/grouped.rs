@@ -2,23 +2,29 @@
 //! group of its rows from the offsets.
 
 use graph::{Dim, Element, OpId, ValueType};
-use program::{Arg, Cost, TensorRef};
+use program::{Arch, Arg, Cost, TensorRef};
 use rayon::prelude::*;
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
-use super::{example_groups, ints, kernel, normal};
+use super::{MMA_HEADERS, example_groups, ints, kernel, normal};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
-use crate::kernel::{LowerCall, Lowered, defines_for};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("grouped.cu");
+const MMA_SOURCE: &str = include_str!("grouped_mma.cu");
 
 const THREADS: usize = 256;
-/// Rows and columns of a block's tile.
+/// Rows and columns of a block's tile, of the plain kernels and of those on tensor cores.
 const TILE: usize = 64;
+const MMA_TILE: usize = 128;
+/// Shared memory of the kernels on tensor cores: three stages of two tiles of 128 rows of 80 bytes.
+const MMA_SHARED: usize = 3 * 2 * 128 * 80;
+/// Elements of one access of theirs.
+const PIECE: usize = 8;
 
 const TRANSPOSED: Attribute =
     Attribute { name: "transposed", kind: "bool?", doc: "the matrices are [K, N]: y = x·w, not x·wᵀ" };
@@ -48,6 +54,30 @@ fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
         return Err(format!("the offsets must be i32 [{}]", groups + 1));
     }
     Ok(())
+}
+
+/// Whether tensor cores take the tensors of a call: bf16, whose rows divide into pieces and begin at one.
+fn suits_tensor_cores(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
+    let pieces = |at: &TensorRef| {
+        let (last, leading) = at.strides.split_last().expect("tensors have axes");
+        let columns = at.shape.last().expect("tensors have axes");
+        let even = leading.iter().zip(&at.shape).all(|(stride, extent)| *extent == 1 || stride.is_multiple_of(PIECE));
+        *last == 1 && columns.is_multiple_of(PIECE) && even && at.offset.is_multiple_of(PIECE * at.dtype.size())
+    };
+    let all = tensors.iter().all(|at| at.dtype == DType::BF16 && pieces(at));
+    all && matches!(call.machine.arch, Arch::Cuda(_))
+}
+
+/// The same kernel on tensor cores.
+fn on_tensor_cores(plain: KernelSpec, grid: [usize; 3]) -> KernelSpec {
+    KernelSpec {
+        source: MMA_SOURCE.to_owned(),
+        headers: MMA_HEADERS.to_vec(),
+        defines: plain.defines.into_iter().filter(|(name, _)| name != "TILE").collect(),
+        grid: grid.map(|n| n as u32),
+        shared_bytes: MMA_SHARED as u32,
+        ..plain
+    }
 }
 
 fn flag(attrs: &Attrs, name: &str) -> bool {
@@ -125,6 +155,10 @@ impl Op for GroupedLinear {
         let grid = [tiles, n.div_ceil(TILE), 1];
         let mut kernel = kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, args);
         kernel.defines.extend([("X", x), ("W", w), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
+        if suits_tensor_cores(call, &[x, w, y]) {
+            let tiles = rows.div_ceil(MMA_TILE) + groups.min(rows);
+            kernel = on_tensor_cores(kernel, [n.div_ceil(MMA_TILE), tiles, 1]);
+        }
         Lowered::Kernels(vec![kernel])
     }
 
@@ -146,6 +180,9 @@ impl Op for GroupedLinear {
             flat,
             example(80, 4, 3, 70, 65, false),
             example(90, 2, 5, 33, 130, true),
+            // Tensor cores take these in bf16.
+            example(150, 2, 3, 104, 136, false),
+            example(70, 4, 5, 40, 264, true),
         ]
     }
 }
@@ -235,6 +272,9 @@ impl Op for GroupedWeightGradient {
         let grid = [m.div_ceil(TILE), k.div_ceil(TILE), groups];
         let mut kernel = kernel("grouped_weight_gradient", SOURCE, grid, THREADS, &numbers, args);
         kernel.defines.extend([("A", a), ("B", b)].iter().flat_map(|(name, t)| defines_for(name, t)));
+        if suits_tensor_cores(call, &[a, b]) {
+            kernel = on_tensor_cores(kernel, [m.div_ceil(MMA_TILE), k.div_ceil(MMA_TILE), groups]);
+        }
         Lowered::Kernels(vec![kernel])
     }
 
@@ -248,7 +288,12 @@ impl Op for GroupedWeightGradient {
             let state = ExampleInput::NormalF32 { shape: vec![groups * m, k], scale: 1.0 };
             Example::new(inputs, attrs.with("accumulate", accumulate)).with_state(vec![state])
         };
-        vec![example(6, 4, 5, 8, false), example(40, 3, 70, 66, true), example(300, 6, 16, 24, false)]
+        vec![
+            example(6, 4, 5, 8, false),
+            example(40, 3, 70, 66, true),
+            example(300, 6, 16, 24, false),
+            example(200, 3, 136, 264, true),
+        ]
     }
 }
 

@@ -20,6 +20,7 @@ use crate::kernel::{KernelSpec, LowerCall};
 use crate::op::ExampleInput;
 
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
+const MMA_HEADERS: &[(&str, &str)] = &[("mma.cuh", include_str!("../cuda/mma.cuh")), HEADERS[0]];
 
 /// A kernel of `grid` blocks of `threads` threads.
 fn kernel(

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use graph::{Element, Graph, Node, Phase, ValueId};
 use ops::evaluate::{Array, apply_stored};
 use ops::examples::{Instance, array_of, instantiate, tensor_of, type_of};
-use ops::rowwise::{intermediate, join, without};
+use ops::rowwise::{around, intermediate, join};
 use ops::{Append, Emit, Fusion, Op, OpId, id};
 use tensor::{Attrs, DType, HostTensor};
 
@@ -259,7 +259,7 @@ fn an_intermediate_sum_can_be_left_out() {
         let index = intermediate(&fused, &fused.nodes[0]).expect("the norm is computed from the sum");
         let sum = fused.nodes[0].outputs[index];
         let mut rest = fused.clone();
-        rest.nodes = vec![without(&fused, &fused.nodes[0], index)];
+        rest.nodes = vec![around(&fused, &fused.nodes[0], index).0];
         assert_eq!(rest.nodes[0].inputs, [sum, graph.inputs[2]]);
         assert_eq!(ops::rowwise::names(&rest.nodes[0]), ["rmsnorm"]);
         let wanted = evaluate_stored(&fused, &given);
@@ -268,6 +268,35 @@ fn an_intermediate_sum_can_be_left_out() {
             assert!(wanted[id] == found[id], "{dtype}: {}", rest.node_text(&rest.nodes[0]));
         }
         assert!(intermediate(&rest, &rest.nodes[0]).is_none());
+    }
+}
+
+/// What is computed in front of the sum and what behind it are apart, and neither reads what only the other needs.
+#[test]
+fn a_sum_between_two_norms_parts_them() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (graph, given) = rows(dtype, 2, |g, x| {
+            let first = norm(g, x[0], x[2]);
+            let sum = g.emit(id::ADD, &[first[0], x[1]], Attrs::new())[0];
+            [vec![first[1], sum], norm(g, sum, x[2])].concat()
+        });
+        let fused = fuse_all(&graph);
+        let node = &fused.nodes[0];
+        assert_eq!((fused.nodes.len(), ops::rowwise::names(node).len()), (1, 3));
+        let index = intermediate(&fused, node).expect("the second norm is computed from the sum");
+        let (behind, front) = around(&fused, node, index);
+        let front = front.expect("the first norm's scales are not computed from the sum");
+        assert_eq!(behind.inputs, [node.outputs[index], graph.inputs[2]]);
+        assert_eq!(front.inputs, graph.inputs[..1]);
+        assert_eq!(front.outputs.len() + behind.outputs.len() + 1, node.outputs.len());
+        let wanted = evaluate_stored(&fused, &given);
+        for part in [front, behind] {
+            let rest = graph::Graph { nodes: vec![part], ..fused.clone() };
+            let found = evaluate_stored(&rest, &wanted);
+            for id in &rest.nodes[0].outputs {
+                assert!(wanted[id] == found[id], "{dtype}: {}", rest.node_text(&rest.nodes[0]));
+            }
+        }
     }
 }
 

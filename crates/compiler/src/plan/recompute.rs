@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Layer, Node, Phase, ValueId};
 use ops::Class;
-use ops::rowwise::{intermediate, without};
+use ops::rowwise::{around, intermediate};
 
 use program::LayerPart as Part;
 
@@ -96,18 +96,22 @@ impl Clones<'_> {
             }
             self.emit(node.clone(), inputs);
         } else if self.chosen[index] {
-            self.compute(node);
+            self.compute(node, id);
         } else {
             return id;
         }
         self.made[&id]
     }
 
-    fn compute(&mut self, node: &Node) {
-        // Where the sum is there, only what was fused behind it is done again.
+    fn compute(&mut self, node: &Node, wanted: ValueId) {
+        // Where the sum is there, what was fused behind it and what in front of it are done again apart: the one needs
+        // nothing of the layer before, whose backward pass needs the other.
         let kept = intermediate(self.graph, node).filter(|index| self.kept.contains(&node.outputs[*index]));
-        let rest = kept.map(|index| without(self.graph, node, index));
-        let node = rest.as_ref().unwrap_or(node);
+        let part = kept.map(|index| match around(self.graph, node, index) {
+            (_, Some(front)) if front.outputs.contains(&wanted) => front,
+            (behind, _) => behind,
+        });
+        let node = part.as_ref().unwrap_or(node);
         let inputs = node.inputs.iter().map(|id| self.again(*id)).collect();
         self.emit(node.clone(), inputs);
     }

@@ -82,8 +82,8 @@ pub fn names(node: &Node) -> Vec<String> {
     texts(&node.attrs, "of").unwrap_or_else(|_| vec![node.op.name().to_owned()])
 }
 
-/// The node with these results. Operands that nothing reads are dropped, but for the first one of elements: it gives
-/// the shape.
+/// The node with these results. Operands that nothing reads are dropped; the first one of elements that is left gives the
+/// shape.
 fn node(
     graph: &Graph,
     like: &Node,
@@ -91,8 +91,9 @@ fn node(
     results: Vec<(ValueId, (Extent, Expr))>,
     names: &[String],
 ) -> Node {
-    let shape = operands.iter().position(|(_, extent)| *extent == Extent::Element).expect("rows have elements");
     let read = |index: usize| results.iter().any(|(_, (_, e))| e.reads(index));
+    let elements = || (0..operands.len()).filter(|index| operands[*index].1 == Extent::Element);
+    let shape = elements().find(|index| read(*index)).or_else(|| elements().next()).expect("rows have elements");
     let others = (0..operands.len()).filter(|i| *i != shape && read(*i));
     let order: Vec<usize> = [shape].into_iter().chain(others).collect();
     let place = |old: usize| Expr::Input(order.iter().position(|i| *i == old).expect("a read operand is kept"));
@@ -144,8 +145,9 @@ pub fn intermediate(graph: &Graph, node: &Node) -> Option<usize> {
     })
 }
 
-/// The node without one result, which is there already: what is computed from it reads it.
-pub fn without(graph: &Graph, node: &Node, result: usize) -> Node {
+/// The node in two around a result that is there already: what is computed from it, which reads it, and what is not, if
+/// there is any. Neither reads what only the other needs.
+pub fn around(graph: &Graph, node: &Node, result: usize) -> (Node, Option<Node>) {
     let form = form_of(node).expect("only nodes with forms have intermediate results");
     let id = node.outputs[result];
     let stored = form.results[result].1.clone().stored_as(storage(graph, id).expect("types are decided"));
@@ -159,7 +161,11 @@ pub fn without(graph: &Graph, node: &Node, result: usize) -> Node {
         })
     };
     let results = node.outputs.iter().copied().zip(&form.results).enumerate().filter(|(index, _)| *index != result);
-    let results = results.map(|(_, (id, (extent, e)))| (id, (*extent, read(e)))).collect();
+    let results = results.map(|(_, (id, (extent, e)))| (id, (*extent, read(e))));
+    let (behind, others): (Vec<_>, Vec<_>) = results.partition(|(_, (_, e))| e.reads(0));
     let names = names(node);
-    self::node(graph, node, operands, results, &names[names.len().min(1)..])
+    let of = |results: Vec<_>, names: &[String]| self::node(graph, node, operands.clone(), results, names);
+    let sum = names.iter().position(|name| name == id::ADD.name()).expect("a sum is an addition");
+    let others = (!others.is_empty()).then(|| of(others, &names[..sum]));
+    (of(behind, &names[sum + 1..]), others)
 }

@@ -15,5 +15,5 @@ pub use declared::Rowwise;
 pub(crate) use form::texts;
 pub use form::{Extent, Form};
 pub use fused::Composed;
-pub use join::{form_of, intermediate, join, names, without};
+pub use join::{around, form_of, intermediate, join, names};
 pub(crate) use kernel::sum_partials;

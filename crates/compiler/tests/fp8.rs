@@ -3,58 +3,15 @@
 
 mod support;
 
-use std::sync::Arc;
-
-use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Passes, Recipe, compile, entry_graph};
+use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Recipe, compile};
 use ops::evaluate::Array;
-use program::{Backend, Documents, EntryKind, Instruction, Machine, Program, Session, Variant, scalar};
-use support::{adapter, contents, model, numbers, options, write};
+use program::{EntryKind, Instruction, Machine, Program, Session, scalar};
+use support::quantised::{ODD, prepared, relative, run, value};
+use support::{adapter, model, numbers, options, write};
 use tensor::DType;
-
-/// Rows that are no multiple of 16: transposed codes are padded.
-const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows };
 
 fn fp8(gradient: GradientFormat) -> Recipe {
     Recipe::Fp8Hybrid(Fp8Hybrid { gradient, amax_history: 3, skip_first: 0, skip_last: 0 })
-}
-
-/// A program in the reference's memory with contents for everything that it reads.
-fn load(options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {
-    let mut passes = Passes::default();
-    let graph = entry_graph(&model(), options, machine, &options.entries[0], ODD, &mut passes).unwrap();
-    let program = Arc::new(compile(&model(), options, machine).unwrap());
-    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    let given = contents::<f32>(&graph);
-    for (parameter, slot) in graph.parameters.iter().zip(&program.layout.parameters) {
-        write(session.as_mut(), &slot.weight, &given[&parameter.value]);
-    }
-    for (name, at) in &program.entries[0].inputs {
-        write(session.as_mut(), at, &given[&graph.input(name).unwrap()]);
-    }
-    for (name, value) in
-        [(scalar::LEARNING_RATE, 0.01), (scalar::BIAS_CORRECTION_1, 0.1), (scalar::BIAS_CORRECTION_2, 0.001)]
-    {
-        session.write(program.scalar(name).unwrap(), &f32::to_le_bytes(value)).unwrap();
-    }
-    run(session.as_mut(), EntryKind::Prepare);
-    session
-}
-
-fn run(session: &mut dyn Session, kind: EntryKind) {
-    let variant = (kind != EntryKind::Prepare && kind != EntryKind::Update).then_some(ODD);
-    let entry = session.program().entry(kind, variant).unwrap();
-    session.run(entry).unwrap();
-}
-
-fn value(session: &mut dyn Session, name: &str) -> f32 {
-    let at = session.program().scalar(name).unwrap().clone();
-    numbers(session, &at)[0]
-}
-
-fn relative(found: &[f32], expected: &[f32]) -> f64 {
-    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
-    let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| f64::from(a - b)));
-    difference / norm(&mut expected.iter().map(|x| f64::from(*x))).max(1e-9)
 }
 
 fn quantised(gradient: GradientFormat, adapted: bool) -> CompileOptions {
@@ -73,8 +30,8 @@ fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
     ];
     for (gradient, adapted) in cases {
         let options = quantised(gradient, adapted);
-        let mut here = load(&options, &Machine::cpu(1 << 30, 2));
-        let mut there = load(&options, &Machine::h200());
+        let mut here = prepared(&options, &Machine::cpu(1 << 30, 2));
+        let mut there = prepared(&options, &Machine::h200());
         let (reference, program) = (here.program().clone(), there.program().clone());
         for step in 0..3 {
             for session in [&mut here, &mut there] {
@@ -154,7 +111,7 @@ fn a_recipe_that_finds_nothing_is_an_error() {
 
 #[test]
 fn codes_follow_the_weights_and_bad_magnitudes_stop_the_update() {
-    let mut session = load(&quantised(GradientFormat::E5M2, false), &Machine::cpu(1 << 30, 2));
+    let mut session = prepared(&quantised(GradientFormat::E5M2, false), &Machine::cpu(1 << 30, 2));
     let session = session.as_mut();
     let step = |session: &mut dyn Session| {
         run(session, EntryKind::FirstMicroStep);

@@ -3,57 +3,20 @@
 
 mod support;
 
-use std::sync::Arc;
-
-use compiler::{CompileOptions, Nvfp4, Passes, Recipe, compile, entry_graph};
-use program::{Backend, Documents, EntryKind, Instruction, Machine, Program, Session, Variant, scalar};
-use support::{adapter, contents, model, numbers, options, write};
+use compiler::{CompileOptions, Nvfp4, Recipe, compile};
+use program::{EntryKind, Instruction, Machine, Program, Session, scalar};
+use support::quantised::{ODD, prepared, relative, run, value};
+use support::{adapter, model, numbers, options};
 use tensor::DType;
-
-/// Rows that are no multiple of 16: rotated tensors are filled up.
-const ODD: Variant = Variant { batch: 3, seq_len: 7, documents: Documents::Rows };
 
 fn four(stochastic: bool, adapted: bool) -> CompileOptions {
     let recipe = Recipe::Nvfp4(Nvfp4 { stochastic, skip_first: 0, skip_last: 0 });
     CompileOptions { recipe, adapter: adapted.then(adapter), variants: vec![ODD], ..options() }
 }
 
-/// A program in the reference's memory with contents for everything that it reads.
-fn load(options: &CompileOptions, machine: &Machine) -> Box<dyn Session> {
-    let mut passes = Passes::default();
-    let graph = entry_graph(&model(), options, machine, &options.entries[0], ODD, &mut passes).unwrap();
-    let program = Arc::new(compile(&model(), options, machine).unwrap());
-    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    let given = contents::<f32>(&graph);
-    for (parameter, slot) in graph.parameters.iter().zip(&program.layout.parameters) {
-        write(session.as_mut(), &slot.weight, &given[&parameter.value]);
-    }
-    for (name, at) in &program.entries[0].inputs {
-        write(session.as_mut(), at, &given[&graph.input(name).unwrap()]);
-    }
-    for (name, value) in
-        [(scalar::LEARNING_RATE, 0.01), (scalar::BIAS_CORRECTION_1, 0.1), (scalar::BIAS_CORRECTION_2, 0.001)]
-    {
-        session.write(program.scalar(name).unwrap(), &f32::to_le_bytes(value)).unwrap();
-    }
-    run(session.as_mut(), EntryKind::Prepare);
-    session
-}
-
-fn run(session: &mut dyn Session, kind: EntryKind) {
-    let variant = (kind != EntryKind::Prepare && kind != EntryKind::Update).then_some(ODD);
-    let entry = session.program().entry(kind, variant).unwrap();
-    session.run(entry).unwrap();
-}
-
 fn set_micro_step(session: &mut dyn Session, step: i32) {
     let at = session.program().scalar(scalar::MICRO_STEP).unwrap().clone();
     session.write(&at, &step.to_le_bytes()).unwrap();
-}
-
-fn value(session: &mut dyn Session, name: &str) -> f32 {
-    let at = session.program().scalar(name).unwrap().clone();
-    numbers(session, &at)[0]
 }
 
 /// All gradients behind one another.
@@ -63,18 +26,12 @@ fn gradients(session: &mut dyn Session) -> Vec<f32> {
     trained.flat_map(|at| numbers(session, at)).collect()
 }
 
-fn relative(found: &[f32], expected: &[f32]) -> f64 {
-    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
-    let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| f64::from(a - b)));
-    difference / norm(&mut expected.iter().map(|x| f64::from(*x))).max(1e-9)
-}
-
 #[test]
 fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
     for (stochastic, adapted) in [(false, false), (true, false), (true, true)] {
         let options = four(stochastic, adapted);
-        let mut here = load(&options, &Machine::cpu(1 << 30, 2));
-        let mut there = load(&options, &Machine::h200());
+        let mut here = prepared(&options, &Machine::cpu(1 << 30, 2));
+        let mut there = prepared(&options, &Machine::h200());
         for step in 0..2 {
             for session in [&mut here, &mut there] {
                 for (part, kind) in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep].into_iter().enumerate() {
@@ -98,7 +55,7 @@ fn a_program_for_a_gpu_has_the_numbers_of_the_reference() {
 #[test]
 fn gradients_are_rounded_anew_in_every_micro_step_and_weights_coded_anew_by_the_update() {
     for stochastic in [false, true] {
-        let mut session = load(&four(stochastic, false), &Machine::cpu(1 << 30, 2));
+        let mut session = prepared(&four(stochastic, false), &Machine::cpu(1 << 30, 2));
         let session = session.as_mut();
         let mut of = |step: i32| {
             set_micro_step(session, step);

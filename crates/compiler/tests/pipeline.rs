@@ -4,14 +4,13 @@
 mod support;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use compiler::{CompileOptions, EntryOptions, Passes, compile, entry_graph};
 use graph::{Graph, ValueId};
 use ops::evaluate::{Array, Evaluate, evaluate};
 use ops::id;
-use program::{Backend, EntryKind, Machine, Session};
-use support::{VARIANT, adapter, contents, model, numbers, options, write};
+use program::{EntryKind, Machine, Session};
+use support::{VARIANT, adapter, contents, fill, loaded, model, numbers, options};
 use tensor::DType;
 
 fn train_graph(options: &CompileOptions, limit: Option<usize>) -> Graph {
@@ -116,17 +115,9 @@ fn rewrites_find_what_they_are_for() {
 }
 
 fn load(options: &CompileOptions, machine: &Machine) -> (Graph, Box<dyn Session>) {
-    let graph = train_graph(options, None);
-    let program = Arc::new(compile(&model(), options, machine).unwrap());
-    let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
-    let given = contents::<f32>(&graph);
-    for (parameter, slot) in graph.parameters.iter().zip(&program.layout.parameters) {
-        write(session.as_mut(), &slot.weight, &given[&parameter.value]);
-    }
-    for (name, at) in &program.entries[0].inputs {
-        write(session.as_mut(), at, &given[&graph.input(name).unwrap()]);
-    }
-    (graph, session)
+    let mut session = loaded(compile(&model(), options, machine).unwrap());
+    fill(session.as_mut(), 0);
+    (train_graph(options, None), session)
 }
 
 #[test]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+from .generated import main
 from .ops import SCHEMAS
 
 PATH = Path(__file__).with_name("ops.pyi")
@@ -50,15 +50,5 @@ def text() -> str:
     return HEAD + "\n" + "\n".join(function(schema) for schema in SCHEMAS.values())
 
 
-def main() -> int:
-    if "--check" in sys.argv[1:]:
-        if PATH.read_text(encoding="utf-8") != text():
-            print(f"{PATH.name} is stale: run python -m surogate.dsl.stubs", file=sys.stderr)
-            return 1
-        return 0
-    PATH.write_text(text(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(PATH, text(), "surogate.dsl.stubs"))

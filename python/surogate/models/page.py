@@ -5,9 +5,9 @@ Knows what each was compared with; the tests check that against the folders of r
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from ..dsl.generated import main
 from ..dsl.model import ARCHITECTURES, Architecture
 from . import build  # importing the package registers every architecture
 from .gguf import FORMS
@@ -83,15 +83,5 @@ def text() -> str:
     return HEAD + "".join(row(of) for of in own) + TAIL
 
 
-def main() -> int:
-    if "--check" in sys.argv[1:]:
-        if PATH.read_text(encoding="utf-8") != text():
-            print(f"{PATH.name} is stale: run python -m surogate.models.page", file=sys.stderr)
-            return 1
-        return 0
-    PATH.write_text(text(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(PATH, text(), "surogate.models.page"))

@@ -8,13 +8,13 @@
 
 use std::collections::HashMap;
 
-use graph::{Element, Graph, Node, OpId, Phase, Quantiser, StateId, ValueId};
-use ops::{Append, Emit, id};
+use graph::{Element, Graph, Node, Phase, Quantiser, StateId, ValueId};
+use ops::id;
 use program::{Arch, Machine};
 use tensor::{Attrs, DType};
 
 use super::groups::{self, Group, Linear};
-use super::{Fp8Hybrid, GradientFormat};
+use super::{Fp8Hybrid, GradientFormat, emit};
 use crate::CompileError;
 use crate::options::CompileOptions;
 
@@ -139,32 +139,19 @@ impl<'a> Rewrite<'a> {
         let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
         nodes.extend(stacks.map(|index| self.graph.nodes[index].clone()));
         let like = self.graph.nodes[group.members[0].forward].clone();
-        let parts = self.emit(&mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
+        let parts = emit(self.graph, self.compute, &mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
         let mut codes = Vec::new();
         for member in &group.members {
             let backward = self.along && self.trains && self.recipe.gradients().is_some();
             let transposed = backward || self.along && member.transposed;
             let attrs = quantised(DType::E4M3, TOP_WEIGHT).with("transposed", transposed);
-            let results = self.emit(&mut nodes, &like, id::QUANTISE, &[member.weight, parts], attrs);
+            let results =
+                emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE, &[member.weight, parts], attrs);
             results.iter().for_each(|id| _ = self.graph.keep(*id, &format!("fp8.{}.w", group.name)));
             codes.push(Codes { plain: results[0], scale: results[1], transposed: results.get(2).copied() });
         }
         self.graph.prepared.extend(nodes);
         codes
-    }
-
-    fn emit(&mut self, nodes: &mut Vec<Node>, like: &Node, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
-        let mut append = Append::new(self.graph, like.phase);
-        append.place_like(like);
-        let results = append.emit(op, inputs, attrs);
-        nodes.append(&mut append.nodes);
-        for id in &results {
-            let value = self.graph.value_mut(*id);
-            if value.element == Element::Float {
-                value.element = Element::Fixed(self.compute);
-            }
-        }
-        results
     }
 
     /// Codes of the tensors of a group, which share a power.
@@ -179,7 +166,8 @@ impl<'a> Rewrite<'a> {
         let like = self.graph.nodes[place].clone();
         let factor = self.graph.states[self.factors[of.slot].0 as usize];
         let inputs: Vec<ValueId> = [factor].into_iter().chain(tensors.iter().copied()).collect();
-        let parts = self.emit(nodes, &like, id::OWN_AMAX, &inputs, Attrs::new().with("factor", true))[0];
+        let parts =
+            emit(self.graph, self.compute, nodes, &like, id::OWN_AMAX, &inputs, Attrs::new().with("factor", true))[0];
         if self.records {
             let limit = of.format.small().expect("a format of eight bits").largest();
             self.graph.quantisers[of.slot] = Quantiser { name, limit, top: of.top };
@@ -189,7 +177,8 @@ impl<'a> Rewrite<'a> {
         let attrs = if self.records { attrs.with("record", true) } else { attrs };
         let mut all = Vec::new();
         for tensor in tensors {
-            let results = self.emit(nodes, &like, id::QUANTISE, &[*tensor, parts, factor], attrs.clone());
+            let results =
+                emit(self.graph, self.compute, nodes, &like, id::QUANTISE, &[*tensor, parts, factor], attrs.clone());
             if self.records {
                 let amax = *results.last().expect("a quantiser that records gives what it recorded");
                 self.graph.stored.push((amax, self.amaxes[of.slot]));
@@ -284,7 +273,7 @@ impl<'a> Rewrite<'a> {
     }
 
     fn numbers(&mut self, nodes: &mut Vec<Node>, like: &Node, of: Codes) -> ValueId {
-        self.emit(nodes, like, id::DECODE, &[of.plain, of.scale], Attrs::new())[0]
+        emit(self.graph, self.compute, nodes, like, id::DECODE, &[of.plain, of.scale], Attrs::new())[0]
     }
 
     fn finish(self) {

@@ -5,8 +5,10 @@ mod groups;
 mod nvfp4;
 mod uniform;
 
-use graph::{Graph, Parameter};
+use graph::{Element, Graph, Node, OpId, Parameter, ValueId};
+use ops::{Append, Emit};
 use program::Machine;
+use tensor::{Attrs, DType};
 
 use crate::{CompileError, CompileOptions};
 
@@ -68,4 +70,27 @@ pub fn treats_alike(recipe: &Recipe, one: &Parameter, other: &Parameter) -> bool
         Recipe::Uniform => true,
         Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => groups::takes(one) == groups::takes(other),
     }
+}
+
+/// An operation behind `nodes`, in the place of `like`; its real numbers have the compute type.
+fn emit(
+    graph: &mut Graph,
+    compute: DType,
+    nodes: &mut Vec<Node>,
+    like: &Node,
+    op: OpId,
+    inputs: &[ValueId],
+    attrs: Attrs,
+) -> Vec<ValueId> {
+    let mut append = Append::new(graph, like.phase);
+    append.place_like(like);
+    let results = append.emit(op, inputs, attrs);
+    nodes.append(&mut append.nodes);
+    for id in &results {
+        let value = graph.value_mut(*id);
+        if value.element == Element::Float {
+            value.element = Element::Fixed(compute);
+        }
+    }
+    results
 }

@@ -9,15 +9,15 @@
 
 use std::collections::HashMap;
 
-use graph::{Dim, Element, Graph, Node, OpId, ValueId};
+use graph::{Dim, Element, Graph, Node, ValueId};
 use ops::dequantise::unscaled;
-use ops::{Append, Emit, id};
+use ops::id;
 use program::Machine;
 use tensor::storage::{NVFP4, NVFP4_TILES, Packing};
 use tensor::{Attrs, DType};
 
-use super::Nvfp4;
 use super::groups::{self, Group, Linear};
+use super::{Nvfp4, emit};
 use crate::CompileError;
 use crate::options::CompileOptions;
 
@@ -79,11 +79,12 @@ impl Rewrite<'_> {
         let stacks = of_group.iter().filter_map(|id| producers[id.0 as usize]);
         let mut nodes: Vec<Node> = stacks.map(|index| self.graph.nodes[index].clone()).collect();
         let like = self.graph.nodes[group.members[0].forward].clone();
-        let parts = self.emit(&mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
+        let parts = emit(self.graph, self.compute, &mut nodes, &like, id::OWN_AMAX, &of_group, Attrs::new())[0];
         let mut codes = Vec::new();
         for weight in of_group {
             let attrs = Attrs::new().with("tiles", true);
-            let results = self.emit(&mut nodes, &like, id::QUANTISE_BLOCKS, &[weight, parts], attrs);
+            let results =
+                emit(self.graph, self.compute, &mut nodes, &like, id::QUANTISE_BLOCKS, &[weight, parts], attrs);
             for id in &results {
                 self.graph.keep(*id, &format!("fp4.{}.w", group.name));
             }
@@ -91,20 +92,6 @@ impl Rewrite<'_> {
         }
         self.graph.prepared.extend(nodes);
         codes
-    }
-
-    fn emit(&mut self, nodes: &mut Vec<Node>, like: &Node, op: OpId, inputs: &[ValueId], attrs: Attrs) -> Vec<ValueId> {
-        let mut append = Append::new(self.graph, like.phase);
-        append.place_like(like);
-        let results = append.emit(op, inputs, attrs);
-        nodes.append(&mut append.nodes);
-        for id in &results {
-            let value = self.graph.value_mut(*id);
-            if value.element == Element::Float {
-                value.element = Element::Fixed(self.compute);
-            }
-        }
-        results
     }
 
     fn codes(&self, of: ValueId, results: &[ValueId], packing: Packing) -> Codes {
@@ -120,7 +107,7 @@ impl Rewrite<'_> {
         tensors: &[ValueId],
         dice: Option<(u32, Order)>,
     ) -> Vec<Codes> {
-        let parts = self.emit(nodes, like, id::OWN_AMAX, tensors, Attrs::new())[0];
+        let parts = emit(self.graph, self.compute, nodes, like, id::OWN_AMAX, tensors, Attrs::new())[0];
         let columns = |graph: &Graph, of: ValueId| *graph.value(of).shape.last().expect("tensors have axes");
         let side_by_side: usize = tensors.iter().map(|of| columns(self.graph, *of)).sum();
         let mut first = 0;
@@ -135,7 +122,7 @@ impl Rewrite<'_> {
                 let elements = self.graph.value(*tensor).shape.iter().product::<usize>();
                 first += if order == Order::Behind { elements } else { own };
             }
-            let results = self.emit(nodes, like, id::QUANTISE_BLOCKS, &inputs, attrs);
+            let results = emit(self.graph, self.compute, nodes, like, id::QUANTISE_BLOCKS, &inputs, attrs);
             all.push(self.codes(*tensor, &results, NVFP4));
         }
         all
@@ -149,14 +136,16 @@ impl Rewrite<'_> {
         tensors: &[ValueId],
         dice: Option<(u32, Order)>,
     ) -> Vec<Codes> {
-        let turned: Vec<ValueId> =
-            tensors.iter().map(|of| self.emit(nodes, like, id::ROTATE, &[*of], Attrs::new())[0]).collect();
+        let turned: Vec<ValueId> = tensors
+            .iter()
+            .map(|of| emit(self.graph, self.compute, nodes, like, id::ROTATE, &[*of], Attrs::new())[0])
+            .collect();
         self.quantise(nodes, like, &turned, dice)
     }
 
     /// The numbers that products read: codes times the scales of their blocks.
     fn numbers(&mut self, nodes: &mut Vec<Node>, like: &Node, of: &Codes) -> ValueId {
-        self.emit(nodes, like, id::DEQUANTISE, &[of.packed], unscaled(of.packing, &of.dims))[0]
+        emit(self.graph, self.compute, nodes, like, id::DEQUANTISE, &[of.packed], unscaled(of.packing, &of.dims))[0]
     }
 
     /// y of one linear.

@@ -1,6 +1,7 @@
 //! What the compiler's tests share: a small model in IR form, options, and contents for its values.
 #![allow(dead_code)]
 
+pub mod quantised;
 pub mod training;
 
 use std::collections::HashMap;
@@ -132,13 +133,18 @@ pub fn loaded(program: Program) -> Box<dyn Session> {
 
 /// Runs an entry on a batch that is always the same.
 pub fn run(session: &mut dyn Session, entry: usize) {
+    fill(session, entry);
+    session.run(entry).unwrap();
+}
+
+/// The batch of an entry that is always the same.
+pub fn fill(session: &mut dyn Session, entry: usize) {
     let program = session.program().clone();
     for (name, at) in &program.entries[entry].inputs {
         let mut graph = Graph::default();
         let id = graph.add_input(name, graph::Element::F32, vec![at.len()]);
         write(session, at, &contents(&graph)[&id]);
     }
-    session.run(entry).unwrap();
 }
 
 pub fn write(session: &mut dyn Session, at: &TensorRef, array: &Array<f32>) {

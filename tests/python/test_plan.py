@@ -135,6 +135,44 @@ def test_the_plan_accounts_for_every_byte(options, tmp_path, capsys):
         assert all(line["words"]["reason"] for line in found["decisions"])
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "glm4", "olmo2"])
+def test_layers_that_are_recomputed_cost_their_inputs_alone(tmp_path, capsys, family):
+    """Norms behind attention and MLP are fused with those of the next layer, and yet no layer waits for another."""
+    batch, length, hidden = 2, 1024, 256
+    fields = {
+        "model_type": family,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128,
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "pad_token_id": 0,
+    }
+    (tmp_path / "data.jsonl").write_text(json.dumps({"input_ids": [1] * length}) + "\n")
+
+    def activations(layers: int) -> int:
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": layers}))
+        options = {
+            "model": str(tmp_path),
+            "init": "random",
+            "datasets": [{"path": str(tmp_path / "data.jsonl"), "type": "tokens"}],
+            "validation_split_ratio": 0.0,
+            "per_device_train_batch_size": batch,
+            "sequence_len": length,
+            "recompute_block": True,
+        }
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps(options))
+        assert main(["plan", str(path), "--json", "--machine", "h100"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return next(line["bytes"] for line in found["memory"] if line["class"] == "activations")
+
+    residual_stream = 2 * batch * length * hidden
+    assert activations(36) - activations(12) <= 24 * 1.2 * residual_stream
+
+
 def test_decisions_are_values_for_scripts(options, tmp_path, capsys):
     asked = {"recompute_swiglu": True, "recompute_qkv": False, "recompute_rmsnorm": False, "lmhead_chunks": 4}
     _, found, _ = plan(options, tmp_path, capsys, **asked)

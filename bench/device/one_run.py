@@ -37,9 +37,13 @@ def nvml(field: str) -> str | None:
 
 
 def used_bytes() -> int | None:
-    """Bytes in use on the first GPU, by everybody."""
-    shown = nvml("memory.used")
-    return int(float(shown)) << 20 if shown else None
+    """Bytes in use by everybody on the GPU where most are; none where there is no GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return max((int(float(of)) << 20 for of in shown.split()), default=None)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -1,0 +1,164 @@
+"""How training scales over the GPUs of one host: links, rates beside one GPU, memory, and the plan that was made before.
+
+    python bench/device/scaling.py --gpus 1,2,4 --budget 540    # a markdown table; scaling.jsonl in --out
+    python bench/device/scaling.py --gpus 8 --record kept.jsonl # goes on where another call ended
+    python bench/device/scaling.py --tiny --device cpu --gpus 1,2 # does it work: ranks of the CPU, no figures
+    python bench/device/scaling.py --picture docs/scaling.svg --record kept.jsonl
+
+What --record or --out have of a run is not measured again, whatever machine it was on: a table over several machines names
+them. A run whose plan is refused is printed with the reason.
+
+Deliberately unknown here: how a run is watched (`one_run.py`), the sizes of the Qwen3 models (`rows.py`), how links are
+timed (`links.py`), what the picture looks like (`picture.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import links  # noqa: E402
+import one_run  # noqa: E402
+import picture  # noqa: E402
+from rows import SIZES, TINY_VOCABULARY, VOCABULARY, write_data, write_model  # noqa: E402
+from table import commit_of  # noqa: E402
+
+# Shapes beyond the table: hidden, intermediate, layers, heads, key heads, tied embeddings.
+SHAPES = SIZES | {"shape-32b": (5120, 25600, 64, 64, 8, False)}
+
+# Name, model, adapters or all weights, options with several GPUs, the least number of GPUs that it fits.
+RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
+    ("lora-0.6b", "qwen3-0.6b", "lora", {}, 1),
+    ("lora-8b", "qwen3-8b", "lora", {}, 1),
+    ("full-0.6b-zero1", "qwen3-0.6b", "full", {"zero_level": 1}, 1),
+    ("full-0.6b-zero2", "qwen3-0.6b", "full", {"zero_level": 2}, 1),
+    ("full-0.6b-zero3", "qwen3-0.6b", "full", {"zero_level": 3}, 1),
+    ("full-8b-zero1", "qwen3-8b", "full", {"zero_level": 1}, 1),
+    ("full-8b-zero2", "qwen3-8b", "full", {"zero_level": 2}, 1),
+    ("full-8b-zero3", "qwen3-8b", "full", {"zero_level": 3}, 1),
+    ("full-32b-zero3", "shape-32b", "full", {"zero_level": 3}, 4),
+]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, with commas between")
+    parser.add_argument("--only", default="", help="parts of names, with commas between")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--warm-up", type=float, default=3.0)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a run may take until it is measured")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no run is begun")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE.parents[1] / "output" / "scaling")
+    parser.add_argument("--record", type=pathlib.Path, help="results of earlier calls")
+    parser.add_argument("--picture", type=pathlib.Path, help="only draw what --record has")
+    parser.add_argument("--commit", help="what was measured; left out: that of the checkout")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    return parser.parse_args()
+
+
+def write(name: str, model: str, work: str, options: dict[str, Any], gpus: int, a: argparse.Namespace) -> pathlib.Path:
+    """A run's file, its model and its data."""
+    folder = a.out / f"{name}-{gpus}"
+    folder.mkdir(parents=True)
+    SIZES[model] = SHAPES[model]
+    write_model(folder / "model", model, a.tiny)
+    length = 64 if a.tiny else 2048
+    write_data(folder / "data.jsonl", False, length, 256 * length, TINY_VOCABULARY if a.tiny else VOCABULARY)
+    own = {
+        "gpus": gpus,
+        "lora": work == "lora",
+        "lora_rank": 16,
+        "lora_dropout": 0.0,
+        "sequence_len": length,
+        "per_device_train_batch_size": 2 if work == "lora" else 8,
+        "gradient_accumulation_steps": 4 if work == "lora" else 1,
+    }
+    return one_run.write_run(folder, a.device, own | (options if gpus > 1 else {}))
+
+
+def known(a: argparse.Namespace) -> list[dict[str, Any]]:
+    """What was measured before."""
+    files = [file for file in (a.record, a.out / "scaling.jsonl") if file and file.is_file()]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def baseline(name: str) -> str:
+    """What a run on one GPU is called: levels are the same there."""
+    return name.split("-zero")[0]
+
+
+def line(found: dict[str, Any], one: dict[str, Any] | None) -> str:
+    """A row of the table."""
+    expected = found["planned_seconds_per_step"]
+    planned = f"{found['tokens_per_step'] / expected / 1e3:.2f}" if expected else ""
+    ratio = f"{found['tokens_per_second'] / one['tokens_per_second']:.3f}" if one else ""
+    used = found["used"] - (found["used_before"] or 0) if found["used"] else found["memory_in_log"]
+    memory = f"{used / one_run.GIB:.2f} | {found['planned_memory'] / one_run.GIB:.2f}"
+    rates = f"{found['tokens_per_second'] / 1e3:.2f} | {ratio} | {planned}"
+    return f"| {found['name']} | {found['gpus']} | {rates} | {memory} |"
+
+
+def runs(a: argparse.Namespace, counts: list[int]) -> list[tuple[str, str, str, dict[str, Any], int]]:
+    """What is measured: name, model, work, options, GPUs. On one GPU each work once."""
+    wanted = [part for part in a.only.split(",") if part]
+    chosen: dict[tuple[str, int], tuple[str, str, str, dict[str, Any], int]] = {}
+    for gpus in counts:
+        for name, model, work, options, least in RUNS:
+            if gpus >= least and (not wanted or any(part in name for part in wanted)):
+                own = baseline(name) if gpus == 1 else name
+                chosen.setdefault((own, gpus), (own, model, work, options, gpus))
+    return list(chosen.values())
+
+
+def measure(a: argparse.Namespace, counts: list[int], done: list[dict[str, Any]]) -> int:
+    """Runs what is not done yet; the number of failures."""
+    began, failed = time.time(), 0
+    print("| run | GPUs | k tokens/s | of one | planned | used of each, GiB | planned |", flush=True)
+    print("|---|--:|--:|--:|--:|--:|--:|", flush=True)
+    card = {"card": one_run.nvml("name"), "driver": one_run.nvml("driver_version"), "commit": commit_of(a)}
+    for name, model, work, options, gpus in runs(a, counts):
+        ones = [old for old in done if (old["name"], old["gpus"]) == (baseline(name), 1)]
+        old = next((old for old in done if (old["name"], old["gpus"]) == (name, gpus)), None)
+        if old is None:
+            if time.time() - began > a.budget:
+                print(f"| {name} | {gpus} | the budget ends here |", flush=True)
+                continue
+            run = write(name, model, work, options, gpus, a)
+            try:
+                found = one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, a.limit)
+            except one_run.Failed as problem:
+                print(f"| {name} | {gpus} | FAILED: {str(problem)[-300:]!r} |", flush=True)
+                failed += 1
+                continue
+            old = {"name": name, "gpus": gpus, "date": time.strftime("%Y-%m-%d")} | card | found
+            done.append(old)
+            with (a.out / "scaling.jsonl").open("a") as record:
+                record.write(json.dumps(old) + "\n")
+        print(line(old, ones[-1] if ones and gpus > 1 else None), flush=True)
+    return failed
+
+
+def main() -> int:
+    a = arguments()
+    done = known(a)
+    if a.picture:
+        a.picture.write_text(picture.drawn(done, baseline), encoding="utf-8")
+        return 0
+    a.out.mkdir(parents=True, exist_ok=True)
+    counts = sorted({int(count) for count in a.gpus.split(",")})
+    if a.device == "cuda" and counts[-1] > 1:
+        for text in links.timed(counts[-1]):
+            print(text, flush=True)
+    return 1 if measure(a, counts, done) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

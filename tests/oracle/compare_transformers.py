@@ -79,9 +79,10 @@ def draw_model(rng: random.Random, folder: Path, dtype=torch.float32, calm: bool
     config.initializer_range = 0.02 if calm else config.initializer_range
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+        correction = [of for name, of in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        biases = [of for name, of in model.named_parameters() if of.ndim == 1 or name.endswith("_bias")]
+        for tensor in correction + biases:
+            tensor.add_(torch.randn_like(tensor) * 0.2)
     model = model.to(dtype)
     model.save_pretrained(folder)
     if rng.random() < 0.5 and config.model_type != "ministral3":  # transformers 4 does not have it
@@ -100,7 +101,8 @@ def old_spelling(path: Path) -> None:
         if (share := rope.pop("partial_rotary_factor", None)) is not None:
             config["partial_rotary_factor"] = share
         config["rope_theta"] = rope.pop("rope_theta")
-        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+        is_null = rope["rope_type"] == "default" and config["model_type"] != "gpt_oss"  # where null is its own scaling
+        config["rope_scaling"] = None if is_null else rope
     config["torch_dtype"] = config.pop("dtype", "float32")
     path.write_text(json.dumps(config))
 
@@ -173,7 +175,7 @@ def masks(config, visible: torch.Tensor, dtype):
     near = torch.ones_like(visible) if window is None else torch.triu(torch.ones_like(visible), 1 - window)
     if config.model_type in ("mistral", "phi3", "ministral3", "mixtral"):
         return additive(visible & near)
-    if config.model_type in ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "olmo3"):
+    if config.model_type in ("gpt_oss", "qwen2_moe", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "olmo3"):
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
     return additive(visible)
 
@@ -314,7 +316,10 @@ def draw_targets(rng: random.Random, model):
                 r"transformer\.h\.0\.mlp\.c_.*",
             ]
         )
-    if model.config.model_type in MIXTURES:
+    if model.config.model_type == "deepseek_v3":
+        queries = "q_proj" if model.config.q_lora_rank is None else "q_b_proj"
+        return rng.choice([["kv_b_proj"], [queries, "o_proj"], ["kv_a_proj_with_mqa"], r".*\.(kv_b|o)_proj"])
+    if model.config.model_type in [*MIXTURES, "gpt_oss"]:
         return rng.choice([["q_proj"], ["q_proj", "v_proj"], ["k_proj", "o_proj"], r".*\.(q|o)_proj"])
     if model.config.model_type in ("phi3", "glm4"):
         attention = ["qkv_proj"] if model.config.model_type == "phi3" else ["q_proj", "v_proj"]
@@ -459,7 +464,9 @@ class Torch:
         self, model, decay: float, clip: float, betas: tuple[float, float], epsilon: float, normuon: dict | None = None
     ) -> None:
         self.model, self.clip = model, clip
-        trained = [p for p in model.parameters() if p.requires_grad]
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        trained = list(named.values())
+        decayed = {id(p) for name, p in named.items() if p.ndim > 1 and not name.endswith("_bias")}
         self.normuon = None
         if normuon is not None:
             apart = {id(p) for p in tables(model)}
@@ -468,8 +475,8 @@ class Torch:
             taken = {id(p) for p in matrices}
             trained = [p for p in trained if id(p) not in taken]
         groups = [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
-            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in trained if id(p) in decayed], "weight_decay": decay},
+            {"params": [p for p in trained if id(p) not in decayed], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]] or [{"params": [torch.zeros(1, requires_grad=True)]}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon)
@@ -513,7 +520,7 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
         "adamw_epsilon": epsilon,
     }
     normuon = None
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 and model.config.model_type not in [*MIXTURES, "gpt_oss"]:  # whose matrices are stacked here
         normuon = {
             "momentum": rng.choice([0.95, 0.8]),
             "beta2": rng.choice([0.95, 0.5]),
@@ -543,10 +550,10 @@ def training(report: Report, rng: random.Random, folder: Path) -> None:
         report.check(f"norm of step {step}", abs(metrics["grad_norm"] - norm) / norm, 1e-3, "training norm")
     trainer.export(folder / "result")
     result = read_folder(folder / "result")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            far = np.abs(result[names(name)] - parameter.detach().numpy()) > 5e-5
-            report.check(f"trained {name}", far.mean(), 1e-3, "trained weights")
+    trained = {name: of.detach() for name, of in model.named_parameters() if of.requires_grad}
+    for name, weight in as_in_files(model.config, trained).items():
+        far = np.abs(result[names(name)] - weight.numpy()) > 5e-5
+        report.check(f"trained {name}", far.mean(), 1e-3, "trained weights")
 
 
 def read_folder(folder: Path) -> dict[str, np.ndarray]:

@@ -39,8 +39,12 @@ MIXTURES = {
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    **dict.fromkeys(["qwen2_moe", "deepseek_v3", "glm4_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
-FAMILIES += list(MIXTURES)
+FAMILIES += [*MIXTURES, "gpt_oss"]
+
+#: Mixtures that are routed by sigmoids, within groups.
+GROUPED = ["deepseek_v3", "glm4_moe"]
 
 #: Those whose rotation is given by kind of layer.
 BY_KIND = ["gemma3_text", "olmo3"]
@@ -95,6 +99,14 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own["rope_parameters"] |= {"original_max_position_embeddings": rng.choice([4, 12, 64])}
         own["rope_parameters"] |= rng.choice([{}, {"mscale": 1.0, "mscale_all_dim": 1.0}])
         own["rope_parameters"]["llama_4_scaling_beta"] = rng.choice([0.1, 0.3])
+    if family == "gpt_oss":
+        own |= {"num_local_experts": rng.choice([3, 4, 9]), "num_experts_per_tok": rng.choice([1, 2, 3])}
+        own |= {"sliding_window": window, "swiglu_limit": rng.choice([0.3, 1.5, 7.0])}
+        own |= {"attention_bias": rng.random() < 0.6, "swiglu_alpha": rng.choice([1.702, 1.702, 1.0])}
+        if rng.random() < 0.7:
+            own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    if family in GROUPED:
+        return own | draw_grouped(rng, family, fields)
     if family in MIXTURES:
         experts = rng.choice([3, 4, 9])
         own |= {"num_experts" if family == "olmoe" else "num_local_experts": experts}
@@ -106,10 +118,38 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"head_dim": own["hidden_size"] // heads, "norm_topk_prob": rng.random() < 0.5}
     if family == "mixtral":
         own["sliding_window"] = rng.choice([None, window])
+    if family == "qwen2_moe":
+        own.pop("num_local_experts")
+        own |= {"num_experts": experts, "shared_expert_intermediate_size": rng.choice([9, 24])}
+        own |= {"qkv_bias": rng.random() < 0.7, "decoder_sparse_step": rng.choice([1, 1, 2])}
+        own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "norm_topk_prob": rng.random() < 0.5}
+        if rng.random() < 0.5:
+            own |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": rng.choice([0, 1, layers])}
     if family == "qwen3_moe":
         own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "norm_topk_prob": rng.random() < 0.5}
         own |= {"mlp_only_layers": rng.choice([[], [0], [layers - 1]]), "decoder_sparse_step": rng.choice([1, 1, 2])}
     return own
+
+
+def draw_grouped(rng: random.Random, family: str, fields: dict) -> dict:
+    """Sizes of experts in groups, and of latents."""
+    groups = rng.choice([1, 2, 4])
+    own: dict = {"n_routed_experts": 8, "n_group": groups, "topk_group": rng.randrange(1, groups + 1)}
+    own |= {"num_experts_per_tok": rng.choice([1, 2]), "n_shared_experts": rng.choice([1, 2])}
+    own |= {"norm_topk_prob": rng.random() < 0.5, "routed_scaling_factor": rng.choice([1.0, 2.5])}
+    own |= {"first_k_dense_replace": rng.choice([0, 1]), "hidden_size": rng.choice([32, 64, 96])}
+    own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "attention_bias": rng.random() < 0.4}
+    if family == "glm4_moe":
+        return own | {"use_qk_norm": rng.random() < 0.6}
+    rope: dict = {"rope_type": "default", "rope_theta": 10000.0}
+    if rng.random() < 0.6:
+        rope |= {"rope_type": "yarn", "factor": rng.choice([4.0, 40.0]), "original_max_position_embeddings": 16}
+        rope |= rng.choice([{}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 0.9}])
+    own |= {"rope_parameters": rope, "num_key_value_heads": fields["num_attention_heads"]}
+    own |= {"q_lora_rank": rng.choice([None, 20]), "kv_lora_rank": rng.choice([12, 16])}
+    own |= {"qk_nope_head_dim": rng.choice([8, 20]), "qk_rope_head_dim": rng.choice([4, 16])}
+    own["head_dim"] = own["qk_rope_head_dim"]
+    return own | {"v_head_dim": rng.choice([8, 16, 36]), "rope_interleave": rng.random() < 0.7}
 
 
 def draw_config(rng: random.Random):
@@ -129,7 +169,7 @@ def draw_config(rng: random.Random):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     if family in MIXTURES:
         rope = {"rope_type": "default", "rope_theta": 10000.0}
-    if family in ("phi3", "glm4"):
+    if family in ("phi3", "glm4", "glm4_moe"):
         rope = draw_part(rng, family, head_dim, rng.choice([16, 40]))
     fields = dict(
         vocab_size=rng.choice([67, 101, 128, 333, 1000]),

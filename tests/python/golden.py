@@ -33,9 +33,11 @@ FAMILIES = [
     "ministral3",
 ]
 
-#: Mixtures of experts. Their recorded adapters are on experts too, and in bfloat16 transformers takes other experts for
-#: some tokens: neither is compared.
-MIXTURES = ["qwen3_moe", "mixtral"]
+#: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
+MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe"]
+
+#: Those whose recorded adapters are on attention alone; those of the others are on experts too, and are not compared.
+ADAPTED = [*FAMILIES, "gpt_oss"]
 
 #: float32: relative L2 error of logits and hidden states, absolute of losses, relative L2 of gradients.
 LOGITS, LOSS, GRADIENT = 2e-5, 2e-5, 1e-4

@@ -10,6 +10,7 @@ import pytest
 import surogate
 from conftest import TRIMMED
 from golden import (
+    ADAPTED,
     CURVE_LOSS,
     CURVE_NORM,
     DEVICE,
@@ -33,6 +34,11 @@ def golden(request, golden_folder) -> Golden:
 
 @pytest.fixture(params=FAMILIES)
 def dense(request, golden_folder) -> Golden:
+    return of_family(request.param, golden_folder)
+
+
+@pytest.fixture(params=ADAPTED)
+def adapted(request, golden_folder) -> Golden:
     return of_family(request.param, golden_folder)
 
 
@@ -110,24 +116,24 @@ def test_weighted_tokens(golden):
         assert_close(weighted[name], value, 1e-5, name)
 
 
-def test_lora(dense):
-    model = surogate.load(dense.folder, adapter=dense.folder / "lora", device=DEVICE)
-    ids, labels = dense.inputs["input_ids"], dense.inputs["labels"]
+def test_lora(adapted):
+    model = surogate.load(adapted.folder, adapter=adapted.folder / "lora", device=DEVICE)
+    ids, labels = adapted.inputs["input_ids"], adapted.inputs["labels"]
     logits = model.forward(ids)
-    assert_close(logits, dense.lora["logits"], LOGITS, "logits")
-    assert_close(logits, dense.lora["merged_logits"], LOGITS, "merged logits")
+    assert_close(logits, adapted.lora["logits"], LOGITS, "logits")
+    assert_close(logits, adapted.lora["merged_logits"], LOGITS, "merged logits")
     loss, gradients = model.loss_and_gradients(ids, labels)
-    assert abs(loss - dense.lora["loss"][0]) <= LOSS
-    assert_gradients_close(gradients, dense.lora)
+    assert abs(loss - adapted.lora["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, adapted.lora)
 
 
-def test_lora_on_packed_rows(dense):
-    model = surogate.load(dense.folder, adapter=dense.folder / "lora", device=DEVICE)
-    ids, labels, positions = (dense.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
-    assert_close(model.forward(ids, positions), dense.lora["packed.logits"], LOGITS, "logits")
+def test_lora_on_packed_rows(adapted):
+    model = surogate.load(adapted.folder, adapter=adapted.folder / "lora", device=DEVICE)
+    ids, labels, positions = (adapted.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
+    assert_close(model.forward(ids, positions), adapted.lora["packed.logits"], LOGITS, "logits")
     loss, gradients = model.loss_and_gradients(ids, labels, positions)
-    assert abs(loss - dense.lora["packed.loss"][0]) <= LOSS
-    assert_gradients_close(gradients, dense.lora, prefix="packed.grad.")
+    assert abs(loss - adapted.lora["packed.loss"][0]) <= LOSS
+    assert_gradients_close(gradients, adapted.lora, prefix="packed.grad.")
 
 
 @pytest.mark.parametrize("spelling", ["config", "config_v4"])
@@ -192,11 +198,11 @@ def curve_config(golden: Golden, output, lora: bool) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_curve(dense, tmp_path, kind):
-    check_curve(dense, tmp_path, kind)
+def test_curve(adapted, tmp_path, kind):
+    check_curve(adapted, tmp_path, kind)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", [name for name in MIXTURES if name not in ADAPTED])
 def test_curve_of_a_mixture(name, golden_folder, tmp_path):
     check_curve(of_family(name, golden_folder), tmp_path, "full")
 

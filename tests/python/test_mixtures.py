@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import surogate
 from conftest import tiny_llama, tiny_mistral, tiny_qwen3
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from surogate import models
 from surogate.cli import main
 from surogate.errors import ConfigError, ModelConfigError
@@ -32,7 +33,35 @@ def tiny_olmoe(**changes: object) -> dict[str, object]:
     return tiny_llama(**{**own, **changes})
 
 
-MIXTURES = [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe]
+def tiny_qwen2_moe(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 4}
+    own |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20}
+    return tiny_llama(**{**own, **changes})
+
+
+def tiny_gpt_oss(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 8}
+    own |= {"num_experts_per_tok": 2, "sliding_window": 5, "swiglu_limit": 1.5, "intermediate_size": 20}
+    return tiny_llama(**{**own, **changes})
+
+
+def tiny_grouped(**changes: object) -> dict[str, object]:
+    own = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+    return tiny_llama(**{**own, "first_k_dense_replace": 1, "num_key_value_heads": 4, **changes})
+
+
+def tiny_deepseek_v3(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": 24}
+    own |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    return tiny_grouped(**{**own, **changes})
+
+
+def tiny_glm4_moe(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 8, "use_qk_norm": True}
+    return tiny_grouped(**{**own, **changes})
+
+
+MIXTURES = [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe, tiny_qwen2_moe, tiny_gpt_oss, tiny_deepseek_v3, tiny_glm4_moe]
 
 
 def blocks(fields: dict) -> list[dict]:
@@ -66,6 +95,18 @@ def test_layers_with_experts():
         (tiny_qwen3_moe, "mlp_only_layers", "all"),
         (tiny_mixtral, "router_jitter_noise", 0.1),
         (tiny_olmoe, "clip_qkv", 8.0),
+        (tiny_qwen2_moe, "output_router_logits", True),
+        (tiny_gpt_oss, "experts_per_token", 3),
+        (tiny_gpt_oss, "swiglu_limit", -1.0),
+        (tiny_gpt_oss, "hidden_act", "gelu"),
+        (tiny_deepseek_v3, "scoring_func", "softmax"),
+        (tiny_deepseek_v3, "topk_method", "greedy"),
+        (tiny_deepseek_v3, "topk_group", 5),
+        (tiny_deepseek_v3, "n_group", 3),
+        (tiny_deepseek_v3, "head_dim", 16),
+        (tiny_deepseek_v3, "qk_head_dim", 23),
+        (tiny_deepseek_v3, "num_key_value_heads", 2),
+        (tiny_glm4_moe, "num_experts_per_tok", 5),
     ],
 )
 def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
@@ -73,10 +114,113 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
         models.build(make(**{field: value}))
 
 
+def operations(fields: dict, op: str) -> list[dict]:
+    """Attributes of an operation in each layer that has it."""
+    found = []
+    for i, block in enumerate(blocks(fields)):
+        given = [node.get("attrs", {}) for node in block["nodes"] if node["op"] == op]
+        one = lambda value: value["each"][i] if isinstance(value, dict) else value  # noqa: E731, B023
+        found += [{name: one(value) for name, value in attrs.items()} for attrs in given]
+    return found
+
+
+def test_fields_of_gpt_oss():
+    windows = [attrs.get("window") for attrs in operations(tiny_gpt_oss(), "attention")]
+    assert windows == [5, None]
+    assert operations(tiny_gpt_oss(), "clamped_swiglu")[0] == {"limit": 1.5, "alpha": 1.702}
+    assert operations(tiny_gpt_oss(swiglu_alpha=2.0), "clamped_swiglu")[0]["alpha"] == 2.0
+    [scaling] = [node["attrs"] for node in json.loads(models.build(tiny_gpt_oss()))["body"] if node.get("op") == "rope_frequencies"]
+    assert (scaling["scaling_type"], scaling["factor"], scaling["truncate"]) == ("yarn", 32.0, False)
+    rows = {row["name"]: row for row in blocks(tiny_gpt_oss())[0]["parameters"]}
+    assert rows["model.layers.{i}.mlp.experts.down_proj_bias"]["bias"] is True
+    assert "model.layers.{i}.self_attn.q_proj.bias" not in {
+        row["name"] for row in blocks(tiny_gpt_oss(attention_bias=False))[0]["parameters"]
+    }
+
+
+def test_experts_in_mxfp4_are_refused_by_name(make_model):
+    """Their files keep each matrix as [out, in], those in other types as [in, out]."""
+    fields = tiny_gpt_oss(intermediate_size=32)
+    folder = make_model(fields)
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inputs, outputs = weights.pop(name).shape
+        weights[f"{name}_blocks"] = np.zeros((count, outputs, inputs // 32, 16), np.uint8)
+        weights[f"{name}_scales"] = np.full((count, outputs, inputs // 32), 127, np.uint8)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(ConfigError, match="experts.gate_up_proj` has shape"):
+        surogate.load(folder).forward(IDS)
+
+
+def test_fields_of_grouped_routing():
+    assert sparse(tiny_deepseek_v3(num_hidden_layers=3)) == [False, True, True]
+    [rule] = operations(tiny_deepseek_v3(norm_topk_prob=False), "route")
+    assert rule == {"top_k": 3, "scores": "sigmoid", "factor": 2.5, "groups": 4, "kept_groups": 2}
+    assert operations(tiny_glm4_moe(routed_scaling_factor=1.5), "route")[0]["factor"] == 1.5
+    assert json.loads(models.build(tiny_deepseek_v3()))["files"]["carried"] == ["model.layers.2."]
+    assert "carried" not in json.loads(models.build(tiny_deepseek_v3(num_nextn_predict_layers=0)))["files"]
+    names = [row["name"] for row in blocks(tiny_deepseek_v3() | {"q_lora_rank": None})[0]["parameters"]]
+    assert "model.layers.{i}.self_attn.q_proj.weight" in names
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 16, "mscale_all_dim": 1.0}
+    plain, scaled = tiny_deepseek_v3(), tiny_deepseek_v3(rope_scaling=yarn)
+    ratio = operations(scaled, "attention")[0]["scale"] / operations(plain, "attention")[0]["scale"]
+    assert ratio == pytest.approx((0.1 * np.log(40.0) + 1.0) ** 2)
+
+
+@pytest.mark.parametrize("make", [tiny_deepseek_v3, tiny_glm4_moe])
+def test_the_correction_of_the_choice_counts_and_is_not_trained(make, make_model, tmp_path):
+    folder = make_model(make())
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    weights = load_file(folder / "model.safetensors")
+    before = surogate.load(folder).forward(IDS)
+    weights[name] = np.linspace(-3.0, 3.0, 8, dtype=np.float32)
+    save_file(weights, folder / "model.safetensors")
+    assert not np.array_equal(surogate.load(folder).forward(IDS), before)
+    base = {"model": str(folder), "torch_dtype": "bfloat16", "device": "cpu", "lora": False}
+    trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run"), "optimizer": "normuon"})
+    for _ in range(2):
+        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    trainer.export(tmp_path / "out")
+    with safe_open(tmp_path / "out" / "model.safetensors", "numpy") as file:
+        kept = file.get_tensor(name)
+    np.testing.assert_array_equal(kept, weights[name])  # to the last bit: f32 in a model of bf16
+
+
+def test_layers_that_predict_further_ahead_are_taken_over(make_model, tmp_path):
+    folder = make_model(tiny_deepseek_v3())
+    weights = load_file(folder / "model.safetensors")
+    more = {"model.layers.2.eh_proj.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    save_file(weights | more, folder / "model.safetensors")
+    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora": False}
+    trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run")})
+    trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    trainer.export(tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    np.testing.assert_array_equal(found["model.layers.2.eh_proj.weight"], more["model.layers.2.eh_proj.weight"])
+
+
+def test_biases_of_experts_do_not_decay(make_model, tmp_path):
+    """With a weight decay that halves what it acts on and no other change."""
+    folder = make_model(tiny_gpt_oss())
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj_bias"
+    weights[name] = np.full_like(weights[name], 0.5)
+    save_file(weights, folder / "model.safetensors")
+    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora": False, "weight_decay": 500.0}
+    trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run")})
+    trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-3)
+    trainer.export(tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert np.abs(found[name] - 0.5).max() < 2e-3
+    matrix = "model.layers.0.mlp.experts.down_proj"
+    assert np.abs(found[matrix] - 0.5 * weights[matrix]).max() < 2e-3
+
+
 @pytest.mark.parametrize("make", MIXTURES)
 def test_adapters_outside_of_the_experts(make, make_model, tmp_path):
     folder = make_model(make())
-    names = ["q_proj", "o_proj"]
+    names = ["kv_b_proj" if make is tiny_deepseek_v3 else "q_proj", "o_proj"]
     base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
     trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run"), "lora_target_modules": names})
     for _ in range(2):

@@ -47,7 +47,7 @@ impl Rule {
         let elements: usize = parameter.shape.iter().product();
         match kind {
             OptimizerKind::AdamW8bit if elements >= SMALLEST_8BIT => Rule::AdamW8bit,
-            OptimizerKind::NorMuon { .. } if parameter.shape.len() >= 2 && !parameter.table => Rule::NorMuon,
+            OptimizerKind::NorMuon { .. } if parameter.is_matrix() && !parameter.table => Rule::NorMuon,
             OptimizerKind::AdamW | OptimizerKind::AdamW8bit | OptimizerKind::NorMuon { .. } => Rule::AdamW,
         }
     }

@@ -128,6 +128,8 @@ pub struct Parameter {
     pub residual_projection: bool,
     /// The matrix of a linear layer, kept as [inputs, outputs].
     pub transposed: bool,
+    /// A bias, whatever its axes.
+    pub bias: bool,
     /// A row for each id: an embedding, or the output head.
     pub table: bool,
     pub trainable: bool,
@@ -138,6 +140,13 @@ pub struct Parameter {
     /// (group, position): the parameters of a group are behind one another in the order of their
     /// positions and can be used as one tensor.
     pub merge_group: Option<(u32, u32)>,
+}
+
+impl Parameter {
+    /// Whether it is matrices: what weight decay and the optimizers of matrices take.
+    pub fn is_matrix(&self) -> bool {
+        self.shape.len() >= 2 && !self.bias
+    }
 }
 
 /// A whole computation. Nodes are in execution order: every input is defined before its use.
@@ -262,6 +271,7 @@ impl Graph {
             init,
             residual_projection: false,
             transposed: false,
+            bias: false,
             table: false,
             trainable: false,
             adapter: false,

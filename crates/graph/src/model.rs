@@ -120,6 +120,12 @@ pub struct ParameterSpec {
     /// The matrix of a linear layer that the file keeps as [inputs, outputs].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub transposed: bool,
+    /// A bias whatever its axes: biases of experts have two.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bias: bool,
+    /// Counts in the forward pass, is kept in f32 and never trained.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub buffer: bool,
 }
 
 /// One step of the body.

@@ -20,6 +20,7 @@ mod dropout;
 pub mod elementwise;
 mod embedding;
 mod experts;
+mod heads;
 mod layout;
 mod loss;
 mod matmul;

@@ -8,6 +8,7 @@ use crate::dropout;
 use crate::elementwise;
 use crate::embedding;
 use crate::experts;
+use crate::heads;
 use crate::loss;
 use crate::matmul;
 use crate::norm;
@@ -51,6 +52,8 @@ operations! {
     ACTIVATION_BACKWARD = "activation_backward": elementwise::ACTIVATION_BACKWARD,
     SWIGLU = "swiglu": elementwise::SWIGLU,
     SWIGLU_BACKWARD = "swiglu_backward": elementwise::SWIGLU_BACKWARD,
+    CLAMPED_SWIGLU = "clamped_swiglu": elementwise::CLAMPED_SWIGLU,
+    CLAMPED_SWIGLU_BACKWARD = "clamped_swiglu_backward": elementwise::CLAMPED_SWIGLU_BACKWARD,
     ELEMENTWISE = "elementwise": elementwise::Elementwise,
     DROPOUT = "dropout": dropout::Dropout,
     CROSS_ENTROPY = "cross_entropy": loss::CrossEntropy,
@@ -84,6 +87,8 @@ operations! {
     CONCAT = "concat": view::Concat,
     SPLIT_HEADS = "split_heads": view::SplitHeads,
     MERGE_HEADS = "merge_heads": view::MergeHeads,
+    REPEAT_HEADS = "repeat_heads": heads::RepeatHeads,
+    SUM_HEADS = "sum_heads": heads::SumHeads,
     LINEAR = "linear": matmul::Linear,
     MATMUL = "matmul": matmul::Matmul,
     MATMUL_SUM = "matmul_sum": matmul::MatmulSum,
@@ -117,6 +122,8 @@ operations! {
     GROUP_WEIGHT_GRADIENT = "group_weight_gradient": experts::GroupWeightGradient,
     GROUPED_LINEAR = "grouped_linear": experts::GroupedLinear,
     GROUPED_WEIGHT_GRADIENT = "grouped_weight_gradient": experts::GroupedWeightGradient,
+    GROUPED_BIAS = "grouped_bias": experts::GroupedBias,
+    GROUPED_ROW_SUMS = "grouped_row_sums": experts::GroupedRowSums,
     ATTENTION = "attention": attention::Attention,
     ATTENTION_BACKWARD = "attention_backward": attention::AttentionBackward,
     ATTENTION_SINK_GRADIENT = "attention_sink_gradient": attention::AttentionSinkGradient,

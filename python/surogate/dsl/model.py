@@ -56,7 +56,7 @@ def model(
     stored tables that are not read. `renamed` has beginnings of names in published files with those of
     the attributes, `carried` beginnings of the names of parts that are not computed: results take their
     tensors over. `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
-    there on.
+    there on, and one with an attribute `carried` names such beginnings that depend on the config.
     """
     files: dict[str, Any] = {"base_prefix": f"{base}."} if base else {}
     files |= {"computed": list(computed)} if computed else {}
@@ -128,6 +128,9 @@ def build(fields: dict[str, Any], tasks: Sequence[str] = ()) -> str:
     head: dict[str, Any] = {}
     if (limit := getattr(module, "max_positions", None)) is not None:
         head["max_positions"] = limit
-    if architecture.files:
-        head["files"] = architecture.files
+    files = dict(architecture.files)
+    if carried := [*files.get("carried", []), *getattr(module, "carried", ())]:
+        files["carried"] = carried
+    if files:
+        head["files"] = files
     return trace.to_json(declared, head)

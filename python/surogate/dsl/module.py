@@ -18,7 +18,8 @@ class Parameter:
     """A weight. `init` says how it starts when the model is trained from scratch.
 
     `residual_projection` marks a weight that writes into the residual stream, `transposed` the matrix of
-    a linear layer that the file keeps as [inputs, outputs].
+    a linear layer that the file keeps as [inputs, outputs], `bias` a bias of more than one axis, which no weight decay
+    acts on. A `buffer` counts in the forward pass, is kept in f32 and never trained.
     """
 
     def __init__(
@@ -27,11 +28,15 @@ class Parameter:
         init: Literal["normal", "ones", "zeros"] = "normal",
         residual_projection: bool = False,
         transposed: bool = False,
+        bias: bool = False,
+        buffer: bool = False,
     ) -> None:
         self.shape = shape
         self.init = init
         self.residual_projection = residual_projection
         self.transposed = transposed
+        self.bias = bias
+        self.buffer = buffer
         self.name: str | None = None
         #: Layers that have one of it each.
         self.layers = 1
@@ -45,6 +50,10 @@ class Parameter:
             row["residual_projection"] = True
         if self.transposed:
             row["transposed"] = True
+        if self.bias:
+            row["bias"] = True
+        if self.buffer:
+            row["buffer"] = True
         return row
 
 

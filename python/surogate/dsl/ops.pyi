@@ -31,14 +31,14 @@ def fill(*inputs: Tensor | Parameter, value: float | each[float]) -> Any:
 
 def activation(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
     """f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x +
-    0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), silu x·σ(x). x […] → like x.
+    0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), sigmoid σ(x), silu x·σ(x). x […] → like x.
 
-    function: gelu, gelu_tanh, quick_gelu, relu, silu or tanh"""
+    function: gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu or tanh"""
 
 def activation_backward(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
     """Gradient of `activation`: dy·f′(x). x, dy […] → like x.
 
-    function: gelu, gelu_tanh, quick_gelu, relu, silu or tanh"""
+    function: gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu or tanh"""
 
 def swiglu(*inputs: Tensor | Parameter) -> Any:
     """silu(gate)·up with silu(x) = x/(1 + e^−x). gate, up […] → like gate."""
@@ -46,6 +46,19 @@ def swiglu(*inputs: Tensor | Parameter) -> Any:
 def swiglu_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradients of `swiglu`: d_gate = dy·up·σ·(1 + gate·(1 − σ)), d_up = dy·gate·σ, σ = 1/(1 + e^−gate). gate, up,
     dy […] → d_gate, d_up."""
+
+def clamped_swiglu(*inputs: Tensor | Parameter, limit: float | each[float], alpha: float | each[float]) -> Any:
+    """g·σ(alpha·g)·(u + 1) with g = min(gate, limit) and u = up clamped to ±limit. gate, up […] → like gate.
+
+    limit: the largest gate, and the largest size of up
+    alpha: of the sigmoid's operand"""
+
+def clamped_swiglu_backward(*inputs: Tensor | Parameter, limit: float | each[float], alpha: float | each[float]) -> Any:
+    """Gradients of `clamped_swiglu`: with σ = σ(alpha·g), d_gate = dy·(u + 1)·σ·(1 + alpha·g·(1 − σ)) where gate is
+    not above the limit, d_up = dy·g·σ where up is within ±limit, else 0. gate, up, dy […] → d_gate, d_up.
+
+    limit: the largest gate, and the largest size of up
+    alpha: of the sigmoid's operand"""
 
 def elementwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]] | None = None, expressions: list[str] | each[list[str]], dtypes: list[str] | each[list[str]]) -> Any:
     """One result for each expression over the operands in0, in1, …; made by fusing. operands […] → dtypes […].
@@ -268,6 +281,15 @@ def split_heads(*inputs: Tensor | Parameter, head_dim: int | each[int]) -> Any:
 
 def merge_heads(*inputs: Tensor | Parameter) -> Any:
     """x […, H, D] seen as rows → […, H·D]. A view."""
+
+def repeat_heads(*inputs: Tensor | Parameter, heads: int | each[int]) -> Any:
+    """The one head of a token for each of its heads: y[…, h, d] = x[…, 0, d]. x […, 1, D] → y […, heads, D].
+
+    heads: of the result"""
+
+def sum_heads(*inputs: Tensor | Parameter) -> Any:
+    """The heads of a token added up, in f32 and always in the same order: y[…, 0, d] = Σ over h of x[…, h, d]. x […,
+    heads, D] → y […, 1, D]."""
 
 def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
     """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], or [K, N] if
@@ -554,6 +576,19 @@ def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int]
     groups: G, the number of matrices
     shape: of the result
     accumulate: add to dw instead of overwriting it"""
+
+def grouped_bias(*inputs: Tensor | Parameter, groups: int | each[int]) -> Any:
+    """y = x + b[g] for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, N], whose rows are
+    all axes but the last, b [G, N], offsets i32 [G + 1] → like x.
+
+    groups: G, the number of matrices"""
+
+def grouped_row_sums(*inputs: Tensor | Parameter, groups: int | each[int], accumulate: bool | each[bool] | None = None) -> Any:
+    """db[g] = Σ over the rows of group g of dy, in f32 and always in the same order; 0 for a group without rows. dy
+    […, N], offsets i32 [G + 1] → f32 [G, N]. With `accumulate`, added to.
+
+    groups: G, the number of matrices
+    accumulate: add to db instead of overwriting it"""
 
 def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:
     """o = softmax(scale·q·kᵀ)·v over the visible keys. Key j is visible to query i when first[i] ≤ j ≤ last[i]:

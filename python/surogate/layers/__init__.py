@@ -7,13 +7,14 @@ from .config import DecoderConfig
 from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
 from .dropout import dropout
 from .embedding import Embedding
-from .experts import Experts, Mixture
+from .experts import CorrectedRouter, Experts, Mixture, Router
 from .files import VISION_CARRIED, VISION_RENAMED
 from .heads import HeadsConfig
 from .linear import Conv1D, Linear
 from .mlp import FusedGatedMLP, GatedMLP
 from .norm import LayerNorm, RMSNorm
 from .rotary import RotaryByKind, RotaryEmbedding, Rotation, Rotations
+from .scale import scale_rows
 from .softcap import soft_cap
 from .window import FULL, SLIDING, layer_types, layer_windows, window
 
@@ -26,6 +27,7 @@ __all__ = [
     "Attention",
     "CausalLM",
     "Conv1D",
+    "CorrectedRouter",
     "Decoder",
     "DecoderConfig",
     "DecoderLayer",
@@ -42,11 +44,13 @@ __all__ = [
     "RotaryEmbedding",
     "Rotation",
     "Rotations",
+    "Router",
     "TextPart",
     "activation",
     "dropout",
     "layer_types",
     "layer_windows",
+    "scale_rows",
     "soft_cap",
     "window",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..dsl import Batch, Module, Tensor, each, ops, region
+from ..dsl import Batch, Module, Parameter, Tensor, each, ops, region
 from .config import DecoderConfig
 from .linear import Linear
 
@@ -32,6 +32,8 @@ class Attention(Module):
         self.window = window
         self.soft_cap = soft_cap
         self.dropout = c.attention_dropout or None
+        #: A term of each head in the sum of its softmax [heads], where an architecture has one.
+        self.sinks: Parameter | None = None
         self.declare(c, bias)
         self.o_proj = Linear(c.queries, c.hidden_size, bias=output_bias, residual_projection=True)
 
@@ -58,5 +60,6 @@ class Attention(Module):
     def forward(self, x: Tensor, rotate: Callable[..., Tensor], batch: Batch) -> Tensor:
         q, k, v = self.heads(x, rotate, batch)
         settings = dict(scale=self.scale, window=self.window, soft_cap=self.soft_cap, dropout=self.dropout)
-        o, _ = ops.attention(q, k, v, batch.document_start, **settings)
+        sinks = () if self.sinks is None else (self.sinks,)
+        o, _ = ops.attention(q, k, v, batch.document_start, *sinks, **settings)
         return self.o_proj(ops.merge_heads(o))

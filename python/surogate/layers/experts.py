@@ -44,19 +44,63 @@ class Experts(Module):
         return product(ops.swiglu(product(rows, gate), product(rows, up)), down)
 
 
-class Mixture(Module):
-    """`gate`, the router, and `experts`. A token's result is the sum of those of its `top_k` experts, weighted with the
-    softmax of the router's scores, over the chosen ones if `normalise`."""
+class Router(Module):
+    """`weight` [experts, hidden]: a call gives each token's experts and their weights, which are the softmax of its scores,
+    over the chosen ones if `normalise`. An architecture overrides `choose` where the choice is another."""
 
-    def __init__(self, hidden_size: int, experts: Experts, *, top_k: int, normalise: bool) -> None:
-        self.gate = Linear(hidden_size, experts.count)
-        self.experts = experts
+    def __init__(self, hidden_size: int, experts: int, *, top_k: int, normalise: bool, bias: bool = False) -> None:
+        self.weight = Parameter(experts, hidden_size)
+        self.bias = Parameter(experts, init="zeros") if bias else None
         self.top_k = top_k
         self.normalise = normalise or None
 
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the experts of each token."""
+        return ops.route(logits, top_k=self.top_k, scores="softmax", normalise=self.normalise)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.bias is None:
+            return self.choose(ops.linear(x, self.weight))
+        return self.choose(ops.linear(x, self.weight, self.bias, bias=True))
+
+
+class CorrectedRouter(Router):
+    """Weights are sigmoids of the scores, times `factor`. The choice is made with `e_score_correction_bias` added to them,
+    which is not trained, among the experts of the best `kept_groups` of `groups` groups."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        experts: int,
+        *,
+        top_k: int,
+        normalise: bool,
+        factor: float,
+        groups: int,
+        kept_groups: int,
+    ) -> None:
+        super().__init__(hidden_size, experts, top_k=top_k, normalise=normalise)
+        self.e_score_correction_bias = Parameter(experts, init="zeros", buffer=True)
+        self.rule = dict(factor=factor, groups=groups, kept_groups=kept_groups)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        settings = dict(top_k=self.top_k, scores="sigmoid", normalise=self.normalise, **self.rule)
+        return ops.route(logits, self.e_score_correction_bias, **settings)
+
+
+class Mixture(Module):
+    """A router, by the name that an architecture has for it, and `experts`. A token's result is the weighted sum of those
+    of its experts."""
+
+    def __init__(self, router: Router, experts: Module, count: int, *, name: str = "gate") -> None:
+        self.name = name
+        self.count = count
+        setattr(self, name, router)
+        self.experts = experts
+
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:
-        weights, index = ops.route(self.gate(x), top_k=self.top_k, scores="softmax", normalise=self.normalise)
-        order, places, offsets = ops.group_rows(index, groups=self.experts.count)
+        weights, index = getattr(self, self.name)(x)
+        order, places, offsets = ops.group_rows(index, groups=self.count)
         rows = self.experts(ops.to_groups(x, order, places), offsets)
         return ops.from_groups(rows, order, places, weights)

@@ -5,10 +5,13 @@ from typing import Any
 
 from .. import dsl, tasks
 from . import (
+    deepseek_v3,
     gemma2,
     gemma3,
     glm4,
+    glm4_moe,
     gpt2,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -18,6 +21,7 @@ from . import (
     olmoe,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
     qwen3_moe,
     smollm3,
@@ -25,10 +29,13 @@ from . import (
 
 __all__ = [
     "build",
+    "deepseek_v3",
     "gemma2",
     "gemma3",
     "glm4",
+    "glm4_moe",
     "gpt2",
+    "gpt_oss",
     "granite",
     "llama",
     "mistral",
@@ -38,6 +45,7 @@ __all__ = [
     "olmoe",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
     "qwen3_moe",
     "smollm3",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..dsl import Module, Reader, Tensor, model, output
-from ..layers import Attention, CausalLM, Decoder, DecoderConfig, Experts, Mixture, RMSNorm, window
+from ..layers import Attention, CausalLM, Decoder, DecoderConfig, Experts, Mixture, RMSNorm, Router, window
 from .qwen3_moe import count_of_experts
 
 
@@ -31,11 +31,12 @@ class MixtralConfig(DecoderConfig):
 
 class Layer(Module):
     def __init__(self, c: MixtralConfig) -> None:
+        router = Router(c.hidden_size, c.num_experts, top_k=c.num_experts_per_tok, normalise=True)
         experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size, ("w1", "w3", "w2"))
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.self_attn = Attention(c, window=c.window)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.block_sparse_moe = Mixture(c.hidden_size, experts, top_k=c.num_experts_per_tok, normalise=True)
+        self.block_sparse_moe = Mixture(router, experts, c.num_experts)
 
     def forward(self, x: Tensor, *shared: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *shared)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from ..dsl import Reader, model
-from ..layers import CausalLM, Decoder, DecoderConfig, DecoderLayer, Experts, Mixture
+from ..layers import CausalLM, Decoder, DecoderConfig, DecoderLayer, Mixture
 from .olmo import Attention
-from .qwen3_moe import count_of_experts
+from .qwen3_moe import count_of_experts, routed
 
 
 class OlmoeConfig(DecoderConfig):
@@ -42,6 +42,4 @@ class OlmoeConfig(DecoderConfig):
 )
 class Olmoe(CausalLM):
     def __init__(self, c: OlmoeConfig) -> None:
-        experts = Experts(c.num_experts, c.hidden_size, c.intermediate_size)
-        mixture = Mixture(c.hidden_size, experts, top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob)
-        super().__init__(c, Decoder(c, DecoderLayer(c, Attention(c), mixture)))
+        super().__init__(c, Decoder(c, DecoderLayer(c, Attention(c), Mixture(*routed(c, c.intermediate_size)))))

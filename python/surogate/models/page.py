@@ -32,10 +32,21 @@ RECORDED = {
     "Ministral3ForCausalLM": "ministral3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "MixtralForCausalLM": "mixtral",
+    "GptOssForCausalLM": "gpt_oss",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Glm4MoeForCausalLM": "glm4_moe",
 }
 
 #: Mixtures of experts: what does not hold for them is said below.
-MIXTURES = {"Qwen3MoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"}
+MIXTURES = {
+    "DeepseekV3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GptOssForCausalLM",
+    "MixtralForCausalLM",
+    "OlmoeForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
 
 HEAD = """# Models
 
@@ -50,7 +61,8 @@ taken over unchanged.
 
 Mixtures of experts (*) train in full, and with adapters on the modules that `lora_target_modules` names outside of the
 experts: `all-linear`, which would adapt experts and router too, is rejected, and so are QLoRA and PEFT's adapters on experts.
-Auxiliary losses (`output_router_logits: true`) are rejected as well. On GPUs the products of experts use portable kernels.
+Auxiliary losses (`output_router_logits: true`) are rejected as well, and so are weights in MXFP4: GPT-OSS trains from files in
+bfloat16. On GPUs the products of experts use portable kernels.
 
 | Architecture | Examples | What it is | GGUF | Recorded values |
 |---|---|---|---|---|
@@ -60,8 +72,8 @@ TAIL = """
 Recorded values are those of transformers and peft in float32: logits, hidden states, the loss of each token, every gradient,
 packed rows, LoRA, merged weights, and twenty training steps in full and with LoRA, repeated on the CPU by
 `tests/python/test_golden.py`, in bfloat16 also against what transformers itself loses there. Those of five families are in
-the repository (`tests/golden`), the others in a folder next to it. Of mixtures everything but LoRA and bfloat16 is repeated,
-where transformers takes other experts for some tokens. `tests/oracle/compare_transformers.py` compares random
+the repository (`tests/golden`), the others in a folder next to it. Of mixtures everything but bfloat16 is repeated, where
+transformers takes other experts for some tokens, and adapters where they are on experts. `tests/oracle/compare_transformers.py` compares random
 configurations of every architecture with transformers and peft.
 
 [Adding an architecture](adding-a-model.md) shows how a family is written.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..dsl import Module, Reader, model
-from ..layers import CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Mixture
+from ..layers import CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Mixture, Router
 from .qwen3 import Attention, Qwen3Config
 
 
@@ -28,24 +28,43 @@ class Qwen3MoeConfig(Qwen3Config):
         self.num_experts = count_of_experts(reader, 128)
         if self.num_experts_per_tok > self.num_experts:
             reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
-        dense = reader.take("mlp_only_layers") or []
-        if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
-            reader.problem("mlp_only_layers", f"{dense!r} is not supported, expected a list of layers")
-            dense = []
-        sparse = [i not in dense and (i + 1) % self.decoder_sparse_step == 0 for i in range(self.num_hidden_layers)]
-        self.kinds = ["sparse" if is_sparse else "dense" for is_sparse in sparse]
+        self.kinds = kinds_of_layers(reader, self.num_hidden_layers, self.decoder_sparse_step)
 
 
-def count_of_experts(reader: Reader, default: int) -> int:
-    """`num_experts`, which transformers 5 calls `num_local_experts`."""
-    names = ("num_experts", "num_local_experts")
+def count_of_experts(reader: Reader, default: int, name: str = "num_experts") -> int:
+    """The number of experts, which transformers 5 also calls `num_local_experts`."""
+    names = (name, "num_local_experts")
     found = [value for value in map(reader.take, names) if value is not None] or [default]
     if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in found):
-        reader.problem("num_experts", f"{found[0]!r} is not supported, expected a whole number above 0")
+        reader.problem(name, f"{found[0]!r} is not supported, expected a whole number above 0")
         return default
     if len(set(found)) > 1:
-        reader.problem("num_local_experts", "contradicts `num_experts`; give one of the two")
+        reader.problem("num_local_experts", f"contradicts `{name}`; give one of the two")
     return found[0]
+
+
+def kinds_of_layers(reader: Reader, layers: int, step: int) -> list[str]:
+    """"sparse" for every `step`-th layer but those of `mlp_only_layers`, "dense" for the others."""
+    dense = reader.take("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
+        reader.problem("mlp_only_layers", f"{dense!r} is not supported, expected a list of layers")
+        dense = []
+    return ["dense" if i in dense or (i + 1) % step else "sparse" for i in range(layers)]
+
+
+class MixtureConfig(Protocol):
+    """What the experts of a layer take of a config."""
+
+    hidden_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+
+
+def routed(c: MixtureConfig, intermediate_size: int) -> tuple[Router, Experts, int]:
+    """The parts of a `Mixture`: a softmax of scores, and experts whose matrices files keep one by one."""
+    router = Router(c.hidden_size, c.num_experts, top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob)
+    return router, Experts(c.num_experts, c.hidden_size, intermediate_size), c.num_experts
 
 
 @model(
@@ -60,8 +79,7 @@ class Qwen3Moe(CausalLM):
         def mlp(kind: str) -> Module:
             if kind == "dense":
                 return GatedMLP(c.hidden_size, c.intermediate_size)
-            experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size)
-            return Mixture(c.hidden_size, experts, top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob)
+            return Mixture(*routed(c, c.moe_intermediate_size))
 
         by_kind = {kind: DecoderLayer(c, Attention(c), mlp(kind)) for kind in dict.fromkeys(c.kinds)}
         super().__init__(c, Decoder(c, by_kind, pattern=c.kinds))

@@ -166,7 +166,7 @@ fn treatment(parameter: &Parameter, options: &CompileOptions) -> Treatment {
     let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     // Without an optimizer all are alike.
     let rule = optimizer.map_or(Rule::AdamW, |optimizer| Rule::of(optimizer.kind, parameter));
-    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: parameter.shape.len() < 2, rule }
+    Treatment { adapter: parameter.adapter, trainable: parameter.trainable, no_decay: !parameter.is_matrix(), rule }
 }
 
 /// Whether the optimizer does the same with two parameters.
@@ -344,7 +344,7 @@ impl Cursor {
             adapter: parameter.adapter,
             transposed: parameter.transposed,
             trainable: parameter.trainable,
-            decay: parameter.shape.len() >= 2,
+            decay: parameter.is_matrix(),
             gradient,
             states: Vec::new(),
             master: None,

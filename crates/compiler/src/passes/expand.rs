@@ -9,7 +9,7 @@ use graph::{
 };
 use ops::id;
 use program::Variant;
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
 use crate::{CompileError, CompileOptions, EntryOptions};
 
@@ -117,11 +117,13 @@ impl Expansion<'_> {
             if self.graph.parameters.iter().any(|p| p.name == name) {
                 return Err(CompileError::Model(format!("parameter `{name}` is declared twice")));
             }
-            let id = self.graph.add_parameter(&name, spec.shape.clone(), spec.init, self.options.weights);
+            let storage = if spec.buffer { DType::F32 } else { self.options.weights };
+            let id = self.graph.add_parameter(&name, spec.shape.clone(), spec.init, storage);
             let parameter = &mut self.graph.parameters[id.0 as usize];
             parameter.residual_projection = spec.residual_projection;
             parameter.transposed = spec.transposed;
-            parameter.trainable = self.options.adapter.is_none() && self.options.training.is_some();
+            parameter.bias = spec.bias;
+            parameter.trainable = !spec.buffer && self.options.adapter.is_none() && self.options.training.is_some();
             // Nodes refer to the name as it is written in the model.
             scope.insert(spec.name.clone(), parameter.value);
         }

@@ -30,6 +30,7 @@ const FUNCTIONS: &[(&str, Rule)] = &[
     ("gelu_tanh", gelu_tanh),
     ("quick_gelu", quick_gelu),
     ("relu", |x| (Expr::unary(Unary::Relu, x()), Expr::unary(Unary::Step, x()))),
+    ("sigmoid", |x| (x().sigmoid(), x().sigmoid() * (number(1.0) - x().sigmoid()))),
     ("silu", |x| (x().silu(), x().sigmoid() * (number(1.0) + x() * (number(1.0) - x().sigmoid())))),
     ("tanh", |x| {
         let y = || Expr::unary(Unary::Tanh, x());
@@ -85,13 +86,13 @@ fn examples(operands: usize) -> Vec<Example> {
 }
 
 const ATTRIBUTES: &[Attribute] =
-    &[Attribute { name: "function", kind: "string", doc: "gelu, gelu_tanh, quick_gelu, relu, silu or tanh" }];
+    &[Attribute { name: "function", kind: "string", doc: "gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu or tanh" }];
 
 /// f(x)
 pub static ACTIVATION: Pointwise = Pointwise {
     id: id::ACTIVATION,
     doc: "f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x + \
-          0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), silu x·σ(x). x […] → like x.",
+          0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), sigmoid σ(x), silu x·σ(x). x […] → like x.",
     attributes: ATTRIBUTES,
     infer: |inputs, attrs| like_first(inputs, 1, "one operand", attrs),
     expressions: |attrs| vec![parts(attrs).0],
@@ -138,6 +139,7 @@ mod tests {
             ("quick_gelu", 1.0, 0.8457957659328212),
             ("relu", -2.0, 0.0),
             ("relu", 2.0, 2.0),
+            ("sigmoid", 1.0, 0.731058578630005),
             ("silu", 1.0, 0.731058578630005),
             ("tanh", 1.0, 0.761594155955765),
         ] {

@@ -3,6 +3,7 @@
 
 mod activation;
 mod arithmetic;
+mod clamped_swiglu;
 mod convert;
 mod expression;
 mod fused;
@@ -13,11 +14,14 @@ mod tape;
 
 pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
 pub use arithmetic::{ADD, MUL, SCALE};
+pub use clamped_swiglu::{CLAMPED_SWIGLU, CLAMPED_SWIGLU_BACKWARD};
 pub(crate) use convert::element_named;
 pub use convert::{CAST, FILL};
 pub use expression::{Binary, Expr, Unary};
 pub use fused::Elementwise;
-pub(crate) use kernel::{Lines, binary as device_binary, collect_operands, unary as device_unary};
+pub(crate) use kernel::{
+    Lines, binary as device_binary, collect_operands, kernel as device_kernel, unary as device_unary,
+};
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;
 pub(crate) use tape::unary as apply_unary;

@@ -5,11 +5,13 @@
 //! How many tokens an expert gets is known on the device alone: no size is read by the host, no group is padded, no token
 //! is dropped. All orders are those of the tokens, so that every run has the same bits.
 
+mod bias;
 mod grouped;
 mod order;
 mod route;
 mod rows;
 
+pub use bias::{GroupedBias, GroupedRowSums};
 use graph::{Dim, Element, ValueType};
 pub use grouped::{GroupedLinear, GroupedWeightGradient};
 pub use order::GroupRows;

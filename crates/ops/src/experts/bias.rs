@@ -5,7 +5,6 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
-use super::grouped::{GROUPS, check_offsets, groups_of};
 use super::{example_groups, ints, kernel, normal};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
@@ -18,6 +17,8 @@ const SOURCE: &str = include_str!("bias.cu");
 
 const THREADS: usize = 256;
 
+const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of biases" };
+
 /// y = x + b[group]
 pub struct GroupedBias;
 
@@ -26,6 +27,11 @@ pub struct GroupedRowSums;
 
 fn columns(t: &ValueType) -> Result<usize, String> {
     t.last().filter(|_| t.dtype.is_float()).ok_or_else(|| "x must be floating point, its last axis known".into())
+}
+
+fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
+    let fits = offsets.dtype == Element::I32 && offsets.shape == [Dim::Fixed(groups + 1)];
+    fits.then_some(()).ok_or_else(|| format!("the offsets must be i32 [{}]", groups + 1))
 }
 
 fn numbers(x: &TensorRef, groups: usize) -> Vec<(&'static str, usize)> {
@@ -92,10 +98,10 @@ impl Op for GroupedBias {
 
 fn bias<T: Real>(call: &mut Call<'_, T>) {
     let [x, b, offsets] = call.inputs else { unreachable!("the shape rule requires three inputs") };
-    let (columns, groups) = (x.columns(), groups_of(offsets.int()));
-    let (x, b) = (x.real(), b.real());
+    let (columns, offsets, x, b) = (x.columns(), offsets.int(), x.real(), b.real());
     let [y] = call.outputs_mut();
-    y.real().par_chunks_mut(columns).zip(x.par_chunks(columns)).zip(&groups).for_each(|((y, x), group)| {
+    y.real().par_chunks_mut(columns).zip(x.par_chunks(columns)).enumerate().for_each(|(row, (y, x))| {
+        let group = offsets.partition_point(|first| *first as usize <= row) - 1;
         let own = &b[group * columns..(group + 1) * columns];
         y.iter_mut().zip(x.iter().zip(own)).for_each(|(y, (x, b))| *y = *x + *b);
     });

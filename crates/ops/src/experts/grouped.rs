@@ -28,7 +28,7 @@ const PIECE: usize = 8;
 
 const TRANSPOSED: Attribute =
     Attribute { name: "transposed", kind: "bool?", doc: "the matrices are [K, N]: y = x·w, not x·wᵀ" };
-pub(super) const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of matrices" };
+const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of matrices" };
 
 /// y = x·w[group]ᵀ
 pub struct GroupedLinear;
@@ -49,7 +49,7 @@ fn matrices(w: &ValueType) -> Result<(usize, usize), String> {
     }
 }
 
-pub(super) fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
+fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
     if offsets.dtype != Element::I32 || offsets.shape != [Dim::Fixed(groups + 1)] {
         return Err(format!("the offsets must be i32 [{}]", groups + 1));
     }
@@ -188,7 +188,7 @@ impl Op for GroupedLinear {
 }
 
 /// The group of each row.
-pub(super) fn groups_of(offsets: &[i32]) -> Vec<usize> {
+fn groups_of(offsets: &[i32]) -> Vec<usize> {
     let of = |(group, ends): (usize, &[i32])| std::iter::repeat_n(group, (ends[1] - ends[0]) as usize);
     offsets.windows(2).enumerate().flat_map(of).collect()
 }

@@ -152,6 +152,18 @@ def test_the_same_run_twice_gives_the_same_bits(llama, tmp_path):
     assert results[0] == results[1]
 
 
+def test_micro_batches_of_whole_and_of_packed_rows_are_one_step(llama, tmp_path):
+    batch = random_batch((2, 2, 12))
+    whole = np.tile(np.arange(12), (2, 1))
+    packed = np.tile([*range(5), *range(7)], (2, 1))
+    losses = []
+    for order in ([0, 1], [1, 0]):
+        run = trainer(llama, tmp_path, lora=False)
+        positions = np.stack([whole, packed])[order]
+        losses.append(run.step({name: of[order] for name, of in batch.items()} | {"position_ids": positions})["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_clipping_and_its_absence(llama, tmp_path):
     """The reported norm is the true one; without clipping the first step of AdamW is the same."""
     batch = random_batch((1, 2, 12))

@@ -97,19 +97,25 @@ impl Engine {
 
     /// The compiled variant that takes batches of the wanted one; compiles it where there is none.
     pub fn prepare(&mut self, wanted: Variant) -> Result<Variant> {
-        if let Some(index) = self.options.variants.iter().position(|known| fits(known, &wanted)) {
-            let known = self.options.variants.remove(index);
-            self.options.variants.push(known);
-            return Ok(known);
+        Ok(self.prepare_all(&[wanted])?[0])
+    }
+
+    /// The compiled variants that take batches of the wanted ones, all at the same time; compiles those that nothing takes.
+    pub fn prepare_all(&mut self, wanted: &[Variant]) -> Result<Vec<Variant>> {
+        for variant in wanted {
+            if let Some(index) = taking(&self.options.variants, variant) {
+                let known = self.options.variants.remove(index);
+                self.options.variants.push(known);
+                continue;
+            }
+            let mut variants = self.options.variants.clone();
+            make_room(&mut variants, wanted);
+            variants.push(*variant);
+            self.extend(*variant, variants)?;
         }
-        let mut variants = self.options.variants.clone();
-        variants.retain(|known| !fits(&wanted, known));
-        if variants.len() >= MAX_VARIANTS {
-            variants.remove(0);
-        }
-        variants.push(wanted);
-        self.extend(wanted, variants)?;
-        Ok(wanted)
+        let known = &self.options.variants;
+        let of = |variant| known[taking(known, variant).expect("it was compiled, or is known")];
+        Ok(wanted.iter().map(of).collect())
     }
 
     /// Adds entries for a shape to the session; only those for `variants` are kept.
@@ -322,6 +328,22 @@ fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
     options
 }
 
+/// The place of the variant that takes batches of the wanted one: the same, where there is one. What evaluation compiled
+/// then changes nothing for training.
+fn taking(known: &[Variant], wanted: &Variant) -> Option<usize> {
+    let same = known.iter().position(|known| known == wanted);
+    same.or_else(|| known.iter().position(|known| fits(known, wanted)))
+}
+
+/// Drops the variants that were not used for longest, but none that takes a wanted one.
+fn make_room(variants: &mut Vec<Variant>, wanted: &[Variant]) {
+    while variants.len() >= MAX_VARIANTS {
+        let unused = |known: &Variant| !wanted.iter().any(|wanted| fits(known, wanted));
+        let Some(index) = variants.iter().position(unused) else { return };
+        variants.remove(index);
+    }
+}
+
 /// Whether a program for `known` takes batches of `wanted`.
 fn fits(known: &Variant, wanted: &Variant) -> bool {
     // Packed rows say where their documents start, one or many.
@@ -343,6 +365,25 @@ mod tests {
         assert!(fits(&packed, &packed) && fits(&packed, &rows));
         assert!(!fits(&rows, &packed));
         assert!(!fits(&variant(1, Documents::Rows), &rows));
+    }
+
+    #[test]
+    fn a_variant_of_its_own_goes_before_one_that_takes_it_too() {
+        let (packed, rows) = (variant(2, Documents::Packed), variant(2, Documents::Rows));
+        assert_eq!(taking(&[packed, rows], &rows), Some(1));
+        assert_eq!(taking(&[packed], &rows), Some(0));
+        assert_eq!(taking(&[rows], &packed), None);
+    }
+
+    #[test]
+    fn what_a_step_needs_makes_no_room() {
+        let all: Vec<Variant> = (0..MAX_VARIANTS).map(|batch| variant(batch + 1, Documents::Packed)).collect();
+        let mut kept = all.clone();
+        make_room(&mut kept, &[variant(1, Documents::Rows), variant(99, Documents::Rows)]);
+        assert_eq!(kept, [&all[..1], &all[2..]].concat(), "the first one takes what is wanted");
+        let mut kept = all.clone();
+        make_room(&mut kept, &all);
+        assert_eq!(kept, all);
     }
 
     #[test]

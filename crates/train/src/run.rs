@@ -158,6 +158,11 @@ fn prepare(place: &RunFolder, start: &mut Start, trainer: &mut Trainer, observer
     Ok(())
 }
 
+/// Whether the weights as they are have the best evaluation, and the result is to be the best.
+fn is_to_keep(trainer: &Trainer) -> bool {
+    trainer.config.run.load_best_model_at_end && trainer.progress.judged.is_best(trainer.steps_done())
+}
+
 /// Where the checkpoint of the best evaluation is not in this folder, the best is looked for from here on.
 fn forget_lost_best(place: &RunFolder, trainer: &mut Trainer) -> Option<String> {
     let best = trainer.progress.judged.best.filter(|_| trainer.config.run.load_best_model_at_end)?;
@@ -308,6 +313,12 @@ impl Run {
             if !self.evaluate(trainer, observer)? {
                 return self.stop(trainer, observer);
             }
+            // A run that began at a checkpoint of another one has none here yet.
+            let here = trainer.written.holds(&checkpoint::folder_of(&self.place.checkpoints, trainer.steps_done()));
+            if is_to_keep(trainer) && !here {
+                self.saved = None;
+                self.save(trainer, observer)?;
+            }
         }
         let timed =
             trainer.config.logging.debug_time_breakdown.then_some((trainer.steps_done() + TIMED).min(total - 1));
@@ -343,8 +354,7 @@ impl Run {
             if stop || (self.when.evaluates(done) && !self.evaluate(trainer, observer)?) {
                 return self.stop(trainer, observer);
             }
-            let best = trainer.config.run.load_best_model_at_end && trainer.progress.judged.is_best(done);
-            if best || self.when.saves(done) {
+            if is_to_keep(trainer) || self.when.saves(done) {
                 self.save(trainer, observer)?;
             }
         }

@@ -133,7 +133,7 @@ impl Trainer {
         let learning_rate = self.rate(None)?;
         let one_per_row = self.one_per_row();
         let begin = Instant::now();
-        // Compiling takes the session away in which the results are.
+        // Where a shape does not fit beside the states, the session goes in which the results are.
         let mut before = if self.has_shapes(&batches, one_per_row) { None } else { self.settle()? };
         let fed = self.micro_steps(batches, one_per_row)?;
         if before.is_none() {
@@ -164,11 +164,9 @@ impl Trainer {
         check_rounds(&batches, ranks)?;
         let first_micro_step = self.progress.micro_step;
         let engine = self.engine_for(&batches[..ranks], one_per_row)?;
-        // All shapes first: compiling one moves the weights, but not the gradients.
-        let variants = batches
-            .chunks(ranks)
-            .map(|round| engine.prepare(engine.variant_of(round, one_per_row)))
-            .collect::<Result<Vec<Variant>>>()?;
+        // All shapes first: where one does not fit beside the states, weights move, but not gradients.
+        let wanted: Vec<Variant> = batches.chunks(ranks).map(|round| engine.variant_of(round, one_per_row)).collect();
+        let variants = engine.prepare_all(&wanted)?;
         for (index, (round, variant)) in batches.chunks(ranks).zip(variants).enumerate() {
             let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
             // Micro-steps are numbered as a single rank would take the batches.

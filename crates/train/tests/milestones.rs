@@ -163,6 +163,27 @@ fn the_result_has_the_weights_of_the_best_evaluation() {
     }
 }
 
+/// A run that begins at a checkpoint of another one, which was not evaluated there, and finds nothing better.
+#[test]
+fn the_best_evaluation_may_be_that_of_the_checkpoint_which_a_run_began_with() {
+    let place = tempfile::tempdir().unwrap();
+    let (first, second) = (place.path().join("first"), place.path().join("second"));
+    let options = with(json!({
+        "learning_rate": 1e-4, "max_steps": 8, "eval_steps": 100, "lora": true,
+        "load_best_model_at_end": true, "optimizer": "adamw", "save_total_limit": 1,
+    }));
+    run(&first, &options, Some(2));
+    let mut options = options.clone();
+    options["eval_steps"] = json!(2);
+    options["learning_rate"] = json!(4.0);
+    options["resume_from_checkpoint"] = json!(first.join("checkpoint-2"));
+    run(&second, &options, None);
+    let losses = stories::losses(&events(&second), "evaluation");
+    assert!(losses.len() >= 4 && losses[1..].iter().all(|loss| *loss > losses[0]), "{losses:?}");
+    let read = |folder: PathBuf| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    assert_eq!(read(second.join("adapter")), read(first.join("checkpoint-2")));
+}
+
 #[test]
 fn repeats_make_an_epoch_longer_by_their_share() {
     let place = tempfile::tempdir().unwrap();

@@ -15,10 +15,13 @@ use crate::options::{CompileOptions, RecomputeOptions};
 /// Rewrites without which a program computes the same, in their order. The others change what the graph means and
 /// always run. Those from `split_head` on carry out what the plan decides about memory; without them nothing is
 /// decided.
-pub const OPTIONAL: [&str; 9] = [
+pub const OPTIONAL: [&str; 12] = [
+    "identities",
     "merge_linears",
     "common_subexpressions",
     "dead_code",
+    "low_rank",
+    "dropout_linear",
     "fuse",
     "split_head",
     "offload_residual",
@@ -101,9 +104,11 @@ impl<'a> Passes<'a> {
         Ok(())
     }
 
-    /// Structure and shapes. After the first stage the model is to blame, later the rewrite is.
+    /// Structure and shapes, those of what is prepared from weights too. After the first stage the model is to blame, later
+    /// the rewrite is.
     pub(crate) fn check(&self, pass: &'static str, graph: &Graph) -> Result<(), CompileError> {
-        let result = graph::verify(graph).and_then(|()| ops::verify(graph));
+        let verified = |graph: &Graph| graph::verify(graph).and_then(|()| ops::verify(graph));
+        let result = verified(graph).and_then(|()| graph.preparation().map_or(Ok(()), |prepared| verified(&prepared)));
         match result {
             Ok(()) => Ok(()),
             Err(message) if pass == "expand" => Err(CompileError::Model(message)),

@@ -23,12 +23,12 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64
     let inputs: Vec<TensorRef> = node.inputs.iter().map(dense).collect();
     let outputs: Vec<TensorRef> = node.outputs.iter().map(dense).collect();
     let cost = op.cost(&inputs, &outputs, &node.attrs);
-    let halves =
-        matches!(op.class(), Class::Matmul | Class::Attention) && matches!(inputs[0].dtype, DType::BF16 | DType::F16);
-    let dtype = halves.then_some(inputs[0].dtype);
+    // As of the instructions that it becomes: in the type of the first factor.
+    let dtype = inputs.first().map(|of| of.dtype);
     let work = match op.class() {
         Class::Matmul => Work::Product { cost, dtype, extents: extents(cost, &outputs[0]), launches: 1, extra: 0.0 },
         Class::Attention if inputs[0].shape.len() == 4 => {
+            let halves = matches!(inputs[0].dtype, DType::BF16 | DType::F16);
             let by = if halves { on_matrix_units(machine) } else { Realisation::Scalar };
             Work::attention(cost, [&inputs[0], &inputs[1]], node.phase == Phase::Backward, by, Seen::default())
         }

@@ -278,6 +278,7 @@ fn rewrites_of_the_plan_are_passes() {
         CompileOptions { entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)], plan, ..options() };
     let model = model("qwen3");
     let whole = bits(compile(&model, &with(&options, keep()), &cpu(1 << 30)).unwrap());
+    let place = |name: &str| OPTIONAL.iter().position(|pass| *pass == name).unwrap();
     for limit in (0..=OPTIONAL.len()).rev() {
         let limited = with(&options, PlanOptions { passes: Some(limit), ..options.plan.clone() });
         let seen = rewrites(&model, &limited);
@@ -286,10 +287,10 @@ fn rewrites_of_the_plan_are_passes() {
         let expected: Vec<(&str, bool)> = OPTIONAL.iter().enumerate().map(|(i, pass)| (*pass, i < limit)).collect();
         assert_eq!(optional, expected, "each once, in its order");
         let (first, ..) = seen.iter().find(|(_, _, recomputes)| *recomputes).copied().unwrap_or_default();
-        assert_eq!(first, if limit > 6 { "recompute" } else { "" }, "{limit}: {seen:?}");
+        assert_eq!(first, if limit > place("recompute") { "recompute" } else { "" }, "{limit}: {seen:?}");
         let program = compile(&model, &limited, &cpu(1 << 30)).unwrap();
         let chunks = program.plan.iter().filter(|of| of.choice.saves()).count();
-        assert!(limit > 4 || chunks == 0, "{limit}: what is left out is not decided");
+        assert!(limit > place("split_head") || chunks == 0, "{limit}: what is left out is not decided");
         for ((name, found), (_, expected)) in bits(program).iter().zip(&whole) {
             let close =
                 floats(found).iter().zip(floats(expected)).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()));

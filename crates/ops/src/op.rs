@@ -75,6 +75,11 @@ pub trait Op: Send + Sync {
         false
     }
 
+    /// Whether it multiplies matrices: its work grows faster than what it reads and writes.
+    fn multiplies(&self) -> bool {
+        self.class() == Class::Matmul
+    }
+
     /// Emits the operations that compute the input gradients. What they read is what is saved.
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients;
 
@@ -164,8 +169,6 @@ macro_rules! reference {
 pub struct Fusion {
     pub first: OpId,
     pub second: OpId,
-    /// How many inputs `first` takes.
-    pub first_inputs: usize,
     /// Which input of `second` is the first output of `first`.
     pub operand: usize,
     pub keeps: Keeps,

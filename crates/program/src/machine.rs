@@ -107,15 +107,19 @@ pub struct Machine {
     pub origin: Origin,
 }
 
-/// Bytes per second that one H200 copies from another over NVLink while it is copied from, measured on two of them.
-const NVLINK: f64 = 380e9;
+/// Bytes per second that a GPU gets from others over NVLink by the data sheets, by a part of the card's name.
+const NVLINK: [(&str, f64); 4] = [("H200", 450e9), ("H100", 450e9), ("B200", 900e9), ("A100", 300e9)];
+
+/// Of that, what one H200 copies from another while it is copied from: 380 GB/s, measured on two of them.
+const NVLINK_SHARE: f64 = 380.0 / 450.0;
 
 impl Machine {
     /// Bytes per second that a device gets from others of its kind while they get as many from it: over NVLink where the
     /// kind has it, otherwise at most what the link to the host takes.
     pub fn peer_rate(&self) -> f64 {
-        let linked = ["H100", "H200"].iter().any(|kind| self.name.to_ascii_uppercase().contains(kind));
-        if linked { NVLINK } else { self.link.both_ways / 2.0 }
+        let name = self.name.to_ascii_uppercase();
+        let linked = NVLINK.iter().find(|(kind, _)| name.contains(kind) && !name.contains("PCIE"));
+        linked.map_or(self.link.both_ways / 2.0, |(_, rate)| NVLINK_SHARE * rate)
     }
 
     /// The CPU backend. `memory` bytes and `cores` are the caller's reading of the host. Rates of a core as
@@ -157,6 +161,23 @@ impl Machine {
             context_bytes: 600 << 20,
             efficiency: Efficiency::H200,
             origin: Origin::Kind,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_between_cards_are_known_by_their_names() {
+        let host = Machine::h200().link.both_ways / 2.0;
+        let rate = |name: &str| Machine { name: name.into(), ..Machine::h200() }.peer_rate();
+        assert_eq!((rate("NVIDIA H200"), rate("h100"), rate("NVIDIA H100 80GB HBM3")), (380e9, 380e9, 380e9));
+        assert!(rate("NVIDIA A100-SXM4-80GB") < rate("h200") && rate("NVIDIA A100-SXM4-80GB") > host);
+        assert!(rate("b200") > rate("h200"));
+        for name in ["NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 4090", "L40S"] {
+            assert_eq!(rate(name), host, "{name}");
         }
     }
 }

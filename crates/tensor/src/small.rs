@@ -145,6 +145,19 @@ pub fn scaling_exponent(amax: f32, top: i32) -> i32 {
     (top - exponent - i32::from(above)).clamp(-126, 126)
 }
 
+/// Steps of a state's life in which a quantiser without a magnitude of earlier steps takes the tensor's own.
+pub const OWN_STEPS: i32 = 2;
+
+/// The factor of a step by the largest magnitude of earlier ones, 0 where there is none, and the steps that the state has
+/// lived. 0: the tensor's own magnitude.
+pub fn kept_factor(most: f32, top: i32, steps: i32) -> f32 {
+    match most > 0.0 {
+        true => 2f64.powi(scaling_exponent(most, top)) as f32,
+        false if steps < OWN_STEPS => 0.0,
+        false => 1.0,
+    }
+}
+
 /// The largest magnitude, by bit patterns: NaN above infinity above what is finite, in any order of reading.
 pub fn amax(x: &[f32]) -> f32 {
     f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))

@@ -3,7 +3,7 @@
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 
-use program::{ArenaKind, Entry, EntryKind, Instruction, ParameterSlot, Program, TensorRef};
+use program::{ArenaKind, Entry, EntryKind, Instruction, Launch, ParameterSlot, Program, TensorRef};
 
 use crate::source::ModelSource;
 
@@ -30,15 +30,30 @@ pub fn peak(card: &str) -> Option<f64> {
 
 /// FLOPs of training one token: 6N when the base weights are trained; 4N + 6·(adapter elements) when they are
 /// frozen; plus 6·layers·heads·head_dim·T for causal attention. N are the elements of matrices that tokens are
-/// multiplied with: the head counts, looking up an embedding does not. Recomputing does not count.
+/// multiplied with: the head counts, looking up an embedding does not, of experts as many as a token visits. Recomputing
+/// does not count.
 pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
     let entry = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep)?;
     let adapter: usize =
         program.layout.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
-    let weights = multiplied(program, entry) as f64;
+    let weights = multiplied(program, entry) as f64 + visited(program, entry);
     let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
     let linear = if adapter > 0 { 4.0 * weights + 6.0 * adapter as f64 } else { 6.0 * weights };
     Some(linear + attention)
+}
+
+/// Elements of experts' weights that a token is multiplied with in the mean: those are launches, of as many rows as were
+/// routed. A launch is a product where each result costs as many FLOPs as a row of what it multiplies is long.
+fn visited(program: &Program, entry: &Entry) -> f64 {
+    let tokens = entry.variant.map_or(1, |variant| variant.batch * variant.seq_len) as f64;
+    let products = entry.steps.iter().filter(|step| step.provenance.phase == "forward").filter(|step| {
+        let Instruction::Launch(Launch { inputs, outputs, .. }) = &step.instruction else { return false };
+        let reads_weights = inputs.iter().any(|at| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights);
+        let (Some(x), Some(y)) = (inputs.first(), outputs.first()) else { return false };
+        let length = x.shape.last().copied().unwrap_or(1);
+        reads_weights && step.cost.flops > 0.0 && step.cost.flops >= (2 * y.len() * length) as f64
+    });
+    products.map(|step| step.cost.flops).sum::<f64>() / (2.0 * tokens)
 }
 
 /// Elements of the base weights that products of the forward pass read, each once, whatever they read of them.
@@ -119,5 +134,24 @@ mod tests {
         }
         let both = json!({"model": "m", "sequence_len": 128, "qlora_bnb": true, "recipe": "fp8_hybrid"});
         assert_eq!(of(both).0, of(json!({"model": "m", "sequence_len": 128})).0);
+    }
+
+    #[test]
+    fn a_token_is_multiplied_with_the_experts_that_it_visits() {
+        let folder = tempfile::tempdir().unwrap();
+        let (hidden, inner, layers, experts, visited, vocabulary) = (256.0, 512.0, 2.0, 8.0, 2.0, 1024.0);
+        let fields = json!({
+            "model_type": "olmoe", "vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512, "num_experts": 8,
+            "num_experts_per_tok": 2, "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+        });
+        std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
+        let source = ModelSource::open(folder.path(), include_str!("../tests/ir/olmoe.json")).unwrap();
+        let options = json!({"model": "m", "sequence_len": 128, "lora": false}).to_string();
+        let config = Config::load_json(&options, Task::Sft, &[]).unwrap();
+        let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+        let layer: f64 = hidden * (4.0 * hidden + experts + visited * 3.0 * inner);
+        let expected = 6.0 * (layers * layer + hidden * vocabulary) + 6.0 * layers * hidden * 128.0;
+        assert_eq!(per_token(&preview.program, &source, 128), Some(expected));
     }
 }

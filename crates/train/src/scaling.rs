@@ -8,7 +8,7 @@ use std::path::Path;
 
 use data::safetensors::{NamedTensor, SafeTensors, write};
 use program::{Scaling, TensorRef};
-use tensor::small::scaling_exponent;
+use tensor::small::kept_factor;
 use tensor::{DType, HostTensor};
 
 use crate::checkpoint::Checkpoint;
@@ -26,9 +26,6 @@ const STEPS: &str = "steps";
 
 /// Stands for an entry that is not there yet.
 const UNUSED: f32 = -1.0;
-
-/// Steps of a state's life in which a quantiser without an entry takes the tensor's own magnitude.
-const OWN_STEPS: i32 = 2;
 
 /// The tensors that a checkpoint takes from the program's memory for it.
 pub(crate) fn tensors(scaling: Option<&Scaling>) -> impl Iterator<Item = &TensorRef> {
@@ -87,11 +84,7 @@ impl Kept {
             let newest = &known[known.len().saturating_sub(scaling.window)..];
             history.extend(newest.iter().copied().chain(std::iter::repeat_n(0.0, scaling.window - newest.len())));
             let most = newest.iter().copied().fold(0.0, f32::max);
-            factors.push(match most > 0.0 {
-                true => 2f64.powi(scaling_exponent(most, of.top)) as f32,
-                false if self.steps < OWN_STEPS => 0.0,
-                false => 1.0,
-            });
+            factors.push(kept_factor(most, of.top, self.steps));
         }
         (history, factors)
     }

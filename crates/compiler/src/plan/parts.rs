@@ -76,7 +76,7 @@ pub fn classify(graph: &Graph) -> Vec<Option<Part>> {
             parts.push(None);
             continue;
         };
-        let product = class(node) == Class::Matmul;
+        let product = ops::get(node.op).multiplies();
         if class(node) == Class::Attention {
             attended = Some(layer);
         }

@@ -93,6 +93,10 @@ impl Op for GroupedLinear {
         Class::Gather
     }
 
+    fn multiplies(&self) -> bool {
+        true
+    }
+
     fn doc(&self) -> &'static str {
         "y = x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K], whose rows are all \
          axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N]."
@@ -222,6 +226,10 @@ impl Op for GroupedWeightGradient {
 
     fn class(&self) -> Class {
         Class::Gather
+    }
+
+    fn multiplies(&self) -> bool {
+        true
     }
 
     fn doc(&self) -> &'static str {

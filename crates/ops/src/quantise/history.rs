@@ -4,8 +4,9 @@
 use graph::{Element, OpId, ValueType};
 use program::Arg;
 use tensor::Attrs;
+use tensor::small::{OWN_STEPS, kept_factor};
 
-use super::{HEADERS, factor};
+use super::HEADERS;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered};
@@ -16,9 +17,6 @@ use crate::registry::id;
 const SOURCE: &str = include_str!("history.cu");
 
 const THREADS: u32 = 512;
-
-/// Steps of a state's life in which a quantiser without an entry takes the tensor's own magnitude.
-const OWN_STEPS: i32 = 2;
 
 /// amax, history, factors, steps, clipped, sum_squares = amax_history(limits, tops)
 pub struct AmaxHistory;
@@ -50,11 +48,7 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
             }
         }
         let most = row.iter().fold(T::default(), |most, entry| most.max(*entry));
-        factors[q] = match most > T::default() {
-            true => T::from_f32(factor(most.to_f32(), i64::from(tops[q]))),
-            false if steps.int()[0] < OWN_STEPS => T::default(),
-            false => T::from_f32(1.0),
-        };
+        factors[q] = T::from_f32(kept_factor(most.to_f32(), tops[q], steps.int()[0]));
     }
     amax.fill(T::default());
 }

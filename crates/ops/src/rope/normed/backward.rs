@@ -193,13 +193,7 @@ impl Op for RopeRmsNormBackward {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion {
-            first: id::ROPE,
-            first_inputs: 4,
-            second: id::RMSNORM_BACKWARD,
-            operand: 3,
-            keeps: Keeps::Nothing,
-        }]
+        vec![Fusion { first: id::ROPE, second: id::RMSNORM_BACKWARD, operand: 3, keeps: Keeps::Nothing }]
     }
 }
 
@@ -267,12 +261,6 @@ impl Op for RopeRmsNormGradients {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion {
-            first: id::ROPE,
-            first_inputs: 4,
-            second: id::RMSNORM_GRADIENTS,
-            operand: 3,
-            keeps: Keeps::Nothing,
-        }]
+        vec![Fusion { first: id::ROPE, second: id::RMSNORM_GRADIENTS, operand: 3, keeps: Keeps::Nothing }]
     }
 }

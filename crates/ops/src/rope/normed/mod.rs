@@ -296,7 +296,7 @@ impl Op for RmsNormRope {
     }
 
     fn fusions(&self) -> Vec<Fusion> {
-        vec![Fusion { first: id::RMSNORM, first_inputs: 2, second: id::ROPE, operand: 0, keeps: Keeps::Others }]
+        vec![Fusion { first: id::RMSNORM, second: id::ROPE, operand: 0, keeps: Keeps::Others }]
     }
 }
 

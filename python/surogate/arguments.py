@@ -40,9 +40,16 @@ COMMAND_FLAGS = {
     "tokenize": {"--debug": 0},
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
     "push": {"--public": 0},
+    "generate": {
+        "--prompt": 1, "--prompts": 1, "--chat": 0, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
+    },
+    "chat": {"--system": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
+
+#: Commands that generate text.
+GENERATE = ["generate", "chat"]
 
 #: Commands whose words can be options of a run.
 READ_RUN = ["sft", "pt", "tokenize", "show", "plan", "init"]
@@ -62,7 +69,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str
     """Separates `--key value`, `--key=value` and `--set key=value` from what argparse reads."""
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
-    flags = FLAGS | COMMAND_FLAGS.get(arguments[0] if arguments else "", {})
+    flags = FLAGS | _flags(arguments[0] if arguments else "")
     words = Words(arguments)
     reads_run = bool(arguments) and arguments[0] in READ_RUN
     for word in words:
@@ -81,6 +88,29 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str
         else:
             overrides.append(_option(name, value if equals else None, words))
     return rest, overrides
+
+
+def _flags(command: str) -> dict[str, int]:
+    """Flags of a command, with the number of words that follow."""
+    if command not in GENERATE:
+        return COMMAND_FLAGS.get(command, {})
+    return COMMAND_FLAGS[command] | {_flag(row): int(row["type"] != "bool") for row in _generation()}
+
+
+def _flag(row: dict[str, Any]) -> str:
+    return f"--{row['name'].replace('_', '-')}"
+
+
+def _generation() -> list[dict[str, Any]]:
+    """The options of generation, from the engine's table."""
+    rows: list[dict[str, Any]] = json.loads(_native.generation_help())
+    return rows
+
+
+def generation_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What was given of them: texts as in YAML, a list where a flag may come several times."""
+    given = {row["name"]: getattr(options, row["name"]) for row in _generation()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class Words:
@@ -165,6 +195,19 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
     init.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
     init.add_argument("--output", default="run.yaml", help="file to write (default: run.yaml)")
+    generate = _command(commands, "generate", "generate text that continues prompts", reads_run=False)
+    generate.add_argument("model", metavar="MODEL", help=OF_MODEL)
+    generate.add_argument("--prompt", metavar="TEXT", help="text that is continued")
+    of_file = "a prompt in each line; in .jsonl a text or an object with prompt, messages or text"
+    generate.add_argument("--prompts", metavar="FILE", help=of_file)
+    of_chat = "answer prompts as messages of a user, by the model's template"
+    generate.add_argument("--chat", action="store_true", help=of_chat)
+    generate.add_argument("--json", action="store_true", help="print a line of JSON for each prompt, as for --prompts")
+    chat = _command(commands, "chat", "talk to a model, by its own template", reads_run=False)
+    chat.add_argument("model", metavar="MODEL", help=OF_MODEL)
+    chat.add_argument("--system", metavar="TEXT", help="message of the system, in front of the conversation")
+    for command in (generate, chat):
+        _generation_flags(command)
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter, or output_dir of a run")
     merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
@@ -203,6 +246,29 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--output", help="file for the measured values, for --machine on other computers")
     return root
+
+
+OF_MODEL = "folder or name of a model, output_dir of a run, a checkpoint, or an adapter"
+
+
+def _generation_flags(command: argparse.ArgumentParser) -> None:
+    """Model and device, then the options of generation from the engine's table."""
+    command.add_argument("--adapter", metavar="DIR", help="adapter of the model, or output_dir of the run that made it")
+    of_base = "model of an adapter (default: the one that the adapter names)"
+    command.add_argument("--base", metavar="MODEL", help=of_base)
+    command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: auto)")
+    command.add_argument(
+        "--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
+        help="type of weights and activations (default: auto, bfloat16 on a GPU for models that were saved in 16 bits)",
+    )
+    for row in _generation():
+        text = f"{row['help']} (default: {json.dumps(row['default'])})".replace("%", "%%")
+        if row["type"] == "bool":
+            command.add_argument(_flag(row), action="store_const", const="true", help=text)
+        elif row["type"].startswith("list"):
+            command.add_argument(_flag(row), metavar="TEXT", action="append", help=text)
+        else:
+            command.add_argument(_flag(row), metavar="N", help=text)
 
 
 #: Columns of a help page.

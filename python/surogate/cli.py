@@ -224,6 +224,20 @@ def _export(options: Namespace, overrides: Overrides) -> int:
     return export.run(options)
 
 
+def _generate(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import generate
+
+    return generate.run(options)
+
+
+def _chat(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import chat
+
+    return chat.run(options)
+
+
 def _push(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     return push.run(options)
@@ -259,6 +273,8 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "plan": _plan,
     "init": _init,
     "export": _export,
+    "generate": _generate,
+    "chat": _chat,
     "merge": _merge,
     "push": _push,
     "report": _report,

@@ -35,6 +35,18 @@ def read(path: Path) -> Any:
     return value
 
 
+def parse(text: str, place: str) -> Any:
+    """What a line of a file holds. Raises ConfigError, which names the place."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{place}: is nested more than {DEPTH} deep, expected less") from None
+    except ValueError as error:
+        raise ConfigError(f"{place}: is not JSON: {error}") from None
+    check(value, place)
+    return value
+
+
 def check(value: Any, what: str) -> None:
     """Raises ConfigError for a number that is not finite and for what is nested too deeply."""
     waiting: list[tuple[str, int, Any]] = [("", 0, value)]

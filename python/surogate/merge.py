@@ -17,7 +17,7 @@ from .report.words import bytes_text
 from .terminal import show
 
 
-def _adapter(place: Path) -> Path:
+def adapter_folder(place: Path) -> Path:
     """The folder of the adapter: the place itself, or that of the run in it."""
     if (place / "adapter_config.json").is_file():
         return place
@@ -29,7 +29,7 @@ def _adapter(place: Path) -> Path:
 
 def run(options: Namespace) -> int:
     """Merges and says what was done."""
-    adapter = _adapter(hub.folder(options.adapter, what="adapter"))
+    adapter = adapter_folder(hub.folder(options.adapter, what="adapter"))
     if options.base and options.model:
         raise UsageError("--base and --model are two models to merge into: give one of them")
     model = options.base or options.model or _native.adapter_base(adapter)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Literal, overload
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy.typing as npt
 
@@ -11,7 +13,28 @@ from . import _native, hub, models
 from .arrays import Floats, floats, integers, optional
 from .machine import site_packages
 
+if TYPE_CHECKING:
+    from typing import Unpack  # from Python 3.11 on
+
 Gradients = dict[str, Floats]
+
+#: Messages with `role` and `content`.
+Conversation = list[dict[str, Any]]
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The options of generation; what they do and their defaults are the engine's."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: Sequence[str]
+    ignore_end_tokens: bool
+    batch_size: int
 
 
 class Model:
@@ -102,6 +125,41 @@ class Model:
         return (each if per_token else loss), gradients
 
 
+    def start(self, prompts: Sequence[Any], **options: Any) -> _native.Generation:
+        """Begins to answer prompts; the options are those of :meth:`generate`, values or texts as in YAML."""
+        given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
+        return self._native.start(json.dumps(list(prompts)), given)
+
+    @overload
+    def generate(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> str: ...
+
+    @overload
+    def generate(self, prompt: list[str] | list[Conversation], **options: Unpack[GenerationOptions]) -> list[str]: ...
+
+    def generate(self, prompt: Any, **options: Unpack[GenerationOptions]) -> str | list[str]:
+        """The text that follows a prompt, without it: a text is continued, a conversation (a list of messages with
+        `role` and `content`) answered by the model's template. A list of prompts gives a list.
+
+        The options are those of `surogate generate`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `min_p`,
+        `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`. What is left out is as the model's
+        `generation_config.json` says: without one, the likeliest token each time.
+        """
+        alone = isinstance(prompt, str) or bool(prompt) and isinstance(prompt[0], dict)
+        prompts = [prompt] if alone else list(prompt)
+        generation = self.start(prompts, **options)
+        texts = [""] * len(prompts)
+        while not generation.done:
+            for index, text, _ in generation.step():
+                texts[index] += text
+        return texts[0] if alone else texts
+
+    def stream(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> Iterator[str]:
+        """What :meth:`generate` gives for one prompt, piece by piece as it comes."""
+        generation = self.start([prompt], **options)
+        while not generation.done:
+            yield from (text for _, text, _ in generation.step() if text)
+
+
 def load(
     path: str | os.PathLike[str],
     adapter: str | os.PathLike[str] | None = None,
@@ -111,8 +169,8 @@ def load(
     """Loads a model for evaluation.
 
     `path` is a folder in Hugging Face's form or a name on the hub, `adapter` a folder in PEFT's
-    form. `device` is `cpu`, `cuda` or `auto`; `dtype` is `float32` or `bfloat16`: how weights and
-    activations are stored.
+    form. `device` is `cpu`, `cuda` or `auto`; `dtype` is `float32`, `bfloat16` or `auto`: how weights and
+    activations are stored. `auto` is float32 on the CPU, bfloat16 on a GPU for a model that was saved in 16 bits.
     """
     folder = hub.folder(os.fspath(path))
     ir = models.build(hub.model_config(folder))

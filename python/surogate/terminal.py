@@ -15,6 +15,16 @@ def show(text: str, end: str = "\n") -> None:
     print(_native.visible(text), end=end)
 
 
+def show_piece(text: str) -> None:
+    """To standard output at once: a piece of a text whose lines are its own."""
+    print("\n".join(_native.visible(line) for line in text.split("\n")), end="", flush=True)
+
+
+def put(code: str) -> None:
+    """Switches a colour of the terminal: a code of this package."""
+    print(code, end="", flush=True)
+
+
 def show_coloured(text: str) -> None:
     """To standard output as it is: the engine has made visible what is not its own in it."""
     print(text)

@@ -30,8 +30,8 @@ pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
 pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use options::{
-    CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions, RecomputeOptions,
-    Sharding, Training,
+    CompileOptions, EntryOptions, KeyValueCache, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
+    RecomputeOptions, Sharding, Training,
 };
 pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
 pub use passes::expand::expand;
@@ -141,6 +141,8 @@ pub fn entry_graph(
     // After both: parameters lie alike in every entry.
     passes.run(kind, "without_adapters", &mut graph, |g| passes::without_adapters::run(g, entry))?;
     passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
+    // Behind adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
+    passes.run(kind, "cache", &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
     if kind == EntryKind::FirstMicroStep {
         passes.run(kind, "autodiff", &mut graph, differentiate)?;
         // Right behind: what starts the backward pass still stands alone.

@@ -111,6 +111,7 @@ fn assemble(
         (ArenaKind::Waiting, lowering.waiting_bytes, "activations that wait for the backward pass"),
         (ArenaKind::States, parameters.states.bytes, "codes of weights, magnitudes of earlier steps"),
         (ArenaKind::Quants, parameters.quants_bytes, "frozen weights in codes"),
+        (ArenaKind::Cache, parameters.states.cache_bytes, "keys and values of earlier tokens"),
     ];
     while kinds.len() > arena::MASTERS.0 as usize && kinds.last().is_some_and(|(_, bytes, _)| *bytes == 0) {
         kinds.pop();

@@ -69,6 +69,19 @@ pub struct EntryOptions {
     pub adapter: bool,
     /// Names of outputs of model and task that are kept. A trailing `*` stands for any rest.
     pub outputs: Vec<String>,
+    /// Rows go on where their sequences were, with what this keeps of earlier tokens. All entries of a program have the same.
+    pub cache: Option<KeyValueCache>,
+}
+
+/// Keys and values of earlier tokens, in pages that sequences share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyValueCache {
+    /// Pages of each layer's keys, and of its values.
+    pub pages: usize,
+    /// Tokens of a page.
+    pub page: usize,
+    /// Pages of the longest sequence.
+    pub pages_per_sequence: usize,
 }
 
 /// What the plan may decide, and what is decided already. `None` leaves it to the plan.
@@ -177,7 +190,7 @@ impl EntryOptions {
     /// The usual entry of a kind.
     pub fn new(kind: EntryKind, task: Option<&str>) -> EntryOptions {
         let task = task.map(str::to_owned);
-        EntryOptions { kind, name: String::new(), task, adapter: true, outputs: Vec::new() }
+        EntryOptions { kind, name: String::new(), task, adapter: true, outputs: Vec::new(), cache: None }
     }
 
     /// Micro-steps that train.
@@ -193,6 +206,11 @@ impl EntryOptions {
     /// The model alone.
     pub fn forward() -> EntryOptions {
         EntryOptions::new(EntryKind::Forward, None)
+    }
+
+    /// The model alone, going on where its sequences were.
+    pub fn generate(cache: KeyValueCache) -> EntryOptions {
+        EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
     }
 
     /// The same entry, which keeps these outputs as well.

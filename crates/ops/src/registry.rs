@@ -83,6 +83,8 @@ operations! {
     ROWWISE = "rowwise": rowwise::Composed,
     STACK = "stack": rows::Stack,
     UNSTACK = "unstack": rows::Unstack,
+    LIKELIEST = "likeliest": rows::Likeliest,
+    PICK_TOKEN = "pick_token": rows::PickToken,
     SPLIT = "split": view::Split,
     CONCAT = "concat": view::Concat,
     SPLIT_HEADS = "split_heads": view::SplitHeads,
@@ -127,6 +129,8 @@ operations! {
     ATTENTION = "attention": attention::Attention,
     ATTENTION_BACKWARD = "attention_backward": attention::AttentionBackward,
     ATTENTION_SINK_GRADIENT = "attention_sink_gradient": attention::AttentionSinkGradient,
+    CACHE_WRITE = "cache_write": attention::CacheWrite,
+    CACHED_ATTENTION = "cached_attention": attention::CachedAttention,
 }
 
 /// Every operation, in the order of the list.

@@ -13,6 +13,12 @@ pub enum Setting<T> {
     Value(T),
 }
 
+impl<T> From<T> for Setting<T> {
+    fn from(value: T) -> Self {
+        Setting::Value(value)
+    }
+}
+
 impl<T> Setting<T> {
     /// True if the user left the choice open.
     pub fn is_auto(&self) -> bool {

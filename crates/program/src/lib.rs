@@ -45,6 +45,6 @@ pub use machine::{Arch, FP8, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
-pub use program::{Constant, Entry, EntryKind, Program, Variant, scalar};
+pub use program::{Constant, Entry, EntryKind, Program, Variant, generation, scalar};
 pub use unite::unite;
 pub use work::{Cause, Extents, Spread, Times, Work, clock, expected_times};

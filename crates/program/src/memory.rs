@@ -33,6 +33,8 @@ pub enum ArenaKind {
     States,
     /// Frozen weights in codes, where they are not among the weights: in host memory.
     Quants,
+    /// Keys and values of earlier tokens, in pages.
+    Cache,
 }
 
 impl ArenaKind {
@@ -50,6 +52,7 @@ impl ArenaKind {
             ArenaKind::Waiting => "waiting",
             ArenaKind::States => "codes",
             ArenaKind::Quants => "quants",
+            ArenaKind::Cache => "cache",
         }
     }
 
@@ -63,7 +66,8 @@ impl ArenaKind {
             | ArenaKind::Scalars
             | ArenaKind::Masters
             | ArenaKind::States
-            | ArenaKind::Quants => true,
+            | ArenaKind::Quants
+            | ArenaKind::Cache => true,
             ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => false,
         }
     }

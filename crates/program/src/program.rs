@@ -47,6 +47,20 @@ pub mod scalar {
     pub const FP8_CLIPPED: &str = "fp8_clipped";
 }
 
+/// Names of the inputs of an entry that goes on where its sequences were, besides those of the model, and of a result.
+pub mod generation {
+    /// i32 [B, T]: places in their sequences; below 0 for padding.
+    pub const POSITIONS: &str = "cache_positions";
+    /// i32 [B, pages of the longest sequence]: the pages of each sequence, in order.
+    pub const TABLE: &str = "page_table";
+    /// i32 \[B\]: the token of each row whose logits are wanted, where rows have several.
+    pub const LAST_TOKEN: &str = "last_token";
+    /// i32 \[1\]: the largest position of the sequences, where rotations depend on it.
+    pub const LARGEST_POSITION: &str = "largest_position";
+    /// A result, i32 [B, 1]: the likeliest token of each row.
+    pub const LIKELIEST: &str = "likeliest";
+}
+
 /// What an entry point does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {

@@ -9,6 +9,7 @@ mod console;
 mod data;
 mod doctor;
 mod errors;
+mod generate;
 mod merge;
 mod model;
 mod operations;
@@ -31,6 +32,8 @@ mod _native {
     use crate::doctor::{calibrate, check_operations, examine_machine};
     #[pymodule_export]
     use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
+    #[pymodule_export]
+    use crate::generate::{Generation, generation_help};
     #[pymodule_export]
     use crate::merge::{adapter_base, leads_out, merge, write_gguf};
     #[pymodule_export]

@@ -14,6 +14,7 @@ use train::{Device, DeviceRequest, ModelSource};
 
 use crate::arrays::{self, Floats, Integers};
 use crate::errors::train_error;
+use crate::generate::Generation;
 
 type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 
@@ -21,6 +22,8 @@ type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Model {
     model: Mutex<train::Model>,
+    /// Made when text is first asked for.
+    generator: Mutex<Option<train::Generator>>,
 }
 
 fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
@@ -32,10 +35,14 @@ fn device_setting(name: &str) -> PyResult<Setting<DeviceKind>> {
     }
 }
 
-fn element_type(name: &str) -> PyResult<DType> {
+fn element_type(name: &str) -> PyResult<Setting<DType>> {
     match name.parse() {
-        Ok(dtype @ (DType::F32 | DType::BF16)) => Ok(dtype),
-        _ => Err(PyValueError::new_err(format!("dtype: {name:?} is not supported, expected float32 or bfloat16"))),
+        _ if name == "auto" => Ok(Setting::Auto),
+        Ok(dtype @ (DType::F32 | DType::BF16)) => Ok(Setting::Value(dtype)),
+        _ => {
+            let text = format!("dtype: {name:?} is not supported, expected float32, bfloat16 or auto");
+            Err(PyValueError::new_err(text))
+        }
     }
 }
 
@@ -52,8 +59,36 @@ impl Model {
     }
 }
 
+impl Model {
+    /// The same with what generates text.
+    pub fn with_generator<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut train::Generator) -> train::Result<T> + Send,
+    ) -> PyResult<T> {
+        let result = py.detach(|| {
+            let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
+            if generator.is_none() {
+                *generator = Some(self.model.lock().unwrap_or_else(PoisonError::into_inner).generator()?);
+            }
+            call(generator.as_mut().expect("just made"))
+        });
+        result.map_err(|error| train_error(py, error))
+    }
+}
+
 #[pymethods]
 impl Model {
+    /// Begins to answer prompts, a list as JSON, with options as in YAML.
+    fn start(
+        slf: &Bound<'_, Self>,
+        py: Python<'_>,
+        prompts: &str,
+        options: Vec<(String, String)>,
+    ) -> PyResult<Generation> {
+        Generation::start(py, slf, prompts, &options)
+    }
+
     /// Opens the device and the folders. `ir` is the model's graph as JSON, `adapter` a folder in
     /// PEFT's form.
     #[staticmethod]
@@ -73,7 +108,9 @@ impl Model {
             let source = Arc::new(ModelSource::open(&folder, ir)?);
             train::Model::load(device, source, adapter.as_deref(), dtype)
         });
-        loaded.map(|model| Model { model: Mutex::new(model) }).map_err(|error| train_error(py, error))
+        loaded
+            .map(|model| Model { model: Mutex::new(model), generator: Mutex::new(None) })
+            .map_err(|error| train_error(py, error))
     }
 
     /// Names of the tensors that gradients are given for.

@@ -32,6 +32,8 @@ pub enum Purpose {
     Shuffle = 4,
     /// Rounding to codes of four bits.
     Codes = 5,
+    /// Drawing the next token of a text.
+    Generation = 6,
 }
 
 /// One 32-bit word at `position` of the sequence (`seed`, `purpose`, `stream`, `step`).

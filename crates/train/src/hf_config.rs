@@ -139,6 +139,14 @@ impl HfConfig {
         scaling
     }
 
+    /// The longest row whose positions are rotated by the first of two tables, where longer ones have the second.
+    pub fn turning(&self) -> Option<usize> {
+        let scaling = SCALING.iter().rev().find_map(|key| self.text().get(key).filter(|value| value.is_object()))?;
+        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
+        let of_scaling = scaling.get(ORIGINAL_POSITIONS).and_then(Value::as_u64).map(|n| n as usize);
+        (kind == Some("longrope")).then(|| of_scaling.or_else(|| self.size(ORIGINAL_POSITIONS)))?
+    }
+
     /// The longest row that the configuration allows: its positions, or those to which it stretches them.
     pub fn stretched_positions(&self) -> Option<usize> {
         let own = self.max_positions()? as f64;

@@ -24,6 +24,7 @@ mod export;
 mod feed;
 mod flops;
 mod formats;
+mod generate;
 mod gguf;
 mod hf_config;
 mod instruments;
@@ -70,6 +71,9 @@ pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};
 pub use feed::{CheckedData, check_data, choose_files, matching_names};
+pub use generate::{
+    Finish, Generation, GenerationOptions, Generator, Piece, Prompt, PromptEncoder, section as generation_section,
+};
 pub use gguf::{GgufDone, write_gguf};
 pub use journal::Journal;
 pub use merge::{Merged, merge};

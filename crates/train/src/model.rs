@@ -8,13 +8,15 @@ use std::sync::Arc;
 use compiler::{AdapterOptions, CompileOptions, EntryOptions, PlanOptions, Recipe, Sharding, Training};
 use data::Batch;
 use data::safetensors::Weights;
-use program::{Choices, EntryKind, scalar};
+use options::Setting;
+use program::{Arch, Choices, EntryKind, scalar};
 use tensor::packed::Quantisation;
 use tensor::{DType, HostTensor};
 
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
+use crate::generate::Generator;
 use crate::peft;
 use crate::plan::TASK;
 use crate::source::ModelSource;
@@ -54,11 +56,23 @@ pub struct LossAndGradients {
 
 impl Model {
     /// A model that will be read from its folder, with an adapter folder in PEFT's form. Weights and
-    /// activations are stored as `dtype`, adapters in f32 as PEFT does. Nothing is compiled before
-    /// the first batch.
-    pub fn load(device: Arc<Device>, source: Arc<ModelSource>, adapter: Option<&Path>, dtype: DType) -> Result<Model> {
-        let read = |folder| peft::read_options(folder, DType::F32).map(|of| AdapterOptions { dropout: 0.0, ..of });
-        let adapter_options = adapter.map(read).transpose()?;
+    /// activations are stored as `dtype`, adapters in f32 as PEFT does; `auto` is the type of the model's files in 16 bits on
+    /// a GPU, f32 elsewhere. Nothing is compiled before the first batch.
+    pub fn load(
+        device: Arc<Device>,
+        source: Arc<ModelSource>,
+        adapter: Option<&Path>,
+        dtype: impl Into<Setting<DType>>,
+    ) -> Result<Model> {
+        let dtype = match dtype.into() {
+            Setting::Value(dtype) => dtype,
+            Setting::Auto if device.machine.arch == Arch::Cpu => DType::F32,
+            Setting::Auto => match source.dtype() {
+                Some(DType::BF16 | DType::F16) => DType::BF16,
+                _ => DType::F32,
+            },
+        };
+        let adapter_options = adapter.map(read_adapter).transpose()?;
         let options = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
@@ -74,6 +88,12 @@ impl Model {
             sharding: Sharding::default(),
         };
         Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None })
+    }
+
+    /// What generates text with the same weights, which it loads for itself.
+    pub fn generator(&self) -> Result<Generator> {
+        let dtype = self.options.weights;
+        Generator::new(self.device.clone(), self.source.clone(), self.adapter.clone(), dtype)
     }
 
     /// The same model, its frozen linears in codes.
@@ -170,17 +190,27 @@ impl Model {
         let first = crate::engine::variant_of(from_ref(batch), false);
         let options = CompileOptions { variants: vec![first], ..options.clone() };
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
-        let program = engine.program().clone();
-        let mut read = |part: WeightSet, folder: &Path, files: Weights| {
-            weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
-        };
-        read(WeightSet::Base, &self.source.folder, self.source.weights(&self.source.folder)?)?;
-        if let Some(folder) = &self.adapter {
-            read(WeightSet::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
-        }
-        engine.weights_written()?;
+        load_weights(&mut engine, &self.source, self.adapter.as_deref())?;
         Ok(engine)
     }
+}
+
+/// The options of an adapter folder in PEFT's form, without dropout.
+pub(crate) fn read_adapter(folder: &Path) -> Result<AdapterOptions> {
+    peft::read_options(folder, DType::F32).map(|of| AdapterOptions { dropout: 0.0, ..of })
+}
+
+/// Reads a model's weights, and an adapter's, to where a program has them.
+pub(crate) fn load_weights(engine: &mut Engine, source: &ModelSource, adapter: Option<&Path>) -> Result<()> {
+    let program = engine.program().clone();
+    let mut read = |part: WeightSet, folder: &Path, files: Weights| {
+        weights::load(engine.session(), &program, part, &files, &folder.display().to_string())
+    };
+    read(WeightSet::Base, &source.folder, source.weights(&source.folder)?)?;
+    if let Some(folder) = adapter {
+        read(WeightSet::Adapter, folder, Weights::open(folder).map_err(TrainError::model_file)?)?;
+    }
+    engine.weights_written()
 }
 
 /// Names of the residual stream's values in order: `hidden.embed`, `hidden.layer.0`, …

@@ -266,6 +266,14 @@ def unstack(*inputs: Tensor | Parameter, axis: int | each[int] | None = None, si
     axis: the axis along which the parts lie; 0 where it is left out
     sizes: extent of each part; their sum is the input's"""
 
+def likeliest(*inputs: Tensor | Parameter) -> Any:
+    """The place of the largest number of every row, the first of several; a row without a number above −∞ gives 0. x
+    […, N] → y i32 […]."""
+
+def pick_token(*inputs: Tensor | Parameter) -> Any:
+    """One token of every row, y[b, 0] = x[b, index[b]]. x [B, T, N], index i32 [B], each from 0 to below T → y [B,
+    1, N]."""
+
 def split(*inputs: Tensor | Parameter, sizes: list[int] | each[list[int]]) -> Any:
     """x […, N] taken apart along the last axis → one part […, sizeᵢ] for each size. A view: the parts lie inside x.
 
@@ -626,3 +634,24 @@ def attention_sink_gradient(*inputs: Tensor | Parameter, accumulate: bool | each
     d_o [B, T, heads, DV], lse f32 [B, heads, T], sink [heads] → d_sink f32 [heads]. With `accumulate`, added to.
 
     accumulate: add to the result instead of overwriting it"""
+
+def cache_write(*inputs: Tensor | Parameter, pages: int | each[int], page: int | each[int], dtype: str | each[str] | None = None) -> Any:
+    """Puts the keys and values of new tokens into the pages of their sequences: token t of row b, at position p of
+    its sequence, goes to line p mod page of page table[b, p / page]. A position below 0 is padding and goes
+    nowhere. Everything else stays as it is. k [B, T, kv_heads, D], v [B, T, kv_heads, DV], positions i32 [B, T],
+    table i32 [B, M] → key_cache [pages, page, kv_heads, D], value_cache [pages, page, kv_heads, DV].
+
+    pages: pages of a cache
+    page: tokens of a page
+    dtype: element type of the caches; absent for that of k"""
+
+def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None) -> Any:
+    """`attention` of new tokens over caches that hold their own and all earlier keys and values of their sequences
+    (see `cache_write`). Token t of row b, at position p of its sequence, sees the keys at 0 … p, with a window
+    max(0, p + 1 − window) … p. A position below 0 is padding, and its result 0. q [B, T, heads, D], key_cache
+    [pages, page, kv_heads, D], value_cache [pages, page, kv_heads, DV], positions i32 [B, T], table i32 [B, M],
+    as wanted sink [heads] → o [B, T, heads, DV].
+
+    scale: factor of the scores q·k; absent for 1/√D
+    window: keys up to itself that a query sees, itself included; absent for all of its document
+    soft_cap: c: the score s becomes c·tanh(s/c)"""

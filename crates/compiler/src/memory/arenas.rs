@@ -20,6 +20,7 @@ pub(crate) mod arena {
     pub const WAITING: ArenaId = ArenaId(9);
     pub const STATES: ArenaId = ArenaId(10);
     pub const QUANTS: ArenaId = ArenaId(11);
+    pub const CACHE: ArenaId = ArenaId(12);
 }
 
 /// f32: Σ gradient², before the division by the weight sum.

@@ -1,7 +1,7 @@
 //! Where states beside the parameters lie: the factors and magnitudes of quantisers, each kind behind one another, codes
-//! of weights, and the histories that only the update sees.
+//! of weights, the histories that only the update sees; and pages of keys and values.
 
-use graph::Graph;
+use graph::{Graph, StateId, ValueId};
 use program::{EntryKind, Quantiser, Scaling, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
@@ -15,6 +15,8 @@ pub(crate) struct StatePlan {
     /// In the order of the graph's list.
     pub places: Vec<TensorRef>,
     pub bytes: usize,
+    /// Bytes of the pages of keys and values, in an arena of their own.
+    pub cache_bytes: usize,
     /// What an update does with magnitudes; none where nothing records any.
     pub histories: Option<Histories>,
 }
@@ -46,9 +48,20 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
         bytes = start + at.bytes();
         at
     };
-    let places: Vec<TensorRef> =
-        table.states.iter().map(|id| take(dtype_of(table, *id), &table.value(*id).shape)).collect();
-    let recording = graphs.iter().map(|(_, _, graph)| graph).find(|graph| !graph.stored.is_empty());
+    let mut cache_bytes = 0;
+    let mut take_pages = |dtype: DType, shape: &[usize]| {
+        let at = TensorRef::dense(arena::CACHE, cache_bytes, dtype, shape);
+        cache_bytes = align(cache_bytes + at.bytes(), ALIGNMENT_BYTES);
+        at
+    };
+    let holds_pages = |state: usize| table.pages.contains(&StateId(state as u32));
+    let place = |(index, id): (usize, &ValueId)| {
+        let (dtype, shape) = (dtype_of(table, *id), &table.value(*id).shape);
+        if holds_pages(index) { take_pages(dtype, shape) } else { take(dtype, shape) }
+    };
+    let places: Vec<TensorRef> = table.states.iter().enumerate().map(place).collect();
+    let records = |graph: &Graph| graph.stored.iter().any(|(_, state)| !graph.pages.contains(state));
+    let recording = graphs.iter().map(|(_, _, graph)| graph).find(|graph| records(graph));
     let histories = recording.map(|graph| {
         let Recipe::Fp8Hybrid(recipe) = options.recipe else { unreachable!("only one recipe keeps magnitudes") };
         let quantisers = &graph.quantisers;
@@ -66,5 +79,5 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
         let (limits, tops) = (HostTensor::from_f32([count], &limits), HostTensor::from_i32([count], &tops));
         Histories { scaling, amax: vector(count), limits, tops }
     });
-    StatePlan { places, histories, bytes }
+    StatePlan { places, histories, bytes, cache_bytes }
 }

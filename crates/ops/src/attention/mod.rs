@@ -4,6 +4,7 @@
 //! (`mask`). Which realisation a call gets on a GPU is decided in `library`; on the CPU there is one.
 
 mod backward;
+mod cached;
 mod cpu;
 mod examples;
 mod forward;
@@ -25,6 +26,7 @@ use tensor::Attrs;
 use crate::op::Attribute;
 
 pub use backward::AttentionBackward;
+pub use cached::{CacheWrite, CachedAttention};
 pub use forward::Attention;
 pub use mask::Mask;
 pub use operands::{Extents, Operands, Reading, Scoring};

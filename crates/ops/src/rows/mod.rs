@@ -2,6 +2,9 @@
 //! takes them apart. Merged linears see the weights of one group as one matrix through them, and
 //! work that is done in parts sees its rows or heads.
 
+mod likeliest;
+mod pick;
+
 use graph::{OpId, ValueType};
 use program::TensorRef;
 use tensor::Attrs;
@@ -12,6 +15,9 @@ use crate::kernel::{LowerCall, Lowered};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
+
+pub use likeliest::Likeliest;
+pub use pick::PickToken;
 
 const AXIS: Attribute =
     Attribute { name: "axis", kind: "int?", doc: "the axis along which the parts lie; 0 where it is left out" };

@@ -1,0 +1,96 @@
+//! A model that goes on where its sequences were: what the rewrite leaves, what it costs, what it refuses.
+
+mod support;
+
+use compiler::{CompileError, CompileOptions, EntryOptions, KeyValueCache, compile};
+use graph::Model;
+use program::{Documents, EntryKind, Instruction, Machine, Program, Variant};
+use serde_json::{Value, json};
+use support::options;
+
+const CACHE: KeyValueCache = KeyValueCache { pages: 12, page: 4, pages_per_sequence: 5 };
+
+fn model() -> Model {
+    graph::from_json(include_str!("fixtures/llama.json")).expect("the fixture is valid IR")
+}
+
+fn asked(shapes: &[(usize, usize)]) -> CompileOptions {
+    let variant =
+        |(batch, seq_len): &(usize, usize)| Variant { batch: *batch, seq_len: *seq_len, documents: Documents::Rows };
+    CompileOptions {
+        variants: shapes.iter().map(variant).collect(),
+        training: None,
+        entries: vec![EntryOptions::generate(CACHE).keeping(["logits"])],
+        ..options()
+    }
+}
+
+fn compiled(shapes: &[(usize, usize)]) -> Program {
+    compile(&model(), &asked(shapes), &Machine::cpu(1 << 30, 2)).unwrap()
+}
+
+/// Operations of an entry.
+fn operations(program: &Program, entry: usize) -> Vec<&str> {
+    let launched = |step: &'_ program::Step| matches!(step.instruction, Instruction::Launch(_));
+    let steps = program.entries[entry].steps.iter().filter(|step| launched(step));
+    steps.map(|step| step.provenance.op.as_str()).collect()
+}
+
+#[test]
+fn attention_reads_pages_and_one_token_of_a_row_reaches_the_head() {
+    let program = compiled(&[(1, 8), (3, 1)]);
+    for (entry, rows) in [(0, 1), (1, 3)] {
+        let operations = operations(&program, entry);
+        let count = |name: &str| operations.iter().filter(|op| **op == name).count();
+        let layers = count("cache_write");
+        assert!(layers > 1, "{operations:?}");
+        assert_eq!((count("cached_attention"), count("attention")), (layers, 0), "{operations:?}");
+        assert_eq!((count("pick_token"), count("likeliest")), (usize::from(entry == 0), 1));
+        let logits = program.entries[entry].outputs.iter().find(|(name, _)| name == "logits").unwrap();
+        assert_eq!(logits.1.shape[..2], [rows, 1]);
+        let names: Vec<&str> = program.entries[entry].inputs.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(["cache_positions", "page_table"].iter().all(|name| names.contains(name)), "{names:?}");
+        assert_eq!(names.contains(&"last_token"), entry == 0);
+    }
+}
+
+#[test]
+fn pages_are_planned_and_shared_by_all_shapes() {
+    let (one, both) = (compiled(&[(3, 1)]), compiled(&[(1, 8), (3, 1)]));
+    let line = |program: &Program| program.memory.iter().find(|line| line.class == "cache").map(|line| line.bytes);
+    let bytes = line(&one).unwrap();
+    assert!(bytes > 0 && bytes.is_multiple_of(CACHE.pages * CACHE.page * 4), "{bytes}");
+    assert_eq!(line(&both), Some(bytes));
+    assert!(one.has_layout_of(&both));
+    let plain = CompileOptions { entries: vec![EntryOptions::forward().keeping(["logits"])], ..asked(&[(3, 1)]) };
+    let plain = compile(&model(), &plain, &Machine::cpu(1 << 30, 2)).unwrap();
+    assert_eq!((line(&plain), plain.entry(EntryKind::Forward, None)), (None, Some(0)));
+}
+
+#[test]
+fn a_model_whose_tokens_see_later_ones_is_refused() {
+    let mut text = serde_json::to_value(model()).unwrap();
+    let mut changed = 0;
+    visit(&mut text, &mut |node| {
+        if node["op"] == "attention" {
+            node["attrs"]["bidirectional"] = json!(true);
+            changed += 1;
+        }
+    });
+    assert!(changed > 0);
+    let seeing = graph::from_json(&text.to_string()).unwrap();
+    let error = compile(&seeing, &asked(&[(1, 8)]), &Machine::cpu(1 << 30, 2)).unwrap_err();
+    assert!(matches!(error, CompileError::Options(_)) && error.to_string().contains("see later ones"), "{error}");
+}
+
+/// Every object of a value.
+fn visit(value: &mut Value, change: &mut impl FnMut(&mut Value)) {
+    if value.is_object() {
+        change(value);
+    }
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| visit(item, change)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| visit(field, change)),
+        _ => {}
+    }
+}

@@ -1,0 +1,258 @@
+//! Attention of new tokens over all that their sequences hold.
+
+use graph::{Dim, OpId, ValueType};
+use program::{Arch, Arg, Cost, TensorRef};
+use tensor::{Attrs, DType};
+
+use super::{check_places, cpu, examples};
+use crate::attention::launch::{is_aligned, strides};
+use crate::attention::{ATTRIBUTES, MAX_HEAD_DIM, Reading};
+use crate::gradient::{GradientCall, Gradients};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::op::{Attribute, Class, Example, Op};
+use crate::registry::id;
+
+const SOURCE: &str = include_str!("read.cu");
+const MERGE: &str = include_str!("merge.cu");
+const HEADERS: &[(&str, &str)] = &[
+    ("types.cuh", include_str!("../../cuda/types.cuh")),
+    ("pack.cuh", include_str!("../../cuda/pack.cuh")),
+    ("pages.cuh", include_str!("pages.cuh")),
+];
+
+const THREADS: usize = 128;
+/// Numbers of a query, and of a sum, that a thread holds.
+const HELD: usize = 32;
+/// Query heads of one block at most.
+const MOST_HEADS: usize = 8;
+/// Blocks for each multiprocessor that keep the memory busy.
+const BLOCKS_PER_UNIT: usize = 8;
+/// Keys for which a block is worth its start.
+const LEAST_KEYS: usize = 64;
+
+/// o = cached_attention(q, key_cache, value_cache, positions, table [, sink])
+pub struct CachedAttention;
+
+/// The extents of a call.
+struct Extents {
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    value_dim: usize,
+    page: usize,
+    /// Pages of the longest sequence.
+    table: usize,
+}
+
+impl Extents {
+    fn of(inputs: &[TensorRef]) -> Extents {
+        let [q, keys, values, _, table, ..] = inputs else { unreachable!("the shape rule requires five inputs") };
+        Extents {
+            batch: q.shape[0],
+            tokens: q.shape[1],
+            heads: q.shape[2],
+            kv_heads: keys.shape[2],
+            head_dim: q.shape[3],
+            value_dim: values.shape[3],
+            page: keys.shape[1],
+            table: table.shape[1],
+        }
+    }
+
+    /// Keys that a query may see at most.
+    fn longest(&self, reading: &Reading) -> usize {
+        reading.window.map_or(self.page * self.table, |window| window.min(self.page * self.table))
+    }
+}
+
+/// How the work of a call is divided over threads and blocks.
+struct Division {
+    /// Neighbouring columns that a thread reads at once.
+    vector: usize,
+    /// Threads that share a key.
+    lanes: usize,
+    /// Vectors of a key, and of a value, that a thread reads.
+    chunks: [usize; 2],
+    /// Query heads of a block: they share the keys that it reads.
+    heads: usize,
+    /// Parts that the keys of a query are divided into.
+    splits: usize,
+}
+
+impl Division {
+    fn of(call: &LowerCall<'_>) -> Division {
+        let e = Extents::of(call.inputs);
+        let (q, caches) = (&call.inputs[0], &call.inputs[1..3]);
+        let bytes = q.dtype.size();
+        let aligned = |t: &TensorRef| {
+            t.dtype == q.dtype && t.shape[3].is_multiple_of(16 / bytes) && t.offset.is_multiple_of(16) && is_aligned(t)
+        };
+        let wide = matches!(q.dtype, DType::BF16 | DType::F16 | DType::F32) && caches.iter().all(aligned);
+        let vector = if wide { 16 / bytes } else { 1 };
+        let vectors = [e.head_dim, e.value_dim].map(|columns| columns.div_ceil(vector));
+        let lanes = vectors[0].max(vectors[1]).next_power_of_two().min(32);
+        let chunks = vectors.map(|n| n.div_ceil(lanes));
+        let held = vector * chunks[0].max(chunks[1]);
+        let group = e.heads / e.kv_heads;
+        let most = (HELD / held).clamp(1, MOST_HEADS);
+        let heads = (1..=most.min(group)).rev().find(|n| group.is_multiple_of(*n)).expect("1 divides everything");
+        let blocks = e.batch * e.tokens * e.heads / heads;
+        let reading = Reading::checked(call.attrs, e.head_dim);
+        let wanted = (BLOCKS_PER_UNIT * call.machine.units).div_ceil(blocks);
+        let splits = wanted.clamp(1, e.longest(&reading).div_ceil(LEAST_KEYS));
+        Division { vector, lanes, chunks, heads, splits }
+    }
+}
+
+impl Op for CachedAttention {
+    fn id(&self) -> OpId {
+        id::CACHED_ATTENTION
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn doc(&self) -> &'static str {
+        "`attention` of new tokens over caches that hold their own and all earlier keys and values of their sequences \
+         (see `cache_write`). Token t of row b, at position p of its sequence, sees the keys at 0 … p, with a window \
+         max(0, p + 1 − window) … p. A position below 0 is padding, and its result 0. q [B, T, heads, D], key_cache \
+         [pages, page, kv_heads, D], value_cache [pages, page, kv_heads, DV], positions i32 [B, T], table i32 [B, M], \
+         as wanted sink [heads] → o [B, T, heads, DV]."
+    }
+
+    fn attributes(&self) -> &'static [Attribute] {
+        &ATTRIBUTES[..3]
+    }
+
+    fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
+        let [q, keys, values, positions, table, sink @ ..] = inputs else {
+            return Err("takes q, both caches, the positions, the table and as wanted a sink".into());
+        };
+        let [batch, tokens, Dim::Fixed(heads), Dim::Fixed(head_dim)] = q.shape.as_slice() else {
+            return Err("q must be [B, T, heads, D], heads and D known".into());
+        };
+        let [_, _, Dim::Fixed(kv_heads), Dim::Fixed(key_dim)] = keys.shape.as_slice() else {
+            return Err("key_cache must be [pages, page, kv_heads, D]".into());
+        };
+        let [.., Dim::Fixed(value_dim)] = values.shape.as_slice() else {
+            return Err("value_cache must be [pages, page, kv_heads, DV]".into());
+        };
+        if key_dim != head_dim || values.shape.len() != 4 || values.shape[..3] != keys.shape[..3] {
+            return Err("key_cache must have the columns of q, value_cache the pages and heads of key_cache".into());
+        }
+        if *kv_heads == 0 || heads % kv_heads != 0 {
+            return Err(format!("{heads} heads cannot share {kv_heads} key heads evenly"));
+        }
+        if let Some(dim) = [*head_dim, *value_dim].into_iter().find(|dim| !(1..=MAX_HEAD_DIM).contains(dim)) {
+            return Err(format!("heads have 1 to {MAX_HEAD_DIM} columns, not {dim}"));
+        }
+        check_places(q, positions, table)?;
+        Reading::of(attrs, *head_dim)?;
+        if !matches!(sink, [] | [_]) || sink.iter().any(|sink| sink.shape != [Dim::Fixed(*heads)]) {
+            return Err(format!("the sink must be [{heads}], one number for each head"));
+        }
+        if [q, keys, values].into_iter().chain(sink).any(|t| !t.dtype.is_float()) {
+            return Err("q, the caches and a sink must be floating point".into());
+        }
+        let shape = [batch.clone(), tokens.clone(), Dim::Fixed(*heads), Dim::Fixed(*value_dim)];
+        Ok(vec![ValueType::new(q.dtype, shape)])
+    }
+
+    fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
+        Gradients::NoGradient("only what generates text reads a cache")
+    }
+
+    /// As if every sequence had half of its longest length: how long they are is data.
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
+        let e = Extents::of(inputs);
+        let keys = e.longest(&Reading::checked(attrs, e.head_dim)) as f64 / 2.0;
+        let columns = (e.head_dim + e.value_dim) as f64;
+        let line = (e.kv_heads * inputs[1].dtype.size()) as f64 * columns;
+        Cost {
+            flops: 2.0 * (e.batch * e.tokens * e.heads) as f64 * keys * columns,
+            bytes: (inputs[0].bytes() + outputs[0].bytes()) as f64 + e.batch as f64 * keys * line,
+        }
+    }
+
+    /// Sum, largest score and unfinished result of every part.
+    fn scratch(&self, call: &LowerCall<'_>) -> usize {
+        let (e, splits) = (Extents::of(call.inputs), Division::of(call).splits);
+        if splits == 1 { 0 } else { 4 * e.batch * e.tokens * e.heads * splits * (e.value_dim + 2) }
+    }
+
+    fn lower(&self, call: &LowerCall<'_>) -> Lowered {
+        if call.machine.arch == Arch::Cpu {
+            return Lowered::Kernels(Vec::new());
+        }
+        let (e, division) = (Extents::of(call.inputs), Division::of(call));
+        let tokens = (e.batch * e.tokens) as u32;
+        let defines = defines(call, &e, &division);
+        let kernel = |entry, source: &str, grid, args| KernelSpec {
+            entry,
+            source: source.to_owned(),
+            headers: HEADERS.to_vec(),
+            defines: defines.clone(),
+            grid,
+            block: [THREADS as u32, 1, 1],
+            shared_bytes: 0,
+            args,
+        };
+        let sink = Arg::Input(if call.inputs.len() == 6 { 5 } else { 0 });
+        let result = if division.splits > 1 { Arg::Scratch(0) } else { Arg::Output(0) };
+        let inputs = [0, 1, 2, 3, 4].map(Arg::Input);
+        let args = inputs.into_iter().chain([sink.clone(), result]).collect();
+        let groups = (e.heads / division.heads) as u32;
+        let mut kernels = vec![kernel("cached_attention", SOURCE, [division.splits as u32, groups, tokens], args)];
+        if division.splits > 1 {
+            let args = vec![Arg::Scratch(0), Arg::Input(3), sink, Arg::Output(0)];
+            kernels.push(kernel("merge_parts", MERGE, [e.heads as u32, tokens, 1], args));
+        }
+        Lowered::Kernels(kernels)
+    }
+
+    crate::reference!(cpu::read);
+
+    fn examples(&self) -> Vec<Example> {
+        examples::of_reading()
+    }
+}
+
+/// Extents, division, types and what makes a score.
+fn defines(call: &LowerCall<'_>, e: &Extents, division: &Division) -> Vec<(String, String)> {
+    let [q, keys, values, positions, table, ..] = call.inputs else { unreachable!("five inputs at least") };
+    for tensor in [keys, values, positions, table].into_iter().chain(call.inputs.get(5)) {
+        assert!(tensor.is_dense(), "caches, positions, tables and sinks lie densely: {tensor}");
+    }
+    let reading = Reading::checked(call.attrs, e.head_dim);
+    let numbers = [
+        ("TOKENS", e.tokens),
+        ("HEADS", e.heads),
+        ("KV_HEADS", e.kv_heads),
+        ("D", e.head_dim),
+        ("DV", e.value_dim),
+        ("PAGE", e.page),
+        ("TABLE", e.table),
+        ("THREADS", THREADS),
+        ("VECTOR", division.vector),
+        ("LANES", division.lanes),
+        ("K_CHUNKS", division.chunks[0]),
+        ("V_CHUNKS", division.chunks[1]),
+        ("SHARE", division.heads),
+        ("SPLITS", division.splits),
+        ("WINDOW", reading.window.unwrap_or(0)),
+        ("HAS_CAP", reading.soft_cap.is_some() as usize),
+        ("HAS_SINK", (call.inputs.len() == 6) as usize),
+    ];
+    let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+    defines.extend(strides("Q", q).into_iter().chain(strides("O", &call.outputs[0])));
+    let types = [("KEY_T", keys.dtype), ("VALUE_T", values.dtype)];
+    defines.extend(types.map(|(name, dtype)| (name.to_owned(), device_type(dtype).to_owned())));
+    let sink_type = call.inputs.get(5).map_or("float", |sink| device_type(sink.dtype));
+    defines.push(("SINK_T".to_owned(), sink_type.to_owned()));
+    defines.push(("SCALE".to_owned(), format!("{:e}f", reading.scale as f32)));
+    defines.push(("SOFT_CAP".to_owned(), format!("{:e}f", reading.soft_cap.unwrap_or(1.0) as f32)));
+    defines
+}

@@ -1,0 +1,76 @@
+//! Generation of text, for `Model.generate` and the command line: steps are the caller's, so that text is shown as it comes
+//! and a signal ends it.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use serde_json::Value;
+use train::{GenerationOptions, Prompt, TrainError};
+
+use crate::errors::train_error;
+use crate::model::Model;
+
+/// What a step added to an answer: number of the prompt, text, why the answer ended.
+type Piece = (usize, String, Option<&'static str>);
+
+/// Answers to some prompts, while they are made.
+#[pyclass(frozen, module = "surogate._native")]
+pub struct Generation {
+    model: Py<Model>,
+    generation: Mutex<train::Generation>,
+}
+
+impl Generation {
+    /// Begins with prompts as JSON: a list of texts, lists of messages, lists of ids.
+    pub fn start(
+        py: Python<'_>,
+        model: &Bound<'_, Model>,
+        prompts: &str,
+        options: &[(String, String)],
+    ) -> PyResult<Self> {
+        let prompts: Vec<Value> = serde_json::from_str(prompts)
+            .map_err(|e| train_error(py, TrainError::Usage(format!("prompts: expected a list as JSON: {e}"))))?;
+        let started = model.get().with_generator(py, |generator| {
+            let options = GenerationOptions::read(options)?;
+            let prompts = prompts.iter().map(Prompt::from_json).collect::<train::Result<Vec<_>>>()?;
+            train::Generation::start(generator, &prompts, &options)
+        })?;
+        Ok(Generation { model: model.clone().unbind(), generation: Mutex::new(started) })
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut train::Generation) -> T) -> T {
+        call(&mut self.generation.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[pymethods]
+impl Generation {
+    /// One step: reads a part of a prompt, or adds a token to every answer that is not done.
+    fn step(&self, py: Python<'_>) -> PyResult<Vec<Piece>> {
+        let step = |generator: &mut train::Generator| self.with(|generation| generation.step(generator));
+        let pieces = self.model.get().with_generator(py, step)?;
+        Ok(pieces.into_iter().map(|piece| (piece.prompt, piece.text, piece.finish.map(train::Finish::name))).collect())
+    }
+
+    /// Whether every answer has ended.
+    #[getter]
+    fn done(&self) -> bool {
+        self.with(|generation| generation.is_done())
+    }
+
+    /// The ids of an answer so far, the token that ended it included.
+    fn answer(&self, prompt: usize) -> Vec<i32> {
+        self.with(|generation| generation.answer(prompt).to_vec())
+    }
+
+    /// Tokens of a prompt.
+    fn prompt_tokens(&self, prompt: usize) -> usize {
+        self.with(|generation| generation.prompt_tokens(prompt))
+    }
+}
+
+/// The options of generation as JSON: a list of rows, as those of a run.
+#[pyfunction]
+pub fn generation_help() -> String {
+    options::help_rows(&[train::generation_section()]).to_string()
+}

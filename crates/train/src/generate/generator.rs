@@ -1,0 +1,221 @@
+//! A model on a device that goes on where its sequences were. Compiled when it is first needed, and again when sequences need
+//! more than it holds. Knows pages and rows by number, not whose they are.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use compiler::{AdapterOptions, CompileOptions, PlanOptions, Recipe, Sharding};
+use program::{Choices, EntryKind, Variant, generation};
+use tensor::DType;
+
+use super::capacity::{Capacity, Need, variant};
+use super::defaults::Defaults;
+use super::prompt::PromptEncoder;
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::{Result, TrainError};
+use crate::model::{load_weights, read_adapter};
+use crate::quantised_base;
+use crate::source::ModelSource;
+
+const LOGITS: &str = "logits";
+
+/// Weights on a device, with programs that read prompts and add token after token.
+pub struct Generator {
+    device: Arc<Device>,
+    source: Arc<ModelSource>,
+    adapter: Option<PathBuf>,
+    options: CompileOptions,
+    engine: Option<(Engine, Capacity)>,
+    encoder: PromptEncoder,
+    defaults: Defaults,
+    /// Counts generations: one at a time owns the cache.
+    pub(super) started: u64,
+}
+
+/// What follows the tokens of rows; rows of padding are behind those that were asked for.
+pub(super) enum Following {
+    /// The likeliest token of each row.
+    Likeliest(Vec<u32>),
+    /// Logits row by row.
+    Logits { logits: Vec<f32>, vocabulary: usize },
+}
+
+/// The tokens of one row that are read at once.
+pub(super) struct Row<'a> {
+    pub ids: &'a [i32],
+    /// The place of the first in its sequence.
+    pub position: usize,
+    pub pages: &'a [u32],
+}
+
+impl Generator {
+    /// A model that will be read from its folder, with an adapter folder in PEFT's form.
+    pub fn new(
+        device: Arc<Device>,
+        source: Arc<ModelSource>,
+        adapter: Option<PathBuf>,
+        dtype: DType,
+    ) -> Result<Generator> {
+        let adapter_options: Option<AdapterOptions> = adapter.as_deref().map(read_adapter).transpose()?;
+        let options = CompileOptions {
+            variants: Vec::new(),
+            weights: dtype,
+            // An adapter of weights in codes is one of their values.
+            quantised: adapter.as_deref().map(quantised_base::read).transpose()?.flatten().map(|base| base.made),
+            stored: Default::default(),
+            compute: dtype,
+            recipe: Recipe::Uniform,
+            training: None,
+            adapter: adapter_options,
+            entries: Vec::new(),
+            seed: 0,
+            plan: PlanOptions::default(),
+            sharding: Sharding::default(),
+        };
+        let folders: Vec<_> = adapter.iter().chain([&source.folder]).map(PathBuf::as_path).collect();
+        let encoder = PromptEncoder::open(&folders)?;
+        let defaults = Defaults::read(&source.folder, &source.config.0)?;
+        Ok(Generator { device, source, adapter, options, engine: None, encoder, defaults, started: 0 })
+    }
+
+    pub fn encoder(&self) -> &PromptEncoder {
+        &self.encoder
+    }
+
+    pub fn defaults(&self) -> &Defaults {
+        &self.defaults
+    }
+
+    /// The longest sequence that the model allows.
+    pub fn longest(&self) -> Option<usize> {
+        self.source.position_limit()
+    }
+
+    /// The longest sequence that is rotated as short ones are, where all tokens of longer ones are rotated in another way.
+    pub(super) fn turning(&self) -> Option<usize> {
+        self.source.config.turning()
+    }
+
+    /// Refuses ids that the model does not know.
+    pub(super) fn check_ids(&self, ids: &[i32]) -> Result<()> {
+        let vocabulary = self.source.vocab_size()?;
+        match ids.iter().find(|id| **id < 0 || **id as usize >= vocabulary) {
+            Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Holds what these sequences need, of which up to `rows` run at a time, fewer where memory does not take as many.
+    pub(super) fn make_room(&mut self, needs: &[Need], rows: usize) -> Result<Capacity> {
+        let longest = self.longest();
+        let wanted = Capacity::of(needs, rows, longest, false);
+        if let Some((_, capacity)) = self.engine.as_ref().filter(|(_, capacity)| capacity.suits(&wanted)) {
+            return Ok(capacity.clone());
+        }
+        let mut rows = wanted.rows;
+        let mut roomy = true;
+        loop {
+            let capacity = Capacity::of(needs, rows, longest, roomy);
+            match self.compile(&capacity) {
+                Ok(()) => return Ok(capacity),
+                Err(TrainError::Memory(_)) if roomy => roomy = false,
+                Err(TrainError::Memory(_)) if rows > 1 => rows = rows.div_ceil(2),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn compile(&mut self, capacity: &Capacity) -> Result<()> {
+        let entry = capacity.entry().keeping([LOGITS]);
+        let options = CompileOptions { variants: capacity.variants(), entries: vec![entry], ..self.options.clone() };
+        match &mut self.engine {
+            Some((engine, known)) => {
+                engine.replace(options)?;
+                *known = capacity.clone();
+            }
+            None => {
+                let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
+                load_weights(&mut engine, &self.source, self.adapter.as_deref())?;
+                self.engine = Some((engine, capacity.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what the model computes depends on the longest sequence of a batch: then each is alone in its batch.
+    pub(super) fn runs_alone(&self) -> bool {
+        let (engine, _) = self.engine.as_ref().expect("room was made");
+        let mut inputs = engine.program().entries.iter().flat_map(|entry| &entry.inputs);
+        inputs.any(|(name, _)| name == generation::LARGEST_POSITION)
+    }
+
+    /// Tokens of a row that can be read at once.
+    pub(super) fn most_at_once(&self) -> usize {
+        let (_, capacity) = self.engine.as_ref().expect("room was made");
+        *capacity.chunks.last().expect("prompts are read in chunks")
+    }
+
+    /// Reads tokens, which the cache then holds. Gives what follows the last token of each row. `whole`: tokens that the
+    /// sequence has, of which only some may be read; `logits`: not only the likeliest tokens are wanted.
+    pub(super) fn read(&mut self, rows: &[Row<'_>], whole: usize, logits: bool) -> Result<Following> {
+        let (engine, capacity) = self.engine.as_mut().expect("room was made");
+        let shape = match rows {
+            [row] if row.ids.len() > 1 => variant(1, capacity.chunk(row.ids.len())),
+            _ => variant(capacity.batch(rows.len()), 1),
+        };
+        let (tokens, width) = (shape.seq_len, capacity.cache.pages_per_sequence);
+        let size = shape.batch * tokens;
+        let (mut ids, mut positions, mut in_cache) = (vec![0; size], vec![0; size], vec![-1; size]);
+        let (mut table, mut last) = (vec![0; shape.batch * width], vec![0; shape.batch]);
+        let mut largest = whole.saturating_sub(1);
+        for (index, row) in rows.iter().enumerate() {
+            for (t, id) in row.ids.iter().enumerate() {
+                let (at, position) = (index * tokens + t, row.position + t);
+                (ids[at], positions[at], in_cache[at]) = (*id, position as i32, position as i32);
+                largest = largest.max(position);
+            }
+            last[index] = row.ids.len() as i32 - 1;
+            for (page, own) in table[index * width..].iter_mut().zip(row.pages) {
+                *page = *own as i32;
+            }
+        }
+        let inputs: [(&str, &[i32]); 6] = [
+            ("input_ids", &ids),
+            ("position_ids", &positions),
+            (generation::POSITIONS, &in_cache),
+            (generation::TABLE, &table),
+            (generation::LAST_TOKEN, &last),
+            (generation::LARGEST_POSITION, &[largest as i32]),
+        ];
+        run(engine, shape, &inputs)?;
+        if logits {
+            let logits = engine.output(EntryKind::Forward, shape, LOGITS)?.to_f32();
+            let vocabulary = logits.len() / shape.batch;
+            return Ok(Following::Logits { logits, vocabulary });
+        }
+        let entry = entry(engine, shape);
+        let outputs = &engine.program().entries[entry].outputs;
+        let at = outputs.iter().find(|(name, _)| name == generation::LIKELIEST).map(|(_, at)| at.clone());
+        let likeliest = engine.tensor(&at.expect("entries that generate give the likeliest tokens"))?;
+        let ids = likeliest.bytes.chunks_exact(4).map(|id| u32::from_le_bytes(id.try_into().expect("four bytes")));
+        Ok(Following::Likeliest(ids.collect()))
+    }
+}
+
+fn entry(engine: &Engine, shape: Variant) -> usize {
+    let found = engine.program().entry(EntryKind::Forward, Some(shape));
+    found.expect("the shapes of a capacity are compiled together")
+}
+
+/// Writes numbers to where the entry of a shape reads them, by name, and runs it. What it does not read is left out.
+fn run(engine: &mut Engine, shape: Variant, inputs: &[(&str, &[i32])]) -> Result<()> {
+    let (entry, program) = (entry(engine, shape), engine.program().clone());
+    for (name, numbers) in inputs {
+        if let Some((_, at)) = program.entries[entry].inputs.iter().find(|(known, _)| known == name) {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            engine.session().write(at, &bytes)?;
+        }
+    }
+    Ok(engine.session().run(entry)?)
+}

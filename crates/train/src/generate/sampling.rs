@@ -1,0 +1,190 @@
+//! The next token from the scores of all: the order of the steps is that of transformers (penalty, temperature, top-k,
+//! top-p, min-p). Does not know where scores come from.
+
+use std::cmp::Ordering;
+
+use tensor::philox::{Purpose, unit, word};
+
+use super::settings::{Drawing, Settings};
+
+/// A token with its score, later its probability.
+type Candidate = (f32, u32);
+
+/// Candidates that are sorted at first where a sum decides how many are wanted.
+const FIRST: usize = 1024;
+
+/// The token that follows. `there`: all ids of the sequence, each at least once. `position`: how many it has.
+pub fn next_token(logits: &[f32], there: &[i32], position: usize, settings: &Settings) -> u32 {
+    let penalised;
+    let logits = match settings.repetition_penalty {
+        1.0 => logits,
+        penalty => {
+            penalised = penalise(logits, there, penalty);
+            &penalised
+        }
+    };
+    match &settings.drawing {
+        None => likeliest(logits),
+        Some(drawing) => {
+            let u = unit(word(settings.seed, Purpose::Generation, 0, 0, position as u64));
+            draw(candidates(logits, drawing), u)
+        }
+    }
+}
+
+fn penalise(logits: &[f32], there: &[i32], penalty: f32) -> Vec<f32> {
+    let mut changed = logits.to_vec();
+    for id in there {
+        let (from, to) = (logits[*id as usize], &mut changed[*id as usize]);
+        *to = if from > 0.0 { from / penalty } else { from * penalty };
+    }
+    changed
+}
+
+/// The first of the largest.
+fn likeliest(logits: &[f32]) -> u32 {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > best.0 {
+            best = (*logit, id);
+        }
+    }
+    best.1 as u32
+}
+
+/// The likelier first, then the lower id.
+fn order(a: &Candidate, b: &Candidate) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// What is drawn from, with weights in no particular scale, the likeliest first where a sum or a number bounds them.
+fn candidates(logits: &[f32], drawing: &Drawing) -> Vec<Candidate> {
+    let mut all: Vec<Candidate> = logits.iter().zip(0..).map(|(logit, id)| (logit / drawing.temperature, id)).collect();
+    if (1..all.len()).contains(&drawing.top_k) {
+        all.select_nth_unstable_by(drawing.top_k - 1, order);
+        all.truncate(drawing.top_k);
+        all.sort_unstable_by(order);
+    }
+    let top = all.iter().map(|(score, _)| *score).fold(f32::NEG_INFINITY, f32::max);
+    all.iter_mut().for_each(|(score, _)| *score = (*score - top).exp());
+    if drawing.top_p < 1.0 {
+        keep_sum(&mut all, drawing.top_p);
+    }
+    all.retain(|(weight, _)| *weight >= drawing.min_p);
+    all
+}
+
+/// The likeliest whose weights reach a share of the sum of all, at least one.
+fn keep_sum(all: &mut Vec<Candidate>, share: f32) {
+    let wanted = f64::from(share) * total(all);
+    let mut sorted = FIRST.min(all.len());
+    loop {
+        if sorted < all.len() {
+            all.select_nth_unstable_by(sorted, order);
+        }
+        all[..sorted].sort_unstable_by(order);
+        let mut sum = 0.0;
+        let reached = all[..sorted].iter().position(|(weight, _)| {
+            sum += f64::from(*weight);
+            sum >= wanted
+        });
+        match reached {
+            Some(last) => return all.truncate(last + 1),
+            None if sorted == all.len() => return,
+            None => sorted = (sorted * 8).min(all.len()),
+        }
+    }
+}
+
+fn total(all: &[Candidate]) -> f64 {
+    all.iter().map(|(weight, _)| f64::from(*weight)).sum()
+}
+
+/// The candidate in whose stretch of the sum the number lies.
+fn draw(candidates: Vec<Candidate>, u: f32) -> u32 {
+    let mut rest = f64::from(u) * total(&candidates);
+    for (weight, id) in &candidates {
+        rest -= f64::from(*weight);
+        if rest < 0.0 {
+            return *id;
+        }
+    }
+    candidates.iter().rev().find(|(weight, _)| *weight > 0.0).map_or(0, |(_, id)| *id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(drawing: Option<Drawing>) -> Settings {
+        Settings {
+            max_new_tokens: 1,
+            drawing,
+            repetition_penalty: 1.0,
+            seed: 3,
+            stop: vec![],
+            end_tokens: vec![],
+            batch_size: 1,
+        }
+    }
+
+    const ALL: Drawing = Drawing { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+
+    /// Shares of 20 000 draws.
+    fn shares(logits: &[f32], drawing: Drawing) -> Vec<f64> {
+        let mut counts = vec![0.0; logits.len()];
+        for position in 0..20_000 {
+            counts[next_token(logits, &[], position, &settings(Some(drawing))) as usize] += 1.0 / 20_000.0;
+        }
+        counts
+    }
+
+    fn near(found: &[f64], expected: &[f64]) {
+        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.012), "{found:?} {expected:?}");
+        assert!(found.iter().zip(expected).all(|(a, b)| *b > 0.0 || *a == 0.0), "{found:?} {expected:?}");
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities_and_their_bounds() {
+        // Probabilities 0.5, 0.25, 0.125, 0.125.
+        let logits = [2f32.ln(), 4f32.ln(), 1f32.ln(), 1f32.ln()];
+        near(&shares(&logits, ALL), &[0.25, 0.5, 0.125, 0.125]);
+        near(&shares(&logits, Drawing { temperature: 0.5, ..ALL }), &[4.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0, 1.0 / 22.0]);
+        near(&shares(&logits, Drawing { top_k: 2, ..ALL }), &[1.0 / 3.0, 2.0 / 3.0, 0.0, 0.0]);
+        near(&shares(&logits, Drawing { top_p: 0.6, ..ALL }), &[1.0 / 3.0, 2.0 / 3.0, 0.0, 0.0]);
+        near(&shares(&logits, Drawing { top_p: 0.5, ..ALL }), &[0.0, 1.0, 0.0, 0.0]);
+        near(&shares(&logits, Drawing { min_p: 0.3, ..ALL }), &[1.0 / 3.0, 2.0 / 3.0, 0.0, 0.0]);
+        near(&shares(&logits, Drawing { top_k: 3, top_p: 0.99, ..ALL }), &[2.0 / 7.0, 4.0 / 7.0, 1.0 / 7.0, 0.0]);
+    }
+
+    /// As a sort of everything gives it, for a vocabulary of which the sum takes more than the first part.
+    #[test]
+    fn a_sum_of_many_tokens_takes_the_likeliest() {
+        let logits: Vec<f32> = (0..5000).map(|i| ((i * 37 % 5000) as f32) * 1e-4).collect();
+        let found = candidates(&logits, &Drawing { top_p: 0.5, ..ALL });
+        let mut sorted: Vec<Candidate> = logits.iter().zip(0..).map(|(x, id)| (*x, id)).collect();
+        sorted.sort_unstable_by(order);
+        assert!(found.len() > FIRST && found.len() < 2500, "{}", found.len());
+        assert!(found.iter().zip(&sorted).all(|(a, b)| a.1 == b.1));
+    }
+
+    #[test]
+    fn repeated_tokens_become_less_likely() {
+        let mut of = settings(None);
+        of.repetition_penalty = 2.0;
+        assert_eq!(next_token(&[3.0, 2.0, -1.0], &[], 0, &of), 0);
+        assert_eq!(next_token(&[3.0, 2.0, -1.0], &[0, 0], 0, &of), 1);
+        assert_eq!(next_token(&[-3.0, -2.0, -2.5], &[1], 0, &of), 2);
+        assert_eq!(next_token(&[1.0, 1.0], &[], 0, &settings(None)), 0);
+    }
+
+    #[test]
+    fn a_number_belongs_to_seed_and_position() {
+        let logits = vec![0.0; 1000];
+        let of = settings(Some(ALL));
+        let sequence: Vec<u32> = (0..50).map(|position| next_token(&logits, &[], position, &of)).collect();
+        assert_eq!(sequence, (0..50).map(|position| next_token(&logits, &[], position, &of)).collect::<Vec<_>>());
+        let other = Settings { seed: 4, ..of };
+        assert_ne!(sequence, (0..50).map(|position| next_token(&logits, &[], position, &other)).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,170 @@
+//! The options of generation, and what they come to with the model's own defaults. Does not know how a token is drawn.
+
+use options::{Fault, Node, Problem, Reader, Section, Setting, Tree, options, read_table};
+
+use super::defaults::Defaults;
+use crate::error::{self, TrainError};
+
+options! {
+    /// How text is generated. `auto` is what the model's `generation_config.json` says, and where it says nothing, what
+    /// transformers does.
+    pub struct GenerationOptions: "Generation" {
+        /// Most tokens of an answer.
+        max_new_tokens: u64 = 256, min = 1;
+        /// Divides the scores of tokens before one is drawn: below 1 the likely ones become likelier. 0 takes the
+        /// likeliest token each time, as `auto` does unless the model asks for drawing.
+        temperature: Setting<f64> = auto, min = 0;
+        /// Draw from so many of the likeliest tokens; 0 is all. `auto` is 50 where tokens are drawn.
+        top_k: Setting<u64> = auto;
+        /// Draw from the likeliest tokens whose probabilities reach this sum.
+        top_p: Setting<f64> = auto, above = 0, max = 1;
+        /// Draw from tokens at least this times as probable as the likeliest.
+        min_p: Setting<f64> = auto, min = 0, max = 1;
+        /// Divides the scores of tokens that are there already, where they are positive, and multiplies them where they are
+        /// negative: above 1, repetitions become rarer.
+        repetition_penalty: Setting<f64> = auto, above = 0;
+        /// Key of the random numbers. A prompt gets the same ones alone and among others.
+        seed: u64 = 0;
+        /// Texts that end an answer, which is cut before them.
+        stop: Vec<String> = [];
+        /// Go on behind tokens that end an answer, to `max_new_tokens`.
+        ignore_end_tokens: bool = false;
+        /// Most sequences at a time.
+        batch_size: u64 = 64, min = 1;
+    }
+}
+
+/// The table.
+pub fn section() -> Section {
+    Section::of::<GenerationOptions>()
+}
+
+impl GenerationOptions {
+    /// Reads pairs of name and value, each as in YAML; the last of a name counts.
+    pub fn read(given: &[(String, String)]) -> error::Result<GenerationOptions> {
+        let mut reader = Reader::new(&[]);
+        let mut entries = Vec::new();
+        for (name, value) in given {
+            let Some(node) = reader.read_yaml(name, value) else { continue };
+            entries.retain(|(known, _): &(options::Key, Node)| known.name != *name);
+            entries.push((options::Key { name: name.clone(), span: None }, node));
+        }
+        let root = Node { tree: Tree::Map(entries), span: None };
+        let read: Result<GenerationOptions, Fault> = read_table(&root, &mut reader);
+        let problems: Vec<Problem> = reader.finish().1;
+        match read {
+            Ok(options) if problems.is_empty() => Ok(options),
+            _ => Err(TrainError::Config(problems)),
+        }
+    }
+}
+
+/// What decides the next token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub max_new_tokens: usize,
+    /// None takes the likeliest token each time.
+    pub drawing: Option<Drawing>,
+    pub repetition_penalty: f32,
+    pub seed: u64,
+    pub stop: Vec<String>,
+    /// Tokens that end an answer.
+    pub end_tokens: Vec<u32>,
+    pub batch_size: usize,
+}
+
+/// How a token is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawing {
+    pub temperature: f32,
+    /// 0: all.
+    pub top_k: usize,
+    /// 1: all.
+    pub top_p: f32,
+    /// 0: all.
+    pub min_p: f32,
+}
+
+impl Settings {
+    /// Whether more than the likeliest token decides.
+    pub fn wants_logits(&self) -> bool {
+        self.drawing.is_some() || self.repetition_penalty != 1.0
+    }
+
+    /// The options with the model's defaults. Errors: an option of drawing where nothing is drawn.
+    pub fn of(options: &GenerationOptions, defaults: &Defaults, end_tokens: Vec<u32>) -> error::Result<Settings> {
+        let narrowing = [
+            ("top_k", options.top_k.value().is_some()),
+            ("top_p", options.top_p.value().is_some()),
+            ("min_p", options.min_p.value().is_some()),
+        ];
+        let narrowed = narrowing.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+        let temperature = match (options.temperature.value(), narrowed) {
+            (Some(temperature), _) => *temperature,
+            (None, None) if !defaults.draws => 0.0,
+            (None, _) => defaults.temperature.unwrap_or(1.0),
+        };
+        if let (true, Some(name)) = (temperature == 0.0, narrowed) {
+            let text = format!(
+                "{name} narrows what is drawn, but with temperature 0 the likeliest token is taken (give a temperature \
+                 above 0, or leave {name} out)"
+            );
+            return Err(TrainError::Usage(text));
+        }
+        let drawing = (temperature > 0.0).then(|| Drawing {
+            temperature: temperature as f32,
+            top_k: options.top_k.value().map_or(defaults.top_k.unwrap_or(50), |k| *k as usize),
+            top_p: options.top_p.value().copied().or(defaults.top_p).unwrap_or(1.0) as f32,
+            min_p: options.min_p.value().copied().or(defaults.min_p).unwrap_or(0.0) as f32,
+        });
+        let penalty = options.repetition_penalty.value().copied().or(defaults.repetition_penalty).unwrap_or(1.0);
+        Ok(Settings {
+            max_new_tokens: options.max_new_tokens as usize,
+            drawing,
+            repetition_penalty: penalty as f32,
+            seed: options.seed,
+            stop: options.stop.iter().filter(|text| !text.is_empty()).cloned().collect(),
+            end_tokens: if options.ignore_end_tokens { Vec::new() } else { end_tokens },
+            batch_size: options.batch_size as usize,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(given: &[(&str, &str)], defaults: &Defaults) -> error::Result<Settings> {
+        let given: Vec<_> = given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Settings::of(&GenerationOptions::read(&given)?, defaults, vec![2])
+    }
+
+    #[test]
+    fn nothing_is_drawn_unless_the_model_or_the_user_asks_for_it() {
+        let plain = Defaults::default();
+        let draws = Defaults { draws: true, temperature: Some(0.6), top_p: Some(0.9), ..Defaults::default() };
+        assert_eq!(settings(&[], &plain).unwrap().drawing, None);
+        let of_model = Drawing { temperature: 0.6, top_k: 50, top_p: 0.9, min_p: 0.0 };
+        assert_eq!(settings(&[], &draws).unwrap().drawing, Some(of_model));
+        assert_eq!(settings(&[("temperature", "0")], &draws).unwrap().drawing, None);
+        let own = settings(&[("top_p", "0.5"), ("top_k", "0"), ("min_p", "0.1")], &plain).unwrap().drawing;
+        assert_eq!(own, Some(Drawing { temperature: 1.0, top_k: 0, top_p: 0.5, min_p: 0.1 }));
+    }
+
+    #[test]
+    fn options_that_would_do_nothing_or_do_not_exist_are_refused() {
+        let plain = Defaults::default();
+        let error = settings(&[("temperature", "0"), ("top_k", "5")], &plain).unwrap_err().to_string();
+        assert!(error.contains("top_k narrows what is drawn"), "{error}");
+        let error = settings(&[("temprature", "1"), ("max_new_tokens", "0")], &plain).unwrap_err().to_string();
+        assert!(error.contains("temperature") && error.contains("max_new_tokens"), "{error}");
+    }
+
+    #[test]
+    fn ends_are_ignored_on_request() {
+        let plain = Defaults::default();
+        assert_eq!(settings(&[], &plain).unwrap().end_tokens, [2]);
+        assert!(settings(&[("ignore_end_tokens", "true")], &plain).unwrap().end_tokens.is_empty());
+        assert_eq!(settings(&[("stop", r#"["a", ""]"#)], &plain).unwrap().stop, ["a"]);
+    }
+}

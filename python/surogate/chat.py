@@ -1,0 +1,140 @@
+"""`surogate chat`: a conversation with a model, by its own template.
+
+Keeps what was said; what is answered is the engine's.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from . import generate
+from .arguments import generation_options
+from .errors import ConfigError
+from .terminal import put, show, show_piece, warn
+
+if TYPE_CHECKING:
+    from .model import Model
+
+HELP = "/reset forgets what was said, /exit ends (so does the end of the input); Ctrl-C stops an answer."
+
+#: What models put around what they think before they answer.
+THINKING = ("<think>", "</think>")
+
+#: What is around thoughts on a terminal: dim, and normal again.
+DIM = ("\x1b[2m", "\x1b[0m")
+
+
+def run(options: Namespace) -> int:
+    """Answers until the user ends."""
+    model = generate.open_model(options)
+    settings = generation_options(options)
+    system = [{"role": "system", "content": options.system}] if options.system else []
+    messages = list(system)
+    show(HELP)
+    while True:
+        try:
+            text = _ask()
+        except EOFError:
+            show("")
+            return 0
+        if text == "/exit":
+            return 0
+        if text == "/reset":
+            messages = list(system)
+            show("Nothing was said.")
+        elif text.startswith("/"):
+            warn(f"{text.split()[0]} is not known. {HELP}")
+        elif text:
+            messages.append({"role": "user", "content": text})
+            answer = _answer(model, messages, settings)
+            if answer is None:
+                messages.pop()
+            else:
+                messages.append({"role": "assistant", "content": without_thoughts(answer)})
+
+
+def _ask() -> str:
+    if sys.stdin.isatty():
+        show("> ", end="")
+        sys.stdout.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.strip()
+
+
+def _answer(model: Model, messages: list[dict[str, str]], settings: dict[str, object]) -> str | None:
+    """The answer, shown as it comes; what there is of it where the user stops it, nothing where it cannot begin."""
+    parts: list[str] = []
+    shown = Thoughts(sys.stdout.isatty())
+    try:
+        generation = model.start([messages], **settings)
+        for _, text, _ in generate.pieces(generation):
+            parts.append(text)
+            shown.show(text)
+    except KeyboardInterrupt:
+        shown.end()
+        warn("\n(stopped)")
+        return "".join(parts) or None
+    except ConfigError as error:
+        warn(f"surogate: {error}")
+        return None
+    shown.end()
+    show_piece("\n")
+    return "".join(parts)
+
+
+class Thoughts:
+    """Shows text, what the model thinks dimmed."""
+
+    def __init__(self, coloured: bool) -> None:
+        self._coloured = coloured
+        self._held = ""
+        self._inside = False
+
+    def show(self, text: str) -> None:
+        """Shows what is settled: the beginning of a mark is held back."""
+        self._held += text
+        while True:
+            mark = THINKING[self._inside]
+            before, found, behind = self._held.partition(mark)
+            if not found:
+                break
+            self._put(before)
+            if not self._inside:
+                self._colour(0)
+            self._put(mark)
+            if self._inside:
+                self._colour(1)
+            self._inside = not self._inside
+            self._held = behind
+        mark = THINKING[self._inside]
+        kept = max((n for n in range(len(mark)) if self._held.endswith(mark[:n])), default=0)
+        self._put(self._held[: len(self._held) - kept])
+        self._held = self._held[len(self._held) - kept :]
+
+    def end(self) -> None:
+        """Shows the rest, in the usual colour again."""
+        self._put(self._held)
+        self._held = ""
+        if self._inside:
+            self._colour(1)
+
+    def _put(self, text: str) -> None:
+        if text:
+            show_piece(text)
+
+    def _colour(self, which: int) -> None:
+        if self._coloured:
+            put(DIM[which])
+
+
+def without_thoughts(answer: str) -> str:
+    """What templates want of earlier answers: nothing of what was thought."""
+    begin, end = THINKING
+    _, found, behind = answer.partition(end)
+    if found:
+        return behind.lstrip("\n")
+    return answer.partition(begin)[0] if begin in answer else answer

@@ -1,0 +1,205 @@
+"""Generation: tokens of transformers, every family against whole rows, batches, stops, the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import surogate
+from conftest import REPOSITORY
+from golden import DEVICE, FAMILIES, MIXTURES
+from surogate import chat, cli
+from surogate.errors import ConfigError
+from test_golden import of_family
+
+STORIES = REPOSITORY / "examples" / "stories" / "model"
+
+#: What transformers 5.23 generates in float32 on the CPU, the likeliest token each time.
+PROMPT = "Once upon a time"
+STORY = (
+    ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. "
+    "She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was "
+    "sad and didn't know what to do. She said, \"I want to play with your ball, but I can'"
+)
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return surogate.load(STORIES, device=DEVICE)
+
+
+def answers(model: surogate.Model, prompts: list, **options) -> list[list[int]]:
+    generation = model.start(prompts, **options)
+    while not generation.done:
+        generation.step()
+    return [generation.answer(index) for index in range(len(prompts))]
+
+
+def test_a_story_of_transformers(stories):
+    text = stories.generate(PROMPT, max_new_tokens=120)
+    assert text == STORY
+    assert "".join(stories.stream(PROMPT, max_new_tokens=120)) == text
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES])
+def test_the_tokens_of_every_family_are_those_of_transformers(name, golden_folder):
+    """The likeliest tokens in float32, recorded; prompts of several lengths at once, past windows and changing rotations.
+    The first two logits of every step are at least 5e-4 apart."""
+    golden = of_family(name, golden_folder)
+    recorded = json.loads((Path(__file__).parent / "greedy.json").read_text())["answers"][name]
+    model = surogate.load(golden.folder, device=DEVICE)
+    ids = golden.inputs["input_ids"].reshape(-1) % 90 + 3
+    prompts = [ids[:1].tolist(), ids[1:20].tolist(), ids[20:37].tolist()]
+    assert answers(model, prompts, max_new_tokens=64, ignore_end_tokens=True) == recorded
+
+
+def test_a_prompt_gives_the_same_alone_and_in_a_batch(stories):
+    prompts = [PROMPT, "Lily", "The big dog went to the park and", "One day, a"]
+    for options in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 5}, {"temperature": 1.5, "top_k": 10}):
+        alone = [stories.generate(prompt, max_new_tokens=30, **options) for prompt in prompts]
+        assert stories.generate(prompts, max_new_tokens=30, **options) == alone
+        assert stories.generate(prompts, max_new_tokens=30, batch_size=2, **options) == alone
+    drawn = {stories.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=seed) for seed in range(4)}
+    assert len(drawn) == 4
+
+
+def test_an_answer_is_cut_before_a_text_that_ends_it(stories):
+    whole = stories.generate(PROMPT, max_new_tokens=60)
+    for stop in ("Lily", "red ball", "ed b", ". She"):
+        found = stories.generate(PROMPT, max_new_tokens=60, stop=["nowhere", stop])
+        assert found == whole[: whole.index(stop)], stop
+
+
+def test_a_long_prompt_is_read_in_parts(stories):
+    words = (PROMPT + STORY) * 3
+    ids = surogate.Tokenizer(STORIES).encode(words)[:400]
+    logits = stories.forward([ids])[0, -1]
+    assert answers(stories, [ids], max_new_tokens=1) == [[int(logits.argmax())]]
+
+
+def test_an_adapter_is_applied(tmp_path, golden_folder):
+    golden = of_family("llama", golden_folder)
+    adapter = next(path.parent for path in sorted(golden.folder.glob("**/adapter_config.json")))
+    prompt = [golden.inputs["input_ids"].reshape(-1)[:12].tolist()]
+    model = surogate.load(golden.folder, adapter, device=DEVICE)
+    found = answers(model, prompt, max_new_tokens=30, ignore_end_tokens=True)[0]
+    logits = model.forward([prompt[0] + found])[0, len(prompt[0]) - 1 : -1]
+    assert logits.argmax(axis=1).tolist() == found
+    base = surogate.load(golden.folder, device=DEVICE)
+    assert found != answers(base, prompt, max_new_tokens=30, ignore_end_tokens=True)[0]
+
+
+def test_what_cannot_be_generated_is_refused(stories, tmp_path):
+    for prompt, options, message in [
+        ([3] * 512, {}, "prompt 0 has 512 tokens, and the model allows sequences of 512"),
+        ([512], {}, "token id 512 is outside of the vocabulary of 512"),
+        ([3], {"temperature": 0, "top_k": 3}, "top_k narrows what is drawn"),
+        ([3], {"top_p": 2.0}, "top_p"),
+        ([3], {"max_tokens": 3}, "max_new_tokens"),
+        ([{"role": "user", "content": "Hello"}], {}, "the model has no chat template"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            stories.start([prompt], **options)
+    assert len(answers(stories, [[3] * 500], max_new_tokens=100, ignore_end_tokens=True)[0]) == 12
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(STORIES / file, tmp_path)
+    with pytest.raises(ConfigError, match="tokenizer.json"):
+        surogate.load(tmp_path, device=DEVICE).generate("a")
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<s>' if m.role == 'user' }}{{ m.content }}"
+    "{{ '</s>' if m.role == 'assistant' }}{% endfor %}"
+    "{{ ' ' if add_generation_prompt }}"
+)
+
+
+@pytest.fixture
+def talkative(tmp_path) -> Path:
+    """The stories with a chat template."""
+    folder = tmp_path / "talkative"
+    shutil.copytree(STORIES, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def test_a_conversation_is_answered_by_the_template(talkative):
+    model = surogate.load(talkative, device=DEVICE)
+    text = surogate.Tokenizer(talkative).apply_chat_template(
+        [{"role": "user", "content": PROMPT}], add_generation_prompt=True
+    )
+    ids = surogate.Tokenizer(talkative).encode(text, add_special_tokens=False)
+    messages = [{"role": "user", "content": PROMPT}]
+    assert model.start([messages]).prompt_tokens(0) == len(ids)
+    expected = surogate.Tokenizer(talkative).decode(answers(model, [ids], max_new_tokens=20)[0])
+    assert model.generate(messages, max_new_tokens=20) == expected
+    assert model.generate([messages, messages], max_new_tokens=20) == [expected] * 2
+
+
+def test_the_command_continues_a_text(capsys):
+    assert cli.main(["generate", str(STORIES), "--prompt", PROMPT, "--max-new-tokens", "30", "--device", DEVICE]) == 0
+    out = capsys.readouterr().out
+    assert STORY.startswith(out.removesuffix("\n")) and len(out) > 60
+
+
+def test_the_command_reads_files_of_prompts(tmp_path, capsys, talkative):
+    file = tmp_path / "prompts.jsonl"
+    lines = [PROMPT, {"prompt": "Lily"}, {"messages": [{"role": "user", "content": "Tom"}]}]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    options = ["--max-new-tokens", "8", "--device", DEVICE, "--stop", "ball", "--stop", "dog"]
+    assert cli.main(["generate", str(talkative), "--prompts", str(file), *options]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in found] == [PROMPT, "Lily", lines[2]["messages"]]
+    assert all(line["finish"] == "length" and line["tokens"] == 8 for line in found)
+    (tmp_path / "bad.jsonl").write_text('"a"\n{"question": 1}\n')
+    assert cli.main(["generate", str(talkative), "--prompts", str(tmp_path / "bad.jsonl")]) == 2
+    assert "bad.jsonl:2" in capsys.readouterr().err
+
+
+def test_commands_say_what_they_miss(tmp_path, capsys):
+    for arguments, message in [
+        (["generate", str(STORIES)], "--prompt TEXT or --prompts FILE"),
+        (["generate", str(STORIES), "--prompt", "a", "--temprature", "1"], "temprature"),
+        (["generate", str(STORIES), "--prompt", "a", "--temperature", "hot"], "temperature"),
+        (["generate", str(tmp_path), "--prompt", "a"], "no model, no adapter"),
+        (["generate", str(STORIES), "--prompt", "a", "--base", "x"], "--base names the model of an adapter"),
+        (["chat", str(STORIES), "--prompt", "a"], "prompt"),
+    ]:
+        assert cli.main(arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_run_is_used_by_its_folder(tmp_path, capsys):
+    source = REPOSITORY / "examples" / "stories.yaml"
+    overrides = ["--output-dir", str(tmp_path / "out"), "--max-steps", "2"]
+    assert cli.main(["sft", str(source), "--quiet", *overrides]) == 0
+    capsys.readouterr()
+    assert cli.main(["generate", str(tmp_path / "out"), "--prompt", PROMPT, "--max-new-tokens", "5"]) == 0
+    of_run = capsys.readouterr().out
+    given = ["--adapter", str(tmp_path / "out"), "--prompt", PROMPT, "--max-new-tokens", "5"]
+    assert cli.main(["generate", str(STORIES), *given]) == 0
+    assert capsys.readouterr().out == of_run != ""
+
+
+def test_a_conversation_on_the_terminal(talkative, monkeypatch, capsys):
+    said = ["Once upon a time", "/what", "/reset", "Once upon a time", "and then", "/exit", "never read"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said) + "\n"))
+    assert cli.main(["chat", str(talkative), "--max-new-tokens", "12", "--device", DEVICE]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == chat.HELP and "/what is not known" in err
+    first, reset = lines[1], lines.index("Nothing was said.")
+    assert first and lines[reset + 1] == first and len(lines) > reset + 2
+
+
+def test_thoughts_are_set_apart(capsys):
+    shown = chat.Thoughts(coloured=True)
+    for piece in ("<th", "ink>so", " so</thi", "nk>\n\nyes <", "b"):
+        shown.show(piece)
+    shown.end()
+    assert capsys.readouterr().out == "\x1b[2m<think>so so</think>\x1b[0m\n\nyes <b"
+    assert chat.without_thoughts("<think>so</think>\n\nyes") == "yes"
+    assert chat.without_thoughts("yes") == "yes" and chat.without_thoughts("<think>so") == ""

@@ -69,9 +69,6 @@ datasets:
 
 # What may still be refused as not available. This list only ever gets shorter.
 PENDING = {
-    "zero_level",
-    "shard_weights",
-    "shard_gradients",
     "distributed.num_nodes",
     "distributed.gpus_per_node",
 }

@@ -258,6 +258,9 @@ def test_machines_are_named_in_one_form(options, tmp_path, capsys):
     for name in ("H100", "1xH200"):
         code, out, _ = planned(name)
         assert code == 0 and "measured on another device of this kind" in out
+    code, out, _ = planned("2xh200")
+    assert code == 0 and " on 2 × h200 (sm_" in out and "for each rank from the others per step" in out
+    assert "level 1: ZeRO sharding (fits, and is fastest)" in out
     code, _, err = planned("2x8xh200@12.5")
     assert code == 2 and "2x8xh200@12.5" in err and "several nodes are not available yet" in err
     code, _, err = planned("a100")

@@ -17,6 +17,7 @@ mod passes;
 mod plan;
 mod probes;
 mod recipes;
+mod reduce;
 mod residency;
 mod rule;
 mod time;
@@ -100,16 +101,20 @@ pub fn compile_observed(
     }
     let options = &passes.allowed(options);
     let table = &graphs.first().expect("at least one entry is requested").2;
-    let parameters = memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
-    let compiled = |options: &CompileOptions| {
-        let mut graphs = graphs.clone();
-        // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
-        let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
-        lower::program(&model.architecture, graphs, &parameters, plan, options, machine)
+    let sharded = |options: &CompileOptions| {
+        let parameters = memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
+        let compiled = |options: &CompileOptions| {
+            let mut graphs = graphs.clone();
+            // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
+            let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
+            lower::program(&model.architecture, graphs, &parameters, plan, options, machine)
+        };
+        // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
+        let bytes = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
+        plan::least_step(options, machine, bytes, compiled)
     };
-    // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
-    let bytes = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
-    plan::least_step(options, machine, bytes, compiled)
+    // Of several ranks each may keep its share of more than states alone.
+    plan::lowest_level(options, sharded)
 }
 
 /// The graph of one entry, ready to be lowered.

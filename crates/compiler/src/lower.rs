@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use graph::{Graph, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::id;
 use program::{
-    Arena, ArenaId, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, Layer, Layout, Machine,
+    Arena, ArenaId, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, LAST, Layer, Layout, Machine,
     MemoryLine, PlanDecision, Program, Provenance, Step, StreamId, TensorRef, Variant, check_group, check_order,
     scalar,
 };
@@ -14,6 +14,7 @@ use tensor::{Attrs, DType};
 
 use crate::lowering::{Lowering, fixed_places};
 use crate::memory::{ParameterPlan, SCALARS, Squares, arena, is_view, scalar_ref};
+use crate::reduce::Reduction;
 use crate::residency::{Buffers, Homes, Move, Streams, Transfers, waiting_bytes};
 use crate::{CompileError, CompileOptions, update};
 
@@ -32,17 +33,14 @@ pub(crate) fn program(
     let mut entries = Vec::new();
     for (kind, variant, graph) in &graphs {
         assert!(same_table(graph, table), "all entries share one parameter table");
-        let kinds: &[EntryKind] = match kind {
-            EntryKind::FirstMicroStep => &[EntryKind::FirstMicroStep, EntryKind::NextMicroStep],
-            other => std::slice::from_ref(other),
-        };
-        for kind in kinds {
-            entries.push(entry(graph, *kind, *variant, parameters, &homes, &mut lowering));
+        for of in forms(*kind, parameters) {
+            entries.push(entry(graph, of, *variant, parameters, &homes, &mut lowering));
         }
     }
     let prepared = table.preparation().map(|graph| {
         let (_, any, _) = graphs.first().expect("at least one entry is requested");
-        let prepared = entry(&graph, EntryKind::Prepare, *any, parameters, &homes, &mut lowering);
+        let form = Form { kind: EntryKind::Prepare, leaves: false, name: "" };
+        let prepared = entry(&graph, form, *any, parameters, &homes, &mut lowering);
         Entry { variant: None, ..prepared }
     });
     if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
@@ -71,6 +69,30 @@ pub(crate) fn program(
         return Err(CompileError::DoesNotFit { needed, available, limited: available < machine.memory });
     }
     Ok(program)
+}
+
+/// What a graph becomes an entry as.
+#[derive(Clone, Copy)]
+struct Form {
+    kind: EntryKind,
+    /// Whether its gradients go to the other ranks.
+    leaves: bool,
+    /// Added to the name of the entry.
+    name: &'static str,
+}
+
+/// The entries of a graph. A micro-step that adds to the gradients of others exchanges them only where it is the last: then
+/// it is another entry.
+fn forms(kind: EntryKind, parameters: &ParameterPlan) -> Vec<Form> {
+    if kind != EntryKind::FirstMicroStep {
+        return vec![Form { kind, leaves: false, name: "" }];
+    }
+    let micro_steps = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep];
+    let forms = |leaves: bool, name: &'static str| micro_steps.map(|kind| Form { kind, leaves, name });
+    match parameters.sharding.exchanges_last() {
+        true => [forms(false, ""), forms(true, LAST)].concat(),
+        false => forms(parameters.ranks > 1, "").to_vec(),
+    }
 }
 
 /// Whether an entry can neither race nor, where ranks meet in it, wait for ever.
@@ -167,12 +189,13 @@ fn extra_state(options: &CompileOptions) -> Vec<(String, TensorRef)> {
     if options.scales_loss() { of_loss_scale.to_vec() } else { Vec::new() }
 }
 
-/// The nodes whose results are added to what is there, instead of overwriting it.
-fn accumulating(graph: &Graph, kind: EntryKind) -> HashSet<usize> {
+/// The nodes whose results are added to what is there, instead of overwriting it. `leave`: gradients of micro-steps before
+/// are elsewhere.
+fn accumulating(graph: &Graph, kind: EntryKind, leave: bool) -> HashSet<usize> {
     let mut seen: Vec<ParameterId> = Vec::new();
     let mut result = Vec::new();
     for (parameter, value) in &graph.gradients {
-        if kind == EntryKind::NextMicroStep || seen.contains(parameter) {
+        if kind == EntryKind::NextMicroStep && !leave || seen.contains(parameter) {
             result.push(*value);
         }
         seen.push(*parameter);
@@ -195,21 +218,24 @@ fn accumulating(graph: &Graph, kind: EntryKind) -> HashSet<usize> {
 
 fn entry(
     graph: &Graph,
-    kind: EntryKind,
+    form: Form,
     variant: Variant,
     parameters: &ParameterPlan,
     homes: &Homes,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
+    let kind = form.kind;
     let fixed = fixed_places(graph, parameters, lowering);
-    let buffers = Buffers::plan(graph, &fixed, variant.documents, lowering.machine, homes);
+    let (documents, machine) = (variant.documents, lowering.machine);
+    let buffers = Buffers::plan(graph, &fixed, documents, machine, homes, parameters, form.leaves);
     lowering.uses(buffers.usage(graph, kind), buffers.bytes);
     lowering.waiting_bytes = lowering.waiting_bytes.max(waiting_bytes(&buffers.stays));
     let at = |id: &ValueId, node: usize| buffers.value(*id, node);
-    let accumulating = accumulating(graph, kind);
+    let accumulating = accumulating(graph, kind, parameters.sharding.gradients);
 
     let mut streams = Streams::default();
     let mut transfers = Transfers::new(&buffers.stays, kind);
+    let mut reduction = Reduction::new(&buffers.departures, parameters, kind);
     if let Some(shadow) = &buffers.shadow {
         let first = graph.nodes.iter().enumerate().find(|(index, _)| shadow.nodes.contains(index));
         let node = first.expect("a shadow replaces at least one node").1;
@@ -219,7 +245,9 @@ fn entry(
     let replaced = |index: usize| buffers.shadow.as_ref().is_some_and(|s| s.nodes.contains(&index));
     for (index, node) in graph.nodes.iter().enumerate() {
         let from = provenance(graph, node);
+        reduction.before(index, &mut streams, lowering);
         transfers.before(index, &from, &mut streams);
+        reduction.send(index, &mut streams);
         for copied in buffers.copies(index) {
             streams.push(copy(buffers.place(&copied.from, index), buffers.place(&copied.to, index), from.clone()));
         }
@@ -246,13 +274,18 @@ fn entry(
         }
     }
     let end = graph.nodes.len();
+    reduction.before(end, &mut streams, lowering);
     transfers.end(end, &graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default(), &mut streams);
+    for behind in end..buffers.departures.end(end) {
+        reduction.before(behind, &mut streams, lowering);
+        reduction.send(behind, &mut streams);
+    }
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     // State is no part of a batch: the update writes it.
     let batch = graph.inputs.iter().filter(|id| graph.value(**id).name != scalar::LOSS_SCALE);
     Entry {
         kind,
-        name: graph.entry.clone(),
+        name: [graph.entry.as_str(), form.name].concat(),
         variant: Some(variant),
         steps: streams.steps,
         inputs: batch.map(|id| (graph.value(*id).name.clone(), at(id, 0))).collect(),

@@ -25,14 +25,14 @@ pub(crate) fn entry(
     lowering: &mut Lowering<'_>,
 ) -> Entry {
     let sharded = parameters.ranks > 1;
-    let slices = Slices::new(&parameters.runs, parameters.ranks, homes);
+    let slices = Slices::new(&parameters.runs, &parameters.sharding, homes);
     let taken = slices.bytes;
     lowering.update_workspace(taken);
     let mut streams = Streams::default();
     let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
     let from = provenance("update");
     transfers.before(0, &from, &mut streams);
-    let gathered = sharded.then(|| exchange::sum_gradients(&mut streams, lowering, taken, parameters));
+    let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters));
     norm(&mut streams.steps, lowering, taken, parameters, optimizer, scales_loss, homes, gathered);
     if scales_loss {
         next_loss_scale(&mut streams.steps, lowering, taken);

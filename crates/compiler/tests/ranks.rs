@@ -3,15 +3,26 @@
 
 mod support;
 
-use compiler::{CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile};
-use program::{ArenaKind, Entry, EntryKind, Instruction, Machine, Movement, Program, StreamId, check_group};
-use support::training::{assert_same, bits, cases, model};
+use compiler::{CompileError, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile};
+use program::{
+    ArenaKind, Choice, Entry, EntryKind, Instruction, LAST, Machine, Movement, Program, Reason, StreamId, Subject,
+    check_group,
+};
+use support::training::{assert_same, bits, bits_after, cases, model};
 
-const RANKS: [usize; 4] = [2, 3, 4, 8];
+const RANKS: [usize; 3] = [2, 3, 8];
+
+/// Whether gradients and weights are cut over the ranks: levels 1, 2, 3, and weights alone.
+const CUTS: [(bool, bool); 4] = [(false, false), (true, false), (true, true), (false, true)];
 
 /// Small buckets, so that every run has several.
 fn on(ranks: usize, options: &CompileOptions) -> CompileOptions {
-    CompileOptions { sharding: Sharding { ranks, bucket_bytes: Some(64 << 10) }, ..options.clone() }
+    cut(ranks, CUTS[0], options)
+}
+
+fn cut(ranks: usize, (gradients, weights): (bool, bool), options: &CompileOptions) -> CompileOptions {
+    let sharding = Sharding { ranks, bucket_bytes: Some(64 << 10), gradients, weights, open: false };
+    CompileOptions { sharding, ..options.clone() }
 }
 
 /// The cases without clipping, because the norm adds up other blocks, and without merged linears, because sharding leaves
@@ -34,15 +45,29 @@ fn ranks_of_which_one_has_rows_give_the_bits_of_one() {
         let dice = matches!(optimizer.kind, OptimizerKind::NorMuon { .. }) && !optimizer.master;
         let dice = dice && options.adapter.is_none();
         let machine = Machine::cpu(1 << 30, 2);
-        let alone = bits(compile(&model(), &options, &machine).unwrap());
-        for ranks in RANKS.into_iter().filter(|_| !dice) {
-            let program = compile(&model(), &on(ranks, &options), &machine).unwrap();
-            let found = bits(program);
-            // The norm's last bits are another's.
-            let but_norm = |of: &[(String, Vec<u8>)]| -> Vec<(String, Vec<u8>)> {
-                of.iter().filter(|(name, _)| name != program::scalar::GRADIENT_NORM).cloned().collect()
-            };
-            assert_same(but_norm(&found), &but_norm(&alone), &format!("{case}, {ranks} ranks"));
+        let alone = |micro_steps: usize| bits_after(compile(&model(), &options, &machine).unwrap(), micro_steps);
+        let alone = [alone(1), alone(2)];
+        // The norm's last bits are another's.
+        let but_norm = |of: &[(String, Vec<u8>)]| -> Vec<(String, Vec<u8>)> {
+            of.iter().filter(|(name, _)| name != program::scalar::GRADIENT_NORM).cloned().collect()
+        };
+        for ranks in RANKS {
+            let found = CUTS.map(|of| {
+                let program = compile(&model(), &cut(ranks, of, &options), &machine).unwrap();
+                [1, 2].map(|micro_steps| bits_after(program.clone(), micro_steps))
+            });
+            for (number, of) in CUTS.iter().enumerate() {
+                let what = format!("{case}, {ranks} ranks, cut {of:?}");
+                for (several, alone) in alone.iter().enumerate() {
+                    // Gradients that leave with every micro-step are added up in another order.
+                    if !(dice || of.0 && several == 1) {
+                        assert_same(but_norm(&found[number][several]), &but_norm(alone), &what);
+                    }
+                    let like = if of.0 { 1 } else { 0 };
+                    assert_same(found[number][several].clone(), &found[like][several], &format!("{what}, levels"));
+                }
+                assert_same(found[number][0].clone(), &found[0][0], &format!("{what}, one micro-step"));
+            }
         }
     }
 }
@@ -57,10 +82,11 @@ fn what_ranks_keep_may_be_on_the_host() {
         ..OffloadOptions::default()
     };
     let stays = OffloadOptions { optimizer: Some(false), master: Some(false), ..moved };
-    for (case, options) in cases() {
+    for (number, (case, options)) in cases().into_iter().enumerate() {
         let of = |offload: OffloadOptions| {
             let plan = PlanOptions { offload, ..options.plan.clone() };
-            compile(&model(), &on(3, &CompileOptions { plan, ..options.clone() }), &Machine::h200()).unwrap()
+            let options = CompileOptions { plan, ..options.clone() };
+            compile(&model(), &cut(3, CUTS[number % CUTS.len()], &options), &Machine::h200()).unwrap()
         };
         let (expected, program) = (bits(of(stays)), of(moved));
         let update = program.entries.iter().find(|entry| entry.kind == EntryKind::Update).unwrap();
@@ -86,26 +112,120 @@ fn a_rank_keeps_its_share_of_the_states() {
     }
 }
 
-/// The update as every rank runs it.
-fn update_of(program: &Program) -> Vec<Entry> {
-    let update = program.entries.iter().find(|entry| entry.kind == EntryKind::Update).unwrap();
-    (0..program.cluster.ranks).map(|rank| update.of_rank(rank)).collect()
+#[test]
+fn a_rank_keeps_its_share_of_what_is_cut() {
+    let bytes = |program: &Program, kind: ArenaKind| {
+        program.arenas.iter().filter(|arena| arena.kind == kind).map(|arena| arena.bytes).sum::<usize>()
+    };
+    for (case, options) in cases() {
+        let of = |gradients: bool, weights: bool| {
+            compile(&model(), &cut(4, (gradients, weights), &options), &Machine::h200()).unwrap()
+        };
+        let whole = of(false, false);
+        for (gradients, weights) in CUTS {
+            let program = of(gradients, weights);
+            for (kind, is_cut) in [(ArenaKind::Gradients, gradients), (ArenaKind::Weights, weights)] {
+                let (all, share) = (bytes(&whole, kind), bytes(&program, kind));
+                // Groups of frozen weights are filled up, too.
+                let expected = if is_cut { all / 4..all / 4 + all / 16 + 1 } else { all..all + 1 };
+                assert!(expected.contains(&share), "{case}: {share} of {all} bytes of {}", kind.name());
+                let arena = program.arenas.iter().find(|arena| arena.kind == kind).unwrap();
+                assert_eq!(!arena.shards.is_empty(), is_cut, "{case}: {}", kind.name());
+            }
+        }
+    }
+}
+
+/// Gradients leave, and weights come, while the backward pass still computes.
+#[test]
+fn what_is_cut_moves_beside_the_computation() {
+    let (_, options) = cases().swap_remove(0);
+    for (of, entry) in [((false, false), LAST), ((true, true), "")] {
+        let program = compile(&model(), &cut(2, of, &options), &Machine::h200()).unwrap();
+        for kind in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep] {
+            let entry = &program.entries[program.named(kind, entry, None).unwrap()];
+            let of = |movement: Movement| {
+                let is_it = |instruction: &Instruction| matches!(instruction, Instruction::Collective(of) if of.movement == movement);
+                let places = (0..entry.steps.len()).filter(|index| is_it(&entry.steps[*index].instruction));
+                places.collect::<Vec<usize>>()
+            };
+            let products = |from: usize| {
+                let is_it = |step: &&program::Step| matches!(step.instruction, Instruction::Gemm(_));
+                entry.steps[from..].iter().filter(is_it).count()
+            };
+            let (exchanged, gathered) = (of(Movement::Exchange), of(Movement::Gather));
+            assert!(exchanged.len() > 4 && products(exchanged[0]) > 8, "{exchanged:?}");
+            match program.arenas[0].shards.is_empty() {
+                true => assert_eq!(gathered, Vec::<usize>::new()),
+                false => assert!(gathered.len() > 8 && products(gathered[gathered.len() - 1]) > 1, "{gathered:?}"),
+            }
+        }
+    }
+}
+
+/// The level is the plan's where it is left open: the lowest, unless only another fits.
+#[test]
+fn the_lowest_level_that_fits_is_chosen() {
+    let (_, mut options) = cases().swap_remove(0);
+    let stays = Some(false);
+    options.plan.offload =
+        OffloadOptions { optimizer: stays, master: stays, gradients: stays, residual: stays, ..Default::default() };
+    let compiled = |of: Option<(bool, bool)>, limit: Option<usize>| {
+        let mut options = cut(8, of.unwrap_or_default(), &options);
+        options.sharding.open = of.is_none();
+        options.plan.memory_limit = limit;
+        compile(&model(), &options, &Machine::h200())
+    };
+    let needed = |of: Option<(bool, bool)>| match compiled(of, Some(1)) {
+        Err(CompileError::DoesNotFit { needed, .. }) => needed,
+        other => panic!("one byte is too little: {:?}", other.map(|program| program.name)),
+    };
+    let least = [CUTS[0], CUTS[1], CUTS[2]].map(|of| needed(Some(of)));
+    assert!(least[0] > least[1] && least[1] > least[2], "{least:?}");
+    assert_eq!(needed(None), least[2]);
+    let chosen = |limit: Option<usize>| {
+        let program = compiled(None, limit).unwrap();
+        let line = program.plan.iter().find(|line| line.subject == Subject::Sharding).unwrap();
+        (line.choice, line.reason.clone())
+    };
+    assert_eq!(chosen(None), (Choice::Level(1), Reason::Fastest));
+    // What fits may be beaten by what need not recompute. Which level that is, is the machine's affair.
+    let (choice, reason) = chosen(Some(least[1] + (least[0] - least[1]) / 8));
+    assert!(choice.saves() && reason != Reason::Fastest, "{choice:?}, {reason:?}");
+    let (choice, reason) = chosen(Some(least[2] + (least[1] - least[2]) / 8));
+    assert!(choice == Choice::Level(3) && reason != Reason::Fastest, "{reason:?}");
+    // A level that is written is obeyed.
+    let written = compiled(Some(CUTS[1]), None).unwrap().plan[0].clone();
+    assert_eq!((written.choice, written.reason), (Choice::Level(2), Reason::Requested));
+}
+
+/// The entries as every rank runs them.
+fn of_ranks(program: &Program) -> Vec<Vec<Entry>> {
+    let of = |entry: &Entry| (0..program.cluster.ranks).map(|rank| entry.of_rank(rank)).collect();
+    program.entries.iter().map(of).collect()
 }
 
 #[test]
 fn a_rank_that_departs_from_the_order_is_refused() {
     let (_, options) = cases().swap_remove(0);
-    let program = compile(&model(), &on(3, &options), &Machine::h200()).unwrap();
-    let ranks = update_of(&program);
-    assert_eq!(check_group(&ranks), Ok(()));
+    let mut tried = 0;
+    for of in CUTS {
+        let program = compile(&model(), &cut(3, of, &options), &Machine::h200()).unwrap();
+        tried += of_ranks(&program).into_iter().map(|ranks| departing(&ranks)).sum::<usize>();
+    }
+    assert!(tried > 100, "{tried} collectives");
+}
+
+/// Changes each collective of a rank; gives how many there were.
+fn departing(ranks: &[Entry]) -> usize {
+    assert_eq!(check_group(ranks), Ok(()));
     let is_collective =
         |entry: &Entry, index: &usize| matches!(entry.steps[*index].instruction, Instruction::Collective(_));
     let places: Vec<usize> = (0..ranks[0].steps.len()).filter(|index| is_collective(&ranks[0], index)).collect();
-    assert!(places.len() > 8, "{places:?}");
     for (number, place) in places.iter().enumerate() {
         let rank = number % 3;
         let refused = |change: &dyn Fn(&mut Entry)| {
-            let mut changed = ranks.clone();
+            let mut changed = ranks.to_vec();
             change(&mut changed[rank]);
             let message = check_group(&changed).expect_err("a rank does something else");
             assert!(message.contains("rank"), "{message}");
@@ -124,4 +244,5 @@ fn a_rank_that_departs_from_the_order_is_refused() {
             entry.steps.insert(*place, again);
         });
     }
+    places.len()
 }

@@ -49,6 +49,8 @@ pub enum Subject {
     /// f32 copies of weights.
     MasterCopies,
     Gradients,
+    /// What each rank keeps its share of alone.
+    Sharding,
 }
 
 impl Subject {
@@ -68,6 +70,7 @@ impl Subject {
             Subject::OptimizerStates => "optimizer_states",
             Subject::MasterCopies => "master_copies",
             Subject::Gradients => "gradients",
+            Subject::Sharding => "sharding",
         }
     }
 }
@@ -81,6 +84,8 @@ pub enum Choice {
     Offload(bool),
     /// Done in so many parts; 1: whole.
     Chunks(usize),
+    /// ZeRO level: 1 optimizer states, 2 gradients, too, 3 weights, too.
+    Level(usize),
 }
 
 impl Choice {
@@ -89,6 +94,7 @@ impl Choice {
         match self {
             Choice::Recompute(yes) | Choice::Offload(yes) => yes,
             Choice::Chunks(parts) => parts > 1,
+            Choice::Level(level) => level > 1,
         }
     }
 
@@ -98,6 +104,7 @@ impl Choice {
             Choice::Recompute(_) => "recompute",
             Choice::Offload(_) => "offload",
             Choice::Chunks(_) => "chunks",
+            Choice::Level(_) => "level",
         }
     }
 }

@@ -32,7 +32,7 @@ pub use backend::{Backend, BackendError, Choices, Reading, Session};
 pub use cluster::Cluster;
 pub use decision::{Choice, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 pub use efficiency::{AttentionRate, Efficiency, Hidden, Products, Realisation};
-pub use estimate::{Estimate, Seen, ceiling, estimate, exchanged, kind_of, seconds};
+pub use estimate::{Estimate, Seen, ceiling, estimate, kind_of, seconds};
 pub use gauges::Gauges;
 pub use group::check_group;
 pub use instruction::{
@@ -45,6 +45,6 @@ pub use machine::{Arch, FP8, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
-pub use program::{Constant, Entry, EntryKind, Program, Variant, generation, scalar};
+pub use program::{Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
 pub use unite::unite;
 pub use work::{Cause, Extents, Spread, Times, Work, clock, expected_times};

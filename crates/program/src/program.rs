@@ -91,6 +91,10 @@ impl EntryKind {
     }
 }
 
+/// The name of a micro-step that ends its step on several ranks: they exchange the gradients while it computes them.
+/// Where every micro-step exchanges its own, there is no entry of this name.
+pub const LAST: &str = "last";
+
 /// The shape of the batches that an entry takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
@@ -152,6 +156,13 @@ impl Program {
     /// The usual entry of a kind, for a variant where the kind has one.
     pub fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> Option<usize> {
         self.named(kind, "", variant)
+    }
+
+    /// The usual micro-step that begins a step, ends it, both or neither.
+    pub fn micro_step(&self, first: bool, last: bool, variant: Option<Variant>) -> Option<usize> {
+        let kind = if first { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
+        let ending = self.named(kind, LAST, variant).filter(|_| last);
+        ending.or_else(|| self.entry(kind, variant))
     }
 
     /// The entry of a kind and a name.

@@ -80,11 +80,24 @@ pub fn machine_names() -> Vec<String> {
     program::machine_names().into_iter().map(|name| name.to_string()).collect()
 }
 
-/// The machine of that name, or the one that the run would use.
-fn machine(config: &Config, name: Option<&str>, site_packages: Vec<PathBuf>) -> Result<Machine> {
+/// The machine of that name, or the one that the run would use, and the options with as many GPUs as it has.
+fn machine(
+    config: &Config,
+    name: Option<&str>,
+    site_packages: Vec<PathBuf>,
+) -> Result<(Machine, train::config::Config)> {
+    let config = &config.config;
     match name {
-        None => Ok(Device::open(&device_request(config, site_packages))?.machine),
-        Some(text) => train::machines::requested(text),
+        None => {
+            let device = Device::open(&DeviceRequest::of(config, site_packages))?;
+            let config = config.with_visible_gpus(device.gpus).map_err(TrainError::Config)?;
+            Ok((device.machine, config))
+        }
+        Some(text) => {
+            let (machine, gpus) = train::machines::requested(text)?;
+            let config = config.with_planned_gpus(gpus, text).map_err(TrainError::Config)?;
+            Ok((machine, config))
+        }
     }
 }
 
@@ -104,9 +117,9 @@ pub fn preview(
 ) -> PyResult<String> {
     let text = py.detach(|| {
         let source = ModelSource::open(Path::new(&folder), ir)?.configured(&config.config)?;
-        let machine = machine(config, machine_name, site_packages)?;
-        let data = train::preview::documents(&config.config, &source, &away)?;
-        let config = train::recommended(&config.config, &source, &machine, data.as_ref().ok())?;
+        let (machine, config) = machine(config, machine_name, site_packages)?;
+        let data = train::preview::documents(&config, &source, &away)?;
+        let config = train::recommended(&config, &source, &machine, data.as_ref().ok())?;
         if what == "config" {
             return train::preview::resolved(&config, &source, &machine, data.as_ref().ok());
         }

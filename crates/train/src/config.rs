@@ -124,6 +124,36 @@ macro_rules! union_of_tables {
         self.hardware.gpus.max(1) as usize
     }
 
+    /// The options with `gpus: 0` as the number of GPUs that are visible. Errors: what does not go with several.
+    pub fn with_visible_gpus(&self, visible: usize) -> Result<Config, Vec<Problem>> {
+        let gpus = if self.hardware.gpus == 0 { visible.max(1) as u32 } else { self.hardware.gpus };
+        self.with_gpus(gpus)
+    }
+
+    /// The options with as many GPUs as `--machine` names, if it names several and the options leave that open. Errors:
+    /// the options name others, or what does not go with several.
+    pub fn with_planned_gpus(&self, named: usize, machine: &str) -> Result<Config, Vec<Problem>> {
+        let gpus = self.hardware.gpus;
+        if named == 1 || gpus as usize == named {
+            return self.with_gpus(gpus);
+        }
+        if self.is_written("gpus") && gpus > 0 {
+            let message = format!("`gpus: {gpus}`, but `--machine {machine}` has {named}");
+            let hint = "remove `gpus`, or name as many in `--machine`".to_owned();
+            return Err(vec![self.mistake("gpus", message, Some(hint))]);
+        }
+        self.with_gpus(u32::try_from(named).unwrap_or(u32::MAX))
+    }
+
+    fn with_gpus(&self, gpus: u32) -> Result<Config, Vec<Problem>> {
+        let mut config = self.clone();
+        config.hardware.gpus = gpus;
+        let refused = checks::refused_with_ranks(&config).into_iter();
+        let problems: Vec<Problem> =
+            refused.map(|(path, message, hint)| config.mistake(path, message, Some(hint))).collect();
+        if problems.is_empty() { Ok(config) } else { Err(problems) }
+    }
+
             fn read(task: Task, fields: &mut Fields) -> Config {
                 $( let $field = <$table as Table>::read_fields(fields); )+
                 Config {

@@ -19,13 +19,14 @@ const RECOMPUTE: [(&str, &[LayerPart]); 6] = [
 ];
 
 /// Options of one value, and what they are about.
-const SINGLE: [(&str, Subject); 6] = [
+const SINGLE: [(&str, Subject); 7] = [
     ("lmhead_chunks", Subject::OutputHead),
     ("attn_bwd_chunks", Subject::AttentionBackward),
     ("offload_residual", Subject::ResidualStream),
     ("offload_optimizer", Subject::OptimizerStates),
     ("offload_master", Subject::MasterCopies),
     ("offload_grads", Subject::Gradients),
+    ("zero_level", Subject::Sharding),
 ];
 
 /// An option with what the plan answers and why.
@@ -163,7 +164,7 @@ pub(crate) fn to_json(of: &PlanDecision) -> Value {
 fn value(of: Choice) -> Value {
     match of {
         Choice::Recompute(yes) | Choice::Offload(yes) => json!(yes),
-        Choice::Chunks(parts) => json!(parts),
+        Choice::Chunks(parts) | Choice::Level(parts) => json!(parts),
     }
 }
 
@@ -187,6 +188,7 @@ fn subject(of: Subject) -> &'static str {
         Subject::OptimizerStates => "optimizer states",
         Subject::MasterCopies => "f32 master weights",
         Subject::Gradients => "gradients",
+        Subject::Sharding => "ZeRO sharding",
     }
 }
 
@@ -198,6 +200,7 @@ fn chosen(of: Choice) -> String {
         Choice::Offload(false) => "kept on the device".to_owned(),
         Choice::Chunks(1) => "whole".to_owned(),
         Choice::Chunks(parts) => format!("{parts} chunks"),
+        Choice::Level(level) => format!("level {level}"),
     }
 }
 

@@ -27,7 +27,7 @@ pub struct DeviceRequest {
     pub check_each: bool,
     /// Launch instruction by instruction instead of replaying CUDA graphs. The bits are the same.
     pub eager: bool,
-    /// Take all GPUs that are visible: rejected where there are several.
+    /// All GPUs that are visible train together.
     pub every_gpu: bool,
 }
 
@@ -70,14 +70,6 @@ impl Device {
                 Err(_) => cpu(request, "no GPU can be used; `surogate doctor` says why")?,
             },
         };
-        if request.every_gpu && device.gpus > 1 {
-            let text = format!(
-                "`gpus: 0` takes all visible GPUs, which are {0}: write their number, `gpus: {0}`, because it decides how \
-                 many rows a step has",
-                device.gpus
-            );
-            return Err(TrainError::Usage(text));
-        }
         Ok(device)
     }
 }
@@ -104,7 +96,8 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let mut devices = report.devices.expect("a usable report lists devices");
     let gpus = devices.len();
     let kind = |of: &cuda::driver::Properties| (of.name.clone(), of.architecture, of.multiprocessors);
-    let unlike = devices.iter().take(request.ranks.max(1)).find(|other| kind(other) != kind(&devices[0]));
+    let together = if request.every_gpu { gpus } else { request.ranks.max(1) };
+    let unlike = devices.iter().take(together).find(|other| kind(other) != kind(&devices[0]));
     if let Some(other) = unlike {
         return Err(format!("GPUs that train together are of one kind: {} and {other} are not", devices[0]));
     }

@@ -186,14 +186,27 @@ impl Engine {
 
     /// Writes a batch for each rank and runs an entry on them.
     pub fn run(&mut self, kind: EntryKind, variant: Variant, round: &[Batch]) -> Result<()> {
-        let entry = self.load_batches(kind, variant, round)?;
+        let entry = self.entry(kind, Some(variant));
+        self.load_batches(entry, round)?;
         self.run_entry(entry)
     }
 
-    /// Writes a batch for each rank to where an entry reads it; returns the entry's index.
-    pub fn load_batches(&mut self, kind: EntryKind, variant: Variant, round: &[Batch]) -> Result<usize> {
+    /// Writes a batch for each rank and runs the micro-step that begins a step, ends it, both or neither.
+    pub fn run_micro_step(&mut self, first: bool, last: bool, variant: Variant, round: &[Batch]) -> Result<()> {
+        let entry = self.micro_step(first, last, variant);
+        self.load_batches(entry, round)?;
+        self.run_entry(entry)
+    }
+
+    /// The index of the micro-step that begins a step, ends it, both or neither.
+    pub fn micro_step(&self, first: bool, last: bool, variant: Variant) -> usize {
+        let found = self.program.micro_step(first, last, Some(variant));
+        found.unwrap_or_else(|| panic!("a micro-step was not compiled for {variant:?}"))
+    }
+
+    /// Writes a batch for each rank to where an entry reads it.
+    pub fn load_batches(&mut self, entry: usize, round: &[Batch]) -> Result<()> {
         assert_eq!(round.len(), self.ranks(), "a round has a batch for each rank");
-        let entry = self.entry(kind, Some(variant));
         let program = self.program.clone();
         for (name, at) in &program.entries[entry].inputs {
             let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
@@ -203,7 +216,7 @@ impl Engine {
                 }
             }
         }
-        Ok(entry)
+        Ok(())
     }
 
     /// Runs an entry, timing its instructions where that is requested.
@@ -313,7 +326,7 @@ pub fn variant_of(round: &[Batch], one_per_row: bool) -> Variant {
     Variant { batch: rows, seq_len: length, documents }
 }
 
-/// The options with every state where it is in a program.
+/// The options with every state where it is in a program, and cut as there.
 fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
     let of = &mut options.plan.offload;
     let settings = [
@@ -325,6 +338,10 @@ fn in_place(mut options: CompileOptions, program: &Program) -> CompileOptions {
         let arena = program.arenas.iter().find(|arena| arena.kind == kind && arena.bytes > 0);
         *setting = arena.map(|arena| arena.is_on_host()).or(*setting);
     }
+    let cut = |kind: ArenaKind| program.arenas.iter().any(|arena| arena.kind == kind && !arena.shards.is_empty());
+    let sharding = &mut options.sharding;
+    (sharding.gradients, sharding.weights) = (cut(ArenaKind::Gradients), cut(ArenaKind::Weights));
+    sharding.open = false;
     options
 }
 

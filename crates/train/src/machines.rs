@@ -26,12 +26,12 @@ struct Request<'a> {
     network: Option<f64>,
 }
 
-/// The machine that `--machine` asks for.
+/// The machine that `--machine` asks for, and how many of it.
 ///
-/// Errors: a form that cannot be read, an unknown name, a file that is none of these, several GPUs.
-pub fn requested(text: &str) -> Result<Machine> {
+/// Errors: a form that cannot be read, an unknown name, a file that is none of these, several nodes.
+pub fn requested(text: &str) -> Result<(Machine, usize)> {
     if Path::new(text).is_file() {
-        return read(Path::new(text));
+        return Ok((read(Path::new(text))?, 1));
     }
     let Request { nodes, gpus, name, network } = request(text)?;
     let machine = match Machine::named(name) {
@@ -39,24 +39,17 @@ pub fn requested(text: &str) -> Result<Machine> {
         None if Path::new(name).is_file() => read(Path::new(name))?,
         None => return Err(unknown(text, name)),
     };
-    if nodes * gpus > 1 {
-        let problem = match nodes {
-            1 => format!(
-                "`--machine {text}` asks for {gpus} GPUs: how many there are is an option of the run, `gpus: {gpus}` with \
-                 `--machine {name}`"
-            ),
-            _ => format!(
-                "`--machine {text}` asks for {nodes} nodes of {gpus} GPUs, and several nodes are not available yet; plan \
-                 for one: `--machine {name}`"
-            ),
-        };
-        return Err(TrainError::Usage(problem));
+    if nodes > 1 {
+        return Err(TrainError::Usage(format!(
+            "`--machine {text}` asks for {nodes} nodes of {gpus} GPUs, and several nodes are not available yet; plan for \
+             one: `--machine {gpus}x{name}`"
+        )));
     }
     if network.is_some() {
         let hint = "remove the part after `@`: it is the rate between nodes";
         return Err(TrainError::Usage(format!("`--machine {text}` names a network, but one node; {hint}")));
     }
-    Ok(machine)
+    Ok((machine, gpus))
 }
 
 fn request(text: &str) -> Result<Request<'_>> {
@@ -288,12 +281,12 @@ mod tests {
     }
 
     #[test]
-    fn one_gpu_is_planned_for_and_several_are_refused_by_name() {
-        assert_eq!(requested("RTX4090").unwrap().name, "rtx4090");
-        assert_eq!(requested("1x1xh100").unwrap().name, "h100");
+    fn one_node_is_planned_for_and_several_are_refused_by_name() {
+        let found = |text: &str| requested(text).map(|(machine, gpus)| (machine.name, gpus)).unwrap();
+        assert_eq!(found("RTX4090"), ("rtx4090".to_owned(), 1));
+        assert_eq!(found("1x8xh100"), ("h100".to_owned(), 8));
         let refused = |text: &str| requested(text).unwrap_err().to_string();
         assert!(refused("2x8xh200@12.5").contains("2 nodes of 8 GPUs, and several nodes are not available yet"));
-        assert!(refused("8xh100").contains("`gpus: 8` with `--machine h100`"));
         assert!(refused("h100@50").contains("one node"));
         let unknown = refused("h20");
         assert!(unknown.contains("did you mean `h200`?") && unknown.contains("a100-80"), "{unknown}");
@@ -341,7 +334,7 @@ mod tests {
             Machine::named("b200").unwrap(),
         ] {
             write(&machine, &path).unwrap();
-            let found = requested(path.to_str().unwrap()).unwrap();
+            let (found, _) = requested(path.to_str().unwrap()).unwrap();
             assert_eq!((&found.name, &found.arch, found.memory), (&machine.name, &machine.arch, machine.memory));
             assert_eq!((found.units, &found.origin), (machine.units, &machine.origin));
             // Numbers pass through text.

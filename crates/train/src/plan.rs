@@ -75,7 +75,7 @@ impl Plan {
             entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
             seed: config.data.train_seed,
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
-            sharding: Sharding { ranks: config.ranks(), ..Sharding::default() },
+            sharding: sharding(config),
         };
         Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes })
     }
@@ -154,6 +154,16 @@ fn memory_options(config: &Config) -> PlanOptions {
         },
         passes: None,
     }
+}
+
+/// What several ranks keep their share of alone.
+fn sharding(config: &Config) -> Sharding {
+    let of = &config.sharding;
+    let open = [of.zero_level.is_auto(), of.shard_gradients.is_auto(), of.shard_weights.is_auto()] == [true; 3];
+    let level = |least: u32| matches!(of.zero_level, Setting::Value(level) if level >= least);
+    let gradients = level(2) || of.shard_gradients == Setting::Value(true);
+    let weights = level(3) || of.shard_weights == Setting::Value(true);
+    Sharding { ranks: config.ranks(), gradients, weights, open, ..Sharding::default() }
 }
 
 /// How the frozen linears are kept. The options name one form at most.

@@ -3,7 +3,7 @@
 //! Slow, and used only after a run has diverged. Knows tensors and where instructions come from; no operation.
 
 use data::Batch;
-use program::{EntryKind, Provenance, TensorRef, scalar};
+use program::{Provenance, TensorRef, scalar};
 use tensor::{DType, HostTensor};
 
 use crate::engine::Engine;
@@ -19,16 +19,16 @@ pub fn find(
 ) -> Result<Option<String>> {
     let program = engine.program().clone();
     for slot in &program.layout.parameters {
-        if let Some(what) = look(engine, 0, &slot.weight)? {
+        if let Some(what) = first_bad(&slot.weight, &engine.tensor(&slot.weight)?) {
             return Ok(Some(format!("the weights of `{}` already hold {what}", slot.name)));
         }
     }
     let ranks = engine.ranks();
     for (index, round) in batches.chunks(ranks).enumerate() {
         let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
-        let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
         engine.set_i32_by_rank(scalar::MICRO_STEP, (first_micro_step + (index * ranks) as u64) as i32)?;
-        let entry = engine.load_batches(kind, variant, round)?;
+        let entry = engine.micro_step(index == 0, (index + 1) * ranks == batches.len(), variant);
+        engine.load_batches(entry, round)?;
         let program = engine.program().clone();
         for (number, step) in program.entries[entry].steps.iter().enumerate() {
             engine.session().run_instruction(entry, number)?;
@@ -62,9 +62,17 @@ fn look(engine: &mut Engine, rank: usize, at: &TensorRef) -> Result<Option<Strin
     let span = TensorRef::dense(at.arena, at.offset, at.dtype, [at.span() / at.dtype.size()]);
     let mut values = HostTensor::zeros(span.dtype, span.shape.clone());
     engine.session().read_rank(rank, &span, &mut values.bytes)?;
-    let values = if values.dtype == DType::F32 { values } else { HostTensor::cast(&values, DType::F32) }.to_f32();
+    Ok(first_bad(at, &values))
+}
+
+/// What is not finite in a tensor, whose span was read.
+fn first_bad(at: &TensorRef, values: &HostTensor) -> Option<String> {
+    if !at.dtype.is_float() {
+        return None;
+    }
+    let values = if values.dtype == DType::F32 { values.to_f32() } else { values.cast(DType::F32).to_f32() };
     let bad = Elements::of(at).map(|place| values[place]).enumerate().find(|(_, value)| !value.is_finite());
-    Ok(bad.map(|(index, value)| format!("{value} (element {index} of {:?})", at.shape)))
+    bad.map(|(index, value)| format!("{value} (element {index} of {:?})", at.shape))
 }
 
 /// Places of a tensor's elements in row-major order, from its first.

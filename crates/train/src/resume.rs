@@ -242,6 +242,7 @@ impl Trainer {
     ///
     /// Errors: those of [`Trainer::new`], a damaged checkpoint, and one of another run: other options, model or data.
     pub fn begin(config: Arc<Config>, source: Arc<ModelSource>, device: Arc<Device>) -> Result<Trainer> {
+        let config = Arc::new(config.with_visible_gpus(device.gpus).map_err(TrainError::Config)?);
         let folder = match &config.run.resume_from_checkpoint {
             Resume::No => return Trainer::new(config, source, device),
             Resume::From(folder) => PathBuf::from(folder),

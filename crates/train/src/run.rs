@@ -106,6 +106,7 @@ fn begin(
     device: Arc<Device>,
     observer: &mut dyn Observer,
 ) -> Result<(Trainer, Run)> {
+    let config = Arc::new(config.with_visible_gpus(device.gpus).map_err(TrainError::Config)?);
     let problems = config.check_datasets();
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));

@@ -167,11 +167,11 @@ impl Trainer {
         // All shapes first: where one does not fit beside the states, weights move, but not gradients.
         let wanted: Vec<Variant> = batches.chunks(ranks).map(|round| engine.variant_of(round, one_per_row)).collect();
         let variants = engine.prepare_all(&wanted)?;
+        let last = variants.len() - 1;
         for (index, (round, variant)) in batches.chunks(ranks).zip(variants).enumerate() {
-            let kind = if index == 0 { EntryKind::FirstMicroStep } else { EntryKind::NextMicroStep };
             // Micro-steps are numbered as a single rank would take the batches.
             engine.set_i32_by_rank(scalar::MICRO_STEP, (first_micro_step + (index * ranks) as u64) as i32)?;
-            engine.run(kind, variant, round)?;
+            engine.run_micro_step(index == 0, index == last, variant, round)?;
         }
         Ok(Fed { batches, one_per_row, first_micro_step })
     }

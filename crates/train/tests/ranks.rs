@@ -130,6 +130,43 @@ fn quantised_states_are() {
     agree_within(1e-4, true, &json!({"optimizer": "adamw_8bit"}));
 }
 
+/// ZeRO levels 2 and 3 on all numbers of ranks: one device's curve, each other's bits, the same when run again.
+#[test]
+fn gradients_and_weights_may_be_cut() {
+    let adapters = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 1e-2});
+    for more in [json!({"max_grad_norm": 0.05}), json!({"optimizer": "normuon", "recompute_block": true}), adapters] {
+        let alone = curve(1, 20, true, &more);
+        for ranks in [2, 3, 4, 8] {
+            let level = |level: usize| curve(ranks, 20, true, &merged(more.clone(), &json!({"zero_level": level})));
+            let found = level(3);
+            assert_same(&found, &alone, &format!("{ranks} ranks, {more}"));
+            if ranks < 4 {
+                assert_eq!(level(2), found, "{ranks} ranks, {more}: levels 2 and 3");
+            }
+            if ranks == 2 {
+                assert_eq!(level(3), found, "run again");
+            }
+        }
+    }
+}
+
+/// Each alone, beside what else may lie elsewhere or in another type.
+#[test]
+fn what_is_cut_goes_with_other_options() {
+    let quantised = json!({"lora": true, "qlora_bnb": true, "lora_dropout": 0.0});
+    for (more, most) in [
+        (json!({"shard_gradients": true}), 1e-5),
+        (json!({"shard_weights": true}), 1e-5),
+        (json!({"zero_level": 3, "optimizer": "adamw_8bit"}), 1e-4),
+        (merged(quantised, &json!({"zero_level": 3})), 1e-5),
+        (json!({"zero_level": 3, "torch_dtype": "float16", "master_dtype": "float32"}), 5e-3),
+        (json!({"zero_level": 2, "torch_dtype": "bfloat16", "master_dtype": "float32"}), 5e-3),
+    ] {
+        let alone = curve(1, 4, true, &more);
+        assert_close(&curve(3, 4, true, &more), &alone, most, &more.to_string());
+    }
+}
+
 /// Weights in bf16, rounded stochastically or from copies: rounding lets curves part, but not far.
 #[test]
 fn rounded_weights_stay_close() {
@@ -155,8 +192,9 @@ fn a_checkpoint_goes_on_with_any_number_of_ranks() {
         let place = tempfile::tempdir().unwrap();
         let straight = curve(1, 9, true, &more);
         let mut folder = None;
-        // From one to three to eight to two ranks.
-        for (number, ranks) in [1, 3, 8, 2].into_iter().enumerate() {
+        // From one to three to eight to two ranks, from level to level.
+        for (number, (ranks, level)) in [(1, 1), (3, 3), (8, 2), (2, 3)].into_iter().enumerate() {
+            let more = merged(more.clone(), &json!({"zero_level": level}));
             let options = match &folder {
                 Some(folder) => merged(more.clone(), &json!({"resume_from_checkpoint": folder})),
                 None => more.clone(),
@@ -176,6 +214,7 @@ fn a_checkpoint_goes_on_with_any_number_of_ranks() {
 fn a_checkpoint_of_ranks_is_that_of_one() {
     let place = tempfile::tempdir().unwrap();
     let more = json!({"optimizer": "adamw_8bit", "max_grad_norm": 0.0});
+    let more = merged(more, &json!({"zero_level": 3}));
     let saved = |ranks: usize| {
         let (folder, model) = (place.path().join(ranks.to_string()), place.path().join(format!("model-{ranks}")));
         let mut trainer = trainer(ranks, &more);
@@ -237,7 +276,8 @@ fn a_run_deals_its_data_without_loss_or_repetition() {
         assert!(alone.len() > 3 && !evaluated.is_empty(), "{alone:?}");
         let last = alone.last().unwrap()[2];
         assert!(alone[0][2] != last, "the last step is short: {alone:?}");
-        for ranks in [2, 3] {
+        for (ranks, level) in [(2, 1), (3, 3)] {
+            let more = merged(more.clone(), &json!({"zero_level": level}));
             let (_, found, checked) = run(&place.path().join(ranks.to_string()), ranks, &more, None);
             let tokens = |of: &[[f64; 3]]| of.iter().map(|step| step[2]).collect::<Vec<_>>();
             assert_eq!(tokens(&found), tokens(&alone), "{ranks} ranks, {more}");

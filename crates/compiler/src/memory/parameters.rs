@@ -11,7 +11,7 @@ use program::{ArenaId, Initializer, OptimizerState, PackedWeight, ParameterSlot,
 use tensor::{DType, HostTensor, Shape, Storage};
 
 use super::matrices::{self, Matrices};
-use super::shards::{Bucket, Stretch};
+use super::shards::{Bucket, GRANULE, Group, Stretch, frozen_group, frozen_unit, group_bytes};
 use super::{ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, SCALAR_BYTES, StatePlan, align, arena};
 use crate::options::{CompileOptions, Sharding};
 use crate::rule::{Per, Rule, State};
@@ -33,6 +33,8 @@ pub(crate) struct Run {
     rows: usize,
     /// Units in it since its last bucket.
     open: usize,
+    /// Elements in it that belong to no parameter, before its last bucket's end.
+    filled: usize,
     /// Of a rule of matrices: what the run consists of.
     pub matrices: Vec<Matrices>,
     /// How it is cut over ranks; empty where there is one.
@@ -62,6 +64,9 @@ pub(crate) struct ParameterPlan {
     /// Bytes of a rank.
     pub masters_bytes: usize,
     pub ranks: usize,
+    pub sharding: Sharding,
+    /// Frozen weights that are cut over the ranks.
+    frozen: Vec<Group>,
     /// Of frozen weights in codes that are not among the weights.
     pub quants_bytes: usize,
     /// What is kept from step to step beside them.
@@ -118,13 +123,27 @@ impl ParameterPlan {
         let mut shards = Vec::new();
         for run in self.runs.iter().filter(|run| !run.buckets.is_empty()) {
             let states = run.rule.states().iter().zip(&run.states).map(|(kind, state)| (&state.at, kind.per));
-            let sharded = states.chain(run.master.iter().map(|master| (master, Per::Element)));
-            for (whole, per) in sharded.filter(|(whole, _)| whole.arena == of) {
+            let weight = run.shards_weights(&self.sharding).then_some(&run.weight);
+            let gradient = self.sharding.gradients.then_some(&run.gradient);
+            let whole = run.master.iter().chain(weight).chain(gradient).map(|whole| (whole, Per::Element));
+            for (whole, per) in states.chain(whole).filter(|(whole, _)| whole.arena == of) {
                 shards.extend(run.buckets.iter().map(|bucket| bucket.shard(whole, per, self.ranks)));
             }
         }
+        shards.extend(self.frozen.iter().filter(|group| group.arena == of).flat_map(|group| &group.shards));
         shards.sort_by_key(|shard| shard.start);
         shards
+    }
+
+    /// The gradients of several ranks, in the groups in which they are exchanged.
+    pub fn gradient_groups(&self) -> Vec<Group> {
+        self.runs.iter().flat_map(|run| run.groups(&run.gradient, self.ranks)).collect()
+    }
+
+    /// Weights that are cut over the ranks, in the groups in which they are gathered.
+    pub fn weight_groups(&self) -> Vec<Group> {
+        let runs = self.runs.iter().filter(|run| run.shards_weights(&self.sharding));
+        self.frozen.iter().cloned().chain(runs.flat_map(|run| run.groups(&run.weight, self.ranks))).collect()
     }
 
     /// Of several ranks: the sums of the squares of all, f32 [ranks · blocks], and those of each.
@@ -208,7 +227,12 @@ fn class_of(unit: &[usize], graph: &Graph, options: &CompileOptions) -> (Treatme
 
 /// Lays out everything that belongs to parameters.
 pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &CompileOptions) -> ParameterPlan {
-    let mut cursor = Cursor { ranks: options.sharding.ranks, ..Cursor::default() };
+    let sharding = Sharding {
+        weights: options.sharding.weights && options.sharding.ranks > 1,
+        gradients: options.sharding.gradients && options.sharding.ranks > 1,
+        ..options.sharding
+    };
+    let mut cursor = Cursor { ranks: sharding.ranks, ..Cursor::default() };
     let mut slots: Vec<Option<ParameterSlot>> = vec![None; graph.parameters.len()];
     let mut rows: Vec<usize> = vec![0; slots.len()];
     let mut runs: Vec<(Treatment, Run)> = Vec::new();
@@ -232,9 +256,13 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
         let is_last = units.get(number + 1).is_none_or(|next| class(next) != class(unit));
         if let Some((of, run)) = runs.last_mut().filter(|_| graph.parameters[unit[0]].trainable && cursor.ranks > 1) {
             run.open += 1;
-            if is_last {
-                cursor.seal(run, of.rule.takes_matrices(), &options.sharding);
-            }
+            cursor.seal(run, of.rule.takes_matrices(), &sharding, is_last);
+        } else if sharding.weights {
+            let ends = units.get(number + 1).is_none_or(|next| {
+                let next = &graph.parameters[next[0]];
+                next.trainable || next.adapter
+            });
+            cursor.seal_frozen(&sharding, ends);
         }
     }
     let slots: Vec<ParameterSlot> = slots.into_iter().map(|s| s.expect("every parameter was placed")).collect();
@@ -248,16 +276,19 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
         gradients.clear();
     }
     let ranks = cursor.ranks;
+    let kept = |bytes: usize, sharded: bool| if sharded { bytes / ranks } else { bytes };
     let mut plan = ParameterPlan {
         gradients,
         slots,
         runs,
-        weights_bytes: cursor.weights,
+        weights_bytes: kept(cursor.weights, sharding.weights),
         adapters_bytes: cursor.adapters,
-        gradients_bytes: cursor.gradients,
+        gradients_bytes: kept(cursor.gradients, sharding.gradients),
         optimizer_bytes: cursor.optimizer / ranks,
         masters_bytes: cursor.masters / ranks,
         ranks,
+        sharding,
+        frozen: cursor.frozen,
         quants_bytes: cursor.quants,
         states,
     };
@@ -282,7 +313,7 @@ impl ParameterPlan {
             matrices::add(&mut run.matrices, slot, position);
             return;
         }
-        let kinds = run.rule.states();
+        let (kinds, shards_weights) = (run.rule.states(), run.shards_weights(&self.sharding));
         // The first rank's matrices stand for those of all.
         let of_first = |bucket: &&mut Bucket| (bucket.start..bucket.start + bucket.piece).contains(&start);
         let Some(bucket) = run.buckets.iter_mut().find(of_first) else { return };
@@ -293,8 +324,11 @@ impl ParameterPlan {
         if let (Some(master), Some(whole)) = (&mut kept.master, &run.master) {
             *master = bucket.kept_part(master, whole, Per::Element, ranks);
         }
+        if shards_weights {
+            kept.weight = bucket.kept_part(&kept.weight, &run.weight, Per::Element, ranks);
+        }
         matrices::add(&mut bucket.matrices, &kept, position);
-        if run.master.is_none() {
+        if run.master.is_none() && !shards_weights {
             let apart = bucket.piece * run.weight.dtype.size();
             bucket.matrices = std::mem::take(&mut bucket.matrices).into_iter().map(|of| of.of_ranks(apart)).collect();
         }
@@ -311,6 +345,8 @@ struct Cursor {
     optimizer: usize,
     masters: usize,
     quants: usize,
+    /// Groups of frozen weights, and what lies behind them so far.
+    frozen: Vec<Group>,
 }
 
 impl Cursor {
@@ -351,20 +387,41 @@ impl Cursor {
         }
     }
 
-    /// Cuts what lies in a run since its last bucket, and fills it up to whole pieces.
-    fn seal(&mut self, run: &mut Run, takes_matrices: bool, sharding: &Sharding) {
+    /// Closes a group of frozen weights if it is large enough, or the last.
+    fn seal_frozen(&mut self, sharding: &Sharding, is_last: bool) {
+        let start = self.frozen.last().map_or(0, |group| group.bytes.end);
+        if self.weights > start && (is_last || self.weights - start >= group_bytes(sharding)) {
+            self.weights = align(self.weights, frozen_unit(sharding));
+            self.frozen.push(frozen_group(start..self.weights, sharding));
+        }
+    }
+
+    /// Cuts what lies in a run since its last bucket, and fills it up to whole pieces: if it is a group by its size, or the
+    /// last of its kind.
+    fn seal(&mut self, run: &mut Run, takes_matrices: bool, sharding: &Sharding, is_last: bool) {
         let last = run.buckets.last();
         let (start, row) =
             last.map_or((0, 0), |of| (of.start + of.elements(self.ranks), of.rows.0 + of.rows.1 * self.ranks));
         let units = if takes_matrices { run.open } else { 0 };
-        let stretch = Stretch { elements: run.gradient.len() - start, rows: run.rows - row, units };
-        run.buckets.extend(stretch.cut(start, row, sharding));
+        let mut stretch = Stretch { elements: run.gradient.len() - start, rows: run.rows - row, units };
+        if !is_last && !stretch.is_group(sharding) {
+            return;
+        }
+        if !is_last && !takes_matrices {
+            // The next group begins where pieces may.
+            stretch.elements = align(stretch.elements, self.ranks * GRANULE);
+        }
+        let group = last.map_or(0, |of| of.group + 1);
+        let filled = run.filled;
+        let place = |of: Bucket| Bucket { group, counted: of.start - filled, ..of };
+        run.buckets.extend(stretch.cut(start, row, sharding).into_iter().map(place));
         let last = run.buckets.last().expect("a run has elements");
         let added = last.start + last.elements(self.ranks) - run.gradient.len();
         if takes_matrices {
             run.rows = last.rows.0 + last.rows.1 * self.ranks;
         }
         run.open = 0;
+        run.filled += added;
         for tensor in [&mut run.weight, &mut run.gradient] {
             tensor.shape[0] += added;
         }
@@ -447,6 +504,7 @@ fn extend_runs(runs: &mut Vec<(Treatment, Run)>, slot: &ParameterSlot, treatment
             decay,
             rows,
             open: 0,
+            filled: 0,
             matrices: Vec::new(),
             buckets: Vec::new(),
             start: None,

@@ -5,19 +5,31 @@
 //! States lie in the whole as a single device lays them out, so that a checkpoint knows no ranks; each rank keeps its
 //! pieces behind one another.
 
-use program::{OptimizerState, Shard, TensorRef};
+use std::ops::Range;
+
+use program::{ArenaId, OptimizerState, Shard, TensorRef};
 use tensor::DType;
 
-use super::{ALIGNMENT_ELEMENTS, Matrices, Run, Start, align};
+use super::{ALIGNMENT_ELEMENTS, Matrices, Run, Start, align, arena};
 use crate::options::Sharding;
 use crate::rule::Per;
 
-/// Bytes of gradients that are exchanged at once: 128 MiB take 0.4 ms of the links of an H200, long next to what
-/// queueing takes and short next to a backward pass.
-const BUCKET_BYTES: usize = 128 << 20;
+/// A group is closed when it has this share of a bucket's bytes: small enough that few are alive at once where they come
+/// and go, large enough for the link.
+const OF_BUCKET: usize = 2;
 
 /// Pieces begin on multiples of this many elements, so that the states of blocks begin on 16 bytes.
-const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
+pub(super) const GRANULE: usize = 16 * ALIGNMENT_ELEMENTS;
+
+/// A stretch of a flat arena that holds whole tensors, and is complete where it is whole: what ranks exchange or gather
+/// together. All in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Group {
+    pub arena: ArenaId,
+    pub bytes: Range<usize>,
+    /// How it is cut.
+    pub shards: Vec<Shard>,
+}
 
 /// A stretch of a run of which every rank has a piece.
 #[derive(Clone, Debug)]
@@ -25,6 +37,10 @@ pub(crate) struct Bucket {
     /// Its first element in the run, and the elements of a piece.
     pub start: usize,
     pub piece: usize,
+    /// Elements of parameters in the run before it: what random numbers are counted by.
+    pub counted: usize,
+    /// The number of its group in the run.
+    pub group: usize,
     /// Rows of matrices before it, and those of a piece.
     pub rows: (usize, usize),
     /// The matrices of the first rank's piece, with its states.
@@ -42,12 +58,17 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
+    /// Whether it is large enough for a group, of whole buckets where tensors are not cut.
+    pub fn is_group(&self, of: &Sharding) -> bool {
+        self.elements * DType::F32.size() >= group_bytes(of) && self.units.is_multiple_of(of.ranks)
+    }
+
     /// Cuts the stretch that begins at an element and a row of its run.
     pub fn cut(&self, start: usize, row: usize, of: &Sharding) -> Vec<Bucket> {
-        let most = of.bucket_bytes.unwrap_or(BUCKET_BYTES) / DType::F32.size() / of.ranks;
+        let most = of.bucket() / DType::F32.size() / of.ranks;
         let mut buckets = Vec::new();
         let mut push = |start: usize, piece: usize, rows: (usize, usize)| {
-            buckets.push(Bucket { start, piece, rows, matrices: Vec::new() });
+            buckets.push(Bucket { start, piece, counted: start, group: 0, rows, matrices: Vec::new() });
         };
         if self.units == 0 {
             let all = align(self.elements, of.ranks * ALIGNMENT_ELEMENTS) / of.ranks;
@@ -118,26 +139,63 @@ impl Bucket {
     }
 }
 
+/// Bytes from which a group is closed.
+pub(super) fn group_bytes(of: &Sharding) -> usize {
+    of.bucket() / OF_BUCKET
+}
+
+/// The multiple of bytes to which a group that no optimizer knows is filled up.
+pub(super) fn frozen_unit(of: &Sharding) -> usize {
+    of.ranks * GRANULE
+}
+
+/// The group that frozen weights of so many bytes are, which are cut in one piece for each rank.
+pub(super) fn frozen_group(bytes: Range<usize>, of: &Sharding) -> Group {
+    let shard = Shard { start: bytes.start, piece: bytes.len() / of.ranks, at: bytes.start / of.ranks };
+    Group { arena: arena::WEIGHTS, bytes, shards: vec![shard] }
+}
+
 impl Run {
-    /// The run as a rank updates it: the whole, or its pieces of the buckets.
-    pub fn pieces(&self, ranks: usize) -> Vec<Run> {
-        if ranks == 1 {
-            return vec![self.clone()];
-        }
-        self.buckets.iter().map(|bucket| self.piece(bucket, ranks)).collect()
+    /// Whether a rank keeps its pieces of the weights alone.
+    pub fn shards_weights(&self, of: &Sharding) -> bool {
+        of.weights && self.weight.arena == arena::WEIGHTS
     }
 
-    fn piece(&self, bucket: &Bucket, ranks: usize) -> Run {
+    /// The groups of a tensor that has an element for each of the run.
+    pub fn groups(&self, of: &TensorRef, ranks: usize) -> Vec<Group> {
+        let group = |buckets: &[Bucket]| {
+            let shards: Vec<Shard> = buckets.iter().map(|bucket| bucket.shard(of, Per::Element, ranks)).collect();
+            let last = shards.last().expect("a group has buckets");
+            let bytes = shards[0].start..last.start + last.piece * ranks;
+            Group { arena: of.arena, bytes, shards }
+        };
+        self.buckets.chunk_by(|a, b| a.group == b.group).map(group).collect()
+    }
+
+    /// The run as a rank updates it: the whole, or its pieces of the buckets.
+    pub fn pieces(&self, of: &Sharding) -> Vec<Run> {
+        if of.ranks == 1 {
+            return vec![self.clone()];
+        }
+        self.buckets.iter().map(|bucket| self.piece(bucket, of)).collect()
+    }
+
+    fn piece(&self, bucket: &Bucket, of: &Sharding) -> Run {
+        let ranks = of.ranks;
+        let at = |of: &TensorRef, kept: bool| match kept {
+            true => bucket.kept(of, Per::Element, ranks),
+            false => bucket.own(of),
+        };
         let state = |(kind, of): (&crate::rule::State, &OptimizerState)| OptimizerState {
             name: of.name,
             at: bucket.kept(&of.at, kind.per, ranks),
         };
         let mut piece = self.clone();
-        (piece.weight, piece.gradient) = (bucket.own(&self.weight), bucket.own(&self.gradient));
+        (piece.weight, piece.gradient) = (at(&self.weight, self.shards_weights(of)), at(&self.gradient, of.gradients));
         piece.states = self.rule.states().iter().zip(&self.states).map(state).collect();
         piece.master = self.master.as_ref().map(|of| bucket.kept(of, Per::Element, ranks));
         piece.matrices = bucket.matrices.clone();
-        piece.start = Some(Start { first: bucket.start, per_rank: bucket.piece });
+        piece.start = Some(Start { first: bucket.counted, per_rank: bucket.piece });
         piece
     }
 }
@@ -147,7 +205,7 @@ mod tests {
     use super::*;
 
     fn cut(of: Stretch, ranks: usize, bucket_bytes: usize) -> Vec<(usize, usize, (usize, usize))> {
-        let buckets = of.cut(512, 7, &Sharding { ranks, bucket_bytes: Some(bucket_bytes) });
+        let buckets = of.cut(512, 7, &Sharding { ranks, bucket_bytes: Some(bucket_bytes), ..Sharding::default() });
         buckets.into_iter().map(|of| (of.start, of.piece, of.rows)).collect()
     }
 

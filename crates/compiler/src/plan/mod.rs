@@ -10,6 +10,7 @@
 mod attention;
 mod dequantise;
 mod head;
+mod levels;
 mod memory;
 mod parts;
 mod recompute;
@@ -26,6 +27,7 @@ use crate::options::CompileOptions;
 use crate::pass::Passes;
 use crate::time;
 use head::Head;
+pub(crate) use levels::lowest_level;
 use memory::Memory;
 use parts::Parts;
 pub(crate) use states::least_step;

@@ -74,17 +74,21 @@ fn with(options: &CompileOptions, moved: Moved) -> CompileOptions {
 }
 
 /// Seconds of a step of so many micro-steps, of the first shape of batches.
-fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
-    let of = |kind: EntryKind| {
-        let entry = program.entries.iter().find(|entry| entry.kind == kind);
+pub(super) fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
+    let of = |entry: Option<usize>| {
+        let entry = entry.map(|index| &program.entries[index]);
         entry.map_or(0.0, |entry| estimate(entry, program, Seen::default()).seconds)
     };
-    let [first, next, update] = [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Update].map(of);
-    first + next * (micro_steps - 1.0) + update
+    let several = micro_steps > 1.0;
+    let [first, last] =
+        [(true, !several), (false, true)].map(|(first, last)| of(program.micro_step(first, last, None)));
+    let between =
+        if micro_steps > 2.0 { of(program.micro_step(false, false, None)) * (micro_steps - 2.0) } else { 0.0 };
+    first + between + if several { last } else { 0.0 } + of(program.entry(EntryKind::Update, None))
 }
 
 /// Seconds of a micro-step that a plan spends to fit: on computing again, and on waiting for the link.
-fn recompute_seconds(program: &Program) -> f64 {
+pub(super) fn recompute_seconds(program: &Program) -> f64 {
     let again = program.plan.iter().filter(|line| line.reason.is_need());
     let waiting = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep);
     again.map(|line| line.seconds).sum::<f64>()

@@ -1,12 +1,15 @@
 //! The activation arena of one entry: how long every buffer lives, where it is, and what the
 //! arena holds when it is fullest.
 
+use std::cell::LazyCell;
+
 use graph::{Graph, Phase, ValueId};
 use ops::{Class, LowerCall};
 use program::{Documents, EntryKind, Machine, MemoryLine, TensorRef};
 
-use super::{Homes, Stay, stays};
-use crate::memory::{Copied, Fixed, Interval, Placement, Shadow, arena, pack, place, shadow_adapters};
+use super::clock::Clock;
+use super::{Departures, Homes, Stay, departures, gathers, stays};
+use crate::memory::{Copied, Fixed, Interval, ParameterPlan, Placement, Shadow, arena, pack, place, shadow_adapters};
 
 /// What a buffer is there for: the lines of the plan below `activations`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,20 +18,32 @@ enum Purpose {
     Passing,
     Adapters,
     Gradients,
+    Exchange,
+    Weights,
     Quants,
     Workspace,
 }
 
 impl Purpose {
-    const ALL: [Purpose; 6] =
-        [Purpose::Kept, Purpose::Passing, Purpose::Adapters, Purpose::Gradients, Purpose::Quants, Purpose::Workspace];
+    const ALL: [Purpose; 8] = [
+        Purpose::Kept,
+        Purpose::Passing,
+        Purpose::Adapters,
+        Purpose::Gradients,
+        Purpose::Exchange,
+        Purpose::Weights,
+        Purpose::Quants,
+        Purpose::Workspace,
+    ];
 
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Purpose::Kept => ("kept", "what the forward pass keeps for the backward pass"),
             Purpose::Passing => ("passing", "values between neighbouring operations"),
             Purpose::Adapters => ("adapters", "LoRA matrices in the type of the products"),
-            Purpose::Gradients => ("gradients", "gradients on their way from and to the host"),
+            Purpose::Gradients => ("gradients", "gradients on their way to where they are kept"),
+            Purpose::Exchange => ("exchange", "pieces of gradients from all ranks, to be summed"),
+            Purpose::Weights => ("weights", "weights gathered from all ranks"),
             Purpose::Quants => ("quants", "frozen weights in codes, fetched from the host"),
             Purpose::Workspace => ("workspace", "scratch memory of single operations"),
         }
@@ -44,6 +59,8 @@ pub(crate) struct Buffers {
     offsets: Vec<usize>,
     /// What is at home on the host, while it is here.
     pub stays: Vec<Stay>,
+    /// What leaves for other ranks.
+    pub departures: Departures,
     /// By node: offset and bytes of its workspace.
     pub scratch: Vec<Option<(usize, usize)>>,
     /// Bytes of the arena.
@@ -60,18 +77,36 @@ pub(crate) struct Usage {
 }
 
 impl Buffers {
-    /// Gives every value of a graph a place, beside those that have one.
-    pub fn plan(graph: &Graph, fixed: &Fixed, documents: Documents, machine: &Machine, homes: &Homes) -> Buffers {
+    /// Gives every value of a graph a place, beside those that have one. `leaves`: gradients go to the other ranks.
+    pub fn plan(
+        graph: &Graph,
+        fixed: &Fixed,
+        documents: Documents,
+        machine: &Machine,
+        homes: &Homes,
+        parameters: &ParameterPlan,
+        leaves: bool,
+    ) -> Buffers {
         let mut placement = place(graph, fixed);
         let shadow = shadow_adapters(graph, &mut placement);
-        let mut stays = stays::plan(graph, &placement, homes, machine);
-        let mut intervals = lives(graph, &placement, shadow.as_ref());
+        // Most entries move nothing.
+        let bucket = leaves.then(|| parameters.sharding.bucket());
+        let clock = LazyCell::new(|| Clock::new(graph, machine, parameters.ranks, bucket));
+        let mut stays = stays::plan(graph, &placement, homes, &clock);
+        stays.extend(gathers::plan(graph, &placement, parameters, &clock));
+        let (mut departures, of_gradients) = match leaves {
+            true => departures::plan(graph, &placement, parameters, &clock, stays.len()),
+            false => Default::default(),
+        };
+        stays.extend(of_gradients);
+        let mut intervals = lives(graph, &placement, shadow.as_ref(), departures.end(graph.nodes.len()));
         // A buffer that is here several times takes a place each time.
         stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
         intervals.extend(stays.iter().map(|stay| {
             let purpose = match stay.moves[0].home.arena {
                 _ if stay.buffer.is_some() => Purpose::Passing,
                 arena::QUANTS => Purpose::Quants,
+                arena::WEIGHTS => Purpose::Weights,
                 _ => Purpose::Gradients,
             };
             (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
@@ -80,17 +115,23 @@ impl Buffers {
         let scratched: Vec<usize> = (0..sizes.len()).filter(|node| sizes[*node] > 0).collect();
         let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
+        intervals.extend(departures.all.iter().map(|of| {
+            let staged = Interval { bytes: of.staged.bytes(), first: of.sent, last: of.summed - 1 };
+            (staged, Purpose::Exchange)
+        }));
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
         let (mut offsets, bytes) = pack(&plain);
+        let staged_offsets = offsets.split_off(offsets.len() - departures.all.len());
         let scratch_offsets = offsets.split_off(placement.buffers.len() + stays.len());
         for (stay, offset) in stays.iter_mut().zip(offsets.split_off(placement.buffers.len())) {
             stay.moves[0].device.offset = offset;
         }
+        departures.settle(&stays, &staged_offsets);
         let mut scratch = vec![None; sizes.len()];
         for (node, offset) in scratched.into_iter().zip(scratch_offsets) {
             scratch[node] = Some((offset, sizes[node]));
         }
-        Buffers { placement, shadow, offsets, stays, scratch, bytes, intervals }
+        Buffers { placement, shadow, offsets, stays, departures, scratch, bytes, intervals }
     }
 
     /// Where a tensor is when a node runs.
@@ -117,7 +158,8 @@ impl Buffers {
     /// What is in the arena when, for the lines of the plan.
     pub fn usage(&self, graph: &Graph, kind: EntryKind) -> Usage {
         let nodes = graph.nodes.len();
-        let mut live = vec![[0usize; Purpose::ALL.len()]; nodes + 1];
+        let moments = self.departures.end(nodes) + 1;
+        let mut live = vec![[0usize; Purpose::ALL.len()]; moments];
         for (interval, purpose) in &self.intervals {
             let moments = live.iter_mut().take(interval.last + 1).skip(interval.first);
             moments.for_each(|moment| moment[*purpose as usize] += interval.bytes);
@@ -148,8 +190,8 @@ impl Buffers {
     }
 }
 
-/// Life and purpose of every buffer of the placement.
-fn lives(graph: &Graph, placement: &Placement, shadow: Option<&Shadow>) -> Vec<(Interval, Purpose)> {
+/// Life and purpose of every buffer of the placement. Results live until `end`.
+fn lives(graph: &Graph, placement: &Placement, shadow: Option<&Shadow>, end: usize) -> Vec<(Interval, Purpose)> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; placement.buffers.len()];
     let mut touch = |id: ValueId, index: usize| {
         let tensor = placement.get(id).expect("every value was placed");
@@ -162,7 +204,7 @@ fn lives(graph: &Graph, placement: &Placement, shadow: Option<&Shadow>) -> Vec<(
         node.inputs.iter().chain(&node.outputs).for_each(|id| touch(*id, index));
     }
     for (_, id) in &graph.outputs {
-        touch(*id, graph.nodes.len());
+        touch(*id, end);
     }
     let shadow = shadow.and_then(|shadow| placement.buffer_of(&shadow.to));
     if let Some(buffer) = shadow {

@@ -7,18 +7,25 @@
 //! from stays as they come up (`transfers.rs`), in streams ordered by events (`streams.rs`). In between, stays get their
 //! places: `buffers.rs` packs them with the values that live on the device alone, a ring has its own.
 //!
+//! What is cut over the ranks has a home, too, of which each rank has its pieces: weights arrive by gathers
+//! (`gathers.rs`), gradients leave by exchanges (`departures.rs`).
+//!
 //! Knows nodes by when they touch what; not what any of them computes.
 
 mod buffers;
+mod clock;
+mod departures;
+mod gathers;
 mod homes;
 mod ring;
 mod stays;
 mod streams;
 mod transfers;
 
-use program::TensorRef;
+use program::{Shard, TensorRef};
 
 pub(crate) use buffers::{Buffers, Usage};
+pub(crate) use departures::Departures;
 pub(crate) use homes::Homes;
 pub(crate) use ring::ring;
 pub(crate) use stays::waiting_bytes;
@@ -32,6 +39,8 @@ pub(crate) struct Stay {
     pub moves: Vec<Move>,
     /// The buffer of the placement in which values address it; none if they address its home.
     pub buffer: Option<usize>,
+    /// Where the ranks have the pieces that it is gathered from, of the home as a whole; none if it is not cut.
+    pub shards: Vec<Shard>,
     /// From here on it has its place; before this position it is fetched.
     pub arrives: usize,
     /// Whether it is fetched, unless it is made on the device.

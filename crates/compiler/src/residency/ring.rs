@@ -34,6 +34,7 @@ pub(crate) fn ring(mut pieces: Vec<Touched<'_>>, homes: &Homes) -> (Vec<Stay>, u
         let before = number.checked_sub(SLOTS);
         stays.push(Stay {
             buffer: None,
+            shards: Vec::new(),
             arrives: before.map_or(0, |before| stays[before].last + 1),
             fetched: true,
             opens: true,

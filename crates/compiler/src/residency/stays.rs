@@ -2,27 +2,29 @@
 //! and the backward pass, gradients while they are written, frozen weights while they are read. Knows when nodes touch tensors and how long nodes take; not
 //! what they compute.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use graph::Graph;
-use program::{ArenaId, Machine, TensorRef};
+use program::{ArenaId, TensorRef};
 use tensor::DType;
 
+use super::clock::Clock;
 use super::{Follows, Homes, Move, Stay};
 use crate::memory::{ALIGNMENT_BYTES, Placement, align, arena, is_view};
-use crate::time::node_seconds;
-
-/// A place is kept for this much of the time that a transfer should take.
-const SLACK: f64 = 1.25;
 
 /// Bytes that are under way in each direction before the computation waits, or those of the largest stay.
-const AHEAD: usize = 128 << 20;
+pub(super) const AHEAD: usize = 128 << 20;
 
 /// The stays of an entry, in the order in which they are stored or end. One plan serves all micro-steps of a step, of
 /// which the first finds nothing to fetch for stays that open.
-pub(super) fn plan(graph: &Graph, placement: &Placement, homes: &Homes, machine: &Machine) -> Vec<Stay> {
+pub(super) fn plan(
+    graph: &Graph,
+    placement: &Placement,
+    homes: &Homes,
+    clock: &impl Deref<Target = Clock>,
+) -> Vec<Stay> {
     let residents = residents(graph, placement, homes);
-    if residents.is_empty() { Vec::new() } else { schedule(residents, &Clock::new(graph, machine)) }
+    if residents.is_empty() { Vec::new() } else { schedule(residents, clock) }
 }
 
 fn schedule(residents: Vec<Resident>, clock: &Clock) -> Vec<Stay> {
@@ -54,47 +56,6 @@ pub(crate) fn waiting_bytes(stays: &[Stay]) -> usize {
         .map(|home| align(home.offset + home.bytes(), ALIGNMENT_BYTES))
         .max()
         .unwrap_or(0)
-}
-
-/// Seconds from the beginning of an entry.
-struct Clock {
-    /// When nodes begin, and when the last one ends.
-    begins: Vec<f64>,
-    /// Bytes per second in each direction.
-    link: f64,
-}
-
-impl Clock {
-    fn new(graph: &Graph, machine: &Machine) -> Clock {
-        let mut begins = vec![0.0];
-        for node in &graph.nodes {
-            begins.push(begins[begins.len() - 1] + node_seconds(graph, node, machine));
-        }
-        Clock { begins, link: machine.link.both_ways / 2.0 }
-    }
-
-    fn end(&self, node: usize) -> f64 {
-        self.begins[node + 1]
-    }
-
-    fn last_node(&self) -> usize {
-        self.begins.len() - 2
-    }
-
-    /// For which a transfer keeps a place.
-    fn transfer(&self, bytes: usize) -> f64 {
-        SLACK * bytes as f64 / self.link
-    }
-
-    /// The last node that has begun by a time.
-    fn begun(&self, by: f64) -> usize {
-        self.begins.partition_point(|at| *at <= by).saturating_sub(1)
-    }
-
-    /// The node that is under way just before a time.
-    fn under_way(&self, before: f64) -> usize {
-        self.begins.partition_point(|at| *at < before).saturating_sub(1)
-    }
 }
 
 /// A node, and whether it writes.
@@ -133,6 +94,7 @@ impl Resident {
             Stay {
                 moves: vec![Move { home: home.clone(), device: device.clone(), written: true }],
                 buffer: self.buffer,
+                shards: Vec::new(),
                 arrives: begin,
                 fetched: index > 0 || self.buffer.is_none(),
                 // What is only read is there from the beginning.
@@ -150,12 +112,12 @@ impl Resident {
 }
 
 /// Gives every stay time to be fetched, each behind the one before, with few under way.
-fn arrive(stays: &mut [Stay], clock: &Clock) {
+pub(super) fn arrive(stays: &mut [Stay], clock: &Clock) {
     let mut free = f64::INFINITY;
     let ahead = most_ahead(stays);
     for index in (0..stays.len()).rev().filter(|index| stays[*index].fetched).collect::<Vec<_>>() {
         let stay = &stays[index];
-        free = free.min(clock.begins[stay.begin]) - clock.transfer(stay.bytes());
+        free = free.min(clock.begins[stay.begin]) - clock.arrival(stay);
         let mut under_way = 0;
         let others = stays[..index].iter().rev().filter(|before| before.fetched);
         let least = others.map(|before| (before.begin, before.bytes())).find(|(_, bytes)| {

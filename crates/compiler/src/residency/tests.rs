@@ -5,8 +5,9 @@ use program::{ArenaId, Entry, EntryKind, Instruction, Launch, Provenance, Step, 
 use tensor::DType;
 use tensor::philox::{Purpose, word};
 
+use super::super::clock::Clock;
 use super::super::{Homes, Stay, Streams, Transfers, ring};
-use super::{Clock, Resident, Touch, schedule, together};
+use super::{Resident, Touch, schedule, together};
 use crate::memory::{Interval, arena, pack};
 use crate::options::OffloadOptions;
 
@@ -149,7 +150,7 @@ fn micro_steps_find_what_they_touch() {
         let nodes = 4 + draw.below(57);
         let mut begins = vec![0.0];
         (0..nodes).for_each(|node| begins.push(begins[node] + draw.below(5) as f64));
-        let clock = Clock { begins, link: [1.0, 1e2, 1e3, 1e5][draw.below(4)] };
+        let clock = Clock { begins, link: [1.0, 1e2, 1e3, 1e5][draw.below(4)], ranks: f64::INFINITY, busy: 0.0 };
         let (mut residents, mut end) = (Vec::new(), 0);
         for number in 0..1 + draw.below(12) {
             let new = resident(&mut draw, number, end, nodes);
@@ -256,7 +257,7 @@ fn gradients_that_one_node_writes_come_together() {
 
 /// Ten nodes of a second each; a byte and its slack take half of one.
 fn ten_seconds() -> Clock {
-    Clock { begins: (0..=10).map(f64::from).collect(), link: 2.5 }
+    Clock { begins: (0..=10).map(f64::from).collect(), link: 2.5, ranks: f64::INFINITY, busy: 0.0 }
 }
 
 fn times(residents: Vec<Resident>) -> Vec<[usize; 2]> {

@@ -1,6 +1,7 @@
 //! The transfers of an entry's stays as its positions come up. Knows stays and their places; not why they are there.
 
-use program::{EntryKind, EventId, Provenance, StreamId};
+use program::{Collective, EntryKind, EventId, Movement, Provenance, StreamId, TensorRef};
+use tensor::DType;
 
 use super::{Follows, Stay, Streams};
 
@@ -39,6 +40,10 @@ impl<'a> Transfers<'a> {
         let made = |stay: &Stay| stay.opens && self.kind == EntryKind::FirstMicroStep;
         for index in self.stays(|stay| stay.arrives == position && stay.fetched && !made(stay)) {
             let stay = &self.stays[index];
+            if !stay.shards.is_empty() {
+                self.fetched[index] = Some(gather(stay, from, streams));
+                continue;
+            }
             match stay.follows {
                 Follows::Nothing => {}
                 Follows::Computation => streams.follow(StreamId::ToDevice, from),
@@ -79,4 +84,18 @@ impl<'a> Transfers<'a> {
             streams.wait(StreamId::Compute, *last, from);
         }
     }
+}
+
+/// Puts a stay together from the pieces of all ranks.
+fn gather(stay: &Stay, from: &Provenance, streams: &mut Streams) -> EventId {
+    streams.follow(StreamId::Exchange, from);
+    let (home, device) = (&stay.moves[0].home, &stay.moves[0].device);
+    let bytes = |arena, offset: usize, count: usize| TensorRef::dense(arena, offset, DType::U8, [count]);
+    let ends = stay.shards[1..].iter().map(|next| next.start).chain([home.offset + home.bytes()]);
+    for (shard, end) in stay.shards.iter().zip(ends) {
+        let own = bytes(home.arena, shard.at, shard.piece);
+        let to = bytes(device.arena, device.offset + shard.start - home.offset, end - shard.start);
+        streams.collective(Collective { movement: Movement::Gather, from: own, to }, from);
+    }
+    streams.record(StreamId::Exchange, from)
 }

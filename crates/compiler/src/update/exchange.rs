@@ -1,79 +1,54 @@
-//! What the ranks of an update do together: they sum the gradients of a step, bucket by bucket, so that each has the sum
-//! of its pieces; they agree on loss and norm; and each gets the weights that the others have updated. Bytes travel on a
-//! stream of their own, sums are launches in the order of the ranks. Does not know how weights are updated.
+//! What the ranks of an update do together: they agree on loss and norm, and each gets the weights that the others have
+//! updated, where it keeps them. The sums of the gradients have come with the micro-steps. Bytes travel on a stream of
+//! their own, sums are launches in the order of the ranks. Does not know how weights are updated.
 
 use ops::id;
-use ops::optimizer::{block_count, blocks_of};
+use ops::optimizer::blocks_of;
 use program::{Collective, EventId, Movement, StreamId, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use super::{provenance, push_behind};
 use crate::lowering::Lowering;
-use crate::memory::{ALIGNMENT_BYTES, ParameterPlan, SCALARS, align, arena, scalar_ref};
+use crate::memory::{ParameterPlan, SCALARS, arena, scalar_ref};
 use crate::residency::Streams;
-
-/// Buckets on their way at a time: one that is exchanged, one that is summed.
-const SLOTS: usize = 2;
+use crate::rule::Per;
 
 /// The sums over micro-steps that a step needs of all ranks.
 const COUNTED: [&str; 2] = [scalar::LOSS_SUM, scalar::WEIGHT_SUM];
 
-/// Gives every rank the sums of its pieces of the gradients, and all the sums of loss and weights. The first `taken` bytes
-/// of the activation arena are occupied. Gives the sums of all squares, f32 [ranks · blocks].
-pub(super) fn sum_gradients(
+/// Gives all ranks the sums of loss and weights. The first `taken` bytes of the activation arena are occupied. Gives the
+/// sums of all squares, f32 [ranks · blocks].
+pub(super) fn agree(
     streams: &mut Streams,
     lowering: &mut Lowering<'_>,
     taken: usize,
     parameters: &ParameterPlan,
 ) -> TensorRef {
-    let ranks = parameters.ranks;
     let from = provenance("exchange");
     streams.follow(StreamId::Exchange, &from);
     let counted = count(streams, parameters);
-    let buckets: Vec<_> = parameters.buckets().collect();
-    let largest = buckets.iter().map(|(_, of)| of.elements(ranks) * DType::F32.size()).max().unwrap_or(0);
-    let slot = align(largest, ALIGNMENT_BYTES);
-    let start = align(taken, ALIGNMENT_BYTES);
-    let behind = start + slot * buckets.len().min(SLOTS);
-    lowering.update_workspace(behind);
-    let staged = |number: usize| {
-        let pieces = [ranks, buckets[number].1.piece];
-        TensorRef::dense(arena::ACTIVATIONS, start + number % SLOTS * slot, DType::F32, pieces)
-    };
-    let mut summed: Vec<EventId> = Vec::new();
-    let exchange = |number: usize, summed: &[EventId], streams: &mut Streams| {
-        if let Some(before) = number.checked_sub(SLOTS) {
-            streams.wait(StreamId::Exchange, summed[before], &from);
-        }
-        let (run, bucket) = buckets[number];
-        let (whole, to) = (bucket.whole(&run.gradient, ranks), staged(number));
-        streams.collective(Collective { movement: Movement::Exchange, from: whole, to }, &from);
-        streams.record(StreamId::Exchange, &from)
-    };
     let [all, own] = parameters.gathered_squares();
-    let mut arrived = vec![];
-    let mut begun = 0;
-    if !buckets.is_empty() {
-        arrived.push(exchange(0, &summed, streams));
-    }
-    for (number, (run, bucket)) in buckets.iter().enumerate() {
-        if number + 1 < buckets.len() {
-            arrived.push(exchange(number + 1, &summed, streams));
-        }
-        streams.wait(StreamId::Compute, arrived[number], &from);
-        let (steps, sum) = (&mut streams.steps, bucket.own(&run.gradient));
-        push_behind(steps, lowering, behind, id::SUM_PIECES, Attrs::new(), vec![staged(number)], vec![sum.clone()]);
-        let blocks = block_count(bucket.piece);
-        let table = lowering.constant(&blocks_of(std::iter::once((0, bucket.piece))));
-        let offset = own.offset + begun * DType::F32.size();
-        let sums = TensorRef { offset, shape: vec![blocks], ..own.clone() };
-        push_behind(steps, lowering, behind, id::BLOCK_SQUARES, Attrs::new(), vec![sum, table], vec![sums]);
-        begun += blocks;
-        summed.push(streams.record(StreamId::Compute, &from));
+    if parameters.sharding.gradients {
+        // Pieces lie behind one another in the order of their blocks.
+        let size = DType::F32.size();
+        let pieces = parameters.buckets().map(|(run, bucket)| {
+            (bucket.kept(&run.gradient, Per::Element, parameters.ranks).offset / size, bucket.piece)
+        });
+        let table = lowering.constant(&blocks_of(pieces));
+        let kept = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [parameters.gradients_bytes / size]);
+        push_behind(
+            &mut streams.steps,
+            lowering,
+            taken,
+            id::BLOCK_SQUARES,
+            Attrs::new(),
+            vec![kept, table],
+            vec![own.clone()],
+        );
     }
     streams.wait(StreamId::Compute, counted, &from);
     let [scalars, sums] = counted_places(parameters);
-    push_behind(&mut streams.steps, lowering, behind, id::SUM_PIECES, Attrs::new(), vec![scalars], vec![sums]);
+    push_behind(&mut streams.steps, lowering, taken, id::SUM_PIECES, Attrs::new(), vec![scalars], vec![sums]);
     streams.follow(StreamId::Exchange, &from);
     streams.collective(Collective { movement: Movement::Gather, from: own, to: all.clone() }, &from);
     let gathered = streams.record(StreamId::Exchange, &from);

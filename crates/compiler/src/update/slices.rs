@@ -8,6 +8,7 @@ use tensor::DType;
 use super::exchange::Updated;
 use super::matrices::{Batch, batches};
 use crate::memory::{ALIGNMENT_ELEMENTS, Matrices, Run, align, arena};
+use crate::options::Sharding;
 use crate::residency::{Homes, Stay, ring};
 use crate::rule::{Per, State};
 
@@ -50,11 +51,11 @@ pub(crate) struct Slices {
 
 impl Slices {
     /// Cuts the runs as far as something of theirs is in host memory and is not used there.
-    pub fn new(runs: &[Run], ranks: usize, homes: &Homes) -> Slices {
+    pub fn new(runs: &[Run], sharding: &Sharding, homes: &Homes) -> Slices {
         let moves = |of: ArenaId| homes.streams(of);
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
         for whole in runs {
-            for (index, run) in whole.pieces(ranks).iter().enumerate() {
+            for (index, run) in whole.pieces(sharding).iter().enumerate() {
                 let bytes: usize = tensors(&mut run.clone()).iter().filter(|(t, _)| moves(t.arena)).map(bytes_of).sum();
                 match (run.rule.takes_matrices(), bytes) {
                     (true, 0) => cut.whole_matrices(run),
@@ -62,8 +63,9 @@ impl Slices {
                     (false, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 0),
                     (false, _) => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
                 }
-                if let Some(bucket) = whole.buckets.get(index) {
-                    let updated = Updated { own: run.weight.clone(), whole: bucket.whole(&whole.weight, ranks) };
+                if let Some(bucket) = whole.buckets.get(index).filter(|_| !whole.shards_weights(sharding)) {
+                    let whole = bucket.whole(&whole.weight, sharding.ranks);
+                    let updated = Updated { own: run.weight.clone(), whole };
                     cut.all.last_mut().expect("a piece is updated").updated = Some(updated);
                 }
             }

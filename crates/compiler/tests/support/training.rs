@@ -45,6 +45,11 @@ pub fn fill(session: &mut dyn Session, name: &str, at: &TensorRef, micro_step: u
 /// Loss, norm, weights, states and copies after two steps of two micro-steps, as bits. Of several ranks the first alone
 /// trains; the rows of the others have no weight.
 pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
+    bits_after(program, 2)
+}
+
+/// The same, with so many micro-steps in each step.
+pub fn bits_after(program: Program, micro_steps: usize) -> Vec<(String, Vec<u8>)> {
     let program = Arc::new(program);
     let mut session = cpu::CpuBackend::new(Some(2)).unwrap().load(program.clone()).unwrap();
     let session = session.as_mut();
@@ -54,10 +59,10 @@ pub fn bits(program: Program) -> Vec<(String, Vec<u8>)> {
     }
     let mut results = Vec::new();
     for step in 0..2 {
-        for (micro_step, kind) in [EntryKind::FirstMicroStep, EntryKind::NextMicroStep].into_iter().enumerate() {
-            let entry = program.entry(kind, Some(VARIANT)).unwrap();
+        for micro_step in 0..micro_steps {
+            let entry = program.micro_step(micro_step == 0, micro_step + 1 == micro_steps, Some(VARIANT)).unwrap();
             for (name, at) in &program.entries[entry].inputs {
-                fill(session, name, at, 2 * step + micro_step);
+                fill(session, name, at, micro_steps * step + micro_step);
             }
             let weights = program.entries[entry].inputs.iter().find(|(name, _)| name == "weights");
             let nothing = weights.map(|(_, at)| (at, vec![0; at.bytes()])).unwrap();

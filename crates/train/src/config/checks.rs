@@ -154,9 +154,11 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
     let sharding = &config.sharding;
     let implied = [("shard_weights", sharding.shard_weights, 3), ("shard_gradients", sharding.shard_gradients, 2)];
     for (name, on, level) in implied {
-        if reader.is_written(name) && !on && sharding.zero_level >= level {
-            let message = format!("`{name}: false` contradicts `zero_level: {}`", sharding.zero_level);
-            reader.report(name, message, Some(format!("remove `{name}`, or set `zero_level: {}`", level - 1)));
+        let (Setting::Value(on), Setting::Value(written)) = (on, sharding.zero_level) else { continue };
+        if on != (written >= level) && !reader.is_faulty("zero_level") {
+            let message = format!("`{name}: {on}` contradicts `zero_level: {written}`");
+            let hint = format!("remove `{name}`, or remove `zero_level`");
+            reader.report(name, message, Some(hint));
         }
     }
 }
@@ -174,17 +176,27 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
         let message = format!("`gpus: {gpus}`, but `device: cpu` runs at most {MOST_RANKS} ranks");
         reader.report("gpus", message, Some(format!("set `gpus` to at most {MOST_RANKS}")));
     }
+    for (path, message, hint) in refused_with_ranks(config) {
+        if !reader.is_faulty(path) {
+            reader.report(path, message, Some(hint));
+        }
+    }
+}
+
+/// Options that do not go with several ranks yet: each with a message and a hint.
+pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, String)> {
+    let gpus = config.hardware.gpus;
     let recipe = format!("recipe: {}", config.precision.recipe);
     let refused = [
         ("recipe", config.precision.recipe != Recipe::Bf16, recipe.as_str()),
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
     ];
-    for (path, _, written) in
-        refused.into_iter().filter(|(path, on, _)| *on && !reader.is_faulty(path)).collect::<Vec<_>>()
-    {
+    let refused = refused.into_iter().filter(|(_, on, _)| *on && gpus > 1);
+    let told = |(path, _, written): (&'static str, bool, &str)| {
         let message = format!("`{written}` is not available yet with `gpus: {gpus}`");
-        reader.report(path, message, Some(format!("remove `{path}`, or set `gpus: 1`")));
-    }
+        (path, message, format!("remove `{path}`, or set `gpus: 1`"))
+    };
+    refused.map(told).collect()
 }
 
 /// The scales of recipes and that of the loss would be two answers to one question.

@@ -326,7 +326,8 @@ fn reported_messages(text: &str) -> Vec<String> {
 #[test]
 fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
-        ("zero_level: 3", "`zero_level: 3` is not available yet"),
+        ("zero_level: 1\nshard_gradients: true", "`shard_gradients: true` contradicts `zero_level: 1`"),
+        ("zero_level: 3\nshard_weights: false", "`shard_weights: false` contradicts `zero_level: 3`"),
         ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
         ("gpus: 2\noffload_grads: true", "`offload_grads: true` is not available yet with `gpus: 2`"),
         ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),
@@ -337,6 +338,17 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     }
     assert_eq!(good("model: m\ndevice: cpu\ngpus: 64\n").ranks(), 64);
     assert_eq!(good("model: m\ngpus: 0\n").ranks(), 1);
+    // All that are visible, as many as a machine for plans has.
+    let open = good("model: m\ngpus: 0\n");
+    assert_eq!([1, 4].map(|visible| open.with_visible_gpus(visible).unwrap().ranks()), [1, 4]);
+    assert_eq!(open.with_planned_gpus(8, "8xh200").unwrap().ranks(), 8);
+    assert_eq!(good("model: m\n").with_planned_gpus(2, "2xh200").unwrap().ranks(), 2);
+    let two = good("model: m\ngpus: 2\n");
+    assert_eq!((two.with_visible_gpus(4).unwrap().ranks(), two.with_planned_gpus(1, "h200").unwrap().ranks()), (2, 2));
+    let problem = &two.with_planned_gpus(8, "8xh200").unwrap_err()[0];
+    assert_eq!(problem.message, "`gpus: 2`, but `--machine 8xh200` has 8");
+    let problem = &good("model: m\ngpus: 0\nrecipe: fp8_hybrid\n").with_visible_gpus(2).unwrap_err()[0];
+    assert_eq!(problem.message, "`recipe: fp8_hybrid` is not available yet with `gpus: 2`");
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
 }
 

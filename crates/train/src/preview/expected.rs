@@ -29,6 +29,10 @@ pub struct Estimate {
     pub step_flops: f64,
     /// Bytes that an optimizer step moves, inputs and outputs of each instruction counted once.
     pub step_bytes: f64,
+    /// Bytes that a rank gets from the others in an optimizer step.
+    pub exchanged: f64,
+    /// Seconds of an optimizer step in which nothing is computed because bytes are on their way.
+    pub waiting: f64,
     /// All steps of the run, where their number is known.
     pub run_seconds: Option<f64>,
     /// All passes over held-out data, next to these.
@@ -75,35 +79,49 @@ impl Expected<'_> {
 
     /// All instructions one after the other, over shapes of batches as frequent as they are.
     pub fn estimate(&self) -> Estimate {
-        let [first, next, evaluate] =
-            [EntryKind::FirstMicroStep, EntryKind::NextMicroStep, EntryKind::Evaluate].map(|kind| self.mean(kind));
-        let update = self.entry(EntryKind::Update, None);
-        let (more, ranks) = ((self.accumulation - 1) as f64, self.program.cluster.ranks);
-        let step_seconds = first.seconds + next.seconds * more + update.seconds;
+        let evaluate = self.mean(|variant| self.program.entry(EntryKind::Evaluate, Some(variant)));
+        let update = self.entry(self.program.entry(EntryKind::Update, None));
+        let ranks = self.program.cluster.ranks;
+        let micro_steps = self.micro_steps();
+        let sum = |of: &dyn Fn(&program::Estimate) -> f64| {
+            micro_steps.iter().map(|(times, micro_step)| times * of(micro_step)).sum::<f64>() + of(&update)
+        };
+        let step_seconds = sum(&|of| of.seconds);
         let (times, batches) = self.shapes.evaluations;
         Estimate {
-            micro_step_seconds: first.seconds,
+            micro_step_seconds: micro_steps[0].1.seconds,
             update_seconds: update.seconds,
             step_seconds,
-            ceiling_seconds: first.ceiling + next.ceiling * more + update.ceiling,
+            ceiling_seconds: sum(&|of| of.ceiling),
             tokens_per_second: self.shapes.tokens * (self.accumulation * ranks) as f64 / step_seconds,
-            step_flops: first.flops + next.flops * more + update.flops,
-            step_bytes: first.bytes + next.bytes * more + update.bytes,
+            step_flops: sum(&|of| of.flops),
+            step_bytes: sum(&|of| of.bytes),
+            exchanged: sum(&|of| of.exchanged),
+            waiting: sum(&|of| of.waiting),
             run_seconds: self.shapes.steps.map(|steps| steps as f64 * step_seconds),
             evaluation_seconds: (times * batches) as f64 * evaluate.seconds,
-            above: std::array::from_fn(|cause| first.above[cause] + more * next.above[cause] + update.above[cause]),
+            above: std::array::from_fn(|cause| sum(&|of| of.above[cause])),
             host: self.host_estimate(),
         }
     }
 
-    fn entry(&self, kind: EntryKind, variant: Option<Variant>) -> program::Estimate {
-        let found = self.program.entry(kind, variant).map(|index| &self.program.entries[index]);
+    /// The kinds of micro-steps of a step, the first at the beginning, and how many there are of each.
+    fn micro_steps(&self) -> Vec<(f64, program::Estimate)> {
+        let of = |first: bool, last: bool| self.mean(|variant| self.program.micro_step(first, last, Some(variant)));
+        match self.accumulation {
+            1 => vec![(1.0, of(true, true))],
+            several => vec![(1.0, of(true, false)), ((several - 2) as f64, of(false, false)), (1.0, of(false, true))],
+        }
+    }
+
+    fn entry(&self, index: Option<usize>) -> program::Estimate {
+        let found = index.map(|index| &self.program.entries[index]);
         found.map(|entry| program::estimate(entry, self.program, self.shapes.seen)).unwrap_or_default()
     }
 
     /// An entry over all shapes of batches, in the mean.
-    fn mean(&self, kind: EntryKind) -> program::Estimate {
-        let of = |variant: &Variant| self.entry(kind, Some(*variant));
+    fn mean(&self, index: impl Fn(Variant) -> Option<usize>) -> program::Estimate {
+        let of = |variant: &Variant| self.entry(index(*variant));
         let all = self.shapes.variants.iter().map(of).zip(&self.shapes.shares);
         all.fold(program::Estimate::default(), |sum, (of, share)| program::Estimate {
             flops: sum.flops + share * of.flops,
@@ -112,6 +130,7 @@ impl Expected<'_> {
             ceiling: sum.ceiling + share * of.ceiling,
             waiting: sum.waiting + share * of.waiting,
             transferred: sum.transferred + share * of.transferred,
+            exchanged: sum.exchanged + share * of.exchanged,
             instructions: sum.instructions.max(of.instructions),
             above: std::array::from_fn(|cause| sum.above[cause] + share * of.above[cause]),
         })

@@ -119,12 +119,12 @@ impl Preview {
 
     /// What several ranks get from one another. All other figures are those of one rank, but for the rate.
     fn exchange_text(&self) -> String {
-        let update = self.program.entry(EntryKind::Update, None).filter(|_| self.program.cluster.ranks > 1);
-        let Some(update) = update.map(|index| &self.program.entries[index]) else { return String::new() };
-        let bytes = program::exchanged(update, &self.program);
-        let waiting = program::estimate(update, &self.program, self.shapes.seen).waiting;
-        let what = format!("for each rank from the others per step; the update waits {} for it", time(waiting));
-        figure(&size(bytes as usize), &what)
+        if self.program.cluster.ranks == 1 {
+            return String::new();
+        }
+        let of = self.estimate();
+        let what = format!("for each rank from the others per step; the computation waits {} for it", time(of.waiting));
+        figure(&size(of.exchanged as usize), &what)
     }
 
     fn notes_text(&self) -> String {

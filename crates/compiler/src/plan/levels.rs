@@ -1,0 +1,71 @@
+//! What several ranks keep their share of alone, as far as the options leave it open: optimizer states, unless a higher ZeRO
+//! level makes the run fit, or takes less time than what else makes it. Knows programs and their expected times; not how
+//! one is made.
+
+use program::{Choice, EntryKind, PlanDecision, Program, Reason, Subject};
+
+use super::MARGIN;
+use super::states::{recompute_seconds, step_seconds};
+use crate::CompileError;
+use crate::options::CompileOptions;
+
+/// The program of the lowest level whose expected step is within [`MARGIN`] of the shortest.
+pub(crate) fn lowest_level(
+    options: &CompileOptions,
+    mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
+) -> Result<Program, CompileError> {
+    let levels = options.sharding.levels();
+    let micro_steps = options.plan.micro_steps.max(1) as f64;
+    let mut best: Option<(f64, Program)> = None;
+    let mut failed = None;
+    for sharding in &levels {
+        let mut program = match compiled(&CompileOptions { sharding: *sharding, ..options.clone() }) {
+            Ok(program) => program,
+            Err(error @ CompileError::DoesNotFit { .. }) => {
+                failed = Some(error);
+                continue;
+            }
+            Err(other) => return Err(other),
+        };
+        let (step, nothing_more) = (step_seconds(&program, micro_steps), recompute_seconds(&program) == 0.0);
+        if best.as_ref().is_none_or(|(least, _)| step < least / (1.0 + MARGIN)) {
+            let reason = match &best {
+                _ if levels.len() == 1 => Reason::Requested,
+                Some(_) => Reason::FasterThanRecompute,
+                None if failed.is_some() => Reason::NeededToFit,
+                None => Reason::Fastest,
+            };
+            if let Some(level) = sharding.level().filter(|_| sharding.ranks > 1) {
+                let bytes = freed(&program);
+                program.plan.insert(0, PlanDecision { bytes, ..line(level, reason, options) });
+            }
+            best = Some((step, program));
+        }
+        if nothing_more {
+            break;
+        }
+    }
+    match (best, failed) {
+        (Some((_, program)), _) => Ok(program),
+        (None, failed) => Err(failed.expect("there is at least one level")),
+    }
+}
+
+/// Bytes that a rank need not keep because others do.
+fn freed(program: &Program) -> usize {
+    let pieces: usize = program.arenas.iter().flat_map(|arena| &arena.shards).map(|shard| shard.piece).sum();
+    pieces * (program.cluster.ranks - 1)
+}
+
+fn line(level: usize, reason: Reason, options: &CompileOptions) -> PlanDecision {
+    PlanDecision {
+        entry: EntryKind::Update,
+        variant: options.variants[0],
+        subject: Subject::Sharding,
+        layers: Vec::new(),
+        choice: Choice::Level(level),
+        reason,
+        bytes: 0,
+        seconds: 0.0,
+    }
+}

@@ -1,0 +1,86 @@
+//! Gradients on their way to the sums over all ranks, as instructions of a micro-step: what no node writes is zeroed,
+//! buckets are sent when they are complete, and summed in the order of the ranks when they have come. Knows departures as
+//! they were planned; not when, or why then.
+
+use ops::id;
+use ops::optimizer::{block_count, blocks_of};
+use program::{
+    Collective, Documents, EntryKind, EventId, Instruction, Movement, Provenance, Step, StreamId, TensorRef,
+};
+use tensor::{Attrs, DType};
+
+use crate::lowering::Lowering;
+use crate::memory::ParameterPlan;
+use crate::residency::{Departures, Streams};
+
+pub(crate) struct Reduction<'a> {
+    departures: &'a Departures,
+    parameters: &'a ParameterPlan,
+    kind: EntryKind,
+    /// By departure, once it is sent.
+    sent: Vec<EventId>,
+    summed: usize,
+}
+
+impl<'a> Reduction<'a> {
+    pub fn new(departures: &'a Departures, parameters: &'a ParameterPlan, kind: EntryKind) -> Reduction<'a> {
+        Reduction { departures, parameters, kind, sent: Vec::new(), summed: 0 }
+    }
+
+    /// What has come by a position is summed, which frees its places; then places are taken that are zeroed first.
+    pub fn before(&mut self, position: usize, streams: &mut Streams, lowering: &mut Lowering<'_>) {
+        while self.departures.all.get(self.summed).is_some_and(|of| of.summed <= position) {
+            self.sum(streams, lowering);
+        }
+        for (_, at) in self.departures.blanks.iter().filter(|(begin, _)| *begin == position) {
+            let cost = program::Cost { flops: 0.0, bytes: at.bytes() as f64 };
+            streams.push(Step { instruction: Instruction::Zero { at: at.clone() }, provenance: from("zero"), cost });
+        }
+    }
+
+    /// Sends what is complete by a position.
+    pub fn send(&mut self, position: usize, streams: &mut Streams) {
+        while let Some(of) = self.departures.all.get(self.sent.len()).filter(|of| of.sent <= position) {
+            let from = from("exchange");
+            streams.follow(StreamId::Exchange, &from);
+            let (whole, to) = (of.from.clone(), of.staged.clone());
+            streams.collective(Collective { movement: Movement::Exchange, from: whole, to }, &from);
+            self.sent.push(streams.record(StreamId::Exchange, &from));
+        }
+    }
+
+    /// Sums the next bucket to what the rank keeps; where that is complete, its squares, too.
+    fn sum(&mut self, streams: &mut Streams, lowering: &mut Lowering<'_>) {
+        let of = &self.departures.all[self.summed];
+        streams.wait(StreamId::Compute, self.sent[self.summed], &from("exchange"));
+        self.summed += 1;
+        let accumulate = self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep;
+        let attrs = if accumulate { Attrs::new().with("accumulate", true) } else { Attrs::new() };
+        push(streams, lowering, id::SUM_PIECES, attrs, vec![of.staged.clone()], of.sum.clone());
+        if self.parameters.sharding.gradients {
+            return;
+        }
+        let [_, own] = self.parameters.gathered_squares();
+        let table = lowering.constant(&blocks_of(std::iter::once((0, of.sum.len()))));
+        let offset = own.offset + of.blocks * DType::F32.size();
+        let sums = TensorRef { offset, shape: vec![block_count(of.sum.len())], ..own };
+        push(streams, lowering, id::BLOCK_SQUARES, Attrs::new(), vec![of.sum.clone(), table], sums);
+    }
+}
+
+fn from(op: &str) -> Provenance {
+    Provenance { op: op.to_owned(), phase: "backward", layer: None, at: None }
+}
+
+fn push(
+    streams: &mut Streams,
+    lowering: &mut Lowering<'_>,
+    op: ops::OpId,
+    attrs: Attrs,
+    inputs: Vec<TensorRef>,
+    output: TensorRef,
+) {
+    let op = ops::get(op);
+    let (instruction, cost) = lowering.instruction(op, &attrs, inputs, vec![output], None, Documents::Rows);
+    streams.push(Step { instruction, provenance: from(op.name()), cost });
+}

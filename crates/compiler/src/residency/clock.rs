@@ -1,0 +1,80 @@
+//! When the nodes of an entry run, as they are expected to, and for how long bytes are on their way. Knows times and sizes;
+//! not what is moved or why.
+
+use graph::Graph;
+use program::Machine;
+
+use super::Stay;
+use super::departures::STAGED;
+use crate::time::node_seconds;
+
+/// A place is kept for this much of the time that a transfer should take.
+const SLACK: f64 = 1.25;
+
+/// Seconds from the beginning of an entry.
+pub(super) struct Clock {
+    /// When nodes begin, and when the last one ends.
+    pub begins: Vec<f64>,
+    /// Bytes per second in each direction of the way to the host.
+    pub link: f64,
+    /// Of several ranks: bytes per second that one gets of what all have.
+    pub ranks: f64,
+    /// Seconds of exchanges that a gather may find before it.
+    pub busy: f64,
+}
+
+impl Clock {
+    /// `leaves`: gradients are exchanged, so many bytes at a time.
+    pub fn new(graph: &Graph, machine: &Machine, ranks: usize, leaves: Option<usize>) -> Clock {
+        let mut begins = vec![0.0];
+        for node in &graph.nodes {
+            begins.push(begins[begins.len() - 1] + node_seconds(graph, node, machine));
+        }
+        let others = 1.0 - 1.0 / ranks as f64;
+        let ranks = if ranks > 1 { machine.peer_rate() / others } else { f64::INFINITY };
+        let clock = Clock { begins, link: machine.link.both_ways / 2.0, ranks, busy: 0.0 };
+        Clock { busy: leaves.map_or(0.0, |bytes| STAGED as f64 * clock.collective(bytes)), ..clock }
+    }
+
+    pub fn end(&self, node: usize) -> f64 {
+        self.begins[node + 1]
+    }
+
+    pub fn last_node(&self) -> usize {
+        self.begins.len() - 2
+    }
+
+    /// For which a transfer keeps a place.
+    pub fn transfer(&self, bytes: usize) -> f64 {
+        SLACK * bytes as f64 / self.link
+    }
+
+    /// For which a stay keeps its place before it is touched.
+    pub fn arrival(&self, stay: &Stay) -> f64 {
+        match stay.shards.is_empty() {
+            true => self.transfer(stay.bytes()),
+            // Another gather may be on its way, and gradients that were queued before.
+            false => 2.0 * self.collective(stay.bytes()) + self.busy,
+        }
+    }
+
+    /// For which a collective keeps the places of what all ranks have: so many bytes.
+    pub fn collective(&self, bytes: usize) -> f64 {
+        SLACK * bytes as f64 / self.ranks
+    }
+
+    /// The first node that begins at a time or later; behind the last where none does.
+    pub fn begins_at(&self, time: f64) -> usize {
+        self.begins.partition_point(|at| *at < time).min(self.last_node() + 1)
+    }
+
+    /// The last node that has begun by a time.
+    pub fn begun(&self, by: f64) -> usize {
+        self.begins.partition_point(|at| *at <= by).saturating_sub(1)
+    }
+
+    /// The node that is under way just before a time.
+    pub fn under_way(&self, before: f64) -> usize {
+        self.begins.partition_point(|at| *at < before).saturating_sub(1)
+    }
+}

@@ -1,0 +1,245 @@
+//! When gradients leave for the other ranks: a group of them as soon as the last of it is complete, bucket by bucket, each
+//! staged until it is summed. Where a rank keeps the sums of its pieces alone, a group has a stay for as long as that takes.
+//! Knows when nodes write what, and how long both take; not what is computed, or what the sums are for.
+
+use std::ops::Range;
+
+use graph::{Graph, ValueId};
+use ops::optimizer::block_count;
+use program::{Shard, TensorRef};
+use tensor::DType;
+
+use super::clock::Clock;
+use super::stays::AHEAD;
+use super::{Follows, Move, Stay};
+use crate::memory::{Group, ParameterPlan, Placement, arena, is_view};
+
+/// Buckets that are staged at a time: one on its way, one that is summed.
+pub(super) const STAGED: usize = 2;
+
+/// More gaps than this between the tensors of a group are zeroed with everything else of it.
+const MOST_GAPS: usize = 4;
+
+/// A bucket on its way. Positions are those of nodes, and on behind the last.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Departure {
+    /// f32 [ranks · n]: what the entry has computed.
+    pub from: TensorRef,
+    /// f32 [ranks, n]: the pieces of all ranks.
+    pub staged: TensorRef,
+    /// f32 [n]: where the rank keeps their sum.
+    pub sum: TensorRef,
+    /// Blocks of squares before its own.
+    pub blocks: usize,
+    /// Before this position it is sent, before this one it is summed.
+    pub sent: usize,
+    pub summed: usize,
+}
+
+/// All departures of an entry.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Departures {
+    /// In the order in which they are sent, which is that in which they are summed.
+    pub all: Vec<Departure>,
+    /// What no node writes of that which leaves: zeroed before a position.
+    pub blanks: Vec<(usize, TensorRef)>,
+    /// By departure: the stay that it leaves from.
+    stays: Vec<Option<usize>>,
+}
+
+/// One touch of a group: by a node, of these bytes of the arena.
+pub(super) struct Touched {
+    pub node: usize,
+    pub bytes: Range<usize>,
+    pub writes: bool,
+}
+
+/// By group, of one arena in order: what nodes touch of it. Results that lie there are read behind the last node.
+pub(super) fn touches(graph: &Graph, placement: &Placement, groups: &[Group]) -> Vec<Vec<Touched>> {
+    let mut all: Vec<Vec<Touched>> = groups.iter().map(|_| Vec::new()).collect();
+    let mut touch = |tensor: &TensorRef, node: usize, writes: bool| {
+        if groups.first().is_none_or(|group| group.arena != tensor.arena) {
+            return;
+        }
+        let bytes = tensor.offset..tensor.offset + tensor.span();
+        let number = groups.partition_point(|group| group.bytes.end <= bytes.start);
+        let inside =
+            groups.get(number).is_some_and(|group| group.bytes.start <= bytes.start && bytes.end <= group.bytes.end);
+        assert!(inside, "{tensor} lies in one group");
+        all[number].push(Touched { node, bytes, writes });
+    };
+    let place = |id: &ValueId| placement.get(*id).expect("every value was placed");
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let computes = |_: &&ValueId| !is_view(node);
+        node.inputs.iter().filter(computes).for_each(|id| touch(place(id), index, false));
+        node.outputs.iter().filter(computes).for_each(|id| touch(place(id), index, true));
+        for copied in placement.copies.get(&index).into_iter().flatten() {
+            touch(&copied.from, index, false);
+            touch(&copied.to, index, true);
+        }
+    }
+    let results = graph.outputs.iter().map(|(_, id)| place(id)).filter(|tensor| tensor.arena != arena::GRADIENTS);
+    results.for_each(|tensor| touch(tensor, graph.nodes.len(), false));
+    all
+}
+
+/// A group that leaves.
+struct Leaving<'a> {
+    group: &'a Group,
+    /// Blocks of squares before those of the group.
+    blocks: usize,
+    begin: usize,
+    last: usize,
+    written: Vec<Range<usize>>,
+}
+
+/// The departures of an entry, and the stays of the gradients where a rank does not keep them: numbered from `first` on.
+pub(super) fn plan(
+    graph: &Graph,
+    placement: &Placement,
+    parameters: &ParameterPlan,
+    clock: &Clock,
+    first: usize,
+) -> (Departures, Vec<Stay>) {
+    let groups = parameters.gradient_groups();
+    let mut leaving = leaving(graph, placement, &groups);
+    leaving.sort_by_key(|of| of.last);
+    let (mut departures, mut stays) = (Departures::default(), Vec::new());
+    let mut queue = Queue { clock, free: 0.0, summed: Vec::new() };
+    for (index, of) in leaving.iter().enumerate() {
+        let latest = latest(&leaving, index);
+        let stay = parameters.sharding.gradients.then_some(first + stays.len());
+        let mut blocks = of.blocks;
+        for shard in &of.group.shards {
+            let (sent, summed) = queue.send(of.last + 1, shard.piece * parameters.ranks, latest);
+            departures.all.push(departure(shard, parameters, blocks, sent, summed));
+            departures.stays.push(stay);
+            blocks += block_count(shard.piece / DType::F32.size());
+        }
+        if stay.is_some() {
+            departures.blanks.extend(blanks(of).into_iter().map(|at| (of.begin, at)));
+            let behind = departures.all.last().expect("a group has buckets").summed - 1;
+            stays.push(stay_of(of, behind));
+        }
+    }
+    (departures, stays)
+}
+
+fn leaving<'a>(graph: &Graph, placement: &Placement, groups: &'a [Group]) -> Vec<Leaving<'a>> {
+    let mut blocks = 0;
+    let mut all = Vec::new();
+    for (group, touches) in groups.iter().zip(touches(graph, placement, groups)) {
+        let written: Vec<Range<usize>> =
+            touches.iter().filter(|touch| touch.writes).map(|touch| touch.bytes.clone()).collect();
+        if let (Some(first), Some(last)) = (touches.first(), touches.last()) {
+            all.push(Leaving { group, blocks, begin: first.node, last: last.node, written });
+        }
+        blocks += group.shards.iter().map(|shard| block_count(shard.piece / DType::F32.size())).sum::<usize>();
+    }
+    all
+}
+
+/// The position by which a group has left, so that few wait while others are computed.
+fn latest(leaving: &[Leaving<'_>], index: usize) -> usize {
+    let largest = leaving.iter().map(|of| of.group.bytes.len()).max().unwrap_or(0);
+    let mut waiting = 0;
+    let mut others = leaving[index + 1..].iter();
+    let full = others.find(|of| {
+        waiting += of.group.bytes.len();
+        waiting > largest.max(AHEAD)
+    });
+    full.map_or(usize::MAX, |of| of.last)
+}
+
+/// What is sent, one behind the other.
+struct Queue<'a> {
+    clock: &'a Clock,
+    /// When it has sent everything so far.
+    free: f64,
+    /// The positions before which buckets are summed.
+    summed: Vec<usize>,
+}
+
+impl Queue<'_> {
+    /// Sends a bucket that is complete before a position: before which one it is sent, and before which it is summed.
+    fn send(&mut self, complete: usize, bytes: usize, latest: usize) -> (usize, usize) {
+        let number = self.summed.len();
+        let sent = complete.max(number.checked_sub(STAGED).map_or(0, |before| self.summed[before]));
+        let begin =
+            self.clock.begins.get(sent).copied().unwrap_or(f64::INFINITY).min(self.clock.end(self.clock.last_node()));
+        self.free = self.free.max(begin) + self.clock.collective(bytes);
+        let summed = self.clock.begins_at(self.free).min(latest).max(sent + 1);
+        let summed = summed.max(self.summed.last().copied().unwrap_or(0));
+        self.summed.push(summed);
+        (sent, summed)
+    }
+}
+
+fn departure(shard: &Shard, parameters: &ParameterPlan, blocks: usize, sent: usize, summed: usize) -> Departure {
+    let (ranks, elements) = (parameters.ranks, shard.piece / DType::F32.size());
+    let from = TensorRef::dense(arena::GRADIENTS, shard.start, DType::F32, [ranks * elements]);
+    let sum = match parameters.sharding.gradients {
+        true => TensorRef::dense(arena::GRADIENTS, shard.at, DType::F32, [elements]),
+        false => TensorRef { shape: vec![elements], per_rank: shard.piece, ..from.clone() },
+    };
+    let staged = TensorRef::dense(arena::ACTIVATIONS, 0, DType::F32, [ranks, elements]);
+    Departure { from, staged, sum, blocks, sent, summed }
+}
+
+/// What no node writes of a group.
+fn blanks(of: &Leaving<'_>) -> Vec<TensorRef> {
+    let mut written = of.written.clone();
+    written.sort_by_key(|range| range.start);
+    let (mut gaps, mut end) = (Vec::new(), of.group.bytes.start);
+    for range in written.into_iter().chain(std::iter::once(of.group.bytes.end..of.group.bytes.end)) {
+        if range.start > end {
+            gaps.push(end..range.start);
+        }
+        end = end.max(range.end);
+    }
+    if gaps.len() > MOST_GAPS {
+        gaps = vec![of.group.bytes.clone()];
+    }
+    let at = |gap: Range<usize>| TensorRef::dense(of.group.arena, gap.start, DType::U8, [gap.len()]);
+    gaps.into_iter().map(at).collect()
+}
+
+fn stay_of(of: &Leaving<'_>, released: usize) -> Stay {
+    let bytes = |arena, offset: usize| TensorRef::dense(arena, offset, DType::U8, [of.group.bytes.len()]);
+    let (home, device) = (bytes(of.group.arena, of.group.bytes.start), bytes(arena::ACTIVATIONS, 0));
+    Stay {
+        moves: vec![Move { home, device, written: false }],
+        buffer: None,
+        shards: Vec::new(),
+        arrives: of.begin,
+        fetched: false,
+        opens: true,
+        closes: true,
+        begin: of.begin,
+        last: of.last,
+        stored: None,
+        released,
+        follows: Follows::Computation,
+    }
+}
+
+impl Departures {
+    /// Puts in the places of the stays and of what is staged.
+    pub fn settle(&mut self, stays: &[Stay], staged: &[usize]) {
+        for ((departure, stay), offset) in self.all.iter_mut().zip(&self.stays).zip(staged) {
+            departure.staged.offset = *offset;
+            if let Some(stay) = stay {
+                departure.from = stays[*stay].place(&departure.from);
+            }
+        }
+        for (_, blank) in &mut self.blanks {
+            let stay = self.stays.iter().flatten().map(|stay| &stays[*stay]).find(|stay| stay.holds(blank, None));
+            *blank = stay.expect("only what stays is blank").place(blank);
+        }
+    }
+
+    /// The position behind everything, from that behind the last node on.
+    pub fn end(&self, nodes: usize) -> usize {
+        self.all.iter().map(|of| of.summed + 1).max().unwrap_or(0).max(nodes)
+    }
+}

@@ -1,6 +1,7 @@
 """Links between the GPUs of one host, timed through PyTorch: copies by the copy engines in a ring, and NCCL's all-reduce.
 
-SUROGATE_TORCH_PYTHON names an interpreter that has PyTorch, where this one has not. Deliberately unknown here: the engine. NVLink multicast stays off (`NCCL_NVLS_ENABLE=0`).
+SUROGATE_TORCH_PYTHON names an interpreter that has PyTorch, where this one has not. NVLink multicast stays off
+(`NCCL_NVLS_ENABLE=0`). Deliberately unknown here: the engine.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def ask(program: str, count: int) -> str:
         file.write(program)
     python = os.environ.get("SUROGATE_TORCH_PYTHON", sys.executable)
     words = [python, path, str(count), str(BYTES), str(ROUNDS)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ | {"NCCL_NVLS_ENABLE": "0"})
+    own = os.environ | {"NCCL_NVLS_ENABLE": "0"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=own)
     os.unlink(path)
     return f"{float(done.stdout):.0f} GB/s" if done.returncode == 0 else f"FAILED: {done.stderr[-200:]!r}"
 

@@ -152,6 +152,15 @@ def test_the_same_run_twice_gives_the_same_bits(llama, tmp_path):
     assert results[0] == results[1]
 
 
+def test_a_family_is_no_part_of_a_name(make_model, tmp_path):
+    qwen = make_model(tiny_qwen3())
+    for name in ("qwen", "Qwen3", "qwen3"):
+        trainer(qwen, tmp_path, model_type=name)
+    for name in ("q", "qwe", "qwen2"):
+        with pytest.raises(surogate.ConfigError, match=f"`model_type: {name}`, but the model's configuration says `qwen3`"):
+            trainer(qwen, tmp_path, model_type=name)
+
+
 def test_micro_batches_of_whole_and_of_packed_rows_are_one_step(llama, tmp_path):
     batch = random_batch((2, 2, 12))
     whole = np.tile(np.arange(12), (2, 1))

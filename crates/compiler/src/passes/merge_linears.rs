@@ -3,7 +3,8 @@
 //! input merge the same way.
 //!
 //! A group merges only if its weights can be behind one another: equal storage, all trained or
-//! none, all or none quantised, none transposed, and each but the last a multiple of the arena alignment long. Where
+//! none, all or none quantised, none transposed, none with a bias (its terms lie apart: Qwen2's q, k and v stay three
+//! products), and each but the last a multiple of the arena alignment long. Where
 //! optimizer states are sharded, the optimizer must treat them alike, too: what it treats alike is cut as a whole.
 
 use std::collections::HashMap;

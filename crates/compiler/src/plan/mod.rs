@@ -274,8 +274,8 @@ impl Search<'_> {
             (Some(parts), Some(_)) => Ok(parts),
             (Some(parts), None) if parts > 1 && self.kind == EntryKind::FirstMicroStep => {
                 Err(CompileError::Options(format!(
-                    "{}: the output head cannot be done in {parts} parts: its logits are asked for as a whole, or \
-                         something other than the loss reads them",
+                    "`lmhead_chunks: {parts}`, but the output head of {} cannot be done in parts: its logits are wanted \
+                         whole, or something other than the loss reads them; remove `lmhead_chunks`",
                     self.graph.name
                 )))
             }

@@ -128,7 +128,8 @@ def _end(config: _native.Config, is_shown: bool) -> None:
     if (output / "report.html").is_file():
         show(f"Report: {output / 'report.html'}")
     place = shlex.quote(str(output))
-    lines = [f"surogate merge {place}"] if is_adapter and not config.merge_adapter else []
+    lines = [f"surogate generate {place} --prompt TEXT"]
+    lines += [f"surogate merge {place}"] if is_adapter and not config.merge_adapter else []
     lines += [f"surogate export {place} --format gguf"]
     lines += [] if config.push_to_hub else [f"surogate push {place} OWNER/NAME"]
     show("Next: " + "\n      ".join(lines))

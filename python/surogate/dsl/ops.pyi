@@ -589,13 +589,13 @@ def grouped_bias(*inputs: Tensor | Parameter, groups: int | each[int]) -> Any:
     """y = x + b[g] for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, N], whose rows are
     all axes but the last, b [G, N], offsets i32 [G + 1] → like x.
 
-    groups: G, the number of matrices"""
+    groups: G, the number of biases"""
 
 def grouped_row_sums(*inputs: Tensor | Parameter, groups: int | each[int], accumulate: bool | each[bool] | None = None) -> Any:
     """db[g] = Σ over the rows of group g of dy, in f32 and always in the same order; 0 for a group without rows. dy
     […, N], offsets i32 [G + 1] → f32 [G, N]. With `accumulate`, added to.
 
-    groups: G, the number of matrices
+    groups: G, the number of biases
     accumulate: add to db instead of overwriting it"""
 
 def attention(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, window: int | each[int] | None = None, soft_cap: float | each[float] | None = None, bidirectional: bool | each[bool] | None = None, dropout: float | each[float] | None = None) -> Any:

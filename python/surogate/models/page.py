@@ -5,6 +5,7 @@ Knows what each was compared with; the tests check that against the folders of r
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from ..dsl.generated import main

@@ -39,6 +39,9 @@ MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe"]
 #: Those whose recorded adapters are on attention alone; those of the others are on experts too, and are not compared.
 ADAPTED = [*FAMILIES, "gpt_oss"]
 
+#: Those with a recorded loss of uneven loads.
+BALANCED = ["gpt_oss", "mixtral", "qwen3_moe"]
+
 #: float32: relative L2 error of logits and hidden states, absolute of losses, relative L2 of gradients.
 LOGITS, LOSS, GRADIENT = 2e-5, 2e-5, 1e-4
 

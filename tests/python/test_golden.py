@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import surogate
 from conftest import TRIMMED
 from golden import (
     ADAPTED,
+    BALANCED,
     CURVE_LOSS,
     CURVE_NORM,
     DEVICE,
@@ -102,6 +104,25 @@ def test_packed_rows(golden):
         assert_gradients_close(gradients, golden.packed)
     each, _ = model.loss_and_gradients(ids, labels, positions, per_token=True)
     np.testing.assert_allclose(each, golden.packed["per_token_loss"], rtol=0, atol=LOSS)
+
+
+@pytest.mark.parametrize("name", BALANCED)
+def test_loss_of_uneven_loads(name, golden_folder, tmp_path):
+    """`output_router_logits` adds the loss over the loads of all layers, and its gradient."""
+    golden = of_family(name, golden_folder)
+    if not (golden.folder / "reference_aux.safetensors").exists():
+        assert golden_folder == TRIMMED
+        pytest.skip("the trimmed set has no such losses")
+    reference = load_file(golden.folder / "reference_aux.safetensors")
+    fields = json.loads((golden.folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"output_router_logits": True}))
+    (tmp_path / "model.safetensors").symlink_to(golden.folder / "model.safetensors")
+    model = surogate.load(tmp_path, device=DEVICE)
+    loss, gradients = model.loss_and_gradients(golden.inputs["input_ids"], golden.inputs["labels"])
+    assert abs(loss - reference["total_loss"][0]) <= LOSS
+    assert abs(reference["total_loss"][0] - reference["loss"][0]) > 100 * LOSS, "the loss is not added for nothing"
+    wanted = [key.removeprefix("grad.") for key in reference if key.startswith("grad.")]
+    assert_gradients_close({key: gradients[key] for key in wanted}, reference)
 
 
 def test_weighted_tokens(golden):

@@ -88,14 +88,14 @@ def test_layers_with_experts():
 @pytest.mark.parametrize(
     ("make", "field", "value"),
     [
-        (tiny_qwen3_moe, "output_router_logits", True),
         (tiny_qwen3_moe, "num_experts_per_tok", 5),
         (tiny_qwen3_moe, "num_experts", 0),
         (tiny_qwen3_moe, "num_local_experts", 8),
         (tiny_qwen3_moe, "mlp_only_layers", "all"),
         (tiny_mixtral, "router_jitter_noise", 0.1),
         (tiny_olmoe, "clip_qkv", 8.0),
-        (tiny_qwen2_moe, "output_router_logits", True),
+        (tiny_deepseek_v3, "output_router_logits", True),
+        (tiny_llama, "output_router_logits", True),
         (tiny_gpt_oss, "experts_per_token", 3),
         (tiny_gpt_oss, "swiglu_limit", -1.0),
         (tiny_gpt_oss, "hidden_act", "gelu"),
@@ -236,6 +236,40 @@ def test_adapters_outside_of_the_experts(make, make_model, tmp_path):
     with pytest.raises(ConfigError, match="experts cannot be quantised yet"):
         quantised = surogate.Trainer(base | {"lora_target_modules": names, "qlora_bnb": True})
         quantised.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=0.0)
+
+
+@pytest.mark.parametrize("make", [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe, tiny_qwen2_moe, tiny_gpt_oss])
+def test_the_option_overrides_the_coefficient_of_the_model(make, make_model, tmp_path):
+    """The loss of a run is the model's, and the loss of uneven loads times the coefficient."""
+    folder = make_model(make())
+
+    def loss(**options: object) -> float:
+        base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora": False}
+        trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run")} | options)
+        batch = {"input_ids": np.stack([IDS, IDS[:, ::-1]]), "labels": np.stack([IDS, IDS])}
+        return trainer.step(batch, learning_rate=0.0)["loss"]
+
+    plain, once, twice = loss(), loss(router_aux_loss_coef=1.0), loss(router_aux_loss_coef=2.0)
+    assert once - plain > 0.5
+    assert twice - plain == pytest.approx(2 * (once - plain), rel=1e-5)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"output_router_logits": True, "router_aux_loss_coef": 1.0}))
+    assert loss() == once
+    assert loss(router_aux_loss_coef=0.0) == plain
+
+
+def test_one_expert_for_all_tokens(make_model):
+    """Choices count as they are made: equal scores send all tokens to the first expert, whose probability is one of four."""
+    folder = make_model(tiny_mixtral(num_experts_per_tok=1, output_router_logits=True, router_aux_loss_coef=1.0))
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("block_sparse_moe.gate.weight")]:
+        weights[name] = np.zeros_like(weights[name])
+    save_file(weights, folder / "model.safetensors")
+    even, _ = surogate.load(folder).loss_and_gradients(IDS, IDS)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"output_router_logits": False}))
+    plain, _ = surogate.load(folder).loss_and_gradients(IDS, IDS)
+    assert even - plain == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("make", MIXTURES)

@@ -102,6 +102,18 @@ impl HfConfig {
         changed
     }
 
+    /// The same with another coefficient of the loss of uneven loads of experts; 0 is none.
+    pub fn with_router_loss(&self, coefficient: f64) -> HfConfig {
+        let mut changed = self.clone();
+        let is_part = self.0.get(TEXT).is_some_and(Value::is_object);
+        let fields = if is_part { &mut changed.0[TEXT] } else { &mut changed.0 };
+        fields["output_router_logits"] = json!(coefficient > 0.0);
+        if coefficient > 0.0 {
+            fields["router_aux_loss_coef"] = json!(coefficient);
+        }
+        changed
+    }
+
     /// The same with another scaling of rotary positions, under the key that is there. The base of the frequencies stays.
     pub fn with_scaling(&self, mut scaling: Map<String, Value>) -> HfConfig {
         let mut changed = self.clone();

@@ -83,7 +83,6 @@ pub use model_folder::leads_out;
 pub use peft::base_of as adapter_base;
 pub use preview::Preview;
 pub use recommend::recommended;
-pub use rope_scaling::apply as model_config;
 pub use run::{Observer, Outcome, run};
-pub use source::ModelSource;
+pub use source::{ModelSource, model_config};
 pub use trainer::Trainer;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use data::safetensors::Weights;
 use data::{Batch, IGNORE};
 use graph::{Dim, Element, Model, ValueType};
+use options::Setting;
+use serde_json::Value;
 use tensor::DType;
 
 use crate::checkpoint::ModelDigest;
@@ -14,6 +16,15 @@ use crate::digest;
 use crate::error::{Result, TrainError};
 use crate::hf_config::{self, HfConfig};
 use crate::{prequantised, rope_scaling};
+
+/// What a model is built from: its configuration as the options change it.
+pub fn model_config(config: &Config, fields: &Value) -> Result<Value> {
+    let changed = rope_scaling::apply(config, fields)?;
+    Ok(match config.model.router_aux_loss_coef {
+        Setting::Auto => changed,
+        Setting::Value(coefficient) => HfConfig(changed).with_router_loss(coefficient).0,
+    })
+}
 
 /// A model as data.
 #[derive(Clone, Debug)]

@@ -54,6 +54,7 @@ NEUTRAL: dict[str, Any] = {
     "no_rope_layers": None,
     "num_local_experts": None,
     "num_experts": None,
+    "output_router_logits": False,
     "pruned_heads": {},
 }
 

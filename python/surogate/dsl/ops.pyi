@@ -29,6 +29,11 @@ def fill(*inputs: Tensor | Parameter, value: float | each[float]) -> Any:
 
     value: the value of every element"""
 
+def zeros(*inputs: Tensor | Parameter, shape: list[int] | each[list[int]]) -> Any:
+    """0 everywhere. → f32 `shape`.
+
+    shape: of the result"""
+
 def activation(*inputs: Tensor | Parameter, function: str | each[str]) -> Any:
     """f(x), element by element: gelu is x·Φ(x) with the normal distribution Φ, gelu_tanh x/2·(1 + tanh(√(2/π)·(x +
     0.044715·x³))), quick_gelu x·σ(1.702·x), relu max(x, 0), sigmoid σ(x), silu x·σ(x). x […] → like x.
@@ -584,6 +589,30 @@ def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int]
     groups: G, the number of matrices
     shape: of the result
     accumulate: add to dw instead of overwriting it"""
+
+def expert_load(*inputs: Tensor | Parameter) -> Any:
+    """What experts are given: load[0, e] is the number of choices of expert e, load[1, e] the sum over the tokens of
+    the softmax of their logits. logits […, E], index i32 […, k] of `route` → load f32 [2, E]. Only the
+    probabilities have a gradient."""
+
+def expert_load_backward(*inputs: Tensor | Parameter) -> Any:
+    """Gradient of `expert_load`: with s the softmax of a token's logits, s·(d[1] − Σ s·d[1]). logits […, E], d f32
+    [2, E] → like logits."""
+
+def balanced_loss(*inputs: Tensor | Parameter, factor: float | each[float], layers: int | each[int]) -> Any:
+    """The loss of each token with that of uneven loads added: token_loss + factor·Σ over e of load[0, e]·load[1, e]
+    ÷ (tokens·layers)². token_loss f32 […], load f32 [2, E], the sum of the layers' `expert_load` → like
+    token_loss.
+
+    factor: the coefficient times the number of experts
+    layers: layers whose loads were added"""
+
+def balanced_loss_backward(*inputs: Tensor | Parameter, factor: float | each[float], layers: int | each[int]) -> Any:
+    """Gradient of the load of `balanced_loss`: d[1] = Σ dy · factor·load[0] ÷ (tokens·layers)², d[0] = 0: choices
+    have none. dy f32 […], load f32 [2, E] → f32 [2, E].
+
+    factor: the coefficient times the number of experts
+    layers: layers whose loads were added"""
 
 def grouped_bias(*inputs: Tensor | Parameter, groups: int | each[int]) -> Any:
     """y = x + b[g] for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, N], whose rows are

@@ -3,7 +3,7 @@ transformers, with the same parameter names."""
 
 from .activation import Activation, activation
 from .attention import Attention
-from .config import DecoderConfig
+from .config import Balance, DecoderConfig, MixtureConfig, count_of_experts
 from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
 from .dropout import dropout
 from .embedding import Embedding
@@ -25,6 +25,7 @@ __all__ = [
     "VISION_RENAMED",
     "Activation",
     "Attention",
+    "Balance",
     "CausalLM",
     "Conv1D",
     "CorrectedRouter",
@@ -39,6 +40,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Mixture",
+    "MixtureConfig",
     "RMSNorm",
     "RotaryByKind",
     "RotaryEmbedding",
@@ -47,6 +49,7 @@ __all__ = [
     "Router",
     "TextPart",
     "activation",
+    "count_of_experts",
     "dropout",
     "layer_types",
     "layer_windows",

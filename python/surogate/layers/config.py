@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..dsl import Reader
 from .heads import HeadsConfig
 from .rotary import Rotation
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The loss of uneven loads of experts, over all layers that have them."""
+
+    coefficient: float
+    experts: int
+    layers: int
 
 
 class DecoderConfig(HeadsConfig):
@@ -31,5 +41,38 @@ class DecoderConfig(HeadsConfig):
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
+        #: The loss of uneven loads, where the config wants one.
+        self.balance: Balance | None = None
         share = None if self.share is None else reader.take("partial_rotary_factor") or self.share
         self.rope = self.rope.complete(reader, self.head_dim, self.max_position_embeddings, self.theta, share)
+
+
+class MixtureConfig(DecoderConfig):
+    """Base of the configs of mixtures that transformers has the loss of uneven loads for: as there, it counts with
+    `output_router_logits` alone."""
+
+    num_experts_per_tok: int = 2
+    router_aux_loss_coef: float = 0.001
+    output_router_logits: bool = False
+
+    def read_experts(self, reader: Reader, default: int, sparse: int | None = None) -> None:
+        """`num_experts`, which transformers 5 also calls `num_local_experts`. `sparse` is the number of the layers that
+        have experts, by default all."""
+        self.num_experts = count_of_experts(reader, default)
+        if self.num_experts_per_tok > self.num_experts:
+            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
+        layers = self.num_hidden_layers if sparse is None else sparse
+        if self.output_router_logits and self.router_aux_loss_coef and layers:
+            self.balance = Balance(self.router_aux_loss_coef, self.num_experts, layers)
+
+
+def count_of_experts(reader: Reader, default: int, name: str = "num_experts") -> int:
+    """The number of experts, which transformers 5 also calls `num_local_experts`."""
+    names = (name, "num_local_experts")
+    found = [value for value in map(reader.take, names) if value is not None] or [default]
+    if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in found):
+        reader.problem(name, f"{found[0]!r} is not supported, expected a whole number above 0")
+        return default
+    if len(set(found)) > 1:
+        reader.problem("num_local_experts", f"contradicts `{name}`; give one of the two")
+    return found[0]

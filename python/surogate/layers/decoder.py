@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dsl import Batch, Layers, Module, Tensor, output, repeat
+from ..dsl import Batch, Layers, Module, Tensor, ops, output, repeat
+from .balance import Counted
 from .config import DecoderConfig
 from .embedding import Embedding
 from .linear import Linear
@@ -37,7 +38,7 @@ class Decoder(Module):
     kinds; their attention gets (x, rotate, batch). An architecture overrides `embed` where more happens to the
     embedding.
 
-    Marks `hidden.embed` and `hidden.final_norm`.
+    Marks `hidden.embed` and `hidden.final_norm`, and `expert_load` where the config wants the loads of experts balanced.
     """
 
     def __init__(
@@ -51,6 +52,9 @@ class Decoder(Module):
     ) -> None:
         self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, c.pad_token_id)
         self.rotary_emb = rotary or RotaryEmbedding(c.head_dim, c.rope)
+        self.balance = c.balance
+        if self.balance:
+            layer = Counted(layer) if isinstance(layer, Module) else {kind: Counted(of) for kind, of in layer.items()}
         self.layers = Layers(pattern or c.num_hidden_layers, layer)
         self.norm = norm or RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -61,7 +65,12 @@ class Decoder(Module):
     def forward(self, batch: Batch) -> Tensor:
         x = self.embed(batch)
         output("hidden.embed", x)
-        x = repeat(self.layers, x, self.rotary_emb(batch.position_ids), batch)
+        rotate = self.rotary_emb(batch.position_ids)
+        if self.balance:
+            x, load = repeat(self.layers, (x, ops.zeros(shape=[2, self.balance.experts])), rotate, batch)
+            output("expert_load", load)
+        else:
+            x = repeat(self.layers, x, rotate, batch)
         x = self.norm(x)
         output("hidden.final_norm", x)
         return x

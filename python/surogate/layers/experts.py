@@ -53,15 +53,19 @@ class Router(Module):
         self.bias = Parameter(experts, init="zeros") if bias else None
         self.top_k = top_k
         self.normalise = normalise or None
+        #: Scores and choices of the call that was recorded last.
+        self.chosen: tuple[Tensor, Tensor] | None = None
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each token."""
         return ops.route(logits, top_k=self.top_k, scores="softmax", normalise=self.normalise)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self.bias is None:
-            return self.choose(ops.linear(x, self.weight))
-        return self.choose(ops.linear(x, self.weight, self.bias, bias=True))
+        given = () if self.bias is None else (self.bias,)
+        logits = ops.linear(x, self.weight, *given, bias=True if given else None)
+        weights, index = self.choose(logits)
+        self.chosen = (logits, index)
+        return weights, index
 
 
 class CorrectedRouter(Router):
@@ -98,9 +102,18 @@ class Mixture(Module):
         setattr(self, name, router)
         self.experts = experts
 
+    @property
+    def routing(self) -> Router:
+        return getattr(self, self.name)
+
+    def load(self) -> Tensor:
+        """Choices and probabilities of each expert in the call that was recorded last, f32 [2, experts]."""
+        assert self.routing.chosen is not None, "a layer is recorded before its load is asked for"
+        return ops.expert_load(*self.routing.chosen)
+
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:
-        weights, index = getattr(self, self.name)(x)
+        weights, index = self.routing(x)
         order, places, offsets = ops.group_rows(index, groups=self.count)
         rows = self.experts(ops.to_groups(x, order, places), offsets)
         return ops.from_groups(rows, order, places, weights)

@@ -21,8 +21,8 @@ from ..layers import (
     Mixture,
     RMSNorm,
     RotaryEmbedding,
+    count_of_experts,
 )
-from .qwen3_moe import count_of_experts
 
 #: Of the norms of the latents, whatever the config says of the others.
 LATENT_EPS = 1e-6
@@ -51,19 +51,18 @@ class SparseFields(DecoderConfig):
     seq_aux: bool = True
     router_aux_loss_coef: float = 0.0
 
-
-def derive_sparse(c: SparseFields, reader: Reader, experts: int) -> None:
-    """`num_experts`, by default `experts`, and the `kinds` of the layers."""
-    c.num_experts = count_of_experts(reader, experts, "n_routed_experts")
-    of_group, rest = divmod(c.num_experts, c.n_group)
-    if rest or c.n_group > 1 and of_group < 2:
-        reader.problem("n_group", f"{c.n_group} does not divide {c.num_experts} experts into groups of two or more")
-    if c.topk_group > c.n_group:
-        reader.problem("topk_group", f"{c.topk_group} is more than {c.n_group} groups")
-    elif c.num_experts_per_tok > of_group * c.topk_group:
-        reader.problem("num_experts_per_tok", f"{c.num_experts_per_tok} is more than {of_group * c.topk_group} experts")
-    dense = c.first_k_dense_replace or 0
-    c.kinds = ["dense" if i < dense else "sparse" for i in range(c.num_hidden_layers)]
+    def read_experts(self, reader: Reader, experts: int) -> None:
+        """`num_experts`, by default `experts`, and the `kinds` of the layers."""
+        self.num_experts = count_of_experts(reader, experts, "n_routed_experts")
+        of_group, rest = divmod(self.num_experts, self.n_group)
+        if rest or self.n_group > 1 and of_group < 2:
+            reader.problem("n_group", f"{self.n_group} does not divide {self.num_experts} experts into groups of two or more")
+        if self.topk_group > self.n_group:
+            reader.problem("topk_group", f"{self.topk_group} is more than {self.n_group} groups")
+        elif self.num_experts_per_tok > of_group * self.topk_group:
+            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {of_group * self.topk_group} experts")
+        dense = self.first_k_dense_replace or 0
+        self.kinds = ["dense" if i < dense else "sparse" for i in range(self.num_hidden_layers)]
 
 
 def predicting_layers(c: SparseFields) -> list[str]:
@@ -119,7 +118,7 @@ class DeepseekV3Config(SparseFields):
         given = reader.take("qk_head_dim")
         if given not in (None, self.qk_head_dim):
             reader.problem("qk_head_dim", f"{given!r} is not qk_nope_head_dim + qk_rope_head_dim")
-        derive_sparse(self, reader, 256)
+        self.read_experts(reader, 256)
         self.scale = self.qk_head_dim**-0.5
         if every := self.rope.settings.get("mscale_all_dim"):
             factor = self.rope.settings["factor"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from .. import layers
 from ..dsl import Batch, Module, Reader, Tensor, model
 from ..layers import CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm
-from .deepseek_v3 import SharedMixture, SparseFields, derive_sparse, predicting_layers
+from .deepseek_v3 import SharedMixture, SparseFields, predicting_layers
 
 
 class Glm4MoeConfig(SparseFields):
@@ -32,7 +32,7 @@ class Glm4MoeConfig(SparseFields):
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
-        derive_sparse(self, reader, 128)
+        self.read_experts(reader, 128)
 
 
 class Attention(layers.Attention):

@@ -3,8 +3,6 @@ experts with biases, whose gates are clamped and whose matrices files keep stack
 
 from __future__ import annotations
 
-from typing import Literal
-
 from .. import layers
 from ..dsl import Module, Parameter, Reader, Tensor, model, ops
 from ..layers import (
@@ -12,15 +10,14 @@ from ..layers import (
     SLIDING,
     CausalLM,
     Decoder,
-    DecoderConfig,
     DecoderLayer,
     Mixture,
+    MixtureConfig,
     Rotation,
     Router,
     layer_types,
     window,
 )
-from .qwen3_moe import count_of_experts
 
 #: The scaling of the rotation where a config names none.
 SCALING = {
@@ -32,7 +29,7 @@ SCALING = {
 }
 
 
-class GptOssConfig(DecoderConfig):
+class GptOssConfig(MixtureConfig):
     vocab_size: int = 201088
     hidden_size: int = 2880
     intermediate_size: int = 2880
@@ -46,8 +43,6 @@ class GptOssConfig(DecoderConfig):
     num_experts_per_tok: int = 4
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
-    router_aux_loss_coef: float = 0.001  # counts with `output_router_logits` alone, as in transformers
-    output_router_logits: Literal[False] = False
     initial_context_length: int | None = None  # in the files; transformers does not read it
 
     theta = 150000.0
@@ -61,11 +56,9 @@ class GptOssConfig(DecoderConfig):
         self.window = window(reader, 128)
         if SLIDING in self.layer_types and self.window is None:
             reader.problem("layer_types", f"{SLIDING!r} needs a `sliding_window`")
-        self.num_experts = count_of_experts(reader, 128)
+        self.read_experts(reader, 128)
         if reader.take("experts_per_token") not in (None, self.num_experts_per_tok):
             reader.problem("experts_per_token", "contradicts `num_experts_per_tok`; give one of the two")
-        if self.num_experts_per_tok > self.num_experts:
-            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
         if self.swiglu_limit <= 0:
             reader.problem("swiglu_limit", f"{self.swiglu_limit} is not supported, expected a number above 0")
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..dsl import Module, Reader, Tensor, model, output
-from ..layers import Attention, CausalLM, Decoder, DecoderConfig, Experts, Mixture, RMSNorm, Router, window
-from .qwen3_moe import count_of_experts
+from ..layers import Attention, CausalLM, Decoder, Experts, Mixture, MixtureConfig, RMSNorm, Router, window
 
 
-class MixtralConfig(DecoderConfig):
+class MixtralConfig(MixtureConfig):
     intermediate_size: int = 14336
     num_key_value_heads: int = 8
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
-    num_experts_per_tok: int = 2
-    router_aux_loss_coef: float = 0.001  # counts with `output_router_logits` alone, as in transformers
-    output_router_logits: Literal[False] = False
     router_jitter_noise: Literal[0.0] = 0.0
 
     theta = 1000000.0
@@ -24,9 +20,7 @@ class MixtralConfig(DecoderConfig):
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
         self.window = window(reader, None)
-        self.num_experts = count_of_experts(reader, 8)
-        if self.num_experts_per_tok > self.num_experts:
-            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
+        self.read_experts(reader, 8)
 
 
 class Layer(Module):

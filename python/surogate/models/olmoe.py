@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from ..dsl import Reader, model
-from ..layers import CausalLM, Decoder, DecoderConfig, DecoderLayer, Mixture
+from ..layers import CausalLM, Decoder, DecoderLayer, Mixture, MixtureConfig
 from .olmo import Attention
-from .qwen3_moe import count_of_experts, routed
+from .qwen3_moe import routed
 
 
-class OlmoeConfig(DecoderConfig):
+class OlmoeConfig(MixtureConfig):
     vocab_size: int = 50304
     hidden_size: int = 2048
     intermediate_size: int = 2048
@@ -23,14 +23,11 @@ class OlmoeConfig(DecoderConfig):
     clip_qkv: Literal[None] = None
     num_experts_per_tok: int = 8
     norm_topk_prob: bool = False
-    router_aux_loss_coef: float = 0.01  # counts with `output_router_logits` alone, as in transformers
-    output_router_logits: Literal[False] = False
+    router_aux_loss_coef: float = 0.01
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
-        self.num_experts = count_of_experts(reader, 64)
-        if self.num_experts_per_tok > self.num_experts:
-            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
+        self.read_experts(reader, 64)
 
 
 @model(
@@ -42,4 +39,4 @@ class OlmoeConfig(DecoderConfig):
 )
 class Olmoe(CausalLM):
     def __init__(self, c: OlmoeConfig) -> None:
-        super().__init__(c, Decoder(c, DecoderLayer(c, Attention(c), Mixture(*routed(c, c.intermediate_size)))))
+        super().__init__(c, Decoder(c, DecoderLayer(c, Attention(c), Mixture(*routed(c, c.intermediate_size, c.norm_topk_prob)))))

@@ -62,8 +62,8 @@ taken over unchanged.
 
 Mixtures of experts (*) train in full, and with adapters on the modules that `lora_target_modules` names outside of the
 experts: `all-linear`, which would adapt experts and router too, is rejected, and so are QLoRA and PEFT's adapters on experts.
-Auxiliary losses (`output_router_logits: true`) are rejected as well, and so are weights in MXFP4: GPT-OSS trains from files in
-bfloat16. On GPUs the products of experts use portable kernels.
+The loss of uneven loads is added where the configuration has `output_router_logits: true`, or with the option
+`router_aux_loss_coef`, for those that transformers has it for. Weights in MXFP4 are rejected: GPT-OSS trains from files in bfloat16. On GPUs the products of experts use portable kernels.
 
 | Architecture | Examples | What it is | GGUF | Recorded values |
 |---|---|---|---|---|

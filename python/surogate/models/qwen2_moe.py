@@ -3,25 +3,23 @@ a gate of its own."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from ..dsl import Reader, Tensor, each, model, ops
 from ..layers import (
     Attention,
     CausalLM,
     Decoder,
-    DecoderConfig,
     DecoderLayer,
     GatedMLP,
     Linear,
     Mixture,
+    MixtureConfig,
     layer_windows,
     scale_rows,
 )
-from .qwen3_moe import count_of_experts, kinds_of_layers, routed
+from .qwen3_moe import kinds_of_layers, routed
 
 
-class Qwen2MoeConfig(DecoderConfig):
+class Qwen2MoeConfig(MixtureConfig):
     vocab_size: int = 151936
     hidden_size: int = 2048
     intermediate_size: int = 5632
@@ -36,24 +34,20 @@ class Qwen2MoeConfig(DecoderConfig):
     shared_expert_intermediate_size: int = 5632
     num_experts_per_tok: int = 4
     norm_topk_prob: bool = False
-    router_aux_loss_coef: float = 0.001  # counts with `output_router_logits` alone, as in transformers
-    output_router_logits: Literal[False] = False
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
         slides = lambda i: i % 2 == 0 and i < (self.max_window_layers or 0)  # noqa: E731
         self.windows = layer_windows(reader, self.num_hidden_layers, slides)
-        self.num_experts = count_of_experts(reader, 60)
-        if self.num_experts_per_tok > self.num_experts:
-            reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
         self.kinds = kinds_of_layers(reader, self.num_hidden_layers, self.decoder_sparse_step)
+        self.read_experts(reader, 60, self.kinds.count("sparse"))
 
 
 class GatedMixture(Mixture):
     """What the experts of a token give, and sigmoid(x·`shared_expert_gate`) · `shared_expert`(x)."""
 
     def __init__(self, c: Qwen2MoeConfig) -> None:
-        super().__init__(*routed(c, c.moe_intermediate_size))
+        super().__init__(*routed(c, c.moe_intermediate_size, c.norm_topk_prob))
         self.shared_expert = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size)
         self.shared_expert_gate = Linear(c.hidden_size, 1)
 

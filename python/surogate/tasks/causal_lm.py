@@ -10,14 +10,18 @@ from ..dsl import Batch, Module, Results, ops, output, task
 @task("causal_lm")
 class CausalLM(Module):
     """Marks `token_loss` [B, T] and the sums over the micro-batch, `loss_sum` and `weight_sum`. The division by
-    `weight_sum` is the update's work."""
+    `weight_sum` is the update's work. Where the config wants the loads of experts balanced, the loss of uneven ones is
+    added to that of every token."""
 
     def __init__(self, config: Any) -> None:
-        pass
+        self.balance = getattr(config, "balance", None)
 
     def forward(self, of: Results, batch: Batch) -> None:
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         output("token_loss", token_loss)
+        if self.balance:
+            factor = self.balance.coefficient * self.balance.experts
+            token_loss = ops.balanced_loss(token_loss, of["expert_load"], factor=factor, layers=self.balance.layers)
         loss_sum, weight_sum = ops.weighted_sum(token_loss, batch.weights)
         output("loss_sum", loss_sum)
         output("weight_sum", weight_sum)

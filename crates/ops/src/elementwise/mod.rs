@@ -11,6 +11,7 @@ mod kernel;
 mod pointwise;
 mod swiglu;
 mod tape;
+mod zeros;
 
 pub use activation::{ACTIVATION, ACTIVATION_BACKWARD};
 pub use arithmetic::{ADD, MUL, SCALE};
@@ -25,3 +26,4 @@ pub(crate) use kernel::{
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;
 pub(crate) use tape::unary as apply_unary;
+pub use zeros::Zeros;

@@ -7,6 +7,7 @@
 
 mod bias;
 mod grouped;
+mod load;
 mod order;
 mod route;
 mod rows;
@@ -14,6 +15,7 @@ mod rows;
 pub use bias::{GroupedBias, GroupedRowSums};
 use graph::{Dim, Element, ValueType};
 pub use grouped::{GroupedLinear, GroupedWeightGradient};
+pub use load::{BalancedLoss, BalancedLossBackward, ExpertLoad, ExpertLoadBackward};
 pub use order::GroupRows;
 pub use route::{Route, RouteBackward};
 pub use rows::{FromGroups, GroupWeightGradient, ToGroups};

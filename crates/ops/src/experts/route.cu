@@ -21,6 +21,7 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
+#if defined(LOGITS_T)
 // Scores of a token's experts; 0 beyond the last.
 __device__ inline void scores(const LOGITS_T* row, int lane, float* s) {
   float most = LEAST;
@@ -46,6 +47,7 @@ __device__ inline void scores(const LOGITS_T* row, int lane, float* s) {
 #pragma unroll
   for (int n = 0; n < OWN; n++) s[n] /= sum;
 }
+#endif
 
 #if defined(BIASED)
 // The expert with the largest value, of equal ones the first; values of LEAST are not open.
@@ -162,6 +164,69 @@ route_backward(const LOGITS_T* __restrict__ logits, const int* __restrict__ inde
   for (int n = 0; n < OWN; n++) {
     const int e = lane + 32 * n;
     if (e < EXPERTS) store(d + D_AT(token) + e, SIGMOID ? own[n] * s[n] * (1.0f - s[n]) : s[n] * (own[n] - all));
+  }
+}
+#endif
+
+#if defined(PARTS)
+// parts[block] = f32 [2, EXPERTS]: the choices of each expert and the sums of its probabilities over TOKENS_PER_BLOCK tokens.
+extern "C" __global__ void __launch_bounds__(THREADS)
+expert_load_parts(const LOGITS_T* __restrict__ logits, const int* __restrict__ index, float* __restrict__ parts) {
+  __shared__ float sums[WARPS][EXPERTS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float s[OWN], choices[OWN] = {}, probabilities[OWN] = {};
+  const int first = blockIdx.x * TOKENS_PER_BLOCK, end = min(first + TOKENS_PER_BLOCK, TOKENS);
+  for (int token = first + warp; token < end; token += WARPS) {
+    scores(logits + LOGITS_AT(token), lane, s);
+#pragma unroll
+    for (int n = 0; n < OWN; n++) {
+      probabilities[n] += s[n];
+      for (int k = 0; k < TOP_K; k++) choices[n] += index[(size_t)token * TOP_K + k] == lane + 32 * n;
+    }
+  }
+  for (int half = 0; half < 2; half++) {
+#pragma unroll
+    for (int n = 0; n < OWN; n++)
+      if (lane + 32 * n < EXPERTS) sums[warp][lane + 32 * n] = half ? probabilities[n] : choices[n];
+    __syncthreads();
+    for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
+      float sum = 0.0f;
+      for (int w = 0; w < WARPS; w++) sum += sums[w][e];
+      parts[((size_t)blockIdx.x * 2 + half) * EXPERTS + e] = sum;
+    }
+    __syncthreads();
+  }
+}
+#endif
+
+#if defined(TOTAL)
+// load f32 [2, EXPERTS] = the sum of the BLOCKS parts, first to last.
+extern "C" __global__ void __launch_bounds__(THREADS)
+expert_load_total(const float* __restrict__ parts, float* __restrict__ load) {
+  const int i = blockIdx.x * THREADS + threadIdx.x;
+  if (i >= 2 * EXPERTS) return;
+  float sum = 0.0f;
+  for (int block = 0; block < BLOCKS; block++) sum += parts[(size_t)block * 2 * EXPERTS + i];
+  load[i] = sum;
+}
+#endif
+
+#if defined(DLOGITS_T)
+// dlogits = s (d[1] - sum of s d[1]): the gradient of the sums of probabilities, d f32 [2, EXPERTS]. A warp for each token.
+extern "C" __global__ void __launch_bounds__(THREADS)
+expert_load_backward(const LOGITS_T* __restrict__ logits, const float* __restrict__ d, DLOGITS_T* __restrict__ out) {
+  const int lane = threadIdx.x % 32, token = blockIdx.x * WARPS + threadIdx.x / 32;
+  if (token >= TOKENS) return;
+  float s[OWN], along = 0.0f;
+  scores(logits + LOGITS_AT(token), lane, s);
+#pragma unroll
+  for (int n = 0; n < OWN; n++)
+    if (lane + 32 * n < EXPERTS) along += s[n] * d[EXPERTS + lane + 32 * n];
+  along = warp_sum(along);
+#pragma unroll
+  for (int n = 0; n < OWN; n++) {
+    const int e = lane + 32 * n;
+    if (e < EXPERTS) store(out + DLOGITS_AT(token) + e, s[n] * (d[EXPERTS + e] - along));
   }
 }
 #endif

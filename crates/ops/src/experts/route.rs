@@ -16,7 +16,7 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 
-const SOURCE: &str = include_str!("route.cu");
+pub(super) const SOURCE: &str = include_str!("route.cu");
 
 /// Threads of a block: a warp for each token.
 const THREADS: usize = 128;
@@ -97,7 +97,7 @@ impl Rule {
     }
 }
 
-fn experts_of(logits: &ValueType) -> Result<usize, String> {
+pub(super) fn experts_of(logits: &ValueType) -> Result<usize, String> {
     if !logits.dtype.is_float() || logits.shape.len() < 2 {
         return Err("the logits must be floating point […, experts]".into());
     }
@@ -188,7 +188,7 @@ impl Op for Route {
 }
 
 /// Scores of one token.
-fn scores<T: Real>(logits: &[T], sigmoid: bool) -> Vec<T> {
+pub(super) fn scores<T: Real>(logits: &[T], sigmoid: bool) -> Vec<T> {
     let one = T::from_f64(1.0);
     if sigmoid {
         return logits.iter().map(|x| one / (one + (-*x).exp())).collect();

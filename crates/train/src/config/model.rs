@@ -19,6 +19,9 @@ options! {
         /// RoPE scaling for longer contexts: the name of a method (together with `max_model_len`), or a mapping as in
         /// the model's configuration, which it replaces.
         rope_scaling: Option<RopeScaling> = null;
+        /// Coefficient of the loss that evens out how many tokens each expert of a mixture gets, added to the loss. `auto`
+        /// is the model's own, where its configuration has `output_router_logits: true`; 0 leaves it out.
+        router_aux_loss_coef: Setting<f64> = auto, min = 0;
         /// Element type of the weights in training. `auto` uses the model's own, and bfloat16 for a model that was saved in
         /// float16. With float16, the loss is scaled dynamically and master weights are kept in float32.
         torch_dtype: Setting<Dtype> = auto;

@@ -138,19 +138,41 @@ def test_fields_of_gpt_oss():
     }
 
 
-def test_experts_in_mxfp4_are_refused_by_name(make_model):
-    """Their files keep each matrix as [out, in], those in other types as [in, out]."""
+def in_mxfp4(numbers: np.random.Generator, matrices: int, inputs: int, outputs: int) -> tuple[np.ndarray, ...]:
+    """Random codes and scales as published files have them, and the matrices [inputs, outputs] that they stand for."""
+    blocks = numbers.integers(0, 256, (matrices, outputs, inputs // 32, 16), dtype=np.uint8)
+    scales = numbers.integers(118, 124, (matrices, outputs, inputs // 32), dtype=np.uint8)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    table = np.concatenate([values, -values])
+    each = np.stack([table[blocks & 15], table[blocks >> 4]], axis=-1).reshape(*blocks.shape[:3], 32)
+    rows = (each * np.float32(2.0) ** (scales.astype(np.float32) - 127)[..., None]).reshape(matrices, outputs, inputs)
+    return blocks, scales, rows.swapaxes(1, 2).astype(np.float32).copy()
+
+
+def test_published_files_of_gpt_oss_have_experts_in_mxfp4(make_model, tmp_path):
     fields = tiny_gpt_oss(intermediate_size=32)
     folder = make_model(fields)
-    weights = load_file(folder / "model.safetensors")
-    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
-        count, inputs, outputs = weights.pop(name).shape
-        weights[f"{name}_blocks"] = np.zeros((count, outputs, inputs // 32, 16), np.uint8)
-        weights[f"{name}_scales"] = np.full((count, outputs, inputs // 32), 127, np.uint8)
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
-    with pytest.raises(ConfigError, match="experts.gate_up_proj` has shape"):
-        surogate.load(folder).forward(IDS)
+    plain = load_file(folder / "model.safetensors")
+    coded, numbers = dict(plain), np.random.default_rng(5)
+    for layer in range(2):
+        for name, columns in (("gate_up_proj", 64), ("down_proj", 32)):
+            stem = f"model.layers.{layer}.mlp.experts.{name}"
+            coded[f"{stem}_blocks"], coded[f"{stem}_scales"], plain[stem] = in_mxfp4(numbers, 4, 32, columns)
+            del coded[stem]
+    save_file(plain, folder / "model.safetensors")
+    expected = surogate.load(folder).forward(IDS)
+    save_file(coded, folder / "model.safetensors")
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantised}))
+    np.testing.assert_array_equal(surogate.load(folder).forward(IDS), expected)
+    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_target_modules": ["q_proj"]}
+    trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run"), "lora_dropout": 0.0})
+    trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    trainer.export(tmp_path / "adapter")
+    assert main(["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]) == 0
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {name: value.shape for name, value in merged.items()} == {name: value.shape for name, value in plain.items()}
 
 
 def test_fields_of_grouped_routing():

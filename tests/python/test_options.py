@@ -260,6 +260,7 @@ ELSEWHERE = {
     "clock": "tests/python/test_data.py",
     "use_chat_template": "tests/python/test_data.py",
     "data_cache": "tests/python/test_data_cache.py",
+    "router_aux_loss_coef": "tests/python/test_mixtures.py",
 }
 
 # Permissions, and threads: what they allow may not change a result.

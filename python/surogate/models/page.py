@@ -63,7 +63,8 @@ taken over unchanged.
 Mixtures of experts (*) train in full, and with adapters on the modules that `lora_target_modules` names outside of the
 experts: `all-linear`, which would adapt experts and router too, is rejected, and so are QLoRA and PEFT's adapters on experts.
 The loss of uneven loads is added where the configuration has `output_router_logits: true`, or with the option
-`router_aux_loss_coef`, for those that transformers has it for. Weights in MXFP4 are rejected: GPT-OSS trains from files in bfloat16. On GPUs the products of experts use portable kernels.
+`router_aux_loss_coef`, for those that transformers has it for. Of GPT-OSS, files with experts in MXFP4 are read, too. On GPUs
+the products of experts use portable kernels.
 
 | Architecture | Examples | What it is | GGUF | Recorded values |
 |---|---|---|---|---|

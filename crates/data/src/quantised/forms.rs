@@ -9,6 +9,7 @@ use tensor::storage::Block;
 
 use super::linear::{Codes, Linear, Number, Part, Scales, Whole};
 use super::scheme::Scheme;
+use super::turned::Turned;
 use crate::error::DataError;
 use crate::safetensors::{Raw, SafeTensors};
 
@@ -195,7 +196,10 @@ fn bitsandbytes(mut of: Weight<'_, '_>) -> Parsed {
         Scales::Plain { at, number }
     };
     let codes = Codes::HighFirst(std::array::from_fn(|code| values[code]));
-    Ok(Some((weight, Linear { shape, at, codes, block: Block::Flat(block), scales, whole: Whole::Nothing })))
+    Ok(Some((
+        weight,
+        Linear { shape, at, codes, block: Block::Flat(block), scales, whole: Whole::Nothing, turned: None },
+    )))
 }
 
 /// E4M3 with scales under one of these names: one, one for each row, or one for each tile.
@@ -228,7 +232,15 @@ fn eight_bits(mut of: Weight<'_, '_>, block: Option<[usize; 2]>, scales: &[&str]
     let scales = Scales::Plain { at: scales, number };
     Ok(Some((
         weight,
-        Linear { shape, at, codes: Codes::Bytes(table(Small::E4M3)), block, scales, whole: Whole::Nothing },
+        Linear {
+            shape,
+            at,
+            codes: Codes::Bytes(table(Small::E4M3)),
+            block,
+            scales,
+            whole: Whole::Nothing,
+            turned: None,
+        },
     )))
 }
 
@@ -258,11 +270,13 @@ fn four_bits(mut of: Weight<'_, '_>, packed: &str, whole: &str, with: fn(f32) ->
         block: Block::Row(NVFP4_BLOCK),
         scales: Scales::Plain { at: scales, number },
         whole,
+        turned: None,
     };
     Ok(Some((format!("{module}weight"), linear)))
 }
 
-/// E2M1 with a power of two for each 32 elements of a row: `X_blocks` […, 16] and `X_scales`.
+/// E2M1 with a power of two for each 32 elements of a row: `X_blocks` […, 16] and `X_scales`. Of stacked matrices the
+/// rows are the columns of those in other types.
 fn mxfp4(mut of: Weight<'_, '_>) -> Parsed {
     let Some(weight) = of.name.strip_suffix("_blocks").map(str::to_owned) else { return Ok(None) };
     let Some((bytes, at)) = of.of_type(of.name, "U8") else { return Ok(None) };
@@ -280,5 +294,6 @@ fn mxfp4(mut of: Weight<'_, '_>) -> Parsed {
     of.found.parts.insert(name);
     let scales = Scales::Plain { at: scales, number: Number::E8M0 };
     let codes = Codes::LowFirst(e2m1());
-    Ok(Some((weight, Linear { shape, at, codes, block: Block::Row(32), scales, whole: Whole::Nothing })))
+    let turned = (shape.len() > 2).then(|| Turned::of(&shape));
+    Ok(Some((weight, Linear { shape, at, codes, block: Block::Row(32), scales, whole: Whole::Nothing, turned })))
 }

@@ -5,6 +5,7 @@
 
 use tensor::storage::Block;
 
+use super::turned::Turned;
 use crate::error::DataError;
 use crate::safetensors::SafeTensors;
 
@@ -112,8 +113,10 @@ pub(crate) enum Whole {
 /// A quantised weight.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    /// The axes before the last are rows.
+    /// As the file has it. The axes before the last are rows.
     pub shape: Vec<usize>,
+    /// Of matrices that are read as their transposes.
+    pub turned: Option<Turned>,
     pub at: Part,
     pub codes: Codes,
     pub block: Block,
@@ -122,6 +125,11 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
+    /// The shape in which it is read.
+    pub fn shape(&self) -> &[usize] {
+        self.turned.as_ref().map_or(&self.shape, |turned| &turned.shape)
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -135,6 +143,14 @@ impl Linear {
 
     /// The values from element `begin` on, as f32 in bytes.
     pub fn read(&self, files: &[SafeTensors], begin: usize, bytes: &mut [u8]) -> Result<(), DataError> {
+        let stored = |begin: usize, bytes: &mut [u8]| self.read_stored(files, begin, bytes);
+        match &self.turned {
+            Some(turned) => turned.read(begin, bytes, stored),
+            None => stored(begin, bytes),
+        }
+    }
+
+    fn read_stored(&self, files: &[SafeTensors], begin: usize, bytes: &mut [u8]) -> Result<(), DataError> {
         for (number, piece) in bytes.chunks_mut(PIECE * 4).enumerate() {
             self.piece(files, begin + number * PIECE, piece)?;
         }

@@ -8,6 +8,7 @@ mod forms;
 mod linear;
 mod packed;
 mod scheme;
+mod turned;
 
 pub use exclusions::Exclusions;
 pub(crate) use forms::{Found, Tensors, find};

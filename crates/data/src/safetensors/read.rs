@@ -389,7 +389,7 @@ impl Weights {
                 let linear = &self.linears[there];
                 let length = linear.len() * DType::F32.size();
                 let source = Source::Codes(linear, &self.files);
-                Ok(TensorView { dtype: DType::F32, shape: &linear.shape, source, length })
+                Ok(TensorView { dtype: DType::F32, shape: linear.shape(), source, length })
             }
             Some((number, there)) => self.files[*number].get(there),
             None => Err(DataError::invalid(self.folder.display(), format!("there is no tensor `{name}`"))),

@@ -39,7 +39,7 @@ impl Op for Zeros {
     }
 
     fn gradient(&self, _call: &mut GradientCall<'_>) -> Gradients {
-        Gradients::Inputs(Vec::new())
+        Gradients::NoGradient("a constant has no inputs")
     }
 
     fn lower(&self, _call: &LowerCall<'_>) -> Lowered {

@@ -110,7 +110,8 @@ def _train(options: Namespace, overrides: Overrides) -> int:
         readers.finish()
     if code == 0:
         _end(config, shown == "lines")
-    return code
+    # What was made is where node 0 is.
+    return code or 0
 
 
 def _end(config: _native.Config, is_shown: bool) -> None:

@@ -4,12 +4,14 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
+use net::Nodes;
 use program::{Backend, BackendError, Program, Session};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::fabric::{Fabric, Seat};
 use crate::group::GroupSession;
 use crate::session::CpuSession;
+use crate::wire::NodeWire;
 
 /// How long a rank waits for the others: far longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -18,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub struct CpuBackend {
     pool: Arc<ThreadPool>,
     check_finite: bool,
+    /// The processes of the other ranks.
+    nodes: Option<Arc<Nodes>>,
 }
 
 /// Workers of a session.
@@ -32,7 +36,7 @@ impl CpuBackend {
     /// `threads`: how many threads work; all that the host offers when unset.
     pub fn new(threads: Option<usize>) -> Result<CpuBackend, BackendError> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
-        Ok(CpuBackend { pool: pool(threads)?, check_finite: false })
+        Ok(CpuBackend { pool: pool(threads)?, check_finite: false, nodes: None })
     }
 
     /// With `on`, every result is searched for NaN and infinity after every instruction, and the
@@ -40,6 +44,29 @@ impl CpuBackend {
     pub fn check_finite(mut self, on: bool) -> CpuBackend {
         self.check_finite = on;
         self
+    }
+
+    /// Programs have ranks in several processes, in each as many.
+    pub fn among(mut self, nodes: Option<Arc<Nodes>>) -> CpuBackend {
+        self.nodes = nodes;
+        self
+    }
+
+    /// Seats of the ranks that are of this process.
+    fn seats(&self, ranks: usize) -> Vec<Seat> {
+        let Some(nodes) = &self.nodes else { return Fabric::seats(ranks, PATIENCE) };
+        let local = ranks / nodes.count;
+        let wire = Arc::new(NodeWire::new(nodes.clone(), local));
+        let here = nodes.node * local..(nodes.node + 1) * local;
+        // Nodes are waited for by the wire: its time is over before that of the ranks that wait for it.
+        let seats = Fabric::seats_of(here, ranks, nodes.patience + PATIENCE, Some(wire));
+        let fabric = seats[0].fabric();
+        nodes.on_failure(move |failure| {
+            if let Some(fabric) = fabric.upgrade() {
+                fabric.fail_of(failure.node * local, failure.to_string());
+            }
+        });
+        seats
     }
 }
 
@@ -53,11 +80,12 @@ impl Backend for CpuBackend {
         if ranks == 1 {
             return Ok(Box::new(CpuSession::load(program, self.pool.clone(), self.check_finite, None)?));
         }
+        let seats = self.seats(ranks);
         // A rank that waits for others holds a worker: ranks have pools of their own.
-        let threads = self.pool.current_num_threads() / ranks;
+        let threads = self.pool.current_num_threads() / seats.len();
         let load = |program: Arc<Program>, seat: Seat| {
             CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
         };
-        Ok(Box::new(GroupSession::load(program, Fabric::seats(ranks, PATIENCE), load)?))
+        Ok(Box::new(GroupSession::load(program, seats, self.nodes.clone(), load)?))
     }
 }

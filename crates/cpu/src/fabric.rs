@@ -1,18 +1,31 @@
 //! How ranks that are threads of one process come together: each shows its bytes, all wait for one another, each takes
-//! what is its own. Moves bytes and never adds. A rank that fails, or does not come in time, ends it for all. Knows
-//! neither programs nor what the bytes are.
+//! what is its own. What ranks of other processes show comes through a [`Wire`]. Moves bytes and never adds. A rank that
+//! fails, or does not come in time, ends it for all. Knows neither programs nor what the bytes are.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use program::{BackendError, Movement};
 
-/// What all ranks share.
+/// What ranks of this process exchange with those of others.
+pub trait Wire: Send + Sync {
+    /// Sends what the ranks of this process show, and writes what those of others do to their places: all that they
+    /// show in a gather; in an exchange, of each the pieces for the ranks of this process. The error is a rank that
+    /// failed, and why.
+    fn swap(&self, movement: Movement, bytes: usize, shown: &[RwLock<Vec<u8>>]) -> Result<(), (usize, String)>;
+}
+
+/// What the ranks of a process share.
 pub struct Fabric {
     state: Mutex<State>,
     changed: Condvar,
     /// What each rank shows the others.
     shown: Vec<RwLock<Vec<u8>>>,
+    /// Ranks of this process.
+    here: Range<usize>,
+    /// To the others.
+    wire: Option<Arc<dyn Wire>>,
     /// How long a rank waits for the others.
     patience: Duration,
 }
@@ -36,15 +49,28 @@ pub struct Seat {
 }
 
 impl Fabric {
-    /// Places for so many ranks.
+    /// Places for so many ranks, all of this process.
     pub fn seats(ranks: usize, patience: Duration) -> Vec<Seat> {
+        Fabric::seats_of(0..ranks, ranks, patience, None)
+    }
+
+    /// Places for those of `ranks` ranks that are of this process, with a wire to the others.
+    pub fn seats_of(here: Range<usize>, ranks: usize, patience: Duration, wire: Option<Arc<dyn Wire>>) -> Vec<Seat> {
         let fabric = Arc::new(Fabric {
             state: Mutex::default(),
             changed: Condvar::new(),
             shown: (0..ranks).map(|_| RwLock::default()).collect(),
+            here: here.clone(),
+            wire,
             patience,
         });
-        (0..ranks).map(|rank| Seat { fabric: fabric.clone(), rank }).collect()
+        here.map(|rank| Seat { fabric: fabric.clone(), rank }).collect()
+    }
+
+    /// Ends it for all because of a rank, which may be of another process.
+    pub fn fail_of(&self, rank: usize, why: String) {
+        self.state().failure.get_or_insert((rank, why));
+        self.changed.notify_all();
     }
 
     /// A thread that panics says so by [`Seat::fail`]; what it held is still whole.
@@ -61,19 +87,31 @@ impl Seat {
         own: &[u8],
         mut take: impl FnMut(usize, &[u8]),
     ) -> Result<(), BackendError> {
-        let ranks = self.fabric.shown.len();
+        let Fabric { shown: all, here, wire, .. } = &*self.fabric;
         {
             let mut shown = self.fabric.shown[self.rank].write().unwrap_or_else(PoisonError::into_inner);
             shown.clear();
             shown.extend_from_slice(own);
         }
         self.meet((movement, own.len()))?;
-        for (rank, shown) in self.fabric.shown.iter().enumerate() {
+        if let Some(wire) = wire {
+            if self.rank == here.start
+                && let Err((rank, why)) = wire.swap(movement, own.len(), all)
+            {
+                self.fabric.fail_of(rank, why);
+            }
+            self.meet((movement, own.len()))?;
+        }
+        let piece = own.len() / all.len();
+        for (rank, shown) in all.iter().enumerate() {
             let shown = shown.read().unwrap_or_else(PoisonError::into_inner);
-            let piece = shown.len() / ranks;
             match movement {
                 Movement::Gather => take(rank, &shown),
-                Movement::Exchange => take(rank, &shown[self.rank * piece..][..piece]),
+                // Others send what is for this process alone.
+                Movement::Exchange => {
+                    let first = if here.contains(&rank) { 0 } else { here.start };
+                    take(rank, &shown[(self.rank - first) * piece..][..piece]);
+                }
             }
         }
         self.meet((movement, own.len()))
@@ -81,7 +119,7 @@ impl Seat {
 
     /// Returns when all ranks have come for the same thing.
     fn meet(&self, purpose: (Movement, usize)) -> Result<(), BackendError> {
-        let Fabric { shown, changed, patience, .. } = &*self.fabric;
+        let Fabric { here, changed, patience, .. } = &*self.fabric;
         let mut state = self.fabric.state();
         state.check(self.rank)?;
         let first = *state.purpose.get_or_insert(purpose);
@@ -92,7 +130,7 @@ impl Seat {
         }
         state.arrived += 1;
         let number = state.met;
-        if state.arrived == shown.len() {
+        if state.arrived == here.len() {
             *state = State { met: number + 1, failure: state.failure.take(), ..State::default() };
             changed.notify_all();
             return Ok(());
@@ -112,6 +150,16 @@ impl Seat {
     /// Ends it for all.
     pub fn fail(&self, why: String) {
         let _ = self.end(self.fabric.state(), why);
+    }
+
+    /// What the ranks of this process share, for one that does not keep it.
+    pub fn fabric(&self) -> Weak<Fabric> {
+        Arc::downgrade(&self.fabric)
+    }
+
+    /// An error once a rank has failed.
+    pub fn check(&self) -> Result<(), BackendError> {
+        self.fabric.state().check(self.rank)
     }
 
     fn end(&self, mut state: MutexGuard<'_, State>, why: String) -> Result<(), BackendError> {

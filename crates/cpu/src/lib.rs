@@ -17,11 +17,13 @@ mod finite;
 mod group;
 mod layout;
 mod matmul;
+mod order;
 mod rows;
 mod scratch;
 mod session;
 mod simd;
 mod storage;
+mod wire;
 
 pub use backend::CpuBackend;
 

@@ -231,13 +231,15 @@ impl Session for CpuSession {
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
         #[cfg(test)]
         let fails_at = self.fails_at;
+        let seat = self.seat.clone();
         let done = |_index: usize| {
             #[cfg(test)]
             if fails_at == Some(_index) {
                 let (call, message) = ("a test".to_owned(), format!("instruction {_index} was made to fail"));
                 return Err(BackendError::Failed { call, message, context: None });
             }
-            Ok(())
+            // A rank that has failed is not waited for until the next collective.
+            seat.as_ref().map_or(Ok(()), Seat::check)
         };
         let CpuSession { program, pool, memory, entries, scratch, check_finite, .. } = self;
         let steps = &program.entries[entry].steps;

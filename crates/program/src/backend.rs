@@ -112,6 +112,11 @@ pub trait Session: Send {
     /// Runs one instruction of an entry point, by indices, and waits for it.
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError>;
 
+    /// Does what another process of the run, which leads, ordered: bytes that its session of the same program made.
+    fn obey(&mut self, _order: &[u8]) -> Result<(), BackendError> {
+        panic!("this session has no ranks in other processes")
+    }
+
     /// What was allocated, by arenas and what else there is: bytes as asked of the system.
     fn allocated(&self) -> Vec<MemoryLine>;
 

@@ -19,7 +19,7 @@ fn device_request(config: &Config, site_packages: Vec<PathBuf>) -> DeviceRequest
 
 /// Trains from the first step to the result. `show` says what goes to standard output: `lines`, `events` or `nothing`;
 /// the files of `announce` receive the path of the log, once there is one. Gives the process's exit code: 0, or 128 +
-/// the signal that ended the run, after a checkpoint if a step was done.
+/// the signal that ended the run, after a checkpoint if a step was done; none where another node has finished the run.
 #[pyfunction]
 pub fn run(
     py: Python<'_>,
@@ -29,7 +29,7 @@ pub fn run(
     site_packages: Vec<PathBuf>,
     show: &str,
     announce: Vec<PathBuf>,
-) -> PyResult<u8> {
+) -> PyResult<Option<u8>> {
     let show = match show {
         "lines" => Show::Lines,
         "events" => Show::Events,
@@ -38,11 +38,16 @@ pub fn run(
     };
     let outcome = py.detach(|| {
         let source = Arc::new(ModelSource::open(&folder, ir)?.configured(&config.config)?);
-        let device = Arc::new(Device::open(&device_request(config, site_packages))?);
         let mut console = Console::new(show, announce)?;
+        let nodes = match train::come_together(&config.config, &mut console) {
+            Err(TrainError::Stopped) => return Ok(Some(console.exit_code())),
+            nodes => nodes?,
+        };
+        let device = Arc::new(Device::open(&DeviceRequest { nodes, ..device_request(config, site_packages) })?);
         match train::run(Arc::new(config.config.clone()), source, device, &mut console)? {
-            Outcome::Finished(_) => Ok(0),
-            Outcome::Interrupted(_) | Outcome::NotBegun => Ok(console.exit_code()),
+            Outcome::Finished(_) => Ok(Some(0)),
+            Outcome::Followed => Ok(None),
+            Outcome::Interrupted(_) | Outcome::NotBegun => Ok(Some(console.exit_code())),
         }
     });
     outcome.map_err(|error| train_error(py, error))

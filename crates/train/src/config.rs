@@ -119,9 +119,22 @@ macro_rules! union_of_tables {
         pub const SECTIONS: &[Section] = &[$( Section::of::<$table>() ),+];
 
         impl Config {
-    /// Devices that train together.
+    /// Devices that train together, of all nodes.
     pub fn ranks(&self) -> usize {
-        self.hardware.gpus.max(1) as usize
+        self.local_ranks() * self.nodes()
+    }
+
+    /// Devices of this node.
+    pub fn local_ranks(&self) -> usize {
+        match self.multi_node.distributed.gpus_per_node {
+            0 => self.hardware.gpus.max(1) as usize,
+            of_node => of_node as usize,
+        }
+    }
+
+    /// Processes that train together.
+    pub fn nodes(&self) -> usize {
+        self.multi_node.distributed.num_nodes as usize
     }
 
     /// The options with `gpus: 0` as the number of GPUs that are visible. Errors: what does not go with several.

@@ -1,15 +1,18 @@
 //! Selects the backend of a run, and describes the machine to the compiler. The only file that knows both backends.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cpu::CpuBackend;
 use cuda::{CudaBackend, Search};
+use net::Nodes;
 use options::Setting;
 use program::{Backend, Machine};
 
 use crate::config;
 use crate::error::{Result, TrainError};
 use crate::machines;
+use crate::nodes;
 
 /// Which device is requested and where its libraries may be.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +32,8 @@ pub struct DeviceRequest {
     pub eager: bool,
     /// All GPUs that are visible train together.
     pub every_gpu: bool,
+    /// The other processes that train with this one.
+    pub nodes: Option<Arc<Nodes>>,
 }
 
 impl DeviceRequest {
@@ -36,7 +41,7 @@ impl DeviceRequest {
     pub fn of(config: &config::Config, site_packages: Vec<PathBuf>) -> DeviceRequest {
         DeviceRequest {
             device: config.hardware.device,
-            ranks: config.ranks(),
+            ranks: config.local_ranks(),
             site_packages,
             eager: !config.hardware.use_cuda_graphs,
             every_gpu: config.hardware.gpus == 0,
@@ -57,11 +62,16 @@ pub struct Device {
     pub card: (String, String),
     /// What the bits of results depend on besides the program: the processor's set of instructions, or the kind of GPU.
     pub arithmetic: String,
+    /// The other processes that train with this one.
+    pub nodes: Option<Arc<Nodes>>,
 }
 
 impl Device {
     /// Opens the device. A GPU that is requested and not usable is an error that says what is missing.
     pub fn open(request: &DeviceRequest) -> Result<Device> {
+        if request.nodes.is_some() {
+            return cpu_of_node(request);
+        }
         let device = match request.device {
             Setting::Value(config::Device::Cpu) => cpu(request, "requested")?,
             Setting::Value(config::Device::Cuda) => cuda(request, "requested").map_err(TrainError::Failed)?,
@@ -84,7 +94,24 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let machine = machines::calibrated(&machine, &name, version).unwrap_or(machine);
     let (because, card) = (because.to_owned(), (name, version.to_owned()));
     let arithmetic = format!("a CPU with {}", cpu::instructions());
-    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card, arithmetic })
+    Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card, arithmetic, nodes: None })
+}
+
+/// The CPU of one of several nodes, which all plan for the least of them: their programs are the same.
+fn cpu_of_node(request: &DeviceRequest) -> Result<Device> {
+    let nodes = request.nodes.clone().expect("it is one of several");
+    let of_node = cpu(&DeviceRequest { nodes: None, ..request.clone() }, "")?;
+    let own = (of_node.machine.memory, of_node.machine.units);
+    let (memory, threads) = nodes::least(&nodes, own).map_err(|failure| TrainError::Failed(failure.to_string()))?;
+    let threads_here = request.threads.or_else(|| std::thread::available_parallelism().ok().map(|n| n.get()));
+    let backend = CpuBackend::new(threads_here)?.check_finite(request.check_each).among(Some(nodes.clone()));
+    Ok(Device {
+        backend: Box::new(backend),
+        machine: Machine::cpu(memory, threads),
+        because: format!("node {} of {}", nodes.node, nodes.count),
+        nodes: Some(nodes),
+        ..of_node
+    })
 }
 
 fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, String> {
@@ -109,7 +136,7 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     let arithmetic = format!("a GPU {}, {}", machine.name, machine.arch);
     let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
     let (backend, because) = (Box::new(CudaBackend::new(options)), because.to_owned());
-    Ok(Device { backend, machine, because, gpus, card, arithmetic })
+    Ok(Device { backend, machine, because, gpus, card, arithmetic, nodes: None })
 }
 
 /// Memory of this host that processes may use, bytes; without a way to ask, no limit.

@@ -16,6 +16,7 @@ use options::cache::folder_of_user;
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
 use crate::conversation::dialogue_options;
 use crate::error::{Result, TrainError};
+use crate::nodes;
 use crate::plan::Plan;
 use crate::row_length;
 use crate::source::ModelSource;
@@ -159,7 +160,14 @@ const NO_CACHE: &str = "off";
 /// Where encoded rows are kept; a note where there is no such place although none was refused.
 fn row_cache(config: &Config, notes: &mut Vec<String>) -> Option<RowCache> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let written = config.data.data_cache.value().map(PathBuf::from);
+    let written = match nodes::own_folder(config) {
+        Some(Ok(folder)) => Some(folder),
+        Some(Err(why)) => {
+            notes.push(format!("encoded rows are kept in memory: {why}"));
+            return None;
+        }
+        None => config.data.data_cache.value().map(PathBuf::from),
+    };
     let folder = match written.or_else(|| variable(CACHE_VARIABLE)).map_or_else(|| folder_of_user("rows"), Ok) {
         Ok(folder) => folder,
         Err(why) => {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use net::Nodes;
 use program::{EntryKind, PlanDecision};
 use serde_json::{Value, json};
 
@@ -15,6 +16,7 @@ use crate::device::Device;
 use crate::disk;
 use crate::ending;
 use crate::error::{Result, TrainError};
+use crate::follow::{Part, follow};
 use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::StepMetrics;
@@ -63,10 +65,59 @@ pub enum Outcome {
     Interrupted(PathBuf),
     /// Stopped on request before the first step: nothing was written.
     NotBegun,
+    /// This process was one of several, of which node 0 has finished the run.
+    Followed,
+}
+
+/// Asks all nodes whether somebody wants the end.
+struct OfAll<'a> {
+    observer: &'a mut dyn Observer,
+    nodes: Arc<Nodes>,
+}
+
+impl Observer for OfAll<'_> {
+    fn line(&mut self, text: &str) {
+        self.observer.line(text);
+    }
+
+    fn event(&mut self, event: &Value) {
+        self.observer.event(event);
+    }
+
+    fn progress(&mut self, done: u64, total: u64) {
+        self.observer.progress(done, total);
+    }
+
+    fn interrupted(&mut self) -> bool {
+        self.nodes.wished() || self.observer.interrupted()
+    }
 }
 
 /// Trains from the first step to the result.
 pub fn run(
+    config: Arc<Config>,
+    source: Arc<ModelSource>,
+    device: Arc<Device>,
+    observer: &mut dyn Observer,
+) -> Result<Outcome> {
+    let Some(nodes) = device.nodes.clone() else { return lead(config, source, device, observer) };
+    if nodes.node != 0 {
+        return follow(config, source, device, observer);
+    }
+    let outcome = lead(config, source, device.clone(), &mut OfAll { observer, nodes: nodes.clone() });
+    match &outcome {
+        Ok(outcome) => {
+            // What is written is written, even if a node is lost now.
+            let _ = device.tell(&Part::End { interrupted: !matches!(outcome, Outcome::Finished(_)) });
+            nodes.leave();
+        }
+        Err(error) => nodes.abort(&error.to_string()),
+    }
+    outcome
+}
+
+/// The run of the process that writes its files.
+fn lead(
     config: Arc<Config>,
     source: Arc<ModelSource>,
     device: Arc<Device>,
@@ -88,7 +139,7 @@ pub fn run(
     let event = match &outcome {
         Ok(Outcome::Finished(folder)) => json!({"event": "finished", "result": folder}),
         Ok(Outcome::Interrupted(folder)) => json!({"event": "interrupted", "checkpoint": folder}),
-        Ok(Outcome::NotBegun) => unreachable!("a run that does steps has begun"),
+        Ok(Outcome::NotBegun | Outcome::Followed) => unreachable!("a run that does steps has begun"),
         Err(error) => json!({"event": "failed", "error": error.to_string(), "exit_code": error.exit_code()}),
     };
     let logged = run.emit(event, observer);
@@ -116,11 +167,14 @@ fn begin(
     let place = RunFolder::open(&config, &source)?;
     let mut start = Start::find(&config, &place)?;
     let config = start.checkpoint.as_ref().map_or(config.clone(), |from| resume::as_begun(&config, from));
+    let from = start.checkpoint.as_ref().map(|checkpoint| Box::new(checkpoint.state.clone()));
+    device.tell(&Part::Begin { from })?;
     let asked = RefCell::new(&mut *observer);
     let mut trainer = Trainer::unless_stopped(config, source, device, &|| asked.borrow_mut().interrupted())?;
     trainer.name = place.name.clone();
     trainer.begin_digest();
     prepare(&place, &mut start, &mut trainer, observer)?;
+    trainer.compare_nodes()?;
     for note in place.notes.iter().chain(&start.notes) {
         observer.line(&format!("Note: {note}"));
     }
@@ -329,7 +383,8 @@ impl Run {
                 self.catch_up(trainer, observer)?;
                 trainer.begin_timing()?;
             }
-            let (started, known) = match trainer.advance()? {
+            let device = trainer.device.clone();
+            let (started, known) = match device.together(&Part::Step, || trainer.advance())? {
                 Advance::Started(known) => (true, known),
                 Advance::Diverged(metrics) => (true, Some(metrics)),
                 Advance::Ended(known) => (false, known),
@@ -480,7 +535,11 @@ impl Run {
         if trainer.progress.evaluated == Some(trainer.steps_done()) {
             return Ok(true);
         }
-        match trainer.evaluate_unless(&mut || observer.interrupted())? {
+        let device = trainer.device.clone();
+        // Nodes cannot give up at the same batch.
+        let alone = device.nodes.is_none();
+        let mut stops = || alone && observer.interrupted();
+        match device.together(&Part::Evaluate, || trainer.evaluate_unless(&mut stops))? {
             Evaluation::NoData => Ok(true),
             Evaluation::Aborted => {
                 observer.line("Stopping: the evaluation is aborted");

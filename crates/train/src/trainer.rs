@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::advice::with_advice;
 use crate::best::Judged;
-use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest};
+use crate::checkpoint::{Checkpoint, DataDigest, ModelDigest, ShapeRecord, State};
 use crate::config::{Config, Init};
 use crate::device::Device;
 use crate::encoded::Encoded;
 use crate::engine::{Engine, variant_of};
 use crate::error::{Result, TrainError};
 use crate::feed::Feed;
+use crate::follow::Part;
 use crate::formats;
 use crate::plan::{self, Plan};
 use crate::preflight;
@@ -96,6 +97,11 @@ impl Trainer {
         stop: Stop<'_>,
     ) -> Result<Trainer> {
         let mut startup = Startup::begin();
+        if config.nodes() > 1 && device.nodes.is_none() {
+            let text =
+                "`distributed.num_nodes` is for `surogate sft` and `surogate pt`, which bring the nodes together";
+            return Err(TrainError::Usage(text.to_owned()));
+        }
         plan::require_machine(&config, &device.machine, device.gpus)?;
         let plan = Plan::new(&config, &source)?;
         preflight::check(&config, &source, &plan)?;
@@ -149,9 +155,7 @@ impl Trainer {
     /// What the options must have in common with it is checked before, by [`crate::resume::check`].
     pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let state = &checkpoint.state;
-        if let (Some(feed), Some(position)) = (&mut self.feed, state.position) {
-            feed.seek(position)?;
-        }
+        self.take_up(state)?;
         let rows = self.config.training.per_device_train_batch_size as usize;
         let mut variants: Vec<Variant> = state.shapes.iter().map(Variant::from).collect();
         if variants.iter().any(|variant| variant.batch != rows) {
@@ -168,6 +172,14 @@ impl Trainer {
             startup.split(engine.load_times(), "weights and optimizer");
         }
         self.engine = Some(engine);
+        Ok(())
+    }
+
+    /// Goes on in the data, and with what is done, where a checkpoint was written.
+    pub(crate) fn take_up(&mut self, state: &State) -> Result<()> {
+        if let (Some(feed), Some(position)) = (&mut self.feed, state.position) {
+            feed.seek(position)?;
+        }
         self.progress = state.progress.clone();
         Ok(())
     }
@@ -291,32 +303,50 @@ impl Trainer {
 
     /// Compiles and loads, with the weights of the options, or those of a checkpoint.
     fn start(&self, variants: Vec<Variant>, from: Option<&Checkpoint>) -> Result<Engine> {
-        let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let none = Choices::new();
         let choices = from.map_or(&none, |checkpoint| &checkpoint.state.choices);
+        let shapes = variants.iter().map(ShapeRecord::from).collect();
+        let part = Part::Load { shapes, choices: choices.clone(), resumed: from.is_some() };
+        let mut engine = self.device.together(&part, || self.open(variants, choices, from.is_some()))?;
+        if let Some(checkpoint) = from {
+            let part = if self.plan.compile.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
+            load(&mut engine, &self.source, part, &checkpoint.folder)?;
+        }
+        engine.weights_written()?;
+        Ok(engine)
+    }
+
+    /// Compiles and loads what node 0 said, as it does itself.
+    pub(crate) fn load(&mut self, variants: Vec<Variant>, choices: &Choices, resumed: bool) -> Result<()> {
+        self.engine = Some(self.open(variants, choices, resumed)?);
+        Ok(())
+    }
+
+    /// Compiles, and loads the weights of the options; where the run is `resumed`, those that a checkpoint holds are left
+    /// out: what is trained.
+    fn open(&self, variants: Vec<Variant>, choices: &Choices, resumed: bool) -> Result<Engine> {
+        let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let data = self.feed.as_ref().map(|feed| &feed.encoded);
         let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine, data);
         let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices).map_err(advise)?;
+        self.device.agree_on_program(&engine)?;
         let program = engine.program().clone();
         let seed = self.config.data.train_seed;
         let adapted = self.plan.compile.adapter.is_some();
-        // A checkpoint holds what is trained: the base weights under an adapter are those of the options.
-        let base = from.filter(|_| !adapted).map(|checkpoint| checkpoint.folder.as_path());
-        let adapter =
-            from.map(|checkpoint| checkpoint.folder.as_path()).or(self.config.lora.adapter.as_deref().map(Path::new));
-        match (base, self.config.model.init) {
-            (Some(folder), _) => load(&mut engine, &self.source, WeightSet::Base, folder)?,
-            (None, Init::Pretrained) => load(&mut engine, &self.source, WeightSet::Base, &self.source.folder)?,
-            (None, Init::Random) => weights::draw(engine.session(), &program, WeightSet::Base, seed)?,
+        if adapted || !resumed {
+            match self.config.model.init {
+                Init::Pretrained => load(&mut engine, &self.source, WeightSet::Base, &self.source.folder)?,
+                Init::Random => weights::draw(engine.session(), &program, WeightSet::Base, seed)?,
+            }
         }
-        match adapter.filter(|_| adapted) {
+        match self.config.lora.adapter.as_deref().map(Path::new).filter(|_| adapted) {
+            _ if resumed => {}
             Some(folder) => load(&mut engine, &self.source, WeightSet::Adapter, folder)?,
             None => weights::draw(engine.session(), &program, WeightSet::Adapter, seed)?,
         }
         if engine.scales_loss() {
             engine.set_f32(scalar::LOSS_SCALE, LOSS_SCALE)?;
         }
-        engine.weights_written()?;
         Ok(engine)
     }
 }

@@ -16,7 +16,7 @@ use train::{Device, Outcome};
 fn device(machine: Machine) -> Arc<Device> {
     let backend = Box::new(cpu::CpuBackend::new(None).unwrap());
     let (because, arithmetic) = ("requested".into(), "a CPU".into());
-    Arc::new(Device { backend, machine, because, gpus: 1, card: Default::default(), arithmetic })
+    Arc::new(Device { backend, machine, because, gpus: 1, card: Default::default(), arithmetic, nodes: None })
 }
 
 fn merged(parts: &[&Value]) -> Value {

@@ -80,8 +80,12 @@ impl Console {
         Ok(Console { signal, show, announce, bar: None, columns: width(), panel: Panel::default() })
     }
 
+    /// 128 and the signal that was received here; else it was received by another node, and this one is ended.
     pub fn exit_code(&self) -> u8 {
-        128 + self.signal.load(Ordering::SeqCst) as u8
+        match self.signal.load(Ordering::SeqCst) {
+            0 => 128 + SIGTERM as u8,
+            signal => 128 + signal as u8,
+        }
     }
 
     /// A terminal that became narrower has wrapped the lines of the bar: the rows that this made are cleared, too, before

@@ -21,6 +21,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_recipe(config, reader);
     check_recipe_options(config, reader);
     check_sharding(config, reader);
+    check_nodes(config, reader);
     check_ranks(config, reader);
     check_adapter(config, reader);
     check_lengths(config, reader);
@@ -163,13 +164,29 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
     }
 }
 
+/// What several nodes need, and what does not go with them yet.
+fn check_nodes(config: &Config, reader: &mut Reader) {
+    let of = &config.multi_node.distributed;
+    let (gpus, of_node) = (config.hardware.gpus, of.gpus_per_node);
+    if of_node != 0 && reader.is_written("gpus") && of_node != gpus && !reader.is_faulty("gpus") {
+        let message = format!("`distributed.gpus_per_node: {of_node}` contradicts `gpus: {gpus}`");
+        reader.report("distributed.gpus_per_node", message, Some("remove one of them".into()));
+    }
+    let nodes = of.num_nodes;
+    if nodes > 1 && config.hardware.device != Setting::Value(Device::Cpu) && !reader.is_faulty("device") {
+        let message = format!("`distributed.num_nodes: {nodes}` is not available yet on GPUs");
+        let hint = "set `device: cpu`; the GPUs of one machine train together with `gpus: N`";
+        reader.report("distributed.num_nodes", message, Some(hint.into()));
+    }
+}
+
 /// Ranks on one CPU at most: each has memory and threads of its own.
 const MOST_RANKS: u32 = 64;
 
 /// What several ranks need, and what does not go with them yet.
 fn check_ranks(config: &Config, reader: &mut Reader) {
-    let gpus = config.hardware.gpus;
-    if gpus <= 1 || reader.is_faulty("gpus") || reader.is_faulty("device") {
+    let gpus = config.local_ranks() as u32;
+    if config.ranks() <= 1 || reader.is_faulty("gpus") || reader.is_faulty("device") {
         return;
     }
     if gpus > MOST_RANKS && config.hardware.device == Setting::Value(Device::Cpu) {
@@ -185,16 +202,20 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
 
 /// Options that do not go with several ranks yet: each with a message and a hint.
 pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, String)> {
-    let gpus = config.hardware.gpus;
+    let gpus = config.local_ranks();
     let recipe = format!("recipe: {}", config.precision.recipe);
     let refused = [
         ("recipe", config.precision.recipe != Recipe::Bf16, recipe.as_str()),
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
     ];
-    let refused = refused.into_iter().filter(|(_, on, _)| *on && gpus > 1);
+    let (several, one) = match config.nodes() {
+        1 => (format!("gpus: {gpus}"), "gpus: 1"),
+        nodes => (format!("distributed.num_nodes: {nodes}"), "distributed.num_nodes: 1"),
+    };
+    let refused = refused.into_iter().filter(|(_, on, _)| *on && config.ranks() > 1);
     let told = |(path, _, written): (&'static str, bool, &str)| {
-        let message = format!("`{written}` is not available yet with `gpus: {gpus}`");
-        (path, message, format!("remove `{path}`, or set `gpus: 1`"))
+        let message = format!("`{written}` is not available yet with `{several}`");
+        (path, message, format!("remove `{path}`, or set `{one}`"))
     };
     refused.map(told).collect()
 }

@@ -332,7 +332,13 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("gpus: 2\noffload_grads: true", "`offload_grads: true` is not available yet with `gpus: 2`"),
         ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),
         ("device: cpu\ngpus: 2\nrecipe: nvfp4", "`recipe: nvfp4` is not available yet with `gpus: 2`"),
-        ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet"),
+        ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet on GPUs"),
+        (
+            "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: nvfp4",
+            "`recipe: nvfp4` is not available yet with `distributed.num_nodes: 2`",
+        ),
+        ("distributed: {ray_address: local}", "`distributed.ray_address: local` is not available yet"),
+        ("gpus: 2\ndistributed: {gpus_per_node: 3}", "`distributed.gpus_per_node: 3` contradicts `gpus: 2`"),
     ] {
         assert_eq!(reported_messages(&format!("model: m\n{line}\n")), [message]);
     }
@@ -349,6 +355,8 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     assert_eq!(problem.message, "`gpus: 2`, but `--machine 8xh200` has 8");
     let problem = &good("model: m\ngpus: 0\nrecipe: fp8_hybrid\n").with_visible_gpus(2).unwrap_err()[0];
     assert_eq!(problem.message, "`recipe: fp8_hybrid` is not available yet with `gpus: 2`");
+    let nodes = good("model: m\ndevice: cpu\ndistributed: {num_nodes: 3, gpus_per_node: 2}\n");
+    assert_eq!((nodes.ranks(), nodes.local_ranks(), nodes.nodes()), (6, 2, 3));
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");
 }
 
@@ -560,7 +568,7 @@ fn schema_and_help_name_every_option() {
 
 /// Options that are accepted and rightly read nowhere: a permission that this engine does not need (rotations
 /// are computed in the kernel), and choices with one available value.
-const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants", "distributed"];
+const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants"];
 
 /// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or
 /// with types, and no longer name.

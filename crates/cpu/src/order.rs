@@ -1,0 +1,86 @@
+//! What the process that leads a run has others do to their ranks' memory, as bytes: reads, writes and runs that are not part
+//! of what all do by themselves. Knows places in arenas; not who carries them out.
+
+use program::{ArenaId, TensorRef};
+use tensor::DType;
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Write what follows to a dense tensor of a rank, or of all of a process.
+    Write { rank: Option<usize>, at: TensorRef },
+    /// Send a dense tensor of a rank.
+    Read { rank: usize, at: TensorRef },
+    /// Run an entry.
+    Run { entry: usize },
+    /// Run one instruction of an entry.
+    Step { entry: usize, index: usize },
+    /// Run an entry while the one that leads times its own.
+    Profile { entry: usize },
+}
+
+const EVERY: u64 = u64::MAX;
+
+impl Order {
+    /// The bytes before those that are written.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let place = |at: &TensorRef| [u64::from(at.arena.0), at.offset as u64, at.bytes() as u64];
+        let (tag, numbers) = match self {
+            Order::Write { rank, at } => (1, [&[rank.map_or(EVERY, |rank| rank as u64)][..], &place(at)].concat()),
+            Order::Read { rank, at } => (2, [&[*rank as u64][..], &place(at)].concat()),
+            Order::Run { entry } => (3, vec![*entry as u64]),
+            Order::Step { entry, index } => (4, vec![*entry as u64, *index as u64]),
+            Order::Profile { entry } => (5, vec![*entry as u64]),
+        };
+        let numbers = numbers.into_iter().flat_map(u64::to_le_bytes);
+        std::iter::once(tag).chain(numbers).collect()
+    }
+
+    /// An order, and what is to be written; none where the bytes are no order.
+    pub fn from_bytes(bytes: &[u8]) -> Option<(Order, &[u8])> {
+        let (tag, rest) = bytes.split_first()?;
+        let count = match tag {
+            1 | 2 => 4,
+            3 | 5 => 1,
+            4 => 2,
+            _ => return None,
+        };
+        let (numbers, rest) = rest.split_at_checked(count * size_of::<u64>())?;
+        let numbers: Vec<u64> = numbers.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let number = |index: usize| numbers[index] as usize;
+        let at = || TensorRef::dense(ArenaId(numbers[1] as u32), number(2), DType::U8, [number(3)]);
+        let order = match tag {
+            1 => Order::Write { rank: (numbers[0] != EVERY).then(|| number(0)), at: at() },
+            2 => Order::Read { rank: number(0), at: at() },
+            3 => Order::Run { entry: number(0) },
+            4 => Order::Step { entry: number(0), index: number(1) },
+            _ => Order::Profile { entry: number(0) },
+        };
+        Some((order, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_comes_back_and_nothing_else_is_one() {
+        let at = TensorRef::dense(ArenaId(3), 256, DType::U8, [12]);
+        let orders = [
+            Order::Write { rank: Some(7), at: at.clone() },
+            Order::Write { rank: None, at: at.clone() },
+            Order::Read { rank: 2, at },
+            Order::Run { entry: 4 },
+            Order::Step { entry: 4, index: 9 },
+            Order::Profile { entry: 1 },
+        ];
+        for order in orders {
+            let bytes = [&order.to_bytes()[..], b"behind"].concat();
+            assert_eq!(Order::from_bytes(&bytes), Some((order, &b"behind"[..])));
+            assert_eq!(Order::from_bytes(&bytes[..bytes.len() - 7]), None, "cut off");
+        }
+        assert_eq!(Order::from_bytes(b"{}"), None);
+        assert_eq!(Order::from_bytes(b""), None);
+    }
+}

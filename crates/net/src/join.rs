@@ -1,0 +1,305 @@
+//! How nodes find each other: node 0 listens at an address that all know, the others come to it and say where they listen,
+//! and when all are there and have the same facts, each connects to those before it. Knows no more of a run than that.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::facts::Facts;
+use crate::frame::{self, Channel};
+use crate::nodes::Nodes;
+use crate::proof::{self, Token, Unproven};
+
+/// What nodes say of themselves, bytes at most.
+const INTRODUCTION: u64 = 1 << 20;
+
+/// Between two attempts to reach node 0.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A node's place in a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// From 0.
+    pub node: usize,
+    pub nodes: usize,
+    /// `host:port` of node 0.
+    pub rendezvous: String,
+    /// How long nodes wait for each other.
+    pub patience: Duration,
+}
+
+/// Why the nodes do not come together.
+#[derive(Debug, Error)]
+pub enum JoinError {
+    /// Nodes differ in what they must have in common.
+    #[error("the nodes do not have the same run:\n  {}", .0.join("\n  "))]
+    Differ(Vec<String>),
+    /// Somebody asked for the end.
+    #[error("stopped")]
+    Stopped,
+    #[error("{0}")]
+    Failed(String),
+}
+
+fn failed(what: impl Into<String>) -> JoinError {
+    JoinError::Failed(what.into())
+}
+
+/// Comes together with all other nodes. `note` is told who is there; `stop` is asked while it waits.
+pub fn join(
+    place: &Place,
+    token: &Token,
+    facts: &Facts,
+    note: &mut dyn FnMut(String),
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<Arc<Nodes>, JoinError> {
+    assert!(place.node < place.nodes, "a node is one of those that there are");
+    let deadline = Instant::now() + place.patience;
+    let streams = match place.node {
+        0 => lead(place, token, facts, deadline, note, stop)?,
+        _ => follow(place, token, facts, deadline, stop)?,
+    };
+    Nodes::new(place.node, streams, place.patience).map_err(|e| failed(format!("a connection between nodes: {e}")))
+}
+
+fn resolve(rendezvous: &str) -> Result<Vec<SocketAddr>, JoinError> {
+    let found = rendezvous.to_socket_addrs().map_err(|e| failed(format!("`rendezvous: {rendezvous}`: {e}")))?;
+    Ok(found.collect())
+}
+
+/// Takes connections and proves them, each in a thread of its own, until the receiver is gone.
+fn listen(listener: TcpListener, token: Token, nodes: usize, found: Sender<Result<(usize, TcpStream), String>>) {
+    let take = move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            let (token, found) = (token.clone(), found.clone());
+            // Nobody waits any more.
+            if found.send(Err(String::new())).is_err() {
+                return;
+            }
+            let prove = move || {
+                let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |from| from.to_string());
+                let proved = match proof::accept(&mut stream, &token, nodes) {
+                    Ok(node) => Ok((node, stream)),
+                    Err(Unproven::Refused(why)) => Err(format!("{from} was refused: {why}")),
+                    Err(Unproven::Broken(error)) => Err(format!("{from} came and did not introduce itself: {error}")),
+                };
+                let _ = found.send(proved);
+            };
+            let _ = std::thread::Builder::new().name("introduction".into()).spawn(prove);
+        }
+    };
+    let _ = std::thread::Builder::new().name("rendezvous".into()).spawn(take);
+}
+
+/// Waits for connections of nodes that are still `missing`.
+fn gather(
+    listener: TcpListener,
+    token: &Token,
+    nodes: usize,
+    mut missing: Vec<usize>,
+    deadline: Instant,
+    note: &mut dyn FnMut(String),
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<Vec<(usize, TcpStream)>, JoinError> {
+    let at = listener.local_addr().map_err(|e| failed(format!("the address of this node: {e}")))?;
+    let (sender, receiver) = channel();
+    listen(listener, token.clone(), nodes, sender);
+    let mut found = Vec::new();
+    while !missing.is_empty() {
+        match receiver.recv_timeout(PAUSE) {
+            Ok(Ok((node, stream))) => match missing.iter().position(|of| *of == node) {
+                Some(index) => {
+                    missing.swap_remove(index);
+                    found.push((node, stream));
+                }
+                None => {
+                    let text = format!("two processes say that they are node {node}: each needs its own `node_rank`");
+                    let _ = say(&stream, &json!({"refused": [text]}));
+                    // What is not read when a connection is closed would take the answer back.
+                    let _ = hear(&stream, Duration::from_secs(2));
+                    note(text);
+                }
+            },
+            Ok(Err(why)) if why.is_empty() => {}
+            Ok(Err(why)) => note(why),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(failed("no thread can be started for the rendezvous")),
+        }
+        if stop() {
+            return Err(JoinError::Stopped);
+        }
+        if Instant::now() > deadline {
+            missing.sort_unstable();
+            let names: Vec<String> = missing.iter().map(|node| format!("node {node}")).collect();
+            let text = "within the time that `distributed.timeout` gives";
+            return Err(failed(format!("{} did not come to {at} {text}", names.join(" and "))));
+        }
+    }
+    // The thread that listens ends with the next connection: this one.
+    drop(receiver);
+    let _ = TcpStream::connect_timeout(&at, Duration::from_secs(1));
+    Ok(found)
+}
+
+fn say(mut stream: &TcpStream, what: &Value) -> io::Result<()> {
+    frame::write(&mut stream, Channel::Hello, &[what.to_string().as_bytes()])
+}
+
+/// What the other end says of itself, or what it was told.
+fn hear(mut stream: &TcpStream, patience: Duration) -> io::Result<Value> {
+    stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
+    let (_, bytes) = frame::read(&mut stream, INTRODUCTION)?;
+    serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// Node 0: waits for all, compares, and tells each where the others are.
+fn lead(
+    place: &Place,
+    token: &Token,
+    facts: &Facts,
+    deadline: Instant,
+    note: &mut dyn FnMut(String),
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<Vec<Option<TcpStream>>, JoinError> {
+    let addresses = resolve(&place.rendezvous)?;
+    let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
+        failed(format!(
+            "node 0 cannot listen at `rendezvous: {}`, expected an address of this machine: {error}",
+            place.rendezvous
+        ))
+    })?;
+    note(format!("Node 0 of {} waits for the others at {}", place.nodes, place.rendezvous));
+    let found = gather(listener, token, place.nodes, (1..place.nodes).collect(), deadline, note, stop)?;
+    let mut streams: Vec<Option<TcpStream>> = (0..place.nodes).map(|_| None).collect();
+    let (mut differences, mut listens) = (Vec::new(), vec![String::new(); place.nodes]);
+    for (node, stream) in found {
+        let heard = hear(&stream, Duration::from_secs(10))
+            .map_err(|e| failed(format!("node {node} came and did not say what it has: {e}")))?;
+        differences.extend(facts.differences(node, &Facts::from_json(&heard["facts"])));
+        listens[node] = heard["listens"].as_str().unwrap_or_default().to_owned();
+        streams[node] = Some(stream);
+    }
+    let random = proof::random().map_err(|e| failed(format!("no random number can be had: {e}")))?;
+    let roster = match differences.is_empty() {
+        true => json!({"listens": listens, "meeting": random.to_vec()}),
+        false => json!({"refused": differences}),
+    };
+    for (node, stream) in streams.iter().enumerate().filter_map(|(node, of)| Some((node, of.as_ref()?))) {
+        say(stream, &roster).map_err(|e| failed(format!("node {node} is gone again: {e}")))?;
+    }
+    if differences.is_empty() { Ok(streams) } else { Err(JoinError::Differ(differences)) }
+}
+
+/// Another node: comes to node 0, and connects to those before it.
+fn follow(
+    place: &Place,
+    token: &Token,
+    facts: &Facts,
+    deadline: Instant,
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<Vec<Option<TcpStream>>, JoinError> {
+    let node_0 = reach(place, token, deadline, stop)?;
+    let broken = |e: io::Error| failed(format!("node 0 at {} is gone again: {e}", place.rendezvous));
+    let own = node_0.local_addr().map_err(broken)?.ip();
+    let listener = TcpListener::bind((own, 0)).map_err(|e| failed(format!("cannot listen at {own}: {e}")))?;
+    let listens = listener.local_addr().map_err(broken)?.to_string();
+    say(&node_0, &json!({"facts": facts.to_json(), "listens": listens})).map_err(broken)?;
+    let roster = await_roster(&node_0, place, deadline, stop)?;
+    let meeting: Vec<u8> = serde_json::from_value(roster["meeting"].clone()).unwrap_or_default();
+    let token = token.of_meeting(&meeting);
+    let mut streams: Vec<Option<TcpStream>> = (0..place.nodes).map(|_| None).collect();
+    streams[0] = Some(node_0);
+    for (node, slot) in streams.iter_mut().enumerate().take(place.node).skip(1) {
+        let at = roster["listens"][node].as_str().unwrap_or_default();
+        let address = at.parse::<SocketAddr>().map_err(|_| failed(format!("node {node} is at `{at}`, no address")))?;
+        *slot = Some(connect(address, &token, place.node, deadline).map_err(|why| {
+            failed(format!("node {node} at {address} cannot be reached from node {}: {why}", place.node))
+        })?);
+    }
+    let later: Vec<usize> = (place.node + 1..place.nodes).collect();
+    if !later.is_empty() {
+        for (node, stream) in gather(listener, &token, place.nodes, later, deadline, &mut |_| {}, stop)? {
+            streams[node] = Some(stream);
+        }
+    }
+    Ok(streams)
+}
+
+/// Tries to reach node 0 until it is there.
+fn reach(
+    place: &Place,
+    token: &Token,
+    deadline: Instant,
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<TcpStream, JoinError> {
+    loop {
+        let mut last = String::new();
+        // A name may not be known before node 0 is there.
+        for address in resolve(&place.rendezvous).unwrap_or_default() {
+            let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) else { continue };
+            match proof::introduce(&mut stream, token, place.node) {
+                Ok(()) => return Ok(stream),
+                Err(Unproven::Refused(why)) => {
+                    return Err(failed(format!("node 0 at {address} refuses node {}: {why}", place.node)));
+                }
+                Err(Unproven::Broken(error)) => last = format!(": the last attempt ended with {error}"),
+            }
+        }
+        if stop() {
+            return Err(JoinError::Stopped);
+        }
+        if Instant::now() > deadline {
+            let (at, wait) = (&place.rendezvous, place.patience.as_secs());
+            return Err(failed(format!("node 0 cannot be reached at `rendezvous: {at}` for {wait} s{last}")));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// What node 0 says when all are there, or why not.
+fn await_roster(
+    node_0: &TcpStream,
+    place: &Place,
+    deadline: Instant,
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<Value, JoinError> {
+    // Node 0 gives up first, and says so by ending.
+    let deadline = deadline + Duration::from_secs(15);
+    let mut first = [0];
+    loop {
+        node_0.set_read_timeout(Some(PAUSE)).map_err(|e| failed(e.to_string()))?;
+        match node_0.peek(&mut first) {
+            Ok(0) => return Err(failed(format!("node 0 at {} has given up", place.rendezvous))),
+            Ok(_) => break,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(_) => return Err(failed(format!("node 0 at {} has given up", place.rendezvous))),
+        }
+        if stop() {
+            return Err(JoinError::Stopped);
+        }
+        if Instant::now() > deadline {
+            return Err(failed(format!("node 0 at {} does not go on", place.rendezvous)));
+        }
+    }
+    let roster = hear(node_0, Duration::from_secs(10)).map_err(|e| failed(format!("node 0 is gone again: {e}")))?;
+    match serde_json::from_value::<Vec<String>>(roster["refused"].clone()) {
+        Ok(differences) => Err(JoinError::Differ(differences)),
+        Err(_) => Ok(roster),
+    }
+}
+
+fn connect(address: SocketAddr, token: &Token, node: usize, deadline: Instant) -> Result<TcpStream, String> {
+    let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+    let mut stream = TcpStream::connect_timeout(&address, patience).map_err(|e| e.to_string())?;
+    match proof::introduce(&mut stream, token, node) {
+        Ok(()) => Ok(stream),
+        Err(Unproven::Refused(why)) => Err(why),
+        Err(Unproven::Broken(error)) => Err(error.to_string()),
+    }
+}

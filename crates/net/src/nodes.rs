@@ -1,0 +1,383 @@
+//! The connections of a node to all others while a run goes on. A thread for each reads what comes and puts it by, so two
+//! nodes that send at once never wait for each other, and the end of a node is noticed wherever this one is.
+//!
+//! Knows frames and who sent them; not what they mean.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use crate::frame::{self, BOXES, Channel};
+
+/// A connection on which nothing comes through is given up after about this long: the systems at both ends ask each other.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// Between two such questions.
+const QUESTION: Duration = Duration::from_secs(4);
+
+/// A node says at least so often that it is alive.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// The longest text with which a node ends a run, bytes.
+const REASON: usize = 4000;
+
+/// Which node ended the run, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub node: usize,
+    pub why: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}: {}", self.node, self.why)
+    }
+}
+
+type Listener = Box<dyn Fn(&Failure) + Send>;
+
+/// What the threads of a node share.
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What is called when the run has failed.
+    listeners: Mutex<Vec<Listener>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What came from each node and was not asked for yet.
+    boxes: Vec<[VecDeque<Vec<u8>>; BOXES]>,
+    /// When something came from each node.
+    heard: Vec<Instant>,
+    /// Nodes that have left in order.
+    left: Vec<bool>,
+    failure: Option<Failure>,
+    wish: bool,
+}
+
+struct Peer {
+    writer: Mutex<TcpStream>,
+    address: SocketAddr,
+}
+
+/// A node among the others.
+pub struct Nodes {
+    /// Which one this is, from 0.
+    pub node: usize,
+    /// How many there are.
+    pub count: usize,
+    /// How long a node is waited for.
+    pub patience: Duration,
+    /// None for this one.
+    peers: Vec<Option<Peer>>,
+    shared: Arc<Shared>,
+    /// All nodes do the same by themselves, without being told each part of it.
+    together: AtomicBool,
+}
+
+impl Nodes {
+    /// Begins to read from all connections, by node; none is this node's own place.
+    pub(crate) fn new(node: usize, streams: Vec<Option<TcpStream>>, patience: Duration) -> io::Result<Arc<Nodes>> {
+        let count = streams.len();
+        let boxes = (0..count).map(|_| Default::default()).collect();
+        let (heard, left) = (vec![Instant::now(); count], vec![false; count]);
+        let state = State { boxes, heard, left, ..State::default() };
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), listeners: Mutex::default() });
+        let peer = |(from, stream): (usize, Option<TcpStream>)| {
+            stream.map(|stream| Peer::new(from, stream, patience, shared.clone())).transpose()
+        };
+        let peers = streams.into_iter().enumerate().map(peer).collect::<io::Result<_>>()?;
+        let nodes = Arc::new(Nodes { node, count, patience, peers, shared, together: AtomicBool::new(node != 0) });
+        let weak = Arc::downgrade(&nodes);
+        let pause = BEAT.min(patience / 4);
+        std::thread::Builder::new().name("beat".into()).spawn(move || beat(&weak, pause))?;
+        Ok(nodes)
+    }
+
+    /// All nodes but this one.
+    pub fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let node = self.node;
+        (0..self.count).filter(move |other| *other != node)
+    }
+
+    /// Where a node is, for people.
+    pub fn address(&self, node: usize) -> Option<SocketAddr> {
+        self.peers[node].as_ref().map(|peer| peer.address)
+    }
+
+    /// Whether all nodes do what this one does without being told.
+    pub fn is_together(&self) -> bool {
+        self.together.load(Ordering::Acquire)
+    }
+
+    pub fn set_together(&self, together: bool) {
+        self.together.store(together, Ordering::Release);
+    }
+
+    /// Sends bytes to a node, given in parts.
+    pub fn send(&self, to: usize, channel: Channel, parts: &[&[u8]]) -> Result<(), Failure> {
+        self.check()?;
+        let peer = self.peers[to].as_ref().expect("a node does not send to itself");
+        let mut writer = peer.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        frame::write(&mut *writer, channel, parts).map_err(|error| {
+            drop(writer);
+            // What it said last may be under way, and is the better reason.
+            self.shared.wait_for_failure();
+            self.shared.fail(lost(to, peer.address, &error))
+        })
+    }
+
+    /// Sends the same to all others.
+    pub fn tell(&self, channel: Channel, parts: &[&[u8]]) -> Result<(), Failure> {
+        self.others().try_for_each(|node| self.send(node, channel, parts))
+    }
+
+    /// What a node sent next. `what` is waited for at most so long.
+    pub fn receive(&self, from: usize, channel: Channel, what: &str) -> Result<Vec<u8>, Failure> {
+        let deadline = Instant::now() + self.patience;
+        self.next(from, channel, Some(deadline), &mut || {})?.ok_or_else(|| {
+            let why = format!("it was waited for {} s in {what}", self.patience.as_secs());
+            let failure = self.shared.fail(Failure { node: from, why });
+            self.pass_on(&failure);
+            failure
+        })
+    }
+
+    /// The next order of node 0, however long it takes; meanwhile `idle` is called now and then.
+    pub fn next_order(&self, idle: &mut dyn FnMut()) -> Result<Vec<u8>, Failure> {
+        Ok(self.next(0, Channel::Order, None, idle)?.expect("there is no deadline"))
+    }
+
+    fn next(
+        &self,
+        from: usize,
+        channel: Channel,
+        deadline: Option<Instant>,
+        idle: &mut dyn FnMut(),
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let mut state = self.shared.state();
+        loop {
+            // What came before the end counts.
+            if let Some(bytes) = state.boxes[from][channel as usize].pop_front() {
+                return Ok(Some(bytes));
+            }
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            if state.left[from] {
+                drop(state);
+                return Err(self.shared.fail(Failure { node: from, why: "it has left the run".into() }));
+            }
+            let silence = state.heard[from].elapsed();
+            if silence > self.patience {
+                drop(state);
+                let why = format!("nothing was heard of it for {} s: it is stopped, or hangs", silence.as_secs());
+                let failure = self.shared.fail(Failure { node: from, why });
+                self.pass_on(&failure);
+                return Err(failure);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            let pause = Duration::from_millis(50).min(left.unwrap_or(Duration::MAX));
+            state = self.shared.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            drop(state);
+            idle();
+            state = self.shared.state();
+        }
+    }
+
+    /// Ends the run for all nodes.
+    pub fn abort(&self, why: &str) {
+        self.pass_on(&self.shared.fail(Failure { node: self.node, why: why.to_owned() }));
+    }
+
+    /// Tells the others of a failure, as far as they can be told.
+    fn pass_on(&self, failure: &Failure) {
+        let why: String = failure.why.chars().take(REASON / 4).collect();
+        let node = (failure.node as u32).to_le_bytes();
+        for peer in self.peers.iter().flatten() {
+            // One that is being written to learns of it by the end of the connection.
+            if let Ok(mut writer) = peer.writer.try_lock() {
+                let _ = writer.set_write_timeout(Some(Duration::from_secs(1)));
+                let _ = frame::write(&mut *writer, Channel::Abort, &[&node, why.as_bytes()]);
+            }
+        }
+    }
+
+    /// Why the run has failed, if it has.
+    pub fn failure(&self) -> Option<Failure> {
+        self.shared.state().failure.clone()
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        self.failure().map_or(Ok(()), Err)
+    }
+
+    /// Has something called once when the run fails, by any thread; at once if it has.
+    pub fn on_failure(&self, listener: impl Fn(&Failure) + Send + 'static) {
+        let mut listeners = self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.failure() {
+            Some(failure) => listener(&failure),
+            None => listeners.push(Box::new(listener)),
+        }
+    }
+
+    /// Tells node 0 that somebody wants the run to end.
+    pub fn wish(&self) {
+        match self.node {
+            0 => self.shared.state().wish = true,
+            _ => drop(self.send(0, Channel::Wish, &[])),
+        }
+    }
+
+    /// Whether a node was asked for the end of the run.
+    pub fn wished(&self) -> bool {
+        self.shared.state().wish
+    }
+
+    /// Leaves in order: that this process ends is no failure any more, and neither is the end of others.
+    pub fn leave(&self) {
+        let _ = self.tell(Channel::Farewell, &[]);
+        self.shared.state().left.fill(true);
+    }
+}
+
+impl fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} of {}", self.node, self.count)
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.shared.state().left.fill(true);
+        for peer in self.peers.iter().flatten() {
+            let _ = peer.writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Peer {
+    fn new(from: usize, stream: TcpStream, patience: Duration, shared: Arc<Shared>) -> io::Result<Peer> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(Some(patience))?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, QUESTION)?;
+        sockopt::set_tcp_keepintvl(&stream, QUESTION)?;
+        sockopt::set_tcp_keepcnt(&stream, (SILENCE.as_secs() / QUESTION.as_secs()) as u32)?;
+        sockopt::set_tcp_user_timeout(&stream, SILENCE.as_millis() as u32)?;
+        let address = stream.peer_addr()?;
+        let mut reader = stream.try_clone()?;
+        std::thread::Builder::new().name(format!("node-{from}")).spawn(move || {
+            loop {
+                match frame::read(&mut reader, u64::MAX) {
+                    Ok((channel, bytes)) => shared.take(from, channel, bytes),
+                    Err(error) => return drop(shared.end(from, address, &error)),
+                }
+            }
+        })?;
+        Ok(Peer { writer: Mutex::new(stream), address })
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What came from a node.
+    fn take(&self, from: usize, channel: Channel, bytes: Vec<u8>) {
+        let mut state = self.state();
+        state.heard[from] = Instant::now();
+        match channel {
+            Channel::Collective | Channel::Order | Channel::Reply => {
+                state.boxes[from][channel as usize].push_back(bytes);
+            }
+            Channel::Wish => state.wish = true,
+            Channel::Farewell => state.left[from] = true,
+            Channel::Hello | Channel::Beat => {}
+            Channel::Abort => {
+                drop(state);
+                let (node, why) = bytes.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
+                let why = String::from_utf8_lossy(why).into_owned();
+                self.fail(Failure { node: u32::from_le_bytes(*node) as usize, why });
+                return;
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// A connection has ended.
+    fn end(&self, from: usize, address: SocketAddr, error: &io::Error) -> Option<Failure> {
+        if self.state().left[from] {
+            self.changed.notify_all();
+            return None;
+        }
+        Some(self.fail(lost(from, address, error)))
+    }
+
+    /// The failure that counts: the first.
+    fn fail(&self, failure: Failure) -> Failure {
+        let mut state = self.state();
+        if let Some(first) = &state.failure {
+            return first.clone();
+        }
+        state.failure = Some(failure.clone());
+        drop(state);
+        self.changed.notify_all();
+        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+        listeners.iter().for_each(|listener| listener(&failure));
+        failure
+    }
+
+    /// Gives the threads that read a moment.
+    fn wait_for_failure(&self) {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        let mut state = self.state();
+        while state.failure.is_none() && Instant::now() < deadline {
+            let pause = Duration::from_millis(50);
+            state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Says to all others that this node is alive, as long as it is.
+fn beat(nodes: &Weak<Nodes>, pause: Duration) {
+    while let Some(nodes) = nodes.upgrade() {
+        for peer in nodes.peers.iter().flatten() {
+            // One that is being written to hears enough.
+            if let Ok(mut writer) = peer.writer.try_lock() {
+                let _ = frame::write(&mut *writer, Channel::Beat, &[]);
+            }
+        }
+        drop(nodes);
+        std::thread::sleep(pause);
+    }
+}
+
+fn lost(node: usize, address: SocketAddr, error: &io::Error) -> Failure {
+    let why = match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            format!("the connection to it ({address}) has ended: its process was killed, or has crashed")
+        }
+        io::ErrorKind::TimedOut
+        | io::ErrorKind::WouldBlock
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable => {
+            format!("nothing comes through to it ({address}) any more: its machine is down, or the network is cut")
+        }
+        _ => format!("the connection to it ({address}) is broken: {error}"),
+    };
+    Failure { node, why }
+}

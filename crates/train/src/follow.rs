@@ -1,0 +1,218 @@
+//! How several nodes train as one. Node 0 runs the run: it decides what comes next, reads and writes the run's files, and
+//! tells the others. They do the same parts by themselves, each with the data and weights that it read itself, and
+//! meanwhile wait, and read or write their ranks' memory when node 0 needs it for a checkpoint or a result.
+//!
+//! Knows the parts; what they consist of is in `trainer.rs` and `step.rs`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use net::{Channel, Facts, Failure, Nodes};
+use program::{Choices, Variant};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::{Checkpoint, ShapeRecord, State};
+use crate::config::Config;
+use crate::device::Device;
+use crate::digest;
+use crate::engine::Engine;
+use crate::error::{Result, TrainError};
+use crate::resume;
+use crate::run::{Observer, Outcome};
+use crate::source::ModelSource;
+use crate::trainer::Trainer;
+
+/// What all nodes do at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Part {
+    /// Read model and data; where a run is resumed, as it began.
+    Begin { from: Option<Box<State>> },
+    /// Compile for these shapes, and load what does not come from a checkpoint.
+    Load { shapes: Vec<ShapeRecord>, choices: Choices, resumed: bool },
+    /// Say what was read.
+    Compare,
+    /// A step on the next rows.
+    Step,
+    /// The loss over the held-out rows.
+    Evaluate,
+    /// It is over; true where somebody asked for the end.
+    End { interrupted: bool },
+}
+
+fn failed(failure: Failure) -> TrainError {
+    TrainError::Failed(format!("the run was ended by {failure}"))
+}
+
+impl Device {
+    /// The other nodes, where this one leads.
+    fn led(&self) -> Option<&Arc<Nodes>> {
+        self.nodes.as_ref().filter(|nodes| nodes.node == 0)
+    }
+
+    /// Tells the nodes that this one leads.
+    pub(crate) fn tell(&self, part: &Part) -> Result<()> {
+        let Some(nodes) = self.led() else { return Ok(()) };
+        let text = serde_json::to_string(part).expect("a part is always representable as JSON");
+        nodes.tell(Channel::Order, &[text.as_bytes()]).map_err(failed)
+    }
+
+    /// Does a part together with the nodes that this one leads.
+    pub(crate) fn together<T>(&self, part: &Part, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.tell(part)?;
+        if let Some(nodes) = self.led() {
+            nodes.set_together(true);
+        }
+        let result = run();
+        if let Some(nodes) = self.led() {
+            nodes.set_together(false);
+        }
+        result
+    }
+
+    /// An error where a node has other facts than node 0.
+    pub(crate) fn agree(&self, what: &str, facts: &Facts) -> Result<()> {
+        let Some(nodes) = &self.nodes else { return Ok(()) };
+        let own = facts.to_json().to_string();
+        if nodes.node != 0 {
+            return nodes.send(0, Channel::Reply, &[own.as_bytes()]).map_err(failed);
+        }
+        let mut differences = Vec::new();
+        for node in nodes.others() {
+            let bytes = nodes.receive(node, Channel::Reply, what).map_err(failed)?;
+            let other = Facts::from_json(&serde_json::from_slice(&bytes).unwrap_or_default());
+            differences.extend(facts.differences(node, &other));
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(TrainError::Usage(format!("the nodes do not have the same run:\n  {}", differences.join("\n  "))))
+    }
+
+    /// An error where a node has compiled something else.
+    pub(crate) fn agree_on_program(&self, engine: &Engine) -> Result<()> {
+        if self.nodes.is_none() {
+            return Ok(());
+        }
+        let digest = digest::of_bytes(engine.program().to_string().as_bytes());
+        self.agree("the compilation of the model", &Facts([("compiled program".to_owned(), digest)].into()))
+    }
+}
+
+impl Trainer {
+    /// What every node must have read alike.
+    fn facts(&mut self) -> Result<Facts> {
+        let model = self.model_digest()?.clone();
+        let digest = |of: Option<crate::checkpoint::DataDigest>| of.map_or("none".to_owned(), |of| of.digest);
+        let held_out = self.feed.as_ref().and_then(|feed| feed.validation_digest());
+        let facts = [
+            ("`config.json` of the model", model.config),
+            ("weights of the model", model.weights.unwrap_or_else(|| "drawn".to_owned())),
+            ("documents", digest(self.data_digest())),
+            ("documents held out for evaluation", digest(held_out)),
+        ];
+        Ok(Facts(facts.map(|(name, value)| (name.to_owned(), value)).into()))
+    }
+
+    /// An error where a node has read something else.
+    pub(crate) fn compare_nodes(&mut self) -> Result<()> {
+        if self.device.nodes.is_none() {
+            return Ok(());
+        }
+        self.device.tell(&Part::Compare)?;
+        let facts = self.facts()?;
+        self.device.agree("the reading of model and data", &facts)
+    }
+}
+
+/// The run as a node other than 0 sees it, from the first step to the end.
+pub fn follow(
+    config: Arc<Config>,
+    source: Arc<ModelSource>,
+    device: Arc<Device>,
+    observer: &mut dyn Observer,
+) -> Result<Outcome> {
+    let nodes = device.nodes.clone().expect("a node that follows has others");
+    let outcome = Follower { config, source, device, nodes: nodes.clone(), wished: false }.run(observer);
+    match (&outcome, nodes.failure()) {
+        (Ok(_), _) => nodes.leave(),
+        // What ended the run, not what came of it here.
+        (Err(_), Some(failure)) if failure.node != nodes.node => return Err(failed(failure)),
+        (Err(error), _) => nodes.abort(&error.to_string()),
+    }
+    outcome
+}
+
+struct Follower {
+    config: Arc<Config>,
+    source: Arc<ModelSource>,
+    device: Arc<Device>,
+    nodes: Arc<Nodes>,
+    /// Node 0 was told that somebody asked for the end.
+    wished: bool,
+}
+
+impl Follower {
+    /// What node 0 wants next.
+    fn next(&mut self, observer: &mut dyn Observer) -> Result<Vec<u8>> {
+        let Follower { nodes, wished, .. } = self;
+        let mut idle = || {
+            if !*wished && observer.interrupted() {
+                *wished = true;
+                nodes.wish();
+            }
+        };
+        idle();
+        nodes.next_order(&mut idle).map_err(failed)
+    }
+
+    fn part(&mut self, observer: &mut dyn Observer) -> Result<Part> {
+        let order = self.next(observer)?;
+        let part = serde_json::from_slice(&order);
+        part.map_err(|e| TrainError::Failed(format!("node 0 ordered something that there is not: {e}")))
+    }
+
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
+        let from = match self.part(observer)? {
+            Part::Begin { from } => from.map(|state| Checkpoint { folder: PathBuf::new(), state: *state }),
+            Part::End { .. } => return Ok(Outcome::NotBegun),
+            other => panic!("a run begins before {other:?}"),
+        };
+        let config = from.as_ref().map_or(self.config.clone(), |from| resume::as_begun(&self.config, from));
+        let over = || self.nodes.failure().is_some();
+        let mut trainer = Trainer::unless_stopped(config, self.source.clone(), self.device.clone(), &over)?;
+        trainer.begin_digest();
+        observer.line(&format!("Node {} follows node 0, which tells how the run goes on", self.nodes.node));
+        loop {
+            let order = self.next(observer)?;
+            if order.first() != Some(&b'{') && order.first() != Some(&b'"') {
+                trainer.engine()?.session().obey(&order)?;
+                continue;
+            }
+            let part: Part = serde_json::from_slice(&order)
+                .map_err(|e| TrainError::Failed(format!("node 0 ordered something that there is not: {e}")))?;
+            match part {
+                Part::Begin { .. } => panic!("a run begins once"),
+                Part::Load { shapes, choices, resumed } => {
+                    let variants: Vec<Variant> = shapes.iter().map(Variant::from).collect();
+                    trainer.load(variants, &choices, resumed)?;
+                    if let Some(from) = &from {
+                        trainer.take_up(&from.state)?;
+                    }
+                }
+                Part::Compare => {
+                    let facts = trainer.facts()?;
+                    self.device.agree("", &facts)?;
+                }
+                Part::Step => {
+                    trainer.advance()?;
+                }
+                Part::Evaluate => {
+                    trainer.evaluate()?;
+                }
+                Part::End { interrupted: false } => return Ok(Outcome::Followed),
+                Part::End { interrupted: true } => return Ok(Outcome::NotBegun),
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The place of this process among the nodes of a run: from the options, or from what torchrun, SLURM and Kubernetes set; and
+//! how the nodes come together. Knows options and the environment; not what nodes do when they are together.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use net::{Channel, Facts, Failure, JoinError, Nodes, Place, Token};
+
+use crate::config::{Config, Problem};
+use crate::error::{Result, TrainError};
+use crate::run::Observer;
+
+/// What all nodes of a run know, as text, or the file that holds it.
+const TOKEN: &str = "SUROGATE_TOKEN";
+const TOKEN_FILE: &str = "SUROGATE_TOKEN_FILE";
+
+/// A token has at least so many characters.
+const LEAST: usize = 16;
+
+/// Where SLURM is asked for a place and no port is written.
+const PORT: u64 = 29_400;
+
+/// Options that may be other ones on each node: names of places, and where what they name is compared by its contents.
+const OWN: &[&str] = &[
+    "model",
+    "datasets",
+    "validation_datasets",
+    "adapter",
+    "output_dir",
+    "checkpoint_dir",
+    "run_name",
+    "resume_from_checkpoint",
+    "data_cache",
+    "dataloader_num_workers",
+    "distributed",
+];
+
+/// A variable of the environment; none where it is empty.
+type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+fn of_process(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Comes together with the other nodes; none where the run has no others.
+pub fn come_together(config: &Config, observer: &mut dyn Observer) -> Result<Option<Arc<Nodes>>> {
+    let Some(place) = place(config, &of_process).map_err(|problem| TrainError::Config(vec![*problem]))? else {
+        return Ok(None);
+    };
+    let token = token(&place, &of_process)?;
+    let asked = std::cell::RefCell::new(observer);
+    let mut note = |text: String| asked.borrow_mut().line(&text);
+    let mut stop = || asked.borrow_mut().interrupted();
+    let nodes = net::join(&place, &token, &facts(config), &mut note, &mut stop).map_err(|error| match error {
+        JoinError::Stopped => TrainError::Stopped,
+        JoinError::Differ(_) => TrainError::Usage(error.to_string()),
+        JoinError::Failed(text) => TrainError::Failed(text),
+    })?;
+    for node in nodes.others() {
+        let address = nodes.address(node).map(|address| address.to_string()).unwrap_or_default();
+        asked.borrow_mut().line(&format!("Node {} is connected to node {node} at {address}", nodes.node));
+    }
+    Ok(Some(nodes))
+}
+
+/// What nodes must have in common before they read anything.
+fn facts(config: &Config) -> Facts {
+    let given = config.to_json();
+    let options = given.as_object().into_iter().flatten().filter(|(name, _)| !OWN.contains(&name.as_str()));
+    let mut facts: BTreeMap<String, String> =
+        options.map(|(name, value)| (format!("`{name}`"), value.to_string())).collect();
+    facts.insert("version of surogate".into(), env!("CARGO_PKG_VERSION").into());
+    facts.insert("arithmetic".into(), cpu::instructions().into());
+    facts.insert("task".into(), config.task.name().into());
+    facts.insert("`distributed.num_nodes`".into(), config.nodes().to_string());
+    facts.insert("ranks of a node".into(), config.local_ranks().to_string());
+    Facts(facts)
+}
+
+/// The least of memory and threads over all nodes.
+pub fn least(nodes: &Nodes, own: (usize, usize)) -> std::result::Result<(usize, usize), Failure> {
+    let bytes = |of: (usize, usize)| [(of.0 as u64).to_le_bytes(), (of.1 as u64).to_le_bytes()].concat();
+    let numbers = |from: &[u8]| {
+        let number = |at: usize| from.get(at..at + 8).map_or(0, |of| u64::from_le_bytes(of.try_into().expect("eight")));
+        (number(0) as usize, number(8) as usize)
+    };
+    if nodes.node != 0 {
+        nodes.send(0, Channel::Reply, &[&bytes(own)])?;
+        return Ok(numbers(&nodes.receive(0, Channel::Order, "the description of the machines")?));
+    }
+    let mut least = own;
+    for node in nodes.others() {
+        let of = numbers(&nodes.receive(node, Channel::Reply, "the description of the machines")?);
+        least = (least.0.min(of.0), least.1.min(of.1));
+    }
+    nodes.tell(Channel::Order, &[&bytes(least)])?;
+    Ok(least)
+}
+
+/// Where this process is among the nodes; none where there are no others.
+fn place(config: &Config, environment: Environment<'_>) -> std::result::Result<Option<Place>, Box<Problem>> {
+    let of = &config.multi_node.distributed;
+    let number = |name: &str| environment(name).and_then(|text| text.parse::<usize>().ok());
+    let torchrun =
+        number("WORLD_SIZE").filter(|_| environment("RANK").is_some() && environment("MASTER_ADDR").is_some());
+    let nodes = config.nodes();
+    if let Some(processes) = torchrun.filter(|processes| *processes > 1 && *processes != nodes) {
+        let message =
+            format!("{processes} processes were started (`WORLD_SIZE`), but `distributed.num_nodes` is {nodes}");
+        let hint = format!("set `distributed.num_nodes` to {processes}: every process is a node");
+        return Err(Box::new(config.mistake("distributed.num_nodes", message, Some(hint))));
+    }
+    if nodes == 1 {
+        return Ok(None);
+    }
+    let by_launcher = ["RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"].into_iter().find_map(number);
+    let Some(node) = of.node_rank.map(|node| node as usize).or(by_launcher) else {
+        let message = format!("`distributed.num_nodes` is {nodes}, but nothing says which of them this is");
+        let hint = "give each process its number: `--set distributed.node_rank=0`, 1 and so on; torchrun, srun and \
+                    indexed Jobs do by themselves";
+        return Err(Box::new(config.mistake("distributed.node_rank", message, Some(hint.into()))));
+    };
+    if node >= nodes {
+        let message = format!("this is node {node}, but `distributed.num_nodes` is {nodes}");
+        let hint = Some("nodes are numbered from 0".into());
+        return Err(Box::new(config.mistake("distributed.node_rank", message, hint)));
+    }
+    let Some(rendezvous) = of.rendezvous.clone().or_else(|| rendezvous(environment)) else {
+        let message = "nothing says where the nodes find each other".to_owned();
+        let hint = "set `distributed.rendezvous: host:port`, an address of node 0 that the others reach";
+        return Err(Box::new(config.mistake("distributed.rendezvous", message, Some(hint.into()))));
+    };
+    if rendezvous.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
+        let message = format!("`distributed.rendezvous` is `{rendezvous}`, expected `host:port`");
+        return Err(Box::new(config.mistake(
+            "distributed.rendezvous",
+            message,
+            Some("such as `10.0.0.1:29400`".into()),
+        )));
+    }
+    Ok(Some(Place { node, nodes, rendezvous, patience: Duration::from_secs(of.timeout.into()) }))
+}
+
+/// The folder in which this node keeps its encoded rows, made for this user alone; none where no option names one.
+pub(crate) fn own_folder(config: &Config) -> Option<std::result::Result<PathBuf, String>> {
+    let folder = config.multi_node.distributed.worker_output_dir.as_ref()?;
+    let node = place(config, &of_process).ok().flatten().map_or(0, |place| place.node);
+    let folder = PathBuf::from(folder).join(format!("node-{node}"));
+    Some(options::cache::prepare(&folder).map(|()| folder))
+}
+
+/// Where a launcher lets processes meet.
+fn rendezvous(environment: Environment<'_>) -> Option<String> {
+    let port = environment("MASTER_PORT").and_then(|port| port.parse::<u64>().ok());
+    if let (Some(host), Some(port)) = (environment("MASTER_ADDR"), port) {
+        // There torchrun's own store listens.
+        let taken = environment("TORCHELASTIC_RUN_ID").is_some();
+        return Some(format!("{host}:{}", port + u64::from(taken)));
+    }
+    let hosts = environment("SLURM_STEP_NODELIST").or_else(|| environment("SLURM_JOB_NODELIST"))?;
+    let job = environment("SLURM_JOB_ID").and_then(|id| id.parse::<u64>().ok()).unwrap_or(0);
+    Some(format!("{}:{}", first_host(&hosts), port.unwrap_or(PORT + job % 1000)))
+}
+
+/// The first host of a list as SLURM writes it: `gpu[007-009,12],login1` begins with `gpu007`.
+fn first_host(hosts: &str) -> String {
+    let until = |text: &str, ends: &[char]| text.split(ends).next().unwrap_or_default().to_owned();
+    match hosts.split_once('[') {
+        Some((prefix, rest)) if !prefix.contains(',') => {
+            let (inside, behind) = rest.split_once(']').unwrap_or((rest, ""));
+            prefix.to_owned() + &until(inside, &['-', ',']) + &until(behind, &[','])
+        }
+        _ => until(hosts, &[',']),
+    }
+}
+
+/// What the nodes prove to know. Processes of one machine that meet on its loopback may do without.
+fn token(place: &Place, environment: Environment<'_>) -> Result<Token> {
+    let usage = |text: String| Err(TrainError::Usage(text));
+    let text = match (environment(TOKEN), environment(TOKEN_FILE).map(PathBuf::from)) {
+        (Some(text), _) => text,
+        (None, Some(file)) => std::fs::read_to_string(&file).map_err(|e| TrainError::io("read", &file, e))?,
+        (None, None) => {
+            let found = place.rendezvous.to_socket_addrs().map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+            let local = |ip: IpAddr| ip.to_canonical().is_loopback();
+            if !found.is_empty() && found.iter().all(|address| local(address.ip())) {
+                return Ok(Token::new(""));
+            }
+            return usage(format!(
+                "nodes on several machines prove to each other that they belong together, but {TOKEN} is not set\n  \
+                 hint: give all nodes the same secret, such as `export {TOKEN}=$(openssl rand -hex 32)`, or its file in \
+                 {TOKEN_FILE}"
+            ));
+        }
+    };
+    match text.trim() {
+        text if text.chars().count() < LEAST => {
+            usage(format!("{TOKEN} has {} characters, expected at least {LEAST}", text.chars().count()))
+        }
+        text => Ok(Token::new(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Task;
+
+    fn config(distributed: &str) -> Config {
+        let text = format!("model: m\ndevice: cpu\ndistributed: {distributed}\n");
+        Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap_or_else(|p| panic!("{}", options::render_problems(&p)))
+    }
+
+    /// What is made of options and variables: node, nodes, rendezvous; or the problem.
+    fn found(distributed: &str, variables: &[(&str, &str)]) -> std::result::Result<(usize, usize, String), String> {
+        let environment = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
+        match place(&config(distributed), &environment) {
+            Ok(Some(place)) => Ok((place.node, place.nodes, place.rendezvous)),
+            Ok(None) => Err("alone".into()),
+            Err(problem) => Err(options::render_problems(&[*problem])),
+        }
+    }
+
+    #[test]
+    fn a_place_follows_from_options() {
+        let at = |node, nodes, rendezvous: &str| Ok((node, nodes, rendezvous.to_owned()));
+        assert_eq!(found("{num_nodes: 3, node_rank: 2, rendezvous: 'h:1'}", &[]), at(2, 3, "h:1"));
+        assert_eq!(found("{}", &[]), Err("alone".into()));
+        for (options, part) in [
+            ("{num_nodes: 2, rendezvous: 'h:1'}", "nothing says which of them this is"),
+            ("{num_nodes: 2, node_rank: 2, rendezvous: 'h:1'}", "this is node 2, but `distributed.num_nodes` is 2"),
+            ("{num_nodes: 2, node_rank: 0}", "nothing says where the nodes find each other"),
+            ("{num_nodes: 2, node_rank: 0, rendezvous: h}", "expected `host:port`"),
+            ("{num_nodes: 2, node_rank: 0, rendezvous: 'h:70000'}", "expected `host:port`"),
+        ] {
+            let problem = found(options, &[]).unwrap_err();
+            assert!(problem.contains(part), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_place_follows_from_launchers() {
+        let at = |node, nodes, rendezvous: &str| Ok((node, nodes, rendezvous.to_owned()));
+        let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "29500")];
+        assert_eq!(found("{num_nodes: 2}", &torchrun), at(1, 2, "h:29500"));
+        let agent = [&torchrun[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+        assert_eq!(found("{num_nodes: 2}", &agent), at(1, 2, "h:29501"));
+        assert_eq!(found("{num_nodes: 2, node_rank: 0, rendezvous: 'x:2'}", &torchrun), at(0, 2, "x:2"));
+        for options in ["{}", "{num_nodes: 3}"] {
+            let problem = found(options, &torchrun).unwrap_err();
+            assert!(problem.contains("2 processes were started") && problem.contains("to 2"), "{problem}");
+        }
+        let slurm = [("SLURM_PROCID", "3"), ("SLURM_JOB_NODELIST", "gpu[007-010]"), ("SLURM_JOB_ID", "12345")];
+        assert_eq!(found("{num_nodes: 4}", &slurm), at(3, 4, "gpu007:29745"));
+        let job = [("JOB_COMPLETION_INDEX", "1")];
+        assert_eq!(found("{num_nodes: 2, rendezvous: 'run-0.run:29400'}", &job), at(1, 2, "run-0.run:29400"));
+    }
+
+    #[test]
+    fn slurm_lists_begin_with_a_host() {
+        for (list, first) in
+            [("a", "a"), ("a,b[1-2]", "a"), ("n[3,7-9]", "n3"), ("n[01-02],m", "n01"), ("n[1-2]-ib,m", "n1-ib")]
+        {
+            assert_eq!(first_host(list), first, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_asked_for_off_this_host() {
+        let place =
+            |rendezvous: &str| Place { node: 0, nodes: 2, rendezvous: rendezvous.into(), patience: Duration::ZERO };
+        let none = |_: &str| None;
+        assert!(token(&place("127.0.0.1:1"), &none).is_ok() && token(&place("[::1]:1"), &none).is_ok());
+        let refused = token(&place("10.0.0.1:1"), &none).err().unwrap().to_string();
+        assert!(refused.contains("SUROGATE_TOKEN is not set") && refused.contains("openssl rand"), "{refused}");
+        let short = |name: &str| (name == TOKEN).then(|| "123".to_owned());
+        let refused = token(&place("10.0.0.1:1"), &short).err().unwrap().to_string();
+        assert!(refused.contains("3 characters, expected at least 16"), "{refused}");
+        let long = |name: &str| (name == TOKEN).then(|| "0123456789abcdef".to_owned());
+        assert!(token(&place("10.0.0.1:1"), &long).is_ok());
+    }
+}

@@ -1,0 +1,218 @@
+//! Training on several nodes is training on as many ranks of one process: the same bits, files and counts; a checkpoint goes
+//! on with any number of nodes; what differs between nodes is named, and the end of one is the end of all. Nodes are
+//! threads here, with a connection of their own to each other; `tests/python/test_nodes.py` has processes.
+
+mod stories;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stories::{Lines, losses, source};
+use train::config::Config;
+use train::{Device, DeviceRequest, Outcome, Result};
+
+fn merged(mut base: Value, more: &Value) -> Value {
+    let (object, more) = (base.as_object_mut().unwrap(), more.as_object().unwrap());
+    object.extend(more.iter().map(|(name, value)| (name.clone(), value.clone())));
+    base
+}
+
+/// An address of this machine that nobody listens at.
+fn rendezvous() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn options(ranks: usize, more: &Value) -> Value {
+    let options = json!({
+        "device": "cpu", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6 / ranks,
+        "torch_dtype": "float32",
+    });
+    merged(options, more)
+}
+
+fn begin(config: Arc<Config>, observer: &mut Lines) -> Result<Outcome> {
+    let nodes = train::come_together(&config, observer)?;
+    let request = DeviceRequest { nodes, threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) };
+    train::run(config, source(), Arc::new(Device::open(&request)?), observer)
+}
+
+/// The runs of all nodes, each with a folder and options of its own: those of node 0 first.
+fn nodes(
+    output: &Path,
+    nodes: usize,
+    gpus: usize,
+    more: &Value,
+    own: impl Fn(usize) -> (Value, Option<usize>) + Sync,
+) -> Vec<(Result<Outcome>, Vec<String>)> {
+    let rendezvous = rendezvous();
+    let node = |node: usize| {
+        let (more_own, stop_after) = own(node);
+        let distributed = json!({"num_nodes": nodes, "node_rank": node, "rendezvous": rendezvous, "timeout": 60});
+        let distributed = merged(distributed, &more_own["distributed"].as_object().map_or(json!({}), |of| json!(of)));
+        let mut options = merged(options(nodes * gpus, more), &more_own);
+        options = merged(options, &json!({"gpus": gpus, "distributed": distributed}));
+        // Node 0 writes; the others leave nothing.
+        let folder = if node == 0 { output.to_owned() } else { output.join(format!("of-node-{node}")) };
+        let mut observer = Lines { stop_after, ..Lines::default() };
+        let outcome = begin(stories::config(&folder, &options), &mut observer);
+        assert!(node == 0 || !folder.exists(), "{}", folder.display());
+        (outcome, observer.lines)
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..nodes).map(|number| scope.spawn(move || node(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Loss, norm and tokens of every step, by their bits, and the losses of the evaluations.
+fn told(output: &Path) -> (Vec<[f64; 3]>, Vec<f64>) {
+    let events = stories::events(output);
+    let number = |event: &Value, name: &str| event[name].as_f64().unwrap();
+    let steps = events.iter().filter(|event| event["event"] == "step");
+    let steps = steps.map(|event| ["loss", "grad_norm", "tokens"].map(|name| number(event, name))).collect();
+    (steps, losses(&events, "evaluation"))
+}
+
+/// The run of one process.
+fn alone(output: &Path, gpus: usize, more: &Value, stop_after: Option<usize>) -> Outcome {
+    let config = stories::config(output, &merged(options(gpus, more), &json!({"gpus": gpus})));
+    begin(config, &mut Lines { stop_after, ..Lines::default() }).unwrap()
+}
+
+fn nothing(_: usize) -> (Value, Option<usize>) {
+    (json!({}), None)
+}
+
+/// The files of a folder with their bytes, but those that say when and where.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let names = stories::names(folder).into_iter().filter(|name| name.ends_with(".safetensors"));
+    names.map(|name| (name.clone(), std::fs::read(folder.join(name)).unwrap())).collect()
+}
+
+#[track_caller]
+fn same_as_ranks(count: usize, gpus: usize, more: &Value) {
+    let more = merged(json!({"max_steps": 4, "eval_steps": 2, "save_steps": 100}), more);
+    let place = tempfile::tempdir().unwrap();
+    let (one, several) = (place.path().join("one"), place.path().join("several"));
+    alone(&one, count * gpus, &more, None);
+    for (node, (outcome, lines)) in nodes(&several, count, gpus, &more, nothing).into_iter().enumerate() {
+        let outcome = outcome.unwrap_or_else(|error| panic!("node {node}: {error}\n{lines:?}"));
+        assert_eq!(matches!(outcome, Outcome::Finished(_)), node == 0, "node {node}: {outcome:?}");
+        assert!(node == 0 || outcome == Outcome::Followed);
+    }
+    let (expected, found) = (told(&one), told(&several));
+    assert!(expected.0.len() == 4 && expected.1.len() == 2, "{expected:?}");
+    assert_eq!(found, expected, "{count} nodes of {gpus} ranks, {more}");
+    for part in ["checkpoint-4", if more["lora"] == false { "model" } else { "adapter" }] {
+        let expected = files(&one.join(part));
+        assert!(!expected.is_empty());
+        assert!(files(&several.join(part)) == expected, "{part}: {count} nodes of {gpus} ranks, {more}");
+    }
+}
+
+#[test]
+fn two_nodes_train_all_weights_as_two_ranks() {
+    same_as_ranks(2, 1, &json!({"lora": false, "learning_rate": 1e-3}));
+}
+
+#[test]
+fn three_nodes_train_adapters_with_dropout_as_three_ranks() {
+    same_as_ranks(3, 1, &json!({"lora_dropout": 0.1}));
+}
+
+#[test]
+fn nodes_of_several_ranks_train_as_all_of_them() {
+    same_as_ranks(3, 2, &json!({"sample_packing": false, "shuffle": false, "optimizer": "adamw_8bit"}));
+    same_as_ranks(2, 3, &json!({"lora": false, "optimizer": "normuon", "learning_rate": 1e-3}));
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_nodes() {
+    let place = tempfile::tempdir().unwrap();
+    for more in [json!({"lora": false, "learning_rate": 1e-3}), json!({})] {
+        let more = merged(json!({"max_steps": 6, "eval_steps": 3, "save_steps": 100}), &more);
+        let place = place.path().join(format!("lora-{}", more["lora"]));
+        let (straight, broken) = (place.join("straight"), place.join("broken"));
+        alone(&straight, 1, &more, None);
+        let ended = nodes(&broken, 2, 1, &merged(json!({"logging_steps": 1}), &more), |node| {
+            if node == 0 { (json!({}), Some(2)) } else { nothing(node) }
+        });
+        assert!(matches!(ended[0].0, Ok(Outcome::Interrupted(_))), "{ended:?}");
+        assert!(matches!(ended[1].0, Ok(Outcome::NotBegun)), "{ended:?}");
+        let again = merged(more.clone(), &json!({"resume_from_checkpoint": true}));
+        let ended = nodes(&broken, 3, 1, &again, nothing);
+        assert!(matches!(ended[0].0, Ok(Outcome::Finished(_))), "{ended:?}");
+        let (found, expected) = (told(&broken), told(&straight));
+        assert_eq!(found.0.len(), 6);
+        for (found, expected) in found.0.iter().zip(&expected.0) {
+            assert!((found[0] / expected[0] - 1.0).abs() < 1e-5 && found[2] == expected[2], "{found:?} {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn what_differs_between_nodes_is_named_on_all_of_them() {
+    let place = tempfile::tempdir().unwrap();
+    let differ = |more: Value| {
+        let own = |node: usize| (if node == 1 { more.clone() } else { json!({}) }, None);
+        let ended = nodes(place.path(), 2, 1, &json!({"max_steps": 2}), own);
+        let texts = ended.into_iter().map(|(outcome, _)| outcome.unwrap_err().to_string());
+        texts.collect::<Vec<_>>()
+    };
+    for text in differ(json!({"learning_rate": 0.5, "lora_rank": 4})) {
+        assert!(text.contains("`learning_rate`: 0.01 on node 0, 0.5 on node 1"), "{text}");
+        assert!(text.contains("`lora_rank`: 8 on node 0, 4 on node 1"), "{text}");
+    }
+    let data = place.path().join("other.txt");
+    std::fs::write(&data, "Once there was another text than the one that node 0 reads. ".repeat(40)).unwrap();
+    for text in differ(json!({"datasets": [{"path": data, "type": "text", "samples": 200}]})) {
+        assert!(text.contains("documents") && text.contains("on node 1"), "{text}");
+    }
+    assert!(!place.path().join("adapter").exists());
+}
+
+#[test]
+fn a_node_that_fails_ends_the_others_by_name() {
+    let place = tempfile::tempdir().unwrap();
+    let missing = json!({"datasets": [{"path": place.path().join("not-there.txt"), "type": "text"}]});
+    let own = |node: usize| (if node == 1 { missing.clone() } else { json!({}) }, None);
+    let begun = Instant::now();
+    let ended = nodes(&place.path().join("run"), 3, 1, &json!({}), own);
+    assert!(begun.elapsed() < Duration::from_secs(50));
+    for (node, (outcome, _)) in ended.into_iter().enumerate() {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("not-there.txt"), "node {node}: {text}");
+        assert!(node == 1 || text.contains("node 1"), "node {node}: {text}");
+    }
+}
+
+#[test]
+fn each_node_keeps_its_rows_in_a_folder_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let rows = place.path().join("rows");
+    let own = |_: usize| (json!({"distributed": {"worker_output_dir": rows}}), None);
+    for (outcome, lines) in nodes(&place.path().join("run"), 2, 1, &json!({"max_steps": 1}), own) {
+        assert!(outcome.is_ok(), "{outcome:?} {lines:?}");
+    }
+    for node in ["node-0", "node-1"] {
+        let folder = rows.join(node);
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&folder).unwrap());
+        assert!(!stories::names(&folder).is_empty() && mode & 0o77 == 0, "{node}: {mode:o}");
+    }
+}
+
+#[test]
+fn nodes_that_do_not_come_are_named() {
+    let place = tempfile::tempdir().unwrap();
+    let distributed = json!({"num_nodes": 3, "node_rank": 0, "rendezvous": rendezvous(), "timeout": 1});
+    let config = stories::config(place.path(), &json!({"device": "cpu", "distributed": distributed}));
+    let text = begin(config, &mut Lines::default()).unwrap_err().to_string();
+    assert!(text.contains("node 1 and node 2 did not come to 127.0.0.1:"), "{text}");
+    let distributed = json!({"num_nodes": 3, "node_rank": 1, "rendezvous": rendezvous(), "timeout": 1});
+    let config = stories::config(place.path(), &json!({"device": "cpu", "distributed": distributed}));
+    let text = begin(config, &mut Lines::default()).unwrap_err().to_string();
+    assert!(text.contains("node 0 cannot be reached at `rendezvous: 127.0.0.1:"), "{text}");
+}

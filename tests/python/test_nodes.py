@@ -1,0 +1,267 @@
+"""Several processes train one model: the files of as many ranks in one process, and a clear end of all when one ends.
+
+Processes of this machine that meet on its loopback. What nodes compare and refuse is in `crates/train/tests/nodes.rs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from surogate import _native
+
+ROOT = Path(__file__).parents[2]
+
+#: Random moments at which a node is killed; more with SUROGATE_KILLS.
+KILLS = int(os.environ.get("SUROGATE_KILLS", "3"))
+
+
+def options(output: Path, **changed: object) -> dict[str, object]:
+    example = ROOT / "examples" / "stories"
+    return {
+        "run_name": "nodes",
+        "model": str(example / "model"),
+        "output_dir": str(output),
+        "device": "cpu",
+        "datasets": [{"path": str(example / "data" / "shakespeare.txt"), "type": "text", "samples": 60}],
+        "validation_split_ratio": 0.1,
+        "sequence_len": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 8,
+        "save_steps": 3,
+        "eval_steps": 4,
+        "learning_rate": 5e-3,
+        "lora_rank": 4,
+        "resume_from_checkpoint": True,
+        **changed,
+    }
+
+
+def written(folder: Path, **changed: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.json"
+    path.write_text(json.dumps(options(folder / "output", **changed)))
+    return path
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def start(path: Path, *flags: str, inside: str = "", **variables: str) -> subprocess.Popen[str]:
+    words = [*(["ip", "netns", "exec", inside] if inside else []), sys.executable, "-m", "surogate", "sft", str(path), *flags]
+    known = {name: value for name, value in os.environ.items() if not name.startswith("SUROGATE_TOKEN")}
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**known, **variables}
+    )
+
+
+def nodes(path: Path, count: int, timeout: int = 60) -> list[subprocess.Popen[str]]:
+    meeting = f"--set=distributed.rendezvous=127.0.0.1:{port()}"
+    of = [f"--set=distributed.num_nodes={count}", meeting, f"--set=distributed.timeout={timeout}"]
+    return [start(path, *of, f"--set=distributed.node_rank={node}") for node in range(count)]
+
+
+def until_steps(output: Path) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (list(output.glob("log-*.json")) and steps(output)):
+        time.sleep(0.1)
+
+
+def ended(processes: list[subprocess.Popen[str]], seconds: float = 120) -> list[tuple[int, str]]:
+    """Exit codes and texts. A process that stays behind is a failure."""
+    found = []
+    try:
+        for process in processes:
+            text, _ = process.communicate(timeout=seconds)
+            found.append((process.returncode, text))
+    finally:
+        for process in processes:
+            process.kill()
+    return found
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    files = sorted(folder.glob("checkpoint-*/*.safetensors")) + sorted(folder.glob("adapter/*.safetensors"))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def steps(output: Path) -> list[dict[str, float]]:
+    (log,) = output.glob("log-*.json")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    names = ("step", "loss", "grad_norm", "tokens")
+    return [{name: event[name] for name in names} for event in events if event["event"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two ranks in one process."""
+    folder = tmp_path_factory.mktemp("one")
+    ((code, text),) = ended([start(written(folder, gpus=2))])
+    assert code == 0, text
+    return folder / "output"
+
+
+def test_two_processes_write_what_one_with_two_ranks_does(tmp_path: Path, one_process: Path) -> None:
+    found = ended(nodes(written(tmp_path), 2))
+    assert [code for code, _ in found] == [0, 0], found
+    assert tensors(tmp_path / "output") == tensors(one_process)
+    assert tensors(one_process)
+    assert steps(tmp_path / "output") == steps(one_process)
+    leader, follower = (text for _, text in found)
+    assert "Node 0 is connected to node 1" in leader and "Result: " in leader
+    assert "follows node 0" in follower and "Result: " not in follower and "Report: " not in follower
+
+
+def test_torchrun_and_slurm_and_jobs_give_the_places(tmp_path: Path) -> None:
+    at = port()
+    by_torchrun = [{"RANK": str(node), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(at)} for node in (0, 1)]
+    at = port()
+    by_slurm = [{"SLURM_PROCID": str(node), "SLURM_JOB_NODELIST": "localhost", "MASTER_PORT": str(at)} for node in (0, 1)]
+    by_job = [{"JOB_COMPLETION_INDEX": str(node)} for node in (0, 1)]
+    meeting = f"--set=distributed.rendezvous=localhost:{port()}"
+    for name, places, flags in [("a", by_torchrun, []), ("b", by_slurm, []), ("c", by_job, [meeting])]:
+        path = written(tmp_path / name, max_steps=1)
+        found = ended([start(path, "--set=distributed.num_nodes=2", *flags, **of) for of in places])
+        assert [code for code, _ in found] == [0, 0], found
+    ((code, text),) = ended([start(written(tmp_path / "d", max_steps=1), **by_torchrun[0])])
+    assert code == 2 and "2 processes were started" in text, text
+
+
+def test_a_killed_node_ends_the_other_which_names_it_and_the_run_goes_on(tmp_path: Path, one_process: Path) -> None:
+    seed = int(os.environ.get("SUROGATE_KILL_SEED", time.time_ns() % 1_000_000))
+    print(f"SUROGATE_KILL_SEED={seed}")
+    draw = random.Random(seed)
+    path = written(tmp_path)
+    for _ in range(KILLS):
+        processes = nodes(path, 2, timeout=25)
+        victim = draw.randrange(2)
+        time.sleep(draw.uniform(1.0, 5.0))
+        processes[victim].send_signal(signal.SIGKILL)
+        begun = time.monotonic()
+        found = ended(processes, 60)
+        survivor, text = found[1 - victim]
+        # It may have been done before.
+        if survivor == 0 or found[victim][0] == 0:
+            continue
+        assert survivor == 1 and f"node {victim}" in text, text
+        # One that had not come yet is waited for.
+        met = "is connected to" in text
+        assert time.monotonic() - begun < (10 if met else 45), text
+    found = ended(nodes(path, 2))
+    assert [code for code, _ in found] == [0, 0], found
+    assert tensors(tmp_path / "output") == tensors(one_process)
+
+
+def test_a_signal_to_any_node_saves_and_ends_all(tmp_path: Path) -> None:
+    path = written(tmp_path, max_steps=100_000, save_steps=100_000, eval_steps=100_000)
+    processes = nodes(path, 2)
+    output = tmp_path / "output"
+    until_steps(output)
+    processes[1].send_signal(signal.SIGTERM)
+    (leader, text), (follower, _) = ended(processes, 60)
+    assert (leader, follower) == (143, 143), text
+    assert "saving a checkpoint" in text and list(output.glob("checkpoint-*")), text
+
+
+def test_files_for_clusters_start_the_nodes_that_they_say() -> None:
+    folder = ROOT / "examples" / "nodes"
+    script = (folder / "train.slurm").read_text()
+    subprocess.run(["bash", "-n", str(folder / "train.slurm")], check=True)
+    assert "--ntasks-per-node=1" in script and "distributed.num_nodes=$SLURM_NNODES" in script
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all((folder / "job.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    count = job["spec"]["completions"]
+    assert job["spec"]["completionMode"] == "Indexed" and job["spec"]["parallelism"] == count
+    name, subdomain = job["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]
+    assert service["metadata"]["name"] == subdomain and service["spec"]["selector"] == {"job-name": name}
+    flags = [argument.removeprefix("--set=").split("=") for argument in container["args"] if "--set=" in argument]
+    given = [(option, value) for option, value in flags]
+    assert ("distributed.num_nodes", str(count)) in given
+    assert ("distributed.rendezvous", f"{name}-0.{subdomain}:29400") in given
+    model = str(ROOT / "examples" / "stories" / "model")
+    _native.Config.from_json(json.dumps({"model": model}), "sft", given)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_node_that_hangs_is_named_after_the_time_that_is_given(tmp_path: Path, stopped: int) -> None:
+    path = written(tmp_path, max_steps=100_000, save_steps=100_000, eval_steps=100_000)
+    processes = nodes(path, 2, timeout=20)
+    until_steps(tmp_path / "output")
+    processes[stopped].send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    ((code, text),) = ended([processes[1 - stopped]], 60)
+    processes[stopped].kill()
+    assert code == 1 and f"node {stopped}: " in text and " for 2" in text, text
+    assert 15 < time.monotonic() - begun < 50
+
+
+@pytest.fixture
+def link() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a link between them: 10.77.0.1 and 10.77.0.2."""
+    names = (f"sg{os.getpid()}a", f"sg{os.getpid()}b")
+    ends = (f"v{os.getpid()}a", f"v{os.getpid()}b")
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("namespaces need root and iproute2")
+    made = [subprocess.run(["ip", "netns", "add", name], check=False).returncode for name in names]
+    try:
+        if any(made):
+            pytest.skip("this system makes no network namespaces")
+        subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            subprocess.run(["ip", "link", "set", end, "netns", name], check=True)
+            subprocess.run(["ip", "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end], check=True)
+            subprocess.run(["ip", "-n", name, "link", "set", end, "up"], check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def test_a_cut_link_ends_both_sides_in_half_a_minute(tmp_path: Path, link: tuple[str, str]) -> None:
+    path = written(tmp_path, max_steps=100_000, save_steps=100_000, eval_steps=100_000)
+    meeting = ["--set=distributed.num_nodes=2", "--set=distributed.rendezvous=10.77.0.1:29400"]
+    secret = {"SUROGATE_TOKEN": "a secret of the run"}
+    processes = [
+        start(path, *meeting, f"--set=distributed.node_rank={node}", inside=inside, **secret)
+        for node, inside in enumerate(link)
+    ]
+    until_steps(tmp_path / "output")
+    subprocess.run(["ip", "-n", link[0], "link", "set", f"v{os.getpid()}a", "down"], check=True)
+    begun = time.monotonic()
+    found = ended(processes, 90)
+    assert time.monotonic() - begun < 45
+    for node, (code, text) in enumerate(found):
+        assert code == 1 and f"node {1 - node}: nothing comes through to it (10.77.0.{2 - node}:" in text, text
+
+
+def test_a_stranger_is_refused_and_gpus_are_not_available_yet(tmp_path: Path) -> None:
+    path = written(tmp_path, max_steps=1)
+    meeting = [f"--set=distributed.rendezvous=127.0.0.1:{port()}", "--set=distributed.num_nodes=2"]
+    leader = start(path, *meeting, "--set=distributed.node_rank=0", SUROGATE_TOKEN="a secret of the run")
+    stranger = start(path, *meeting, "--set=distributed.node_rank=1", SUROGATE_TOKEN="another, as long as it")
+    ((code, text),) = ended([stranger])
+    assert code == 1 and "refuses node 1: the token is not that of the run" in text, text
+    assert "a secret" not in text
+    node = start(path, *meeting, "--set=distributed.node_rank=1", SUROGATE_TOKEN="a secret of the run")
+    found = ended([leader, node])
+    assert [code for code, _ in found] == [0, 0], found
+    ((code, text),) = ended([start(path, *meeting, "--set=device=cuda")])
+    assert code == 2 and "`distributed.num_nodes: 2` is not available yet on GPUs" in text, text
+    far = ["--set=distributed.num_nodes=2", "--set=distributed.rendezvous=10.1.2.3:1", "--set=distributed.node_rank=1"]
+    ((code, text),) = ended([start(path, *far)])
+    assert code == 2 and "SUROGATE_TOKEN is not set" in text, text

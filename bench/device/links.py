@@ -7,8 +7,10 @@ SUROGATE_TORCH_PYTHON names an interpreter that has PyTorch, where this one has 
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 
 BYTES = 256 << 20
@@ -64,15 +66,14 @@ if __name__ == "__main__":
 
 def ask(program: str, count: int) -> str:
     """The figure that a program prints, or the end of its error."""
-    # Spawned processes read the program again: it must lie in a file.
-    path = f"/tmp/links-{os.getpid()}.py"
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(program)
     python = os.environ.get("SUROGATE_TORCH_PYTHON", sys.executable)
-    words = [python, path, str(count), str(BYTES), str(ROUNDS)]
     own = os.environ | {"NCCL_NVLS_ENABLE": "0"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=own)
-    os.unlink(path)
+    # Spawned processes read the program again: it must lie in a file.
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "links.py"
+        path.write_text(program, encoding="utf-8")
+        words = [python, str(path), str(count), str(BYTES), str(ROUNDS)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=own)
     return f"{float(done.stdout):.0f} GB/s" if done.returncode == 0 else f"FAILED: {done.stderr[-200:]!r}"
 
 

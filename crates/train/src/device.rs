@@ -84,6 +84,11 @@ impl Device {
     }
 }
 
+/// The instructions that this CPU computes with: others give other bits.
+pub(crate) fn instructions_of_cpu() -> String {
+    cpu::instructions().into()
+}
+
 fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = request.threads.unwrap_or(cores);
@@ -93,7 +98,7 @@ fn cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
     let machine = Machine::cpu(usable(host_memory()) / ranks, (threads / ranks).max(1));
     let machine = machines::calibrated(&machine, &name, version).unwrap_or(machine);
     let (because, card) = (because.to_owned(), (name, version.to_owned()));
-    let arithmetic = format!("a CPU with {}", cpu::instructions());
+    let arithmetic = format!("a CPU with {}", instructions_of_cpu());
     Ok(Device { backend: Box::new(backend), machine, because, gpus: 0, card, arithmetic, nodes: None })
 }
 

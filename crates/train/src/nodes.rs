@@ -10,6 +10,7 @@ use std::time::Duration;
 use net::{Channel, Facts, Failure, JoinError, Nodes, Place, Token};
 
 use crate::config::{Config, Problem};
+use crate::device;
 use crate::error::{Result, TrainError};
 use crate::run::Observer;
 
@@ -73,7 +74,7 @@ fn facts(config: &Config) -> Facts {
     let mut facts: BTreeMap<String, String> =
         options.map(|(name, value)| (format!("`{name}`"), value.to_string())).collect();
     facts.insert("version of surogate".into(), env!("CARGO_PKG_VERSION").into());
-    facts.insert("arithmetic".into(), cpu::instructions().into());
+    facts.insert("arithmetic".into(), device::instructions_of_cpu());
     facts.insert("task".into(), config.task.name().into());
     facts.insert("`distributed.num_nodes`".into(), config.nodes().to_string());
     facts.insert("ranks of a node".into(), config.local_ranks().to_string());

@@ -240,7 +240,7 @@ ELSEWHERE = {
     "fp4_stochastic_rounding": "crates/train/tests/nvfp4.rs",
     "skip_quant_first_layers": "crates/train/tests/fp8.rs",
     "skip_quant_last_layers": "crates/train/tests/fp8.rs",
-    "distributed": "tests/python/test_nodes.py",
+    "distributed": "crates/train/tests/nodes.rs",
     "report_to": "tests/python/test_trackers.py",
     "wandb_project": "tests/python/test_trackers.py",
     "wandb_name": "tests/python/test_trackers.py",

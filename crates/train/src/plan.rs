@@ -10,6 +10,7 @@ use compiler::{
 };
 use options::Setting;
 use program::Machine;
+use serde_json::json;
 use tensor::packed::{Quantisation, Target};
 
 use crate::config::{self, Config, MachineFacts, Problem, Reason, Reasons};
@@ -47,6 +48,7 @@ impl Plan {
         let mut reasons = BTreeMap::new();
         check_family(config, source, &mut problems);
         let length = RowLength::new(config, source, &mut reasons, &mut problems);
+        explain_open(config, &mut reasons);
         let adapter = config.lora.lora.then(|| adapter(config, &mut problems)).transpose()?;
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
@@ -164,6 +166,26 @@ fn sharding(config: &Config) -> Sharding {
     let gradients = level(2) || of.shard_gradients == Setting::Value(true);
     let weights = level(3) || of.shard_weights == Setting::Value(true);
     Sharding { ranks: config.ranks(), gradients, weights, open, ..Sharding::default() }
+}
+
+/// What options that are left open come to where nothing is decided: one device, and what the model itself says.
+fn explain_open(config: &Config, reasons: &mut Reasons) {
+    let of = &config.sharding;
+    let one = "one device has everything";
+    let sharding = [
+        ("zero_level", of.zero_level.is_auto(), json!(1)),
+        ("shard_gradients", of.shard_gradients.is_auto(), json!(false)),
+        ("shard_weights", of.shard_weights.is_auto(), json!(false)),
+    ];
+    for (name, open, value) in sharding {
+        if open && config.ranks() == 1 {
+            reasons.insert(name.into(), reason(value, one));
+        }
+    }
+    if config.model.router_aux_loss_coef.is_auto() {
+        let because = "`output_router_logits` and `router_aux_loss_coef` of the model's configuration";
+        reasons.insert("router_aux_loss_coef".into(), reason(json!("auto"), because));
+    }
 }
 
 /// How the frozen linears are kept. The options name one form at most.

@@ -1,4 +1,4 @@
-"""Links between the GPUs of one host, timed through PyTorch: copies by the copy engines in a ring, and NCCL's all-reduce.
+"""Links between the GPUs of one host, timed with PyTorch: copies by the copy engines in a ring, and NCCL's all-reduce.
 
 SUROGATE_TORCH_PYTHON names an interpreter that has PyTorch, where this one has not. NVLink multicast stays off
 (`NCCL_NVLS_ENABLE=0`). Deliberately unknown here: the engine.
@@ -16,16 +16,23 @@ from collections.abc import Iterator
 BYTES = 256 << 20
 ROUNDS = 20
 
+# PyTorch orders a copy behind the streams of both devices, so that a ring would go one by one: the runtime's own call.
 COPIES = """
-import sys, time, torch
+import ctypes, sys, time, torch
 count, size, rounds = map(int, sys.argv[1:])
+runtime = ctypes.CDLL("libcudart.so." + torch.version.cuda.split(".")[0])
 source = [torch.ones(size, dtype=torch.uint8, device=f"cuda:{i}") for i in range(count)]
 target = [torch.empty_like(of) for of in source]
 streams = [torch.cuda.Stream(device=i) for i in range(count)]
+for rank in range(count):
+    target[rank].copy_(source[(rank + 1) % count])  # opens the way between the two
 def ring():
     for rank in range(count):
-        with torch.cuda.device(rank), torch.cuda.stream(streams[rank]):
-            target[rank].copy_(source[(rank + 1) % count], non_blocking=True)
+        other = (rank + 1) % count
+        to, at = ctypes.c_void_p(target[rank].data_ptr()), ctypes.c_void_p(source[other].data_ptr())
+        stream = ctypes.c_void_p(streams[rank].cuda_stream)
+        failed = runtime.cudaMemcpyPeerAsync(to, rank, at, other, ctypes.c_size_t(size), stream)
+        assert failed == 0, failed
 def wait():
     for stream in streams:
         stream.synchronize()

@@ -8,8 +8,8 @@
 What --record or --out have of a run is not measured again, whatever machine it was on: a table over several machines names
 them. A run whose plan is refused is printed with the reason.
 
-Deliberately unknown here: how a run is watched (`one_run.py`), the sizes of the Qwen3 models (`rows.py`), how links are
-timed (`links.py`), what the picture looks like (`picture.py`).
+Deliberately unknown here: how a run is watched (`one_run.py`), its files (`shaped.py`), how links are timed (`links.py`),
+what the picture looks like (`picture.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ sys.path.insert(0, str(HERE))
 import links  # noqa: E402
 import one_run  # noqa: E402
 import picture  # noqa: E402
-from rows import SIZES, TINY_VOCABULARY, VOCABULARY, write_data, write_model  # noqa: E402
+import shaped  # noqa: E402
 from table import commit_of  # noqa: E402
-
-# Shapes beyond the table: hidden, intermediate, layers, heads, key heads, tied embeddings.
-SHAPES = SIZES | {"shape-32b": (5120, 25600, 64, 64, 8, False)}
 
 # Name, model, adapters or all weights, options with several GPUs, the least number of GPUs that it fits.
 RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
@@ -48,40 +45,13 @@ RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = shaped.parser(__doc__, "scaling", limit=120.0)
     parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, with commas between")
-    parser.add_argument("--only", default="", help="parts of names, with commas between")
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--warm-up", type=float, default=3.0)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a run may take until it is measured")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no run is begun")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE.parents[1] / "output" / "scaling")
     parser.add_argument("--record", type=pathlib.Path, help="results of earlier calls")
     parser.add_argument("--picture", type=pathlib.Path, help="only draw what --record has")
     parser.add_argument("--commit", help="what was measured; left out: that of the checkout")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true")
     return parser.parse_args()
-
-
-def write(name: str, model: str, work: str, options: dict[str, Any], gpus: int, a: argparse.Namespace) -> pathlib.Path:
-    """A run's file, its model and its data."""
-    folder = a.out / f"{name}-{gpus}"
-    folder.mkdir(parents=True)
-    SIZES[model] = SHAPES[model]
-    write_model(folder / "model", model, a.tiny)
-    length = 64 if a.tiny else 2048
-    write_data(folder / "data.jsonl", False, length, 256 * length, TINY_VOCABULARY if a.tiny else VOCABULARY)
-    own = {
-        "gpus": gpus,
-        "lora": work == "lora",
-        "lora_rank": 16,
-        "lora_dropout": 0.0,
-        "sequence_len": length,
-        "per_device_train_batch_size": 2 if work == "lora" else 8,
-        "gradient_accumulation_steps": 4 if work == "lora" else 1,
-    }
-    return one_run.write_run(folder, a.device, own | (options if gpus > 1 else {}))
 
 
 def known(a: argparse.Namespace) -> list[dict[str, Any]]:
@@ -97,22 +67,16 @@ def baseline(name: str) -> str:
 
 def line(found: dict[str, Any], one: dict[str, Any] | None) -> str:
     """A row of the table."""
-    expected = found["planned_seconds_per_step"]
-    planned = f"{found['tokens_per_step'] / expected / 1e3:.2f}" if expected else ""
     ratio = f"{found['tokens_per_second'] / one['tokens_per_second']:.3f}" if one else ""
-    used = found["used"] - (found["used_before"] or 0) if found["used"] else found["memory_in_log"]
-    memory = f"{used / one_run.GIB:.2f} | {found['planned_memory'] / one_run.GIB:.2f}"
-    rates = f"{found['tokens_per_second'] / 1e3:.2f} | {ratio} | {planned}"
-    return f"| {found['name']} | {found['gpus']} | {rates} | {memory} |"
+    return f"| {found['name']} | {found['gpus']} | {shaped.cells(found, ratio)}"
 
 
 def runs(a: argparse.Namespace, counts: list[int]) -> list[tuple[str, str, str, dict[str, Any], int]]:
     """What is measured: name, model, work, options, GPUs. On one GPU each work once."""
-    wanted = [part for part in a.only.split(",") if part]
     chosen: dict[tuple[str, int], tuple[str, str, str, dict[str, Any], int]] = {}
     for gpus in counts:
         for name, model, work, options, least in RUNS:
-            if gpus >= least and (not wanted or any(part in name for part in wanted)):
+            if gpus >= least and shaped.wanted(name, a):
                 own = baseline(name) if gpus == 1 else name
                 chosen.setdefault((own, gpus), (own, model, work, options, gpus))
     return list(chosen.values())
@@ -131,7 +95,8 @@ def measure(a: argparse.Namespace, counts: list[int], done: list[dict[str, Any]]
             if time.time() - began > a.budget:
                 print(f"| {name} | {gpus} | the budget ends here |", flush=True)
                 continue
-            run = write(name, model, work, options, gpus, a)
+            of_ranks = {"gpus": gpus} | (options if gpus > 1 else {})
+            run = shaped.write(f"{name}-{gpus}", model, work, of_ranks, a)
             try:
                 found = one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, a.limit)
             except one_run.Failed as problem:

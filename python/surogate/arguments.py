@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ COMMAND_FLAGS = {
         "--prompt": 1, "--prompts": 1, "--chat": 0, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
     },
     "chat": {"--system": 1, "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1},
+    "evaluate": {
+        "--tasks": 1, "--include-path": 1, "--num-fewshot": 1, "--limit": 1, "--chat": 0, "--system": 1, "--max-length": 1,
+        "--batch-size": 1, "--batch-tokens": 1, "--output": 1, "--samples": 0,
+        "--adapter": 1, "--base": 1, "--device": 1, "--dtype": 1,
+    },
     "export": {"--format": 1, "--encoding": 1, "--model": 1, "--output": 1},
 }
 
@@ -207,7 +212,9 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("model", metavar="MODEL", help=OF_MODEL)
     chat.add_argument("--system", metavar="TEXT", help="message of the system, in front of the conversation")
     for command in (generate, chat):
+        _place_flags(command)
         _generation_flags(command)
+    _evaluate_flags(_command(commands, "evaluate", "measure a model on tasks of lm-evaluation-harness", reads_run=False))
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter, or output_dir of a run")
     merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
@@ -251,8 +258,53 @@ def parser() -> argparse.ArgumentParser:
 OF_MODEL = "folder or name of a model, output_dir of a run, a checkpoint, or an adapter"
 
 
-def _generation_flags(command: argparse.ArgumentParser) -> None:
-    """Model and device, then the options of generation from the engine's table."""
+def _evaluate_flags(command: argparse.ArgumentParser) -> None:
+    """What is measured, how it is asked, where the numbers go."""
+    command.add_argument("model", metavar="MODEL", help=OF_MODEL)
+    of_tasks = "names of tasks or groups, patterns such as mmlu_*, YAML files of tasks of your own, or a folder of them"
+    command.add_argument("--tasks", metavar="NAME,…", required=True, help=of_tasks)
+    command.add_argument("--include-path", metavar="DIR", help="folder with tasks of your own, which can then be named")
+    of_fewshot = "examples in front of each question (default: as the task says)"
+    command.add_argument("--num-fewshot", metavar="N", type=_count(0), help=of_fewshot)
+    of_limit = "questions of each task at most; below 1, a share of them: a test of the set-up, no result"
+    command.add_argument("--limit", metavar="N", type=_positive, help=of_limit)
+    command.add_argument("--chat", action="store_true", help="ask by the model's chat template, examples as earlier turns")
+    command.add_argument("--system", metavar="TEXT", help="message of the system, in front of each question")
+    of_length = "longest sequence in tokens (default: as the model allows, 2048 where it does not say)"
+    command.add_argument("--max-length", metavar="N", type=_count(1), help=of_length)
+    of_batch = "most answers that are generated at a time (default: 64)"
+    command.add_argument("--batch-size", metavar="N", type=_count(1), default=64, help=of_batch)
+    of_tokens = "tokens that are scored at a time (default: 8192)"
+    command.add_argument("--batch-tokens", metavar="N", type=_count(1), help=of_tokens)
+    command.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    command.add_argument("--output", metavar="FILE", help="write everything that the harness reports, as JSON")
+    command.add_argument("--samples", action="store_true", help="with --output: also every question with its answer")
+    _place_flags(command)
+
+
+def _count(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return read
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def _place_flags(command: argparse.ArgumentParser) -> None:
+    """Adapter, device and type of a model that is used."""
     command.add_argument("--adapter", metavar="DIR", help="adapter of the model, or output_dir of the run that made it")
     of_base = "model of an adapter (default: the one that the adapter names)"
     command.add_argument("--base", metavar="MODEL", help=of_base)
@@ -261,6 +313,10 @@ def _generation_flags(command: argparse.ArgumentParser) -> None:
         "--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
         help="type of weights and activations (default: auto, bfloat16 on a GPU for models that were saved in 16 bits)",
     )
+
+
+def _generation_flags(command: argparse.ArgumentParser) -> None:
+    """The options of generation, from the engine's table."""
     for row in _generation():
         text = f"{row['help']} (default: {json.dumps(row['default'])})".replace("%", "%%")
         if row["type"] == "bool":

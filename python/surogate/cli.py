@@ -233,6 +233,13 @@ def _generate(options: Namespace, overrides: Overrides) -> int:
     return generate.run(options)
 
 
+def _evaluate(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    from . import evaluate
+
+    return evaluate.run(options)
+
+
 def _chat(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     from . import chat
@@ -277,6 +284,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "export": _export,
     "generate": _generate,
     "chat": _chat,
+    "evaluate": _evaluate,
     "merge": _merge,
     "push": _push,
     "report": _report,

@@ -24,6 +24,7 @@ KNOWN = [
     ("wandb", "wandb", "report_to: [wandb]"),
     ("aim", "aim", "report_to: [aim]"),
     ("tensorboard", "tensorboard", "report_to: [tensorboard]"),
+    ("eval", "lm_eval", "surogate evaluate"),
     ("cloud", "obstore", "data in s3:// and gs://"),
     ("distributed", "ray", "runs on several machines, not supported yet"),
 ]

@@ -31,6 +31,14 @@ def open_model(options: Namespace) -> Model:
     return load(model, adapter, device=options.device, dtype=options.dtype)
 
 
+def tokenizer_folder(options: Namespace) -> Path:
+    """The folder of the model's tokenizer: an adapter's own before its model's."""
+    model, adapter = places(options.model, options.adapter, options.base)
+    if adapter is not None and (adapter / "tokenizer.json").is_file():
+        return adapter
+    return hub.folder(model, weights=False)
+
+
 def places(place: str, adapter: str | None, base: str | None) -> tuple[str, Path | None]:
     """Model and adapter of a place, which may be an adapter, or a run that made one."""
     local = Path(place).expanduser()

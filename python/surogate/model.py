@@ -1,10 +1,10 @@
-"""A model in evaluation mode: logits, hidden states, loss and gradients."""
+"""A model in evaluation mode: logits, hidden states, loss and gradients, likelihoods of continuations, text."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy.typing as npt
@@ -124,6 +124,34 @@ class Model:
         )
         return (each if per_token else loss), gradients
 
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that the model allows, in tokens; None where its configuration names none."""
+        return self._native.longest()
+
+    def score(
+        self, requests: Iterable[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
+    ) -> list[tuple[float, bool]]:
+        """How likely continuations are: of pairs (beginning, continuation), both token ids, the natural logarithm of the
+        probability of the continuation, and whether each of its tokens is the likeliest where it stands.
+
+        Sequences of all lengths are packed into rows of one shape. `batch_tokens` is the size of a batch, 8192 if left
+        out; less takes less memory. A beginning that is too long for the model loses its first tokens.
+        """
+        pairs = list(requests)
+        results = [(0.0, True)] * len(pairs)
+        for index, likelihood, greedy in self.scores(pairs, batch_tokens):
+            results[index] = (likelihood, greedy)
+        return results
+
+    def scores(
+        self, requests: Iterable[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
+    ) -> Iterator[tuple[int, float, bool]]:
+        """What :meth:`score` gives, with the number of the request, batch by batch as it comes."""
+        pairs = [([*map(int, context)], [*map(int, continuation)]) for context, continuation in requests]
+        scoring = self._native.score(pairs, batch_tokens)
+        while not scoring.done:
+            yield from scoring.step()
 
     def start(self, prompts: Sequence[Any], **options: Any) -> _native.Generation:
         """Begins to answer prompts; the options are those of :meth:`generate`, values or texts as in YAML."""

@@ -21,6 +21,21 @@ class Tokenizer:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._native = _native.Tokenizer(hub.folder(os.fspath(path), weights=False))
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token in front of texts, where there is one."""
+        return self._native.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token behind texts, where there is one."""
+        return self._native.eos_token_id
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template, where there is one."""
+        return self._native.chat_template
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens that stand in the text are recognised."""
         return self._native.encode(text, add_special_tokens)

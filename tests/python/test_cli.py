@@ -473,7 +473,7 @@ def test_doctor_never_fails(capsys):
         wanted = {"version", "path", "origin"} if row["found"] else {"missing", "mend"}
         assert wanted <= row.keys() and row["needed_for"], row
     installed = {row["extra"]: row["version"] for row in found["extras"]}
-    assert installed.keys() == {"wandb", "aim", "tensorboard", "cloud", "distributed"}
+    assert installed.keys() == {"wandb", "aim", "tensorboard", "eval", "cloud", "distributed"}
     code, out, _ = run(capsys, "doctor")
     assert all(f"  {row['package']:<12} {row['version'] or 'not installed'}" in out for row in found["extras"])
     assert "runs on several machines, not supported yet" in out

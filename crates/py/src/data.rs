@@ -89,6 +89,24 @@ impl Tokenizer {
         self.tokenizer.encoder().decode(&ids, skip_special).map_err(data_error)
     }
 
+    /// The id of the token in front of texts, where there is one.
+    #[getter]
+    fn bos_token_id(&self) -> Option<u32> {
+        self.tokenizer.bos().map(|token| token.id)
+    }
+
+    /// The id of the token behind texts, where there is one.
+    #[getter]
+    fn eos_token_id(&self) -> Option<u32> {
+        self.tokenizer.eos().map(|token| token.id)
+    }
+
+    /// The source of the chat template.
+    #[getter]
+    fn chat_template(&self) -> Option<&str> {
+        self.tokenizer.chat_template(false)
+    }
+
     /// The text of a conversation; `variables` are seen by the template.
     fn render(&self, messages: &str, tools: Option<&str>, prompt: bool, variables: &str) -> PyResult<String> {
         let messages: Vec<Map<String, Value>> = json("messages", messages)?;

@@ -14,6 +14,7 @@ mod merge;
 mod model;
 mod operations;
 mod run;
+mod score;
 mod signals;
 mod trainer;
 
@@ -42,6 +43,8 @@ mod _native {
     use crate::operations::{batch_inputs, infer, op_schemas};
     #[pymodule_export]
     use crate::run::{cache_folder, machine_names, preview, run, say, unsaid, visible};
+    #[pymodule_export]
+    use crate::score::Scoring;
     #[pymodule_export]
     use crate::trainer::Trainer;
 

@@ -15,6 +15,7 @@ use train::{Device, DeviceRequest, ModelSource};
 use crate::arrays::{self, Floats, Integers};
 use crate::errors::train_error;
 use crate::generate::Generation;
+use crate::score::Scoring;
 
 type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 
@@ -49,7 +50,7 @@ fn element_type(name: &str) -> PyResult<Setting<DType>> {
 impl Model {
     /// Calls the engine without the interpreter's lock. A panic in an earlier call has left nothing
     /// half done that a later one would read.
-    fn with<T: Send>(
+    pub fn with<T: Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send,
@@ -87,6 +88,22 @@ impl Model {
         options: Vec<(String, String)>,
     ) -> PyResult<Generation> {
         Generation::start(py, slf, prompts, &options)
+    }
+
+    /// Begins to score pairs of a beginning and its continuation, both as ids.
+    #[pyo3(signature = (requests, batch_tokens = None))]
+    fn score(
+        slf: &Bound<'_, Self>,
+        py: Python<'_>,
+        requests: Vec<(Vec<i32>, Vec<i32>)>,
+        batch_tokens: Option<usize>,
+    ) -> PyResult<Scoring> {
+        Scoring::start(py, slf, requests, batch_tokens)
+    }
+
+    /// The longest sequence that the model allows.
+    fn longest(&self, py: Python<'_>) -> PyResult<Option<usize>> {
+        self.with(py, |model| Ok(model.longest()))
     }
 
     /// Opens the device and the folders. `ir` is the model's graph as JSON, `adapter` a folder in

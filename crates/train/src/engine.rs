@@ -305,11 +305,16 @@ impl Engine {
 
     /// A result of the entry that ran last, as f32.
     pub fn output(&mut self, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
+        Ok(self.output_as_stored(kind, variant, name)?.cast(DType::F32))
+    }
+
+    /// A result of the entry that ran last in its own type.
+    pub fn output_as_stored(&mut self, kind: EntryKind, variant: Variant, name: &str) -> Result<HostTensor> {
         let entry = self.entry(kind, Some(variant));
         let outputs = &self.program.entries[entry].outputs;
         let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());
         let at = at.unwrap_or_else(|| panic!("`{name}` was not asked for when the program was compiled"));
-        Ok(self.tensor(&at)?.cast(DType::F32))
+        self.tensor(&at)
     }
 }
 

@@ -153,10 +153,22 @@ impl HfConfig {
 
     /// The longest row whose positions are rotated by the first of two tables, where longer ones have the second.
     pub fn turning(&self) -> Option<usize> {
+        let (kind, original) = self.original_positions()?;
+        (kind == "longrope").then_some(original)?
+    }
+
+    /// The longest row that is rotated as shorter ones are, where the rotation follows from the longest row of a batch.
+    pub fn shares_rotation_to(&self) -> Option<usize> {
+        let (kind, original) = self.original_positions()?;
+        ["longrope", "dynamic"].contains(&kind).then(|| original.or(self.max_positions()))?
+    }
+
+    /// The kind of the scaling, and the positions before it.
+    fn original_positions(&self) -> Option<(&str, Option<usize>)> {
         let scaling = SCALING.iter().rev().find_map(|key| self.text().get(key).filter(|value| value.is_object()))?;
-        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
+        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str)?;
         let of_scaling = scaling.get(ORIGINAL_POSITIONS).and_then(Value::as_u64).map(|n| n as usize);
-        (kind == Some("longrope")).then(|| of_scaling.or_else(|| self.size(ORIGINAL_POSITIONS)))?
+        Some((kind, of_scaling.or_else(|| self.size(ORIGINAL_POSITIONS))))
     }
 
     /// The longest row that the configuration allows: its positions, or those to which it stretches them.

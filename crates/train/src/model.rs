@@ -27,6 +27,9 @@ const HIDDEN: &str = "hidden.*";
 const LOGITS: &str = "logits";
 const TOKEN_LOSS: &str = "token_loss";
 
+/// The task's name for the likeliest token behind each.
+const LIKELIEST: &str = "likeliest";
+
 /// Weights on a device, with programs for the shapes that were requested.
 pub struct Model {
     device: Arc<Device>,
@@ -52,6 +55,14 @@ pub struct LossAndGradients {
     pub token_loss: HostTensor,
     /// By tensor name, f32, in the shape of the file.
     pub gradients: Vec<(String, HostTensor)>,
+}
+
+/// What [`Model::token_scores`] gives, both [B, T].
+pub(crate) struct TokenScores {
+    /// The loss of each target; 0 where there is none.
+    pub losses: Vec<f32>,
+    /// The likeliest token behind each.
+    pub likeliest: Vec<i32>,
 }
 
 impl Model {
@@ -82,7 +93,7 @@ impl Model {
             recipe: Recipe::Uniform,
             training: None,
             adapter: adapter_options,
-            entries: vec![EntryOptions::forward().keeping([LOGITS])],
+            entries: Vec::new(),
             seed: 0,
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
@@ -154,6 +165,36 @@ impl Model {
             }
         }
         Ok(LossAndGradients { loss: sum / weight, token_loss, gradients })
+    }
+
+    /// The loss of each target of a batch, and what the model takes for the next token: logits do not leave the device.
+    pub(crate) fn token_scores(&mut self, batch: &Batch) -> Result<TokenScores> {
+        let engine = self.engine_for(batch, EntryOptions::evaluate(TASK).keeping([TOKEN_LOSS, LIKELIEST]))?;
+        let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
+        engine.run(EntryKind::Evaluate, variant, from_ref(batch))?;
+        let losses = engine.output(EntryKind::Evaluate, variant, TOKEN_LOSS)?.to_f32();
+        let likeliest = engine.output_as_stored(EntryKind::Evaluate, variant, LIKELIEST)?;
+        let ids = likeliest.bytes.as_chunks().0.iter().map(|id| i32::from_le_bytes(*id));
+        Ok(TokenScores { losses, likeliest: ids.collect() })
+    }
+
+    /// The longest sequence that the model allows.
+    pub fn longest(&self) -> Option<usize> {
+        self.source.position_limit()
+    }
+
+    /// The longest sequence that is rotated as every other of its batch, where the rotation follows from the longest one.
+    pub(crate) fn shares_rotation_to(&self) -> Option<usize> {
+        self.source.config.shares_rotation_to()
+    }
+
+    /// Refuses ids that the model does not know.
+    pub(crate) fn check_ids(&self, ids: &[i32]) -> Result<()> {
+        let vocabulary = self.source.vocab_size()?;
+        match ids.iter().find(|id| **id < 0 || **id as usize >= vocabulary) {
+            Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
+            None => Ok(()),
+        }
     }
 
     /// The tensors that [`Model::loss_and_gradients`] gives gradients for.

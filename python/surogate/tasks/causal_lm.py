@@ -9,7 +9,8 @@ from ..dsl import Batch, Module, Results, ops, output, task
 
 @task("causal_lm")
 class CausalLM(Module):
-    """Marks `token_loss` [B, T] and the sums over the micro-batch, `loss_sum` and `weight_sum`. The division by
+    """Marks `token_loss` and `likeliest`, the token that the model takes for the next, both [B, T], and the sums over
+    the micro-batch, `loss_sum` and `weight_sum`. The division by
     `weight_sum` is the update's work. Where the config wants the loads of experts balanced, the loss of uneven ones is
     added to that of every token."""
 
@@ -19,6 +20,7 @@ class CausalLM(Module):
     def forward(self, of: Results, batch: Batch) -> None:
         token_loss, _ = ops.cross_entropy(of["logits"], batch.targets)
         output("token_loss", token_loss)
+        output("likeliest", ops.likeliest(of["logits"]))
         if self.balance:
             factor = self.balance.coefficient * self.balance.experts
             token_loss = ops.balanced_loss(token_loss, of["expert_load"], factor=factor, layers=self.balance.layers)

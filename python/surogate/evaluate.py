@@ -1,0 +1,161 @@
+"""`surogate evaluate`: tasks of lm-evaluation-harness on a model, an adapter or a run.
+
+Knows the harness's tasks and its table; how questions are answered is `harness.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import logging
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import files, generate
+from .arguments import UsageError
+from .errors import ConfigError, RunError, SurogateError
+from .terminal import show, warn
+
+#: Where the harness looks for tasks that come with it, and where their data is.
+HINT = "the data of tasks is fetched from the Hub once, and kept; for tasks with files of your own see docs/evaluating.md"
+
+
+def run(options: Namespace) -> int:
+    """Evaluates, and shows or writes what came of it."""
+    if options.samples and not options.output:
+        raise UsageError("--samples adds to the file of --output: give one")
+    output = Path(options.output) if options.output else None
+    if output is not None and os.path.lexists(output):
+        raise ConfigError(f"{output} is there already, expected nothing: nothing is overwritten")
+    _check_extra()
+    generate.places(options.model, options.adapter, options.base)
+    with _quiet():
+        from lm_eval.utils import handle_non_serializable, make_table
+
+        results = _evaluated(options)
+    if output is not None:
+        text = json.dumps(results, indent=2, ensure_ascii=False, default=handle_non_serializable)
+        _write(output, text + "\n")
+    if options.json:
+        show(json.dumps(results["results"], default=handle_non_serializable))
+        return 0
+    show(make_table(results).rstrip("\n"))
+    if results.get("groups"):
+        show("\n" + make_table(results, "groups").rstrip("\n"))
+    if options.limit:
+        warn("Note: --limit leaves questions out, so these are no results of the tasks")
+    if output is not None:
+        show(f"Written: {output}")
+    return 0
+
+
+def _check_extra() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("lm_eval") is None:
+        raise ConfigError("evaluate takes lm-evaluation-harness, which is not installed: pip install 'surogate[eval]'")
+
+
+def _evaluated(options: Namespace) -> dict[str, Any]:
+    """What the harness reports."""
+    from lm_eval import evaluator
+
+    # It asks git for the commit of the working directory, and git complains where that is none.
+    evaluator.get_git_commit_hash = lambda: None
+    tasks, manager = _tasks(options)
+    from .harness import Surogate
+
+    model = Surogate(
+        options.model,
+        adapter=options.adapter,
+        base=options.base,
+        device=options.device,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        batch_tokens=options.batch_tokens,
+        max_length=options.max_length,
+    )
+    if options.chat and model.tokenizer.chat_template is None:
+        raise ConfigError(f"--chat: {options.model} has no chat template; leave it out, and texts are continued")
+    limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
+    with _told("the evaluation failed"):
+        results: dict[str, Any] = evaluator.simple_evaluate(
+            model=model,
+            tasks=tasks,
+            task_manager=manager,
+            num_fewshot=options.num_fewshot,
+            limit=limit,
+            apply_chat_template=options.chat,
+            fewshot_as_multiturn=options.chat,
+            system_instruction=options.system,
+            log_samples=options.samples,
+        )
+    return results
+
+
+def _tasks(options: Namespace) -> tuple[list[Any], Any]:
+    """The tasks that are meant, by name or as the contents of their files, and what knows all of them."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+    from lm_eval.tasks import TaskManager
+
+    names = [name for name in options.tasks.split(",") if name]
+    if options.include_path and not Path(options.include_path).is_dir():
+        raise ConfigError(f"--include-path: {options.include_path} is no folder")
+    known = TaskManager(include_path=options.include_path)
+    for name in names:
+        if not name.endswith((".yaml", ".yml")) and not Path(name).is_dir() and not known.match_tasks([name]):
+            near = difflib.get_close_matches(name, known.all_tasks, 3)
+            meant = f" (did you mean {' or '.join(near)}?)" if near else " (`lm_eval ls tasks` prints all of them)"
+            raise ConfigError(f"--tasks: {name} is no task and no file of one{meant}")
+        if name.endswith((".yaml", ".yml")) and "*" not in name and not Path(name).is_file():
+            raise ConfigError(f"--tasks: there is no file {name}")
+    if not names:
+        raise UsageError("--tasks names no task")
+    config = EvaluatorConfig(tasks=names, include_path=options.include_path)
+    with _told("--tasks"):
+        manager = config.process_tasks({})
+    return config.tasks, manager
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What the harness and the libraries below it raise, as a message."""
+    try:
+        yield
+    except (SurogateError, UsageError):
+        raise
+    except (ConnectionError, OSError) as error:
+        raise RunError(f"{what}: {error}\n  hint: {HINT}") from error
+    except Exception as error:
+        name = type(error).__name__
+        raise RunError(f"{what}: {name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The harness's own words are errors alone, its bars are for terminals."""
+    if not sys.stderr.isatty():
+        # Read when the libraries are imported.
+        os.environ.update(TQDM_DISABLE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "httpx", "huggingface_hub")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_new(path, text)
+    except OSError as error:
+        raise RunError(f"{path}: the results cannot be written: {error}") from error

@@ -1,0 +1,191 @@
+"""Likelihoods of continuations, and lm-evaluation-harness on them: numbers of its transformers backend, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import surogate
+from conftest import REPOSITORY
+from golden import DEVICE, FAMILIES, MIXTURES
+from surogate import SurogateError, cli
+from test_golden import of_family
+
+# Nothing is fetched: tasks and data lie here.
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+STORIES = REPOSITORY / "examples" / "stories" / "model"
+TASKS = Path(__file__).parent / "tasks"
+NAMES = ("choices", "texts", "answers")
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return surogate.load(STORIES, device=DEVICE)
+
+
+def expected(model: surogate.Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """The same from the logits of the sequence alone."""
+    logits = model.forward([context + continuation])[0, len(context) - 1 : -1].astype(np.float64)
+    largest = logits.max(-1, keepdims=True)
+    logs = logits - largest - np.log(np.exp(logits - largest).sum(-1, keepdims=True))
+    picked = logs[np.arange(len(continuation)), continuation]
+    return float(picked.sum()), bool((logits.argmax(-1) == continuation).all())
+
+
+def close(found: tuple[float, bool], wanted: tuple[float, bool]) -> None:
+    assert found[1] == wanted[1]
+    assert found[0] == pytest.approx(wanted[0], rel=2e-5, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES])
+def test_scores_are_those_of_the_logits(name, golden_folder):
+    """Of sequences of several lengths in one call, past windows and changing rotations."""
+    golden = of_family(name, golden_folder)
+    model = surogate.load(golden.folder, device=DEVICE)
+    ids = (golden.inputs["input_ids"].reshape(-1) % 90 + 3).tolist()
+    pairs = [(ids[:1], ids[1:3]), (ids[3:20], ids[20:24]), (ids[1:30], ids[30:31]), (ids[5:9], ids[9:37])]
+    for found, pair in zip(model.score(pairs), pairs, strict=True):
+        close(found, expected(model, *pair))
+
+
+def test_scores_do_not_depend_on_the_batch(stories):
+    generator = np.random.default_rng(0)
+    cut = [generator.integers(3, 500, size=size).tolist() for size in generator.integers(2, 90, size=60)]
+    pairs = [(ids[: len(ids) // 2], ids[len(ids) // 2 :]) for ids in cut]
+    once = stories.score(pairs)
+    for found, alone in zip(stories.score(pairs, batch_tokens=1), once, strict=True):
+        close(found, alone)
+    for index in (0, 17, 59):
+        close(once[index], stories.score([pairs[index]])[0])
+        close(once[index], expected(stories, *pairs[index]))
+    likeliest = [int(stories.forward([[1, 403]])[0, -1].argmax())]
+    assert stories.score([([1, 403], likeliest), ([1, 403], [7])])[0][1]
+
+
+def test_what_cannot_be_scored_is_refused(stories):
+    for pair, said in {
+        ((), (1,)): "no token in front",
+        ((1,), ()): "an empty continuation",
+        ((1,), (512,)): "token id 512 is outside",
+        ((1,), (3,) * 513): "scores 513 tokens, and the model allows sequences of 512",
+    }.items():
+        with pytest.raises(SurogateError, match=said):
+            stories.score([([1], [2]), pair])
+    assert stories.score([]) == []
+    # As many tokens as the model allows, and one more that is only predicted.
+    ids = ([5, 9, 30, 77] * 150)[:513]
+    close(stories.score([([1, 2, 3], ids[1:])])[0], stories.score([([3], ids[1:])])[0])
+
+
+def test_the_numbers_are_those_of_the_harness(capsys, tmp_path):
+    """Recorded with lm_eval 0.4.13, its `hf` model class, transformers 5.23, float32 on the CPU."""
+    recorded = json.loads((TASKS / "recorded.json").read_text())
+    tasks = ",".join(f"{name}.yaml" for name in NAMES)
+    output = tmp_path / "results.json"
+    place = Path.cwd()
+    os.chdir(TASKS)
+    try:
+        words = ["evaluate", str(STORIES), "--tasks", tasks, "--samples", "--output", str(output), "--device", DEVICE]
+        code = cli.main(words)
+    finally:
+        os.chdir(place)
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "stories_choices" in out and "acc_norm" in out and f"Written: {output}" in out
+    found = json.loads(output.read_text())
+    for task, responses in recorded["responses"].items():
+        for sample, wanted in zip(found["samples"][task], responses, strict=True):
+            for got, of_harness in zip(sample["filtered_resps"], wanted, strict=True):
+                if task == "stories_choices":
+                    close(tuple(got), tuple(of_harness))
+                elif task == "stories_texts":
+                    assert got == pytest.approx(of_harness, rel=1e-6)
+                else:
+                    assert got == of_harness
+        for metric, value in recorded["results"][task].items():
+            assert found["results"][task][metric] == pytest.approx(value, rel=1e-6)
+
+
+def test_the_class_is_known_to_the_harness():
+    """Its own command line with the class, with examples in front of each question."""
+    place = ["--model_args", f"pretrained={STORIES}", "--device", DEVICE]
+    words = ["--model", "surogate", *place, "--tasks", "choices.yaml", "--num_fewshot", "1"]
+    words = [sys.executable, "-m", "surogate.harness", *words, "--limit", "3", "--batch_size", "2"]
+    done = subprocess.run(words, cwd=TASKS, capture_output=True, text=True)
+    assert done.returncode == 0 and "|stories_choices|" in done.stdout.replace(" ", ""), done.stderr
+
+
+def test_options_of_requests():
+    from surogate.harness import generation_options
+
+    greedy = {"max_new_tokens": 9, "stop": ["."], "temperature": 0}
+    assert generation_options({"until": ["."], "max_gen_toks": 9, "do_sample": False, "top_p": 0.5}) == greedy
+    drawn = {"max_new_tokens": 256, "stop": ["a"], "temperature": 0.7, "top_p": 0.9}
+    assert generation_options({"until": "a", "do_sample": True, "temperature": 0.7, "top_p": 0.9}) == drawn
+    assert generation_options({"num_beams": 1})["temperature"] == 0
+    with pytest.raises(ValueError, match="num_beams: 4"):
+        generation_options({"num_beams": 4})
+
+
+def test_a_conversation_that_goes_on_ends_inside_its_last_message():
+    from surogate.harness import Surogate
+
+    def rendered(messages: list, add_generation_prompt: bool) -> str:
+        text = "".join(f"<{m['role']}>{m['content'].strip()}</s>" for m in messages)
+        return text + "<assistant>" * add_generation_prompt
+
+    of = SimpleNamespace(tokenizer=SimpleNamespace(apply_chat_template=rendered))
+    messages = [{"role": "user", "content": "Say A"}, {"role": "assistant", "content": " A"}]
+    assert Surogate.apply_chat_template(of, messages[:1]) == "<user>Say A</s><assistant>"
+    assert Surogate.apply_chat_template(of, messages, False) == "<user>Say A</s><assistant>A"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks", "arc_eazy"], "arc_eazy is no task and no file of one (did you mean arc_easy"),
+        (["--tasks", "nothing.yaml"], "there is no file nothing.yaml"),
+        (["--tasks", ","], "--tasks names no task"),
+        (["--tasks", "arc_easy", "--include-path", "nowhere"], "nowhere is no folder"),
+        (["--tasks", "arc_easy", "--limit", "0"], "--limit: '0' is no number above 0"),
+        (["--tasks", "arc_easy", "--samples"], "--samples adds to the file of --output"),
+        (["--tasks", "arc_easy", "--learning-rate", "1"], "--learning_rate is not a flag of this command"),
+        ([], "required: --tasks"),
+        (["--tasks", str(TASKS / "choices.yaml"), "--chat"], "has no chat template"),
+    ],
+)
+def test_mistakes(capsys, words, said):
+    try:
+        code = cli.main(["evaluate", str(STORIES), *words])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_result_is_not_overwritten(capsys, tmp_path):
+    (tmp_path / "there.json").write_text("mine")
+    assert cli.main(["evaluate", str(STORIES), "--tasks", "arc_easy", "--output", str(tmp_path / "there.json")]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert cli.main(["evaluate", str(STORIES), "--tasks", "arc_easy"]) == 2
+    assert "pip install 'surogate[eval]'" in capsys.readouterr().err
+
+
+def test_without_the_data_of_a_task(tmp_path):
+    """arc_easy is on the Hub, which is out of reach."""
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    words = [sys.executable, "-m", "surogate", "evaluate", str(STORIES), "--tasks", "arc_easy"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "the data of tasks is fetched from the Hub once" in done.stderr, done.stderr

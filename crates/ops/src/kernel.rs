@@ -40,6 +40,15 @@ pub(crate) fn is_roomy(machine: &Machine) -> bool {
     matches!(machine.arch, Arch::Cuda(architecture) if architecture.shared_per_block() >= 200 << 10)
 }
 
+/// Blocks up to which a kernel takes about as long as its start: it keeps its place on the stream itself, and is launched
+/// while the one in front still runs.
+const SHORT: usize = 1024;
+
+/// Whether a kernel of so many blocks calls `follow()`, and is compiled with [`device::FOLLOW`].
+pub(crate) fn follows(blocks: usize) -> bool {
+    blocks <= SHORT
+}
+
 /// The device's name of an element type, as `cuda/types.cuh` defines it.
 pub fn device_type(dtype: DType) -> &'static str {
     match dtype {

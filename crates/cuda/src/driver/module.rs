@@ -52,6 +52,8 @@ pub struct LaunchShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
+    /// Launched while what is in front on the stream still runs: the kernel waits for it (`follow.cuh`).
+    pub early: bool,
 }
 
 /// A kernel that can be launched.
@@ -83,6 +85,25 @@ impl Function {
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, arguments: &mut [*mut c_void]) -> Result<()> {
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         let device = &self.module.device;
+        if shape.early {
+            let id = sys::LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION;
+            let mut value = [0; 16];
+            value[0] = 1;
+            let mut attribute = sys::LaunchAttribute { id, padding: 0, value };
+            let config = sys::LaunchConfig {
+                grid: shape.grid,
+                block: shape.block,
+                shared_bytes: shape.shared_bytes,
+                stream: stream.raw(),
+                attributes: &mut attribute,
+                attribute_count: 1,
+            };
+            // SAFETY: promised by the caller; configuration and attribute live as long as the call.
+            let status = unsafe {
+                (device.table().cuLaunchKernelEx)(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut())
+            };
+            return device.check("cuLaunchKernelEx", status).during(|| format!("launching {shape:?}"));
+        }
         // SAFETY: promised by the caller.
         let status = unsafe {
             (device.table().cuLaunchKernel)(

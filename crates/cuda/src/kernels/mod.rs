@@ -1,5 +1,7 @@
-//! The backend's own device code: layout changes, factors of products, low-rank addends and Hopper GEMMs. Operations' kernels come with the
+//! The backend's own device code: layout changes, factors of products, low-rank addends, products of few rows and Hopper GEMMs. Operations' kernels come with the
 //! program; these implement instructions that carry no kernel.
+
+pub mod few_rows;
 
 use crate::nvrtc::KernelSource;
 use tensor::DType;
@@ -163,6 +165,7 @@ pub fn samples() -> Vec<OwnKernel> {
         kernels.push(strided(from, to));
     }
     kernels.push(factor(1.0, 0.0));
+    kernels.extend(few_rows::samples());
     let slice = |first, count| Addend { columns: (first, count), t_row: 48, b_row: 16 };
     kernels.push(addends(100, 256, 16, 2.0, false, &[slice(0, 96), slice(128, 64)]));
     kernels.push(addends(100, 64, 40, 1.0, true, &[Addend { columns: (0, 64), t_row: 40, b_row: 64 }]));

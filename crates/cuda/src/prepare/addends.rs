@@ -40,6 +40,7 @@ pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunc
         grid: [groups.div_ceil(WARPS) as u32, gemm.m.div_ceil(TALL) as u32, 1],
         block: [32 * WARPS as u32, 1, 1],
         shared_bytes: 0,
+        early: false,
     };
     Ok(Some(BoundLaunch::new(function, "addends", shape, arguments)))
 }

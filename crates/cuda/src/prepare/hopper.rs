@@ -133,6 +133,7 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm, variant: HopperProduct) -> 
         grid: [2 * clusters as u32, 1, 1],
         block: [HopperProduct::THREADS, 1, 1],
         shared_bytes: variant.shared_bytes() as u32,
+        early: false,
     };
     Ok(BoundLaunch::new(function, "product", shape, arguments))
 }

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::error::{During, Result};
 use crate::nvrtc::KernelSource;
 use crate::sys::driver::TENSOR_MAP_WORDS;
-use program::{Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
+use program::{Architecture, Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
 pub(crate) struct Kernels {
     entries: Vec<String>,
     modules: Vec<Arc<Module>>,
+    /// Those that wait by themselves for what is in front.
+    follow: Vec<bool>,
 }
 
 impl Kernels {
@@ -25,7 +27,8 @@ impl Kernels {
         let texts: Vec<Texts> = kernels.iter().map(Texts::new).collect();
         let sources: Vec<KernelSource> = kernels.iter().zip(&texts).map(|(kernel, t)| t.source(kernel)).collect();
         let entries = kernels.iter().map(|kernel| kernel.entry.clone()).collect();
-        Ok(Kernels { entries, modules: engine.modules(&sources)? })
+        let follow = kernels.iter().map(|kernel| kernel.headers.iter().any(|(name, _)| name == device::FOLLOW.0));
+        Ok(Kernels { entries, modules: engine.modules(&sources)?, follow: follow.collect() })
     }
 
     fn function(&self, id: KernelId) -> Result<(Function, &str)> {
@@ -152,7 +155,8 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
         };
         arguments = arguments.word(word);
     }
-    let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes };
+    let early = p.kernels.follow[call.kernel.0 as usize] && p.engine.architecture() >= Architecture::HOPPER;
+    let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes, early };
     Ok(BoundLaunch::new(function, name, shape, arguments))
 }
 

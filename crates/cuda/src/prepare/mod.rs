@@ -6,6 +6,7 @@
 
 mod addends;
 mod attention;
+mod few_rows;
 mod hopper;
 mod launch;
 mod memory;

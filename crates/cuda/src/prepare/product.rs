@@ -1,10 +1,11 @@
 //! Gemm instructions as cuBLASLt calls. Low-rank addends follow: in one pass over D with the backend's own kernel, or
-//! as further GEMMs onto it. Factors of numbers are multiplied on the device, in front. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the
-//! library, and timing decides.
+//! as further GEMMs onto it. Factors of numbers are multiplied on the device, in front. Products of few rows have a kernel
+//! of their own. On Hopper the backend's own GEMM kernel, which needs no second pass, competes with the library, and timing
+//! decides.
 #![allow(unsafe_code, reason = "runs products on addresses that the program describes")]
 
 use super::launch::{Arguments, BoundLaunch};
-use super::{Memory, Preparation, addends, hopper};
+use super::{Memory, Preparation, addends, few_rows, hopper};
 use crate::algorithms::{Contest, Operands};
 use crate::cublaslt::{Operand, Product, Scales, alignment};
 use crate::driver::{Function, LaunchShape};
@@ -60,6 +61,9 @@ pub(crate) struct BoundGemm {
 const LIBRARY: &str = "library";
 
 pub(super) fn plan(p: &mut Preparation, gemm: &Gemm) -> Result<PlannedGemm> {
+    if let Some(call) = few_rows::call(p, gemm)? {
+        return Ok(PlannedGemm::new(p, Way::Own(call)));
+    }
     let variants = hopper::variants(p, gemm);
     if variants.is_empty() {
         let way = Way::Library(library(p, gemm)?);
@@ -275,7 +279,7 @@ impl Library {
     fn bind(&mut self, workspace: u64) {
         let Some(Factor::Planned(function, [of_a, of_b])) = self.factor.take() else { return };
         let arguments = Arguments::new().word(workspace).word(of_a).word(of_b);
-        let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+        let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0, early: false };
         self.factor = Some(Factor::Bound(BoundLaunch::new(function, "factor", shape, arguments)));
         self.parts[0].scales = Some(Scales::Both(workspace));
     }

@@ -61,7 +61,7 @@ pub(super) fn zero(p: &mut Preparation, at: &TensorRef) -> Result<Strided> {
 
 fn shape(threads: usize) -> LaunchShape {
     let blocks = u32::try_from(threads.div_ceil(THREADS as usize)).expect("fewer than 2^40 threads in a launch");
-    LaunchShape { grid: [blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 }
+    LaunchShape { grid: [blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0, early: false }
 }
 
 /// The `Layout` struct of `strided.cu`: count, extents, strides of both sides, innermost axis last.

@@ -52,6 +52,30 @@ pub mod tensor_map {
     pub const ZEROS_OUTSIDE: u32 = 0;
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: Stream,
+    pub attributes: *mut LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`: an id, and a union of 64 bytes.
+#[repr(C)]
+pub struct LaunchAttribute {
+    pub id: c_uint,
+    pub padding: c_uint,
+    pub value: [c_int; 16],
+}
+
+impl LaunchAttribute {
+    /// The kernel may be launched before the one in front of it has ended.
+    pub const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+}
+
 function_table! {
     /// Entry points of `libcuda.so.1`; the `_v2` suffixes are part of the ABI names.
     DriverTable:
@@ -100,6 +124,7 @@ function_table! {
     cuLaunchKernel(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void,
     ) -> Result32;
+    cuLaunchKernelEx(*const LaunchConfig, Function, *mut *mut c_void, *mut *mut c_void) -> Result32;
     cuTensorMapEncodeTiled(
         *mut c_void, u32, u32, DevicePointer, *const u64, *const u64, *const u32, *const u32, u32, u32, u32, u32,
     ) -> Result32;

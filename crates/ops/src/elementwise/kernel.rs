@@ -11,7 +11,7 @@ use program::{Arg, TensorRef};
 use tensor::DType;
 
 use super::expression::{Binary, Expr, Unary};
-use crate::kernel::{KernelSpec, device_type};
+use crate::kernel::{KernelSpec, device_type, follows};
 use crate::layout::Walk;
 
 const THREADS: usize = 256;
@@ -26,17 +26,21 @@ pub fn kernel(expressions: &[Expr], inputs: &[TensorRef], outputs: &[TensorRef])
     let operands: Vec<(usize, &TensorRef)> = read.iter().map(|i| (*i, &inputs[*i])).collect();
     let tensors: Vec<&TensorRef> = operands.iter().map(|(_, t)| *t).chain(outputs).collect();
     let walk = Walk::new(&tensors);
-    let threads = walk.len() / walk.width;
+    let blocks = blocks(&walk);
     KernelSpec {
         entry: "elementwise",
         source: text(expressions, &operands, outputs, &walk),
-        headers: HEADERS.to_vec(),
+        headers: HEADERS.iter().copied().chain(follows(blocks).then_some(device::FOLLOW)).collect(),
         defines: Vec::new(),
-        grid: [threads.div_ceil(THREADS) as u32, 1, 1],
+        grid: [blocks as u32, 1, 1],
         block: [THREADS as u32, 1, 1],
         shared_bytes: 0,
         args: read.into_iter().map(Arg::Input).chain((0..outputs.len()).map(Arg::Output)).collect(),
     }
+}
+
+fn blocks(walk: &Walk) -> usize {
+    (walk.len() / walk.width).div_ceil(THREADS)
 }
 
 /// The operands that an expression reads.
@@ -54,11 +58,17 @@ fn text(expressions: &[Expr], operands: &[(usize, &TensorRef)], outputs: &[Tenso
     }
     lines.add(0, "#include \"types.cuh\"");
     lines.add(0, "#include \"pack.cuh\"");
+    if follows(blocks(walk)) {
+        lines.add(0, "#include \"follow.cuh\"");
+    }
     let inputs = operands.iter().map(|(i, t)| format!("const {}* in{i}", device_type(t.dtype)));
     let results = outputs.iter().enumerate().map(|(i, t)| format!("{}* out{i}", device_type(t.dtype)));
     let parameters: Vec<String> = inputs.chain(results).collect();
     lines.add(0, format!("extern \"C\" __global__ void __launch_bounds__({THREADS})"));
     lines.add(0, format!("elementwise({}) {{", parameters.join(", ")));
+    if follows(blocks(walk)) {
+        lines.add(1, "follow();");
+    }
     place(&mut lines, walk);
     for (position, (index, _)) in operands.iter().enumerate() {
         let at = offset(walk, position);

@@ -213,6 +213,11 @@ impl Op for Linear {
             let inputs = shapes.iter().map(|s| ExampleInput::Normal { shape: s.to_vec(), scale: 0.5 }).collect();
             Example::new(inputs, attrs).differentiate(&(0..shapes.len()).collect::<Vec<_>>())
         };
+        // Few rows and long sums, as when token follows token.
+        let long = |shapes: &[&[usize]], attrs: Attrs| {
+            let inputs = shapes.iter().map(|s| ExampleInput::Normal { shape: s.to_vec(), scale: 0.5 }).collect();
+            Example::new(inputs, attrs)
+        };
         let adapters = Attrs::new().with("scale", 2.0).with("columns", vec![0, 16, 24, 8]);
         vec![
             example(&[&[2, 3, 16], &[24, 16]], Attrs::new()),
@@ -224,6 +229,8 @@ impl Op for Linear {
             ),
             example(&[&[2, 3, 16], &[16, 24], &[24]], Attrs::new().with("bias", true).with("transposed", true)),
             example(&[&[6, 40], &[40, 32], &[6, 4], &[16, 4], &[6, 8], &[8, 8]], adapters.with("transposed", true)),
+            long(&[&[1, 1, 4104], &[130, 4104]], Attrs::new()),
+            long(&[&[3, 1, 777], &[1030, 777], &[1030]], Attrs::new().with("bias", true)),
         ]
     }
 }

@@ -7,7 +7,7 @@ use tensor::Attrs;
 
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
-use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, follows};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op, Rows};
 use crate::real::Real;
@@ -113,7 +113,9 @@ impl Op for Rope {
         let width = [WIDEST, 2].into_iter().find(|w| fits(w) && row_width(&[x, y]) >= *w).unwrap_or(1);
         // Columns that are not rotated are copied, twice as many at a time.
         let work = pairs / width + (columns - 2 * pairs).div_ceil(2 * width);
+        let blocks = (batch * tokens * work).div_ceil(THREADS);
         let numbers = [
+            ("FOLLOWS", follows(blocks) as usize),
             ("BATCH", batch),
             ("TOKENS", tokens),
             ("HEADS", heads),
@@ -136,9 +138,9 @@ impl Op for Rope {
         Lowered::Kernels(vec![KernelSpec {
             entry: "rope",
             source: SOURCE.to_owned(),
-            headers: HEADERS.to_vec(),
+            headers: HEADERS.iter().copied().chain(follows(blocks).then_some(device::FOLLOW)).collect(),
             defines,
-            grid: [(batch * tokens * work).div_ceil(THREADS) as u32, 1, 1],
+            grid: [blocks as u32, 1, 1],
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
             args: vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Input(3), Arg::Output(0)],

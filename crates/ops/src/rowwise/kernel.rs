@@ -8,7 +8,7 @@ use program::{Arg, TensorRef};
 
 use super::form::{Extent, Form};
 use super::text;
-use crate::kernel::{KernelSpec, LowerCall};
+use crate::kernel::{KernelSpec, LowerCall, follows};
 use crate::layout::row_width;
 
 const HEADERS: &[(&str, &str)] = &[
@@ -73,6 +73,11 @@ impl Deal {
         let packs = (self.columns / self.width).div_ceil(self.lanes);
         if !self.walks && self.lanes == THREADS && packs <= 2 { "THREADS, 4" } else { "THREADS" }
     }
+
+    /// Whether the kernel keeps its place on the stream itself.
+    pub fn follows(&self) -> bool {
+        !self.walks && follows(self.blocks)
+    }
 }
 
 /// The kernels of a form, in order.
@@ -92,7 +97,7 @@ pub fn kernels(form: &Form, call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let kernel = KernelSpec {
         entry: "rowwise",
         source,
-        headers: HEADERS.to_vec(),
+        headers: HEADERS.iter().copied().chain(deal.follows().then_some(device::FOLLOW)).collect(),
         defines: defines(&numbers),
         grid: [deal.blocks as u32, 1, 1],
         block: [deal.threads as u32, 1, 1],

@@ -29,8 +29,14 @@ pub fn text(form: &Form, call: &LowerCall<'_>, deal: &Deal) -> (String, Vec<usiz
         lines.add(0, format!("// out{index} = {expr}"));
     }
     lines.add(0, "#include \"rows.cuh\"");
+    if deal.follows() {
+        lines.add(0, "#include \"follow.cuh\"");
+    }
     lines.add(0, format!("extern \"C\" __global__ void __launch_bounds__({})", deal.bounds()));
     lines.add(0, format!("rowwise({}) {{", writer.parameters().join(", ")));
+    if deal.follows() {
+        lines.add(1, "follow();");
+    }
     if deal.walks {
         for (place, _) in writer.sums().enumerate() {
             lines.add(1, format!("float t{place}[ITEMS][WIDTH] = {{}};"));
@@ -261,7 +267,9 @@ impl<'a> Writer<'a> {
     }
 
     fn parameters(&self) -> Vec<String> {
-        let input = |i: &usize| format!("const {}* __restrict__ in{i}", device_type(self.call.inputs[*i].dtype));
+        // What follow() waits for may not be read ahead of it.
+        let constant = if self.deal.follows() { "" } else { "__restrict__ " };
+        let input = |i: &usize| format!("const {}* {constant}in{i}", device_type(self.call.inputs[*i].dtype));
         let outputs = self.form.results.iter().zip(self.call.outputs).enumerate();
         let outputs = outputs.filter(|(_, ((extent, _), _))| *extent != Extent::Column);
         let output = |(i, (_, t)): (usize, (_, &TensorRef))| format!("{}* __restrict__ out{i}", device_type(t.dtype));

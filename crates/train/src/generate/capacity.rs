@@ -7,7 +7,7 @@ use program::{Documents, Variant};
 pub const PAGE: usize = 16;
 
 /// Tokens of a prompt that are read at once, at most and at least.
-const CHUNKS: [usize; 2] = [16, 512];
+const CHUNKS: [usize; 2] = [16, 1024];
 /// How many times smaller the chunk for the rest of a prompt is.
 const SMALLER: usize = 8;
 /// How many times smaller each smaller batch is.
@@ -118,9 +118,9 @@ mod tests {
     #[test]
     fn shapes_follow_from_the_rows() {
         let of = Capacity::of(&needs(&[(2000, 3000); 64]), 64, None, false);
-        assert_eq!((of.batches(), of.chunks.clone()), (vec![1, 4, 16, 64], vec![64, 512]));
+        assert_eq!((of.batches(), of.chunks.clone()), (vec![1, 4, 16, 64], vec![128, 1024]));
         assert_eq!((of.batch(1), of.batch(5), of.batch(64)), (1, 16, 64));
-        assert_eq!((of.chunk(3), of.chunk(64), of.chunk(65), of.chunk(2000)), (64, 64, 512, 512));
+        assert_eq!((of.chunk(3), of.chunk(128), of.chunk(129), of.chunk(2000)), (128, 128, 1024, 1024));
         assert_eq!(of.variants().len(), 6);
         let small = Capacity::of(&needs(&[(1, 2)]), 8, None, true);
         assert_eq!((small.rows, small.batches(), small.chunks.clone()), (1, vec![1], vec![16]));

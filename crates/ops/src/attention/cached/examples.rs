@@ -116,6 +116,9 @@ pub fn of_reading() -> Vec<Example> {
         Given::new([1, 1, 4, 2, 512, 512], 16, &[95]).with_sink(),
         Given::new([2, 40, 4, 2, 32, 32], 16, &[0, 0]).padded(&[40, 21]),
         Given::new([1, 1, 2, 1, 300, 1], 3, &[20]),
+        Given::new([1, 150, 8, 2, 64, 64], 16, &[300]),
+        Given::new([2, 33, 6, 2, 128, 64], 16, &[170, 0]).padded(&[33, 20]).with("window", 60).with_sink(),
+        Given::new([3, 1, 32, 2, 128, 128], 16, &[900, 64, 63]),
     ];
     calls.into_iter().map(Given::reading).collect()
 }

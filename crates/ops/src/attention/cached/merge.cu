@@ -3,12 +3,13 @@
 // parts f32 [token, HEADS, SPLITS, DV + 2]: sums, largest score (-inf for a part without keys), sum of exponentials;
 // positions i32 [token], below 0 for padding, whose result is 0. A block has one head of one token.
 #include "types.cuh"
+#include "follow.cuh"
 
 #define INF __int_as_float(0x7f800000)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-merge_parts(const float* __restrict__ parts, const int* __restrict__ positions, const SINK_T* __restrict__ sinks,
-            O_T* __restrict__ o) {
+merge_parts(const float* parts, const int* positions, const SINK_T* sinks, O_T* o) {
+  follow();
   const int head = blockIdx.x, token = blockIdx.y;
   parts += ((size_t)token * HEADS + head) * SPLITS * (DV + 2);
   float top = HAS_SINK ? load(sinks + head) : -INF;

@@ -7,6 +7,7 @@
 mod cpu;
 mod examples;
 mod read;
+mod strips;
 mod write;
 
 use graph::{Dim, Element, ValueType};

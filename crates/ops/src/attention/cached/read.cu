@@ -11,6 +11,7 @@
 #include "types.cuh"
 #include "pack.cuh"
 #include "pages.cuh"
+#include "follow.cuh"
 
 #define TEAMS (THREADS / LANES)
 #define INF __int_as_float(0x7f800000)
@@ -27,9 +28,9 @@ __shared__ float found[TEAMS][SHARE][DV + 2];
 __device__ __forceinline__ float weight(float top, float largest) { return top > -INF ? expf(top - largest) : 0.0f; }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-cached_attention(const Q_T* __restrict__ q, const KEY_T* __restrict__ keys, const VALUE_T* __restrict__ values,
-                 const int* __restrict__ positions, const int* __restrict__ table, const SINK_T* __restrict__ sinks,
-                 RESULT_T* __restrict__ result) {
+cached_attention(const Q_T* q, const KEY_T* keys, const VALUE_T* values, const int* positions, const int* table,
+                 const SINK_T* sinks, RESULT_T* result) {
+  follow();
   const int token = blockIdx.z, row = token / TOKENS, head = blockIdx.y * SHARE, kv = head / (HEADS / KV_HEADS);
   const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
   const int end_of_all = max(positions[token] + 1, 0), first = WINDOW ? max(end_of_all - WINDOW, 0) : 0;

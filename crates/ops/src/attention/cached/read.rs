@@ -4,6 +4,7 @@ use graph::{Dim, OpId, ValueType};
 use program::{Arch, Arg, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
+use super::strips::Strips;
 use super::{check_places, cpu, examples};
 use crate::attention::launch::{is_aligned, strides};
 use crate::attention::{ATTRIBUTES, MAX_HEAD_DIM, Reading};
@@ -14,10 +15,19 @@ use crate::registry::id;
 
 const SOURCE: &str = include_str!("read.cu");
 const MERGE: &str = include_str!("merge.cu");
+const STRIPS: &str = include_str!("strips.cu");
 const HEADERS: &[(&str, &str)] = &[
     ("types.cuh", include_str!("../../cuda/types.cuh")),
     ("pack.cuh", include_str!("../../cuda/pack.cuh")),
     ("pages.cuh", include_str!("pages.cuh")),
+    device::FOLLOW,
+];
+const STRIPS_HEADERS: &[(&str, &str)] = &[
+    ("types.cuh", include_str!("../../cuda/types.cuh")),
+    ("mma.cuh", include_str!("../../cuda/mma.cuh")),
+    ("tiles.cuh", include_str!("../portable/tiles.cuh")),
+    ("pages.cuh", include_str!("pages.cuh")),
+    device::FOLLOW,
 ];
 
 const THREADS: usize = 128;
@@ -34,20 +44,20 @@ const LEAST_KEYS: usize = 64;
 pub struct CachedAttention;
 
 /// The extents of a call.
-struct Extents {
-    batch: usize,
-    tokens: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    value_dim: usize,
+pub(super) struct Extents {
+    pub batch: usize,
+    pub tokens: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
     page: usize,
     /// Pages of the longest sequence.
     table: usize,
 }
 
 impl Extents {
-    fn of(inputs: &[TensorRef]) -> Extents {
+    pub fn of(inputs: &[TensorRef]) -> Extents {
         let [q, keys, values, _, table, ..] = inputs else { unreachable!("the shape rule requires five inputs") };
         Extents {
             batch: q.shape[0],
@@ -62,12 +72,12 @@ impl Extents {
     }
 
     /// Keys that a query may see at most.
-    fn longest(&self, reading: &Reading) -> usize {
+    pub fn longest(&self, reading: &Reading) -> usize {
         reading.window.map_or(self.page * self.table, |window| window.min(self.page * self.table))
     }
 }
 
-/// How the work of a call is divided over threads and blocks.
+/// How the work of a call without tensor cores is divided over threads and blocks.
 struct Division {
     /// Neighbouring columns that a thread reads at once.
     vector: usize,
@@ -103,6 +113,18 @@ impl Division {
         let wanted = (BLOCKS_PER_UNIT * call.machine.units).div_ceil(blocks);
         let splits = wanted.clamp(1, e.longest(&reading).div_ceil(LEAST_KEYS));
         Division { vector, lanes, chunks, heads, splits }
+    }
+
+    fn defines(&self) -> [(&'static str, usize); 7] {
+        [
+            ("THREADS", THREADS),
+            ("VECTOR", self.vector),
+            ("LANES", self.lanes),
+            ("K_CHUNKS", self.chunks[0]),
+            ("V_CHUNKS", self.chunks[1]),
+            ("SHARE", self.heads),
+            ("SPLITS", self.splits),
+        ]
     }
 }
 
@@ -179,7 +201,7 @@ impl Op for CachedAttention {
 
     /// Sum, largest score and unfinished result of every part.
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        let (e, splits) = (Extents::of(call.inputs), Division::of(call).splits);
+        let (e, splits) = (Extents::of(call.inputs), Work::of(call).splits());
         if splits == 1 { 0 } else { 4 * e.batch * e.tokens * e.heads * splits * (e.value_dim + 2) }
     }
 
@@ -187,28 +209,26 @@ impl Op for CachedAttention {
         if call.machine.arch == Arch::Cpu {
             return Lowered::Kernels(Vec::new());
         }
-        let (e, division) = (Extents::of(call.inputs), Division::of(call));
-        let tokens = (e.batch * e.tokens) as u32;
-        let defines = defines(call, &e, &division);
-        let kernel = |entry, source: &str, grid, args| KernelSpec {
-            entry,
-            source: source.to_owned(),
-            headers: HEADERS.to_vec(),
-            defines: defines.clone(),
-            grid,
-            block: [THREADS as u32, 1, 1],
-            shared_bytes: 0,
-            args,
-        };
+        let (e, work) = (Extents::of(call.inputs), Work::of(call));
         let sink = Arg::Input(if call.inputs.len() == 6 { 5 } else { 0 });
-        let result = if division.splits > 1 { Arg::Scratch(0) } else { Arg::Output(0) };
+        let result = if work.splits() > 1 { Arg::Scratch(0) } else { Arg::Output(0) };
         let inputs = [0, 1, 2, 3, 4].map(Arg::Input);
         let args = inputs.into_iter().chain([sink.clone(), result]).collect();
-        let groups = (e.heads / division.heads) as u32;
-        let mut kernels = vec![kernel("cached_attention", SOURCE, [division.splits as u32, groups, tokens], args)];
-        if division.splits > 1 {
+        let mut kernels = vec![work.kernel(call, &e, args)];
+        if work.splits() > 1 {
             let args = vec![Arg::Scratch(0), Arg::Input(3), sink, Arg::Output(0)];
-            kernels.push(kernel("merge_parts", MERGE, [e.heads as u32, tokens, 1], args));
+            let grid = [e.heads as u32, (e.batch * e.tokens) as u32, 1];
+            let numbers = [("THREADS", THREADS), ("SPLITS", work.splits())];
+            kernels.push(KernelSpec {
+                entry: "merge_parts",
+                source: MERGE.to_owned(),
+                headers: HEADERS.to_vec(),
+                defines: defines(call, &e, &numbers),
+                grid,
+                block: [THREADS as u32, 1, 1],
+                shared_bytes: 0,
+                args,
+            });
         }
         Lowered::Kernels(kernels)
     }
@@ -220,8 +240,59 @@ impl Op for CachedAttention {
     }
 }
 
+/// How the scores and sums of a call are computed.
+enum Work {
+    /// On the tensor cores.
+    Strips(Strips),
+    Threads(Division),
+}
+
+impl Work {
+    fn of(call: &LowerCall<'_>) -> Work {
+        Strips::of(call).map_or_else(|| Work::Threads(Division::of(call)), Work::Strips)
+    }
+
+    fn splits(&self) -> usize {
+        match self {
+            Work::Strips(strips) => strips.splits,
+            Work::Threads(division) => division.splits,
+        }
+    }
+
+    fn kernel(&self, call: &LowerCall<'_>, e: &Extents, args: Vec<Arg>) -> KernelSpec {
+        match self {
+            Work::Strips(strips) => {
+                let mut defines = defines(call, e, &strips.defines());
+                defines.push(("ELEMENT".to_owned(), device_type(call.inputs[0].dtype).to_owned()));
+                // Of what the tiles of whole rows know: a token sees all up to its own.
+                defines.extend(["HAS_LAST", "BIDIRECTIONAL"].map(|name| (name.to_owned(), "0".to_owned())));
+                KernelSpec {
+                    entry: "cached_strips",
+                    source: STRIPS.to_owned(),
+                    headers: STRIPS_HEADERS.to_vec(),
+                    defines,
+                    grid: strips.grid,
+                    block: [Strips::THREADS as u32, 1, 1],
+                    shared_bytes: strips.shared_bytes as u32,
+                    args,
+                }
+            }
+            Work::Threads(division) => KernelSpec {
+                entry: "cached_attention",
+                source: SOURCE.to_owned(),
+                headers: HEADERS.to_vec(),
+                defines: defines(call, e, &division.defines()),
+                grid: [division.splits, e.heads / division.heads, e.batch * e.tokens].map(|n| n as u32),
+                block: [THREADS as u32, 1, 1],
+                shared_bytes: 0,
+                args,
+            },
+        }
+    }
+}
+
 /// Extents, division, types and what makes a score.
-fn defines(call: &LowerCall<'_>, e: &Extents, division: &Division) -> Vec<(String, String)> {
+fn defines(call: &LowerCall<'_>, e: &Extents, division: &[(&str, usize)]) -> Vec<(String, String)> {
     let [q, keys, values, positions, table, ..] = call.inputs else { unreachable!("five inputs at least") };
     for tensor in [keys, values, positions, table].into_iter().chain(call.inputs.get(5)) {
         assert!(tensor.is_dense(), "caches, positions, tables and sinks lie densely: {tensor}");
@@ -235,18 +306,12 @@ fn defines(call: &LowerCall<'_>, e: &Extents, division: &Division) -> Vec<(Strin
         ("DV", e.value_dim),
         ("PAGE", e.page),
         ("TABLE", e.table),
-        ("THREADS", THREADS),
-        ("VECTOR", division.vector),
-        ("LANES", division.lanes),
-        ("K_CHUNKS", division.chunks[0]),
-        ("V_CHUNKS", division.chunks[1]),
-        ("SHARE", division.heads),
-        ("SPLITS", division.splits),
         ("WINDOW", reading.window.unwrap_or(0)),
         ("HAS_CAP", reading.soft_cap.is_some() as usize),
         ("HAS_SINK", (call.inputs.len() == 6) as usize),
     ];
-    let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+    let numbers = numbers.iter().chain(division);
+    let mut defines: Vec<_> = numbers.map(|(name, n)| ((*name).to_owned(), n.to_string())).collect();
     defines.extend(strides("Q", q).into_iter().chain(strides("O", &call.outputs[0])));
     let types = [("KEY_T", keys.dtype), ("VALUE_T", values.dtype)];
     defines.extend(types.map(|(name, dtype)| (name.to_owned(), device_type(dtype).to_owned())));

@@ -4,10 +4,11 @@
 // table i32 [B, TABLE]; caches [pages, PAGE, KV_HEADS, D or DV], dense. A block copies one token.
 #include "types.cuh"
 #include "pages.cuh"
+#include "follow.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-cache_write(const K_T* __restrict__ k, const V_T* __restrict__ v, const int* __restrict__ positions,
-            const int* __restrict__ table, CACHE_T* __restrict__ keys, CACHE_T* __restrict__ values) {
+cache_write(const K_T* k, const V_T* v, const int* positions, const int* table, CACHE_T* keys, CACHE_T* values) {
+  follow();
   const int row = blockIdx.x / TOKENS, t = blockIdx.x % TOKENS, position = positions[blockIdx.x];
   if (position < 0) return;
   const size_t line = line_of(table, row, position) * KV_HEADS;

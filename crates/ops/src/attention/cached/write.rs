@@ -13,7 +13,7 @@ use crate::registry::id;
 
 const SOURCE: &str = include_str!("write.cu");
 const HEADERS: &[(&str, &str)] =
-    &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pages.cuh", include_str!("pages.cuh"))];
+    &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pages.cuh", include_str!("pages.cuh")), device::FOLLOW];
 
 const THREADS: u32 = 128;
 

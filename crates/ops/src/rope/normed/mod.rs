@@ -19,7 +19,7 @@ use crate::call::{Call, Data, Input, Output};
 use crate::elementwise::round_to;
 use crate::evaluate::Evaluate;
 use crate::gradient::{GradientCall, Gradients};
-use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type, follows};
 use crate::layout::row_width;
 use crate::norm::RMSNORM;
 use crate::op::{Attribute, Class, Example, ExampleInput, Fusion, Keeps, Op};
@@ -29,6 +29,9 @@ use crate::registry::id;
 const SOURCE: &str = include_str!("normed.cu");
 const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../../cuda/types.cuh")), ("pack.cuh", include_str!("../../cuda/pack.cuh"))];
+
+/// The kernel of the way forward.
+const FORWARD: &str = "rmsnorm_rope";
 
 const EPS: Attribute = Attribute { name: "eps", kind: "float", doc: "added to the mean of squares" };
 const OFFSET: Attribute = Attribute { name: "offset", kind: "bool?", doc: "multiply with 1 + w instead of w" };
@@ -100,7 +103,9 @@ impl Deal {
         resident: usize,
     ) -> KernelSpec {
         let flag = |name: &str| attrs.flag(name).expect("checked by the shape rule") as usize;
+        let follows = entry == FORWARD && follows(self.blocks());
         let numbers = [
+            ("FOLLOWS", follows as usize),
             ("BATCH", self.batch),
             ("TOKENS", self.tokens),
             ("HEADS_1", self.heads[0]),
@@ -125,7 +130,7 @@ impl Deal {
         KernelSpec {
             entry,
             source: SOURCE.to_owned(),
-            headers: HEADERS.to_vec(),
+            headers: HEADERS.iter().copied().chain(follows.then_some(device::FOLLOW)).collect(),
             defines,
             grid: [self.blocks() as u32, 1, 1],
             block: [self.threads as u32, 1, 1],
@@ -146,7 +151,7 @@ fn forward_kernel(call: &LowerCall<'_>, sides: &[[usize; 4]], tables: [usize; 3]
         return None;
     }
     let deal = Deal::new(&tensors, &call.inputs[tables[1]], HEADS_OF_A_GROUP)?;
-    let mut kernel = deal.spec("rmsnorm_rope", call.attrs, &tensors, &call.inputs[sides[0][1]], RESIDENT);
+    let mut kernel = deal.spec(FORWARD, call.attrs, &tensors, &call.inputs[sides[0][1]], RESIDENT);
     let eps = call.attrs.float("eps").expect("checked by the shape rule");
     kernel.defines.push(("EPS".to_owned(), format!("{eps:e}f")));
     let read = sides.iter().flat_map(|[x, w, ..]| [*x, *w]).chain(tables).map(Arg::Input);

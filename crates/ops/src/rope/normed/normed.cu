@@ -11,6 +11,13 @@
 // with PARTIAL and its sums; 16,384 tokens 3.8, 4.2 and 3.2.
 #include "types.cuh"
 #include "pack.cuh"
+// What follow() waits for may not be read ahead of it.
+#if FOLLOWS
+#include "follow.cuh"
+#define CONSTANT
+#else
+#define CONSTANT __restrict__
+#endif
 
 #if OFFSET
 #define WEIGHT(w) (1.0f + to_float(w))
@@ -78,16 +85,19 @@ struct Place {
 
 #if defined(Y_T)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-rmsnorm_rope(const X_T* __restrict__ x1, const W_T* __restrict__ w1,
+rmsnorm_rope(const X_T* CONSTANT x1, const W_T* CONSTANT w1,
 #if HEADS_2
-             const X_T* __restrict__ x2, const W_T* __restrict__ w2,
+             const X_T* CONSTANT x2, const W_T* CONSTANT w2,
 #endif
-             const int* __restrict__ positions, const float* __restrict__ inv_freq, const float* __restrict__ scaling,
+             const int* CONSTANT positions, const float* CONSTANT inv_freq, const float* CONSTANT scaling,
              float* __restrict__ r1, Y_T* __restrict__ y1
 #if HEADS_2
              , float* __restrict__ r2, Y_T* __restrict__ y2
 #endif
 ) {
+#if FOLLOWS
+  follow();
+#endif
   __shared__ __align__(16) Turns turns;
   const int first = blockIdx.x * TOGETHER;
   Pack<X_T, 8> as[EACH], bs[EACH];

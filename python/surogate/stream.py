@@ -19,6 +19,9 @@ BLOCK = 4 << 20
 #: Openings, checkpoints and ends that are remembered: the first and the last ones.
 MARKS = 200
 
+#: Answers to `sample_prompts` that are remembered, in evaluations: the first and the last ones.
+SAMPLES = 40
+
 #: What a process of a run ends with, if it can still write.
 ENDS = {"finished", "interrupted", "failed"}
 
@@ -89,6 +92,8 @@ class History:
     steps: Thinned = field(default_factory=Thinned)
     #: By the steps that were done before.
     evaluations: Thinned = field(default_factory=Thinned)
+    #: Answers to `sample_prompts`, by the steps that were done before: the first and the last ones.
+    samples: dict[int, Event] = field(default_factory=dict)
     #: By step.
     device: Thinned = field(default_factory=Thinned)
     #: Where the run was opened, saved, ended: not all, where they are many.
@@ -112,6 +117,10 @@ class History:
             self.steps.add(step, event)
         elif kind == "evaluation":
             self.evaluations.add(step, event)
+        elif kind == "samples":
+            self.samples[step] = event
+            if len(self.samples) > SAMPLES:
+                del self.samples[sorted(self.samples)[SAMPLES // 2]]
         elif kind == "device":
             self.device.add(step, event)
         elif kind == "checkpoint" or kind in ENDS:
@@ -123,6 +132,7 @@ class History:
         self.steps.cut(step)
         self.device.cut(step)
         self.evaluations.cut(step + 1)
+        self.samples = {at: event for at, event in self.samples.items() if at <= step}
 
     def _mark(self, event: Event) -> None:
         self.marks.append(event)

@@ -247,6 +247,8 @@ ELSEWHERE = {
     "aim_experiment": "tests/python/test_trackers.py",
     "aim_repo": "tests/python/test_trackers.py",
     "aim_name": "tests/python/test_trackers.py",
+    "sample_prompts": "crates/train/tests/watch.rs",
+    "sample_tokens": "crates/train/tests/watch.rs",
     "log_gpu_util": "crates/train/tests/watch.rs",
     "debug_time_breakdown": "crates/train/tests/watch.rs",
     "debug_memory_breakdown": "crates/train/tests/watch.rs",

@@ -180,6 +180,20 @@ def test_steps_that_are_done_again_stand_there_once(tmp_path):
     assert history_of(log).steps == seen.steps and log_of(tmp_path) == log
 
 
+def test_answers_to_prompts_stand_on_the_page_the_last_ones_first():
+    def answers(at: int, text: str) -> dict:
+        sample = {"prompt": "Once <b>", "text": text, "finish": "length", "tokens": 3}
+        return {"event": "samples", "step": at, "samples": [sample]}
+
+    text = page.render(history(opening(), step(0), answers(1, "an early one"), step(1), answers(2, "a late <i>one")))
+    check(text)
+    assert "Once &lt;b&gt;" in text and "a late &lt;i&gt;one" in text and "Earlier (1)" in text
+    assert text.index("a late") < text.index("an early one")
+    assert "<h2>Samples" not in page.render(history(opening(), step(0)))
+    again = history(opening(), answers(4, "done again"), opening(2))
+    assert not again.samples
+
+
 def test_a_long_run_is_a_small_page_that_is_written_fast():
     long = history(opening(), *[step(i, 5 - i / 1e5 + (i % 7)) for i in range(100_000)])
     begin = time.process_time()

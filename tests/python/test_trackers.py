@@ -81,6 +81,52 @@ def test_tensorboard_gets_the_curves_and_forgets_what_is_done_again(tmp_path, ca
     assert len(curves.Scalars("eval/loss")) >= 1 and curves.Scalars("train/tokens_per_second")[0].value > 0
 
 
+SAMPLES = {
+    "event": "samples",
+    "time": "2026-01-01T00:00:00Z",
+    "step": 2,
+    "samples": [{"prompt": "Once", "text": " upon", "finish": "length", "tokens": 1}],
+}
+
+
+def test_answers_to_prompts_reach_the_services(tmp_path, monkeypatch):
+    from surogate.trackers.aim import Aim
+    from surogate.trackers.tensorboard import TensorBoard
+    from surogate.trackers.wandb import Wandb
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path)
+    board.take([SAMPLES])
+    board.close(None)
+    curves = EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    (found,) = curves.Tensors("samples/0")
+    assert (found.step, found.tensor_proto.string_val[0]) == (2, b"Once upon")
+    assert curves.SummaryMetadata("samples/0").plugin_data.plugin_name == "text"
+
+    class Run:
+        def __init__(self) -> None:
+            self.reported: list = []
+
+        def log(self, values: dict) -> None:
+            self.reported.append(values)
+
+        def track(self, value, name, step, epoch, context) -> None:
+            self.reported.append((value, name, step, context["subset"]))
+
+    module(tmp_path, "wandb", "def Table(columns, rows): return (columns, rows)", monkeypatch)
+    module(tmp_path, "aim", "def Text(text): return text", monkeypatch)
+    for name in ("wandb", "aim"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for made, expected in [
+        (Wandb({}, tmp_path), {"samples": (["step", "prompt", "answer"], [[2, "Once", " upon"]]), "step": 2}),
+        (Aim({}, tmp_path), (["Once upon"], "samples", 2, "eval")),
+    ]:
+        made._run = Run()
+        made.take([SAMPLES])
+        assert made._run.reported == [expected]
+
+
 def pieces(data: bytes) -> list[bytes]:
     """What a file of W&B consists of: blocks of 32 KiB, in which pieces with a checksum, a length and a kind lie."""
     found, at, whole = [], 7, b""

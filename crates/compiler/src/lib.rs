@@ -94,10 +94,11 @@ pub fn compile_observed(
     passes: &mut Passes<'_>,
 ) -> Result<Program, CompileError> {
     let mut graphs = Vec::new();
-    for variant in &options.variants {
-        for entry in &options.entries {
-            graphs.push((entry.kind, *variant, entry_graph(model, options, machine, entry, *variant, passes)?));
-        }
+    let (usual, own): (Vec<_>, Vec<_>) = options.entries.iter().partition(|entry| entry.shapes.is_empty());
+    let usual = options.variants.iter().flat_map(|variant| usual.iter().map(move |entry| (*entry, *variant)));
+    let own = own.iter().flat_map(|entry| entry.shapes.iter().map(move |variant| (*entry, *variant)));
+    for (entry, variant) in usual.chain(own) {
+        graphs.push((entry.kind, variant, entry_graph(model, options, machine, entry, variant, passes)?));
     }
     let options = &passes.allowed(options);
     let table = &graphs.first().expect("at least one entry is requested").2;

@@ -42,6 +42,15 @@ pub struct CompileOptions {
     pub sharding: Sharding,
 }
 
+impl CompileOptions {
+    /// Whether programs of both have the same weights, stored alike.
+    pub fn has_weights_of(&self, other: &CompileOptions) -> bool {
+        (self.weights, self.quantised, &self.stored, &self.adapter)
+            == (other.weights, other.quantised, &other.stored, &other.adapter)
+            && (self.recipe == other.recipe && self.sharding == other.sharding)
+    }
+}
+
 /// How a step is divided over devices: each has its own rows, and keeps and updates its piece of the optimizer states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharding {
@@ -112,8 +121,11 @@ pub struct EntryOptions {
     pub adapter: bool,
     /// Names of outputs of model and task that are kept. A trailing `*` stands for any rest.
     pub outputs: Vec<String>,
-    /// Rows go on where their sequences were, with what this keeps of earlier tokens. All entries of a program have the same.
+    /// What is kept of earlier tokens. Rows of the model alone go on where their sequences were; other entries leave it as
+    /// it is. All entries of a program have the same.
     pub cache: Option<KeyValueCache>,
+    /// Shapes of its own; where there are none, those of the program.
+    pub shapes: Vec<Variant>,
 }
 
 /// Keys and values of earlier tokens, in pages that sequences share.
@@ -233,7 +245,15 @@ impl EntryOptions {
     /// The usual entry of a kind.
     pub fn new(kind: EntryKind, task: Option<&str>) -> EntryOptions {
         let task = task.map(str::to_owned);
-        EntryOptions { kind, name: String::new(), task, adapter: true, outputs: Vec::new(), cache: None }
+        EntryOptions {
+            kind,
+            name: String::new(),
+            task,
+            adapter: true,
+            outputs: Vec::new(),
+            cache: None,
+            shapes: Vec::new(),
+        }
     }
 
     /// Micro-steps that train.
@@ -254,6 +274,16 @@ impl EntryOptions {
     /// The model alone, going on where its sequences were.
     pub fn generate(cache: KeyValueCache) -> EntryOptions {
         EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
+    }
+
+    /// The same entry beside one that generates: what is kept of earlier tokens stays as it is.
+    pub fn beside(self, cache: KeyValueCache) -> EntryOptions {
+        EntryOptions { cache: Some(cache), ..self }
+    }
+
+    /// The same entry for shapes of its own.
+    pub fn in_shapes(self, shapes: Vec<Variant>) -> EntryOptions {
+        EntryOptions { shapes, ..self }
     }
 
     /// The same entry, which keeps these outputs as well.

@@ -68,6 +68,28 @@ fn pages_are_planned_and_shared_by_all_shapes() {
 }
 
 #[test]
+fn what_trains_and_what_generates_share_a_program() {
+    let shape = |batch, seq_len| Variant { batch, seq_len, documents: Documents::Rows };
+    let entries = |generates: bool| {
+        let usual = options().entries.into_iter().map(|entry| entry.beside(CACHE));
+        let own = EntryOptions::generate(CACHE).keeping(["logits"]).in_shapes(vec![shape(1, 8), shape(3, 1)]);
+        usual.chain(generates.then_some(own)).collect()
+    };
+    let of = |variant, generates| {
+        let options = CompileOptions { variants: vec![variant], entries: entries(generates), ..options() };
+        compile(&model(), &options, &Machine::cpu(1 << 30, 2)).unwrap()
+    };
+    let both = of(shape(2, 8), true);
+    let count = |kind, variant| both.entries.iter().filter(|of| of.kind == kind && of.variant == Some(variant)).count();
+    assert_eq!((count(EntryKind::FirstMicroStep, shape(2, 8)), count(EntryKind::FirstMicroStep, shape(1, 8))), (1, 0));
+    assert_eq!((count(EntryKind::Forward, shape(1, 8)), count(EntryKind::Forward, shape(2, 8))), (1, 0));
+    assert!(both.memory.iter().any(|line| line.class == "cache" && line.bytes > 0));
+    // A shape that comes later keeps the pages where they are.
+    assert!(of(shape(2, 16), false).has_layout_of(&both));
+    assert!(operations(&both, 0).iter().all(|op| !op.contains("cache")));
+}
+
+#[test]
 fn a_model_whose_tokens_see_later_ones_is_refused() {
     let mut text = serde_json::to_value(model()).unwrap();
     let mut changed = 0;

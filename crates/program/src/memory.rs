@@ -56,7 +56,7 @@ impl ArenaKind {
         }
     }
 
-    /// Whether contents live from one entry to the next. All others belong to the entry that runs.
+    /// Whether contents live from one program over a layout to the next. All others but pages belong to the entry that runs.
     pub const fn is_persistent(self) -> bool {
         match self {
             ArenaKind::Weights
@@ -66,8 +66,9 @@ impl ArenaKind {
             | ArenaKind::Scalars
             | ArenaKind::Masters
             | ArenaKind::States
-            | ArenaKind::Quants
-            | ArenaKind::Cache => true,
+            | ArenaKind::Quants => true,
+            // From one entry to the next, but not from one program to the next, which may want more pages.
+            ArenaKind::Cache => false,
             ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => false,
         }
     }

@@ -186,7 +186,7 @@ impl Program {
     /// Whether what lives from step to step is at the same places: then entries of the other may run on it.
     pub fn has_layout_of(&self, other: &Program) -> bool {
         let persistent = |program: &Program| {
-            let arenas = program.arenas.iter().enumerate().filter(|(_, arena)| arena.kind.is_persistent());
+            let arenas = program.arenas.iter().enumerate().filter(|(_, of)| of.kind.is_persistent() && of.bytes > 0);
             arenas.map(|(index, arena)| (index, arena.clone())).collect::<Vec<_>>()
         };
         self.cluster == other.cluster

@@ -55,7 +55,15 @@ impl Model {
         py: Python<'_>,
         call: impl FnOnce(&mut train::Model) -> train::Result<T> + Send,
     ) -> PyResult<T> {
-        let result = py.detach(|| call(&mut self.model.lock().unwrap_or_else(PoisonError::into_inner)));
+        let result = py.detach(|| {
+            let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(generator) = &mut *generator {
+                model.take_back(generator);
+            }
+            drop(generator);
+            call(&mut model)
+        });
         result.map_err(|error| train_error(py, error))
     }
 }
@@ -69,10 +77,14 @@ impl Model {
     ) -> PyResult<T> {
         let result = py.detach(|| {
             let mut generator = self.generator.lock().unwrap_or_else(PoisonError::into_inner);
-            if generator.is_none() {
-                *generator = Some(self.model.lock().unwrap_or_else(PoisonError::into_inner).generator()?);
-            }
-            call(generator.as_mut().expect("just made"))
+            let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+            let generator = match &mut *generator {
+                Some(known) => known,
+                none => none.insert(model.generator()?),
+            };
+            model.lend(generator);
+            drop(model);
+            call(generator)
         });
         result.map_err(|error| train_error(py, error))
     }

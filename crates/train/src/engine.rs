@@ -120,7 +120,9 @@ impl Engine {
 
     /// Adds entries for a shape to the session; only those for `variants` are kept.
     fn extend(&mut self, wanted: Variant, variants: Vec<Variant>) -> Result<()> {
-        let alone = CompileOptions { variants: vec![wanted], ..self.options.clone() };
+        // What has shapes of its own is in the first part.
+        let usual = self.options.entries.iter().filter(|entry| entry.shapes.is_empty()).cloned().collect();
+        let alone = CompileOptions { variants: vec![wanted], entries: usual, ..self.options.clone() };
         let options = CompileOptions { variants, ..self.options.clone() };
         let part = match compiler::compile(&self.source.model, &in_place(alone, &self.program), &self.device.machine) {
             Ok(part) => Arc::new(part),
@@ -128,6 +130,7 @@ impl Engine {
             Err(CompileError::DoesNotFit { .. }) => return self.replace(options),
             Err(error) => return Err(error.into()),
         };
+        let own: Vec<Variant> = options.entries.iter().flat_map(|entry| entry.shapes.iter().copied()).collect();
         let serves = |part: &Program| {
             let mut shapes = part.entries.iter().filter_map(|entry| entry.variant);
             shapes.any(|shape| options.variants.contains(&shape))
@@ -136,7 +139,9 @@ impl Engine {
         let kept = others.iter().filter(|part| serves(part)).cloned();
         let parts: Vec<Arc<Program>> = std::iter::once(first.clone()).chain(kept).chain([part]).collect();
         let references: Vec<&Program> = parts.iter().map(|part| &**part).collect();
-        let program = Arc::new(program::unite(&references, |variant| options.variants.contains(variant)));
+        let program = Arc::new(program::unite(&references, |variant| {
+            options.variants.contains(variant) || own.contains(variant)
+        }));
         self.session().adopt(program.clone())?;
         (self.parts, self.program, self.options) = (parts, program, options);
         Ok(())

@@ -37,6 +37,8 @@ pub struct Model {
     adapter: Option<std::path::PathBuf>,
     options: CompileOptions,
     engine: Option<Engine>,
+    /// The engine was compiled for something else meanwhile.
+    is_strange: bool,
 }
 
 /// What [`Model::forward`] gives.
@@ -98,13 +100,31 @@ impl Model {
             plan: PlanOptions::default(),
             sharding: Sharding::default(),
         };
-        Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None })
+        Ok(Model { device, source, adapter: adapter.map(Path::to_owned), options, engine: None, is_strange: false })
     }
 
-    /// What generates text with the same weights, which it loads for itself.
+    /// What generates text with the same weights.
     pub fn generator(&self) -> Result<Generator> {
         let dtype = self.options.weights;
         Generator::new(self.device.clone(), self.source.clone(), self.adapter.clone(), dtype)
+    }
+
+    /// Gives the weights to what generates, so that they are on the device once. What keeps them in another form reads them
+    /// again.
+    pub fn lend(&mut self, generator: &mut Generator) {
+        if generator.is_loaded() {
+            return;
+        }
+        if let Some(engine) = self.engine.take().filter(|engine| generator.shares(engine)) {
+            generator.take(engine);
+        }
+    }
+
+    /// Takes the weights back; what is being generated is over.
+    pub fn take_back(&mut self, generator: &mut Generator) {
+        if let Some(engine) = generator.release().filter(|engine| engine.options().has_weights_of(&self.options)) {
+            (self.engine, self.is_strange) = (Some(engine), true);
+        }
     }
 
     /// The same model, its frozen linears in codes.
@@ -216,14 +236,19 @@ impl Model {
             None => options.entries.insert(0, wanted),
         }
         match &mut self.engine {
-            Some(engine) if options == self.options => return Ok(self.engine.as_mut().expect("just seen")),
+            Some(_) if options == self.options && !self.is_strange => {
+                return Ok(self.engine.as_mut().expect("just seen"));
+            }
             Some(engine) => {
-                let replaced = CompileOptions { variants: engine.options().variants.clone(), ..options.clone() };
-                engine.replace(replaced)?;
+                let variants = match self.is_strange {
+                    true => vec![crate::engine::variant_of(from_ref(batch), false)],
+                    false => engine.options().variants.clone(),
+                };
+                engine.replace(CompileOptions { variants, ..options.clone() })?;
             }
             None => self.engine = Some(self.start(&options, batch)?),
         }
-        self.options = options;
+        (self.options, self.is_strange) = (options, false);
         Ok(self.engine.as_mut().expect("just made"))
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use compiler::{
     AdapterOptions, CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
@@ -17,6 +18,7 @@ use crate::config::{self, Config, MachineFacts, Problem, Reason, Reasons};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
+use crate::generate::Samples;
 use crate::peft;
 use crate::prequantised;
 use crate::row_length::RowLength;
@@ -38,6 +40,8 @@ pub struct Plan {
     pub reasons: Reasons,
     /// What the user should know, a sentence each.
     pub notes: Vec<String>,
+    /// Prompts that are answered at evaluations.
+    pub(crate) samples: Option<Arc<Samples>>,
 }
 
 impl Plan {
@@ -65,6 +69,9 @@ impl Plan {
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
+        let samples = Samples::new(config, source)?.map(Arc::new);
+        let entries = vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)];
+        let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.beside(entries));
         let compile = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
@@ -74,12 +81,12 @@ impl Plan {
             recipe: formats::recipe(config),
             training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
             adapter,
-            entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)],
+            entries,
             seed: config.data.train_seed,
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
             sharding: sharding(config),
         };
-        Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes })
+        Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes, samples })
     }
 
     /// The same, with rows as the documents have decided where that was open.

@@ -17,6 +17,7 @@ use crate::disk;
 use crate::ending;
 use crate::error::{Result, TrainError};
 use crate::follow::{Part, follow};
+use crate::generate::Sample;
 use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::StepMetrics;
@@ -256,6 +257,8 @@ struct Run {
     manifest: Value,
     /// Step count of the last checkpoint, in the making or there.
     saved: Option<u64>,
+    /// The step of the last answers to `sample_prompts`.
+    sampled: Option<u64>,
     /// The checkpoint whose files are being written.
     saving: Option<Saving>,
     /// Why checkpoints are written at once has been reported.
@@ -335,6 +338,7 @@ impl Run {
             log,
             manifest,
             saved,
+            sampled: None,
             saving: None,
             reported_waiting: false,
             measured,
@@ -540,7 +544,10 @@ impl Run {
         let alone = device.nodes.is_none();
         let mut stops = || alone && observer.interrupted();
         match device.together(&Part::Evaluate, || trainer.evaluate_unless(&mut stops))? {
-            Evaluation::NoData => Ok(true),
+            Evaluation::NoData => {
+                self.show_samples(trainer, observer)?;
+                Ok(true)
+            }
             Evaluation::Aborted => {
                 observer.line("Stopping: the evaluation is aborted");
                 Ok(false)
@@ -548,9 +555,27 @@ impl Run {
             Evaluation::Done(metrics) => {
                 observer.line(&metrics.line());
                 self.emit(metrics.to_json(), observer)?;
+                self.show_samples(trainer, observer)?;
                 Ok(true)
             }
         }
+    }
+
+    /// The answers to `sample_prompts`, unless they were given at this step.
+    fn show_samples(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        let step = trainer.steps_done();
+        if self.sampled.replace(step) == Some(step) {
+            return Ok(());
+        }
+        let samples = trainer.samples()?;
+        for sample in &samples {
+            observer.line(&format!("Sample after {}: {}", words::count(step, "step"), sample.line()));
+        }
+        if !samples.is_empty() {
+            let samples: Vec<Value> = samples.iter().map(Sample::to_json).collect();
+            self.emit(json!({"event": "samples", "step": step, "samples": samples}), observer)?;
+        }
+        Ok(())
     }
 
     /// Begins a checkpoint of the present step: it appears when its files are written. One at a time.

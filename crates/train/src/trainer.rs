@@ -22,6 +22,7 @@ use crate::error::{Result, TrainError};
 use crate::feed::Feed;
 use crate::follow::Part;
 use crate::formats;
+use crate::generate::Sample;
 use crate::plan::{self, Plan};
 use crate::preflight;
 use crate::preview::Shapes;
@@ -280,6 +281,13 @@ impl Trainer {
             self.engine = Some(engine);
         }
         Ok(self.engine.as_mut().expect("just made"))
+    }
+
+    /// The answers to `sample_prompts`, with the weights as they are; none where there are no prompts.
+    pub(crate) fn samples(&mut self) -> Result<Vec<Sample>> {
+        let Some(samples) = self.plan.samples.clone() else { return Ok(Vec::new()) };
+        let source = self.source.clone();
+        samples.answers(&source, self.engine()?)
     }
 
     /// What the backend chose by timing for the compiled model.

@@ -125,6 +125,39 @@ fn a_new_generation_ends_the_one_before() {
     first.step(&mut generator).unwrap();
     let mut second = Generation::start(&mut generator, &prompts, &options(&[])).unwrap();
     let error = first.step(&mut generator).unwrap_err().to_string();
-    assert!(error.contains("another generation was started"), "{error}");
+    assert!(error.contains("another generation or batch was run"), "{error}");
     second.step(&mut generator).unwrap();
+}
+
+#[test]
+fn batches_and_generations_share_the_weights() {
+    let ids = prompt(21, 2);
+    let given = [("max_new_tokens", "12"), ("ignore_end_tokens", "true")];
+    let expected = answers(&mut generator("llama"), std::slice::from_ref(&ids), &given);
+    let mut model = Model::load(device(), source("llama"), None, DType::F32).unwrap();
+    let batch = Batch::from_labels(1, 21, ids.clone(), &ids, None, None).unwrap();
+    let logits = model.forward(&batch, false).unwrap().logits;
+    let mut generator = model.generator().unwrap();
+    for _ in 0..2 {
+        model.lend(&mut generator);
+        assert_eq!(answers(&mut generator, std::slice::from_ref(&ids), &given), expected);
+        let mut open = Generation::start(&mut generator, &[Prompt::Ids(ids.clone())], &options(&given)).unwrap();
+        model.take_back(&mut generator);
+        assert!(open.step(&mut generator).unwrap_err().to_string().contains("batch was run"));
+        assert!(model.forward(&batch, false).unwrap().logits.bytes == logits.bytes);
+        assert!(model.loss_and_gradients(&batch).unwrap().loss > 0.0);
+    }
+    // What reads nothing shows that they came from the device.
+    let gone = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(root().join("tests/golden/llama").join(file), gone.path().join(file)).unwrap();
+    }
+    let ir = std::fs::read_to_string(root().join("crates/train/tests/ir/llama.json")).unwrap();
+    let moved = Arc::new(ModelSource::open(gone.path(), &ir).unwrap());
+    let mut model = Model::load(device(), moved, None, DType::F32).unwrap();
+    let mut generator = model.generator().unwrap();
+    model.forward(&batch, false).unwrap();
+    std::fs::remove_file(gone.path().join("model.safetensors")).unwrap();
+    model.lend(&mut generator);
+    assert_eq!(answers(&mut generator, &[ids], &given), expected);
 }

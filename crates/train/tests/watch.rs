@@ -60,6 +60,69 @@ fn looking_at_a_run_does_not_change_it() {
 }
 
 #[test]
+fn prompts_are_answered_at_every_evaluation() {
+    let place = tempfile::tempdir().unwrap();
+    let (plain, sampled) = (place.path().join("plain"), place.path().join("sampled"));
+    // Rows of several lengths: shapes come up between the answers.
+    let options = json!({
+        "max_steps": 4, "eval_steps": 2, "validation_split_ratio": 0.1, "learning_rate": 0.01, "sample_packing": false,
+    });
+    run(&plain, &options);
+    let mut more = options.clone();
+    more["sample_prompts"] = json!(["Once upon a time", "Lily", "Tom and his dog went to the"]);
+    more["sample_tokens"] = 12.into();
+    let lines = run(&sampled, &more);
+    assert!(trained(&plain) == trained(&sampled));
+    assert!(of_kind(&plain, "samples").is_empty());
+    let found = of_kind(&sampled, "samples");
+    let steps: Vec<u64> = found.iter().map(|event| event["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [2, 4]);
+    assert_eq!(lines.iter().filter(|line| line.starts_with("Sample after 4 steps: \"")).count(), 3, "{lines:?}");
+    let opening = of_kind(&sampled, "start").remove(0);
+    let planned = opening["plan"]["memory"].as_array().unwrap().iter().find(|line| line["class"] == "cache");
+    assert!(planned.unwrap()["bytes"].as_u64().unwrap() > 0);
+    // The last answers are those of the result.
+    let adapter = Some(sampled.join("adapter"));
+    let mut generator = train::Generator::new(device(), source(), adapter, tensor::DType::F32).unwrap();
+    let given = [("max_new_tokens", "12")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let given = train::GenerationOptions::read(&given).unwrap();
+    for sample in found[1]["samples"].as_array().unwrap() {
+        let prompt = train::Prompt::from_json(&sample["prompt"]).unwrap();
+        let mut generation = train::Generation::start(&mut generator, &[prompt], &given).unwrap();
+        let (mut text, mut tokens) = (String::new(), 0);
+        while !generation.is_done() {
+            for piece in generation.step(&mut generator).unwrap() {
+                (text, tokens) = (text + &piece.text, generation.answer(0).len());
+            }
+        }
+        assert_eq!((sample["text"].as_str(), sample["tokens"].as_u64()), (Some(&*text), Some(tokens as u64)));
+    }
+}
+
+#[test]
+fn prompts_that_cannot_be_answered_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let refused = |options: Value| {
+        let options = options.to_string();
+        let loaded = train::config::Config::load_json(&options, train::config::Task::Sft, &[]);
+        loaded.err().map(|problems| format!("{problems:?}")).unwrap_or_default()
+    };
+    let of = |more: Value| {
+        let mut options = json!({"model": "m", "sample_prompts": ["Once"]});
+        more.as_object().unwrap().iter().for_each(|(key, value)| options[key] = value.clone());
+        refused(options)
+    };
+    assert!(of(json!({"gpus": 2, "device": "cpu"})).contains("`sample_prompts` is not available yet with `gpus: 2`"));
+    assert!(of(json!({"eval_strategy": "no"})).contains("but `eval_strategy: no` has none"));
+    assert!(of(json!({"sample_prompts": ["a", ""]})).contains("`sample_prompts[1]` is empty"));
+    assert!(of(json!({"sample_tokens": 0})).contains("sample_tokens"));
+    let output = place.path().join("out");
+    let long = json!({"max_steps": 1, "sample_prompts": ["word ".repeat(5000)]});
+    let error = train::run(config(&output, &long), source(), device(), &mut Lines::default()).unwrap_err().to_string();
+    assert!(error.contains("sample_prompts") && error.contains("the model allows sequences of"), "{error}");
+}
+
+#[test]
 fn evaluation_sees_every_token_of_the_validation_data_once() {
     let place = tempfile::tempdir().unwrap();
     let evaluated = |rows: u64, packing: bool| {

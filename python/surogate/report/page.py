@@ -41,6 +41,7 @@ def render(history: History, is_running: bool = False, refresh: float = 0) -> st
         + _error(history)
         + tiles(history)
         + f'<div class="charts">{"".join(chart.html() for chart in charts(history))}</div>'
+        + sections.samples(history)
         + sections.memory(history)
         + sections.decisions(history)
         + sections.data(history)

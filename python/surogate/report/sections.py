@@ -16,6 +16,25 @@ from .words import amount, bytes_text, count, pairs, percent, table, value_text
 COLOURS = {"weights": 1, "adapters": 4, "gradients": 2, "optimizer": 5, "activations": 3, "workspace": 7}
 
 
+def samples(history: History) -> str:
+    """The answers to `sample_prompts`: the last ones, and the earlier ones folded."""
+    found = sorted(history.samples.items(), reverse=True)
+    if not found:
+        return ""
+
+    def rows(events: list[tuple[int, Event]]) -> list[list[str]]:
+        return [
+            [count(at), escape(of["prompt"]), escape(of["text"]), escape(of["finish"])]
+            for at, event in events
+            for of in event["samples"]
+        ]
+
+    head, classes = ["steps done", "prompt", "answer", "ended by"], ["n", "v", "v", "s"]
+    last = table(head, rows(found[:1]), classes)
+    earlier = _folded(f"Earlier ({len(found) - 1})", table(head, rows(found[1:]), classes)) if found[1:] else ""
+    return _section("Samples", last + earlier)
+
+
 def memory(history: History) -> str:
     """Bars to scale: what the plan holds, and what its activations consist of at their peak."""
     plan = history.opening.get("plan") or {}

@@ -111,6 +111,7 @@ _INSTRUMENTS = ("clock_mhz", "power_watts", "power_limit_watts", "utilization", 
 SHAPES: dict[str, Any] = {
     "step": _STEP,
     "evaluation": {"step": COUNT, "loss": MAYBE},
+    "samples": {"step": COUNT, "samples": [dict.fromkeys(("prompt", "text", "finish"), TEXT)]},
     "device": {"step": COUNT, **dict.fromkeys(_INSTRUMENTS, MAYBE)},
     "checkpoint": {"step": Lacking(COUNT), "time": TEXT},
     **dict.fromkeys(OPENINGS, _OPENING),

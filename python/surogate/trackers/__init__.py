@@ -59,6 +59,13 @@ def scalars(event: Event) -> tuple[int, dict[str, float]]:
     return event["step"] + (event["event"] != "evaluation"), found
 
 
+def samples(event: Event) -> tuple[int, list[tuple[str, str]]]:
+    """The number of steps done at an event, and the answers to `sample_prompts` in it, each behind its prompt."""
+    if event["event"] != "samples":
+        return 0, []
+    return event["step"], [(of["prompt"], of["text"]) for of in event["samples"]]
+
+
 class Sparse:
     """A tracker that receives the steps that `logging_steps` asks for, and every other event."""
 

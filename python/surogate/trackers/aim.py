@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import files
 from ..stream import OPENINGS, Event
-from . import scalars
+from . import samples, scalars
 
 #: File in the run's folder that holds the name assigned by Aim.
 NOTE = ".aim-run"
@@ -31,6 +31,12 @@ class Aim:
             for name, number in numbers.items():
                 group, _, metric = name.partition("/")
                 self._run.track(number, name=metric, step=step, epoch=event.get("epoch"), context={"subset": group})
+            step, texts = samples(event)
+            if texts:
+                import aim
+
+                found = [aim.Text(prompt + text) for prompt, text in texts]
+                self._run.track(found, name="samples", step=step, epoch=None, context={"subset": "eval"})
 
     def _open(self, event: Event) -> None:
         import aim

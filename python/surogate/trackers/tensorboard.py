@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ..stream import OPENINGS, Event
-from . import scalars
+from . import samples, scalars
 
 
 class TensorBoard:
@@ -35,7 +36,21 @@ class TensorBoard:
             if numbers:
                 values = [Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
                 self._writer.add_event(Entry(wall_time=wall, step=step, summary=Summary(value=values)))
+            step, texts = samples(event)
+            if texts:
+                values = [_text(f"samples/{number}", prompt, text) for number, (prompt, text) in enumerate(texts)]
+                self._writer.add_event(Entry(wall_time=wall, step=step, summary=Summary(value=values)))
         self._writer.flush()
 
     def close(self, end: Event | None) -> None:
         self._writer.close()
+
+
+def _text(tag: str, prompt: str, answer: str) -> Any:
+    """A prompt with its answer, as the plugin for texts reads them."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    tensor = make_tensor_proto([prompt.encode() + answer.encode()])
+    return Summary.Value(tag=tag, metadata=plugin, tensor=tensor)

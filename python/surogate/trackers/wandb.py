@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..stream import OPENINGS, Event
-from . import scalars
+from . import samples, scalars
 
 
 class Wandb:
@@ -26,6 +26,12 @@ class Wandb:
             step, numbers = scalars(event)
             if numbers:
                 self._run.log({**numbers, "step": step})
+            step, texts = samples(event)
+            if texts:
+                import wandb
+
+                rows = [[step, prompt, text] for prompt, text in texts]
+                self._run.log({"samples": wandb.Table(["step", "prompt", "answer"], rows), "step": step})
 
     def _open(self, event: Event) -> None:
         import wandb

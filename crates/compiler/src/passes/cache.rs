@@ -3,16 +3,20 @@
 //!
 //! Knows what attention, rotation and the head read; no model. Every kind of layer is right because its attention is.
 
-use graph::{Axis, Dim, Element, Graph, Node, Origin, Phase, ValueId, ValueType};
+use graph::{Axis, Dim, Element, Graph, Node, Origin, Phase, StateId, ValueId, ValueType};
 use ops::{Append, Class, Emit, id};
-use program::{Arch, Machine, Variant, generation};
-use tensor::Attrs;
+use program::{Arch, EntryKind, Machine, Variant, generation};
+use tensor::{Attrs, Shape};
 
 use crate::options::KeyValueCache;
 use crate::{CompileError, EntryOptions};
 
 pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
     let Some(cache) = &entry.cache else { return Ok(()) };
+    if entry.kind != EntryKind::Forward {
+        leave_room(graph, cache, machine);
+        return Ok(());
+    }
     let rows = Dim::Named(Axis::Rows, variant.batch);
     let tokens = Dim::Named(Axis::Tokens, variant.seq_len);
     let positions = input(graph, generation::POSITIONS, [rows.clone(), tokens]);
@@ -70,20 +74,14 @@ fn read_caches(
             return Err(sees_later_tokens(&name));
         }
         let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
-        let mut attrs = Attrs::new().with("pages", cache.pages).with("page", cache.page);
-        if machine.arch == Arch::Cpu {
-            // The reference computes in f32: what is kept so is read where it lies, and has the same numbers.
-            attrs = attrs.with("dtype", "f32");
-        }
         let mut append = Append::new(graph, node.phase);
         append.place_like(&node);
-        let written = append.emit(id::CACHE_WRITE, &[k, v, positions, table], attrs);
+        let written = append.emit(id::CACHE_WRITE, &[k, v, positions, table], keeping(cache, machine));
         result.append(&mut append.nodes);
-        for (written, what) in written.iter().zip(["keys", "values"]) {
+        for (written, what) in written.iter().zip(WHAT) {
             let (element, shape) = (graph.value(*written).element, graph.value(*written).shape.clone());
-            let state = graph.add_state(&format!("cache.{}.{what}", graph.pages.len() / 2), element, shape);
+            let state = pages(graph, what, element, shape);
             graph.stored.push((*written, state));
-            graph.pages.push(state);
         }
         let known = |name: &&str| ["scale", "window", "soft_cap"].contains(name);
         let names: Vec<&str> = node.attrs.0.keys().map(String::as_str).filter(known).collect();
@@ -94,6 +92,39 @@ fn read_caches(
     }
     graph.nodes = result;
     Ok(())
+}
+
+/// The states of a layer, in order.
+const WHAT: [&str; 2] = ["keys", "values"];
+
+/// What is written of a layer's new tokens.
+fn keeping(cache: &KeyValueCache, machine: &Machine) -> Attrs {
+    let attrs = Attrs::new().with("pages", cache.pages).with("page", cache.page);
+    // The reference computes in f32: what is kept so is read where it lies, and has the same numbers.
+    if machine.arch == Arch::Cpu { attrs.with("dtype", "f32") } else { attrs }
+}
+
+/// The pages of the next layer's keys, or of its values.
+fn pages(graph: &mut Graph, what: &str, element: Element, shape: Shape) -> StateId {
+    let state = graph.add_state(&format!("cache.{}.{what}", graph.pages.len() / 2), element, shape);
+    graph.pages.push(state);
+    state
+}
+
+/// The pages that other entries read and write.
+fn leave_room(graph: &mut Graph, cache: &KeyValueCache, machine: &Machine) {
+    let attentions = graph.nodes.iter().filter(|node| node.op == id::ATTENTION);
+    let read: Vec<[ValueId; 2]> = attentions.map(|node| [node.inputs[1], node.inputs[2]]).collect();
+    for layer in read {
+        let [k, v] = layer.map(|id| graph.value(id).value_type());
+        let places = |of: Dim| ValueType::new(Element::I32, [k.shape[0].clone(), of]);
+        let types = [places(k.shape[1].clone()), places(Dim::Fixed(cache.pages_per_sequence))];
+        let types: Vec<ValueType> = [k.clone(), v].into_iter().chain(types).collect();
+        let kept = ops::infer(id::CACHE_WRITE, &types, &keeping(cache, machine));
+        for (of, what) in kept.expect("keys and values of an attention can be kept").iter().zip(WHAT) {
+            pages(graph, what, of.dtype, of.extents().expect("the sizes of pages are known"));
+        }
+    }
 }
 
 fn sees_later_tokens(name: &str) -> CompileError {

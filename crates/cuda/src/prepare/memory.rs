@@ -32,7 +32,13 @@ impl Memory {
     /// they are too small. Nothing may be using these any more.
     pub fn adopt(&mut self, arenas: &[Arena], device: &Arc<Device>) -> Result<()> {
         self.is_new = false;
+        for index in arenas.len()..self.kinds.len() {
+            self.free_pages(index, device)?;
+        }
         for (index, arena) in arenas.iter().enumerate() {
+            if self.changes(index, arena) {
+                self.free_pages(index, device)?;
+            }
             match self.kinds.get(index) {
                 None => {
                     self.kinds.push(arena.kind);
@@ -54,8 +60,22 @@ impl Memory {
 
     /// Whether arenas of these sizes need no new memory.
     pub fn holds(&self, arenas: &[Arena]) -> bool {
-        let fits = |(index, arena): (usize, &Arena)| index < self.kinds.len() && self.bytes(index) >= arena.bytes;
+        let fits = |(index, arena): (usize, &Arena)| {
+            index < self.kinds.len() && self.bytes(index) >= arena.bytes && !self.changes(index, arena)
+        };
         arenas.iter().enumerate().all(fits)
+    }
+
+    /// Pages are as many as the program says: they are much of the memory.
+    fn changes(&self, index: usize, arena: &Arena) -> bool {
+        self.kinds.get(index) == Some(&ArenaKind::Cache) && self.bytes(index) != arena.bytes
+    }
+
+    fn free_pages(&mut self, index: usize, device: &Arc<Device>) -> Result<()> {
+        if self.kinds.get(index) == Some(&ArenaKind::Cache) && self.bytes(index) > 0 {
+            self.arenas[index] = DeviceBuffer::new(device, 0)?;
+        }
+        Ok(())
     }
 
     fn bytes(&self, index: usize) -> usize {

@@ -28,6 +28,7 @@ pub(super) fn check_options(config: &Config, reader: &mut Reader) {
     check_device(config, reader);
     check_conversations(config, reader);
     check_cadence(config, reader);
+    check_samples(config, reader);
     if config.training.max_steps == 0 && !reader.is_faulty("max_steps") {
         let hint = Some("-1 takes the number from `num_epochs` and the data".to_string());
         reader.report("max_steps", "`max_steps: 0` would train nothing", hint);
@@ -207,6 +208,7 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
     let refused = [
         ("recipe", config.precision.recipe != Recipe::Bf16, recipe.as_str()),
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
+        ("sample_prompts", !config.logging.sample_prompts.is_empty(), "sample_prompts"),
     ];
     let (several, one) = match config.nodes() {
         1 => (format!("gpus: {gpus}"), "gpus: 1"),
@@ -218,6 +220,23 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
         (path, message, format!("remove `{path}`, or set `{one}`"))
     };
     refused.map(told).collect()
+}
+
+/// Answers come with evaluations.
+fn check_samples(config: &Config, reader: &mut Reader) {
+    let of = &config.logging;
+    if of.sample_prompts.is_empty() || reader.is_faulty("sample_prompts") {
+        return;
+    }
+    if let Some(index) = of.sample_prompts.iter().position(String::is_empty) {
+        let hint = Some("write a text there, or remove it".to_owned());
+        reader.report("sample_prompts", format!("`sample_prompts[{index}]` is empty"), hint);
+    }
+    if config.training.eval_strategy == Strategy::No && !reader.is_faulty("eval_strategy") {
+        let message = "`sample_prompts` are answered at every evaluation, but `eval_strategy: no` has none".to_owned();
+        let hint = "set `eval_strategy: steps`, or remove `sample_prompts`".to_owned();
+        reader.report("sample_prompts", message, Some(hint));
+    }
 }
 
 /// The scales of recipes and that of the loss would be two answers to one question.

@@ -19,6 +19,12 @@ options! {
         /// the process's utilization of its threads and its memory. 0 disables sampling; `auto` is 100, or fewer in a run of
         /// less than 10 000 steps, so that there are about a hundred samples.
         log_gpu_util: Setting<u64> = auto, resumable;
+        /// Prompts that are answered at every evaluation, with the weights as they are: in the log, the report and the
+        /// trackers. Where conversations or instructions are trained and there is a chat template, a prompt is the message
+        /// of a user; elsewhere it is a text that is continued.
+        sample_prompts: Vec<String> = [], resumable;
+        /// Most tokens of an answer to one of `sample_prompts`.
+        sample_tokens: u64 = 64, min = 1, resumable;
         /// Weights & Biases: project.
         wandb_project: String = "Surogate", resumable;
         /// Weights & Biases: run name. `auto` is `run_name`.

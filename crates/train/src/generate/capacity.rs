@@ -20,6 +20,8 @@ pub struct Capacity {
     pub cache: KeyValueCache,
     /// Tokens of a prompt that are read at once, ascending.
     pub chunks: Vec<usize>,
+    /// Numbers of rows that decode together, ascending.
+    pub batches: Vec<usize>,
 }
 
 /// What one sequence needs.
@@ -51,7 +53,16 @@ impl Capacity {
         let [least, most] = CHUNKS;
         let chunk = prompt.next_power_of_two().clamp(least, most);
         let chunks = [chunk / SMALLER, chunk].into_iter().filter(|chunk| *chunk >= least).collect();
-        Capacity { rows, cache: KeyValueCache { pages, page: PAGE, pages_per_sequence }, chunks }
+        let mut batches: Vec<usize> =
+            std::iter::successors(Some(rows), |rows| (*rows > 1).then(|| rows.div_ceil(FEWER))).collect();
+        batches.reverse();
+        Capacity { rows, cache: KeyValueCache { pages, page: PAGE, pages_per_sequence }, chunks, batches }
+    }
+
+    /// The same with one shape for prompts and one for tokens: less to compile, more padding.
+    pub fn in_one_shape(self) -> Capacity {
+        let largest = |of: &[usize]| of.last().copied().into_iter().collect();
+        Capacity { chunks: largest(&self.chunks), batches: largest(&self.batches), ..self }
     }
 
     /// Whether as many can run at a time as if it were made for them.
@@ -62,18 +73,10 @@ impl Capacity {
             && self.chunks.last() >= wanted.chunks.last()
     }
 
-    /// Numbers of rows that decode together, ascending.
-    pub fn batches(&self) -> Vec<usize> {
-        let mut batches: Vec<usize> =
-            std::iter::successors(Some(self.rows), |rows| (*rows > 1).then(|| rows.div_ceil(FEWER))).collect();
-        batches.reverse();
-        batches
-    }
-
     /// Shapes that are compiled: prompts row by row, then tokens of several sequences.
     pub fn variants(&self) -> Vec<Variant> {
         let prompts = self.chunks.iter().map(|chunk| variant(1, *chunk));
-        prompts.chain(self.batches().into_iter().map(|rows| variant(rows, 1))).collect()
+        prompts.chain(self.batches.iter().map(|rows| variant(*rows, 1))).collect()
     }
 
     pub fn entry(&self) -> EntryOptions {
@@ -88,7 +91,7 @@ impl Capacity {
 
     /// The smallest batch that takes so many rows.
     pub fn batch(&self, rows: usize) -> usize {
-        self.batches().into_iter().find(|batch| *batch >= rows).expect("no more sequences run than there are rows")
+        self.batches.iter().copied().find(|batch| *batch >= rows).expect("no more sequences run than there are rows")
     }
 }
 
@@ -118,11 +121,11 @@ mod tests {
     #[test]
     fn shapes_follow_from_the_rows() {
         let of = Capacity::of(&needs(&[(2000, 3000); 64]), 64, None, false);
-        assert_eq!((of.batches(), of.chunks.clone()), (vec![1, 4, 16, 64], vec![128, 1024]));
+        assert_eq!((of.batches.clone(), of.chunks.clone()), (vec![1, 4, 16, 64], vec![128, 1024]));
         assert_eq!((of.batch(1), of.batch(5), of.batch(64)), (1, 16, 64));
         assert_eq!((of.chunk(3), of.chunk(128), of.chunk(129), of.chunk(2000)), (128, 128, 1024, 1024));
         assert_eq!(of.variants().len(), 6);
         let small = Capacity::of(&needs(&[(1, 2)]), 8, None, true);
-        assert_eq!((small.rows, small.batches(), small.chunks.clone()), (1, vec![1], vec![16]));
+        assert_eq!((small.rows, small.batches.clone(), small.chunks.clone()), (1, vec![1], vec![16]));
     }
 }

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use data::Tokenizer;
 use rayon::prelude::*;
 
-use super::capacity::{Capacity, Need};
-use super::generator::{Following, Generator, Row};
+use super::capacity::Need;
+use super::defaults::Defaults;
+use super::generator::{Following, Generator, Reader, Row};
 use super::pages::Pages;
-use super::prompt::Prompt;
+use super::prompt::{Prompt, PromptEncoder};
 use super::sampling::next_token;
 use super::settings::{GenerationOptions, Settings};
 use super::text::Text;
 use crate::error::{Result, TrainError};
+use crate::source::ModelSource;
 
 /// Tokens of a text that is continued from which the text of its continuation follows.
 const CONTEXT: usize = 4;
@@ -67,6 +69,79 @@ struct Sequence {
     text: Text,
 }
 
+/// Prompts as token ids, before there is room for their answers.
+pub(crate) struct Asked {
+    sequences: Vec<Sequence>,
+    settings: Settings,
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// The longest sequence whose tokens are rotated as those of short ones.
+    turning: Option<usize>,
+}
+
+impl Asked {
+    /// Encodes prompts, and checks them against what the model takes.
+    pub fn new(
+        source: &ModelSource,
+        (encoder, defaults): (&PromptEncoder, &Defaults),
+        prompts: &[Prompt],
+        options: &GenerationOptions,
+    ) -> Result<Asked> {
+        let settings = Settings::of(options, defaults, encoder.end_tokens(defaults))?;
+        let tokenizer = encoder.tokenizer().cloned();
+        if tokenizer.is_none() && !settings.stop.is_empty() {
+            return Err(TrainError::Usage(
+                "stop: the model has no tokenizer.json, so there is no text to look at".into(),
+            ));
+        }
+        let encoded = prompts.iter().map(|prompt| encoder.encode(prompt)).collect::<Result<Vec<_>>>()?;
+        let mut sequences = Vec::new();
+        for (index, (prompt, ids)) in prompts.iter().zip(encoded).enumerate() {
+            check_ids(&ids, source.vocab_size()?)?;
+            let mut sequence = Sequence::new(index, ids, &settings, source.position_limit())?;
+            if matches!(prompt, Prompt::Text(_)) {
+                let end = &sequence.ids[sequence.prompt.saturating_sub(CONTEXT)..];
+                sequence.text = Text::new(&settings.stop, end);
+            }
+            sequences.push(sequence);
+        }
+        Ok(Asked { sequences, settings, tokenizer, turning: source.config.turning() })
+    }
+
+    /// What each sequence needs.
+    pub fn needs(&self) -> Vec<Need> {
+        self.sequences.iter().map(Sequence::need).collect()
+    }
+
+    /// Sequences at a time, at most.
+    pub fn batch_size(&self) -> usize {
+        self.settings.batch_size
+    }
+
+    /// The generation, with room for it.
+    pub fn begin(self, reader: &Reader<'_>, number: u64) -> Generation {
+        let rows = if reader.runs_alone() { 1 } else { reader.capacity.rows.min(self.settings.batch_size) };
+        Generation {
+            waiting: (0..self.sequences.len()).collect(),
+            sequences: self.sequences,
+            running: Vec::new(),
+            pages: Pages::new(reader.capacity.cache.pages),
+            rows,
+            settings: self.settings,
+            tokenizer: self.tokenizer,
+            number,
+            turning: self.turning,
+        }
+    }
+}
+
+/// Refuses ids that the model does not know.
+fn check_ids(ids: &[i32], vocabulary: usize) -> Result<()> {
+    match ids.iter().find(|id| **id < 0 || **id as usize >= vocabulary) {
+        Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
+        None => Ok(()),
+    }
+}
+
 /// Answers to some prompts.
 pub struct Generation {
     sequences: Vec<Sequence>,
@@ -84,40 +159,12 @@ pub struct Generation {
 impl Generation {
     /// Encodes the prompts and makes room for them. An earlier generation of the same generator is over by it.
     pub fn start(generator: &mut Generator, prompts: &[Prompt], options: &GenerationOptions) -> Result<Generation> {
-        let encoder = generator.encoder();
-        let settings = Settings::of(options, generator.defaults(), encoder.end_tokens(generator.defaults()))?;
-        let tokenizer = encoder.tokenizer().cloned();
-        if tokenizer.is_none() && !settings.stop.is_empty() {
-            return Err(TrainError::Usage(
-                "stop: the model has no tokenizer.json, so there is no text to look at".into(),
-            ));
-        }
-        let encoded = prompts.iter().map(|prompt| encoder.encode(prompt)).collect::<Result<Vec<_>>>()?;
-        let mut sequences = Vec::new();
-        for (index, (prompt, ids)) in prompts.iter().zip(encoded).enumerate() {
-            generator.check_ids(&ids)?;
-            let mut sequence = Sequence::new(index, ids, &settings, generator.longest())?;
-            if matches!(prompt, Prompt::Text(_)) {
-                let end = &sequence.ids[sequence.prompt.saturating_sub(CONTEXT)..];
-                sequence.text = Text::new(&settings.stop, end);
-            }
-            sequences.push(sequence);
-        }
-        let needs: Vec<Need> = sequences.iter().map(Sequence::need).collect();
+        let of = (generator.encoder(), generator.defaults());
+        let asked = Asked::new(generator.source(), of, prompts, options)?;
         generator.started += 1;
-        let capacity: Capacity = generator.make_room(&needs, settings.batch_size)?;
-        let rows = if generator.runs_alone() { 1 } else { capacity.rows.min(settings.batch_size) };
-        Ok(Generation {
-            waiting: (0..sequences.len()).collect(),
-            sequences,
-            running: Vec::new(),
-            pages: Pages::new(capacity.cache.pages),
-            rows,
-            settings,
-            tokenizer,
-            number: generator.started,
-            turning: generator.turning(),
-        })
+        generator.make_room(&asked.needs(), asked.batch_size())?;
+        let number = generator.started;
+        Ok(asked.begin(&generator.reader(), number))
     }
 
     pub fn is_done(&self) -> bool {
@@ -138,20 +185,26 @@ impl Generation {
     /// One step. Nothing happens when all is done.
     pub fn step(&mut self, generator: &mut Generator) -> Result<Vec<Piece>> {
         if generator.started != self.number {
-            return Err(TrainError::Usage("another generation was started on this model: this one is over".into()));
+            let text = "another generation or batch was run on this model: this one is over";
+            return Err(TrainError::Usage(text.into()));
         }
+        self.advance(&mut generator.reader())
+    }
+
+    /// One step of a generation that nothing else comes between.
+    pub(crate) fn advance(&mut self, reader: &mut Reader<'_>) -> Result<Vec<Piece>> {
         self.admit();
         let reading = self.running.iter().copied().find(|index| self.sequences[*index].is_behind());
         let asked: Vec<usize> = reading.map_or_else(|| self.running.clone(), |index| vec![index]);
         if asked.is_empty() {
             return Ok(Vec::new());
         }
-        let limit = generator.most_at_once();
+        let limit = reader.most_at_once();
         let sequences = &self.sequences;
         let rows: Vec<Row<'_>> = asked.iter().map(|index| sequences[*index].next_row(limit)).collect();
         let whole = asked.iter().map(|index| sequences[*index].ids.len()).max().unwrap_or(0);
         let read: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
-        let following = generator.read(&rows, whole, self.settings.wants_logits())?;
+        let following = reader.read(&rows, whole, self.settings.wants_logits())?;
         for (index, read) in asked.iter().zip(read) {
             self.sequences[*index].read += read;
         }

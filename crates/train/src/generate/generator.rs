@@ -18,7 +18,7 @@ use crate::model::{load_weights, read_adapter};
 use crate::quantised_base;
 use crate::source::ModelSource;
 
-const LOGITS: &str = "logits";
+pub(super) const LOGITS: &str = "logits";
 
 /// Weights on a device, with programs that read prompts and add token after token.
 pub struct Generator {
@@ -26,7 +26,9 @@ pub struct Generator {
     source: Arc<ModelSource>,
     adapter: Option<PathBuf>,
     options: CompileOptions,
-    engine: Option<(Engine, Capacity)>,
+    engine: Option<Engine>,
+    /// What the engine is compiled for; nothing where it was made for something else.
+    capacity: Option<Capacity>,
     encoder: PromptEncoder,
     defaults: Defaults,
     /// Counts generations: one at a time owns the cache.
@@ -76,7 +78,7 @@ impl Generator {
         let folders: Vec<_> = adapter.iter().chain([&source.folder]).map(PathBuf::as_path).collect();
         let encoder = PromptEncoder::open(&folders)?;
         let defaults = Defaults::read(&source.folder, &source.config.0)?;
-        Ok(Generator { device, source, adapter, options, engine: None, encoder, defaults, started: 0 })
+        Ok(Generator { device, source, adapter, options, engine: None, capacity: None, encoder, defaults, started: 0 })
     }
 
     pub fn encoder(&self) -> &PromptEncoder {
@@ -92,25 +94,38 @@ impl Generator {
         self.source.position_limit()
     }
 
-    /// The longest sequence that is rotated as short ones are, where all tokens of longer ones are rotated in another way.
-    pub(super) fn turning(&self) -> Option<usize> {
-        self.source.config.turning()
+    pub(super) fn source(&self) -> &ModelSource {
+        &self.source
     }
 
-    /// Refuses ids that the model does not know.
-    pub(super) fn check_ids(&self, ids: &[i32]) -> Result<()> {
-        let vocabulary = self.source.vocab_size()?;
-        match ids.iter().find(|id| **id < 0 || **id as usize >= vocabulary) {
-            Some(id) => Err(TrainError::Usage(format!("token id {id} is outside of the vocabulary of {vocabulary}"))),
-            None => Ok(()),
-        }
+    /// Whether these compiled weights are the ones that this reads: then it need not load them again.
+    pub(crate) fn shares(&self, engine: &Engine) -> bool {
+        engine.options().has_weights_of(&self.options)
+    }
+
+    /// Whether it has the weights.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.engine.is_some()
+    }
+
+    /// Takes weights that are on the device.
+    pub(crate) fn take(&mut self, engine: Engine) {
+        (self.engine, self.capacity) = (Some(engine), None);
+    }
+
+    /// Gives the weights to something else: what was being generated is over.
+    pub(crate) fn release(&mut self) -> Option<Engine> {
+        let engine = self.engine.take()?;
+        self.capacity = None;
+        self.started += 1;
+        Some(engine)
     }
 
     /// Holds what these sequences need, of which up to `rows` run at a time, fewer where memory does not take as many.
     pub(super) fn make_room(&mut self, needs: &[Need], rows: usize) -> Result<Capacity> {
         let longest = self.longest();
         let wanted = Capacity::of(needs, rows, longest, false);
-        if let Some((_, capacity)) = self.engine.as_ref().filter(|(_, capacity)| capacity.suits(&wanted)) {
+        if let Some(capacity) = self.capacity.as_ref().filter(|capacity| capacity.suits(&wanted)) {
             return Ok(capacity.clone());
         }
         let mut rows = wanted.rows;
@@ -130,36 +145,47 @@ impl Generator {
         let entry = capacity.entry().keeping([LOGITS]);
         let options = CompileOptions { variants: capacity.variants(), entries: vec![entry], ..self.options.clone() };
         match &mut self.engine {
-            Some((engine, known)) => {
-                engine.replace(options)?;
-                *known = capacity.clone();
-            }
+            Some(engine) => engine.replace(options)?,
             None => {
                 let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, &Choices::new())?;
                 load_weights(&mut engine, &self.source, self.adapter.as_deref())?;
-                self.engine = Some((engine, capacity.clone()));
+                self.engine = Some(engine);
             }
         }
+        self.capacity = Some(capacity.clone());
         Ok(())
     }
 
+    /// What reads tokens.
+    pub(super) fn reader(&mut self) -> Reader<'_> {
+        let engine = self.engine.as_mut().expect("room was made");
+        Reader { engine, capacity: self.capacity.as_ref().expect("room was made") }
+    }
+}
+
+/// A compiled model that goes on where its sequences were, whoever has it.
+pub(crate) struct Reader<'a> {
+    pub engine: &'a mut Engine,
+    /// What it is compiled for.
+    pub capacity: &'a Capacity,
+}
+
+impl Reader<'_> {
     /// Whether what the model computes depends on the longest sequence of a batch: then each is alone in its batch.
-    pub(super) fn runs_alone(&self) -> bool {
-        let (engine, _) = self.engine.as_ref().expect("room was made");
-        let mut inputs = engine.program().entries.iter().flat_map(|entry| &entry.inputs);
+    pub fn runs_alone(&self) -> bool {
+        let mut inputs = self.engine.program().entries.iter().flat_map(|entry| &entry.inputs);
         inputs.any(|(name, _)| name == generation::LARGEST_POSITION)
     }
 
     /// Tokens of a row that can be read at once.
     pub(super) fn most_at_once(&self) -> usize {
-        let (_, capacity) = self.engine.as_ref().expect("room was made");
-        *capacity.chunks.last().expect("prompts are read in chunks")
+        *self.capacity.chunks.last().expect("prompts are read in chunks")
     }
 
     /// Reads tokens, which the cache then holds. Gives what follows the last token of each row. `whole`: tokens that the
     /// sequence has, of which only some may be read; `logits`: not only the likeliest tokens are wanted.
     pub(super) fn read(&mut self, rows: &[Row<'_>], whole: usize, logits: bool) -> Result<Following> {
-        let (engine, capacity) = self.engine.as_mut().expect("room was made");
+        let Reader { engine, capacity } = self;
         let shape = match rows {
             [row] if row.ids.len() > 1 => variant(1, capacity.chunk(row.ids.len())),
             _ => variant(capacity.batch(rows.len()), 1),

@@ -62,6 +62,20 @@ impl PromptEncoder {
         Ok(PromptEncoder { tokenizer: Some(Arc::new(tokenizer)), template })
     }
 
+    /// The same with another template; `None` leaves it.
+    pub fn with_template(mut self, text: Option<String>) -> Result<PromptEncoder> {
+        if let (Some(text), Some(tokenizer)) = (text, &self.tokenizer) {
+            let variables = tokenizer.template_variables().clone();
+            let template = ChatTemplate::new(&text, variables, clock_now()).map_err(TrainError::model_file)?;
+            self.template = Some(template);
+        }
+        Ok(self)
+    }
+
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.tokenizer.as_ref()
     }

@@ -46,8 +46,9 @@ impl Strips {
         let Arch::Cuda(architecture) = call.machine.arch else { return None };
         let (e, q) = (Extents::of(call.inputs), &call.inputs[0]);
         let caches = &call.inputs[1..3];
-        let pairs =
-            |t: &TensorRef| t.strides.iter().take(3).all(|stride| stride.is_multiple_of(2)) && t.offset % 4 == 0;
+        let pairs = |t: &TensorRef| {
+            t.strides.iter().take(3).all(|stride| stride.is_multiple_of(2)) && t.offset.is_multiple_of(4)
+        };
         let suits = |columns: usize| columns.is_multiple_of(8) && columns <= MAX_HEAD_DIM;
         let one_type = matches!(q.dtype, DType::BF16 | DType::F16) && caches.iter().all(|t| t.dtype == q.dtype);
         if !one_type || !caches.iter().all(is_aligned) || !pairs(q) || ![e.head_dim, e.value_dim].into_iter().all(suits)

@@ -7,7 +7,8 @@ use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
 use program::{
-    Arch, BackendError, Choices, Entry, Instruction, MemoryLine, Movement, Program, Reading, Session, Step, TensorRef,
+    Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryLine, Movement, Program, Reading,
+    Session, Step, TensorRef,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -358,9 +359,11 @@ fn plan_entries(
     let mut planned = vec![];
     for (number, entry) in program.entries.iter().enumerate() {
         let (mut steps, mut events) = (vec![], Events::new(&engine.device));
+        let early = launches_early(entry, program.cluster.ranks, engine);
         for (index, step) in entry.steps.iter().enumerate().filter(|_| wanted(number)) {
             let context = || format!("preparing {}", place(entry.kind.name(), index, step));
-            steps.push(plan(engine, memory, kernels, &mut events, step).during(context)?);
+            let p = Preparation { engine, memory, kernels, events: &mut events, early };
+            steps.push(plan(p, step).during(context)?);
         }
         planned.push(steps);
     }
@@ -390,14 +393,27 @@ fn bind_entries(
     planned.into_iter().map(bind).collect()
 }
 
-fn plan(
-    engine: &mut Engine,
-    memory: &Memory,
-    kernels: &Kernels,
-    events: &mut Events,
-    step: &Step,
-) -> Result<PlannedInstruction> {
-    PlannedInstruction::new(&mut Preparation { engine, memory, kernels, events }, &step.instruction)
+fn plan(mut p: Preparation, step: &Step) -> Result<PlannedInstruction> {
+    PlannedInstruction::new(&mut p, &step.instruction)
+}
+
+/// Whether an entry gains by launching kernels before those in front have ended: one that computes the model alone, as a
+/// token follows the other, in kernels that follow each other on one stream of one GPU.
+fn launches_early(entry: &Entry, ranks: usize, engine: &Engine) -> bool {
+    let is_kernel = |step: &Step| match step.instruction {
+        Instruction::Launch(_) | Instruction::Gemm(_) | Instruction::AttentionForward(_) | Instruction::Copy { .. } => {
+            true
+        }
+        Instruction::Zero { .. }
+        | Instruction::Transfer { .. }
+        | Instruction::Collective(_)
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => false,
+    };
+    entry.kind == EntryKind::Forward
+        && ranks == 1
+        && engine.architecture() >= Architecture::HOPPER
+        && entry.steps.iter().all(is_kernel)
 }
 
 fn queue(engine: &Engine, prepared: &mut [BoundInstruction], steps: &[Step], entry: &str, check: bool) -> Result<()> {

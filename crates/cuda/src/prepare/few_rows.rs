@@ -7,7 +7,7 @@ use super::launch::{Arguments, BoundLaunch};
 use crate::driver::LaunchShape;
 use crate::error::Result;
 use crate::kernels::few_rows::{ACCESS, Addends, FewRows, Slice, name_of};
-use program::{Architecture, ArenaKind, Gemm, LowRank, TensorRef};
+use program::{ArenaKind, Gemm, LowRank, TensorRef};
 
 /// Rows up to which every number of B is multiplied before the next comes from memory: by arithmetic that is not the
 /// tensor cores'.
@@ -28,7 +28,7 @@ pub(super) fn call(p: &mut Preparation, gemm: &Gemm) -> Result<Option<BoundLaunc
         grid: [division.blocks(gemm.n) as u32, 1, 1],
         block: [FewRows::THREADS, 1, 1],
         shared_bytes: 0,
-        early: p.engine.architecture() >= Architecture::HOPPER,
+        early: p.early,
     };
     Ok(Some(BoundLaunch::new(function, "few_rows", shape, arguments)))
 }

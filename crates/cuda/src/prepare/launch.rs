@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::error::{During, Result};
 use crate::nvrtc::KernelSource;
 use crate::sys::driver::TENSOR_MAP_WORDS;
-use program::{Architecture, Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
+use program::{Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -155,7 +155,7 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
         };
         arguments = arguments.word(word);
     }
-    let early = p.kernels.follow[call.kernel.0 as usize] && p.engine.architecture() >= Architecture::HOPPER;
+    let early = p.kernels.follow[call.kernel.0 as usize] && p.early;
     let shape = LaunchShape { grid: call.grid, block: call.block, shared_bytes: call.shared_bytes, early };
     Ok(BoundLaunch::new(function, name, shape, arguments))
 }

@@ -26,6 +26,8 @@ pub(crate) struct Preparation<'a> {
     pub kernels: &'a Kernels,
     /// Of the entry.
     pub events: &'a mut Events,
+    /// Whether kernels of the entry that keep their order themselves (`follow.cuh`) are launched early.
+    pub early: bool,
 }
 
 /// An instruction with its plan, before the workspace exists.

@@ -1,16 +1,24 @@
 // The place of the largest number of every row, the first of several: x [rows, COLUMNS], row i at X_AT(i); y i32 [rows].
-// A block has a row; a thread looks at every THREADS-th number in rising order, then pairs of threads compare.
+// A block has a row; a thread looks at every THREADS-th pack of WIDTH numbers in rising order, then pairs of threads compare.
 #include "types.cuh"
+#include "pack.cuh"
+#include "follow.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) likeliest(const X_T* __restrict__ x, int* __restrict__ y) {
+extern "C" __global__ void __launch_bounds__(THREADS) likeliest(const X_T* x, int* y) {
   __shared__ float values[THREADS];
   __shared__ int places[THREADS];
+  follow();
   x += X_AT(blockIdx.x);
   float best = -__int_as_float(0x7f800000);
   int place = COLUMNS;
-  for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
-    const float here = load(x + i);
-    if (here > best) best = here, place = i;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < COLUMNS / WIDTH; i += THREADS) {
+    const Pack<X_T, WIDTH> pack = read_pack<WIDTH>(x + (size_t)i * WIDTH);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+      const float here = to_float(pack.at[j]);
+      if (here > best) best = here, place = i * WIDTH + j;
+    }
   }
   values[threadIdx.x] = best;
   places[threadIdx.x] = place;

@@ -7,12 +7,14 @@ use tensor::Attrs;
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
+use crate::layout::row_width;
 use crate::op::{Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 
 const SOURCE: &str = include_str!("likeliest.cu");
-const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
+const HEADERS: &[(&str, &str)] =
+    &[("types.cuh", include_str!("../cuda/types.cuh")), ("pack.cuh", include_str!("../cuda/pack.cuh")), device::FOLLOW];
 
 const THREADS: u32 = 1024;
 
@@ -68,7 +70,8 @@ impl Op for Likeliest {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
         assert!(y.is_dense(), "places lie densely: {y}");
-        let numbers = [("COLUMNS", x.shape[x.shape.len() - 1]), ("THREADS", THREADS as usize)];
+        let columns = x.shape[x.shape.len() - 1];
+        let numbers = [("COLUMNS", columns), ("WIDTH", row_width(&[x])), ("THREADS", THREADS as usize)];
         let mut defines: Vec<_> = numbers.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
         defines.extend(defines_for("X", x));
         Lowered::Kernels(vec![KernelSpec {

@@ -9,6 +9,7 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from conftest import REPOSITORY
 from surogate.cli import main
 from surogate.report import page, state
 from surogate.report.series import Axis, short, smoothed, thinned
@@ -365,3 +366,16 @@ def test_only_pages_of_its_own_are_replaced(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comparison.html").write_text("mine")
     assert main(["report", str(tmp_path), str(log)]) == 1 and (tmp_path / "comparison.html").read_text() == "mine"
+
+
+def test_rows_of_wide_tables_are_stacked_on_narrow_screens():
+    from surogate.report.words import pairs, table
+
+    wide = table(["dataset", "rows", "tokens", "dropped"], [["a<b>", "1", "2", "none"]], ["v", "n", "n"])
+    assert '<table class="stacked">' in wide and '<td class="v">a<b></td><td class="n" data-l="rows">1</td>' in wide
+    assert "data-l" not in table(["option", "value", ""], [["lora", "true", "why"]])
+    # A bar's colours need their column, and names with values are short.
+    assert "stacked" not in table(["", "bytes", "share"], [["weights", "1 MiB", "3 %"]]) + pairs([("a", "b")])
+    sheet = (REPOSITORY / "python" / "surogate" / "report" / "style.css").read_text()
+    narrow = sheet[sheet.index("@media (max-width: 760px)") :]
+    assert "attr(data-l)" in narrow and ".stacked thead" in narrow

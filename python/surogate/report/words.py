@@ -53,15 +53,19 @@ def value_text(value: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], classes: Sequence[str] = ()) -> str:
-    """A table in a card. Cells are HTML; `classes` belong to the columns."""
+    """A table in a card. Cells are HTML; `classes` belong to the columns. On a narrow screen the cells of a row stand below
+    the first one, of many columns each with its title, unless the first column has none."""
     style = [*classes, *[""] * len(head)]
+    labels = [f' data-l="{escape(title)}"' if title and len(head) > 3 and i else "" for i, title in enumerate(head)]
     cells = [
-        "<tr>" + "".join(f'<td class="{style[i]}">{cell}</td>' for i, cell in enumerate(row)) + "</tr>" for row in rows
+        "<tr>" + "".join(f'<td class="{style[i]}"{labels[i]}>{cell}</td>' for i, cell in enumerate(row)) + "</tr>"
+        for row in rows
     ]
     titles = zip(head, style, strict=False)
     top = "".join(f'<th class="{"n" if of == "n" else ""}">{escape(title)}</th>' for title, of in titles)
     top = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    return f'<div class="card scroll"><table>{top}<tbody>{"".join(cells)}</tbody></table></div>'
+    kind = ' class="stacked"' if head[0] else ""
+    return f'<div class="card scroll"><table{kind}>{top}<tbody>{"".join(cells)}</tbody></table></div>'
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:

@@ -225,7 +225,8 @@ def parser() -> argparse.ArgumentParser:
     export = _command(commands, "export", "write the result of a run in another format", reads_run=False)
     export.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
     export.add_argument("--format", choices=["hf", "peft", "gguf"], required=True, help="format of the result")
-    export.add_argument("--encoding", choices=["bf16", "f16", "q8_0", "f32"], help="type of matrices in GGUF (default: bf16)")
+    encodings = ["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m"]
+    export.add_argument("--encoding", choices=encodings, help="type of matrices in GGUF (default: bf16)")
     export.add_argument("--model", help="model of an adapter (default: the one that the adapter names)")
     export.add_argument("--output", help="folder or file to write (default: inside RUN, named after the format)")
     push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)

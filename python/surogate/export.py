@@ -93,13 +93,20 @@ def _copy(source: Path, output: Path) -> None:
         copy.rename(output)
 
 
+def _listed(names: list[str], most: int = 6) -> str:
+    """Names, of many the first."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     fields = hub.model_config(model)
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
-    tensors, size, in_f16 = _native.write_gguf(model, description, encoding, output)
+    tensors, size, otherwise = _native.write_gguf(model, description, encoding, output)
     show(f"{output}: {tensors} tensors, {bytes_text(size)} (read again and compared with the weights)")
-    if in_f16:
-        show(f"Note: rows that are no multiple of 32 are kept in f16: {', '.join(in_f16)}")
+    for kind in sorted({kind for _, kind in otherwise}):
+        names = [name for name, of in otherwise if of == kind]
+        show(f"Note: rows that are no whole blocks of the wanted encoding are kept in {kind}: {_listed(names)}")
     if words[0][2] == "no_vocab":
         show("Note: the model has no tokenizer.json, so the file has no vocabulary")

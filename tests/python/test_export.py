@@ -187,3 +187,106 @@ def test_a_way_of_cutting_text_without_a_name_is_refused(tmp_path):
     tokenizer["pre_tokenizer"] = {"type": "ByteLevel", "use_regex": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert ("tokenizer.ggml.pre", "text", "gpt-2") in vocabulary.read(tmp_path, 1)
+
+
+#: Bits of a code, elements that share a scale, and whether there is an offset.
+CODES = {"Q4_K": (4, 32, True), "Q5_K": (5, 32, True), "Q6_K": (6, 16, False)}
+
+
+def rounded(values: np.ndarray, kind: str) -> np.ndarray:
+    """What the plain quantiser makes of values: the scale, in f32, from the smallest to the largest number of a block."""
+    bits, block, offset = CODES[kind]
+    x = values.reshape(-1, block).astype(np.float64)
+    if offset:
+        low, high = np.minimum(x.min(1, keepdims=True), 0), np.maximum(x.max(1, keepdims=True), 0)
+        scale = (high - low) / (2**bits - 1)
+        return (np.round((x - low) / scale) * scale + low).reshape(values.shape)
+    most = 2 ** (bits - 1)
+    scale = np.abs(x).max(1, keepdims=True) / most
+    return (np.clip(np.round(x / scale), -most, most - 1) * scale).reshape(values.shape)
+
+
+@pytest.mark.parametrize("encoding", ["q4_k_m", "q5_k_m", "q6_k", "q8_0"])
+def test_quantised_files_are_read_by_the_package_of_the_format(capsys, make_model, encoding):
+    """Types of tensors as llama.cpp mixes them; values as the `gguf` package reads them, nearer than plain rounding."""
+    from gguf import GGUFReader, dequantize
+    from safetensors.numpy import load_file
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
+    model = make_model(tiny_llama(**sizes, initializer_range=0.05))
+    code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", encoding)
+    assert code == 0 and "read again and compared" in out and "Note: rows" not in out, err
+    reader = GGUFReader(model / f"{model.name}-{encoding}.gguf")
+    weights = load_file(model / "model.safetensors")
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    base = encoding.removesuffix("_m").upper()
+    mixed = encoding.endswith("_m")
+    more = "Q6_K" if mixed else base
+    assert found["output.weight"].tensor_type.name == more and found["token_embd.weight"].tensor_type.name == base
+    assert found["output_norm.weight"].tensor_type.name == "F32"
+    # Of eight layers the first, the last, and every third between them.
+    for part in ("attn_v", "ffn_down"):
+        types = [found[f"blk.{i}.{part}.weight"].tensor_type.name for i in range(8)]
+        assert types == [more if i in (0, 3, 6, 7) else base for i in range(8)]
+    assert {found[f"blk.{i}.ffn_up.weight"].tensor_type.name for i in range(8)} == {base}
+    for name, source in {
+        "token_embd": "model.embed_tokens",
+        "output": "lm_head",
+        "blk.0.attn_v": "model.layers.0.self_attn.v_proj",
+        "blk.1.attn_output": "model.layers.1.self_attn.o_proj",
+        "blk.3.ffn_down": "model.layers.3.mlp.down_proj",
+        "blk.5.ffn_gate": "model.layers.5.mlp.gate_proj",
+    }.items():
+        tensor, expected = found[f"{name}.weight"], weights[f"{source}.weight"]
+        kind = tensor.tensor_type.name
+        values = dequantize(tensor.data, tensor.tensor_type).reshape(expected.shape)
+        error = np.sqrt(((values - expected) ** 2).mean())
+        if kind in CODES:
+            assert error < 0.97 * np.sqrt(((rounded(expected, kind) - expected) ** 2).mean()), name
+        assert error < 0.05 * 2.0 ** (4 - int(kind[1])) * 2.5 * expected.std(), name
+
+
+def test_rows_that_are_no_whole_blocks_are_said(capsys, make_model):
+    from gguf import GGUFReader
+
+    model = make_model(tiny_llama())  # rows of 32 and of 48
+    code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", "q4_k_m")
+    assert code == 0, err
+    assert "are kept in q5_0: token_embd.weight, blk.0.attn_q.weight" in out and " more" in out
+    assert "are kept in f16: blk.0.ffn_down.weight, blk.1.ffn_down.weight\n" in out
+    assert "are kept in q8_0: output.weight, blk.1.attn_v.weight\n" in out
+    found = {of.name: of.tensor_type.name for of in GGUFReader(model / f"{model.name}-q4_k_m.gguf").tensors}
+    assert (found["blk.0.attn_q.weight"], found["blk.0.ffn_down.weight"]) == ("Q5_0", "F16")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q5_1"])
+def test_blocks_are_those_of_the_package(capsys, make_model, kind):
+    """Blocks of 32, to the byte where the package encodes as well."""
+    from gguf import GGMLQuantizationType, GGUFReader, quantize
+    from safetensors.numpy import load_file
+
+    model = make_model(tiny_llama(hidden_size=96, num_attention_heads=4, initializer_range=0.3))
+    encoding = {"Q8_0": "q6_k", "Q5_0": "q4_k_m", "Q5_1": "q5_k_m"}[kind]
+    assert run(capsys, "export", model, "--format", "gguf", "--encoding", encoding)[0] == 0
+    found = {of.name: of for of in GGUFReader(model / f"{model.name}-{encoding}.gguf").tensors}
+    tensor = found["blk.0.ffn_gate.weight"]
+    assert tensor.tensor_type.name == kind
+    weights = load_file(model / "model.safetensors")["model.layers.0.mlp.gate_proj.weight"]
+    expected = quantize(weights, GGMLQuantizationType[kind])
+    assert np.array_equal(np.asarray(tensor.data).reshape(-1), expected.reshape(-1))
+
+
+def test_a_file_has_the_chat_template(capsys, tmp_path, make_model):
+    import shutil
+
+    from gguf import GGUFReader
+
+    source = REPOSITORY / "examples" / "stories" / "model"
+    model = tmp_path / "with-template"
+    shutil.copytree(source, model)
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", "q5_k_m")
+    assert code == 0, err
+    field = GGUFReader(model / "with-template-q5_k_m.gguf").get_field("tokenizer.chat_template")
+    assert field is not None and field.contents() == template

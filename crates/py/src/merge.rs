@@ -19,7 +19,7 @@ pub fn leads_out(folder: PathBuf, file: PathBuf) -> bool {
     train::leads_out(&folder, &file)
 }
 
-/// Writes a model folder to one GGUF file: (tensors, bytes, names of the matrices that were kept in f16).
+/// Writes a model folder to one GGUF file: (tensors, bytes, matrices that have another encoding, which).
 #[pyfunction]
 pub fn write_gguf(
     py: Python<'_>,
@@ -27,11 +27,11 @@ pub fn write_gguf(
     description: &str,
     encoding: &str,
     output: PathBuf,
-) -> PyResult<(usize, u64, Vec<String>)> {
+) -> PyResult<(usize, u64, Vec<(String, &'static str)>)> {
     let signals = Signals::default();
     let done = py.detach(|| train::write_gguf(&model, description, encoding, &output, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
-    Ok((done.tensors, done.bytes, done.in_f16))
+    Ok((done.tensors, done.bytes, done.otherwise))
 }
 
 /// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes, the form of the quantised

@@ -6,8 +6,9 @@
 use std::path::Path;
 
 use data::Stop;
-use data::gguf::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
+use data::gguf::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter, Mix};
 use data::safetensors::Weights;
+use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 use tensor::HostTensor;
@@ -70,19 +71,21 @@ struct Frequencies {
 pub struct GgufDone {
     pub tensors: usize,
     pub bytes: u64,
-    /// Matrices whose rows are no whole blocks of the encoding: they are kept in f16.
-    pub in_f16: Vec<String>,
+    /// Matrices whose rows are no whole blocks of the encoding, with the one that they have instead.
+    pub otherwise: Vec<(String, &'static str)>,
 }
 
-/// Writes the weights of a model folder to one file, matrices encoded as `encoding` (`f32`, `f16`, `bf16`, `q8_0`) and
-/// vectors as f32, reads it again and compares every tensor with the model's. `description` is JSON. Asked to stop while it
+/// Elements that one thread encodes at a time: whole blocks of every encoding.
+const PART: usize = 1 << 16;
+
+/// Writes the weights of a model folder to one file, matrices encoded as `encoding` says (a name of [`Mix::ALL`]) and vectors as f32, reads it again and compares every tensor with the model's. `description` is JSON. Asked to stop while it
 /// writes, it leaves nothing.
 ///
 /// Errors: a tensor that the description does not speak of or that is missing, a place that is taken, and a file that
 /// is not what was written.
 pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path, stop: Stop<'_>) -> Result<GgufDone> {
-    let encoding = Encoding::named(encoding).ok_or_else(|| {
-        let known = Encoding::ALL.map(Encoding::name).join(", ");
+    let mix = Mix::named(encoding).ok_or_else(|| {
+        let known = Mix::ALL.map(Mix::name).join(", ");
         TrainError::Usage(format!("`{encoding}` is not a supported GGUF encoding, expected one of {known}"))
     })?;
     if output.symlink_metadata().is_ok() {
@@ -94,20 +97,25 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
     check_complete(&files, &of, model)?;
     let mut metadata =
         of.metadata.iter().map(|(key, kind, value)| (key.clone(), value_of(kind, value))).collect::<Vec<_>>();
-    metadata.push(("general.file_type".to_owned(), GgufValue::U32(encoding.file_type())));
-    if encoding == Encoding::Q8_0 {
+    metadata.push(("general.file_type".to_owned(), GgufValue::U32(mix.file_type())));
+    if mix.is_quantised() {
         metadata.push(("general.quantization_version".to_owned(), GgufValue::U32(2)));
     }
-    let mut in_f16 = Vec::new();
+    let mut otherwise = Vec::new();
+    let has_head = of.tensors.iter().any(|source| source.name == "output.weight");
+    let layers =
+        of.tensors.iter().filter_map(|source| source.name.strip_prefix("blk.")?.split('.').next()?.parse().ok());
+    let layers = layers.max().map_or(0, |last: usize| last + 1);
     let mut table = Vec::new();
     if let Some(factors) = &of.frequencies {
         let shape = vec![factors.head_dim / 2];
         table.push(GgufTensor { name: factors.name.clone(), shape, encoding: Encoding::F32 });
     }
     for source in &of.tensors {
-        let tensor = entry(&files, source, encoding)?;
-        if tensor.encoding == Encoding::F16 && encoding != Encoding::F16 {
-            in_f16.push(tensor.name.clone());
+        let wanted = mix.wanted(&source.name, layers, has_head);
+        let tensor = entry(&files, source, wanted)?;
+        if tensor.encoding != wanted && tensor.encoding != Encoding::F32 {
+            otherwise.push((tensor.name.clone(), tensor.encoding.name()));
         }
         table.push(tensor);
     }
@@ -115,12 +123,14 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
     let mut writer = GgufWriter::create(output, &metadata, table.clone()).map_err(failed)?;
     for tensor in &table {
         go_on(stop)?;
-        writer.put(&tensor.encoding.encode(&contents(&files, &of, &tensor.name)?)).map_err(failed)?;
+        let values = contents(&files, &of, &tensor.name)?;
+        let parts: Vec<Vec<u8>> = values.par_chunks(PART).map(|part| tensor.encoding.encode(part)).collect();
+        writer.put(&parts.concat()).map_err(failed)?;
     }
     writer.finish().map_err(failed)?;
     verify(&files, &of, &table, output)?;
     let bytes = std::fs::metadata(output).map_err(|e| TrainError::io("read", output, e))?.len();
-    Ok(GgufDone { tensors: table.len(), bytes, in_f16 })
+    Ok(GgufDone { tensors: table.len(), bytes, otherwise })
 }
 
 fn value_of(kind: &str, value: &Value) -> GgufValue {
@@ -172,8 +182,7 @@ fn entry(files: &Weights, source: &Source, encoding: Encoding) -> Result<GgufTen
     let encoding = match shape.len() {
         0 | 1 => Encoding::F32,
         _ if source.exact => Encoding::F32,
-        _ if row.is_multiple_of(encoding.block()) => encoding,
-        _ => Encoding::F16,
+        _ => Mix::fitting(encoding, row),
     };
     Ok(GgufTensor { name: source.name.clone(), shape, encoding })
 }

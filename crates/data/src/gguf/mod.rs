@@ -1,13 +1,17 @@
 //! The GGUF format, version 3: one file with metadata, a table of tensors, and their aligned bytes. Our own code for
 //! writing and reading back, because the format is a page long and our errors name the tensor.
 //!
-//! Knows value types and element blocks; no model, and no meaning of any key.
+//! Knows value types, element blocks and which tensors want more bits; no model, and no meaning of any key.
 
+mod blocks;
 mod encoding;
+mod mix;
 mod read;
+mod super_blocks;
 mod write;
 
 pub use encoding::Encoding;
+pub use mix::Mix;
 pub use read::GgufFile;
 pub use write::{GgufTensor, GgufValue, GgufWriter};
 

@@ -39,7 +39,10 @@ class Config:
         task_name: str,
         overrides: list[tuple[str, str]],
         reads_data: bool | None = None,
+        run: str | None = None,
     ) -> Config: ...
+    @staticmethod
+    def run_names(text: str, source: str) -> list[str]: ...
     @staticmethod
     def from_json(
         text: str, task_name: str, overrides: list[tuple[str, str]], reads_data: bool | None = None

@@ -37,7 +37,11 @@ COMMAND_FLAGS = {
     "init": {"--output": 1},
     "merge": {"--model": 1, "--base": 1, "--output": 1},
     "report": {"--output": 1},
-    "tokenize": {"--debug": 0},
+    "sft": {"--run": 1},
+    "pt": {"--run": 1},
+    "show": {"--run": 1},
+    "plan": {"--run": 1},
+    "tokenize": {"--debug": 0, "--run": 1},
     "doctor": {"--output": 1, "--only": 1, "--seconds": 1},
     "push": {"--public": 0},
     "generate": {
@@ -175,12 +179,14 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"surogate {_native.__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    of_run: list[argparse.ArgumentParser] = []
     for name, text in {"sft": "fine-tune a model", "pt": "pretrain on text: continue a model, or start from scratch"}.items():
         command = _command(commands, name, f"{text}: {name} run.yaml")
         command.add_argument("config", metavar="run.yaml")
         shown = command.add_mutually_exclusive_group()
         shown.add_argument("--quiet", action="store_true", help="print errors only; everything else is in the log")
         shown.add_argument("--json", action="store_true", help="print the log: one JSON object per line")
+        of_run.append(command)
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml")
     tokenize.add_argument("--debug", action="store_true", help="show the first rows, on the terminal and as a page in output_dir")
@@ -191,9 +197,12 @@ def parser() -> argparse.ArgumentParser:
     plan = _command(commands, "plan", "memory and time of a run, without running it")
     plan.add_argument("config", metavar="run.yaml")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    of_run += [tokenize, show, plan]
     for command in (show, plan):
         command.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
         command.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
+    for command in of_run:
+        command.add_argument("--run", metavar="NAME", help="one of several runs of the file")
     init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")
     init.add_argument("model", metavar="MODEL", help="folder or name of the model")
     init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the dataset")

@@ -26,7 +26,7 @@ from . import _native, errors, export, extras, files, hub, merge, push
 from .arguments import UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
-from .run import load_config, open_source
+from .run import load_config, open_source, run_names
 from .terminal import show, show_coloured, warn
 
 Overrides = list[tuple[str, str]]
@@ -94,7 +94,19 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def _train(options: Namespace, overrides: Overrides) -> int:
-    config = load_config(Path(options.config), options.command, overrides)
+    path = Path(options.config)
+    names = [] if options.run else run_names(path)
+    # What is wrong with any of several runs is said before the first begins.
+    configs = [load_config(path, options.command, overrides, run=name) for name in names or [options.run]]
+    for number, (name, config) in enumerate(zip(names, configs, strict=False), 1):
+        if not options.quiet and not options.json:
+            show(f"{'' if number == 1 else chr(10)}Run {number} of {len(names)}: {name}")
+        if code := _train_one(config, options):
+            return code
+    return 0 if names else _train_one(configs[0], options)
+
+
+def _train_one(config: _native.Config, options: Namespace) -> int:
     folder, ir = open_source(config)
     config = hub.with_data(config)
     if config.push_to_hub:
@@ -137,7 +149,7 @@ def _end(config: _native.Config, is_shown: bool) -> None:
 
 
 def _tokenize(options: Namespace, overrides: Overrides) -> int:
-    config = load_config(Path(options.config), options.task, overrides)
+    config = load_config(Path(options.config), options.task, overrides, run=options.run)
     folder, ir = open_source(config, weights=False)
     config = hub.with_data(config)
     if options.debug:
@@ -164,7 +176,7 @@ def _show_rows(config: _native.Config, folder: Path, ir: str) -> int:
 
 
 def _preview(what: str, options: Namespace, overrides: Overrides) -> int:
-    config = load_config(Path(options.config), options.task, overrides, reads_data=False)
+    config = load_config(Path(options.config), options.task, overrides, reads_data=False, run=options.run)
     folder, ir = open_source(config, weights=False)
     config, away = hub.with_local_data(config)
     show(_native.preview(what, config, folder, ir, options.machine, site_packages(), away), end="")

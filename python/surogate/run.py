@@ -17,8 +17,10 @@ def load_config(
     task: str = "sft",
     overrides: list[tuple[str, str]] | None = None,
     reads_data: bool = True,
+    run: str | None = None,
 ) -> _native.Config:
-    """A configuration from a path, from YAML text (a string of several lines) or from a dict.
+    """A configuration from a path, from YAML text (a string of several lines) or from a dict. `run` chooses one of several
+    runs of a file.
 
     Raises ConfigError with every problem at once. Local files that are not there are problems, those of datasets only if
     the data are going to be read.
@@ -29,13 +31,21 @@ def load_config(
     if isinstance(config, str) and ("\n" in config or ": " in config):
         return _native.Config.from_yaml(config, "<text>", task, overrides, reads_data)
     path = Path(config)
+    return _native.Config.from_yaml(_text(path), str(path), task, overrides, reads_data, run)
+
+
+def run_names(path: Path) -> list[str]:
+    """The names of the runs that a file lists; none where it is one run."""
+    return _native.Config.run_names(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return _native.Config.from_yaml(text, str(path), task, overrides, reads_data)
 
 
 def _plain(value: Any) -> Any:

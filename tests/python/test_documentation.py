@@ -31,7 +31,8 @@ def test_example_runs_parse_and_their_local_files_exist(path):
 
 @pytest.mark.parametrize("text", BLOCKS)
 def test_runs_on_pages_parse(text):
-    _native.Config.from_yaml(text, "page", "sft", [])
+    for run in _native.Config.run_names(text, "page") or [None]:
+        _native.Config.from_yaml(text, "page", "sft", [], run=run)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

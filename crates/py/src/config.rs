@@ -34,9 +34,9 @@ impl Config {
     /// Loads YAML text. `source` names it in messages, `overrides` are (option, value as in YAML).
     /// With `reads_data` given, local files that are not there are problems: those of the model, and if it is true those of
     /// the datasets.
-    /// Raises ConfigError with every problem.
+    /// `run` chooses one of several runs. Raises ConfigError with every problem.
     #[staticmethod]
-    #[pyo3(signature = (text, source, task_name, overrides, reads_data = None))]
+    #[pyo3(signature = (text, source, task_name, overrides, reads_data = None, run = None))]
     fn from_yaml(
         py: Python<'_>,
         text: &str,
@@ -44,9 +44,16 @@ impl Config {
         task_name: &str,
         overrides: Vec<(String, String)>,
         reads_data: Option<bool>,
+        run: Option<&str>,
     ) -> PyResult<Self> {
-        let loaded = config::Config::load_looking(text, source, task(task_name)?, &overrides, look(reads_data));
+        let loaded = config::Config::load_run(text, source, task(task_name)?, &overrides, look(reads_data), run);
         loaded.map(|config| Config { config }).map_err(|problems| config_error(py, &problems))
+    }
+
+    /// The names of the runs that a text lists; none where it is one run. Raises ConfigError.
+    #[staticmethod]
+    fn run_names(py: Python<'_>, text: &str, source: &str) -> PyResult<Vec<String>> {
+        config::Config::run_names(text, source).map_err(|problems| config_error(py, &problems))
     }
 
     /// Loads a JSON object. Raises ConfigError with every problem.

@@ -24,6 +24,7 @@ mod recompute;
 mod reference;
 mod resolved;
 mod run;
+mod runs;
 mod sharding;
 mod template;
 #[cfg(test)]
@@ -249,11 +250,38 @@ impl Config {
         overrides: &[(String, String)],
         look: Look,
     ) -> Result<Config, Vec<Problem>> {
+        Config::load_run(text, source_name, task, overrides, look, None)
+    }
+
+    /// As [`Config::load_looking`], one run of a text that lists several.
+    ///
+    /// # Errors
+    /// Those of [`Config::load_looking`], and a name that no run has.
+    pub fn load_run(
+        text: &str,
+        source_name: &str,
+        task: Task,
+        overrides: &[(String, String)],
+        look: Look,
+        run: Option<&str>,
+    ) -> Result<Config, Vec<Problem>> {
         let mut reader = Reader::new(task.defaults());
         match reader.read_yaml(source_name, text) {
-            Some(root) => Config::from_tree(reader, root, task, overrides, look),
+            Some(root) => Config::from_tree(reader, root, task, overrides, look, run),
             None => Err(reader.finish().1),
         }
+    }
+
+    /// The names of the runs that a text lists; none where it is one run.
+    ///
+    /// # Errors
+    /// What is wrong with the text as YAML, and with the list.
+    pub fn run_names(text: &str, source_name: &str) -> Result<Vec<String>, Vec<Problem>> {
+        let mut reader = Reader::new(&[]);
+        let names =
+            reader.read_yaml(source_name, text).map_or_else(Vec::new, |root| runs::names_of(&mut reader, &root));
+        let problems = reader.finish().1;
+        if problems.is_empty() { Ok(names) } else { Err(problems) }
     }
 
     /// Loads options that are given as a JSON object (a Python dict); problems have no line then.
@@ -276,7 +304,7 @@ impl Config {
     ) -> Result<Config, Vec<Problem>> {
         let mut reader = Reader::new(task.defaults());
         match serde_json::from_str(text) {
-            Ok(value) => Config::from_tree(reader, Node::from_json(&value), task, overrides, look),
+            Ok(value) => Config::from_tree(reader, Node::from_json(&value), task, overrides, look, None),
             Err(error) => {
                 reader.report_at(None, "", format!("the options are not JSON: {error}"), None);
                 Err(reader.finish().1)
@@ -290,6 +318,7 @@ impl Config {
         task: Task,
         overrides: &[(String, String)],
         look: Look,
+        run: Option<&str>,
     ) -> Result<Config, Vec<Problem>> {
         if let Tree::Null = root.tree {
             root.tree = Tree::Map(Vec::new());
@@ -301,7 +330,14 @@ impl Config {
             return Err(reader.finish().1);
         }
         names::use_first_names(&mut reader, &mut root);
-        for (key, value) in overrides {
+        // The folder that is said for several runs is that in which each has its own.
+        let of_all = |key: &str| run.is_some() && key.replace('-', "_") == "output_dir";
+        let (before, behind): (Vec<_>, Vec<_>) = overrides.iter().partition(|(key, _)| of_all(key));
+        for (key, value) in before {
+            names::override_option(&mut reader, &mut root, key, value);
+        }
+        runs::choose(&mut reader, &mut root, run);
+        for (key, value) in behind {
             names::override_option(&mut reader, &mut root, key, value);
         }
         let Tree::Map(entries) = &root.tree else { unreachable!("overrides change entries of the root, not the root") };

@@ -376,7 +376,7 @@ fn check_cadence(config: &Config, reader: &mut Reader) {
         if is_changed && is_off && !reader.is_faulty(path) {
             let hint = format!("set `{needed}`, or remove `{path}`");
             let (option, _) = needed.split_once(':').expect("an option and its value");
-            reader.report(path, format!("`{path}` has no effect as `{option}` is"), Some(hint));
+            reader.report(path, format!("`{path}` has no effect with `{option}` as it is"), Some(hint));
         }
     }
     if reader.is_written("hub_private_repo") && run.push_to_hub.is_none() && !run.hub_private_repo {

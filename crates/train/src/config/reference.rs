@@ -1,6 +1,6 @@
 //! The option tables as JSON Schema, as reference page, and as rows for `--help`.
 
-use super::{SECTIONS, Task, names};
+use super::{SECTIONS, Task, names, runs};
 use serde_json::{Value, json};
 
 /// The JSON Schema of a configuration file.
@@ -11,6 +11,15 @@ pub fn schema() -> Value {
     properties.insert("model_name".into(), model);
     let dataset = json!({ "type": "string", "description": "One dataset of type `auto`, instead of `datasets`." });
     properties.insert("dataset".into(), dataset);
+    let options: serde_json::Map<String, Value> =
+        properties.keys().map(|name| (name.clone(), json!({ "$ref": format!("#/properties/{name}") }))).collect();
+    let of_runs = json!({
+        "type": "array",
+        "minItems": 1,
+        "description": "Several runs, one after the other: what each changes of the options of the file.",
+        "items": { "type": "object", "properties": options, "required": ["run_name"], "additionalProperties": false },
+    });
+    properties.insert(runs::RUNS.into(), of_runs);
     assert_eq!(names::SECOND_NAMES.len(), 2, "every second spelling is in the schema");
     // `model` and `model_name` are two spellings of a required option.
     let required = std::mem::take(&mut schema["required"]);
@@ -36,6 +45,9 @@ items of `datasets`. Command-line options override the file: `--set option=value
 Unknown or duplicate options, wrong types, values out of range and contradictions are errors. They are reported all at once
 with line and column, and the exit code is 2. An option marked *not available yet* is checked, but only its default is
 accepted.
+
+The list `runs` makes several runs of one file, one after the other: each item has a `run_name` and the options that it changes,
+and writes to a folder of this name in `output_dir` unless it names another ([fine-tuning](fine-tuning.md#several-runs-of-one-file)).
 
 `auto` leaves the choice to Surogate; the choice and its reason are written to `resolved.yaml`. ↻ marks options that may
 change when a run is resumed. This page is generated from the option tables by `cargo xtask generate`.";

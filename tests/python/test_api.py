@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_llama, tiny_qwen3
+from conftest import REPOSITORY, tiny_llama, tiny_qwen3
 from safetensors.numpy import load_file
 
 
@@ -263,3 +263,26 @@ def test_metrics_say_what_was_done(llama, tmp_path):
     assert first["learning_rate"] == pytest.approx(1e-2 / 4)
     assert second["learning_rate"] == 0.5
     assert first["tokens"] == 32 and first["tokens_per_second"] > 0 and first["applied"]
+
+
+@pytest.mark.parametrize("epochs", [1, 1.5])
+def test_epochs_end_where_the_data_end(tmp_path, epochs):
+    """Also where the last step has fewer rows than the others."""
+    stories = REPOSITORY / "examples" / "stories"
+    trainer = surogate.Trainer(
+        {
+            "model": str(stories / "model"),
+            "datasets": [{"path": str(stories / "data" / "shakespeare.txt"), "type": "text"}],
+            "sequence_len": 64,
+            "per_device_train_batch_size": 20,
+            "gradient_accumulation_steps": 4,
+            "num_epochs": epochs,
+            "lora_rank": 2,
+            "device": "cpu",
+            "output_dir": str(tmp_path / "run"),
+        }
+    )
+    seen = []
+    while (metrics := trainer.step()) is not None:
+        seen.append(metrics["epoch"])
+    assert seen == sorted(seen) and seen[-1] == pytest.approx(epochs)

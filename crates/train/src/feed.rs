@@ -196,7 +196,7 @@ impl Feed {
         let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
         let rows = of_rank * config.ranks() as u64 * steps;
         // The last step of a run that ends with its data may have fewer rows.
-        let rows = if of.fixed_steps().is_none() { rows.min(self.train_extent.rows as u64) } else { rows };
+        let rows = if of.fixed_steps().is_none() { rows.min(self.train_extent.rows) } else { rows };
         rows as f64 * config.run.num_epochs.0 / self.train_extent.rows as f64
     }
 

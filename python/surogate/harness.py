@@ -117,12 +117,17 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
             special = False if begins else special
         return self.tokenizer.encode(string, True if special is None else special)
 
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Likelihoods of continuations. As all bars of this class, the one of the harness is for terminals alone."""
+        scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm or None)
+        return scores
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         kept = [self._kept(context, continuation) for _, context, continuation in requests]
         results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Scoring continuations") as bar:
+        with tqdm(total=len(requests), disable=disable_tqdm or None, desc="Scoring continuations") as bar:
             for index, likelihood, greedy in self._model.scores(kept, self._batch_tokens):
                 results[index] = (likelihood, greedy)
                 if (text := requests[index][0]) is not None:
@@ -163,7 +168,7 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         for index, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)
         texts = [""] * len(requests)
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating answers") as bar:
+        with tqdm(total=len(requests), disable=disable_tqdm or None, desc="Generating answers") as bar:
             for settings, indices in alike.items():
                 options = generation_options(json.loads(settings))
                 room = self.max_length - options["max_new_tokens"]

@@ -225,6 +225,7 @@ ELSEWHERE = {
     "output_dir": "tests/python/test_cli.py",
     "model_name": "crates/train/src/config/tests.rs",
     "dataset": "tests/python/test_guides.py",
+    "runs": "tests/python/test_runs.py",
     "model_type": "crates/train/src/config/tests.rs",
     "resume_from_checkpoint": "crates/train/tests/resume.rs",
     "device": "crates/train/tests/gpu.rs",

@@ -1,6 +1,7 @@
 """The same training on the CPU and on the GPU: the loss curves step by step.
 
-    curve.py [--steps 50] [--limit 0.02] [--work lora|full] [--devices cpu,cuda] [--precision bfloat16] [--out FOLDER]
+    curve.py [--steps 50] [--limit 0.02] [--work lora|full] [--devices cpu,cuda] [--precision bfloat16]
+             [--recipe bf16] [--out FOLDER]
 
 A model small enough for a CPU is trained from the same random weights on the same documents by `surogate sft`, once on
 each device. Prints the loss of each step and the greatest relative difference; ends with 1 if that is above the limit.
@@ -44,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", choices=["lora", "full"], default="full")
     parser.add_argument("--devices", default="cpu,cuda")
     parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--recipe", default="bf16")
     parser.add_argument("--out", type=pathlib.Path)
     return parser.parse_args()
 
@@ -64,6 +66,7 @@ def losses(a: argparse.Namespace, folder: pathlib.Path, device: str, output: pat
         "model": str(folder / "model"),
         "init": "random",
         "torch_dtype": a.precision,
+        "recipe": a.recipe,
         "device": device,
         "datasets": [{"path": str(folder / "documents.jsonl"), "type": "tokens"}],
         "output_dir": str(output),
@@ -101,7 +104,7 @@ def main() -> int:
         worst = max(worst, difference)
         print(f"step {step:3}  {first} {left:.5f}  {second} {right:.5f}  {100 * difference:.3f} %")
     fell = of[0][-1] / of[0][0]
-    print(f"{a.work}, {a.precision}, {len(of[0])} steps: loss × {fell:.3f}; at most {100 * worst:.3f} % apart")
+    print(f"{a.work}, {a.precision}, {a.recipe}, {len(of[0])} steps: loss × {fell:.3f}; at most {100 * worst:.3f} % apart")
     return 0 if worst <= a.limit and len(of[0]) == a.steps else 1
 
 

@@ -20,9 +20,10 @@ def curve(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_hybrid"])
 @pytest.mark.parametrize("work", ["full", "lora"])
-def test_the_device_has_the_curve_of_the_cpu(work):
-    done = curve("--work", work, "--devices", f"cpu,{DEVICE}", "--steps", STEPS)
+def test_the_device_has_the_curve_of_the_cpu(work, recipe):
+    done = curve("--work", work, "--devices", f"cpu,{DEVICE}", "--steps", STEPS, "--recipe", recipe)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^step ", done.stdout, re.M)) == STEPS

@@ -81,6 +81,18 @@ pub fn parameters(model: &Model, options: &CompileOptions) -> Result<Vec<Paramet
     Ok(graph.parameters)
 }
 
+/// The weights of the layers' products that the recipe leaves in the compute type, by their names with a star for the layer;
+/// none where it quantises nothing at all. Cheap, as [`parameters`] is.
+pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String>, CompileError> {
+    if options.recipe == Recipe::Uniform {
+        return Ok(Vec::new());
+    }
+    let entry = options.entries.first().expect("at least one entry is requested");
+    let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
+    let graph = expand(model, options, entry, variant)?;
+    Ok(recipes::unquantised(&graph))
+}
+
 /// Compiles every entry that the options ask for over one arena plan.
 pub fn compile(model: &Model, options: &CompileOptions, machine: &Machine) -> Result<Program, CompileError> {
     compile_observed(model, options, machine, &mut Passes::limited(options.plan.passes))

@@ -7,7 +7,7 @@ use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Recipe, compile};
 use ops::evaluate::Array;
 use program::{EntryKind, Instruction, Machine, Program, Session, scalar};
 use support::quantised::{ODD, prepared, relative, run, value};
-use support::{adapter, model, numbers, options, write};
+use support::{VARIANT, adapter, model, numbers, options, write};
 use tensor::DType;
 
 fn fp8(gradient: GradientFormat) -> Recipe {
@@ -89,6 +89,57 @@ fn a_gpu_multiplies_along_the_sum_in_whole_sixteens() {
         let wide = products.iter().filter(|gemm| gemm.d.dtype == DType::F32).count();
         assert_eq!(wide > 0, !adapted, "gradients of weights are f32");
     }
+}
+
+/// What launches of the first micro-step are made of, by phase, without those of other operations.
+fn quantising(program: &Program) -> Vec<(String, &'static str)> {
+    let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
+    let launches = entry.steps.iter().filter(|step| matches!(step.instruction, Instruction::Launch(_)));
+    let of = launches.map(|step| (step.provenance.op.clone(), step.provenance.phase));
+    of.filter(|(op, _)| op.split('+').any(|name| name.contains("quantise") || name.contains("codes"))).collect()
+}
+
+/// Codes come from the kernels that give their tensors; passes of their own remain for what attention gives and for
+/// gradients of heads. Where weights are trained, codes are transposed by themselves.
+#[test]
+fn codes_ride_in_the_kernels_of_their_tensors() {
+    let model = graph::from_json(include_str!("fixtures/qwen3.json")).unwrap();
+    for adapted in [true, false] {
+        let options = CompileOptions {
+            weights: DType::BF16,
+            compute: DType::BF16,
+            variants: vec![VARIANT],
+            ..quantised(GradientFormat::E5M2, adapted)
+        };
+        let program = compile(&model, &options, &Machine::h200()).unwrap();
+        let found = quantising(&program);
+        let count = |op: &str, phase: &str| found.iter().filter(|(of, at)| of == op && *at == phase).count();
+        let joint = |phase: &str| found.iter().filter(|(of, at)| of.ends_with("+quantise") && *at == phase).count();
+        // Two layers: of each what both norms give, and the gradients of the gate and of both sums. Apart stand what
+        // attention and gate give, and the gradients of heads, which nobody reads in the first layer under adapters.
+        assert_eq!((count("quantise", "forward"), joint("forward")), (4, 4), "{adapted}: {found:#?}");
+        let of_heads = if adapted { 1 } else { 2 };
+        assert_eq!((count("quantise", "backward"), joint("backward")), (of_heads, 6), "{adapted}: {found:#?}");
+        let transposed = count("transpose_codes", "forward") + count("transpose_codes", "backward");
+        assert_eq!(transposed, if adapted { 0 } else { 10 }, "{found:#?}");
+        assert_eq!(count("quantise", "recompute") + joint("recompute"), 0, "{found:#?}");
+    }
+}
+
+/// What a recipe leaves in a mixture has a name.
+#[test]
+fn products_that_are_not_quantised_are_named() {
+    let model = graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap();
+    let options = CompileOptions { recipe: fp8(GradientFormat::E5M2), ..options() };
+    let names = compiler::unquantised(&model, &options).unwrap();
+    let of_experts = names.iter().filter(|name| name.starts_with("model.layers.*.mlp.experts.*.")).count();
+    assert_eq!((names.len(), of_experts), (4, 3), "{names:?}");
+    assert!(names.contains(&"model.layers.*.mlp.gate.weight".to_owned()), "{names:?}");
+    assert!(compiler::unquantised(&model, &support::options()).unwrap().is_empty(), "nothing to say of bf16");
+    assert!(
+        compiler::unquantised(&support::model(), &options).unwrap().is_empty(),
+        "all of a plain model is quantised"
+    );
 }
 
 #[test]

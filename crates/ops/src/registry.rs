@@ -106,6 +106,7 @@ operations! {
     QUANTISE_BLOCKS = "quantise_blocks": quantise::QuantiseBlocks,
     ROTATE = "rotate": quantise::Rotate,
     DECODE = "decode": quantise::Decode,
+    TRANSPOSE_CODES = "transpose_codes": quantise::TransposeCodes,
     MATMUL_CODES = "matmul_codes": quantise::MatmulCodes,
     AMAX_HISTORY = "amax_history": quantise::AmaxHistory,
     EMBEDDING = "embedding": embedding::Embedding,

@@ -192,10 +192,20 @@ fn composed_elementwise_nodes_keep_their_bits() {
 
 /// Tensors [5, 40], a weight [40] behind them, types of activations.
 fn rows(dtype: DType, tensors: usize, build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>) -> (Graph, Stored) {
+    rows_like(1, dtype, tensors, build)
+}
+
+/// The same, of the shapes of an example of the norm.
+fn rows_like(
+    example: usize,
+    dtype: DType,
+    tensors: usize,
+    build: impl Fn(&mut Append<'_>, &[ValueId]) -> Vec<ValueId>,
+) -> (Graph, Stored) {
     let mut graph = Graph::default();
     let mut given = Stored::new();
     let op = ops::get(id::RMSNORM);
-    let example = &op.examples()[1];
+    let example = &op.examples()[example];
     let operands: Vec<ValueId> = (0..=tensors)
         .map(|i| {
             let drawn = instantiate(example, op, dtype, 60 + i as u64).inputs[usize::from(i == tensors)].clone();
@@ -244,6 +254,61 @@ fn composed_rows_keep_their_bits() {
             let both = g.emit(id::RMSNORM_GRADIENTS, &[x[0], x[3], y[1], x[1]], none().with("offset", true));
             [y, vec![both[1]], g.emit(id::ADD, &[both[0], x[2]], none())].concat()
         }));
+    }
+}
+
+/// Codes, scale and magnitude of what rows give are those of the calls behind one another, with a factor and without; so
+/// are those of tensors that share a power of two. Without them the node gives the rest.
+#[test]
+fn quantised_rows_keep_their_bits() {
+    for (dtype, known) in [(DType::F32, 0.0), (DType::BF16, 0.0), (DType::BF16, 32.0), (DType::F16, 1024.0)] {
+        for both in [false, true] {
+            let (mut graph, mut given) = rows_like(0, dtype, 2, |g, x| {
+                let sum = g.emit(id::ADD, &x[..2], Attrs::new())[0];
+                [vec![sum], norm(g, sum, x[2])].concat()
+            });
+            let factor = graph.add_input("factor", Element::F32, vec![1]);
+            given.insert(factor, HostTensor::from_f32([1], &[known]));
+            let [sum, y] = [graph.outputs[0].1, graph.outputs[1].1];
+            let tensors = if both { vec![sum, y] } else { vec![y] };
+            let mut append = Append::new(&mut graph, Phase::Forward);
+            let inputs: Vec<ValueId> = [factor].into_iter().chain(tensors.iter().copied()).collect();
+            let parts = append.emit(id::OWN_AMAX, &inputs, Attrs::new().with("factor", true))[0];
+            let attrs = Attrs::new().with("format", "e4m3").with("top", 7).with("factor", true).with("record", true);
+            let calls: Vec<Vec<ValueId>> =
+                tensors.iter().map(|x| append.emit(id::QUANTISE, &[*x, parts, factor], attrs.clone())).collect();
+            let nodes = append.nodes;
+            let apart = graph::Graph { nodes: [graph.nodes.clone(), nodes].concat(), ..graph.clone() };
+            let wanted = evaluate_stored(&apart, &given);
+
+            let mut append = Append::new(&mut graph, Phase::Forward);
+            let inputs: Vec<ValueId> = tensors.iter().copied().chain([factor]).collect();
+            let results =
+                append.emit(id::ROWWISE, &inputs, ops::rowwise::quantising(tensors.len(), DType::E4M3, 7, true));
+            let node = append.nodes.remove(0);
+            graph.nodes.push(node);
+            graph.outputs.extend(results.iter().map(|id| (id.0.to_string(), *id)));
+            let fused = fuse_all(&graph);
+            assert_eq!(fused.nodes.len(), 1, "{}", fused.node_text(&fused.nodes[0]));
+            let found = evaluate_stored(&fused, &given);
+            for (index, call) in calls.iter().enumerate() {
+                assert!(wanted[&call[0]] == found[&results[index]], "{dtype} {known} {both}: codes {index}");
+                assert!(wanted[&call[1]] == found[&results[calls.len()]], "{dtype} {known} {both}: scale");
+            }
+            let amax = calls.iter().map(|call| array_of::<f32>(&wanted[&call[2]]).real()[0]).fold(0.0, f32::max);
+            assert_eq!(array_of::<f32>(&found[results.last().unwrap()]).real(), [amax], "{dtype} {known} {both}");
+            for id in &graph.outputs[..3] {
+                assert!(wanted[&id.1] == found[&id.1], "{dtype} {known} {both}: what is quantised");
+            }
+            let less = ops::rowwise::without_codes(&fused, &fused.nodes[0], |id| !results.contains(&id)).unwrap();
+            assert_eq!(ops::rowwise::names(&less), ["add", "rmsnorm"]);
+            assert!(ops::rowwise::without_codes(&fused, &fused.nodes[0], |id| id == results[0]).is_none());
+            let rest = graph::Graph { nodes: vec![less], ..fused.clone() };
+            let found = evaluate_stored(&rest, &given);
+            for id in &rest.nodes[0].outputs {
+                assert!(wanted[id] == found[id], "{dtype} {known} {both}: without codes");
+            }
+        }
     }
 }
 

@@ -168,7 +168,9 @@ fn run(
 /// What an output holds beforehand: its state where the operation reads it, otherwise NaN, so that
 /// an element that is not written is found.
 fn poisoned(op: &dyn Op, instance: &Instance, state: &HostTensor) -> HostTensor {
-    let reads_state = op.class() == Class::Update
+    let records = op.form(instance.inputs.len(), &instance.attrs).is_some_and(|form| form.records());
+    let reads_state = records
+        || op.class() == Class::Update
         || ["accumulate", "record"].iter().any(|name| instance.attrs.flag(name).unwrap_or(false));
     if reads_state || !state.dtype.is_float() {
         return state.clone();

@@ -2,7 +2,7 @@
 //!
 //! Knows options and the model's own type; nothing of programs.
 
-use compiler::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
+use compiler::{CompileOptions, Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
 use data::safetensors::TensorView;
 use options::Setting;
 use program::{Arch, Machine};
@@ -183,6 +183,20 @@ pub fn notes_on_recipe(config: &Config, machine: &Machine) -> Vec<String> {
         notes.push(text.to_owned());
     }
     notes
+}
+
+/// Which products of the layers a recipe leaves as they are.
+pub fn note_on_products(config: &Config, source: &ModelSource, options: &CompileOptions) -> Result<Option<String>> {
+    let names = compiler::unquantised(&source.model, options)?;
+    let listed: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    let text = format!(
+        "`recipe: {}` leaves the products with {} in {}: matrices of experts, routers, and sizes that are no multiples of \
+         16 are not quantised",
+        config.precision.recipe,
+        listed.join(", "),
+        word(options.compute)
+    );
+    Ok((!names.is_empty()).then_some(text))
 }
 
 /// Gradients of activations are kept in the type of the weights: another one is rejected, but where it says that a recipe

@@ -86,6 +86,7 @@ impl Plan {
             plan: PlanOptions { passes: passes(&mut notes)?, ..memory_options(config) },
             sharding: sharding(config),
         };
+        notes.extend(formats::note_on_products(config, source, &compile)?);
         Ok(Plan { compile, sequence_len: length.tokens, length_is_open: length.is_open, reasons, notes, samples })
     }
 

@@ -5,10 +5,11 @@
 use std::collections::HashMap;
 
 use graph::{Graph, Node, ValueId};
-use ops::rowwise::{form_of, join as joined};
+use ops::rowwise::{Extent, form_of, join as joined};
 use ops::{Fusion, OpId, Pairing, id};
 use tensor::Attrs;
 
+use super::produced_codes;
 use crate::CompileError;
 
 pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
@@ -24,6 +25,8 @@ pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
             join_calls(graph, op.id(), &pairing);
         }
     }
+    // Behind the rules, which take some of what has a form; codes are then joined with what is left.
+    produced_codes::run(graph);
     join_forms(graph);
     Ok(())
 }
@@ -92,6 +95,13 @@ fn losses_with_gradients(graph: &mut Graph) {
     graph.nodes = nodes.into_iter().flatten().collect();
 }
 
+/// Operands and results but those that a tensor has one of.
+fn tensors(node: &Node) -> usize {
+    let form = form_of(node).expect("a joint node has a form");
+    let results = form.results.iter().map(|(extent, _)| extent);
+    form.operands.iter().chain(results).filter(|extent| **extent != Extent::Tensor).count()
+}
+
 /// More operands than this in one kernel are not worth the address arithmetic.
 const MOST_OPERANDS: usize = 8;
 
@@ -134,7 +144,7 @@ fn form_candidate(
             return None;
         }
         let joint = joined(graph, first, second, &keep)?;
-        (joint.inputs.len() + joint.outputs.len() <= MOST_OPERANDS).then_some((first_index, joint))
+        (tensors(&joint) <= MOST_OPERANDS).then_some((first_index, joint))
     })
 }
 

@@ -16,7 +16,7 @@ use tensor::Attrs;
 use crate::CompileError;
 use crate::memory::{ALIGNMENT_ELEMENTS, updated_alike};
 use crate::options::CompileOptions;
-use crate::recipes::treats_alike;
+use crate::recipes::Alike;
 
 pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileError> {
     let groups = find_groups(graph, options);
@@ -54,11 +54,12 @@ fn weight(graph: &Graph, node: &Node) -> Option<ParameterId> {
 
 /// Indices of the members of each group, in node order.
 fn find_groups(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
-    let uses = graph.use_counts();
+    let (uses, recipe) = (graph.use_counts(), Alike::new(graph, &options.recipe));
     let mut by_input: Vec<(Key, Vec<usize>)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         let Some(parameter) = (node.op == id::LINEAR).then(|| weight(graph, node)).flatten() else { continue };
-        let parameter = graph.parameter(parameter);
+        let own = parameter;
+        let parameter = graph.parameter(own);
         let is = |name: &str| node.attrs.flag(name).unwrap_or(false);
         if is("bias") || is("transposed") || uses[parameter.value.0 as usize] != 1 {
             continue;
@@ -75,7 +76,7 @@ fn find_groups(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
             let id = weight(graph, &graph.nodes[members[0]]).expect("groups hold linears over parameters");
             let first = graph.parameter(id);
             let cut_alike = options.sharding.ranks == 1 || updated_alike(first, parameter, options);
-            cut_alike && treats_alike(&options.recipe, first, parameter)
+            cut_alike && recipe.treats(graph, id, own)
         };
         match by_input.iter_mut().find(|(k, members)| k.merges_with(&key) && alike(members)) {
             Some((known, members)) => {

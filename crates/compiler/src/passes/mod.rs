@@ -15,6 +15,7 @@ pub mod loss_scale;
 pub mod low_rank;
 pub mod merge_linears;
 pub mod packed_linears;
+pub mod produced_codes;
 pub mod results;
 pub mod stacked_parameters;
 pub mod without_adapters;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Layer, Node, Phase, ValueId};
 use ops::Class;
-use ops::rowwise::{around, intermediate};
+use ops::rowwise::{around, intermediate, without_codes};
 
 use program::LayerPart as Part;
 
@@ -37,6 +37,20 @@ pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
         clones.result.push(node);
     }
     graph.nodes = clones.result;
+    without_unread_codes(graph);
+}
+
+/// What only forward products read of a tensor is not made again with it.
+fn without_unread_codes(graph: &mut Graph) {
+    let uses = graph.use_counts();
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        if node.phase == Phase::Recompute
+            && let Some(less) = without_codes(graph, node, |id| uses[id.0 as usize] > 0)
+        {
+            graph.nodes[index] = less;
+        }
+    }
 }
 
 /// Sums of the residual stream that stay where they are: those that enter a layer, and those inside

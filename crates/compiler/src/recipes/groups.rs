@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use graph::{Element, Graph, Node, Origin, Parameter, Phase, ValueId};
+use graph::{Element, Graph, Node, Origin, Parameter, ParameterId, Phase, ValueId};
 use ops::id;
 use program::{Arch, Machine};
 use tensor::DType;
@@ -19,6 +19,25 @@ const FEATURES: usize = 16;
 pub fn takes(parameter: &Parameter) -> bool {
     let matrix = parameter.shape.len() == 2 && !parameter.adapter;
     matrix && parameter.shape.iter().all(|extent| extent.is_multiple_of(FEATURES))
+}
+
+/// The matrices that score experts: their linears stay as they are, so that a choice is that of the model.
+pub fn routers(graph: &Graph) -> HashSet<ParameterId> {
+    let producers = graph.producers();
+    let mut found = HashSet::new();
+    for route in graph.nodes.iter().filter(|node| node.op == id::ROUTE) {
+        // The scores may be a slice of a merged product, or cast.
+        let mut place = producers[route.inputs[0].0 as usize];
+        while let Some(node) = place.map(|index| &graph.nodes[index]) {
+            if node.op == id::LINEAR {
+                let of = parameters(graph, &producers, node.inputs[1]).unwrap_or_default();
+                found.extend(of.into_iter().map(ParameterId));
+                break;
+            }
+            place = node.inputs.first().and_then(|id| producers[id.0 as usize]);
+        }
+    }
+    found
 }
 
 /// One linear of a group, by the numbers of its nodes.
@@ -101,7 +120,7 @@ pub fn find(
 }
 
 /// The parameters that a linear multiplies with, where its weight is one or several behind one another.
-fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -> Option<Vec<u32>> {
+pub fn parameters(graph: &Graph, producers: &[Option<usize>], weight: ValueId) -> Option<Vec<u32>> {
     let of = |id: ValueId| match graph.value(id).origin {
         Origin::Parameter(parameter) => Some(parameter.0),
         _ => None,
@@ -117,7 +136,7 @@ fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group>
     let layers = graph.layers();
     let kept = skip_first..layers.len().saturating_sub(skip_last);
     let kept: HashSet<_> = layers.get(kept).unwrap_or_default().iter().copied().collect();
-    let producers = graph.producers();
+    let (producers, routers) = (graph.producers(), routers(graph));
     let mut groups: Vec<(graph::Layer, Group)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         let Some(layer) = node.layer.filter(|layer| kept.contains(layer)) else { continue };
@@ -126,7 +145,8 @@ fn find_groups(graph: &Graph, skip_first: usize, skip_last: usize) -> Vec<Group>
         }
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         let Some(of) = parameters(graph, &producers, weight) else { continue };
-        if !of.iter().all(|id| takes(&graph.parameters[*id as usize])) {
+        let taken = |id: &u32| takes(&graph.parameters[*id as usize]) && !routers.contains(&ParameterId(*id));
+        if !of.iter().all(taken) {
             continue;
         }
         let transposed = node.attrs.flag("transposed").unwrap_or(false);
@@ -164,4 +184,40 @@ fn products(
         graph.nodes[index].inputs.contains(&x).then_some(index)
     });
     (of_input, of_weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use graph::{Init, Layer};
+    use ops::{Append, Emit};
+    use tensor::Attrs;
+
+    use super::*;
+
+    /// A linear that scores 16 experts has the size of one that is quantised, and is not: cast or not.
+    #[test]
+    fn routers_are_never_quantised() {
+        for cast in [false, true] {
+            let mut graph = Graph::default();
+            let x = graph.add_input("x", Element::Fixed(DType::BF16), vec![2, 4, 32]);
+            let [router, other] =
+                ["gate", "up"].map(|name| graph.add_parameter(name, vec![16, 32], Init::Ones, DType::BF16));
+            let weights = [router, other].map(|id| graph.parameter(id).value);
+            let mut append = Append::new(&mut graph, Phase::Forward);
+            append.layer = Some(Layer { stack: 0, index: 0 });
+            let scores = append.emit(id::LINEAR, &[x, weights[0]], Attrs::new())[0];
+            append.emit(id::LINEAR, &[x, weights[1]], Attrs::new());
+            let scores = match cast {
+                true => append.emit(id::CAST, &[scores], Attrs::new().with("dtype", "f32"))[0],
+                false => scores,
+            };
+            append.emit(id::ROUTE, &[scores], Attrs::new().with("top_k", 2).with("scores", "softmax"));
+            let nodes = append.nodes;
+            graph.nodes = nodes;
+            assert_eq!(routers(&graph), HashSet::from([router]));
+            let groups = find_groups(&graph, 0, 0);
+            let found: Vec<ValueId> = groups.iter().flat_map(|group| &group.members).map(|of| of.weight).collect();
+            assert_eq!(found, [weights[1]], "cast {cast}");
+        }
+    }
 }

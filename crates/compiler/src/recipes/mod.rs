@@ -5,8 +5,10 @@ mod groups;
 mod nvfp4;
 mod uniform;
 
-use graph::{Element, Graph, Node, OpId, Parameter, ValueId};
-use ops::{Append, Emit};
+use std::collections::{BTreeSet, HashSet};
+
+use graph::{Element, Graph, Node, OpId, ParameterId, ValueId};
+use ops::{Append, Emit, id};
 use program::Machine;
 use tensor::{Attrs, DType};
 
@@ -64,12 +66,46 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, machine: &Machine) -> Re
     }
 }
 
-/// Whether two weights that are multiplied with one value may be one matrix, as far as the recipe is concerned.
-pub fn treats_alike(recipe: &Recipe, one: &Parameter, other: &Parameter) -> bool {
-    match recipe {
-        Recipe::Uniform => true,
-        Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => groups::takes(one) == groups::takes(other),
+/// Which weights that are multiplied with one value may be one matrix, as far as the recipe is concerned.
+pub struct Alike {
+    /// Matrices that score experts; none where all weights are treated alike.
+    routers: Option<HashSet<ParameterId>>,
+}
+
+impl Alike {
+    pub fn new(graph: &Graph, recipe: &Recipe) -> Alike {
+        let routers = match recipe {
+            Recipe::Uniform => None,
+            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => Some(groups::routers(graph)),
+        };
+        Alike { routers }
     }
+
+    pub fn treats(&self, graph: &Graph, one: ParameterId, other: ParameterId) -> bool {
+        let Some(routers) = &self.routers else { return true };
+        let taken = |id: ParameterId| groups::takes(graph.parameter(id)) && !routers.contains(&id);
+        taken(one) == taken(other)
+    }
+}
+
+/// The weights of the layers' products that a recipe that quantises leaves in the compute type, by their names with
+/// a star for the layer: matrices of experts, routers, and what has the wrong size.
+pub fn unquantised(graph: &Graph) -> Vec<String> {
+    let (producers, routers) = (graph.producers(), groups::routers(graph));
+    let mut names = BTreeSet::new();
+    for node in graph.nodes.iter().filter(|node| node.layer.is_some() && ops::get(node.op).multiplies()) {
+        let Some(weight) = node.inputs.get(1) else { continue };
+        for id in groups::parameters(graph, &producers, *weight).unwrap_or_default() {
+            let parameter = &graph.parameters[id as usize];
+            let taken = node.op == id::LINEAR && groups::takes(parameter) && !routers.contains(&ParameterId(id));
+            if !taken && !parameter.adapter {
+                let parts = parameter.name.split('.');
+                let part = |part: &str| if part.bytes().all(|b| b.is_ascii_digit()) { "*" } else { part }.to_owned();
+                names.insert(parts.map(part).collect::<Vec<_>>().join("."));
+            }
+        }
+    }
+    names.into_iter().collect()
 }
 
 /// An operation behind `nodes`, in the place of `like`; its real numbers have the compute type.

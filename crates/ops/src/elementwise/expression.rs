@@ -1,4 +1,4 @@
-//! Expressions over one element of every operand, or over one row: a tree, and its text form
+//! Expressions over one element of every operand, over one row, or over a whole tensor: a tree, and its text form
 //! `mul(silu(in0), in1)`. It does not know shapes, layouts or who evaluates it.
 
 use std::fmt;
@@ -50,9 +50,16 @@ pub enum Expr {
     Binary(Binary, Box<Expr>, Box<Expr>),
     /// The mean over a row: what makes an expression one of rows and no longer one of elements.
     Mean(Box<Expr>),
+    /// The largest magnitude in the tensors of these values, by bits: NaN above infinity above what is finite.
+    Amax(Vec<Expr>),
+    /// The power of two that scales a tensor: the first value, where it is not 0, else the largest that takes the
+    /// second, a magnitude, to 1.75·2^top at most. A device computes the second only where it must.
+    Power(Box<Expr>, Box<Expr>, i32),
 }
 
 const MEAN: &str = "mean";
+const AMAX: &str = "amax";
+const POWER: &str = "power";
 
 const UNARY: &[(&str, Unary)] = &[
     ("neg", Unary::Negate),
@@ -102,6 +109,11 @@ impl Expr {
         Expr::Mean(Box::new(self))
     }
 
+    /// The power of two with this factor, or for this magnitude.
+    pub fn power(self, amax: Expr, top: i32) -> Expr {
+        Expr::Power(Box::new(self), Box::new(amax), top)
+    }
+
     /// The value after a stay in memory as `dtype`.
     pub fn stored_as(self, dtype: DType) -> Expr {
         Expr::unary(Unary::Round(dtype), self)
@@ -112,7 +124,8 @@ impl Expr {
         match self {
             Expr::Input(_) | Expr::Constant(_) => Vec::new(),
             Expr::Unary(_, x) | Expr::Mean(x) => vec![x],
-            Expr::Binary(_, a, b) => vec![a, b],
+            Expr::Binary(_, a, b) | Expr::Power(a, b, _) => vec![a, b],
+            Expr::Amax(all) => all.iter().collect(),
         }
     }
 
@@ -123,6 +136,8 @@ impl Expr {
             Expr::Unary(function, x) => Expr::unary(*function, x.replace(with)),
             Expr::Binary(function, a, b) => Expr::binary(*function, a.replace(with), b.replace(with)),
             Expr::Mean(x) => x.replace(with).mean(),
+            Expr::Amax(all) => Expr::Amax(all.iter().map(|x| x.replace(with)).collect()),
+            Expr::Power(known, amax, top) => known.replace(with).power(amax.replace(with), *top),
         })
     }
 
@@ -182,6 +197,11 @@ impl fmt::Display for Expr {
             Expr::Unary(function, x) => write!(f, "{}({x})", name_of(UNARY, function)),
             Expr::Binary(function, a, b) => write!(f, "{}({a}, {b})", name_of(BINARY, function)),
             Expr::Mean(x) => write!(f, "{MEAN}({x})"),
+            Expr::Amax(all) => {
+                let all: Vec<String> = all.iter().map(Expr::to_string).collect();
+                write!(f, "{AMAX}({})", all.join(", "))
+            }
+            Expr::Power(known, amax, top) => write!(f, "{POWER}({known}, {amax}, {top})"),
         }
     }
 }
@@ -262,10 +282,36 @@ impl Reader<'_> {
             self.expect(')')?;
             return Ok(Expr::binary(*function, a, b));
         }
+        match word.as_str() {
+            AMAX => return self.amax(),
+            POWER => return self.power(),
+            _ => {}
+        }
         match word.parse::<f64>() {
             Ok(value) if value.is_finite() => Ok(Expr::Constant(value)),
             _ => Err(self.error("a function, `inN` or a number before here")),
         }
+    }
+
+    fn amax(&mut self) -> Result<Expr, ExprError> {
+        self.expect('(')?;
+        let mut all = vec![self.expression()?];
+        while self.expect(',').is_ok() {
+            all.push(self.expression()?);
+        }
+        self.expect(')')?;
+        Ok(Expr::Amax(all))
+    }
+
+    fn power(&mut self) -> Result<Expr, ExprError> {
+        self.expect('(')?;
+        let known = self.expression()?;
+        self.expect(',')?;
+        let amax = self.expression()?;
+        self.expect(',')?;
+        let top = self.word().parse().map_err(|_| self.error("an integer before here"))?;
+        self.expect(')')?;
+        Ok(known.power(amax, top))
     }
 }
 
@@ -283,6 +329,9 @@ mod tests {
             assert_eq!(format!("{name}(in12)").parse(), Ok(Expr::unary(*function, Expr::Input(12))));
         }
         assert_eq!("mean(in0)".parse(), Ok(Expr::Input(0).mean()));
+        let power = Expr::Input(1).power(Expr::Amax(vec![Expr::Input(0).mean(), Expr::Input(2)]), 11);
+        assert_eq!(power.to_string(), "power(in1, amax(mean(in0), in2), 11)");
+        assert_eq!(power.to_string().parse(), Ok(power));
         assert_eq!("-2.5".parse(), Ok(Expr::Constant(-2.5)));
     }
 
@@ -293,5 +342,7 @@ mod tests {
         assert!("gelu(in0)".parse::<Expr>().is_err());
         assert!("in0)".parse::<Expr>().is_err());
         assert!("add(in0, nan)".parse::<Expr>().is_err());
+        assert!("power(in0, in1)".parse::<Expr>().is_err());
+        assert!("power(in0, in1, 0.5)".parse::<Expr>().is_err());
     }
 }

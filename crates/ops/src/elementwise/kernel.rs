@@ -144,7 +144,9 @@ fn define<'e>(expr: &'e Expr, names: &mut Vec<&'e Expr>, lines: &mut Lines) -> S
             let b = define(b, names, lines);
             format!("{}({a}, {b})", binary(*function))
         }
-        Expr::Mean(_) => unreachable!("an element-wise operation reduces nothing"),
+        Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => {
+            unreachable!("an element-wise operation reduces nothing")
+        }
     };
     lines.add(2, format!("const float v{} = {value};", names.len()));
     names.push(expr);

@@ -55,7 +55,9 @@ impl Tape {
     fn add(&mut self, expr: &Expr) -> usize {
         let step = match expr {
             Expr::Unary(Unary::Relaxed, x) => return self.add(x),
-            Expr::Mean(_) => unreachable!("an element-wise operation reduces nothing"),
+            Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => {
+                unreachable!("an element-wise operation reduces nothing")
+            }
             Expr::Input(index) => Step::Input(*index),
             Expr::Constant(value) => Step::Constant(*value),
             Expr::Unary(function, x) => Step::Unary(*function, self.add(x)),

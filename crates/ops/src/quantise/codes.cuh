@@ -1,5 +1,5 @@
 // Codes of eight bits: rounding to nearest even with saturation, the power of two that scales a tensor, its reading.
-// Needs FORMAT: 0 for E4M3, 1 for E5M2.
+// With FORMAT, 0 for E4M3, 1 for E5M2, the codes of that format have short names.
 #pragma once
 typedef unsigned char u8;
 
@@ -22,15 +22,12 @@ __device__ __forceinline__ float inverse_power(float power) {
   return __uint_as_float((254u - (__float_as_uint(power) >> 23)) << 23);
 }
 
-// Two codes, that of `a` in the low byte.
-__device__ __forceinline__ u16 codes_of(float a, float b) {
+// Two codes, that of `a` in the low byte; OF_ is a format.
+template <int OF_> __device__ __forceinline__ u16 codes_as(float a, float b) {
 #if __CUDA_ARCH__ >= 890
   u16 pair;
-#if FORMAT == 0
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-#else
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-#endif
+  if constexpr (OF_ == 0) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+  else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
   return pair;
 #else
   // The same by integers, for GPUs without the instruction.
@@ -38,11 +35,11 @@ __device__ __forceinline__ u16 codes_of(float a, float b) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const u32 bits = __float_as_uint(i ? b : a), magnitude = bits & 0x7fffffffu;
-    const int mantissa = FORMAT == 0 ? 3 : 2, least = FORMAT == 0 ? -6 : -14;
+    const int mantissa = OF_ == 0 ? 3 : 2, least = OF_ == 0 ? -6 : -14;
     u32 code;
     if (magnitude > 0x7f800000u) code = 0x7f;
     else {
-      const float largest = FORMAT == 0 ? 448.0f : 57344.0f;
+      const float largest = OF_ == 0 ? 448.0f : 57344.0f;
       const float x = fminf(__uint_as_float(magnitude), largest);
       int exponent = (int)(__float_as_uint(x) >> 23) - 127;
       if (exponent < least) exponent = least;
@@ -55,6 +52,9 @@ __device__ __forceinline__ u16 codes_of(float a, float b) {
 #endif
 }
 
+#ifdef FORMAT
+__device__ __forceinline__ u16 codes_of(float a, float b) { return codes_as<FORMAT>(a, b); }
+
 __device__ __forceinline__ float number_of(u8 code) {
   const u32 magnitude = code & 0x7fu, sign = (u32)(code & 0x80u) << 24;
 #if FORMAT == 0
@@ -66,6 +66,13 @@ __device__ __forceinline__ float number_of(u8 code) {
 #endif
   return __uint_as_float(bits | sign);
 }
+#endif
+
+// As types of elements that are written.
+struct e4m3 { u8 bits; };
+struct e5m2 { u8 bits; };
+template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) { return {(u8)codes_as<0>(x, 0.0f)}; }
+template <> __device__ __forceinline__ e5m2 from_float<e5m2>(float x) { return {(u8)codes_as<1>(x, 0.0f)}; }
 
 // The largest of a block's unsigned numbers; reaches every thread.
 template <int THREADS_> __device__ __forceinline__ u32 block_max_bits(u32 x) {
@@ -82,4 +89,30 @@ template <int THREADS_> __device__ __forceinline__ u32 block_max_bits(u32 x) {
 #pragma unroll
   for (int i = 1; i < THREADS_ / 32; i++) most = most > parts[i] ? most : parts[i];
   return most;
+}
+
+// The larger of a magnitude's bits and those of a number: NaN above infinity above what is finite.
+__device__ __forceinline__ u32 larger_bits(u32 most, float x) {
+  const u32 bits = __float_as_uint(x) & 0x7fffffffu;
+  return most > bits ? most : bits;
+}
+
+// Raises a magnitude in memory to a block's largest. Most blocks find it as large: one access, and no atomic one.
+template <int THREADS_> __device__ __forceinline__ void raise(float* amax, u32 most) {
+  most = block_max_bits<THREADS_>(most);
+  if (threadIdx.x == 0 && most > *(volatile u32*)amax) atomicMax((u32*)amax, most);
+}
+
+// The power of two that scales a tensor: the kept factor, where it is not 0, else that for the largest of the parts. By
+// whole warps.
+__device__ __forceinline__ float tensor_power(float factor, const u32* parts, int top) {
+  if (factor != 0.0f) return factor;
+  u32 most = 0;
+  for (int i = threadIdx.x % 32; i < 256; i += 32) most = most > parts[i] ? most : parts[i];
+#pragma unroll
+  for (int offset = 16; offset; offset >>= 1) {
+    const u32 other = __shfl_xor_sync(0xffffffffu, most, offset);
+    most = most > other ? most : other;
+  }
+  return power_for(most, top);
 }

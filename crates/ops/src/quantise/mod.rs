@@ -11,6 +11,7 @@ mod history;
 mod numbers;
 mod product;
 mod rotate;
+mod transpose;
 
 use program::TensorRef;
 use tensor::small::scaling_exponent;
@@ -23,6 +24,7 @@ pub use history::AmaxHistory;
 pub use numbers::Decode;
 pub use product::MatmulCodes;
 pub use rotate::Rotate;
+pub use transpose::TransposeCodes;
 
 const HEADERS: &[(&str, &str)] =
     &[("types.cuh", include_str!("../cuda/types.cuh")), ("codes.cuh", include_str!("codes.cuh"))];
@@ -51,12 +53,12 @@ fn format_of(attrs: &Attrs) -> Result<DType, String> {
 }
 
 /// 2^k for the largest k that takes an `amax` to 1.75·2^`top` at most.
-fn factor(amax: f32, top: i64) -> f32 {
+pub(crate) fn factor(amax: f32, top: i64) -> f32 {
     2f64.powi(scaling_exponent(amax, top as i32)) as f32
 }
 
 /// The larger of two magnitudes by their bits: NaN above infinity above what is finite.
-fn larger(a: f32, b: f32) -> f32 {
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
     f32::from_bits(a.to_bits().max(b.to_bits() & 0x7fff_ffff))
 }
 

@@ -27,7 +27,7 @@ pub struct Rowwise {
 /// What a row is, for operations with this form.
 pub(super) fn rows_of(form: &Form, inputs: &[TensorRef]) -> Option<Rows> {
     let axes = inputs[0].shape.len().checked_sub(1)?;
-    (!form.sums_rows()).then(|| Rows { axes, whole: form.whole() })
+    (!form.sums_rows() && !form.spans_tensor()).then(|| Rows { axes, whole: form.whole() })
 }
 
 /// Runs a form over the operands of a call.

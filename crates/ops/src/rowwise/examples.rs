@@ -3,8 +3,11 @@
 use graph::{Element, Graph, ValueId};
 use tensor::{Attrs, DType};
 
+use super::form::{Extent, Form, texts};
 use super::join::join;
+use super::quantised::quantising;
 use crate::append::Append;
+use crate::elementwise::Expr;
 use crate::gradient::Emit;
 use crate::op::{Example, ExampleInput};
 use crate::registry::id;
@@ -55,6 +58,39 @@ fn chain(
     Example::new(inputs.collect(), one.attrs.with("dtypes", types)).with_state(state.collect())
 }
 
+/// A chain whose results at these places are given as codes, too, with one power of two: by a factor, or where that is 0 by
+/// what the magnitudes ask for.
+fn quantised(chain: Example, places: &[usize], format: DType, top: i32, factor: f32) -> Example {
+    let Example { mut inputs, attrs, .. } = chain;
+    let form = Form::parse(&attrs).expect("a chain is a form");
+    let types = texts(&attrs, "dtypes").expect("a chain has types");
+    let codes = quantising(places.len(), format, top, true);
+    let of_codes = Form::parse(&codes).expect("codes are a form");
+    let stored = |place: usize| form.results[places[place]].1.clone().stored_as(DType::BF16);
+    let read = |operand: usize| if operand < places.len() { stored(operand) } else { Expr::Input(inputs.len()) };
+    let behind: Vec<_> = of_codes.results.iter().map(|(extent, e)| (*extent, e.substitute(&read))).collect();
+    let shape = match &inputs[0] {
+        ExampleInput::Normal { shape, .. } => shape.clone(),
+        _ => unreachable!("a chain reads a tensor first"),
+    };
+    let one = |value: f32| ExampleInput::F32 { shape: vec![1], values: vec![value] };
+    let state = |extent: Extent, dtype: &str| match (extent, dtype) {
+        (Extent::Element, "float") => ExampleInput::Normal { shape: shape.clone(), scale: 1.0 },
+        (Extent::Element, "f32") => ExampleInput::NormalF32 { shape: shape.clone(), scale: 1.0 },
+        (Extent::Element, _) => ExampleInput::Codes { dtype: format, shape: shape.clone(), scale: 0.0 },
+        (Extent::Row, _) => ExampleInput::NormalF32 { shape: shape[..shape.len() - 1].to_vec(), scale: 1.0 },
+        (Extent::Column, _) => ExampleInput::NormalF32 { shape: shape[shape.len() - 1..].to_vec(), scale: 1.0 },
+        (Extent::Tensor, _) => one(0.25),
+    };
+    let types = [types, texts(&codes, "dtypes").expect("codes have types")].concat();
+    let operands = [form.operands, vec![Extent::Tensor]].concat();
+    let form = Form { operands, results: [form.results, behind].concat() };
+    let states = form.results.iter().zip(&types).map(|((extent, _), dtype)| state(*extent, dtype)).collect();
+    inputs.push(one(factor));
+    let attrs = form.attrs().with("of", vec!["quantise"]).with("dtypes", types);
+    Example::new(inputs, attrs).with_state(states)
+}
+
 /// What models and their gradients are made of, and a chain that is none of them.
 pub fn examples() -> Vec<Example> {
     let eps = || Attrs::new().with("eps", 1e-6);
@@ -102,7 +138,46 @@ pub fn examples() -> Vec<Example> {
             [vec![sum], g.emit(id::SCALE, &[y], none().with("factor", 0.3))].concat()
         }));
     }
+    examples.extend(of_codes(&examples));
     let Example { attrs, .. } = examples[2].clone();
     examples.push(Example { attrs: attrs.with("accumulate", true), ..examples[2].clone() });
     examples
+}
+
+/// Norms and their gradients with codes of what they give, in rows for warps, for blocks and with sums over them; and
+/// elements whose rows are taken in slices.
+fn of_codes(chains: &[Example]) -> Vec<Example> {
+    let wide = |columns: usize| {
+        chain(&[9, columns], 2, 0, 0, |g, x| {
+            let product = g.emit(id::MUL, &x[..2], Attrs::new())[0];
+            [vec![product], g.emit(id::SCALE, &[product], Attrs::new().with("factor", 3.0))].concat()
+        })
+    };
+    let rows = chain(&[3, 2560], 2, 0, 1, |g, x| {
+        let sum = g.emit(id::ADD, &x[..2], Attrs::new())[0];
+        [vec![sum], g.emit(id::RMSNORM, &[sum, x[2]], Attrs::new().with("eps", 1e-6))].concat()
+    });
+    let mut examples = vec![
+        quantised(chains[0].clone(), &[1], DType::E4M3, 7, 0.0),
+        quantised(chains[0].clone(), &[1], DType::E4M3, 7, 64.0),
+        quantised(chains[1].clone(), &[0], DType::E5M2, 11, 0.0),
+        quantised(chains[2].clone(), &[1], DType::E5M2, 11, 0.0),
+        quantised(rows.clone(), &[1], DType::E4M3, 7, 0.0),
+        quantised(rows, &[0, 1], DType::E4M3, 7, 256.0),
+    ];
+    for columns in [48, 3072] {
+        let chain = || Example { attrs: as_form(&wide(columns)), ..wide(columns) };
+        examples.push(quantised(chain(), &[0, 1], DType::E5M2, 11, 0.0));
+        examples.push(quantised(chain(), &[1], DType::E4M3, 7, 16.0));
+    }
+    examples
+}
+
+/// The attributes of a chain of elements as those of a form.
+fn as_form(chain: &Example) -> Attrs {
+    let texts = texts(&chain.attrs, "expressions").expect("a chain has expressions");
+    let expressions = texts.iter().map(|text| text.parse().expect("a chain's expressions")).collect();
+    let mut attrs = chain.attrs.clone();
+    attrs.0.extend(Form::of_elements(chain.inputs.len(), expressions).attrs().0);
+    attrs
 }

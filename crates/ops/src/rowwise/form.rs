@@ -14,9 +14,12 @@ pub enum Extent {
     Row,
     /// One for each column. An operand: a weight that every row reads. A result: summed over the rows, in f32.
     Column,
+    /// One for the tensor, f32 [1]: a factor, a scale. A result that is an `amax` is raised to it.
+    Tensor,
 }
 
-const NAMES: [(&str, Extent); 3] = [("element", Extent::Element), ("row", Extent::Row), ("column", Extent::Column)];
+const NAMES: [(&str, Extent); 4] =
+    [("element", Extent::Element), ("row", Extent::Row), ("column", Extent::Column), ("tensor", Extent::Tensor)];
 
 impl Extent {
     fn name(self) -> &'static str {
@@ -41,8 +44,27 @@ impl Form {
     /// Whether each element is computed from the elements at its place.
     pub fn is_elementwise(&self) -> bool {
         let elements = |extent: &Extent| *extent == Extent::Element;
+        let reduces = |e: &Expr| matches!(e, Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..));
         self.operands.iter().all(elements)
-            && self.results.iter().all(|(extent, e)| elements(extent) && !e.any(&|e| matches!(e, Expr::Mean(_))))
+            && self.results.iter().all(|(extent, e)| elements(extent) && !e.any(&reduces))
+    }
+
+    /// Whether something is one for the tensor: then no part of the rows can be computed by itself.
+    pub fn spans_tensor(&self) -> bool {
+        let of = |extent: &Extent| *extent == Extent::Tensor;
+        self.operands.iter().any(of) || self.results.iter().any(|(extent, _)| of(extent))
+    }
+
+    /// Whether results are magnitudes, which are raised and not overwritten.
+    pub fn records(&self) -> bool {
+        self.results.iter().any(|(extent, e)| *extent == Extent::Tensor && matches!(e, Expr::Amax(_)))
+    }
+
+    /// The powers of two in its results, each once.
+    pub fn powers(&self) -> Vec<&Expr> {
+        let mut all = Vec::new();
+        self.results.iter().for_each(|(_, e)| collect_powers(e, &mut all));
+        all
     }
 
     /// Whether something is summed over rows.
@@ -58,9 +80,19 @@ impl Form {
     /// Whether an expression has one value for a row.
     pub fn is_uniform(&self, expr: &Expr) -> bool {
         match expr {
-            Expr::Input(index) => self.operands[*index] == Extent::Row,
-            Expr::Mean(_) => true,
+            Expr::Input(index) => matches!(self.operands[*index], Extent::Row | Extent::Tensor),
+            Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => true,
             _ => expr.parts().into_iter().all(|part| self.is_uniform(part)),
+        }
+    }
+
+    /// Whether an expression has one value for the tensor.
+    fn is_of_tensor(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Input(index) => self.operands[*index] == Extent::Tensor,
+            Expr::Mean(_) => false,
+            Expr::Amax(_) | Expr::Power(..) => true,
+            _ => expr.parts().into_iter().all(|part| self.is_of_tensor(part)),
         }
     }
 
@@ -75,6 +107,20 @@ impl Form {
             }
             if *extent == Extent::Row && !self.is_uniform(expr) {
                 return Err(format!("`{expr}` has no single value for a row"));
+            }
+            if *extent == Extent::Tensor && !self.is_of_tensor(expr) {
+                return Err(format!("`{expr}` has no single value for the tensor"));
+            }
+            // What a magnitude is of is looked at in a kernel of its own, before the results.
+            let amaxes = |e: &Expr| matches!(e, Expr::Amax(_)) && !(*extent == Extent::Tensor && e == expr);
+            let known = |e: &Expr| {
+                matches!(e, Expr::Power(known, amax, _)
+                if matches!(**known, Expr::Input(i) if self.operands[i] == Extent::Tensor)
+                    && matches!(**amax, Expr::Amax(_)))
+            };
+            let bare = expr.replace(&|part| known(part).then_some(Expr::Constant(1.0)));
+            if bare.any(&|e| amaxes(e) || matches!(e, Expr::Power(..))) {
+                return Err(format!("in `{expr}` a magnitude is read elsewhere than in a power of a tensor's factor"));
             }
         }
         Ok(())
@@ -104,6 +150,14 @@ impl Form {
             return Err(format!("{} expressions for {} results", expressions.len(), results.len()));
         }
         Ok(Form { operands, results: results.into_iter().zip(expressions).collect() })
+    }
+}
+
+fn collect_powers<'a>(expr: &'a Expr, into: &mut Vec<&'a Expr>) {
+    match expr {
+        Expr::Power(..) if into.contains(&expr) => {}
+        Expr::Power(..) => into.push(expr),
+        _ => expr.parts().into_iter().for_each(|part| collect_powers(part, into)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::TensorRef;
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
 use super::declared::{reference, rows_of};
 use super::form::{Extent, Form, texts};
@@ -25,10 +25,17 @@ fn form(attrs: &Attrs) -> Form {
 fn shape_of(extent: Extent, x: &ValueType) -> Vec<Dim> {
     let rows = x.shape.len() - 1;
     match extent {
+        Extent::Tensor => vec![1.into()],
         Extent::Element => x.shape.clone(),
         Extent::Row => x.shape[..rows].to_vec(),
         Extent::Column => x.shape[rows..].to_vec(),
     }
+}
+
+/// The element type of a result: a floating-point one, or codes of eight bits.
+fn stored_element(name: &str) -> Result<Element, String> {
+    let codes = name.parse::<DType>().ok().filter(|dtype| dtype.small().is_some());
+    codes.map_or_else(|| element_named(name), |dtype| Ok(Element::Fixed(dtype)))
 }
 
 impl Op for Composed {
@@ -42,8 +49,9 @@ impl Op for Composed {
 
     fn doc(&self) -> &'static str {
         "One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results \
-         have a value for each `element` […, H], for each `row` […] or for each `column` [H]: a weight, or a sum over \
-         the rows in f32."
+         have a value for each `element` […, H], for each `row` […], for each `column` [H]: a weight, or a sum over \
+         the rows in f32, or for the `tensor` [1]: a factor, a scale, a magnitude that is raised. Elements may be codes of \
+         eight bits."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -53,12 +61,13 @@ impl Op for Composed {
                 name: "expressions",
                 kind: "list of string",
                 doc: "one for each result, as those of `elementwise`, and `mean(x)`: over the row; `relaxed(x)`: a \
-                      device may contract and gather inside",
+                      device may contract and gather inside; `amax(x, …)`: the largest magnitude in the tensors; \
+                      `power(factor, amax, top)`: the factor, or where that is 0 the largest 2^k with amax·2^k ≤ 1.75·2^top",
             },
             Attribute {
                 name: "operands",
                 kind: "list of string",
-                doc: "`element`, `row` or `column` for each operand",
+                doc: "`element`, `row`, `column` or `tensor` for each operand",
             },
             Attribute { name: "results", kind: "list of string", doc: "the same for each result" },
             Attribute { name: "dtypes", kind: "list of string", doc: "element type of each result" },
@@ -88,12 +97,16 @@ impl Op for Composed {
             }
         }
         let results = form.results.iter().zip(&types);
-        let typed = results.map(|((extent, _), t)| Ok(ValueType::new(element_named(t)?, shape_of(*extent, x))));
+        let typed = results.map(|((extent, _), t)| Ok(ValueType::new(stored_element(t)?, shape_of(*extent, x))));
         let typed: Vec<ValueType> = typed.collect::<Result<_, String>>()?;
         let sums = typed.iter().zip(&form.results).filter(|(_, (extent, _))| *extent == Extent::Column);
-        match sums.into_iter().all(|(t, _)| t.dtype == Element::F32) {
+        if !sums.into_iter().all(|(t, _)| t.dtype == Element::F32) {
+            return Err("sums over rows are f32".into());
+        }
+        let mut single = typed.iter().zip(&form.results).filter(|(_, (extent, _))| *extent == Extent::Tensor);
+        match single.all(|(t, _)| t.dtype == Element::F32) {
             true => Ok(typed),
-            false => Err("sums over rows are f32".into()),
+            false => Err("what a tensor has one of is f32".into()),
         }
     }
 

@@ -45,7 +45,9 @@ pub fn join(graph: &Graph, first: &Node, second: &Node, keep: &[ValueId]) -> Opt
     let mut read = Vec::new();
     for (id, extent) in second.inputs.iter().zip(&two.operands) {
         read.push(match first.outputs.iter().position(|o| o == id) {
-            Some(result) if made[result].0 != *extent || *extent == Extent::Column => return None,
+            Some(result) if made[result].0 != *extent || matches!(extent, Extent::Column | Extent::Tensor) => {
+                return None;
+            }
             Some(result) => made[result].1.clone().stored_as(storage(graph, *id)?),
             None => operands.read(*id, *extent),
         });
@@ -70,9 +72,10 @@ fn same_rows(graph: &Graph, nodes: &[(&Node, &Form)]) -> bool {
     !shape.is_empty() && shapes.all(|id| graph.value(id).shape == *shape)
 }
 
+/// The type of numbers that a value is stored in: not of codes, which expressions do not read.
 fn storage(graph: &Graph, id: ValueId) -> Option<DType> {
     match graph.value(id).element {
-        Element::Fixed(dtype) => Some(dtype),
+        Element::Fixed(dtype) => dtype.is_float().then_some(dtype),
         Element::Float => None,
     }
 }
@@ -84,7 +87,7 @@ pub fn names(node: &Node) -> Vec<String> {
 
 /// The node with these results. Operands that nothing reads are dropped; the first one of elements that is left gives the
 /// shape.
-fn node(
+pub(super) fn node(
     graph: &Graph,
     like: &Node,
     operands: Vec<(ValueId, Extent)>,

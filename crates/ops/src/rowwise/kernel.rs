@@ -1,15 +1,20 @@
 //! A form as a kernel over rows: how rows are dealt to threads, and the launch. The text is `text.rs`'s.
 //!
 //! Threads hold a row in registers: it is read once. Where nothing is summed over rows, a warp takes a row of up to 256
-//! packs, a block a longer one. Sums over rows stay in registers while blocks walk over the rows, and each block
-//! leaves a part of them in scratch memory.
+//! packs, a block a longer one; where a row is not looked at as a whole, warps take slices of it. Sums over rows stay in
+//! registers while blocks walk over the rows, and each block leaves a part of them in scratch memory.
+//!
+//! Where a power of two may have to follow from the magnitude of what is computed, a kernel in front computes that, the same
+//! way; it ends at once where a factor is known.
 
 use program::{Arg, TensorRef};
 
 use super::form::{Extent, Form};
 use super::text;
+use crate::elementwise::Expr;
 use crate::kernel::{KernelSpec, LowerCall, follows};
 use crate::layout::row_width;
+use crate::quantise::PARTS;
 
 const HEADERS: &[(&str, &str)] = &[
     ("rows.cuh", include_str!("../cuda/rows.cuh")),
@@ -18,12 +23,17 @@ const HEADERS: &[(&str, &str)] = &[
     ("reduce.cuh", include_str!("../cuda/reduce.cuh")),
 ];
 
+/// For what a tensor has one of.
+const OF_TENSOR: (&str, &str) = ("codes.cuh", include_str!("../quantise/codes.cuh"));
+
 const SUM: &str = include_str!("sum.cu");
 
 /// Threads of one block.
 const THREADS: usize = 256;
 /// Up to this many packs a row belongs to one warp; longer rows take a whole block.
 const PACKS_OF_A_WARP: usize = 256;
+/// Packs of one thread where warps take slices of rows.
+const PACKS_OF_A_SLICE: usize = 4;
 /// Threads that run at once on 132 multiprocessors when each keeps a few packs and its part of a sum in registers;
 /// every block leaves a part of the sum.
 const RESIDENT: usize = 132 * 1024;
@@ -44,6 +54,10 @@ pub struct Deal {
     pub blocks: usize,
     /// Blocks walk over the rows and keep sums.
     pub walks: bool,
+    /// Parts of a row that different warps have.
+    pub slices: usize,
+    /// Only the magnitudes of parts are wanted, one part for each block, and only where a factor is not known.
+    pub finds: bool,
 }
 
 impl Deal {
@@ -51,20 +65,49 @@ impl Deal {
         let x = &call.inputs[0];
         let columns = *x.shape.last().expect("the shape rule asks for an axis");
         let rows: usize = x.shape.iter().rev().skip(1).product();
-        let inputs = call.inputs.iter().zip(&form.operands).filter(|(_, extent)| **extent != Extent::Row);
+        let inputs = call
+            .inputs
+            .iter()
+            .zip(&form.operands)
+            .filter(|(_, extent)| matches!(extent, Extent::Element | Extent::Column));
         let outputs = call.outputs.iter().zip(&form.results).filter(|(_, (extent, _))| *extent == Extent::Element);
         let packed: Vec<&TensorRef> = inputs.map(|(t, _)| t).chain(outputs.map(|(t, _)| t)).collect();
         let (width, walks) = (row_width(&packed), form.sums_rows());
         let packs = columns / width;
+        // Where a tensor's magnitude is wanted, every block looks at it once: slices are not too short.
+        let whole = form.results.iter().any(|(_, e)| e.any(&|e| matches!(e, Expr::Mean(_))));
+        let slices = match form.spans_tensor() && !walks && !whole {
+            true => packs.div_ceil(32 * PACKS_OF_A_SLICE).max(1),
+            false => 1,
+        };
         let lanes = match walks {
+            _ if slices > 1 => 32,
             true => packs.next_power_of_two().clamp(32, MOST_LANES),
             false if packs <= PACKS_OF_A_WARP => 32,
             false => THREADS,
         };
         let threads = if lanes == 32 { THREADS } else { lanes };
-        let blocks = rows.div_ceil(threads / lanes);
+        let blocks = (rows * slices).div_ceil(threads / lanes);
         let blocks = if walks { blocks.min(RESIDENT / threads) } else { blocks };
-        Deal { rows, columns, width, lanes, threads, blocks, walks }
+        Deal { rows, columns, width, lanes, threads, blocks, walks, slices, finds: false }
+    }
+
+    /// The same deal of rows to threads, so that the same bits are computed, for blocks that each find the largest magnitudes
+    /// of a part.
+    fn finding(self) -> Deal {
+        Deal { walks: true, blocks: PARTS, finds: true, ..self }
+    }
+
+    fn defines(&self) -> Vec<(String, String)> {
+        let numbers = [
+            ("COLUMNS", self.columns),
+            ("ROWS", self.rows),
+            ("WIDTH", self.width),
+            ("LANES", self.lanes),
+            ("THREADS", self.threads),
+        ];
+        let slices = (self.slices > 1).then_some(("SLICES", self.slices));
+        defines(&numbers.into_iter().chain(slices).collect::<Vec<_>>())
     }
 
     /// For the compiler of the device code: threads of a block, and where a block has a row of few packs for each
@@ -83,43 +126,68 @@ impl Deal {
 /// The kernels of a form, in order.
 pub fn kernels(form: &Form, call: &LowerCall<'_>) -> Vec<KernelSpec> {
     let deal = Deal::new(form, call);
-    let numbers = [
-        ("COLUMNS", deal.columns),
-        ("ROWS", deal.rows),
-        ("WIDTH", deal.width),
-        ("LANES", deal.lanes),
-        ("THREADS", deal.threads),
-    ];
     let (source, read) = text::text(form, call, &deal);
     let sums: Vec<usize> = (0..form.results.len()).filter(|i| form.results[*i].0 == Extent::Column).collect();
     let written = (0..form.results.len()).filter(|i| !sums.contains(i)).map(Arg::Output);
-    let partial = deal.walks.then_some(Arg::Scratch(0));
+    let partial = (!sums.is_empty()).then_some(Arg::Scratch(0));
+    let behind = sums.len() * deal.blocks * deal.columns * 4;
+    let parts = (!form.powers().is_empty()).then_some(Arg::Scratch(behind));
     let kernel = KernelSpec {
         entry: "rowwise",
         source,
-        headers: HEADERS.iter().copied().chain(deal.follows().then_some(device::FOLLOW)).collect(),
-        defines: defines(&numbers),
+        headers: headers(form).into_iter().chain(deal.follows().then_some(device::FOLLOW)).collect(),
+        defines: deal.defines(),
         grid: [deal.blocks as u32, 1, 1],
         block: [deal.threads as u32, 1, 1],
         shared_bytes: 0,
-        args: read.into_iter().map(Arg::Input).chain(written).chain(partial).collect(),
+        args: read.into_iter().map(Arg::Input).chain(written).chain(partial).chain(parts).collect(),
     };
     let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule");
     let summed = sums.into_iter().enumerate().map(|(place, result)| {
         let partial = Arg::Scratch(place * deal.blocks * deal.columns * 4);
         sum_partials(deal.columns, deal.blocks, accumulate, partial, Arg::Output(result))
     });
-    [kernel].into_iter().chain(summed).collect()
+    let mut kernels: Vec<KernelSpec> = [kernel].into_iter().chain(summed).collect();
+    if !form.powers().is_empty() {
+        kernels.insert(0, magnitudes(form, call, behind));
+    }
+    kernels
 }
 
-/// Bytes of the parts of sums over rows.
+fn headers(form: &Form) -> Vec<(&'static str, &'static str)> {
+    HEADERS.iter().copied().chain(form.spans_tensor().then_some(OF_TENSOR)).collect()
+}
+
+/// The kernel in front: the largest magnitudes of 256 parts for each power of two, where a factor is not known.
+fn magnitudes(form: &Form, call: &LowerCall<'_>, scratch: usize) -> KernelSpec {
+    let deal = Deal::new(form, call).finding();
+    let of = |power: &Expr| match power {
+        Expr::Power(_, amax, _) => (Extent::Tensor, (**amax).clone()),
+        _ => unreachable!("only powers are collected"),
+    };
+    let amaxes = Form { operands: form.operands.clone(), results: form.powers().into_iter().map(of).collect() };
+    let (source, read) = text::text_of_magnitudes(form, &amaxes, call, &deal);
+    KernelSpec {
+        entry: "rowwise",
+        source,
+        headers: headers(form),
+        defines: deal.defines(),
+        grid: [deal.blocks as u32, 1, 1],
+        block: [deal.threads as u32, 1, 1],
+        shared_bytes: 0,
+        args: read.into_iter().map(Arg::Input).chain([Arg::Scratch(scratch)]).collect(),
+    }
+}
+
+/// Bytes of the parts of sums over rows, and of magnitudes.
 pub fn scratch(form: &Form, call: &LowerCall<'_>) -> usize {
     let sums = form.results.iter().filter(|(extent, _)| *extent == Extent::Column).count();
+    let parts = form.powers().len() * PARTS * 4;
     if sums == 0 {
-        return 0;
+        return parts;
     }
     let deal = Deal::new(form, call);
-    sums * deal.blocks * deal.columns * 4
+    sums * deal.blocks * deal.columns * 4 + parts
 }
 
 /// sum = Σ over `parts` of partial f32 [parts, columns], or sum + it.
@@ -139,4 +207,77 @@ pub fn sum_partials(columns: usize, parts: usize, accumulate: bool, partial: Arg
 
 fn defines(numbers: &[(&str, usize)]) -> Vec<(String, String)> {
     numbers.iter().map(|(name, n)| ((*name).to_owned(), n.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use program::{ArenaId, Documents, Machine};
+    use tensor::{Attrs, DType};
+
+    use super::*;
+
+    fn call(columns: usize, whole: bool) -> (Form, Vec<KernelSpec>) {
+        let (x, factor) = (Expr::Input(0), Expr::Input(1));
+        let y = if whole { x.clone() * (x.clone() * x).mean().rsqrt() } else { x.silu() };
+        let y = y.stored_as(DType::BF16);
+        let power = || factor.clone().power(Expr::Amax(vec![y.clone()]), 7);
+        let results = vec![
+            (Extent::Element, y.clone() * power()),
+            (Extent::Tensor, Expr::Constant(1.0) / power()),
+            (Extent::Tensor, Expr::Amax(vec![y.clone()])),
+        ];
+        let form = Form { operands: vec![Extent::Element, Extent::Tensor], results };
+        form.check().expect("codes of what is computed");
+        let of = |dtype: DType, shape: &[usize]| TensorRef::dense(ArenaId(0), 0, dtype, shape);
+        let inputs = [of(DType::BF16, &[64, columns]), of(DType::F32, &[1])];
+        let outputs = [of(DType::E4M3, &[64, columns]), of(DType::F32, &[1]), of(DType::F32, &[1])];
+        let attrs = Attrs::new();
+        let machine = Machine::h200();
+        let documents = Documents::Rows;
+        let call = LowerCall { inputs: &inputs, outputs: &outputs, attrs: &attrs, machine: &machine, documents };
+        let kernels = kernels(&form, &call);
+        assert_eq!(scratch(&form, &call), PARTS * 4, "parts of one magnitude");
+        (form, kernels)
+    }
+
+    fn defined(kernel: &KernelSpec, name: &str) -> Option<String> {
+        kernel.defines.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+    }
+
+    /// What the kernel in front computes has the bits of what the other one stores: rows are dealt alike.
+    #[test]
+    fn magnitudes_are_those_of_the_same_deal() {
+        for (columns, whole, lanes, slices) in
+            [(1024, true, "32", None), (4096, true, "256", None), (4096, false, "32", Some("4"))]
+        {
+            let (_, kernels) = call(columns, whole);
+            let [front, main] = &kernels[..] else { panic!("two kernels, not {}", kernels.len()) };
+            for kernel in [front, main] {
+                assert_eq!(defined(kernel, "LANES").as_deref(), Some(lanes), "{columns}");
+                assert_eq!(defined(kernel, "SLICES").as_deref(), slices, "{columns}");
+            }
+            assert_eq!(front.grid, [PARTS as u32, 1, 1]);
+            assert_eq!(front.args, [Arg::Input(0), Arg::Input(1), Arg::Scratch(0)]);
+            let outputs = (0..3).map(Arg::Output);
+            let all: Vec<Arg> =
+                [Arg::Input(0), Arg::Input(1)].into_iter().chain(outputs).chain([Arg::Scratch(0)]).collect();
+            assert_eq!(main.args, all);
+            assert!(front.source.contains("if (q1 != 0.0f) return;"), "{}", front.source);
+            assert!(main.source.contains("tensor_power(q1, parts + 0, 7)"), "{}", main.source);
+            assert!(!main.source.contains("return;"), "all threads leave magnitudes: {}", main.source);
+        }
+    }
+
+    #[test]
+    fn magnitudes_are_read_in_powers_only() {
+        let amax = || Expr::Amax(vec![Expr::Input(0)]);
+        let form = |extent: Extent, e: Expr| Form {
+            operands: vec![Extent::Element, Extent::Tensor],
+            results: vec![(extent, e)],
+        };
+        assert!(form(Extent::Tensor, amax()).check().is_ok());
+        assert!(form(Extent::Element, Expr::Input(0) * amax()).check().is_err());
+        assert!(form(Extent::Tensor, Expr::Input(0) * Expr::Input(1)).check().is_err());
+        assert!(form(Extent::Element, Expr::Input(0).power(amax(), 7)).check().is_err(), "not a factor of the tensor");
+    }
 }

@@ -1,6 +1,7 @@
 //! CPU evaluation of forms: a flat list of steps, each one loop over a whole row, or one value for the row. Equal
 //! subexpressions are computed once. Rows are independent; sums over rows are taken in fixed chunks and in order, so
-//! the bits do not depend on the number of threads.
+//! the bits do not depend on the number of threads. What there is one of for the tensor is known before its rows are
+//! computed: where that needs a magnitude, all rows are computed twice.
 
 use rayon::prelude::*;
 use tensor::DType;
@@ -8,6 +9,7 @@ use tensor::DType;
 use super::form::{Extent, Form};
 use crate::call::Call;
 use crate::elementwise::{Binary, Expr, Unary, apply_unary};
+use crate::quantise::{factor, larger};
 use crate::real::Real;
 use crate::vector::{Loop, sum_of, vectorised};
 
@@ -30,7 +32,7 @@ struct Tape {
     registers: Vec<Option<usize>>,
     /// Whether a step has a value for each column.
     wide: Vec<bool>,
-    /// Extent and step of each result.
+    /// Extent and step of each result; of the tensor: of each value whose largest magnitude is wanted.
     results: Vec<(Extent, usize)>,
 }
 
@@ -38,8 +40,10 @@ impl Tape {
     fn new(form: &Form) -> Tape {
         let mut tape = Tape { steps: Vec::new(), registers: Vec::new(), wide: Vec::new(), results: Vec::new() };
         for (extent, expr) in &form.results {
-            let step = tape.add(form, expr);
-            tape.results.push((*extent, step));
+            for expr in values_of(*extent, expr) {
+                let step = tape.add(form, expr);
+                tape.results.push((*extent, step));
+            }
         }
         tape
     }
@@ -56,12 +60,13 @@ impl Tape {
                 Step::Binary(*function, a, self.add(form, b))
             }
             Expr::Mean(x) => Step::Mean(self.add(form, x)),
+            Expr::Amax(_) | Expr::Power(..) => unreachable!("what is one for the tensor is an operand of its rows"),
         };
         if let Some(known) = self.steps.iter().position(|s| *s == step) {
             return known;
         }
         let wide = match step {
-            Step::Input(index) => form.operands[index] != Extent::Row,
+            Step::Input(index) => !matches!(form.operands[index], Extent::Row | Extent::Tensor),
             Step::Constant(_) | Step::Mean(_) => false,
             Step::Unary(_, x) => self.wide[x],
             Step::Binary(_, a, b) => self.wide[a] || self.wide[b],
@@ -71,6 +76,16 @@ impl Tape {
         self.wide.push(wide);
         self.steps.push(step);
         self.steps.len() - 1
+    }
+}
+
+/// What the rows have to be computed for: a result, or the values of which a magnitude is wanted. Other results that the
+/// tensor has one of need no row.
+fn values_of(extent: Extent, expr: &Expr) -> Vec<&Expr> {
+    match expr {
+        Expr::Amax(all) if extent == Extent::Tensor => all.iter().collect(),
+        _ if extent == Extent::Tensor => Vec::new(),
+        _ => vec![expr],
     }
 }
 
@@ -188,36 +203,103 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T])> for AddRow {
 
 /// Computes a form over all rows of a call. With `accumulate`, sums over rows are added to what is there.
 pub fn evaluate<T: Real>(form: &Form, accumulate: bool, call: &mut Call<'_, T>) {
-    let (tape, columns, rows) = (Tape::new(form), call.inputs[0].columns(), call.inputs[0].rows());
+    let (columns, rows) = (call.inputs[0].columns(), call.inputs[0].rows());
     let inputs: Vec<&[T]> = call.inputs.iter().map(|input| input.real()).collect();
+    let outputs = call.outputs.iter_mut().map(|output| output.real()).collect();
+    let powers = form.powers();
+    let values: Vec<[T; 1]> =
+        powers.iter().map(|power| [T::from_f32(known(form, power, &inputs, rows, columns))]).collect();
+    let place = |part: &Expr| powers.iter().position(|power| *power == part).map(|i| Expr::Input(inputs.len() + i));
+    let results = form.results.iter().map(|(extent, e)| (*extent, e.replace(&place))).collect();
+    let operands = [form.operands.clone(), vec![Extent::Tensor; powers.len()]].concat();
+    let all: Vec<&[T]> = inputs.iter().copied().chain(values.iter().map(|value| &value[..])).collect();
+    of_tensor(&Form { operands, results }, accumulate, &all, (rows, columns), outputs);
+}
+
+/// The value of a power: the factor, or what the tensor's own magnitude asks for.
+fn known<T: Real>(form: &Form, power: &Expr, inputs: &[&[T]], rows: usize, columns: usize) -> f32 {
+    let Expr::Power(known, amax, top) = power else { unreachable!("only powers are collected") };
+    match single::<T>(known, inputs).to_f32() {
+        0.0 => {
+            let form = Form { operands: form.operands.clone(), results: vec![(Extent::Tensor, (**amax).clone())] };
+            let mut most = [T::default()];
+            of_tensor(&form, false, inputs, (rows, columns), vec![&mut most]);
+            factor(most[0].to_f32(), i64::from(*top))
+        }
+        factor => factor,
+    }
+}
+
+/// A value that the tensor has one of, of operands that it has one of.
+fn single<T: Real>(expr: &Expr, inputs: &[&[T]]) -> T {
+    let mut y = [T::default()];
+    match expr {
+        Expr::Input(index) => return inputs[*index][0],
+        Expr::Constant(value) => return T::from_f64(*value),
+        Expr::Unary(function, x) => apply_unary(*function, &[single(x, inputs)], &mut y),
+        Expr::Binary(function, a, b) => {
+            let (a, b) = ([single(a, inputs)], single(b, inputs));
+            binary(*function, Value::Wide(&a), Value::Single(b), &mut y);
+        }
+        Expr::Mean(_) | Expr::Amax(_) | Expr::Power(..) => unreachable!("the form was checked"),
+    }
+    y[0]
+}
+
+/// Sums over some rows, and largest magnitudes.
+type Partial<T> = (Vec<Vec<T>>, Vec<f32>);
+
+/// All rows, where what is known of the tensor is among the operands.
+fn of_tensor<T: Real>(
+    form: &Form,
+    accumulate: bool,
+    inputs: &[&[T]],
+    (rows, columns): (usize, usize),
+    outputs: Vec<&mut [T]>,
+) {
+    let tape = Tape::new(form);
     let mut chunks: Vec<Vec<&mut [T]>> = (0..rows.div_ceil(CHUNK)).map(|_| Vec::new()).collect();
-    let mut sums: Vec<&mut [T]> = Vec::new();
-    for (output, (extent, _)) in call.outputs.iter_mut().zip(&form.results) {
-        let width = match extent {
-            Extent::Element => columns,
-            Extent::Row => 1,
-            Extent::Column => {
-                sums.push(output.real());
+    let (mut sums, mut amaxes): (Vec<&mut [T]>, Vec<(&mut [T], usize)>) = (Vec::new(), Vec::new());
+    for (output, (extent, expr)) in outputs.into_iter().zip(&form.results) {
+        let width = match (extent, expr) {
+            (Extent::Element, _) => columns,
+            (Extent::Row, _) => 1,
+            (Extent::Column, _) => {
+                sums.push(output);
+                continue;
+            }
+            (Extent::Tensor, Expr::Amax(all)) => {
+                amaxes.push((output, all.len()));
+                continue;
+            }
+            (Extent::Tensor, expr) => {
+                output[0] = single(expr, inputs);
                 continue;
             }
         };
-        let parts = output.real().chunks_mut((CHUNK * width).max(1));
+        let parts = output.chunks_mut((CHUNK * width).max(1));
         chunks.iter_mut().zip(parts).for_each(|(chunk, part)| chunk.push(part));
     }
     let run = |(chunk, outputs): (usize, Vec<&mut [T]>)| {
         let first = chunk * CHUNK;
-        of_rows(&tape, form, &inputs, columns, first..(first + CHUNK).min(rows), outputs)
+        of_rows(&tape, form, inputs, columns, first..(first + CHUNK).min(rows), outputs)
     };
-    let partials: Vec<Vec<Vec<T>>> = chunks.into_par_iter().enumerate().map(run).collect();
+    let partials: Vec<Partial<T>> = chunks.into_par_iter().enumerate().map(run).collect();
     for (index, sum) in sums.into_iter().enumerate() {
         for (column, sum) in sum.iter_mut().enumerate() {
-            let total: T = partials.iter().map(|partial| partial[index][column]).sum();
+            let total: T = partials.iter().map(|(sums, _)| sums[index][column]).sum();
             *sum = if accumulate { *sum + total } else { total };
         }
     }
+    let mut first = 0;
+    for (output, count) in amaxes {
+        let parts = partials.iter().flat_map(|(_, largest)| &largest[first..first + count]);
+        output[0] = T::from_f32(parts.fold(output[0].to_f32(), |most, part| larger(most, *part)));
+        first += count;
+    }
 }
 
-/// Some rows; gives their sums. `outputs` are the other results.
+/// Some rows; gives their sums and largest magnitudes. `outputs` are the other results.
 fn of_rows<T: Real>(
     tape: &Tape,
     form: &Form,
@@ -225,12 +307,13 @@ fn of_rows<T: Real>(
     columns: usize,
     rows: std::ops::Range<usize>,
     mut outputs: Vec<&mut [T]>,
-) -> Vec<Vec<T>> {
+) -> Partial<T> {
     let wide = tape.registers.iter().flatten().count() * columns;
     let mut registers =
         Registers { wide: vec![T::default(); wide], single: vec![T::default(); tape.steps.len()], columns };
-    let count = tape.results.iter().filter(|(extent, _)| *extent == Extent::Column).count();
-    let mut sums = vec![vec![T::default(); columns]; count];
+    let count = |of: Extent| tape.results.iter().filter(|(extent, _)| *extent == of).count();
+    let mut sums = vec![vec![T::default(); columns]; count(Extent::Column)];
+    let mut largest = vec![0.0; count(Extent::Tensor)];
     let mut operands = Vec::with_capacity(inputs.len());
     for (place, row) in rows.enumerate() {
         operands.clear();
@@ -238,9 +321,10 @@ fn of_rows<T: Real>(
             Extent::Element => Value::Wide(&x[row * columns..][..columns]),
             Extent::Row => Value::Single(x[row]),
             Extent::Column => Value::Wide(x),
+            Extent::Tensor => Value::Single(x[0]),
         }));
         vectorised(RunRow, (tape, &operands[..], &mut registers));
-        let (mut output, mut sum) = (outputs.iter_mut(), sums.iter_mut());
+        let (mut output, mut sum, mut most) = (outputs.iter_mut(), sums.iter_mut(), largest.iter_mut());
         for (extent, step) in &tape.results {
             let value = match (tape.steps[*step], tape.registers[*step]) {
                 (Step::Input(operand), _) => operands[operand],
@@ -259,8 +343,16 @@ fn of_rows<T: Real>(
                 (Extent::Column, Value::Single(x)) => {
                     sum.next().expect(next).iter_mut().for_each(|sum| *sum += x);
                 }
+                (Extent::Tensor, value) => {
+                    let x = match &value {
+                        Value::Wide(x) => x,
+                        Value::Single(x) => std::slice::from_ref(x),
+                    };
+                    let most = most.next().expect(next);
+                    *most = x.iter().fold(*most, |most, x| larger(most, x.to_f32()));
+                }
             }
         }
     }
-    sums
+    (sums, largest)
 }

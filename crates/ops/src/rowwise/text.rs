@@ -8,27 +8,58 @@
 
 use std::collections::BTreeSet;
 
-use program::TensorRef;
+use program::{ArenaId, TensorRef};
 use tensor::DType;
 
 use super::form::{Extent, Form};
 use super::kernel::Deal;
 use crate::elementwise::{Binary, Expr, Lines, Unary, collect_operands, device_binary, device_unary};
 use crate::kernel::{LowerCall, device_type, row_offset};
+use crate::quantise::PARTS;
 
 /// The text, and the operands that it reads in the order of the parameters: then come the results, then the parts of
-/// sums over rows.
+/// sums over rows, then those of magnitudes.
 pub fn text(form: &Form, call: &LowerCall<'_>, deal: &Deal) -> (String, Vec<usize>) {
     let mut read = BTreeSet::new();
     form.results.iter().for_each(|(_, e)| collect_operands(e, &mut read));
     let read: Vec<usize> = read.into_iter().collect();
-    let mut writer = Writer::new(form, call, deal, &read);
+    (kernel(form, call, deal, &read, &[]), read)
+}
+
+/// The text that finds the magnitudes for the powers of a form, and the operands that it reads.
+pub fn text_of_magnitudes(form: &Form, amaxes: &Form, call: &LowerCall<'_>, deal: &Deal) -> (String, Vec<usize>) {
+    let mut read = BTreeSet::new();
+    form.powers().into_iter().for_each(|power| collect_operands(power, &mut read));
+    let read: Vec<usize> = read.into_iter().collect();
+    let known: Vec<String> = form.powers().iter().map(|power| format!("q{} != 0.0f", factor_of(power))).collect();
+    let place = TensorRef::dense(ArenaId(0), 0, DType::F32, [1]);
+    let outputs = vec![place; amaxes.results.len()];
+    (kernel(amaxes, &LowerCall { outputs: &outputs, ..*call }, deal, &read, &known), read)
+}
+
+/// The operand that is a power's factor.
+fn factor_of(power: &Expr) -> usize {
+    match power {
+        Expr::Power(known, ..) => match **known {
+            Expr::Input(operand) => operand,
+            _ => unreachable!("the form was checked"),
+        },
+        _ => unreachable!("only powers are collected"),
+    }
+}
+
+/// One kernel; it ends at once where all of `known` hold.
+fn kernel(form: &Form, call: &LowerCall<'_>, deal: &Deal, read: &[usize], known: &[String]) -> String {
+    let mut writer = Writer::new(form, call, deal, read);
     let body: Vec<(Lines, Lines)> = (0..=writer.last).map(|phase| writer.phase(phase)).collect();
     let mut lines = Lines::default();
     for (index, (_, expr)) in form.results.iter().enumerate() {
         lines.add(0, format!("// out{index} = {expr}"));
     }
     lines.add(0, "#include \"rows.cuh\"");
+    if form.spans_tensor() {
+        lines.add(0, "#include \"codes.cuh\"");
+    }
     if deal.follows() {
         lines.add(0, "#include \"follow.cuh\"");
     }
@@ -37,27 +68,39 @@ pub fn text(form: &Form, call: &LowerCall<'_>, deal: &Deal) -> (String, Vec<usiz
     if deal.follows() {
         lines.add(1, "follow();");
     }
+    writer.begin_tensor(&mut lines, known);
+    for (place, _) in writer.sums().enumerate() {
+        lines.add(1, format!("float t{place}[ITEMS][WIDTH] = {{}};"));
+    }
+    let rows = if deal.slices > 1 { "(size_t)ROWS * SLICES" } else { "ROWS" };
+    let line = if deal.slices > 1 { "line" } else { "row" };
+    // All threads of a block come to the end where it has something to leave.
+    let closes = deal.walks || !writer.amaxes.is_empty();
     if deal.walks {
-        for (place, _) in writer.sums().enumerate() {
-            lines.add(1, format!("float t{place}[ITEMS][WIDTH] = {{}};"));
-        }
-        lines.add(1, "for (size_t row = ROW; row < ROWS; row += (size_t)gridDim.x * (THREADS / LANES)) {");
+        let step = "(size_t)gridDim.x * (THREADS / LANES)";
+        lines.add(1, format!("for (size_t {line} = ROW; {line} < {rows}; {line} += {step}) {{"));
     } else {
-        lines.add(1, "const size_t row = ROW;");
-        lines.add(1, "if (row >= ROWS) return;");
+        lines.add(1, format!("const size_t {line} = ROW;"));
+        lines
+            .add(1, if closes { format!("if ({line} < {rows}) {{") } else { format!("if ({line} >= {rows}) return;") });
+    }
+    if deal.slices > 1 {
+        lines.add(1, "const size_t row = line / SLICES;");
+        lines.add(1, "const int first_pack = line % SLICES * (ITEMS * LANES);");
     }
     writer.begin(&mut lines);
     for (single, of_packs) in body {
         lines.0.push_str(&single.0);
         lines.0.push_str(&of_packs.0);
     }
-    if deal.walks {
+    if closes {
         lines.add(1, "}");
-        let count = writer.sums().count();
-        (0..count).for_each(|place| leave_sum(&mut lines, place));
     }
+    let count = writer.sums().count();
+    (0..count).for_each(|place| leave_sum(&mut lines, place));
+    writer.leave_magnitudes(&mut lines);
     lines.add(0, "}");
-    (lines.0, read)
+    lines.0
 }
 
 /// The part of a sum over rows that a block has: the warps of a block one after the other where each has rows of
@@ -90,14 +133,20 @@ fn leave_sum(lines: &mut Lines, place: usize) {
     lines.0.push_str(&text.replace("SUMS", &format!("t{place}")).replace("PARTIAL", &partial));
 }
 
-/// The phase in which a value can be computed: one behind the last mean in it.
+/// The phase in which a value can be computed: one behind the last mean in it. Powers are known before the first.
 fn phase_of(expr: &Expr) -> usize {
+    if matches!(expr, Expr::Power(..)) {
+        return 0;
+    }
     let parts = expr.parts().into_iter().map(phase_of).max().unwrap_or(0);
     parts + usize::from(matches!(expr, Expr::Mean(_)))
 }
 
 /// All means in an expression, each with the phase that sums it.
 fn collect_means<'a>(expr: &'a Expr, into: &mut Vec<(&'a Expr, usize)>) {
+    if matches!(expr, Expr::Power(..)) {
+        return;
+    }
     expr.parts().into_iter().for_each(|part| collect_means(part, into));
     if let Expr::Mean(x) = expr
         && !into.iter().any(|(known, _)| *known == expr)
@@ -109,7 +158,7 @@ fn collect_means<'a>(expr: &'a Expr, into: &mut Vec<(&'a Expr, usize)>) {
 /// What is rounded in an expression outside of means; goes no further where `visit` says so.
 fn rounded<'a>(expr: &'a Expr, visit: &mut dyn FnMut(DType, &'a Expr) -> bool) {
     match expr {
-        Expr::Mean(_) => {}
+        Expr::Mean(_) | Expr::Power(..) => {}
         Expr::Unary(Unary::Round(dtype), x) if visit(*dtype, x) => {}
         _ => expr.parts().into_iter().for_each(|part| rounded(part, visit)),
     }
@@ -129,6 +178,26 @@ fn collect_factors<'a>(expr: &'a Expr, into: &mut Vec<&'a Expr>) {
 /// A value that has a name in the text, and whether it was computed as relaxed.
 type Named<'a> = (&'a Expr, bool, String);
 
+/// The results of a form that are magnitudes, and what they are of.
+fn magnitudes(form: &Form) -> Vec<(usize, &[Expr])> {
+    let mut found = Vec::new();
+    for (index, (extent, expr)) in form.results.iter().enumerate() {
+        if let (Extent::Tensor, Expr::Amax(all)) = (extent, expr) {
+            found.push((index, &all[..]));
+        }
+    }
+    found
+}
+
+/// The type of an element that is written or kept.
+fn stored_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::E4M3 => "e4m3",
+        DType::E5M2 => "e5m2",
+        _ => device_type(dtype),
+    }
+}
+
 /// What is known while the text of the phases is made.
 struct Writer<'a> {
     form: &'a Form,
@@ -142,6 +211,10 @@ struct Writer<'a> {
     means: Vec<(&'a Expr, usize)>,
     /// Values that are kept in packs of their storage type: results, and what a later phase reads.
     kept: Vec<(DType, &'a Expr, usize)>,
+    /// Powers of two that tensors are scaled with.
+    powers: Vec<&'a Expr>,
+    /// Results that are magnitudes of the tensor, by the values that they are of.
+    amaxes: Vec<(usize, &'a [Expr])>,
     /// Operands that are read before the first phase.
     early: BTreeSet<usize>,
     /// Values with one number for the row: known to all later phases.
@@ -169,6 +242,8 @@ impl<'a> Writer<'a> {
             last,
             means,
             kept: Vec::new(),
+            powers: form.powers(),
+            amaxes: magnitudes(form),
             early: BTreeSet::new(),
             single: Vec::new(),
             names: Vec::new(),
@@ -190,13 +265,15 @@ impl<'a> Writer<'a> {
     /// Expressions that a phase computes for every element.
     fn computed(&self) -> Vec<(&'a Expr, usize)> {
         let form: &'a Form = self.form;
-        let results = form.results.iter().filter(|(extent, _)| *extent != Extent::Row).map(|(_, e)| (e, phase_of(e)));
+        let rows = |extent: &Extent| matches!(extent, Extent::Element | Extent::Column);
+        let results = form.results.iter().filter(|(extent, _)| rows(extent)).map(|(_, e)| (e, phase_of(e)));
+        let measured = self.amaxes.iter().flat_map(|(_, all)| all.iter()).map(|e| (e, phase_of(e)));
         let inner = |mean: &'a Expr| match mean {
             Expr::Mean(x) => &**x,
             _ => unreachable!("only means are collected"),
         };
         let means = self.means.iter().map(|(mean, phase)| (inner(mean), *phase));
-        results.chain(means).chain(self.kept.iter().map(|(_, e, phase)| (*e, *phase))).collect()
+        results.chain(measured).chain(means).chain(self.kept.iter().map(|(_, e, phase)| (*e, *phase))).collect()
     }
 
     fn keep(&mut self, dtype: DType, expr: &'a Expr) {
@@ -234,7 +311,7 @@ impl<'a> Writer<'a> {
             let early = match self.form.operands[index] {
                 Extent::Element => several,
                 Extent::Column => !self.deal.walks && (tensors > 1 || phases.len() > 1),
-                Extent::Row => false,
+                Extent::Row | Extent::Tensor => false,
             };
             if early {
                 self.early.insert(index);
@@ -251,7 +328,7 @@ impl<'a> Writer<'a> {
     fn reads_in(&self, expr: &Expr, index: usize, phase: usize) -> bool {
         match expr {
             Expr::Input(i) => *i == index,
-            Expr::Mean(_) => false,
+            Expr::Mean(_) | Expr::Power(..) => false,
             Expr::Unary(Unary::Round(dtype), x)
                 if self.kept.iter().any(|(d, e, p)| (*d, *e) == (*dtype, x) && *p < phase) =>
             {
@@ -271,10 +348,45 @@ impl<'a> Writer<'a> {
         let constant = if self.deal.follows() { "" } else { "__restrict__ " };
         let input = |i: &usize| format!("const {}* {constant}in{i}", device_type(self.call.inputs[*i].dtype));
         let outputs = self.form.results.iter().zip(self.call.outputs).enumerate();
-        let outputs = outputs.filter(|(_, ((extent, _), _))| *extent != Extent::Column);
-        let output = |(i, (_, t)): (usize, (_, &TensorRef))| format!("{}* __restrict__ out{i}", device_type(t.dtype));
-        let partial = self.deal.walks.then(|| "float* __restrict__ partial".to_owned());
-        self.read.iter().map(input).chain(outputs.map(output)).chain(partial).collect()
+        let outputs = outputs.filter(|(_, ((extent, _), _))| *extent != Extent::Column && !self.deal.finds);
+        let output = |(i, (_, t)): (usize, (_, &TensorRef))| format!("{}* __restrict__ out{i}", stored_type(t.dtype));
+        let partial = self.form.sums_rows().then(|| "float* __restrict__ partial".to_owned());
+        let parts = match self.deal.finds {
+            true => Some("u32* __restrict__ parts".to_owned()),
+            false => (!self.powers.is_empty()).then(|| format!("const u32* {constant}parts")),
+        };
+        self.read.iter().map(input).chain(outputs.map(output)).chain(partial).chain(parts).collect()
+    }
+
+    /// What is known before the rows are.
+    fn begin_tensor(&self, lines: &mut Lines, known: &[String]) {
+        for i in self.read.iter().filter(|i| self.form.operands[**i] == Extent::Tensor) {
+            lines.add(1, format!("const float q{i} = *in{i};"));
+        }
+        if !known.is_empty() {
+            lines.add(1, format!("if ({}) return;", known.join(" && ")));
+        }
+        for (index, power) in self.powers.iter().enumerate() {
+            let Expr::Power(_, _, top) = power else { unreachable!("only powers are collected") };
+            let (factor, first) = (factor_of(power), index * PARTS);
+            lines.add(1, format!("const float w{index} = tensor_power(q{factor}, parts + {first}, {top});"));
+        }
+        for (place, _) in self.amaxes.iter().enumerate() {
+            lines.add(1, format!("u32 m{place} = 0;"));
+        }
+    }
+
+    /// The largest magnitudes that a block has seen.
+    fn leave_magnitudes(&self, lines: &mut Lines) {
+        for (place, (result, _)) in self.amaxes.iter().enumerate() {
+            if self.deal.finds {
+                lines.add(1, format!("m{place} = block_max_bits<THREADS>(m{place});"));
+                let at = place * PARTS;
+                lines.add(1, format!("if (threadIdx.x == 0) parts[{at} + blockIdx.x] = m{place};"));
+            } else {
+                lines.add(1, format!("raise<THREADS>(out{result}, m{place});"));
+            }
+        }
     }
 
     /// Places and registers of a row, and what is read of it before the first phase.
@@ -284,14 +396,14 @@ impl<'a> Writer<'a> {
             match self.form.operands[i] {
                 Extent::Element => lines.add(1, format!("const auto* const p{i} = in{i} + {};", row_offset(tensor))),
                 Extent::Column => lines.add(1, format!("const auto* const p{i} = in{i};")),
-                Extent::Row => {}
+                Extent::Row | Extent::Tensor => {}
             }
             if self.early.contains(&i) {
                 lines.add(1, format!("Pack<{}, WIDTH> x{i}[ITEMS];", device_type(tensor.dtype)));
             }
         }
         for (id, (dtype, _, _)) in self.kept.iter().enumerate() {
-            lines.add(1, format!("Pack<{}, WIDTH> k{id}[ITEMS];", device_type(*dtype)));
+            lines.add(1, format!("Pack<{}, WIDTH> k{id}[ITEMS];", stored_type(*dtype)));
         }
         for i in self.read.iter().filter(|i| self.form.operands[**i] == Extent::Row) {
             lines.add(1, format!("const float q{i} = to_float(in{i}[row]);"));
@@ -322,6 +434,7 @@ impl<'a> Writer<'a> {
                 self.store(id);
             }
         }
+        self.of_tensor(phase);
         let sums: Vec<&'a Expr> = self.sums().collect();
         for (place, expr) in sums.into_iter().enumerate().filter(|(_, e)| phase_of(e) == phase) {
             self.add_up(expr, &format!("t{place}[n][j]"));
@@ -343,6 +456,23 @@ impl<'a> Writer<'a> {
         (std::mem::take(&mut self.before), behind)
     }
 
+    /// What the tensor has one of: scales are written by one thread, magnitudes are collected.
+    fn of_tensor(&mut self, phase: usize) {
+        let form: &'a Form = self.form;
+        let first = if self.deal.slices > 1 { "line == 0 && LANE == 0" } else { "row == 0 && LANE == 0" };
+        let single = |(extent, e): &(Extent, Expr)| *extent == Extent::Tensor && !matches!(e, Expr::Amax(_));
+        for (index, (_, expr)) in form.results.iter().enumerate().filter(|(_, r)| phase == 0 && single(r)) {
+            let value = self.value(expr, false);
+            self.before.add(1, format!("if ({first}) *out{index} = {value};"));
+        }
+        for (place, (_, all)) in self.amaxes.clone().into_iter().enumerate() {
+            for expr in all.iter().filter(|e| phase_of(e) == phase) {
+                let value = self.value(expr, false);
+                self.inside.add(3, format!("m{place} = larger_bits(m{place}, {value});"));
+            }
+        }
+    }
+
     /// The loop around what was collected.
     fn of_packs(&mut self, phase: usize) -> Lines {
         let mut lines = Lines::default();
@@ -350,7 +480,8 @@ impl<'a> Writer<'a> {
             return lines;
         }
         lines.add(1, "FOR_PACKS(n, p) {");
-        for i in self.read.iter().copied().filter(|i| self.form.operands[*i] != Extent::Row) {
+        let of_packs = |i: &usize| matches!(self.form.operands[*i], Extent::Element | Extent::Column);
+        for i in self.read.iter().copied().filter(of_packs) {
             if !self.early.contains(&i) && self.phases_that_read(i).contains(&phase) {
                 lines.add(2, format!("const auto x{i} = read_pack<WIDTH>(p{i} + p * WIDTH);"));
             }
@@ -381,7 +512,7 @@ impl<'a> Writer<'a> {
         self.written.push(id);
         let (dtype, expr, _) = self.kept[id];
         let value = self.value(expr, false);
-        self.inside.add(3, format!("k{id}[n].at[j] = from_float<{}>({value});", device_type(dtype)));
+        self.inside.add(3, format!("k{id}[n].at[j] = from_float<{}>({value});", stored_type(dtype)));
     }
 
     /// Adds a value to a sum; a product in one step.
@@ -411,12 +542,16 @@ impl<'a> Writer<'a> {
             }
             Expr::Input(i) => {
                 return match self.form.operands[*i] {
-                    Extent::Row => format!("q{i}"),
+                    Extent::Row | Extent::Tensor => format!("q{i}"),
                     _ if self.early.contains(i) => format!("to_float(x{i}[n].at[j])"),
                     _ => format!("to_float(x{i}.at[j])"),
                 };
             }
             Expr::Constant(value) => return format!("{:e}f", *value as f32),
+            Expr::Power(..) => {
+                let known = self.powers.iter().position(|power| *power == expr);
+                return format!("w{}", known.expect("all powers were collected"));
+            }
             _ => {}
         }
         // It makes a difference to sums and products only, and to the sign of one.
@@ -462,7 +597,8 @@ impl<'a> Writer<'a> {
                 let (a, b) = (self.value(a, relaxed), self.value(b, relaxed));
                 format!("{}({a}, {b})", device_binary(*function))
             }
-            Expr::Input(_) | Expr::Constant(_) => unreachable!("they have names of their own"),
+            Expr::Input(_) | Expr::Constant(_) | Expr::Power(..) => unreachable!("they have names of their own"),
+            Expr::Amax(_) => unreachable!("a magnitude is a result, or in a power"),
         }
     }
 

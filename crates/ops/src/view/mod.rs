@@ -3,11 +3,16 @@
 mod columns;
 mod heads;
 
-use graph::ValueType;
+use graph::{Element, ValueType};
 
-/// The references of the views copy floating-point elements only.
+/// The references of the views copy floating-point elements and codes of eight bits only.
 fn check_float(x: &ValueType) -> Result<(), String> {
-    if x.dtype.is_float() { Ok(()) } else { Err(format!("the elements must be floating point, not {}", x.dtype)) }
+    let codes = matches!(x.dtype, Element::Fixed(dtype) if dtype.small().is_some());
+    if x.dtype.is_float() || codes {
+        Ok(())
+    } else {
+        Err(format!("the elements must be floating point, not {}", x.dtype))
+    }
 }
 
 pub use columns::{Concat, Split};

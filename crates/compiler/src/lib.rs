@@ -115,15 +115,23 @@ pub fn compile_observed(
     let options = &passes.allowed(options);
     let table = &graphs.first().expect("at least one entry is requested").2;
     let sharded = |options: &CompileOptions| {
-        let parameters = memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
+        let placed =
+            |options: &CompileOptions| memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
+        let parameters = placed(options);
         let compiled = |options: &CompileOptions| {
             let mut graphs = graphs.clone();
+            // Codes have an arena of their own on the host.
+            let parameters = placed(options);
             // What is kept, recomputed, offloaded or done in parts. Nothing may share computations after it.
             let plan = plan::decide(&mut graphs, &parameters, options, machine, passes)?;
             lower::program(&model.architecture, graphs, &parameters, plan, options, machine)
         };
-        // What only the update needs may lie on the host: of the programs that this makes, the one with the shortest step.
-        let bytes = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
+        // What only the update needs may lie on the host, and codes of frozen weights: of the programs that this makes, the
+        // one with the shortest step.
+        let updated = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
+        let mut away = options.clone();
+        away.plan.offload.quants = Some(true);
+        let bytes = [updated[0], updated[1], updated[2], placed(&away).quants_bytes];
         plan::least_step(options, machine, bytes, compiled)
     };
     // Of several ranks each may keep its share of more than states alone.

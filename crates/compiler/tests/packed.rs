@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use compiler::{
-    CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, PlanOptions, Recipe, RecomputeOptions, compile,
+    CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, OffloadOptions, PlanOptions, Recipe,
+    RecomputeOptions, compile,
 };
 use ops::optimizer::dynamic_map;
 use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
@@ -208,6 +209,39 @@ fn codes_on_the_host_are_fetched_for_each_direction() {
         let both = fetched(EntryKind::FirstMicroStep);
         assert!((10..=12).contains(&both) && fetched(EntryKind::NextMicroStep) == both, "{form:?}: {both}");
     }
+}
+
+/// Left open, codes stay on the device as long as anything else makes the run fit, and no smaller memory is asked for then.
+#[test]
+fn codes_move_to_the_host_where_nothing_else_makes_the_run_fit() {
+    use program::{ArenaKind, PlanDecision, Reason, Subject};
+    let form = FORMS[0];
+    let with = |quants: Option<bool>, memory: Option<usize>| {
+        let mut options = CompileOptions { quantised: Some(form), ..lora(DType::BF16, None) };
+        // Nothing else moves.
+        let [optimizer, master, gradients] = [Some(false); 3];
+        options.plan.offload = OffloadOptions { optimizer, master, gradients, quants, ..options.plan.offload };
+        options.plan.memory_limit = memory;
+        compile(&model(), &options, &Machine::h200())
+    };
+    let needed = |quants: bool| match with(Some(quants), Some(1)) {
+        Err(CompileError::DoesNotFit { needed, .. }) => needed,
+        other => panic!("nothing fits in a byte: {other:?}"),
+    };
+    let (stays, moves) = (needed(false), needed(true));
+    assert!(moves < stays, "{moves} {stays}");
+    let of_codes = |program: &Program| -> Vec<PlanDecision> {
+        program.plan.iter().filter(|line| line.subject == Subject::FrozenCodes).cloned().collect()
+    };
+    let on_host =
+        |program: &Program| program.arenas.iter().any(|arena| arena.kind == ArenaKind::Quants && arena.bytes > 0);
+    let roomy = with(None, Some(stays)).unwrap();
+    assert!(!on_host(&roomy) && of_codes(&roomy).is_empty());
+    let tight = with(None, Some(moves)).unwrap();
+    assert!(on_host(&tight));
+    let [line] = &of_codes(&tight)[..] else { panic!("{:?}", tight.plan) };
+    assert!(line.reason == Reason::NeededToFit && line.bytes > 0 && line.seconds > 0.0, "{line:?}");
+    assert!(with(Some(false), Some(moves)).is_err(), "what is written is not changed");
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub enum Subject {
     /// f32 copies of weights.
     MasterCopies,
     Gradients,
+    /// Frozen weights that are kept in codes.
+    FrozenCodes,
     /// What each rank keeps its share of alone.
     Sharding,
 }
@@ -70,6 +72,7 @@ impl Subject {
             Subject::OptimizerStates => "optimizer_states",
             Subject::MasterCopies => "master_copies",
             Subject::Gradients => "gradients",
+            Subject::FrozenCodes => "frozen_codes",
             Subject::Sharding => "sharding",
         }
     }

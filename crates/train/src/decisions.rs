@@ -19,13 +19,14 @@ const RECOMPUTE: [(&str, &[LayerPart]); 6] = [
 ];
 
 /// Options of one value, and what they are about.
-const SINGLE: [(&str, Subject); 7] = [
+const SINGLE: [(&str, Subject); 8] = [
     ("lmhead_chunks", Subject::OutputHead),
     ("attn_bwd_chunks", Subject::AttentionBackward),
     ("offload_residual", Subject::ResidualStream),
     ("offload_optimizer", Subject::OptimizerStates),
     ("offload_master", Subject::MasterCopies),
     ("offload_grads", Subject::Gradients),
+    ("offload_quants", Subject::FrozenCodes),
     ("zero_level", Subject::Sharding),
 ];
 
@@ -188,6 +189,7 @@ fn subject(of: Subject) -> &'static str {
         Subject::OptimizerStates => "optimizer states",
         Subject::MasterCopies => "f32 master weights",
         Subject::Gradients => "gradients",
+        Subject::FrozenCodes => "frozen weights in codes",
         Subject::Sharding => "ZeRO sharding",
     }
 }

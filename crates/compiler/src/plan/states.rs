@@ -1,5 +1,6 @@
-//! Whether optimizer states, f32 copies of the weights and gradients are on the host, as far as the options leave it
-//! open: on the device, unless nothing else makes the run fit, or what fits computes more again than the link takes.
+//! Whether optimizer states, f32 copies of the weights, gradients and frozen weights in codes are on the host, as far as the
+//! options leave it open: on the device, unless nothing else makes the run fit, or what fits computes more again than the link
+//! takes. Codes, which every micro-step fetches twice, only where the run does not fit otherwise.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
 use program::{Arch, Choice, EntryKind, Machine, PlanDecision, Program, Reason, Seen, Subject, estimate};
@@ -13,11 +14,15 @@ struct State {
     setting: fn(&mut OffloadOptions) -> &mut Option<bool>,
 }
 
-const STATES: [State; 3] = [
+const STATES: [State; 4] = [
     State { subject: Subject::OptimizerStates, setting: |of| &mut of.optimizer },
     State { subject: Subject::MasterCopies, setting: |of| &mut of.master },
     State { subject: Subject::Gradients, setting: |of| &mut of.gradients },
+    State { subject: Subject::FrozenCodes, setting: |of| &mut of.quants },
 ];
+
+/// The last of them.
+const CODES: usize = STATES.len() - 1;
 
 /// A choice among the states, as bits.
 type Moved = usize;
@@ -27,7 +32,7 @@ type Moved = usize;
 pub(crate) fn least_step(
     options: &CompileOptions,
     machine: &Machine,
-    bytes: [usize; 3],
+    bytes: [usize; 4],
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
     let stays = compiled(options);
@@ -42,8 +47,9 @@ pub(crate) fn least_step(
         Err(CompileError::DoesNotFit { needed, available, .. }) => (f64::INFINITY, f64::INFINITY, needed - available),
         Err(_) => return stays,
     };
-    let states = States { bytes, machine };
+    let states = States { bytes, machine, micro_steps };
     let mut choices = states.open(options);
+    choices.retain(|moved| missing > 0 || moved & 1 << CODES == 0);
     choices.retain(|moved| states.seconds(*moved) < most && states.of(*moved).iter().sum::<usize>() >= missing);
     choices.sort_by(|a, b| states.seconds(*a).total_cmp(&states.seconds(*b)));
     let mut best = stays;
@@ -96,8 +102,9 @@ pub(super) fn recompute_seconds(program: &Program) -> f64 {
 }
 
 struct States<'a> {
-    bytes: [usize; 3],
+    bytes: [usize; 4],
     machine: &'a Machine,
+    micro_steps: f64,
 }
 
 impl States<'_> {
@@ -112,16 +119,17 @@ impl States<'_> {
     }
 
     /// Bytes of those that are moved.
-    fn of(&self, moved: Moved) -> [usize; 3] {
+    fn of(&self, moved: Moved) -> [usize; 4] {
         std::array::from_fn(|index| if moved & 1 << index != 0 { self.bytes[index] } else { 0 })
     }
 
-    /// Seconds that the update takes for the link: gradients come, states and copies come and go.
+    /// Seconds that a step takes for the link: gradients come, states and copies come and go with the update, codes come for
+    /// both passes of each micro-step.
     fn seconds(&self, moved: Moved) -> f64 {
-        let [states, copies, gradients] = self.of(moved).map(|bytes| bytes as f64);
+        let [states, copies, gradients, codes] = self.of(moved).map(|bytes| bytes as f64);
         let (come, go) = (states + copies + gradients, states + copies);
         let link = &self.machine.link;
-        (come / link.one_way).max((come + go) / link.both_ways)
+        (come / link.one_way).max((come + go) / link.both_ways) + 2.0 * self.micro_steps * codes / link.one_way
     }
 
     fn lines(&self, moved: Moved, options: &CompileOptions, needed: bool) -> Vec<PlanDecision> {

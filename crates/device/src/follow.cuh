@@ -3,10 +3,17 @@
 // but registers and shared memory. Before sm_90 the launch keeps the order, and this is nothing.
 #pragma once
 
-// Waits until everything in front has ended and is visible. The kernel behind may be launched from here on: it waits here too.
+// The kernel behind may be launched as soon as all blocks of this one have come here: it waits for the end of this one.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until everything in front has ended and is visible.
 __device__ __forceinline__ void follow() {
+  let_next_begin();
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -105,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_rows(cons
   Weights now, next;
   float sum[ROWS][COLUMNS] = {};
 #if WEIGHT
+  let_next_begin();
   fetch(now, b, first, part, 0);
   follow();
 #else

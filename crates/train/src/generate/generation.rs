@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use data::Tokenizer;
 use rayon::prelude::*;
+use tensor::HostTensor;
 
 use super::capacity::Need;
 use super::defaults::Defaults;
-use super::generator::{Following, Generator, Reader, Row};
+use super::generator::{Following, Generator, Reader, Row, rows_of};
 use super::pages::Pages;
 use super::prompt::{Prompt, PromptEncoder};
 use super::sampling::next_token;
@@ -213,7 +214,7 @@ impl Generation {
         }
         let next: Vec<u32> = match following {
             Following::Likeliest(ids) => ids,
-            Following::Logits { logits, vocabulary } => self.draw(&asked, &logits, vocabulary),
+            Following::Logits(logits) => self.draw(&asked, &logits),
         };
         asked.into_iter().zip(next).map(|(index, id)| self.add(index, id)).collect()
     }
@@ -230,12 +231,14 @@ impl Generation {
     }
 
     /// The next tokens of sequences from their logits.
-    fn draw(&self, asked: &[usize], logits: &[f32], vocabulary: usize) -> Vec<u32> {
-        let draw = |(index, logits): (&usize, &[f32])| {
+    fn draw(&self, asked: &[usize], logits: &HostTensor) -> Vec<u32> {
+        // Rows of padding are behind those that were asked for.
+        let logits = rows_of(logits, logits.shape[0]);
+        let draw = |(row, index): (usize, &usize)| {
             let ids = &self.sequences[*index].ids;
-            next_token(logits, ids, ids.len(), &self.settings)
+            next_token(&logits(row), ids, ids.len(), &self.settings)
         };
-        asked.par_iter().zip(logits.par_chunks(vocabulary)).map(draw).collect()
+        asked.par_iter().enumerate().map(draw).collect()
     }
 
     /// Takes the next token of a sequence.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use compiler::{AdapterOptions, CompileOptions, PlanOptions, Recipe, Sharding};
 use program::{Choices, EntryKind, Variant, generation};
-use tensor::DType;
+use tensor::{DType, HostTensor};
 
 use super::capacity::{Capacity, Need, variant};
 use super::defaults::Defaults;
@@ -39,8 +39,22 @@ pub struct Generator {
 pub(super) enum Following {
     /// The likeliest token of each row.
     Likeliest(Vec<u32>),
-    /// Logits row by row.
-    Logits { logits: Vec<f32>, vocabulary: usize },
+    /// Logits row by row, as they are on the device.
+    Logits(HostTensor),
+}
+
+/// The logits of each row as f32, converted where they are used.
+pub(super) fn rows_of(logits: &HostTensor, rows: usize) -> impl Fn(usize) -> Vec<f32> + Sync {
+    let vocabulary = logits.len() / rows;
+    let bytes = vocabulary * logits.dtype.size();
+    move |row| {
+        let bytes = &logits.bytes[row * bytes..][..bytes];
+        let widened = |x: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*x)) << 16);
+        match logits.dtype {
+            DType::BF16 => bytes.as_chunks().0.iter().map(widened).collect(),
+            dtype => HostTensor { dtype, shape: vec![vocabulary], bytes: bytes.to_vec() }.to_f32(),
+        }
+    }
 }
 
 /// The tokens of one row that are read at once.
@@ -216,9 +230,7 @@ impl Reader<'_> {
         ];
         run(engine, shape, &inputs)?;
         if logits {
-            let logits = engine.output(EntryKind::Forward, shape, LOGITS)?.to_f32();
-            let vocabulary = logits.len() / shape.batch;
-            return Ok(Following::Logits { logits, vocabulary });
+            return Ok(Following::Logits(engine.output_as_stored(EntryKind::Forward, shape, LOGITS)?));
         }
         let entry = entry(engine, shape);
         let outputs = &engine.program().entries[entry].outputs;

@@ -10,6 +10,9 @@ use super::settings::{Drawing, Settings};
 /// A token with its score, later its probability.
 type Candidate = (f32, u32);
 
+/// So many of the likeliest are found while the scores are looked through.
+const FEW: usize = 256;
+
 /// Candidates that are sorted at first where a sum decides how many are wanted.
 const FIRST: usize = 1024;
 
@@ -59,12 +62,18 @@ fn order(a: &Candidate, b: &Candidate) -> Ordering {
 
 /// What is drawn from, with weights in no particular scale, the likeliest first where a sum or a number bounds them.
 fn candidates(logits: &[f32], drawing: &Drawing) -> Vec<Candidate> {
-    let mut all: Vec<Candidate> = logits.iter().zip(0..).map(|(logit, id)| (logit / drawing.temperature, id)).collect();
-    if (1..all.len()).contains(&drawing.top_k) {
-        all.select_nth_unstable_by(drawing.top_k - 1, order);
-        all.truncate(drawing.top_k);
-        all.sort_unstable_by(order);
-    }
+    let scores = logits.iter().zip(0..).map(|(logit, id)| (logit / drawing.temperature, id));
+    let mut all: Vec<Candidate> = match drawing.top_k {
+        few @ 1..=FEW if few < logits.len() => likeliest_few(scores, few),
+        many if (1..logits.len()).contains(&many) => {
+            let mut all: Vec<Candidate> = scores.collect();
+            all.select_nth_unstable_by(many - 1, order);
+            all.truncate(many);
+            all.sort_unstable_by(order);
+            all
+        }
+        _ => scores.collect(),
+    };
     let top = all.iter().map(|(score, _)| *score).fold(f32::NEG_INFINITY, f32::max);
     all.iter_mut().for_each(|(score, _)| *score = (*score - top).exp());
     if drawing.top_p < 1.0 {
@@ -72,6 +81,19 @@ fn candidates(logits: &[f32], drawing: &Drawing) -> Vec<Candidate> {
     }
     all.retain(|(weight, _)| *weight >= drawing.min_p);
     all
+}
+
+/// So many of the likeliest, in order. Few scores are among the best of those before them, so nearly all are only compared.
+fn likeliest_few(mut scores: impl Iterator<Item = Candidate>, few: usize) -> Vec<Candidate> {
+    let mut best: Vec<Candidate> = scores.by_ref().take(few).collect();
+    best.sort_unstable_by(order);
+    for score in scores {
+        if order(&score, best.last().expect("at least one is kept")).is_lt() {
+            best.pop();
+            best.insert(best.partition_point(|known| order(known, &score).is_lt()), score);
+        }
+    }
+    best
 }
 
 /// The likeliest whose weights reach a share of the sum of all, at least one.
@@ -166,6 +188,19 @@ mod tests {
         sorted.sort_unstable_by(order);
         assert!(found.len() > FIRST && found.len() < 2500, "{}", found.len());
         assert!(found.iter().zip(&sorted).all(|(a, b)| a.1 == b.1));
+    }
+
+    /// As a sort of everything gives them, equal scores by their ids.
+    #[test]
+    fn a_few_of_the_likeliest_are_those_of_a_sort() {
+        let logits: Vec<f32> = (0..3000).map(|i| (i * 37 % 500) as f32).collect();
+        let mut sorted: Vec<Candidate> = logits.iter().zip(0..).map(|(x, id)| (*x, id)).collect();
+        sorted.sort_unstable_by(order);
+        for top_k in [1, 2, 50, FEW, FEW + 1, 2999] {
+            let found = candidates(&logits, &Drawing { top_k, ..ALL });
+            let ids = |of: &[Candidate]| of.iter().map(|(_, id)| *id).collect::<Vec<_>>();
+            assert_eq!(ids(&found), ids(&sorted[..top_k]), "{top_k}");
+        }
     }
 
     #[test]

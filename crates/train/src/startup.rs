@@ -2,12 +2,16 @@
 //!
 //! Knows a clock and the age of the process; the callers name the phases.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 /// A phase shorter than this is not worth a word to people.
 const WORTH_TELLING: f64 = 0.005;
+
+/// Whether a run of this process has begun.
+static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// The phases so far.
 #[derive(Clone, Debug)]
@@ -17,9 +21,11 @@ pub(crate) struct Startup {
 }
 
 impl Startup {
-    /// Begins with what the process did before: the interpreter, its modules, options and model.
+    /// Begins with what the process did before: the interpreter, its modules, options and model. Of several runs of a process
+    /// only the first has that before it.
     pub fn begin() -> Startup {
-        let before = process_age().map(|age| ("interpreter, options and model", age));
+        let is_first = !BEGUN.swap(true, Ordering::Relaxed);
+        let before = process_age().filter(|_| is_first).map(|age| ("interpreter, options and model", age));
         Startup { last: Instant::now(), phases: before.into_iter().collect() }
     }
 
@@ -82,6 +88,14 @@ mod tests {
         let event = startup.to_json();
         let sum: f64 = event["phases"].as_array().unwrap().iter().map(|of| of["seconds"].as_f64().unwrap()).sum();
         assert!((sum - event["seconds"].as_f64().unwrap()).abs() < 1e-9 && sum >= 0.03);
+    }
+
+    #[test]
+    fn a_later_run_does_not_count_what_was_before_the_first() {
+        Startup::begin();
+        let mut later = Startup::begin();
+        later.done("data");
+        assert_eq!(later.phases.iter().map(|of| of.0).collect::<Vec<_>>(), ["data"]);
     }
 
     #[test]

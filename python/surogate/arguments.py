@@ -35,6 +35,7 @@ FLAGS = {
 #: Flags of single commands, which are options of the run elsewhere.
 COMMAND_FLAGS = {
     "init": {"--output": 1},
+    "extend": {"--tokens": 1, "--multiple": 1, "--output": 1},
     "merge": {"--model": 1, "--base": 1, "--output": 1},
     "report": {"--output": 1},
     "sft": {"--run": 1},
@@ -224,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
         _place_flags(command)
         _generation_flags(command)
     _evaluate_flags(_command(commands, "evaluate", "measure a model on tasks of lm-evaluation-harness", reads_run=False))
+    _extend_flags(_command(commands, "extend", "add special tokens to a model", reads_run=False))
     merge = _command(commands, "merge", "merge an adapter into the weights of its model", reads_run=False)
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter, or output_dir of a run")
     merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
@@ -266,6 +268,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 OF_MODEL = "folder or name of a model, output_dir of a run, a checkpoint, or an adapter"
+
+
+def _extend_flags(extend: argparse.ArgumentParser) -> None:
+    extend.add_argument("model", metavar="MODEL", help="folder or name of the model")
+    extend.add_argument("--tokens", metavar="TOKEN", nargs="+", required=True, help="the new tokens, such as '<|note|>'")
+    of_rows = "where tables must grow, their rows become a multiple of this (default: 64)"
+    extend.add_argument("--multiple", metavar="N", type=_count(1), default=64, help=of_rows)
+    extend.add_argument("--output", metavar="DIR", required=True, help="folder to write")
 
 
 def _evaluate_flags(command: argparse.ArgumentParser) -> None:

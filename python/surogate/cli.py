@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import _native, errors, export, extras, files, hub, merge, push
+from . import _native, errors, export, extend, extras, files, hub, merge, push
 from .arguments import UsageError, parser, split_overrides
 from .log_readers import LogReaders
 from .machine import site_packages
@@ -43,7 +43,7 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
 
 #: Commands that write, and whose engine asks for signals: what is unfinished is removed at SIGTERM. The others, but
 #: runs, which have a way of their own, end at once.
-UNDONE = {"tokenize", "merge", "export"}
+UNDONE = {"tokenize", "extend", "merge", "export"}
 
 
 class _Terminated(BaseException):
@@ -233,6 +233,11 @@ def _merge(options: Namespace, overrides: Overrides) -> int:
     return merge.run(options)
 
 
+def _extend(options: Namespace, overrides: Overrides) -> int:
+    _refuse(overrides)
+    return extend.run(options)
+
+
 def _export(options: Namespace, overrides: Overrides) -> int:
     _refuse(overrides)
     return export.run(options)
@@ -293,6 +298,7 @@ COMMANDS: dict[str, Callable[[Namespace, Overrides], int]] = {
     "show": _show,
     "plan": _plan,
     "init": _init,
+    "extend": _extend,
     "export": _export,
     "generate": _generate,
     "chat": _chat,

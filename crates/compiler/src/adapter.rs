@@ -8,7 +8,7 @@ use tensor::DType;
 use crate::CompileError;
 
 /// The module that PEFT's `all-linear` leaves out.
-const HEAD: &str = "lm_head";
+pub(crate) const HEAD: &str = "lm_head";
 
 /// LoRA (Hu et al. 2021), as PEFT builds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,12 +17,25 @@ pub struct AdapterOptions {
     pub alpha: f64,
     /// Divide by the root of the rank instead of the rank (Kalajdzievski 2023).
     pub rank_stabilised: bool,
+    /// Scale outputs to trained magnitudes (DoRA, Liu et al. 2024).
+    pub magnitudes: bool,
     pub dropout: f64,
     pub dtype: DType,
     /// Module names (last component, or a dotted suffix), `all-linear`, or regular expressions
     /// over the whole module name.
     pub targets: Vec<String>,
+    /// Ends of the names of modules that are trained as wholes (PEFT's `modules_to_save`).
+    pub saved: Vec<String>,
     pub exceptions: AdapterExceptions,
+}
+
+impl AdapterOptions {
+    /// Which of [`AdapterOptions::saved`] a parameter belongs to: one whose text its module's name ends with, or the name of
+    /// a module around that one, as PEFT matches them.
+    pub fn saves(&self, parameter: &str) -> Option<usize> {
+        let modules = || parameter.match_indices('.').map(|(end, _)| &parameter[..end]);
+        self.saved.iter().position(|name| modules().any(|module| module.ends_with(name.as_str())))
+    }
 }
 
 /// What differs from module to module. Patterns are regular expressions over the end of a module's name that begins at
@@ -183,9 +196,11 @@ mod tests {
             rank: 4,
             alpha: 8.0,
             rank_stabilised: false,
+            magnitudes: false,
             dropout: 0.0,
             dtype: DType::F32,
             targets: targets.iter().map(|t| (*t).to_owned()).collect(),
+            saved: Vec::new(),
             exceptions: AdapterExceptions::default(),
         }
     }
@@ -203,6 +218,15 @@ mod tests {
         assert!(!hit(&options(&["proj"]), Q0) && !hit(&options(&["attn.q_proj"]), Q0));
         assert!(hit(&options(&[r".*\.0\..*_proj"]), Q0) && !hit(&options(&[r".*\.0\..*_proj"]), Q10));
         assert!(!hit(&options(&["all-linear"]), "lm_head") && hit(&options(&["lm_head"]), "lm_head"));
+    }
+
+    #[test]
+    fn saved_modules_are_matched_by_the_end_of_their_names_and_with_what_is_in_them() {
+        let of = AdapterOptions { saved: vec!["norm".into(), "mlp".into()], ..options(&["q_proj"]) };
+        assert_eq!(of.saves("model.norm.weight"), Some(0));
+        assert_eq!(of.saves("model.layers.0.input_layernorm.weight"), Some(0), "as PEFT does");
+        assert_eq!(of.saves("model.layers.0.mlp.up_proj.weight"), Some(1));
+        assert_eq!((of.saves("model.layers.0.self_attn.q_proj.bias"), of.saves("mlp")), (None, None));
     }
 
     #[test]

@@ -56,6 +56,9 @@ pub enum CompileError {
     /// The options do not fit the model: an adapter target that matches nothing, for example.
     #[error("{0}")]
     Options(String),
+    /// A module that is to be trained as a whole is not there, or cannot be.
+    #[error("{0}")]
+    Saved(String),
     /// The plan needs more memory than there is.
     #[error(
         "the smallest plan needs {} ({needed} bytes), {} {}",
@@ -77,7 +80,7 @@ pub fn parameters(model: &Model, options: &CompileOptions) -> Result<Vec<Paramet
     let entry = options.entries.first().expect("at least one entry is requested");
     let variant = Variant { batch: 1, seq_len: 1, documents: Documents::Rows };
     let mut graph = expand(model, options, entry, variant)?;
-    passes::adapters::run(&mut graph, options, entry.kind)?;
+    passes::adapters::run(&mut graph, options, entry)?;
     Ok(graph.parameters)
 }
 
@@ -154,12 +157,14 @@ pub fn entry_graph(
     passes.check("expand", &graph)?;
     // Before the adapters add dropout of their own.
     passes.run(kind, "dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
+    // Before anything else reads the embedding.
+    passes.run(kind, "embedding_noise", &mut graph, |g| passes::embedding_noise::run(g, options, kind))?;
     // After dropout, which switches places off; before anything looks at who reads what.
     passes.run(kind, "identities", &mut graph, passes::identities::run)?;
     // Before adapters add linears of their own, and before merging, which puts alike weights together.
     passes.run(kind, "packed_linears", &mut graph, |g| passes::packed_linears::run(g, options))?;
     // Before merging: an adapter belongs to one weight by its name.
-    passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, kind))?;
+    passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, entry))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
     passes.run(kind, "merge_linears", &mut graph, |g| passes::merge_linears::run(g, options))?;
     // Behind merging, which also says of parameters how they lie.

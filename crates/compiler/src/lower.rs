@@ -49,9 +49,11 @@ pub(crate) fn program(
         let changed =
             |id: &ValueId| matches!(table.value(*id).origin, Origin::Parameter(id) if table.parameter(id).trainable);
         if table.prepared.iter().flat_map(|node| &node.inputs).any(changed) {
+            // An entry records each of its events once.
+            let taken = update.steps.iter().filter_map(|step| event_of(&step.instruction)).max().map_or(0, |e| e + 1);
             update.steps.extend(prepared.iter().flat_map(|prepared| &prepared.steps).map(|step| {
                 let provenance = Provenance { phase: "update", ..step.provenance.clone() };
-                Step { provenance, ..step.clone() }
+                Step { provenance, instruction: with_events_from(taken, &step.instruction), cost: step.cost }
             }));
         }
         entries.push(update);
@@ -69,6 +71,23 @@ pub(crate) fn program(
         return Err(CompileError::DoesNotFit { needed, available, limited: available < machine.memory });
     }
     Ok(program)
+}
+
+/// The number of the event that an instruction records or waits for.
+fn event_of(instruction: &Instruction) -> Option<u32> {
+    match instruction {
+        Instruction::Record { event, .. } | Instruction::Wait { event, .. } => Some(event.0),
+        _ => None,
+    }
+}
+
+/// The same instruction, its event numbered from another one on.
+fn with_events_from(first: u32, instruction: &Instruction) -> Instruction {
+    let mut moved = instruction.clone();
+    if let Instruction::Record { event, .. } | Instruction::Wait { event, .. } = &mut moved {
+        event.0 += first;
+    }
+    moved
 }
 
 /// What a graph becomes an entry as.
@@ -131,7 +150,7 @@ fn assemble(
         (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
         (ArenaKind::Masters, parameters.masters_bytes, "f32 copies of weights"),
         (ArenaKind::Waiting, lowering.waiting_bytes, "activations that wait for the backward pass"),
-        (ArenaKind::States, parameters.states.bytes, "codes of weights, magnitudes of earlier steps"),
+        (ArenaKind::States, parameters.states.bytes, "codes and norms of weights, magnitudes of earlier steps"),
         (ArenaKind::Quants, parameters.quants_bytes, "frozen weights in codes"),
         (ArenaKind::Cache, parameters.states.cache_bytes, "keys and values of earlier tokens"),
     ];

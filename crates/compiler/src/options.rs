@@ -200,6 +200,8 @@ pub struct RecomputeOptions {
 /// What is trained and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
+    /// NEFTune's alpha: the strength of the noise on embeddings; 0 for none.
+    pub embedding_noise: f64,
     /// `None`: gradients are computed and kept, nothing is updated.
     pub optimizer: Option<OptimizerOptions>,
 }

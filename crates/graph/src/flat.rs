@@ -135,6 +135,8 @@ pub struct Parameter {
     pub trainable: bool,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
+    /// A base weight that is trained as a whole beside adapters, and kept with them.
+    pub saved: bool,
     /// How the weight is stored between steps.
     pub storage: Storage,
     /// (group, position): the parameters of a group are behind one another in the order of their
@@ -242,7 +244,8 @@ impl Graph {
         self.value(self.states[id.0 as usize])
     }
 
-    /// The nodes that compute states from parameters as a graph of their own; none where there are none.
+    /// The nodes that compute states from parameters as a graph of their own, whose outputs are the states that parameters
+    /// begin as; none where there are none.
     pub fn preparation(&self) -> Option<Graph> {
         if self.prepared.is_empty() {
             return None;
@@ -251,7 +254,13 @@ impl Graph {
         for value in values.iter_mut().filter(|value| !matches!(value.origin, Origin::Parameter(_))) {
             value.origin = Origin::Node;
         }
+        let begins = |id: &ValueId| {
+            let name = &self.value(*id).name;
+            let is_first_value = |p: &Parameter| p.init == Init::Prepared && p.name == *name;
+            self.parameters.iter().any(is_first_value).then(|| (name.clone(), *id))
+        };
         Some(Graph {
+            outputs: self.states.iter().filter_map(begins).collect(),
             name: self.name.clone(),
             stacks: self.stacks.clone(),
             values,
@@ -277,6 +286,7 @@ impl Graph {
             table: false,
             trainable: false,
             adapter: false,
+            saved: false,
             storage: Storage::Plain(storage),
             merge_group: None,
         });

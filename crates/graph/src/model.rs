@@ -103,6 +103,9 @@ pub enum Init {
     },
     Ones,
     Zeros,
+    /// As the state of the same name is, once everything else is there: for passes alone.
+    #[serde(skip)]
+    Prepared,
 }
 
 /// One weight, named as in the Hugging Face file.
@@ -261,6 +264,20 @@ impl Model {
         let count = marked.len();
         marked.into_iter().for_each(|spec| spec.init = Init::Zeros);
         count
+    }
+
+    /// The table that tokens are looked up in, where the head multiplies with the same.
+    pub fn tied(&self) -> Option<&str> {
+        let nodes = || {
+            self.body.iter().filter_map(|item| match item {
+                Item::Node(node) => Some(node),
+                Item::Repeat(_) => None,
+            })
+        };
+        let tables = nodes().filter(|node| node.op == "embedding").filter_map(|node| node.inputs.get(1));
+        let is_multiplied =
+            |table: &&String| nodes().any(|node| node.op == "linear" && node.inputs.get(1) == Some(*table));
+        tables.into_iter().find(is_multiplied).map(String::as_str)
     }
 
     /// The extent of the last axis of a public value.

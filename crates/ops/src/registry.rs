@@ -10,6 +10,7 @@ use crate::embedding;
 use crate::experts;
 use crate::heads;
 use crate::loss;
+use crate::magnitude;
 use crate::matmul;
 use crate::norm;
 use crate::op::Op;
@@ -81,6 +82,9 @@ operations! {
     LAYERNORM = "layernorm": norm::LAYERNORM,
     LAYERNORM_BACKWARD = "layernorm_backward": norm::LAYERNORM_BACKWARD,
     LAYERNORM_WEIGHT_GRADIENT = "layernorm_weight_gradient": norm::LAYERNORM_WEIGHT_GRADIENT,
+    MAGNITUDE = "magnitude": magnitude::MAGNITUDE,
+    MAGNITUDE_GRADIENTS = "magnitude_gradients": magnitude::MAGNITUDE_GRADIENTS,
+    ADAPTED_NORMS = "adapted_norms": magnitude::AdaptedNorms,
     ROWWISE = "rowwise": rowwise::Composed,
     STACK = "stack": rows::Stack,
     UNSTACK = "unstack": rows::Unstack,
@@ -111,6 +115,7 @@ operations! {
     AMAX_HISTORY = "amax_history": quantise::AmaxHistory,
     EMBEDDING = "embedding": embedding::Embedding,
     EMBEDDING_BACKWARD = "embedding_backward": embedding::EmbeddingBackward,
+    EMBEDDING_NOISE = "embedding_noise": embedding::EmbeddingNoise,
     ROPE_FREQUENCIES = "rope_frequencies": rope::RopeFrequencies,
     ROPE_FREQUENCIES_OF_BATCH = "rope_frequencies_of_batch": rope::RopeFrequenciesOfBatch,
     ROPE = "rope": rope::Rope,

@@ -35,6 +35,8 @@ pub struct ParameterSlot {
     pub packed: Option<PackedWeight>,
     pub init: Initializer,
     pub adapter: bool,
+    /// A base weight that is trained as a whole beside adapters: part of their files, too.
+    pub saved: bool,
     /// The matrix of a linear layer, kept as [inputs, outputs].
     pub transposed: bool,
     pub trainable: bool,
@@ -72,4 +74,6 @@ pub enum Initializer {
     /// Uniform in [−bound, bound): PEFT's Kaiming start of LoRA A has bound 1/√in.
     Uniform(f32),
     Constant(f32),
+    /// What the preparation has as output of the same name.
+    Prepared,
 }

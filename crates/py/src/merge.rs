@@ -1,4 +1,4 @@
-//! Merging of adapters and export of models, on folders: nothing is compiled or run.
+//! Merging of adapters, further tokens and export of models, on folders: nothing is compiled or run.
 
 use std::path::PathBuf;
 
@@ -32,6 +32,21 @@ pub fn write_gguf(
     let done = py.detach(|| train::write_gguf(&model, description, encoding, &output, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
     Ok((done.tensors, done.bytes, done.otherwise))
+}
+
+/// Writes a model with further special tokens: (id of the first, rows of the tables before and now, names of the tables).
+#[pyfunction]
+pub fn extend(
+    py: Python<'_>,
+    model: PathBuf,
+    tokens: Vec<String>,
+    multiple: usize,
+    output: PathBuf,
+) -> PyResult<(usize, usize, usize, Vec<String>)> {
+    let signals = Signals::default();
+    let done = py.detach(|| train::extend(&model, &tokens, multiple, &output, &|| signals.raised()));
+    let done = signals.outcome(py, done)?;
+    Ok((done.first_id, done.rows.0, done.rows.1, done.tensors))
 }
 
 /// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes, the form of the quantised

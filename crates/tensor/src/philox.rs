@@ -34,6 +34,8 @@ pub enum Purpose {
     Codes = 5,
     /// Drawing the next token of a text.
     Generation = 6,
+    /// Noise on embeddings.
+    EmbeddingNoise = 7,
 }
 
 /// One 32-bit word at `position` of the sequence (`seed`, `purpose`, `stream`, `step`).

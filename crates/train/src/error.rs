@@ -105,7 +105,9 @@ impl From<CompileError> for TrainError {
     fn from(error: CompileError) -> TrainError {
         match error {
             CompileError::DoesNotFit { .. } => TrainError::Memory(error.to_string()),
-            CompileError::Model(_) | CompileError::Options(_) => TrainError::Usage(error.to_string()),
+            CompileError::Model(_) | CompileError::Options(_) | CompileError::Saved(_) => {
+                TrainError::Usage(error.to_string())
+            }
         }
     }
 }

@@ -110,7 +110,9 @@ impl Trainer {
             };
             let scale = rules.scale(slot.name.trim_end_matches(".weight"))?;
             let (a, b) = (weights::read(engine.session(), a)?, weights::read(engine.session(), b)?);
-            Ok(merged(&weight, &a, &b, scale, slot.transposed).bytes)
+            let magnitude = peft::magnitude_of(&program, &slot.name);
+            let magnitude = magnitude.map(|slot| weights::read(engine.session(), slot)).transpose()?;
+            Ok(merged(&weight, [&a, &b], magnitude.as_ref(), scale, slot.transposed).bytes)
         })?;
         write_files(&source.config, dtype, &source.folder, self.template().as_deref(), folder)?;
         card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
@@ -130,7 +132,7 @@ impl Trainer {
         let mut live = Live { session: engine.session(), program: &program, rules: rules.as_ref(), stop };
         match is_model {
             true => live.compare_model(&source, dtype, folder)?,
-            false => live.compare_adapter(folder)?,
+            false => live.compare_adapter(folder, source.model.tied())?,
         }
         let bytes: usize = WeightSet::Base.of(&program).map(|slot| slot.elements() * slot.dtype().size()).sum();
         if bytes <= LOADED_AGAIN { self.check_logits(folder, is_model) } else { Ok(()) }
@@ -198,6 +200,7 @@ impl Trainer {
             let place = to.parameter(&slot.name).expect("both programs are of one model");
             copy.session().write(&place.weight, &tensor.bytes)?;
         }
+        copy.weights_written()?;
         copy.run(EntryKind::Forward, variant, std::slice::from_ref(batch))?;
         copy.output(EntryKind::Forward, variant, "logits")
     }
@@ -284,11 +287,16 @@ impl Trained {
             let from = &self.source.folder;
             return write_files(&self.source.config, self.dtype, from, self.template.as_deref(), folder);
         };
-        let tensors = slots.iter().map(|slot| Ok((slot.name.clone(), read(&slot.weight)?)));
-        let (tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
+        let tensors = slots.iter().map(|slot| Ok((WeightSet::Adapter.name(slot), read(&slot.weight)?)));
+        let (mut tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
+        let embedding = self.source.model.tied();
+        let tied = slots.iter().position(|slot| slot.saved && Some(slot.name.as_str()) == embedding);
+        if let Some(index) = tied {
+            tensors.push((peft::TIED_HEAD.to_owned(), tensors[index].1.clone()));
+        }
         write_with(&path, &tensors, &quantised_base::metadata(&self.program))?;
         let partial = !self.source.model.files.carried.is_empty();
-        let config = peft::config(adapter, &self.program, &self.base, partial);
+        let config = peft::config(adapter, &self.program, &self.base, partial, embedding);
         write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
     }
 }

@@ -14,7 +14,6 @@ use crate::encoded::{Encoded, workers};
 use crate::error::{Result, TrainError};
 use crate::plan::Plan;
 use crate::source::ModelSource;
-use crate::words;
 
 /// Micro-batches that are made ahead of the loop.
 pub const PREFETCH: usize = 4;
@@ -35,6 +34,10 @@ const LENGTH_UNIT: usize = 16;
 pub struct Feed {
     pub train: Loader,
     pub train_extent: Extent,
+    /// Of a whole pass over the data.
+    rows_in_epoch: u64,
+    /// Passes over the data.
+    epochs: f64,
     documents: DocumentSet,
     spec: LoaderSpec,
     validation: Option<(DocumentSet, LoaderSpec)>,
@@ -69,6 +72,7 @@ impl Feed {
             prefetch: if workers == 0 { 0 } else { PREFETCH },
         };
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
+        let rows_in_epoch = train_extent.by_epoch.first().copied().unwrap_or(train_extent.rows);
         let train_extent =
             train_extent.with_part_of_last(config.run.num_epochs.of_last(), (batch_size * config.ranks()) as u64);
         let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
@@ -80,7 +84,8 @@ impl Feed {
         let spec = train_spec.clone();
         let train = Loader::new(train, train_spec, Position::default()).map_err(TrainError::Data)?;
         let validation = (!held_out.is_empty()).then_some((held_out, validation_spec));
-        Ok(Feed { train, train_extent, documents, spec, validation, encoded, one_per_row })
+        let epochs = config.run.num_epochs.0;
+        Ok(Feed { train, train_extent, rows_in_epoch, epochs, documents, spec, validation, encoded, one_per_row })
     }
 
     /// The shapes of the batches, as far as they are known before the first.
@@ -154,7 +159,7 @@ impl Feed {
     /// The table of the data check: what became of the rows, and how they fill the batches.
     pub fn check_table(&self) -> String {
         let held_out = self.validation.as_ref().map_or(0, |(documents, _)| documents.len());
-        let Extent { rows, micro_batches, fill, by_epoch } = &self.train_extent;
+        let Extent { rows, micro_batches, fill, .. } = &self.train_extent;
         let how = match &self.spec.layout {
             Layout::Packed => "packed",
             Layout::Padded(_) => "padded",
@@ -165,10 +170,10 @@ impl Feed {
              {:.1} % full; {rows} rows in {micro_batches} micro-batches in {}\n",
             self.encoded.summary,
             self.documents.len(),
-            by_epoch.first().unwrap_or(rows),
+            self.rows_in_epoch,
             self.spec.seq_len,
             100.0 * fill,
-            words::count(by_epoch.len() as u64, "epoch"),
+            if self.epochs == 1.0 { "1 epoch".to_owned() } else { format!("{} epochs", self.epochs) },
         )
     }
 

@@ -38,7 +38,14 @@ pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -
         program.layout.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
     let weights = multiplied(program, entry) as f64 + visited(program, entry);
     let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
-    let linear = if adapter > 0 { 4.0 * weights + 6.0 * adapter as f64 } else { 6.0 * weights };
+    // Of base weights that are trained beside an adapter, the gradient's product.
+    let read: Vec<&TensorRef> = forward_operands(entry).collect();
+    let is_read = |slot: &&ParameterSlot| slot.saved && read.iter().any(|operand| operand.overlaps(&slot.weight));
+    let saved: usize = program.layout.parameters.iter().filter(is_read).map(ParameterSlot::elements).sum();
+    let linear = match adapter {
+        0 => 6.0 * weights,
+        _ => 4.0 * weights + 2.0 * saved as f64 + 6.0 * adapter as f64,
+    };
     Some(linear + attention)
 }
 
@@ -56,15 +63,21 @@ fn visited(program: &Program, entry: &Entry) -> f64 {
     products.map(|step| step.cost.flops).sum::<f64>() / (2.0 * tokens)
 }
 
+/// Factors of the products of the forward pass.
+fn forward_operands(entry: &Entry) -> impl Iterator<Item = &TensorRef> {
+    let forward = entry.steps.iter().filter(|step| step.provenance.phase == "forward");
+    forward.flat_map(|step| match &step.instruction {
+        Instruction::Gemm(gemm) => vec![&gemm.a, &gemm.b],
+        _ => Vec::new(),
+    })
+}
+
 /// Elements of the base weights that products of the forward pass read, each once, whatever they read of them.
 fn multiplied(program: &Program, entry: &Entry) -> usize {
     let mut spans: Vec<(usize, usize, usize)> = Vec::new();
-    for step in entry.steps.iter().filter(|step| step.provenance.phase == "forward") {
-        let Instruction::Gemm(gemm) = &step.instruction else { continue };
-        let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
-        let operands = [&gemm.a, &gemm.b].into_iter().filter(is_weight);
-        spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
-    }
+    let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
+    let operands = forward_operands(entry).filter(is_weight);
+    spans.extend(operands.map(|at| (at.offset, at.offset + at.span(), at.dtype.size())));
     spans.sort_unstable();
     // Products read the values of packed weights, or codes that were prepared from weights, which lie elsewhere.
     let prepares = program.entries.iter().filter(|entry| entry.kind == EntryKind::Prepare);

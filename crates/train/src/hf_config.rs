@@ -102,6 +102,18 @@ impl HfConfig {
         changed
     }
 
+    /// The same with another number of rows of the embedding table.
+    pub fn with_vocab_size(&self, rows: usize) -> HfConfig {
+        let mut changed = self.clone();
+        let is_part = self.0.get(TEXT).is_some_and(Value::is_object);
+        let fields = if is_part { &mut changed.0[TEXT] } else { &mut changed.0 };
+        fields["vocab_size"] = json!(rows);
+        if changed.0.get("vocab_size").is_some() {
+            changed.0["vocab_size"] = json!(rows);
+        }
+        changed
+    }
+
     /// The same with another coefficient of the loss of uneven loads of experts; 0 is none.
     pub fn with_router_loss(&self, coefficient: f64) -> HfConfig {
         let mut changed = self.clone();

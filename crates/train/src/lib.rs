@@ -21,6 +21,7 @@ mod ending;
 mod engine;
 pub mod error;
 mod export;
+mod extend;
 mod feed;
 mod flops;
 mod follow;
@@ -73,6 +74,7 @@ mod written;
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};
+pub use extend::{Extended, extend};
 pub use feed::{CheckedData, check_data, choose_files, matching_names};
 pub use generate::{
     Finish, Generation, GenerationOptions, Generator, Piece, Prompt, PromptEncoder, section as generation_section,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compiler::AdapterRules;
+use compiler::{AdapterOptions, AdapterRules};
 use data::Stop;
 use data::safetensors::{TensorInfo, TensorView, Weights};
 use program::PackedWeight;
@@ -25,11 +25,17 @@ use crate::weights::read_as_f32;
 use crate::written::Written;
 
 /// A weight with its adapter added, in the weight's type. A is [r, in], B is [out, r]; the weight is [out, in], or
-/// [in, out] if `transposed`.
+/// [in, out] if `transposed`. With a magnitude for each output (DoRA), the sum is scaled to it.
 ///
 /// # Panics
 /// If the shapes do not belong together.
-pub fn merged(weight: &HostTensor, a: &HostTensor, b: &HostTensor, scale: f64, transposed: bool) -> HostTensor {
+pub fn merged(
+    weight: &HostTensor,
+    [a, b]: [&HostTensor; 2],
+    magnitude: Option<&HostTensor>,
+    scale: f64,
+    transposed: bool,
+) -> HostTensor {
     let (rank, inputs, outputs) = (a.shape[0], a.shape[1], b.shape[0]);
     let shape = if transposed { [inputs, outputs] } else { [outputs, inputs] };
     assert_eq!((weight.shape.as_slice(), b.shape[1]), (shape.as_slice(), rank), "an adapter has its weight's sizes");
@@ -46,7 +52,30 @@ pub fn merged(weight: &HostTensor, a: &HostTensor, b: &HostTensor, scale: f64, t
         }
         row.iter_mut().zip(&delta).for_each(|(x, delta)| *x += scale as f32 * delta);
     });
+    if let Some(magnitude) = magnitude {
+        rescale(&mut sum, &magnitude.to_f32(), transposed);
+    }
     HostTensor::from_f32(shape, &sum).cast(weight.dtype)
+}
+
+/// Scales what belongs to each output of an adapted weight to its magnitude.
+fn rescale(sum: &mut [f32], magnitude: &[f32], transposed: bool) {
+    let (outputs, inputs) = (magnitude.len(), sum.len() / magnitude.len());
+    if transposed {
+        let mut squares = vec![0.0f64; outputs];
+        for row in sum.chunks(outputs) {
+            squares.iter_mut().zip(row).for_each(|(square, x)| *square += f64::from(*x).powi(2));
+        }
+        let factor = |(magnitude, square): (&f32, &f64)| (f64::from(*magnitude) / square.sqrt()) as f32;
+        let factors: Vec<f32> = magnitude.iter().zip(&squares).map(factor).collect();
+        sum.par_chunks_mut(outputs).for_each(|row| row.iter_mut().zip(&factors).for_each(|(x, factor)| *x *= factor));
+        return;
+    }
+    sum.par_chunks_mut(inputs).zip(magnitude).for_each(|(row, magnitude)| {
+        let norm = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let factor = (f64::from(*magnitude) / norm) as f32;
+        row.iter_mut().for_each(|x| *x *= factor);
+    });
 }
 
 /// [rows, columns] → [columns, rows].
@@ -94,7 +123,7 @@ pub fn merge(
     let base = prequantised::weights(model)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;
-    let targets = targets(&base, &adapters, renamed, transposed).map_err(|problems| {
+    let targets = targets(&base, &adapters, &options, renamed, transposed).map_err(|problems| {
         let place = adapter.display();
         TrainError::Usage(format!("{place}: the adapter does not fit the model:\n  {}", problems.join("\n  ")))
     })?;
@@ -113,7 +142,7 @@ pub fn merge(
     let floats = tensors.iter().filter(|t| t.dtype.is_float());
     let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
     let done = Merged {
-        adapted: targets.len(),
+        adapted: targets.values().filter(|change| matches!(change, Change::Added(_))).count(),
         tensors: tensors.len(),
         bytes: tensors.iter().map(TensorInfo::bytes).sum(),
         quantised: trained_on.map(|of| quantised_base::text(of.made)),
@@ -123,19 +152,24 @@ pub fn merge(
     let staged = Staged::begin(&written, output)?;
     write_weights(staged.path(), tensors, |tensor| {
         go_on(stop)?;
+        if let Some(Change::Replaced(name)) = targets.get(&tensor.name) {
+            let whole = adapters.get(name).map_err(TrainError::model_file)?;
+            return Ok(whole.to_host().map_err(TrainError::unreadable)?.cast(tensor.dtype).bytes);
+        }
         let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
         let weight = match packed.get(&tensor.name) {
             Some(of) => values(of, &weight)?,
             None => weight.to_host().map_err(TrainError::unreadable)?,
         };
         let weight = if weight.dtype == tensor.dtype { weight } else { weight.cast(tensor.dtype) };
-        let Some(module) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
+        let Some(Change::Added(module)) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
         let matrix = |which: &str| {
-            let name = format!("{}{module}.{which}.weight", peft::PREFIX);
+            let name = format!("{}{module}.{which}", peft::PREFIX);
             adapters.get(&name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)
         };
-        let (a, b) = (matrix("lora_A")?, matrix("lora_B")?);
-        Ok(merged(&weight, &a, &b, rules.scale(module)?, transposed).bytes)
+        let (a, b) = (matrix("lora_A.weight")?, matrix("lora_B.weight")?);
+        let magnitude = options.magnitudes.then(|| matrix("lora_magnitude_vector")).transpose()?;
+        Ok(merged(&weight, [&a, &b], magnitude.as_ref(), rules.scale(module)?, transposed).bytes)
     })?;
     write_files(&config, dtype, model, None, staged.path())?;
     write_companions_of_adapter(adapter, staged.path())?;
@@ -181,27 +215,47 @@ fn values(of: &PackedWeight, weight: &TensorView<'_>) -> Result<HostTensor> {
     Ok(quantise::values(of, &bytes))
 }
 
-/// Name of each adapted weight and the module by which the adapter calls it; or what does not fit.
+/// What an adapter does to a weight.
+enum Change {
+    /// It adds the product of the matrices of this module.
+    Added(String),
+    /// It has the whole weight under this name.
+    Replaced(String),
+}
+
+/// Each weight that an adapter changes, by its name in the model's files; or what does not fit.
 fn targets(
     base: &Weights,
     adapters: &Weights,
+    options: &AdapterOptions,
     renamed: &[[String; 2]],
     transposed: bool,
-) -> std::result::Result<BTreeMap<String, String>, Vec<String>> {
+) -> std::result::Result<BTreeMap<String, Change>, Vec<String>> {
     let mut problems = Vec::new();
     let mut found = BTreeMap::new();
     for name in adapters.names() {
         let module = name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
+        let is_saved = |whole: &&str| options.saves(whole).is_some() || name == peft::TIED_HEAD;
+        let whole = name.strip_prefix(peft::PREFIX).filter(is_saved);
+        if let (Some(whole), None) = (whole, module) {
+            match replaced(base, adapters, name, whole, renamed) {
+                Ok(Some(weight)) => drop(found.insert(weight, Change::Replaced(name.to_owned()))),
+                Ok(None) => {}
+                Err(problem) => problems.push(problem),
+            }
+            continue;
+        }
         let Some(module) = module else {
             // PEFT writes the whole head beside an adapted one: its values are the model's own.
-            let known = name.ends_with(".lora_B.weight") || name.contains(".base_layer.");
+            let is_magnitude = options.magnitudes && name.ends_with(peft::MAGNITUDE);
+            let known = is_magnitude || name.ends_with(".lora_B.weight") || name.contains(".base_layer.");
             if !known {
                 problems.push(format!("`{name}` is not a matrix of a LoRA adapter on a linear layer"));
             }
             continue;
         };
-        match check(base, adapters, module, renamed, transposed) {
-            Ok(weight) => drop(found.insert(weight, module.to_owned())),
+        match check(base, adapters, module, options, renamed, transposed) {
+            Ok(weight) => drop(found.insert(weight, Change::Added(module.to_owned()))),
             Err(problem) => problems.push(problem),
         }
     }
@@ -220,11 +274,37 @@ fn name_in_files(base: &Weights, whole: &str, renamed: &[[String; 2]]) -> Option
     names.into_iter().find(|name| base.contains(name))
 }
 
+/// The weight that an adapter's file has as a whole; none where it is the copy of another, as tied weights are written.
+fn replaced(
+    base: &Weights,
+    adapters: &Weights,
+    name: &str,
+    whole: &str,
+    renamed: &[[String; 2]],
+) -> std::result::Result<Option<String>, String> {
+    let view = adapters.get(name).map_err(|e| e.to_string())?;
+    let Some(there) = name_in_files(base, whole, renamed) else {
+        for other in adapters.names().iter().filter(|other| **other != name) {
+            let other = adapters.get(other).map_err(|e| e.to_string())?;
+            if other.shape == view.shape && other.has_bytes_of(&view).map_err(|e| e.to_string())? {
+                return Ok(None);
+            }
+        }
+        return Err(format!("the model has no `{whole}`, which the adapter has as a whole"));
+    };
+    let weight = base.get(&there).map_err(|e| e.to_string())?;
+    match weight.shape == view.shape && view.dtype.is_float() {
+        true => Ok(Some(there)),
+        false => Err(format!("`{there}` is {:?}; `{name}` is {} {:?}", weight.shape, view.dtype, view.shape)),
+    }
+}
+
 /// The weight of an adapted module.
 fn check(
     base: &Weights,
     adapters: &Weights,
     module: &str,
+    options: &AdapterOptions,
     renamed: &[[String; 2]],
     transposed: bool,
 ) -> std::result::Result<String, String> {
@@ -232,10 +312,10 @@ fn check(
     let name = name_in_files(base, &whole, renamed);
     let name = name.ok_or_else(|| format!("the model has no `{whole}`, which the adapter is for"))?;
     let shape = |which: &str| {
-        let name = format!("{}{module}.{which}.weight", peft::PREFIX);
+        let name = format!("{}{module}.{which}", peft::PREFIX);
         adapters.get(&name).map(|view| view.shape.to_vec()).map_err(|e| e.to_string())
     };
-    let (a, b) = (shape("lora_A")?, shape("lora_B")?);
+    let (a, b) = (shape("lora_A.weight")?, shape("lora_B.weight")?);
     let weight = base.get(&name).map_err(|e| e.to_string())?;
     let fits = match (a.as_slice(), b.as_slice(), weight.shape) {
         ([rank, inputs], [outputs, other], [rows, columns]) => {
@@ -246,6 +326,9 @@ fn check(
     };
     if !fits {
         return Err(format!("`{name}` is {:?}; A {a:?} and B {b:?} do not fit it", weight.shape));
+    }
+    if options.magnitudes && shape("lora_magnitude_vector")? != b[..1] {
+        return Err(format!("`{module}`: the magnitudes must be [{}]", b[0]));
     }
     if !weight.dtype.is_float() {
         return Err(format!("`{name}` holds {}: an adapter cannot be added to it", weight.dtype));
@@ -263,14 +346,25 @@ mod tests {
         let a = HostTensor::from_f32([2, 3], &[1.0, 0.0, -1.0, 0.5, 2.0, 0.25]);
         let b = HostTensor::from_f32([2, 2], &[2.0, 1.0, -1.0, 4.0]);
         let expected = [1.0 + 1.25, 2.0 + 1.0, 3.0 - 0.875, 4.0 + 0.5, 5.0 + 4.0, 6.0 + 1.0];
-        assert_eq!(merged(&weight, &a, &b, 0.5, false).to_f32(), expected);
+        assert_eq!(merged(&weight, [&a, &b], None, 0.5, false).to_f32(), expected);
         let flipped = HostTensor::from_f32([3, 2], &transpose(&weight.to_f32(), 2));
-        assert_eq!(transpose(&merged(&flipped, &a, &b, 0.5, true).to_f32(), 3), expected);
+        assert_eq!(transpose(&merged(&flipped, [&a, &b], None, 0.5, true).to_f32(), 3), expected);
+
+        // Scaled to magnitudes, rows have these norms, and their directions.
+        let magnitudes = HostTensor::from_f32([2], &[3.0, 5.0]);
+        let scaled = merged(&weight, [&a, &b], Some(&magnitudes), 0.5, false).to_f32();
+        for (row, (found, of)) in scaled.chunks(3).zip(expected.chunks(3)).enumerate() {
+            let norm = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+            let factor = [3.0, 5.0][row] / norm(of);
+            assert!(found.iter().zip(of).all(|(found, of)| (found - factor * of).abs() < 1e-5), "{scaled:?}");
+        }
+        let other = merged(&flipped, [&a, &b], Some(&magnitudes), 0.5, true).to_f32();
+        assert!(transpose(&other, 3).iter().zip(&scaled).all(|(a, b)| (a - b).abs() < 1e-5));
 
         // 1 + 2⁻⁸ + 2⁻⁸ is a bf16 number; rounded after each term it would stay 1.
         let small = 2f32.powi(-8);
         let one = HostTensor::from_f32([1, 1], &[1.0]).cast(DType::BF16);
         let (a, b) = (HostTensor::from_f32([2, 1], &[small; 2]), HostTensor::from_f32([1, 2], &[1.0; 2]));
-        assert_eq!(merged(&one, &a, &b, 1.0, false).to_f32(), [1.0 + 2.0 * small]);
+        assert_eq!(merged(&one, [&a, &b], None, 1.0, false).to_f32(), [1.0 + 2.0 * small]);
     }
 }

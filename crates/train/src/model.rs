@@ -162,10 +162,11 @@ impl Model {
         Ok(Forward { logits, hidden: states })
     }
 
-    /// The loss of a batch and its gradients: of the adapter where there is one, of every weight
-    /// otherwise.
+    /// The loss of a batch and its gradients: of the adapter where there is one, and of what is trained beside it, of every
+    /// weight otherwise.
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;
+        let adapted = self.adapter.is_some();
         let engine = self.engine_for(batch, EntryOptions::train(TASK).keeping([TOKEN_LOSS]))?;
         let variant = engine.prepare(engine.variant_of(from_ref(batch), false))?;
         engine.set_i32(scalar::MICRO_STEP, 0)?;
@@ -178,10 +179,11 @@ impl Model {
         }
         let token_loss = engine.output(EntryKind::FirstMicroStep, variant, TOKEN_LOSS)?;
         let program = engine.program().clone();
+        let part = if adapted { WeightSet::Adapter } else { WeightSet::Base };
         let mut gradients = Vec::new();
         for slot in &program.layout.parameters {
             if let Some(gradient) = weights::read_gradient(engine.session(), slot, 1.0 / weight)? {
-                gradients.push((slot.name.clone(), gradient));
+                gradients.push((part.name(slot), gradient));
             }
         }
         Ok(LossAndGradients { loss: sum / weight, token_loss, gradients })
@@ -221,15 +223,15 @@ impl Model {
     pub fn parameter_names(&mut self) -> Result<Vec<String>> {
         let batch = Batch::from_labels(1, 2, vec![0; 2], &[0; 2], None, None).expect("a batch of two tokens");
         let program = self.engine_for(&batch, EntryOptions::forward())?.program().clone();
-        let trained = program.layout.parameters.iter().filter(|slot| slot.adapter == self.adapter.is_some());
-        Ok(trained.map(|slot| slot.name.clone()).collect())
+        let part = if self.adapter.is_some() { WeightSet::Adapter } else { WeightSet::Base };
+        Ok(part.of(&program).map(|slot| part.name(slot)).collect())
     }
 
     /// The engine, with an entry and its outputs compiled in.
     fn engine_for(&mut self, batch: &Batch, wanted: EntryOptions) -> Result<&mut Engine> {
         let mut options = self.options.clone();
         if wanted.kind == EntryKind::FirstMicroStep && options.training.is_none() {
-            options.training = Some(Training { optimizer: None });
+            options.training = Some(Training { embedding_noise: 0.0, optimizer: None });
         }
         match options.entries.iter_mut().find(|entry| entry.kind == wanted.kind) {
             Some(known) => known.keep(wanted.outputs.iter().map(String::as_str)),

@@ -12,12 +12,19 @@ use crate::error::{Result, TrainError};
 /// What PEFT puts in front of every module's name.
 pub const PREFIX: &str = "base_model.model.";
 
+/// What PEFT calls the copy of a tied embedding that the head reads. It loads no adapter without it.
+pub const TIED_HEAD: &str = "base_model.model.lm_head.weight";
+
+/// The end of the name of a module's magnitudes.
+pub const MAGNITUDE: &str = ".lora_magnitude_vector";
+
 /// Keys that are read, that say where an adapter comes from, or that only steer how its training began.
 const UNDERSTOOD: &[&str] = &[
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
+    "ensure_weight_tying",
     "eva_config",
     "exclude_modules",
     "fan_in_fan_out",
@@ -31,6 +38,7 @@ const UNDERSTOOD: &[&str] = &[
     "lora_ga_config",
     "megatron_config",
     "megatron_core",
+    "modules_to_save",
     "peft_type",
     "peft_version",
     "qalora_group_size",
@@ -40,6 +48,7 @@ const UNDERSTOOD: &[&str] = &[
     "runtime_config",
     "target_modules",
     "task_type",
+    "use_dora",
     "use_rslora",
 ];
 
@@ -85,7 +94,14 @@ pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
     let dropout = config["lora_dropout"].as_f64().unwrap_or(0.0);
     let rank_stabilised = config["use_rslora"] == true;
     let exceptions = exceptions(&config).map_err(&wrong)?;
-    Ok(AdapterOptions { rank: rank as usize, alpha, rank_stabilised, dropout, dtype, targets, exceptions })
+    let saved = match &config["modules_to_save"] {
+        Value::Null => Vec::new(),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        other => return Err(wrong(format!("`modules_to_save` is {other}, expected names of modules"))),
+    };
+    let magnitudes = config["use_dora"] == true;
+    let rank = rank as usize;
+    Ok(AdapterOptions { rank, alpha, rank_stabilised, magnitudes, dropout, dtype, targets, saved, exceptions })
 }
 
 /// Where an adapter's base model came from, as its configuration says.
@@ -155,18 +171,28 @@ fn exceptions(config: &Value) -> std::result::Result<AdapterExceptions, String> 
 }
 
 /// The `adapter_config.json` of a trained adapter, as PEFT 0.21 reads it. `base` is where the base
-/// model came from; `partial`: the program is one of several parts of it, whose modules may have the same names.
-pub fn config(adapter: &AdapterOptions, program: &Program, base: &str, partial: bool) -> Value {
+/// model came from; `partial`: the program is one of several parts of it, whose modules may have the same names; `embedding`: the
+/// table of tokens, where the head is the same.
+pub fn config(
+    adapter: &AdapterOptions,
+    program: &Program,
+    base: &str,
+    partial: bool,
+    embedding: Option<&str>,
+) -> Value {
     // PEFT knows whole numbers as such.
     let number = |x: f64| if x.fract() == 0.0 { json!(x as u64) } else { json!(x) };
     let of = &adapter.exceptions;
     let alphas: Map<String, Value> = of.alpha_pattern.iter().map(|(name, x)| (name.clone(), number(*x))).collect();
     let ranks: Map<String, Value> = of.rank_pattern.iter().map(|(name, rank)| (name.clone(), json!(rank))).collect();
+    // What is trained of a tied embedding is the head's, too.
+    let ties = embedding.is_some_and(|table| adapter.saves(table).is_some());
     json!({
         "alpha_pattern": alphas,
         "auto_mapping": null,
         "base_model_name_or_path": base,
         "bias": "none",
+        "ensure_weight_tying": ties,
         "fan_in_fan_out": is_transposed(program),
         "inference_mode": true,
         "init_lora_weights": true,
@@ -175,16 +201,22 @@ pub fn config(adapter: &AdapterOptions, program: &Program, base: &str, partial: 
         "lora_alpha": number(adapter.alpha),
         "lora_bias": false,
         "lora_dropout": adapter.dropout,
-        "modules_to_save": null,
+        "modules_to_save": saved_modules(adapter, ties),
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": null,
         "target_modules": target_modules(program, partial),
         "task_type": "CAUSAL_LM",
-        "use_dora": false,
+        "use_dora": adapter.magnitudes,
         "use_rslora": adapter.rank_stabilised,
     })
+}
+
+/// The modules that are trained as wholes, as PEFT is told them: a tied head goes with its embedding.
+fn saved_modules(adapter: &AdapterOptions, ties: bool) -> Option<Vec<&str>> {
+    let names = adapter.saved.iter().map(String::as_str).filter(|name| !ties || *name != "lm_head");
+    (!adapter.saved.is_empty()).then(|| names.collect())
 }
 
 /// The adapter matrices A and B of a base weight, by its name.
@@ -195,6 +227,11 @@ pub fn matrices_of<'a>(program: &'a Program, weight: &str) -> Option<(&'a Parame
         program.layout.parameters.iter().find(|slot| slot.adapter && slot.name == name)
     };
     Some((find("lora_A")?, find("lora_B")?))
+}
+
+/// What DoRA scales an adapted weight's outputs to, by its name.
+pub fn magnitude_of<'a>(program: &'a Program, weight: &str) -> Option<&'a ParameterSlot> {
+    program.layout.parameter(&format!("{PREFIX}{}{MAGNITUDE}", weight.strip_suffix(".weight")?))
 }
 
 /// Whether adapted weights are kept as [in, out].
@@ -245,9 +282,13 @@ mod tests {
         assert_eq!((options.rank_stabilised, options.exceptions.layers), (true, Some(vec![1])));
         assert_eq!(options.exceptions.rank_pattern, [("v_proj".to_owned(), 2)]);
         assert_eq!(options.exceptions.excluded, ["(?:a.*)"]);
+        let options =
+            read(&format!(r#"{base}, "modules_to_save": ["lm_head"], "ensure_weight_tying": true}}"#)).unwrap();
+        assert_eq!(options.saved, ["lm_head"]);
+        assert!(read(&format!(r#"{base}, "use_dora": true}}"#)).unwrap().magnitudes && !options.magnitudes);
+        let wrong = read(&format!(r#"{base}, "modules_to_save": "lm_head"}}"#)).unwrap_err();
+        assert!(wrong.contains("`modules_to_save` is \"lm_head\", expected names"), "{wrong}");
         for (more, word) in [
-            (r#", "use_dora": true}"#, "use_dora"),
-            (r#", "modules_to_save": ["lm_head"]}"#, "modules_to_save"),
             (r#", "lora_bias": true}"#, "lora_bias"),
             (r#", "trainable_token_indices": [1]}"#, "trainable_token_indices"),
             (r#", "layer_replication": [[0, 1]]}"#, "layer_replication"),

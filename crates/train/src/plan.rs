@@ -79,7 +79,10 @@ impl Plan {
             stored: stored.packings,
             compute: dtype,
             recipe: formats::recipe(config),
-            training: Some(Training { optimizer: Some(OptimizerOptions { master, ..optimizer(config) }) }),
+            training: Some(Training {
+                embedding_noise: config.training.neftune_noise_alpha.unwrap_or(0.0),
+                optimizer: Some(OptimizerOptions { master, ..optimizer(config) }),
+            }),
             adapter,
             entries,
             seed: config.data.train_seed,
@@ -264,9 +267,11 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
         rank: of.lora_rank as usize,
         alpha: f64::from(of.lora_alpha),
         rank_stabilised: false,
+        magnitudes: of.lora_dora,
         dropout: of.lora_dropout,
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
+        saved: of.modules_to_save.clone(),
         exceptions: Default::default(),
     };
     let Some(folder) = &of.adapter else { return Ok(requested) };
@@ -280,6 +285,8 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
         ("lora_rank", requested.rank.to_string(), found.rank.to_string()),
         ("lora_alpha", requested.alpha.to_string(), found.alpha.to_string()),
         ("lora_target_modules", sorted(&requested.targets), sorted(&found.targets)),
+        ("lora_dora", requested.magnitudes.to_string(), found.magnitudes.to_string()),
+        ("modules_to_save", sorted(&requested.saved), sorted(&found.saved)),
     ] {
         if config.is_written(path) && requested != found {
             let message = format!("`{path}` is {requested}, but the adapter in {folder} has {found}");

@@ -9,7 +9,7 @@ use std::path::Path;
 use compiler::AdapterRules;
 use data::Stop;
 use data::safetensors::{TensorView, Weights};
-use program::{ParameterSlot, Program, Session, TensorRef};
+use program::{EntryKind, ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
 use tensor::{DType, HostTensor, convert};
 
@@ -59,7 +59,7 @@ impl Live<'_> {
         }
         compare_carried(source, folder)?;
         let files = source.weights(folder)?;
-        self.compare_names(WeightSet::Base, &files)?;
+        self.compare_names(WeightSet::Base, files.names())?;
         for slot in WeightSet::Base.of(self.program) {
             go_on(self.stop)?;
             let view = files.get(&slot.name).map_err(TrainError::model_file)?;
@@ -74,14 +74,21 @@ impl Live<'_> {
         Ok(())
     }
 
-    /// An error where a folder in PEFT's form is not the live adapter: its matrices, and what they are scaled with.
-    pub fn compare_adapter(&mut self, folder: &Path) -> Result<()> {
+    /// An error where a folder in PEFT's form is not the live adapter: its matrices, what they are scaled with, and the copy of
+    /// the `embedding` that is the head, too.
+    pub fn compare_adapter(&mut self, folder: &Path, embedding: Option<&str>) -> Result<()> {
         let read = AdapterRules::new(&peft::read_options(folder, DType::F32)?)?;
         let files = Weights::open(folder).map_err(TrainError::model_file)?;
-        self.compare_names(WeightSet::Adapter, &files)?;
+        let is_tied = |slot: &&ParameterSlot| slot.saved && Some(slot.name.as_str()) == embedding;
+        let tied = WeightSet::Adapter.of(self.program).find(is_tied);
+        let copy = tied.map(|_| peft::TIED_HEAD);
+        self.compare_names(WeightSet::Adapter, files.names().into_iter().filter(|name| Some(*name) != copy))?;
+        if let Some(slot) = tied {
+            self.compare_bits(slot, &files.get(peft::TIED_HEAD).map_err(TrainError::model_file)?)?;
+        }
         for slot in WeightSet::Adapter.of(self.program) {
             go_on(self.stop)?;
-            let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+            let view = files.get(&WeightSet::Adapter.name(slot)).map_err(TrainError::model_file)?;
             self.compare_bits(slot, &view)?;
             let module = slot.name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
             let (Some(rules), Some(module)) = (self.rules, module) else { continue };
@@ -93,9 +100,9 @@ impl Live<'_> {
         Ok(())
     }
 
-    fn compare_names(&self, part: WeightSet, files: &Weights) -> Result<()> {
-        let wanted: Vec<&str> = part.of(self.program).map(|slot| slot.name.as_str()).collect();
-        match files.names().iter().find(|name| !wanted.contains(name)) {
+    fn compare_names<'n>(&self, part: WeightSet, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
+        let wanted: Vec<String> = part.of(self.program).map(|slot| part.name(slot)).collect();
+        match names.into_iter().find(|name| !wanted.iter().any(|wanted| wanted == name)) {
             Some(name) => Err(differs(format!("`{name}` is not a weight of the live model"))),
             None => Ok(()),
         }
@@ -143,6 +150,18 @@ impl Live<'_> {
         Ok(())
     }
 
+    /// What DoRA scales the outputs of an adapted weight with: magnitudes over norms.
+    fn factors(&mut self, slot: &ParameterSlot) -> Result<Option<Vec<f64>>> {
+        let Some(magnitude) = peft::magnitude_of(self.program, &slot.name) else { return Ok(None) };
+        let entry = self.program.entry(EntryKind::Prepare, None).expect("magnitudes come with norms");
+        let output = self.program.entries[entry].outputs.iter().find(|(name, _)| *name == magnitude.name);
+        let (_, at) = output.expect("magnitudes come with norms");
+        let mut norms = HostTensor::zeros(at.dtype, at.shape.clone());
+        self.session.read(at, &mut norms.bytes)?;
+        let magnitudes = crate::weights::read(self.session, magnitude)?.to_f64();
+        Ok(Some(magnitudes.iter().zip(norms.to_f64()).map(|(magnitude, norm)| magnitude / norm).collect()))
+    }
+
     /// The weight in the file against W + scale·B·A, both multiplied with one vector in f64: the file holds the sum
     /// rounded once, so each of its elements is off by at most a relative rounding.
     fn compare_sum(
@@ -156,7 +175,14 @@ impl Live<'_> {
         let (values, dtype) = (self.unpacked(slot)?, slot.dtype());
         let (rows, columns) = (slot.shape()[0], slot.shape()[1]);
         let x: Vec<f64> = (0..columns).map(sign).collect();
-        let added = self.added(slot, (a, b), scale, &x)?;
+        let factors = self.factors(slot)?;
+        // Outputs are rows, or columns where the weight is kept as [in, out].
+        let (of_rows, of_live) = match (factors, slot.transposed) {
+            (None, _) => (vec![1.0; rows], x.clone()),
+            (Some(factors), false) => (factors, x.clone()),
+            (Some(factors), true) => (vec![1.0; rows], x.iter().zip(&factors).map(|(x, factor)| x * factor).collect()),
+        };
+        let added = self.added(slot, (a, b), scale, &of_live)?;
         let rows_at_once = (BLOCK / columns).max(1);
         let row_bytes = columns * dtype.size();
         let (mut bytes, mut found, mut off, mut all) = (Vec::new(), Vec::new(), 0.0, 0.0);
@@ -168,9 +194,9 @@ impl Live<'_> {
             self.live_bytes(slot, values.as_ref(), first * row_bytes, &mut bytes)?;
             let found = floats(dtype, &found);
             check_finite(&slot.name, &found)?;
-            let (found_sums, live_sums) = (products(&found, &x), products(&floats(dtype, &bytes), &x));
-            for ((found, live), added) in found_sums.iter().zip(&live_sums).zip(&added[first..]) {
-                off += (found - live - added).powi(2);
+            let (found_sums, live_sums) = (products(&found, &x), products(&floats(dtype, &bytes), &of_live));
+            for (row, (found, live)) in found_sums.iter().zip(&live_sums).enumerate() {
+                off += (found - of_rows[first + row] * (live + added[first + row])).powi(2);
             }
             all += found.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
         }

@@ -321,6 +321,10 @@ impl Trainer {
             load(&mut engine, &self.source, part, &checkpoint.folder)?;
         }
         engine.weights_written()?;
+        if from.is_none() && self.config.lora.adapter.is_none() {
+            let program = engine.program().clone();
+            weights::take_prepared(engine.session(), &program)?;
+        }
         Ok(engine)
     }
 

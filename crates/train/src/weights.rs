@@ -2,7 +2,7 @@
 //! no name has a special meaning.
 
 use data::safetensors::{TensorView, Weights};
-use program::{Initializer, ParameterSlot, Program, Session, TensorRef};
+use program::{EntryKind, Initializer, ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
 use tensor::draw::{Sequence, normals, uniforms};
 use tensor::{DType, HostTensor, convert};
@@ -27,7 +27,18 @@ pub enum WeightSet {
 
 impl WeightSet {
     fn holds(self, slot: &ParameterSlot) -> bool {
-        slot.adapter == (self == WeightSet::Adapter)
+        match self {
+            WeightSet::Base => !slot.adapter,
+            WeightSet::Adapter => slot.adapter || slot.saved,
+        }
+    }
+
+    /// What the files of this part call a parameter.
+    pub fn name(self, slot: &ParameterSlot) -> String {
+        match self {
+            WeightSet::Adapter if slot.saved => format!("{}{}", crate::peft::PREFIX, slot.name),
+            _ => slot.name.clone(),
+        }
     }
 
     /// The slots of this part.
@@ -40,13 +51,13 @@ impl WeightSet {
 /// the optimizer keeps one.
 ///
 /// Errors name tensors that are missing, superfluous or of another shape, all at once. Two kinds of
-/// superfluous tensors are accepted: in a model, one that equals a used one bit for bit, as tied weights
+/// superfluous tensors are accepted: one that equals a used base weight of the same file bit for bit, as tied weights
 /// are written; beside an adapter, a copy of a base weight that the session holds, as PEFT writes it
 /// for an adapted head.
 pub fn load(session: &mut dyn Session, program: &Program, part: WeightSet, files: &Weights, place: &str) -> Result<()> {
     check_names(session, program, part, files, place)?;
     for slot in part.of(program) {
-        let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+        let view = files.get(&part.name(slot)).map_err(TrainError::model_file)?;
         match &slot.packed {
             Some(packed) if packed.made.is_some() => {
                 quantise::write(session, slot, &|start, numbers| read_as_f32(&view, start, numbers))?;
@@ -119,25 +130,28 @@ fn check_names(
 ) -> Result<()> {
     let mut problems = Vec::new();
     for slot in part.of(program) {
-        if !files.contains(&slot.name) {
-            problems.push(format!("`{}` is missing", slot.name));
+        let name = part.name(slot);
+        if !files.contains(&name) {
+            problems.push(format!("`{name}` is missing"));
             continue;
         }
-        let view = files.get(&slot.name).map_err(TrainError::model_file)?;
+        let view = files.get(&name).map_err(TrainError::model_file)?;
         if view.shape != slot.shape().as_slice() {
-            problems.push(format!("`{}` has shape {:?}, the model needs {:?}", slot.name, view.shape, slot.shape()));
+            problems.push(format!("`{name}` has shape {:?}, the model needs {:?}", view.shape, slot.shape()));
         } else if !view.dtype.is_float() {
-            problems.push(format!("`{}` holds {}, expected floating point", slot.name, view.dtype));
+            problems.push(format!("`{name}` holds {}, expected floating point", view.dtype));
         }
     }
     for name in files.names() {
-        let used = part.of(program).any(|slot| slot.name == name);
+        let used = part.of(program).any(|slot| part.name(slot) == name);
         if used || is_computed(name) {
             continue;
         }
         let copy = match part {
-            WeightSet::Base => is_tied_copy(program, files, name)?,
-            WeightSet::Adapter => is_base_copy(session, program, files, name)?,
+            WeightSet::Base => is_tied_copy(program, part, files, name)?,
+            WeightSet::Adapter => {
+                is_tied_copy(program, part, files, name)? || is_base_copy(session, program, files, name)?
+            }
         };
         if !copy {
             problems.push(format!("`{name}` does not belong to the model"));
@@ -153,10 +167,10 @@ fn check_names(
     Err(TrainError::Usage(text))
 }
 
-fn is_tied_copy(program: &Program, files: &Weights, name: &str) -> Result<bool> {
+fn is_tied_copy(program: &Program, part: WeightSet, files: &Weights, name: &str) -> Result<bool> {
     let extra = files.get(name).map_err(TrainError::model_file)?;
-    for slot in WeightSet::Base.of(program) {
-        let Ok(view) = files.get(&slot.name) else { continue };
+    for slot in part.of(program).filter(|slot| !slot.adapter) {
+        let Ok(view) = files.get(&part.name(slot)) else { continue };
         if view.shape == extra.shape && view.has_bytes_of(&extra).map_err(TrainError::unreadable)? {
             return Ok(true);
         }
@@ -174,10 +188,28 @@ fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, n
 }
 
 /// Gives every parameter of a part its first values: a function of the seed, the parameter's name
-/// and the element's index.
+/// and the element's index. Beside an adapter, whole modules begin as they are in the base model, and [`take_prepared`] gives
+/// the rest what follows from other weights.
 pub fn draw(session: &mut dyn Session, program: &Program, part: WeightSet, seed: u64) -> Result<()> {
-    for slot in part.of(program) {
+    let begins_here =
+        |slot: &&ParameterSlot| slot.init != Initializer::Prepared && (part == WeightSet::Base || slot.adapter);
+    for slot in part.of(program).filter(begins_here) {
         draw_slot(session, slot, seed)?;
+    }
+    Ok(())
+}
+
+/// Gives the parameters that begin as the preparation computes them their first values. Behind the preparation.
+pub fn take_prepared(session: &mut dyn Session, program: &Program) -> Result<()> {
+    let Some(entry) = program.entry(EntryKind::Prepare, None) else { return Ok(()) };
+    for slot in program.layout.parameters.iter().filter(|slot| slot.init == Initializer::Prepared) {
+        let output = program.entries[entry].outputs.iter().find(|(name, _)| *name == slot.name);
+        let (_, at) = output.expect("the preparation computes what a parameter begins as");
+        let mut values = HostTensor::zeros(at.dtype, at.shape.clone());
+        session.read(at, &mut values.bytes)?;
+        for place in std::iter::once(&slot.weight).chain(&slot.master) {
+            session.write(place, &values.cast(place.dtype).bytes)?;
+        }
     }
     Ok(())
 }
@@ -219,6 +251,7 @@ fn drawn(slot: &ParameterSlot, seed: u64, start: usize, values: &mut [f32]) {
         Initializer::Constant(value) => values.fill(value),
         Initializer::Uniform(bound) => uniforms(of, bound, values),
         Initializer::Normal(deviation) => normals(of, deviation, values),
+        Initializer::Prepared => unreachable!("it is not drawn"),
     }
 }
 
@@ -368,6 +401,7 @@ pub(crate) mod tests {
             packed: None,
             init,
             adapter: false,
+            saved: false,
             transposed: false,
             trainable: true,
             decay: true,

@@ -200,3 +200,22 @@ fn repeats_make_an_epoch_longer_by_their_share() {
     assert_eq!(rows("half", 0.5), (once as f64 / 2.0).round() as u64);
     assert_eq!(rows("more", 1.25), once + (once as f64 / 4.0).round() as u64);
 }
+
+#[test]
+fn a_part_of_an_epoch_is_told_as_such() {
+    let place = tempfile::tempdir().unwrap();
+    let table = |epochs: f64| {
+        let config = config(place.path(), &with(json!({"num_epochs": epochs})));
+        train::check_data(&config, &source(), 0, &|| false).unwrap().table
+    };
+    let (whole, half) = (table(1.0), table(0.5));
+    let told = |table: &str, behind: &str| -> f64 {
+        let line = table.lines().find(|line| line.contains("in an epoch")).unwrap();
+        let before = line.split(behind).next().unwrap();
+        before.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(whole.contains(" in 1 epoch\n") && half.contains(" in 0.5 epochs\n"), "{whole}{half}");
+    assert_eq!(told(&whole, " rows of up to"), told(&half, " rows of up to"), "an epoch is one");
+    let (all, some) = (told(&whole, " rows in "), told(&half, " rows in "));
+    assert!(some > 0.0 && some <= (all / 2.0).ceil() + 8.0 && some < all, "{all} {some}");
+}

@@ -120,6 +120,25 @@ fn adapters_with_dropout_are() {
 }
 
 #[test]
+fn modules_that_are_trained_as_wholes_are() {
+    let more = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.0, "modules_to_save": ["embed_tokens", "norm"]});
+    agree(true, &more);
+    agree(true, &merged(more, &json!({"zero_level": 3})));
+}
+
+#[test]
+fn magnitudes_of_adapters_are() {
+    let more = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "lora_dora": true, "learning_rate": 1e-2});
+    agree(true, &more);
+    agree(true, &merged(more, &json!({"zero_level": 3, "lora_dropout": 0.0})));
+}
+
+#[test]
+fn noise_on_embeddings_is() {
+    agree(true, &json!({"neftune_noise_alpha": 5.0}));
+}
+
+#[test]
 fn matrices_that_are_updated_as_wholes_are() {
     agree(false, &json!({"optimizer": "normuon"}));
 }

@@ -135,7 +135,7 @@ fn an_adapter_goes_on_with_the_same_bits() {
     fs::write(&text, &whole[..3000]).unwrap();
     let datasets = json!([{"path": text, "type": "text"}]);
     for changed in [
-        json!({"lora_dropout": 0.1}),
+        json!({"lora_dropout": 0.1, "neftune_noise_alpha": 5.0}),
         json!({"torch_dtype": "bfloat16", "optimizer": "adamw_8bit", "sample_packing": false}),
         json!({"optimizer": "normuon"}),
         json!({"torch_dtype": "bfloat16", "lora_dtype": "bfloat16"}),
@@ -144,6 +144,9 @@ fn an_adapter_goes_on_with_the_same_bits() {
         json!({"torch_dtype": "float16", "lora_dtype": "float16", "sample_packing": false}),
         json!({"torch_dtype": "bfloat16", "qlora_bnb": true, "recompute_block": true}),
         json!({"qlora_fp4": true, "init": "random"}),
+        json!({"lora_dora": true, "lora_dropout": 0.1}),
+        json!({"lora_dora": true, "torch_dtype": "bfloat16", "qlora_bnb": true, "lora_dropout": 0.0}),
+        json!({"torch_dtype": "bfloat16", "qlora_bnb": true, "modules_to_save": ["embed_tokens", "layers.1.self_attn"]}),
     ] {
         let options = merged(
             &json!({"datasets": datasets, "max_steps": 7, "eval_steps": 2, "save_steps": 2, "warmup_steps": 3}),
@@ -159,7 +162,7 @@ fn an_adapter_goes_on_with_the_same_bits() {
 fn a_model_goes_on_with_the_same_bits() {
     for changed in [
         json!({"optimizer": "adamw", "init": "random"}),
-        json!({"torch_dtype": "bfloat16", "optimizer": "adamw"}),
+        json!({"torch_dtype": "bfloat16", "optimizer": "adamw", "neftune_noise_alpha": 10.0}),
         json!({"torch_dtype": "bfloat16", "master_dtype": "float32"}),
         json!({"torch_dtype": "bfloat16", "optimizer": "normuon"}),
         json!({"torch_dtype": "bfloat16", "optimizer": "normuon", "master_dtype": "float32"}),

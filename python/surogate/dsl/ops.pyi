@@ -246,6 +246,26 @@ def layernorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | ea
 
     accumulate: add to dw instead of overwriting it"""
 
+def magnitude(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None) -> Any:
+    """y = x·m/n, column by column; with `bias`, y = (x − b)·m/n + b. Nothing flows back to n. x […, N], m [N], n [N]
+    (, b [N]) → y like x.
+
+    bias: a bias that x contains and that is not scaled"""
+
+def magnitude_gradients(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """Gradients of `magnitude`: dx = dy·m/n, and dm = Σ rows dy·x/n, of x without its bias, in f32. x […, N], m [N],
+    n [N], dy […, N] (, b [N]) → dx like x, dm f32 [N]. With `accumulate`, dm is added to.
+
+    bias: a bias that x contains and that is not scaled
+    accumulate: add to dm instead of overwriting it"""
+
+def adapted_norms(*inputs: Tensor | Parameter, scale: float | each[float], transposed: bool | each[bool] | None = None) -> Any:
+    """n[o] = ‖w[o] + scale·b[o]·a‖, the norm of each row of an adapted weight, in f32. w [N, K], or [K, N] if
+    `transposed`, a [r, K], b [N, r] → n f32 [N].
+
+    scale: factor of the adapter
+    transposed: the weight is [K, N]"""
+
 def rowwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]], expressions: list[str] | each[list[str]], operands: list[str] | each[list[str]], results: list[str] | each[list[str]], dtypes: list[str] | each[list[str]], accumulate: bool | each[bool] | None = None) -> Any:
     """One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results
     have a value for each `element` […, H], for each `row` […] or for each `column` [H]: a weight, or a sum over
@@ -451,6 +471,14 @@ def embedding_backward(*inputs: Tensor | Parameter, rows: int | each[int], paddi
     rows: V, the rows of the table
     padding_idx: the row of the table that gets no gradient, as `nn.Embedding(padding_idx)` has it
     accumulate: add to the result instead of overwriting it"""
+
+def embedding_noise(*inputs: Tensor | Parameter, alpha: float | each[float], seed: int | each[int]) -> Any:
+    """y = x + alpha/√(L·H)·u, where u is uniform in [−1, 1) and decided by (seed, micro_step, index of the element),
+    and L is the number of tokens of the document. The gradient of x is that of y. x [B, T, H], document_start i32
+    [B, T], micro_step i32 [1] → y like x.
+
+    alpha: strength of the noise
+    seed: key of the random numbers"""
 
 def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None) -> Any:
     """Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2],

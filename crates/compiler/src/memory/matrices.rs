@@ -108,6 +108,7 @@ mod tests {
             packed: None,
             init: Initializer::Constant(0.0),
             adapter: false,
+            saved: false,
             transposed: false,
             trainable: true,
             decay: true,

@@ -378,6 +378,7 @@ impl Cursor {
             packed,
             init: initializer(parameter.init),
             adapter: parameter.adapter,
+            saved: parameter.saved,
             transposed: parameter.transposed,
             trainable: parameter.trainable,
             decay: parameter.is_matrix(),
@@ -472,6 +473,7 @@ fn initializer(init: Init) -> Initializer {
         Init::Uniform { bound } => Initializer::Uniform(bound as f32),
         Init::Ones => Initializer::Constant(1.0),
         Init::Zeros => Initializer::Constant(0.0),
+        Init::Prepared => Initializer::Prepared,
     }
 }
 

@@ -3,15 +3,17 @@
 
 use std::collections::HashMap;
 
-use graph::{Element, Graph, Init, Node, Origin, ParameterId, ValueId};
+use graph::{Graph, Init, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::{Append, Emit, id};
 use program::EntryKind;
 use tensor::Attrs;
 
-use crate::adapter::{AdapterOptions, AdapterRules};
-use crate::{CompileError, CompileOptions};
+use super::embedding_noise::scalar_of_step;
+use super::magnitude;
+use crate::adapter::{AdapterOptions, AdapterRules, HEAD};
+use crate::{CompileError, CompileOptions, EntryOptions};
 
-pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Result<(), CompileError> {
+pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) -> Result<(), CompileError> {
     let Some(adapter) = &options.adapter else { return Ok(()) };
     if adapter.targets.iter().any(|target| target == "all-linear")
         && graph.nodes.iter().any(|node| node.op == id::GROUPED_LINEAR)
@@ -20,11 +22,13 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
                     the modules of attention, such as q_proj, k_proj, v_proj and o_proj";
         return Err(CompileError::Options(text.into()));
     }
+    check_saved(graph, options, adapter)?;
     let rules = AdapterRules::new(adapter)?;
-    let dropout = if kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
-    let micro_step = (dropout > 0.0)
-        .then(|| graph.input("micro_step").unwrap_or_else(|| graph.add_input("micro_step", Element::I32, vec![1])));
-    let mut dropped: HashMap<ValueId, ValueId> = HashMap::new();
+    if adapter.magnitudes {
+        magnitude::check(options)?;
+    }
+    let dropout = if entry.kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
+    let mut masks = Masks::new(graph, dropout, options.seed);
     let mut hits = vec![0usize; adapter.targets.len()];
     let uses = graph.use_counts();
     let nodes = std::mem::take(&mut graph.nodes);
@@ -33,32 +37,23 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
         if let Some(module) = target_module(graph, &node, &uses, &rules, &mut hits)? {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
-            let x = node.inputs[0];
-            let source = match micro_step {
-                None => x,
-                Some(micro_step) => match dropped.get(&x) {
-                    Some(masked) => *masked,
-                    None => {
-                        let attrs = Attrs::new()
-                            .with("p", dropout)
-                            .with("seed", options.seed)
-                            .with("stream", dropped.len() as u64);
-                        let masked = append.emit(id::DROPOUT, &[x, micro_step], attrs)[0];
-                        dropped.insert(x, masked);
-                        masked
-                    }
-                },
-            };
+            let source = masks.source(&mut append, node.inputs[0]);
             let shape = &append.graph.value(node.inputs[1]).shape;
             let transposed = node.attrs.flag("transposed").unwrap_or(false);
             let (rows, columns) = if transposed { (shape[1], shape[0]) } else { (shape[0], shape[1]) };
-            let rank = rules.rank(&module)?;
+            let (rank, scale) = (rules.rank(&module)?, rules.scale(&module)?);
             let a = matrix(append.graph, &module, "lora_A", [rank, columns], adapter, options);
             let b = matrix(append.graph, &module, "lora_B", [rows, rank], adapter, options);
             let t = append.emit(id::LINEAR, &[source, a], Attrs::new())[0];
             result.append(&mut append.nodes);
+            let plain = node.clone();
             node.inputs.extend([t, b]);
-            node.attrs = node.attrs.with("scale", rules.scale(&module)?).with("columns", vec![0, rows]);
+            node.attrs = node.attrs.with("scale", scale).with("columns", vec![0, rows]);
+            if adapter.magnitudes {
+                let of = magnitude::Adapted { module: &module, plain, source, matrices: [a, b], scale, rank };
+                result.extend(magnitude::scaled(graph, node, of, options, entry)?);
+                continue;
+            }
         }
         result.push(node);
     }
@@ -69,6 +64,31 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
         }
     }
     Ok(())
+}
+
+/// What adapters read: the inputs of their linears, with elements dropped where that is wanted.
+struct Masks {
+    dropout: f64,
+    seed: u64,
+    micro_step: Option<ValueId>,
+    /// By input.
+    dropped: HashMap<ValueId, ValueId>,
+}
+
+impl Masks {
+    fn new(graph: &mut Graph, dropout: f64, seed: u64) -> Masks {
+        let micro_step = (dropout > 0.0).then(|| scalar_of_step(graph));
+        Masks { dropout, seed, micro_step, dropped: HashMap::new() }
+    }
+
+    fn source(&mut self, append: &mut Append<'_>, x: ValueId) -> ValueId {
+        let Some(micro_step) = self.micro_step else { return x };
+        let stream = self.dropped.len() as u64;
+        *self.dropped.entry(x).or_insert_with(|| {
+            let attrs = Attrs::new().with("p", self.dropout).with("seed", self.seed).with("stream", stream);
+            append.emit(id::DROPOUT, &[x, micro_step], attrs)[0]
+        })
+    }
 }
 
 /// Adds an adapter matrix to the parameter table. A starts Kaiming-uniform, B at zero: the adapted
@@ -107,8 +127,42 @@ fn target_module(
     if uses[weight.0 as usize] > 1 {
         return Ok(None);
     }
+    if graph.parameter(id).saved {
+        return Ok(None);
+    }
     let Some(module) = graph.parameter(id).name.strip_suffix(".weight") else { return Ok(None) };
     Ok(rules.matches(module, hits)?.then(|| module.to_owned()))
+}
+
+/// Every module that is to be trained as a whole is there, and no entry wants what it was before.
+fn check_saved(graph: &Graph, options: &CompileOptions, adapter: &AdapterOptions) -> Result<(), CompileError> {
+    let found: Vec<usize> = graph.parameters.iter().filter_map(|p| adapter.saves(&p.name)).collect();
+    let uses = graph.use_counts();
+    let is_shared = |p: &Parameter| p.saved && p.table && uses[p.value.0 as usize] > 1;
+    let head_is_saved = graph.parameters.iter().any(is_shared);
+    for (index, name) in adapter.saved.iter().enumerate() {
+        let is_there = found.contains(&index) || name == HEAD && head_is_saved;
+        if !is_there {
+            return Err(CompileError::Saved(no_module(graph, name)));
+        }
+    }
+    if !adapter.saved.is_empty() && options.entries.iter().any(|entry| !entry.adapter) {
+        let text = "the model without its adapter cannot be computed beside modules that are trained as wholes";
+        return Err(CompileError::Saved(text.into()));
+    }
+    Ok(())
+}
+
+fn no_module(graph: &Graph, name: &str) -> String {
+    let modules = graph.parameters.iter().filter_map(|p| p.name.rsplit_once('.')?.0.rsplit('.').next());
+    let mut names: Vec<&str> = modules.collect();
+    names.sort_unstable();
+    names.dedup();
+    let tied = match name {
+        HEAD => " (the head may be the embedding: name that)",
+        _ => "",
+    };
+    format!("`{name}` matches no module of the model{tied}; its modules are: {}", names.join(", "))
 }
 
 fn unmatched(graph: &Graph, target: &str) -> String {

@@ -123,7 +123,10 @@ impl Expansion<'_> {
             parameter.residual_projection = spec.residual_projection;
             parameter.transposed = spec.transposed;
             parameter.bias = spec.bias;
-            parameter.trainable = !spec.buffer && self.options.adapter.is_none() && self.options.training.is_some();
+            let adapter = self.options.adapter.as_ref();
+            parameter.saved = !spec.buffer && adapter.is_some_and(|adapter| adapter.saves(&name).is_some());
+            let is_trained = adapter.is_none() || parameter.saved;
+            parameter.trainable = !spec.buffer && is_trained && self.options.training.is_some();
             // Nodes refer to the name as it is written in the model.
             scope.insert(spec.name.clone(), parameter.value);
         }

@@ -55,12 +55,17 @@ fn weight(graph: &Graph, node: &Node) -> Option<ParameterId> {
 /// Indices of the members of each group, in node order.
 fn find_groups(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
     let (uses, recipe) = (graph.use_counts(), Alike::new(graph, &options.recipe));
+    // In training steps these weights are multiplied twice (`magnitude.rs`), and parameters lie alike in every entry.
+    let is_twice = options.adapter.as_ref().is_some_and(|adapter| adapter.magnitudes && adapter.dropout > 0.0);
     let mut by_input: Vec<(Key, Vec<usize>)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         let Some(parameter) = (node.op == id::LINEAR).then(|| weight(graph, node)).flatten() else { continue };
         let own = parameter;
         let parameter = graph.parameter(own);
         let is = |name: &str| node.attrs.flag(name).unwrap_or(false);
+        if is_twice && node.attrs.get("columns").is_some() {
+            continue;
+        }
         if is("bias") || is("transposed") || uses[parameter.value.0 as usize] != 1 {
             continue;
         }

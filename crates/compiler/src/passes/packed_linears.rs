@@ -28,7 +28,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
         let parameter = &mut graph.parameters[index as usize];
         let fitting = options.quantised.filter(|quantised| quantised.fits(&parameter.shape));
         let packing = options.stored.get(&parameter.name).copied().or(fitting.map(Quantisation::packing));
-        if let Some(packing) = packing.filter(|_| !parameter.table) {
+        if let Some(packing) = packing.filter(|_| !parameter.table && !parameter.saved) {
             parameter.storage = Storage::Packed(packing);
             any = true;
         }

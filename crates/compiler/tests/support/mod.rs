@@ -39,6 +39,7 @@ pub fn options() -> CompileOptions {
         compute: DType::F32,
         recipe: Default::default(),
         training: Some(Training {
+            embedding_noise: 0.0,
             optimizer: Some(OptimizerOptions {
                 kind: OptimizerKind::AdamW,
                 beta1: 0.9,
@@ -59,6 +60,8 @@ pub fn options() -> CompileOptions {
 
 pub fn adapter() -> AdapterOptions {
     AdapterOptions {
+        saved: Vec::new(),
+        magnitudes: false,
         rank: 8,
         alpha: 16.0,
         rank_stabilised: false,

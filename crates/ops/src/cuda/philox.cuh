@@ -32,6 +32,7 @@ constexpr __device__ __forceinline__ Philox philox4x32(u32 c0, u32 c1, u32 c2, u
 #define PURPOSE_DROPOUT 1u
 #define PURPOSE_STOCHASTIC_ROUNDING 2u
 #define PURPOSE_CODES 5u
+#define PURPOSE_EMBEDDING_NOISE 7u
 
 // The four words at positions 4·block … 4·block + 3 of the sequence.
 constexpr __device__ __forceinline__ Philox philox_words(u64 seed, u32 purpose, u32 stream, u32 step, u64 block) {

@@ -1,6 +1,7 @@
 //! Embedding lookup by token id, and the gradient of the table.
 
 mod cpu;
+mod noise;
 
 use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
@@ -11,6 +12,8 @@ use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
 use crate::layout::row_width;
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::registry::id;
+
+pub use noise::EmbeddingNoise;
 
 const LOOK_UP: &str = include_str!("embedding.cu");
 const GRADIENT: &str = include_str!("gradient.cu");

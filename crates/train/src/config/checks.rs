@@ -260,6 +260,24 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
         let hint = Some("`[all-linear]` takes every linear but the head".to_string());
         reader.report("lora_target_modules", "`lora_target_modules: []` would train nothing", hint);
     }
+    if of.lora_dora && !of.lora && !reader.is_faulty("lora") {
+        report_need(reader, "lora_dora", "lora", "true");
+    }
+    if of.lora_dora && config.precision.recipe != Recipe::Bf16 && !reader.is_faulty("recipe") {
+        let message = format!("`lora_dora: true` is not available yet with `recipe: {}`", config.precision.recipe);
+        reader.report("lora_dora", message, Some("set `recipe: bf16`, or remove `lora_dora`".into()));
+    }
+    if !of.modules_to_save.is_empty() && !of.lora && !reader.is_faulty("lora") {
+        report_need(reader, "modules_to_save", "lora", "true");
+    }
+    if of.modules_to_save.iter().any(String::is_empty) && !reader.is_faulty("modules_to_save") {
+        let hint = Some("write the end of a module's name, such as `lm_head`".to_string());
+        reader.report(
+            "modules_to_save",
+            "`modules_to_save` has an empty name, which every module's name ends with",
+            hint,
+        );
+    }
     if of.merge_adapter && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "merge_adapter", "lora", "true");
     }

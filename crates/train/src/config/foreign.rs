@@ -32,6 +32,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
     ),
     (&["lora_r", "r", "peft_lora_r", "lora_dim"], Help::Name("lora_rank")),
     (&["target_modules", "lora_target", "lora_modules"], Help::Name("lora_target_modules")),
+    (&["use_dora", "peft_use_dora", "dora"], Help::Name("lora_dora")),
     (&["use_lora", "use_peft", "finetuning_type"], Help::Name("lora")),
     (&["lr_scheduler", "scheduler"], Help::Name("lr_scheduler_type")),
     (&["optim"], Help::Name("optimizer")),
@@ -51,6 +52,11 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["train_file", "train_data", "data_path", "dataset_name", "data"], Help::Name("datasets")),
     (&["eval_dataset", "validation_file", "val_data", "test_datasets"], Help::Name("validation_datasets")),
     (&["train_on_inputs"], Help::Say("`loss_scale: all` trains prompts, too")),
+    (&["neftune_alpha", "noisy_embedding_alpha", "neft_alpha"], Help::Name("neftune_noise_alpha")),
+    (
+        &["new_tokens", "add_tokens", "added_tokens", "special_tokens", "new_special_tokens", "resize_vocab"],
+        Help::Say("make a model with them first: surogate extend MODEL --tokens TOKEN … --output DIR"),
+    ),
     (&["early_stopping"], Help::Name("early_stopping_patience")),
     (
         &["attn_implementation", "flash_attention", "use_flash_attention", "flash_attn", "sdp_attention"],

@@ -12,6 +12,9 @@ options! {
         gradient_accumulation_steps: u32 = 4, min = 1;
         /// Number of steps. -1 derives it from `num_epochs` and the data.
         max_steps: i64 = -1, min = -1, resumable;
+        /// NEFTune: add noise to the embeddings of training steps, uniform within alpha / √(tokens · hidden size) to both
+        /// sides, where tokens are those of the document, without padding. Evaluations see none. 5 is a common value.
+        neftune_noise_alpha: Option<f64> = null, above = 0, max = 1000;
         /// When the loss on the validation data is computed: every `eval_steps` and at the end, after every pass over the
         /// data and at the end, or never.
         eval_strategy: Strategy = "steps", resumable;

@@ -1,0 +1,270 @@
+//! A model with further special tokens, from folder to folder: the tokenizer knows them, and embedding and head have a row for
+//! each, which begins as the mean of the rows of all tokens before. Nothing is compiled, one tensor is in memory at a time.
+//!
+//! Knows the files of tokenizers and the forms of tensors; no architecture. Rows that a table has beyond its tokens are
+//! used first, then tables grow.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use data::Stop;
+use data::safetensors::{TensorInfo, TensorView};
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+use tensor::HostTensor;
+
+use crate::error::{Result, TrainError, go_on};
+use crate::hf_config::{self, HfConfig};
+use crate::model_folder::{pretty, write_companions, write_weights};
+use crate::prequantised;
+use crate::staged::{Staged, write_synced};
+use crate::written::Written;
+
+const TOKENIZER: &str = "tokenizer.json";
+const SETTINGS: &str = "tokenizer_config.json";
+
+/// Files beside [`TOKENIZER`] that list special tokens.
+const LISTS: [&str; 2] = [SETTINGS, "special_tokens_map.json"];
+
+/// What [`extend`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extended {
+    /// The id of the first new token; the others follow it.
+    pub first_id: usize,
+    /// Rows of embedding and head, before and now.
+    pub rows: (usize, usize),
+    /// Names of the tensors that got rows.
+    pub tensors: Vec<String>,
+}
+
+/// Writes a model with further special tokens. Tables that must grow get a number of rows that is a multiple of `multiple`. The
+/// folder appears whole; asked to stop, there is nothing.
+///
+/// Errors: a token that is there already, a tokenizer without `tokenizer.json`, a model whose tables are quantised, and
+/// anything that stands at `output` already.
+pub fn extend(model: &Path, tokens: &[String], multiple: usize, output: &Path, stop: Stop<'_>) -> Result<Extended> {
+    let config = HfConfig::read(model)?;
+    let rows = config.vocab_size().ok_or_else(|| {
+        TrainError::Usage(format!("{}: there is no `vocab_size`", model.join(hf_config::FILE).display()))
+    })?;
+    let mut tokenizer = read_json(&model.join(TOKENIZER))?;
+    let first_id = add_tokens(&mut tokenizer, tokens)
+        .map_err(|problem| TrainError::Usage(format!("{}: {problem}", model.join(TOKENIZER).display())))?;
+    let needed = first_id + tokens.len();
+    let grown = if needed <= rows { rows } else { needed.next_multiple_of(multiple.max(1)) };
+    let weights = prequantised::weights(model)?;
+    let mut tables = Vec::new();
+    let mut infos = Vec::new();
+    for name in weights.names() {
+        let view = weights.get(name).map_err(TrainError::model_file)?;
+        if view.is_dequantised() {
+            let text = format!(
+                "{}: `{name}` is quantised: only the weights of a plain model can be extended",
+                model.display()
+            );
+            return Err(TrainError::Usage(text));
+        }
+        let mut shape = view.shape.to_vec();
+        if is_table(name, &view, rows) {
+            shape[0] = grown;
+            tables.push(name.to_owned());
+        }
+        infos.push(TensorInfo { name: name.to_owned(), dtype: view.dtype, shape });
+    }
+    if tables.is_empty() {
+        let text =
+            format!("{}: no tensor outside of the layers has {rows} rows, as `vocab_size` says", model.display());
+        return Err(TrainError::Usage(text));
+    }
+    let mut written = Written::by("extend");
+    Staged::clear_abandoned(&written.owner, output)?;
+    let staged = Staged::begin(&written, output)?;
+    write_weights(staged.path(), infos, |tensor| {
+        go_on(stop)?;
+        let view = weights.get(&tensor.name).map_err(TrainError::model_file)?;
+        let whole = view.to_host().map_err(TrainError::unreadable)?;
+        match tables.contains(&tensor.name) {
+            true => Ok(with_rows(&whole, first_id, needed, grown)),
+            false => Ok(whole.bytes),
+        }
+    })?;
+    let config = config.with_vocab_size(grown);
+    write_synced(&staged.path().join(hf_config::FILE), pretty(&config.0).as_bytes())?;
+    write_companions(model, None, staged.path())?;
+    replace(staged.path(), TOKENIZER, &tokenizer)?;
+    for name in LISTS {
+        if model.join(name).is_file() {
+            let mut list = read_json(&model.join(name))?;
+            list_tokens(&mut list, tokens, first_id);
+            replace(staged.path(), name, &list)?;
+        }
+    }
+    staged.commit(&mut written)?;
+    Ok(Extended { first_id, rows: (rows, grown), tensors: tables })
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let text = fs::read_to_string(path).map_err(|e| TrainError::io("read", path, e))?;
+    serde_json::from_str(&text)
+        .map_err(|e| TrainError::Usage(format!("{}: this is not valid JSON: {e}", path.display())))
+}
+
+/// Writes another text in the place of a file that was copied.
+fn replace(folder: &Path, name: &str, value: &Value) -> Result<()> {
+    let path = folder.join(name);
+    fs::remove_file(&path).map_err(|e| TrainError::io("replace", &path, e))?;
+    write_synced(&path, pretty(value).as_bytes())
+}
+
+/// A matrix or a bias with a row for each token: outside of the layers, whose names have numbers.
+fn is_table(name: &str, view: &TensorView<'_>, rows: usize) -> bool {
+    let in_layer = name.split('.').any(|part| part.parse::<usize>().is_ok());
+    !in_layer && view.shape.first() == Some(&rows) && view.dtype.is_float()
+}
+
+/// A table with so many rows. Rows from `first` to `end`, and those that are added, are the mean of the rows before `first`, in
+/// f32, rounded once.
+fn with_rows(table: &HostTensor, first: usize, end: usize, rows: usize) -> Vec<u8> {
+    let before = table.shape[0];
+    let columns: usize = table.shape[1..].iter().product();
+    let values = table.to_f32();
+    let known = first.min(before);
+    let means: Vec<f32> = (0..columns)
+        .into_par_iter()
+        .map(|column| {
+            let sum: f64 = (0..known).map(|row| f64::from(values[row * columns + column])).sum();
+            (sum / known.max(1) as f64) as f32
+        })
+        .collect();
+    let mean = HostTensor::from_f32([columns], &means).cast(table.dtype).bytes;
+    let mut bytes = table.bytes.clone();
+    bytes.resize(rows * mean.len(), 0);
+    let of_tokens = known..end.min(rows);
+    for row in of_tokens.chain(before..rows) {
+        bytes[row * mean.len()..(row + 1) * mean.len()].copy_from_slice(&mean);
+    }
+    bytes
+}
+
+/// Every token of a tokenizer with its id.
+fn known_tokens(tokenizer: &Value) -> std::result::Result<Vec<(String, usize)>, String> {
+    let mut known = Vec::new();
+    match &tokenizer["model"]["vocab"] {
+        Value::Object(words) => {
+            for (word, id) in words {
+                let id = id.as_u64().ok_or_else(|| format!("the id of `{word}` is {id}, expected a whole number"))?;
+                known.push((word.clone(), id as usize));
+            }
+        }
+        Value::Array(pieces) => {
+            let word = |piece: &Value| piece.get(0).and_then(Value::as_str).unwrap_or_default().to_owned();
+            known.extend(pieces.iter().enumerate().map(|(id, piece)| (word(piece), id)));
+        }
+        _ => return Err("there is no vocabulary in `model`".into()),
+    }
+    for token in tokenizer["added_tokens"].as_array().into_iter().flatten() {
+        let (Some(content), Some(id)) = (token["content"].as_str(), token["id"].as_u64()) else {
+            return Err(format!("`added_tokens` has {token}, expected an object with `content` and `id`"));
+        };
+        known.push((content.to_owned(), id as usize));
+    }
+    Ok(known)
+}
+
+/// How `tokenizer.json` describes a special token.
+fn described(content: &str) -> Map<String, Value> {
+    let mut entry = Map::new();
+    entry.insert("content".into(), json!(content));
+    for (name, value) in [("single_word", false), ("lstrip", false), ("rstrip", false), ("normalized", false)] {
+        entry.insert(name.into(), json!(value));
+    }
+    entry.insert("special".into(), json!(true));
+    entry
+}
+
+/// Adds special tokens behind all that there are. The id of the first.
+fn add_tokens(tokenizer: &mut Value, tokens: &[String]) -> std::result::Result<usize, String> {
+    let known = known_tokens(tokenizer)?;
+    let mut names = BTreeSet::new();
+    for token in tokens {
+        if let Some((_, id)) = known.iter().find(|(name, _)| name == token) {
+            return Err(format!("`{token}` is a token already, {id}"));
+        }
+        if token.trim().is_empty() || !names.insert(token) {
+            return Err(format!("`{token}` cannot be a new token: it is empty, or given twice"));
+        }
+    }
+    if tokens.is_empty() {
+        return Err("no token is given".into());
+    }
+    let first = known.iter().map(|(_, id)| id + 1).max().unwrap_or(0);
+    if !tokenizer["added_tokens"].is_array() {
+        tokenizer["added_tokens"] = json!([]);
+    }
+    let list = tokenizer["added_tokens"].as_array_mut().expect("it was just made one");
+    for (index, token) in tokens.iter().enumerate() {
+        let mut entry = described(token);
+        entry.insert("id".into(), json!(first + index));
+        list.push(Value::Object(entry));
+    }
+    Ok(first)
+}
+
+/// Names the tokens where a file beside the tokenizer lists special ones.
+fn list_tokens(settings: &mut Value, tokens: &[String], first: usize) {
+    if let Some(decoder) = settings.get_mut("added_tokens_decoder").and_then(Value::as_object_mut) {
+        for (index, token) in tokens.iter().enumerate() {
+            decoder.insert((first + index).to_string(), Value::Object(described(token)));
+        }
+    }
+    if let Some(list) = settings.get_mut("additional_special_tokens").and_then(Value::as_array_mut) {
+        list.extend(tokens.iter().map(|token| json!(token)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensor::DType;
+
+    use super::*;
+
+    #[test]
+    fn rows_beyond_the_tokens_are_used_first_and_new_ones_are_the_mean() {
+        // Three tokens, one spare row.
+        let table = HostTensor::from_f32([4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 0.0, 0.0]);
+        let read = |bytes: Vec<u8>| HostTensor::new(DType::F32, vec![bytes.len() / 8, 2], bytes).to_f32();
+        let one = read(with_rows(&table, 3, 4, 4));
+        assert_eq!(one, [1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 3.0, 5.0]);
+        let more = read(with_rows(&table, 3, 5, 6));
+        assert_eq!((more.len(), &more[6..]), (12, [3.0, 5.0, 3.0, 5.0, 3.0, 5.0].as_slice()));
+        let bias = HostTensor::from_f32([2], &[2.0, 4.0]);
+        assert_eq!(HostTensor::new(DType::F32, vec![3], with_rows(&bias, 2, 3, 3)).to_f32(), [2.0, 4.0, 3.0]);
+    }
+
+    #[test]
+    fn tokens_go_behind_all_others() {
+        let mut tokenizer = json!({
+            "added_tokens": [{"id": 9, "content": "<s>"}], "model": {"vocab": {"a": 0, "b": 1}}
+        });
+        let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(add_tokens(&mut tokenizer, &of(&["<x>", "<y>"])), Ok(10));
+        assert_eq!(
+            tokenizer["added_tokens"][2],
+            json!({
+                "id": 11, "content": "<y>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true
+            })
+        );
+        let wrong = |names: &[&str]| add_tokens(&mut tokenizer.clone(), &of(names)).unwrap_err();
+        assert!(wrong(&["<x>"]).contains("is a token already, 10") && wrong(&["b"]).contains("already, 1"));
+        assert!(wrong(&["<z>", "<z>"]).contains("twice") && wrong(&[]).contains("no token"));
+        let mut pieces = json!({"model": {"vocab": [["<unk>", 0.0], ["a", -1.0]]}});
+        assert_eq!(add_tokens(&mut pieces, &of(&["<x>"])), Ok(2));
+        let mut settings =
+            json!({"added_tokens_decoder": {}, "additional_special_tokens": ["<s>"], "eos_token": "<s>"});
+        list_tokens(&mut settings, &of(&["<x>"]), 7);
+        assert_eq!(settings["additional_special_tokens"], json!(["<s>", "<x>"]));
+        assert_eq!(settings["added_tokens_decoder"]["7"]["content"], "<x>");
+    }
+}

@@ -30,7 +30,8 @@ import picture  # noqa: E402
 import shaped  # noqa: E402
 from table import commit_of  # noqa: E402
 
-# Name, model, adapters or all weights, options with several GPUs, the least number of GPUs that it fits.
+# Name, model, adapters on short rows or one long row that all share, or all weights; options with several GPUs, the least
+# number of GPUs that it fits.
 RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("lora-0.6b", "qwen3-0.6b", "lora", {}, 1),
     ("lora-8b", "qwen3-8b", "lora", {}, 1),
@@ -41,6 +42,7 @@ RUNS: list[tuple[str, str, str, dict[str, Any], int]] = [
     ("full-8b-zero2", "qwen3-8b", "full", {"zero_level": 2}, 1),
     ("full-8b-zero3", "qwen3-8b", "full", {"zero_level": 3}, 1),
     ("full-32b-zero3", "shape-32b", "full", {"zero_level": 3}, 4),
+    ("long-8b", "qwen3-8b", "long", {}, 1),
 ]
 
 
@@ -96,6 +98,8 @@ def measure(a: argparse.Namespace, counts: list[int], done: list[dict[str, Any]]
                 print(f"| {name} | {gpus} | the budget ends here |", flush=True)
                 continue
             of_ranks = {"gpus": gpus} | (options if gpus > 1 else {})
+            if work == "long":
+                of_ranks["sequence_parallel_size"] = gpus
             run = shaped.write(f"{name}-{gpus}", model, work, of_ranks, a)
             try:
                 found = one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, a.limit)

@@ -19,6 +19,10 @@ SHAPES = SIZES | {
 }
 
 
+# Tokens of a long row.
+LONG = 65536
+
+
 def parser(description: str | None, name: str, limit: float) -> argparse.ArgumentParser:
     """The options of such a script; results go to output/NAME, a run may take `limit` seconds until it is measured."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,21 +44,25 @@ def wanted(name: str, a: argparse.Namespace) -> bool:
 
 
 def write(name: str, model: str, work: str, options: dict[str, Any], a: argparse.Namespace) -> pathlib.Path:
-    """A run's file, its model and its data: adapters on 2 rows in 4 micro-steps, all weights on 8 rows."""
+    """A run's file, its model and its data: adapters on 2 rows in 4 micro-steps, on one long row, all weights on 8 rows."""
     folder = a.out / name
     folder.mkdir(parents=True)
     SIZES[model] = SHAPES[model]
     write_model(folder / "model", model, a.tiny)
-    length = 64 if a.tiny else 2048
-    write_data(folder / "data.jsonl", False, length, 256 * length, TINY_VOCABULARY if a.tiny else VOCABULARY)
+    length, rows = (64 if a.tiny else 2048), 256
+    if work == "long":
+        length, rows = (128 if a.tiny else LONG), 16
+    write_data(folder / "data.jsonl", False, length, rows * length, TINY_VOCABULARY if a.tiny else VOCABULARY)
     own = {
-        "lora": work == "lora",
+        "lora": work != "full",
         "lora_rank": 16,
         "lora_dropout": 0.0,
         "sequence_len": length,
-        "per_device_train_batch_size": 2 if work == "lora" else 8,
+        "per_device_train_batch_size": {"lora": 2, "long": 1, "full": 8}[work],
         "gradient_accumulation_steps": 4 if work == "lora" else 1,
     }
+    if work == "long":
+        own |= {"max_model_len": length} | ({} if a.tiny else {"rope_scaling": "yarn"})
     return one_run.write_run(folder, a.device, own | options)
 
 

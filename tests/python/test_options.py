@@ -233,6 +233,7 @@ ELSEWHERE = {
     "resume_from_checkpoint": "crates/train/tests/resume.rs",
     "device": "crates/train/tests/gpu.rs",
     "gpus": "crates/train/tests/ranks.rs",
+    "sequence_parallel_size": "crates/train/tests/ranks.rs",
     "zero_level": "crates/train/tests/ranks.rs",
     "shard_gradients": "crates/train/tests/ranks.rs",
     "shard_weights": "crates/train/tests/ranks.rs",

@@ -153,7 +153,7 @@ pub fn entry_graph(
     let kind = entry.kind;
     // Layers become nodes, the entry's task stands behind them, batch symbols become numbers; every shape is checked
     // against its rule.
-    let mut graph = expand(model, options, entry, variant)?;
+    let mut graph = expand(model, options, entry, passes::sequence::part(variant, &options.sharding)?)?;
     passes.check("expand", &graph)?;
     // Before the adapters add dropout of their own.
     passes.run(kind, "dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
@@ -174,6 +174,8 @@ pub fn entry_graph(
     passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
     // Behind adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
     passes.run(kind, "cache", &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
+    // Before autodiff, which sends gradients the way back; behind what adds dropout.
+    passes.run(kind, "sequence", &mut graph, |g| passes::sequence::run(g, &options.sharding, variant))?;
     if kind == EntryKind::FirstMicroStep {
         passes.run(kind, "autodiff", &mut graph, differentiate)?;
         // Right behind: what starts the backward pass still stands alone.

@@ -59,8 +59,9 @@ pub(crate) fn program(
         entries.push(update);
     }
     entries.extend(prepared);
+    let cluster = parameters.sharding.cluster();
     for entry in &entries {
-        if let Err(race) = check_entry(entry, parameters.ranks) {
+        if let Err(race) = check_entry(entry, cluster) {
             panic!("lowering orders transfers, collectives and computation by events: {race}");
         }
     }
@@ -115,9 +116,9 @@ fn forms(kind: EntryKind, parameters: &ParameterPlan) -> Vec<Form> {
 }
 
 /// Whether an entry can neither race nor, where ranks meet in it, wait for ever.
-fn check_entry(entry: &Entry, ranks: usize) -> Result<(), String> {
+fn check_entry(entry: &Entry, cluster: Cluster) -> Result<(), String> {
     match entry.steps.iter().any(|step| step.instruction.stream() == StreamId::Exchange) {
-        true => check_group(&(0..ranks).map(|rank| entry.of_rank(rank)).collect::<Vec<_>>()),
+        true => check_group(&(0..cluster.ranks).map(|rank| entry.of_rank(rank, cluster)).collect::<Vec<_>>()),
         false => check_order(entry),
     }
 }
@@ -183,7 +184,7 @@ fn assemble(
     Program {
         name: name.to_owned(),
         machine: lowering.machine.clone(),
-        cluster: Cluster { ranks: parameters.ranks },
+        cluster: parameters.sharding.cluster(),
         arenas,
         layout: Layout {
             parameters: parameters.slots.clone(),
@@ -283,7 +284,16 @@ fn entry(
                 .map(|(offset, bytes)| TensorRef::dense(arena::ACTIVATIONS, offset, DType::U8, [bytes]));
             let inputs = node.inputs.iter().map(|id| at(id, index)).collect();
             let (instruction, cost) = lowering.instruction(op, &attrs, inputs, outputs, scratch, variant.documents);
-            streams.push(Step { instruction, provenance: from.clone(), cost });
+            match instruction {
+                // Between two nodes of the computation, which waits for it.
+                Instruction::Collective(of) => {
+                    streams.follow(StreamId::Exchange, &from);
+                    streams.collective(of, &from);
+                    let done = streams.record(StreamId::Exchange, &from);
+                    streams.wait(StreamId::Compute, done, &from);
+                }
+                instruction => streams.push(Step { instruction, provenance: from.clone(), cost }),
+            }
         }
         for (number, stay) in transfers.due(index) {
             if stay.closes && stay.moves[0].home.arena == arena::GRADIENTS {

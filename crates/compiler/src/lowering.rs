@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use graph::{Graph, ParameterId};
 use ops::{LowerCall, Lowered};
 use program::{
-    Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Machine, MemoryLine, TensorRef,
-    scalar,
+    Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Machine, MemoryLine,
+    Movement, TensorRef, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -127,6 +127,11 @@ impl<'a> Lowering<'a> {
             Lowered::AttentionForward(mut attention) => {
                 attention.scratch = scratch;
                 return (Instruction::AttentionForward(*attention), cost);
+            }
+            Lowered::Copy { from, to } => return (Instruction::Copy { from, to }, cost),
+            Lowered::Exchange { among } => {
+                let (from, to) = (inputs[0].clone(), outputs[0].clone());
+                return (Instruction::Collective(Collective { movement: Movement::Exchange, among, from, to }), cost);
             }
             Lowered::Kernels(specs) => specs,
         };

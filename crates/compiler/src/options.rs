@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use program::{EntryKind, Variant};
+use program::{Cluster, EntryKind, Variant};
 use tensor::DType;
 use tensor::packed::Quantisation;
 use tensor::storage::Packing;
@@ -55,6 +55,8 @@ impl CompileOptions {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharding {
     pub ranks: usize,
+    /// Ranks in a row that have the parts of one micro-batch, whose attention they share by heads: a divisor of all.
+    pub sequence: usize,
     /// Bytes of gradients that are exchanged at once; a good size where it is not given.
     pub bucket_bytes: Option<usize>,
     /// A rank keeps the sums of its pieces of the gradients alone: every micro-step exchanges what it computed.
@@ -67,7 +69,7 @@ pub struct Sharding {
 
 impl Default for Sharding {
     fn default() -> Sharding {
-        Sharding { ranks: 1, bucket_bytes: None, gradients: false, weights: false, open: false }
+        Sharding { ranks: 1, sequence: 1, bucket_bytes: None, gradients: false, weights: false, open: false }
     }
 }
 
@@ -76,6 +78,11 @@ impl Default for Sharding {
 const BUCKET_BYTES: usize = 128 << 20;
 
 impl Sharding {
+    /// Who takes part.
+    pub fn cluster(&self) -> Cluster {
+        Cluster { ranks: self.ranks, sequence: self.sequence }
+    }
+
     /// Most bytes of gradients that are exchanged at once.
     pub(crate) fn bucket(&self) -> usize {
         self.bucket_bytes.unwrap_or(BUCKET_BYTES)

@@ -43,8 +43,8 @@ impl<'a> Reduction<'a> {
         while let Some(of) = self.departures.all.get(self.sent.len()).filter(|of| of.sent <= position) {
             let from = from("exchange");
             streams.follow(StreamId::Exchange, &from);
-            let (whole, to) = (of.from.clone(), of.staged.clone());
-            streams.collective(Collective { movement: Movement::Exchange, from: whole, to }, &from);
+            let (from_all, to, among) = (of.from.clone(), of.staged.clone(), self.parameters.ranks);
+            streams.collective(Collective { movement: Movement::Exchange, among, from: from_all, to }, &from);
             self.sent.push(streams.record(StreamId::Exchange, &from));
         }
     }

@@ -21,7 +21,7 @@ fn on(ranks: usize, options: &CompileOptions) -> CompileOptions {
 }
 
 fn cut(ranks: usize, (gradients, weights): (bool, bool), options: &CompileOptions) -> CompileOptions {
-    let sharding = Sharding { ranks, bucket_bytes: Some(64 << 10), gradients, weights, open: false };
+    let sharding = Sharding { ranks, sequence: 1, bucket_bytes: Some(64 << 10), gradients, weights, open: false };
     CompileOptions { sharding, ..options.clone() }
 }
 
@@ -201,7 +201,7 @@ fn the_lowest_level_that_fits_is_chosen() {
 
 /// The entries as every rank runs them.
 fn of_ranks(program: &Program) -> Vec<Vec<Entry>> {
-    let of = |entry: &Entry| (0..program.cluster.ranks).map(|rank| entry.of_rank(rank)).collect();
+    let of = |entry: &Entry| (0..program.cluster.ranks).map(|rank| entry.of_rank(rank, program.cluster)).collect();
     program.entries.iter().map(of).collect()
 }
 

@@ -80,21 +80,26 @@ impl Fabric {
 }
 
 impl Seat {
-    /// Shows `own` and gives the bytes that come from each rank to `take`: all that it shows, or the piece for this one.
+    /// Shows `own` and gives the bytes that come from each of `among` ranks in a row to `take`, by its number among them:
+    /// all that it shows, or the piece for this one. Ranks of several processes do it all together.
     pub fn collective(
         &self,
         movement: Movement,
+        among: usize,
         own: &[u8],
         mut take: impl FnMut(usize, &[u8]),
     ) -> Result<(), BackendError> {
         let Fabric { shown: all, here, wire, .. } = &*self.fabric;
+        let first = self.rank / among * among;
+        let far = first < here.start || first + among > here.end;
+        assert!(!far || among == all.len(), "a part of the ranks is of one process");
         {
             let mut shown = self.fabric.shown[self.rank].write().unwrap_or_else(PoisonError::into_inner);
             shown.clear();
             shown.extend_from_slice(own);
         }
         self.meet((movement, own.len()))?;
-        if let Some(wire) = wire {
+        if let Some(wire) = wire.as_ref().filter(|_| far) {
             if self.rank == here.start
                 && let Err((rank, why)) = wire.swap(movement, own.len(), all)
             {
@@ -102,15 +107,15 @@ impl Seat {
             }
             self.meet((movement, own.len()))?;
         }
-        let piece = own.len() / all.len();
-        for (rank, shown) in all.iter().enumerate() {
-            let shown = shown.read().unwrap_or_else(PoisonError::into_inner);
+        let piece = own.len() / among;
+        for (number, rank) in (first..first + among).enumerate() {
+            let shown = all[rank].read().unwrap_or_else(PoisonError::into_inner);
             match movement {
-                Movement::Gather => take(rank, &shown),
+                Movement::Gather => take(number, &shown),
                 // Others send what is for this process alone.
                 Movement::Exchange => {
-                    let first = if here.contains(&rank) { 0 } else { here.start };
-                    take(rank, &shown[(self.rank - first) * piece..][..piece]);
+                    let cut = if here.contains(&rank) { first } else { here.start };
+                    take(number, &shown[(self.rank - cut) * piece..][..piece]);
                 }
             }
         }
@@ -200,7 +205,7 @@ mod tests {
                 for round in 0..50u8 {
                     got.clear();
                     let own: Vec<u8> = (0..ranks as u8).flat_map(|piece| [seat.rank as u8, piece, round]).collect();
-                    seat.collective(movement, &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
+                    seat.collective(movement, ranks, &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
                 }
                 got
             };
@@ -229,7 +234,7 @@ mod tests {
         let seats = Fabric::seats(3, Duration::from_secs(600));
         let [a, b, failing] = &seats[..] else { unreachable!("three were asked for") };
         std::thread::scope(|scope| {
-            let waiting = [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, &[1], |_, _| {})));
+            let waiting = [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, 3, &[1], |_, _| {})));
             std::thread::sleep(Duration::from_millis(20));
             failing.fail("no memory".into());
             for waiting in waiting {
@@ -238,19 +243,19 @@ mod tests {
             }
         });
         assert_eq!(a.failure(), Some((2, "no memory".to_owned())));
-        assert!(failing.collective(Movement::Gather, &[1], |_, _| {}).is_err(), "it is over");
+        assert!(failing.collective(Movement::Gather, 3, &[1], |_, _| {}).is_err(), "it is over");
     }
 
     #[test]
     fn who_waits_too_long_or_for_something_else_gives_up() {
         let seats = Fabric::seats(2, Duration::from_millis(30));
-        let message = seats[1].collective(Movement::Exchange, &[1, 2], |_, _| {}).unwrap_err().to_string();
+        let message = seats[1].collective(Movement::Exchange, 2, &[1, 2], |_, _| {}).unwrap_err().to_string();
         assert!(message.contains("rank 1 failed") && message.contains("waited 0 s"), "{message}");
         let seats = Fabric::seats(2, Duration::from_secs(600));
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| seats[0].collective(Movement::Gather, &[1], |_, _| {}));
+            let first = scope.spawn(|| seats[0].collective(Movement::Gather, 2, &[1], |_, _| {}));
             std::thread::sleep(Duration::from_millis(20));
-            let message = seats[1].collective(Movement::Gather, &[1, 2], |_, _| {}).unwrap_err().to_string();
+            let message = seats[1].collective(Movement::Gather, 2, &[1, 2], |_, _| {}).unwrap_err().to_string();
             assert!(message.contains("a gather of 2 bytes, others to a gather of 1 bytes"), "{message}");
             assert!(first.join().unwrap().is_err());
         });

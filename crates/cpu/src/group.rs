@@ -266,8 +266,8 @@ mod tests {
     /// Every rank writes a number of its own, gathers those of all, and exchanges what it gathered.
     fn program() -> Program {
         let own = TensorRef { per_rank: 4, ..at(0, 1) };
-        let gather = Collective { movement: Movement::Gather, from: own, to: at(0, RANKS) };
-        let exchange = Collective { movement: Movement::Exchange, from: at(0, RANKS), to: at(64, RANKS) };
+        let gather = Collective { movement: Movement::Gather, among: RANKS, from: own, to: at(0, RANKS) };
+        let exchange = Collective { movement: Movement::Exchange, among: RANKS, from: at(0, RANKS), to: at(64, RANKS) };
         let mark = |event: u32, stream: StreamId| Instruction::Record { event: EventId(event), stream };
         let wait = |event: u32, stream: StreamId| Instruction::Wait { event: EventId(event), stream };
         let instructions = vec![
@@ -286,7 +286,7 @@ mod tests {
         Program {
             name: "test".into(),
             machine: Machine::cpu(1 << 30, 1),
-            cluster: Cluster { ranks: RANKS },
+            cluster: Cluster { ranks: RANKS, sequence: 1 },
             arenas: vec![Arena::on_device(ArenaKind::Activations, 512)],
             layout: Layout::default(),
             constants: vec![],

@@ -48,7 +48,9 @@ fn collective(of: &Collective, seat: &Seat, memory: &mut Memory) -> Result<(), B
     // What is shown is a copy: the own part of a gather may lie in the result.
     let own = memory.read::<u8>(&of.from).to_vec();
     let to = memory.write::<u8>(&of.to);
-    seat.collective(of.movement, &own, |rank, bytes| to[rank * bytes.len()..][..bytes.len()].copy_from_slice(bytes))
+    seat.collective(of.movement, of.among, &own, |rank, bytes| {
+        to[rank * bytes.len()..][..bytes.len()].copy_from_slice(bytes)
+    })
 }
 
 /// A program in this host's memory.

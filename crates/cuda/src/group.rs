@@ -86,7 +86,7 @@ impl CudaGroup {
     /// Queues an instruction on all ranks.
     fn queue_step(&mut self, entry: usize, index: usize) -> Result<()> {
         let queued = match self.ranks[0].joint(entry, index) {
-            Some(movement) => self.meet(movement, entry, index),
+            Some((movement, among)) => self.meet(movement, among, entry, index),
             None => self.ranks.iter_mut().try_for_each(|rank| rank.queue_step(entry, index)),
         };
         let queued = match self.check_each {
@@ -98,8 +98,7 @@ impl CudaGroup {
 
     /// What all ranks do together: each copies its pieces from the others when all have come, and goes on when all have
     /// theirs.
-    fn meet(&self, movement: Movement, entry: usize, index: usize) -> Result<()> {
-        let ranks = self.ranks.len();
+    fn meet(&self, movement: Movement, among: usize, entry: usize, index: usize) -> Result<()> {
         let parts: Vec<(u64, u64, usize)> = self.ranks.iter().map(|rank| rank.joint_places(entry, index)).collect();
         for (engine, come) in self.engines().zip(&self.come) {
             engine.device.bind()?;
@@ -110,11 +109,12 @@ impl CudaGroup {
             self.come.iter().try_for_each(|come| engine.exchange().wait(come))?;
             let (_, to, bytes) = parts[rank];
             // Every rank begins with another peer, so that all links are in use.
-            for peer in (0..ranks).map(|far| (rank + far) % ranks) {
-                let (from, ..) = parts[peer];
+            let (first, own) = (rank / among * among, rank % among);
+            for peer in (0..among).map(|far| (own + far) % among) {
+                let (from, ..) = parts[first + peer];
                 let (from, piece) = match movement {
                     Movement::Gather => (from, bytes),
-                    Movement::Exchange => (from + (rank * (bytes / ranks)) as u64, bytes / ranks),
+                    Movement::Exchange => (from + (own * (bytes / among)) as u64, bytes / among),
                 };
                 engine.exchange().copy_between(to + (peer * piece) as u64, from, piece)?;
             }

@@ -127,10 +127,10 @@ impl CudaSession {
         &self.engine
     }
 
-    /// How bytes move in an instruction that ranks do together; none for any other.
-    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<Movement> {
+    /// How bytes move in an instruction that ranks do together, and how many in a row do; none for any other.
+    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<(Movement, usize)> {
         match &self.program.entries[entry].steps[index].instruction {
-            Instruction::Collective(of) => Some(of.movement),
+            Instruction::Collective(of) => Some((of.movement, of.among)),
             _ => None,
         }
     }

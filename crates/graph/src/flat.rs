@@ -213,6 +213,13 @@ impl Graph {
         self.add(Value { name: name.to_owned(), element: of.dtype, shape, axes, origin })
     }
 
+    /// Gives a value another type, where all that reads it will have one that follows.
+    pub fn retype(&mut self, id: ValueId, of: &ValueType) {
+        let value = &mut self.values[id.0 as usize];
+        value.shape = of.extents().expect("flat graphs have no symbols");
+        (value.element, value.axes) = (of.dtype, of.shape.iter().map(Dim::axis).collect());
+    }
+
     /// Adds a value whose axes have no names.
     pub fn add_value(&mut self, name: &str, element: Element, shape: Shape, origin: Origin) -> ValueId {
         let axes = vec![None; shape.len()];

@@ -33,6 +33,15 @@ pub enum Lowered {
     Kernels(Vec<KernelSpec>),
     Gemm(Box<Gemm>),
     AttentionForward(Box<AttentionForward>),
+    /// Element by element, an operand seen in another layout.
+    Copy {
+        from: TensorRef,
+        to: TensorRef,
+    },
+    /// So many ranks in a row give one another pieces of the only input, which become the only output.
+    Exchange {
+        among: usize,
+    },
 }
 
 /// Whether a block may have 200 KiB of shared memory: the large GPUs from Hopper on.

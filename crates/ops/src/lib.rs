@@ -32,6 +32,7 @@ mod rope;
 mod rows;
 pub mod rowwise;
 mod seed;
+mod sequence;
 mod vector;
 mod view;
 

@@ -19,6 +19,7 @@ use crate::quantise;
 use crate::rope;
 use crate::rows;
 use crate::rowwise;
+use crate::sequence;
 use crate::view;
 
 /// Makes the list and the ids from one row for each operation: its constant in [`id`], its name, its implementation.
@@ -58,6 +59,9 @@ operations! {
     CLAMPED_SWIGLU_BACKWARD = "clamped_swiglu_backward": elementwise::CLAMPED_SWIGLU_BACKWARD,
     ELEMENTWISE = "elementwise": elementwise::Elementwise,
     DROPOUT = "dropout": dropout::Dropout,
+    DEAL_HEADS = "deal_heads": sequence::DealHeads,
+    COLLECT_HEADS = "collect_heads": sequence::CollectHeads,
+    EXCHANGE = "exchange": sequence::Exchange,
     CROSS_ENTROPY = "cross_entropy": loss::CrossEntropy,
     CROSS_ENTROPY_BACKWARD = "cross_entropy_backward": loss::CrossEntropyBackward,
     CROSS_ENTROPY_WITH_GRADIENT = "cross_entropy_with_gradient": loss::CrossEntropyWithGradient,

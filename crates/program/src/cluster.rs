@@ -9,24 +9,38 @@ use crate::program::{Entry, Program};
 
 /// Attributes that say how much larger another is on each next rank end with this.
 const PER_RANK: &str = "_per_rank";
+/// Likewise for each next part of a sequence.
+const PER_PART: &str = "_per_part";
 
 /// What a program is made for: the same machine so many times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// Devices with a share of the rows and of the states each, numbered from 0.
     pub ranks: usize,
+    /// So many ranks in a row have the parts of one micro-batch: a divisor of all.
+    pub sequence: usize,
 }
 
 impl Cluster {
     /// A single device.
-    pub const ONE: Cluster = Cluster { ranks: 1 };
+    pub const ONE: Cluster = Cluster { ranks: 1, sequence: 1 };
+
+    /// Micro-batches that are worked on at once.
+    pub fn replicas(&self) -> usize {
+        self.ranks / self.sequence
+    }
+
+    /// Which part of its micro-batch a rank has.
+    pub fn part(&self, rank: usize) -> usize {
+        rank % self.sequence
+    }
 }
 
 impl Program {
     /// The program as a rank runs it: nothing in it depends on the rank any more.
     pub fn of_rank(&self, rank: usize) -> Program {
         assert!(rank < self.cluster.ranks, "a rank is one of {}", self.cluster.ranks);
-        let entries = self.entries.iter().map(|entry| entry.of_rank(rank)).collect();
+        let entries = self.entries.iter().map(|entry| entry.of_rank(rank, self.cluster)).collect();
         Program { entries, ..self.clone() }
     }
 
@@ -41,11 +55,11 @@ impl Program {
 }
 
 impl Entry {
-    /// The entry as a rank runs it.
-    pub fn of_rank(&self, rank: usize) -> Entry {
+    /// The entry as a rank of a cluster runs it.
+    pub fn of_rank(&self, rank: usize, cluster: Cluster) -> Entry {
         let mut entry = self.clone();
         for step in &mut entry.steps {
-            step.instruction.settle(rank);
+            step.instruction.settle(rank, cluster.part(rank));
         }
         for (_, at) in entry.inputs.iter_mut().chain(&mut entry.outputs) {
             *at = at.of_rank(rank);
@@ -55,31 +69,39 @@ impl Entry {
 }
 
 impl Instruction {
-    /// Puts in a rank's places and numbers.
-    fn settle(&mut self, rank: usize) {
+    /// Puts in the places and numbers of a rank, and of the part that it has.
+    fn settle(&mut self, rank: usize, part: usize) {
         for at in self.tensors_mut().into_iter().filter(|at| at.per_rank != 0) {
             *at = TensorRef::of_rank(at, rank);
         }
         let Instruction::Launch(launch) = self else { return };
-        settle_numbers(launch, rank);
+        settle_numbers(launch, PER_RANK, rank);
+        settle_numbers(launch, PER_PART, part);
+        settle_arguments(launch, rank, part);
     }
 }
 
-fn settle_numbers(launch: &mut Launch, rank: usize) {
+/// Puts in the attributes that grow with a number, by the end of the names that say how much.
+fn settle_numbers(launch: &mut Launch, suffix: &str, number: usize) {
     let steps: Vec<(String, u64)> = launch
         .attrs
         .0
         .iter()
-        .filter_map(|(name, value)| Some((name.strip_suffix(PER_RANK)?.to_owned(), value.as_u64()?)))
+        .filter_map(|(name, value)| Some((name.strip_suffix(suffix)?.to_owned(), value.as_u64()?)))
         .collect();
     for (name, step) in steps {
-        launch.attrs.0.remove(&format!("{name}{PER_RANK}"));
+        launch.attrs.0.remove(&format!("{name}{suffix}"));
         let first = launch.attrs.0.get(&name).and_then(|value| value.as_u64()).unwrap_or(0);
-        launch.attrs.0.insert(name, (first + rank as u64 * step).into());
+        launch.attrs.0.insert(name, (first + number as u64 * step).into());
     }
+}
+
+fn settle_arguments(launch: &mut Launch, rank: usize, part: usize) {
     for arg in launch.calls.iter_mut().flat_map(|call| &mut call.args) {
-        if let Arg::PerRank { first, step } = *arg {
-            *arg = Arg::I64(first + rank as i64 * step);
+        match *arg {
+            Arg::PerRank { first, step } => *arg = Arg::I64(first + rank as i64 * step),
+            Arg::PerPart { step } => *arg = Arg::I64(part as i64 * step),
+            _ => {}
         }
     }
 }
@@ -96,16 +118,16 @@ mod tests {
         let at = TensorRef { per_rank: 64, ..TensorRef::dense(ArenaId(0), 256, DType::F32, [16]) };
         let mut launch = Instruction::Launch(Launch {
             op: "adamw".into(),
-            attrs: Attrs::new().with("start", 1024u64).with("start_per_rank", 512u64),
+            attrs: Attrs::new().with("start", 1024u64).with("start_per_rank", 512u64).with("first_per_part", 7u64),
             inputs: vec![at.clone()],
             outputs: vec![],
             scratch: None,
             calls: vec![],
         });
-        launch.settle(3);
+        launch.settle(3, 1);
         let Instruction::Launch(launch) = launch else { unreachable!("it was one") };
         assert_eq!((launch.inputs[0].offset, launch.inputs[0].per_rank), (448, 0));
-        assert_eq!(launch.attrs, Attrs::new().with("start", 2560u64));
+        assert_eq!(launch.attrs, Attrs::new().with("start", 2560u64).with("first", 7u64));
     }
 
     #[test]

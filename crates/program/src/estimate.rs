@@ -48,9 +48,9 @@ impl Default for Seen {
 }
 
 /// Bytes that a rank gets from others in a collective; none for any other instruction.
-fn received(step: &Step, program: &Program) -> f64 {
+fn received(step: &Step) -> f64 {
     match &step.instruction {
-        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / program.cluster.ranks as f64),
+        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / of.among as f64),
         _ => 0.0,
     }
 }
@@ -73,7 +73,7 @@ fn transferred(step: &Step) -> f64 {
 /// Seconds of a transfer with the other direction under way, or of a collective; none for any other instruction.
 fn transfer(step: &Step, program: &Program) -> f64 {
     let machine = &program.machine;
-    transferred(step) / (machine.link.both_ways / 2.0) + received(step, program) / machine.peer_rate()
+    transferred(step) / (machine.link.both_ways / 2.0) + received(step) / machine.peer_rate()
 }
 
 /// Seconds for what an instruction of the computation reads and writes where it lies in host memory.
@@ -118,7 +118,7 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
         None => transfer(step, program),
     };
     let (seconds, waiting) = run(entry, of);
-    let exchanged: f64 = entry.steps.iter().map(|step| received(step, program)).sum();
+    let exchanged: f64 = entry.steps.iter().map(received).sum();
     let hidden = (exchanged / machine.peer_rate() - waiting).max(0.0);
     let beside = if machine.arch == Arch::Cpu { 0.0 } else { BESIDE * hidden };
     let (bound, _) = run(entry, |_, step| ceiling(step, program, seen));

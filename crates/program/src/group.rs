@@ -51,7 +51,7 @@ pub fn check_group(ranks: &[Entry]) -> Result<(), String> {
 fn alike(a: &Entry, of_a: usize, b: &Entry, of_b: usize) -> bool {
     match (&a.steps[of_a].instruction, &b.steps[of_b].instruction) {
         (Instruction::Collective(a), Instruction::Collective(b)) => {
-            let form = |of: &Collective| (of.movement, of.from.bytes(), of.to.bytes(), of.from.dtype);
+            let form = |of: &Collective| (of.movement, of.among, of.from.bytes(), of.to.bytes(), of.from.dtype);
             form(a) == form(b)
         }
         _ => false,
@@ -64,10 +64,11 @@ fn sizes(ranks: &[Entry]) -> Result<(), String> {
     for (index, step) in entry.steps.iter().enumerate() {
         let Instruction::Collective(of) = &step.instruction else { continue };
         let whole = match of.movement {
-            crate::Movement::Gather => of.from.bytes() * ranks.len(),
+            crate::Movement::Gather => of.from.bytes() * of.among,
             crate::Movement::Exchange => of.from.bytes(),
         };
-        if whole != of.to.bytes() || !whole.is_multiple_of(ranks.len()) || !of.from.is_dense() || !of.to.is_dense() {
+        let fits = ranks.len().is_multiple_of(of.among) && whole.is_multiple_of(of.among);
+        if whole != of.to.bytes() || !fits || !of.from.is_dense() || !of.to.is_dense() {
             return Err(format!("instruction {index} ({step}) does not fit {} ranks", ranks.len()));
         }
     }
@@ -162,8 +163,9 @@ mod tests {
 
     /// Exchanges what was written, and gathers a result.
     fn instructions() -> Vec<Instruction> {
-        let exchange = Collective { movement: Movement::Exchange, from: at(0, 3 * RANKS), to: at(1, 3 * RANKS) };
-        let gather = Collective { movement: Movement::Gather, from: at(2, 5), to: at(3, 5 * RANKS) };
+        let exchange =
+            Collective { movement: Movement::Exchange, among: RANKS, from: at(0, 3 * RANKS), to: at(1, 3 * RANKS) };
+        let gather = Collective { movement: Movement::Gather, among: RANKS, from: at(2, 5), to: at(3, 5 * RANKS) };
         vec![
             Instruction::Zero { at: at(0, 3 * RANKS) },
             record(0, StreamId::Compute),

@@ -52,6 +52,10 @@ pub enum Arg {
         first: i64,
         step: i64,
     },
+    /// A number that is larger by `step` for each next part of a sequence.
+    PerPart {
+        step: i64,
+    },
     F32(f32),
 }
 
@@ -212,10 +216,19 @@ impl Movement {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     pub movement: Movement,
+    /// How many ranks in a row do it with one another: a divisor of all.
+    pub among: usize,
     /// Of a gather the own part, else the pieces for all ranks.
     pub from: TensorRef,
     /// The pieces of all ranks. A gather may leave the own part where it is.
     pub to: TensorRef,
+}
+
+impl Collective {
+    /// Every rank gets what as many have as fit into the result.
+    pub fn gather(from: TensorRef, to: TensorRef) -> Collective {
+        Collective { movement: Movement::Gather, among: to.bytes() / from.bytes().max(1), from, to }
+    }
 }
 
 /// One instruction.
@@ -356,7 +369,7 @@ impl Instruction {
             }
             Instruction::Copy { from, to }
             | Instruction::Transfer { from, to, stream: _ }
-            | Instruction::Collective(Collective { movement: _, from, to }) => vec![from, to],
+            | Instruction::Collective(Collective { movement: _, among: _, from, to }) => vec![from, to],
             Instruction::Zero { at } => vec![at],
             Instruction::Record { .. } | Instruction::Wait { .. } => vec![],
         }

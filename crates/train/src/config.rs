@@ -133,6 +133,16 @@ macro_rules! union_of_tables {
         }
     }
 
+    /// Devices in a row that have the parts of one micro-batch.
+    pub fn sequence(&self) -> usize {
+        self.template.sequence_parallel_size as usize
+    }
+
+    /// Micro-batches that are worked on at once.
+    pub fn replicas(&self) -> usize {
+        self.ranks() / self.sequence()
+    }
+
     /// Processes that train together.
     pub fn nodes(&self) -> usize {
         self.multi_node.distributed.num_nodes as usize

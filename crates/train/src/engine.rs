@@ -85,7 +85,12 @@ impl Engine {
         self.program.cluster.ranks
     }
 
-    /// The shape of a round of batches, one for each rank, as the compiler is requested it: all run the same entry.
+    /// Batches of a round, which they work on at once.
+    pub fn replicas(&self) -> usize {
+        self.program.cluster.replicas()
+    }
+
+    /// The shape of a round of batches as the compiler is requested it: all run the same entry.
     pub fn variant_of(&self, round: &[Batch], one_per_row: bool) -> Variant {
         variant_of(round, one_per_row)
     }
@@ -209,15 +214,19 @@ impl Engine {
         found.unwrap_or_else(|| panic!("a micro-step was not compiled for {variant:?}"))
     }
 
-    /// Writes a batch for each rank to where an entry reads it.
+    /// Writes the batches of a round to where an entry reads them: each rank has a whole one, or its part.
     pub fn load_batches(&mut self, entry: usize, round: &[Batch]) -> Result<()> {
-        assert_eq!(round.len(), self.ranks(), "a round has a batch for each rank");
+        assert_eq!(round.len(), self.replicas(), "a round has a batch for each replica");
         let program = self.program.clone();
+        let cluster = program.cluster;
         for (name, at) in &program.entries[entry].inputs {
             let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
-            for (rank, batch) in round.iter().enumerate() {
-                if let Some(bytes) = input.bytes(batch) {
-                    self.session().write_rank(rank, at, &bytes)?;
+            for (batch, ranks) in round.iter().zip((0..).step_by(cluster.sequence)) {
+                let Some(bytes) = input.bytes(batch) else { continue };
+                for rank in ranks..ranks + cluster.sequence {
+                    // What only attention reads is whole on every rank.
+                    let first = if bytes.len() == at.bytes() { 0 } else { cluster.part(rank) * at.bytes() };
+                    self.session().write_rank(rank, at, &bytes[first..][..at.bytes()])?;
                 }
             }
         }
@@ -264,11 +273,12 @@ impl Engine {
         Ok(self.session().write(&at, &value.to_le_bytes())?)
     }
 
-    /// Gives the first rank a number, and each next one the next.
-    pub fn set_i32_by_rank(&mut self, scalar: &str, first: i32) -> Result<()> {
-        let at = self.scalar(scalar);
+    /// Numbers the micro-steps of a round, as a single rank would take the batches.
+    pub fn number_micro_steps(&mut self, first: u64) -> Result<()> {
+        let at = self.scalar(scalar::MICRO_STEP);
         for rank in 0..self.ranks() {
-            self.session().write_rank(rank, &at, &(first + rank as i32).to_le_bytes())?;
+            let number = first + (rank / self.program.cluster.sequence) as u64;
+            self.session().write_rank(rank, &at, &(number as i32).to_le_bytes())?;
         }
         Ok(())
     }

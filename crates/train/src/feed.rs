@@ -57,7 +57,7 @@ impl Feed {
         let row = row_length(&layout, sequence_len, batch_size);
         let train_spec = LoaderSpec {
             batch_size,
-            share: Share::among(config.ranks()),
+            share: Share::among(config.replicas()),
             seq_len: row,
             layout,
             padding: match config.template.padding_side {
@@ -74,7 +74,7 @@ impl Feed {
         let train_extent = data::extent(&train, &train_spec).map_err(TrainError::Data)?;
         let rows_in_epoch = train_extent.by_epoch.first().copied().unwrap_or(train_extent.rows);
         let train_extent =
-            train_extent.with_part_of_last(config.run.num_epochs.of_last(), (batch_size * config.ranks()) as u64);
+            train_extent.with_part_of_last(config.run.num_epochs.of_last(), (batch_size * config.replicas()) as u64);
         let one_per_row = matches!(train_spec.layout, Layout::Padded(_)) && train_spec.padding == Padding::End;
         let validation_spec = LoaderSpec { seed: config.data.eval_seed, epochs: Some(1), ..train_spec.clone() };
         // A fixed number of steps goes on through the data for as long as it takes.
@@ -199,7 +199,7 @@ impl Feed {
     pub fn epochs(&self, config: &Config, steps: u64) -> f64 {
         let of = &config.training;
         let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
-        let rows = of_rank * config.ranks() as u64 * steps;
+        let rows = of_rank * config.replicas() as u64 * steps;
         // The last step of a run that ends with its data may have fewer rows.
         let rows = if of.fixed_steps().is_none() { rows.min(self.train_extent.rows) } else { rows };
         rows as f64 * config.run.num_epochs.0 / self.train_extent.rows as f64
@@ -209,7 +209,7 @@ impl Feed {
     pub(crate) fn epoch_ends(&self, config: &Config, total: u64) -> Result<Vec<u64>> {
         let of = &config.training;
         let of_rank = u64::from(of.per_device_train_batch_size) * u64::from(of.gradient_accumulation_steps);
-        let in_step = of_rank * config.ranks() as u64;
+        let in_step = of_rank * config.replicas() as u64;
         let in_epoch = self.train_extent.by_epoch.first().copied().unwrap_or(1).max(1);
         // Every epoch is packed by itself, so some may have fewer rows than the first.
         let epochs = (total * in_step).div_ceil(in_epoch);

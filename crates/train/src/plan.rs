@@ -176,7 +176,8 @@ fn sharding(config: &Config) -> Sharding {
     let level = |least: u32| matches!(of.zero_level, Setting::Value(level) if level >= least);
     let gradients = level(2) || of.shard_gradients == Setting::Value(true);
     let weights = level(3) || of.shard_weights == Setting::Value(true);
-    Sharding { ranks: config.ranks(), gradients, weights, open, ..Sharding::default() }
+    let (ranks, sequence) = (config.ranks(), config.sequence());
+    Sharding { ranks, sequence, gradients, weights, open, ..Sharding::default() }
 }
 
 /// What options that are left open come to where nothing is decided: one device, and what the model itself says.

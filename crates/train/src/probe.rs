@@ -3,7 +3,7 @@
 //! Slow, and used only after a run has diverged. Knows tensors and where instructions come from; no operation.
 
 use data::Batch;
-use program::{Provenance, TensorRef, scalar};
+use program::{Provenance, TensorRef};
 use tensor::{DType, HostTensor};
 
 use crate::engine::Engine;
@@ -23,11 +23,11 @@ pub fn find(
             return Ok(Some(format!("the weights of `{}` already hold {what}", slot.name)));
         }
     }
-    let ranks = engine.ranks();
-    for (index, round) in batches.chunks(ranks).enumerate() {
+    let (ranks, replicas) = (engine.ranks(), engine.replicas());
+    for (index, round) in batches.chunks(replicas).enumerate() {
         let variant = engine.prepare(engine.variant_of(round, one_per_row))?;
-        engine.set_i32_by_rank(scalar::MICRO_STEP, (first_micro_step + (index * ranks) as u64) as i32)?;
-        let entry = engine.micro_step(index == 0, (index + 1) * ranks == batches.len(), variant);
+        engine.number_micro_steps(first_micro_step + (index * replicas) as u64)?;
+        let entry = engine.micro_step(index == 0, (index + 1) * replicas == batches.len(), variant);
         engine.load_batches(entry, round)?;
         let program = engine.program().clone();
         for (number, step) in program.entries[entry].steps.iter().enumerate() {
@@ -35,7 +35,7 @@ pub fn find(
             let places = step.instruction.writes().into_iter().flat_map(|at| (0..ranks).map(move |rank| (rank, at)));
             for (rank, at) in places {
                 if let Some(what) = look(engine, rank, at)? {
-                    let number = index * ranks + rank;
+                    let number = index * replicas + rank * replicas / ranks;
                     let of = if batches.len() > 1 { format!(" of micro-batch {number}") } else { String::new() };
                     return Ok(Some(format!("{what} first came out of {}{of}", place(&step.provenance))));
                 }

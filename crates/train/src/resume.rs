@@ -314,7 +314,8 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
         let number = |value: &Value| value.as_u64().unwrap_or(1).max(1);
         let [rows, accumulation, gpus] = SPLIT.map(|name| number(&of.given[name]));
         let of_node = nodes["gpus_per_node"].as_u64().filter(|gpus| *gpus > 0).unwrap_or(gpus);
-        [rows, accumulation, of_node * number(&nodes["num_nodes"])]
+        let sequence = number(&of.given["sequence_parallel_size"]);
+        [rows, accumulation, of_node * number(&nodes["num_nodes"]) / sequence]
     };
     let (split_now, split_then) = (split_of(&now), split_of(&then));
     let [rows_now, rows_then] = [split_now, split_then].map(|of| of.iter().product::<u64>());

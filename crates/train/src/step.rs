@@ -82,7 +82,7 @@ pub(crate) enum Advance {
 impl Trainer {
     /// The next micro-batches of the data: fewer than a full step at the end, none after it.
     fn next_batches(&mut self) -> Result<Vec<Batch>> {
-        let wanted = self.config.training.gradient_accumulation_steps as usize * self.config.ranks();
+        let wanted = self.config.training.gradient_accumulation_steps as usize * self.config.replicas();
         let Some(feed) = &mut self.feed else {
             let problems = self.config.check_datasets();
             return Err(TrainError::Config(problems));
@@ -150,7 +150,7 @@ impl Trainer {
     /// Whether the compiled model takes the batches as it is.
     fn has_shapes(&self, batches: &[Batch], one_per_row: bool) -> bool {
         let Some(engine) = &self.engine else { return false };
-        batches.chunks(engine.ranks()).all(|round| engine.has(engine.variant_of(round, one_per_row)))
+        batches.chunks(engine.replicas()).all(|round| engine.has(engine.variant_of(round, one_per_row)))
     }
 
     /// Runs forward and backward passes.
@@ -160,17 +160,17 @@ impl Trainer {
             return Err(TrainError::Usage(text.into()));
         }
         self.source.check_ids(&batches)?;
-        let ranks = self.config.ranks();
-        check_rounds(&batches, ranks)?;
+        let replicas = self.config.replicas();
+        check_rounds(&batches, replicas)?;
         let first_micro_step = self.progress.micro_step;
-        let engine = self.engine_for(&batches[..ranks], one_per_row)?;
+        let engine = self.engine_for(&batches[..replicas], one_per_row)?;
         // All shapes first: where one does not fit beside the states, weights move, but not gradients.
-        let wanted: Vec<Variant> = batches.chunks(ranks).map(|round| engine.variant_of(round, one_per_row)).collect();
+        let rounds = batches.chunks(replicas);
+        let wanted: Vec<Variant> = rounds.map(|round| engine.variant_of(round, one_per_row)).collect();
         let variants = engine.prepare_all(&wanted)?;
         let last = variants.len() - 1;
-        for (index, (round, variant)) in batches.chunks(ranks).zip(variants).enumerate() {
-            // Micro-steps are numbered as a single rank would take the batches.
-            engine.set_i32_by_rank(scalar::MICRO_STEP, (first_micro_step + (index * ranks) as u64) as i32)?;
+        for (index, (round, variant)) in batches.chunks(replicas).zip(variants).enumerate() {
+            engine.number_micro_steps(first_micro_step + (index * replicas) as u64)?;
             engine.run_micro_step(index == 0, index == last, variant, round)?;
         }
         Ok(Fed { batches, one_per_row, first_micro_step })
@@ -309,13 +309,13 @@ impl Trainer {
             None => None,
         };
         let Some(loader) = &mut loader else { return Ok(Evaluation::NoData) };
-        let (one_per_row, ranks) = (self.one_per_row(), self.config.ranks());
+        let (one_per_row, replicas) = (self.one_per_row(), self.config.replicas());
         let (mut sum, mut weight, mut tokens_seen) = (0.0, 0.0, 0);
         loop {
             if stops() {
                 return Ok(Evaluation::Aborted);
             }
-            let round = loader.take(ranks).collect::<std::result::Result<Vec<_>, _>>().map_err(TrainError::Data)?;
+            let round = loader.take(replicas).collect::<std::result::Result<Vec<_>, _>>().map_err(TrainError::Data)?;
             if round.is_empty() {
                 break;
             }
@@ -337,17 +337,17 @@ impl Trainer {
     }
 }
 
-/// Batches come in rounds: one of the same extents for each rank.
-fn check_rounds(batches: &[Batch], ranks: usize) -> Result<()> {
-    if !batches.len().is_multiple_of(ranks) {
-        let text = format!("{} micro-batches are no whole number of rounds of `gpus: {ranks}`", batches.len());
+/// Batches come in rounds, of the same extents.
+fn check_rounds(batches: &[Batch], replicas: usize) -> Result<()> {
+    if !batches.len().is_multiple_of(replicas) {
+        let text = format!("{} micro-batches are no whole number of rounds of {replicas}", batches.len());
         return Err(TrainError::Usage(text));
     }
     let extents = |batch: &Batch| (batch.batch, batch.seq_len);
-    match batches.chunks(ranks).position(|round| round.iter().any(|batch| extents(batch) != extents(&round[0]))) {
+    match batches.chunks(replicas).position(|round| round.iter().any(|batch| extents(batch) != extents(&round[0]))) {
         None => Ok(()),
         Some(round) => {
-            let found: Vec<String> = batches[round * ranks..][..ranks]
+            let found: Vec<String> = batches[round * replicas..][..replicas]
                 .iter()
                 .map(|batch| format!("{} × {}", batch.batch, batch.seq_len))
                 .collect();

@@ -205,6 +205,31 @@ fn rounded_weights_stay_close() {
     }
 }
 
+/// Parts of a row on several ranks: one device's curve, the same bits when run again, and at every level.
+#[test]
+fn ranks_may_share_a_row() {
+    let adapters = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 1e-2});
+    for (packed, more) in [
+        (true, json!({"max_grad_norm": 0.05})),
+        (false, json!({"optimizer": "normuon", "recompute_block": true})),
+        (true, adapters),
+    ] {
+        let alone = curve(1, 20, packed, &more);
+        for (ranks, sequence, level) in [(2, 2, 1), (4, 4, 2), (6, 2, 3)] {
+            let options = json!({
+                "sequence_parallel_size": sequence, "zero_level": level,
+                "gradient_accumulation_steps": ROWS * sequence / ranks,
+            });
+            let options = merged(more.clone(), &options);
+            let found = curve(ranks, 20, packed, &options);
+            assert_same(&found, &alone, &format!("{sequence} of {ranks} ranks, level {level}, {more}"));
+            if ranks == 2 {
+                assert_eq!(curve(ranks, 20, packed, &options), found, "run again");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_checkpoint_goes_on_with_any_number_of_ranks() {
     for more in [json!({"optimizer": "adamw_8bit"}), json!({"optimizer": "normuon"}), json!({"lora": true})] {
@@ -260,7 +285,7 @@ fn a_checkpoint_of_ranks_is_that_of_one() {
 fn batches_that_are_no_rounds_are_refused() {
     let mut trainer = trainer(3, &json!({}));
     let error = trainer.step(&rows(0, false)[..4], Some(1e-3)).unwrap_err();
-    assert!(error.exit_code() == 2 && error.to_string().contains("no whole number of rounds of `gpus: 3`"), "{error}");
+    assert!(error.exit_code() == 2 && error.to_string().contains("no whole number of rounds of 3"), "{error}");
     let mut mixed = rows(0, false)[..3].to_vec();
     mixed[1] = Batch::from_labels(1, 8, vec![1; 8], &[1; 8], None, None).unwrap();
     let error = trainer.step(&mixed, Some(1e-3)).unwrap_err();
@@ -295,8 +320,12 @@ fn a_run_deals_its_data_without_loss_or_repetition() {
         assert!(alone.len() > 3 && !evaluated.is_empty(), "{alone:?}");
         let last = alone.last().unwrap()[2];
         assert!(alone[0][2] != last, "the last step is short: {alone:?}");
-        for (ranks, level) in [(2, 1), (3, 3)] {
-            let more = merged(more.clone(), &json!({"zero_level": level}));
+        for (ranks, sequence, level) in [(2, 1, 1), (3, 1, 3), (4, 2, 2)] {
+            let options = json!({
+                "zero_level": level, "sequence_parallel_size": sequence,
+                "gradient_accumulation_steps": 6 * sequence / ranks,
+            });
+            let more = merged(more.clone(), &options);
             let (_, found, checked) = run(&place.path().join(ranks.to_string()), ranks, &more, None);
             let tokens = |of: &[[f64; 3]]| of.iter().map(|step| step[2]).collect::<Vec<_>>();
             assert_eq!(tokens(&found), tokens(&alone), "{ranks} ranks, {more}");

@@ -13,7 +13,9 @@ use crate::CompileError;
 pub fn run(graph: &mut Graph, machine: &Machine) -> Result<(), CompileError> {
     let mut nodes: Vec<Option<Node>> = graph.nodes.iter().cloned().map(Some).collect();
     let uses = Uses::of(graph);
-    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == id::DROPOUT) {
+    // The tiles count elements from the beginning of a tensor, which a part of a sequence does not begin with.
+    let whole = |node: &&Node| node.op == id::DROPOUT && node.attrs.get("first_per_part").is_none();
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| whole(node)) {
         let readers = &uses.readers[node.outputs[0].0 as usize];
         let fits = |reader: &usize| is_forward(graph, *reader, node, machine) || is_backward(graph, *reader, node);
         if readers.is_empty() || uses.is_output(node.outputs[0]) || !readers.iter().all(fits) {

@@ -19,5 +19,6 @@ pub mod merge_linears;
 pub mod packed_linears;
 pub mod produced_codes;
 pub mod results;
+pub mod sequence;
 pub mod stacked_parameters;
 pub mod without_adapters;

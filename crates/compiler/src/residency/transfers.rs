@@ -1,6 +1,6 @@
 //! The transfers of an entry's stays as its positions come up. Knows stays and their places; not why they are there.
 
-use program::{Collective, EntryKind, EventId, Movement, Provenance, StreamId, TensorRef};
+use program::{Collective, EntryKind, EventId, Provenance, StreamId, TensorRef};
 use tensor::DType;
 
 use super::{Follows, Stay, Streams};
@@ -95,7 +95,7 @@ fn gather(stay: &Stay, from: &Provenance, streams: &mut Streams) -> EventId {
     for (shard, end) in stay.shards.iter().zip(ends) {
         let own = bytes(home.arena, shard.at, shard.piece);
         let to = bytes(device.arena, device.offset + shard.start - home.offset, end - shard.start);
-        streams.collective(Collective { movement: Movement::Gather, from: own, to }, from);
+        streams.collective(Collective::gather(own, to), from);
     }
     streams.record(StreamId::Exchange, from)
 }

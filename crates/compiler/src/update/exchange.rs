@@ -4,7 +4,7 @@
 
 use ops::id;
 use ops::optimizer::blocks_of;
-use program::{Collective, EventId, Movement, StreamId, TensorRef, scalar};
+use program::{Collective, EventId, StreamId, TensorRef, scalar};
 use tensor::{Attrs, DType};
 
 use super::{provenance, push_behind};
@@ -50,7 +50,7 @@ pub(super) fn agree(
     let [scalars, sums] = counted_places(parameters);
     push_behind(&mut streams.steps, lowering, taken, id::SUM_PIECES, Attrs::new(), vec![scalars], vec![sums]);
     streams.follow(StreamId::Exchange, &from);
-    streams.collective(Collective { movement: Movement::Gather, from: own, to: all.clone() }, &from);
+    streams.collective(Collective::gather(own, all.clone()), &from);
     let gathered = streams.record(StreamId::Exchange, &from);
     streams.wait(StreamId::Compute, gathered, &from);
     all
@@ -60,7 +60,7 @@ pub(super) fn agree(
 fn count(streams: &mut Streams, parameters: &ParameterPlan) -> EventId {
     let from = provenance("exchange");
     let [to, sums] = counted_places(parameters);
-    streams.collective(Collective { movement: Movement::Gather, from: sums, to }, &from);
+    streams.collective(Collective::gather(sums, to), &from);
     streams.record(StreamId::Exchange, &from)
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Updated {
 pub(super) fn gather_weights(of: &Updated, streams: &mut Streams) -> EventId {
     let from = provenance("exchange");
     streams.follow(StreamId::Exchange, &from);
-    let gather = Collective { movement: Movement::Gather, from: of.own.clone(), to: of.whole.clone() };
+    let gather = Collective::gather(of.own.clone(), of.whole.clone());
     streams.collective(gather, &from);
     streams.record(StreamId::Exchange, &from)
 }

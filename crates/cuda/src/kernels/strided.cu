@@ -2,7 +2,8 @@
 // six axes. One thread per element, axes innermost last, so neighbours read and write neighbours
 // where the layouts allow it. Dense copies and fills of one type never come here; dense ones that change the
 // type go through dense_copy, since six divisions an element take longer than its bytes (0.46 TB/s on an H200).
-// FROM and TO are storage types; where they differ both are floats of number.cuh.
+// FROM and TO are storage types; where they differ both are floats of number.cuh. Copies of one type whose runs are
+// aligned are in words of 16 bytes.
 
 #include "number.cuh"
 

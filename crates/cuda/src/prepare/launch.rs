@@ -150,7 +150,7 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
             Arg::I32(value) => value as u32 as u64,
             Arg::U32(value) => value as u64,
             Arg::I64(value) => value as u64,
-            Arg::PerRank { .. } => panic!("a session runs the program of one rank"),
+            Arg::PerRank { .. } | Arg::PerPart { .. } => panic!("a session runs the program of one rank"),
             Arg::F32(value) => value.to_bits() as u64,
         };
         arguments = arguments.word(word);

@@ -14,6 +14,10 @@ const THREADS: u32 = 256;
 const AXES: usize = 6;
 const RUN: usize = 8;
 
+/// Bytes of the widest access, and its type.
+const WORD: usize = 16;
+const WORD_TYPE: &str = "uint4";
+
 /// A copy or a fill that can be queued.
 pub(crate) enum Strided {
     Copy { to: u64, from: u64, bytes: usize },
@@ -34,6 +38,13 @@ pub(super) fn copy(p: &mut Preparation, from: &TensorRef, to: &TensorRef) -> Res
         return Ok(Strided::Kernel(BoundLaunch::new(function, "dense_copy", shape(to.len().div_ceil(RUN)), arguments)));
     }
     let (from, to) = one_shape(from, to);
+    let words =
+        if [source, target].iter().all(|at| at.is_multiple_of(WORD as u64)) { in_words(&from, &to) } else { None };
+    if let Some((from, to)) = words {
+        let function = p.engine.own_function(kernels::strided(WORD_TYPE, WORD_TYPE), "strided_copy")?;
+        let arguments = Arguments::new().word(target).word(source).structure(&layout(&from, &to));
+        return Ok(Strided::Kernel(BoundLaunch::new(function, "strided_copy", shape(to.len()), arguments)));
+    }
     let function = p.engine.own_function(kernels::strided(source_type, target_type), "strided_copy")?;
     let arguments = Arguments::new().word(target).word(source).structure(&layout(&from, &to));
     Ok(Strided::Kernel(BoundLaunch::new(function, "strided_copy", shape(to.len()), arguments)))
@@ -46,6 +57,28 @@ fn one_shape(from: &TensorRef, to: &TensorRef) -> (TensorRef, TensorRef) {
     }
     let to = to.reshape(&from.shape);
     (from.clone(), to.unwrap_or_else(|| panic!("one side of a copy can be seen in the shape of the other: {from}")))
+}
+
+/// Both sides of a copy without conversion as accesses of [`WORD`] bytes, where every run of neighbours is some.
+fn in_words(from: &TensorRef, to: &TensorRef) -> Option<(TensorRef, TensorRef)> {
+    let size = from.dtype.size();
+    let fits = |of: &TensorRef| {
+        let (last, outer) = of.strides.split_last()?;
+        let aligned = |elements: &usize| (elements * size).is_multiple_of(WORD);
+        (*last == 1 && aligned(of.shape.last()?) && outer.iter().all(aligned)).then_some(())
+    };
+    if from.dtype != to.dtype || fits(from).and(fits(to)).is_none() {
+        return None;
+    }
+    let count = WORD / size;
+    let wide = |of: &TensorRef| {
+        let mut of = of.clone();
+        let last = of.shape.len() - 1;
+        of.shape[last] /= count;
+        of.strides[..last].iter_mut().for_each(|stride| *stride /= count);
+        of
+    };
+    Some((wide(from), wide(to)))
 }
 
 pub(super) fn zero(p: &mut Preparation, at: &TensorRef) -> Result<Strided> {
@@ -129,6 +162,22 @@ mod tests {
         assert_eq!(words[1..7], [1, 1, 1, 1, 2, 3]);
         assert_eq!(words[7..13], [0, 0, 0, 0, 96, 1]);
         assert_eq!(words[13..19], [0, 0, 0, 0, 3, 1]);
+    }
+
+    #[test]
+    fn aligned_runs_are_copied_in_words() {
+        let to = TensorRef::dense(ArenaId(0), 0, DType::BF16, [2, 5, 64]);
+        let from = TensorRef { strides: vec![64, 128, 1], ..to.clone() };
+        let (wide, dense) = in_words(&from, &to).unwrap();
+        assert_eq!((wide.shape, wide.strides), (vec![2, 5, 8], vec![8, 16, 1]));
+        assert_eq!((dense.shape, dense.strides), (vec![2, 5, 8], vec![40, 8, 1]));
+        // Rows that begin within a word, runs that end in one, gaps within runs, other types.
+        let odd = |strides: Vec<usize>| TensorRef { strides, ..to.clone() };
+        assert_eq!(in_words(&odd(vec![64, 132, 1]), &to), None);
+        assert_eq!(in_words(&odd(vec![640, 128, 2]), &to), None);
+        let narrow = TensorRef::dense(ArenaId(0), 0, DType::BF16, [2, 5, 12]);
+        assert_eq!(in_words(&narrow, &narrow), None);
+        assert_eq!(in_words(&from, &TensorRef::dense(ArenaId(0), 0, DType::F32, [2, 5, 64])), None);
     }
 
     #[test]

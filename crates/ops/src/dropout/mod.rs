@@ -46,21 +46,29 @@ pub(crate) struct Dice {
     pub seed: u64,
     pub stream: u32,
     step: u32,
+    /// Index of the first element in the tensor of which this is a part.
+    first: u64,
 }
 
 impl Dice {
     /// The attributes of operations that drop elements.
     pub const ATTRIBUTES: &'static [Attribute] = &Dice::OWN;
 
-    const OWN: [Attribute; 3] = [
+    const OWN: [Attribute; 5] = [
         Attribute { name: "p", kind: "float", doc: "probability of dropping an element, in [0, 1)" },
         Attribute { name: "seed", kind: "int?", doc: "key of the random numbers; models leave it to the compiler" },
         Attribute { name: "stream", kind: "int?", doc: "keeps the masks of different places apart; likewise" },
+        Attribute { name: "first", kind: "int?", doc: "index of the first element in the tensor of which x is a part" },
+        Attribute {
+            name: "first_per_part",
+            kind: "int?",
+            doc: "how much larger that is for each next part of a sequence",
+        },
     ];
 
     /// Those, and one more.
     pub const fn attributes_and(other: Attribute) -> [Attribute; 4] {
-        let [p, seed, stream] = Dice::OWN;
+        let [p, seed, stream, ..] = Dice::OWN;
         [p, seed, stream, other]
     }
 
@@ -74,6 +82,11 @@ impl Dice {
             return Err(format!("attribute `p` is {p}, expected a number in [0, 1)"));
         }
         seed(attrs)?;
+        for name in ["first", "first_per_part"] {
+            if attrs.optional_int(name)?.is_some_and(|first| first < 0) {
+                return Err(format!("`{name}` is negative"));
+            }
+        }
         match attrs.optional_int("stream")? {
             Some(stream) if u32::try_from(stream).is_err() => Err(format!("`stream` is {stream}, expected u32")),
             _ => Ok(()),
@@ -88,6 +101,7 @@ impl Dice {
             seed: seed(attrs).expect("checked by the shape rule"),
             stream: attrs.optional_int("stream").expect("checked by the shape rule").unwrap_or(0) as u32,
             step: micro_step as u32,
+            first: attrs.optional_int("first").expect("checked by the shape rule").unwrap_or(0) as u64,
         }
     }
 
@@ -105,8 +119,9 @@ impl Dice {
     pub fn drop<T: Real>(&self, first: usize, values: &mut [T]) {
         let mut at = 0;
         while at < values.len() {
-            let (block, skip) = ((first + at) / WORDS, (first + at) % WORDS);
-            let words = philox::words(self.seed, Purpose::Dropout, self.stream, self.step, block as u64);
+            let place = self.first + (first + at) as u64;
+            let (block, skip) = (place / WORDS as u64, (place % WORDS as u64) as usize);
+            let words = philox::words(self.seed, Purpose::Dropout, self.stream, self.step, block);
             for (value, word) in values[at..].iter_mut().zip(&words[skip..]) {
                 if !self.kept(*word) {
                     *value = T::default();
@@ -172,7 +187,14 @@ impl Op for Dropout {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
         let dice = Dice::of(call.attrs, 0);
         let columns = x.shape.last().copied().unwrap_or(1);
-        let width = if row_width(&[x, y]) >= WORDS { WORDS } else { 1 };
+        let per_part = call.attrs.optional_int("first_per_part").expect("checked by the shape rule");
+        let first = match per_part {
+            Some(step) => Arg::PerPart { step },
+            None => Arg::I64(dice.first as i64),
+        };
+        // A block of random words is one access where parts begin with a block.
+        let whole = [per_part.unwrap_or(0), dice.first as i64].iter().all(|first| first % WORDS as i64 == 0);
+        let width = if whole && row_width(&[x, y]) >= WORDS { WORDS } else { 1 };
         let mut defines: Vec<(String, String)> = [
             ("COUNT", format!("{}ull", x.len())),
             ("COLUMNS", columns.to_string()),
@@ -192,10 +214,11 @@ impl Op for Dropout {
             source: SOURCE.to_owned(),
             headers: HEADERS.to_vec(),
             defines,
-            grid: [x.len().div_ceil(THREADS * WORDS) as u32, 1, 1],
+            // One block of random words more where the part begins within one.
+            grid: [(x.len() + WORDS - width).div_ceil(THREADS * WORDS) as u32, 1, 1],
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
-            args: vec![Arg::Input(0), Arg::Input(1), Arg::Output(0)],
+            args: vec![Arg::Input(0), Arg::Input(1), Arg::Output(0), first],
         }])
     }
 
@@ -208,7 +231,18 @@ impl Op for Dropout {
             let attrs = Attrs::new().with("p", p).with("seed", seed).with("stream", 5);
             Example::new(vec![x, step], attrs).differentiate(&[0])
         };
-        vec![example(&[2, 3, 64], 0.25, 42), example(&[5, 33], 0.5, u64::MAX), example(&[9], 0.0, 1)]
+        let part = |first: u64| {
+            let mut part = example(&[1, 6, 64], 0.25, 3);
+            part.attrs = part.attrs.with("first", first);
+            part
+        };
+        vec![
+            example(&[2, 3, 64], 0.25, 42),
+            example(&[5, 33], 0.5, u64::MAX),
+            example(&[9], 0.0, 1),
+            part(384),
+            part(387),
+        ]
     }
 }
 

@@ -187,7 +187,9 @@ const MOST_RANKS: u32 = 64;
 /// What several ranks need, and what does not go with them yet.
 fn check_ranks(config: &Config, reader: &mut Reader) {
     let gpus = config.local_ranks() as u32;
-    if config.ranks() <= 1 || reader.is_faulty("gpus") || reader.is_faulty("device") {
+    // `gpus: 0` is as many as will be found.
+    let open = config.ranks() <= 1 && (config.hardware.gpus == 0 || config.sequence() == 1);
+    if open || reader.is_faulty("gpus") || reader.is_faulty("device") {
         return;
     }
     if gpus > MOST_RANKS && config.hardware.device == Setting::Value(Device::Cpu) {
@@ -219,7 +221,15 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
         let message = format!("`{written}` is not available yet with `{several}`");
         (path, message, format!("remove `{path}`, or set `{one}`"))
     };
-    refused.map(told).collect()
+    let mut refused: Vec<_> = refused.map(told).collect();
+    let sequence = config.sequence();
+    if !gpus.is_multiple_of(sequence) {
+        let message = format!("`sequence_parallel_size: {sequence}` does not divide `gpus: {gpus}`");
+        let hint =
+            format!("set `gpus` to a multiple of {sequence}, or `sequence_parallel_size` to a divisor of {gpus}");
+        refused.push(("sequence_parallel_size", message, hint));
+    }
+    refused
 }
 
 /// Answers come with evaluations.

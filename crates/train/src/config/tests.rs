@@ -328,6 +328,8 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     for (line, message) in [
         ("zero_level: 1\nshard_gradients: true", "`shard_gradients: true` contradicts `zero_level: 1`"),
         ("zero_level: 3\nshard_weights: false", "`shard_weights: false` contradicts `zero_level: 3`"),
+        ("device: cpu\ngpus: 6\nsequence_parallel_size: 4", "`sequence_parallel_size: 4` does not divide `gpus: 6`"),
+        ("sequence_parallel_size: 2\ngpus: 1", "`sequence_parallel_size: 2` does not divide `gpus: 1`"),
         ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
         ("gpus: 2\noffload_grads: true", "`offload_grads: true` is not available yet with `gpus: 2`"),
         ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),

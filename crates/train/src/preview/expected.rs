@@ -81,7 +81,7 @@ impl Expected<'_> {
     pub fn estimate(&self) -> Estimate {
         let evaluate = self.mean(|variant| self.program.entry(EntryKind::Evaluate, Some(variant)));
         let update = self.entry(self.program.entry(EntryKind::Update, None));
-        let ranks = self.program.cluster.ranks;
+        let replicas = self.program.cluster.replicas();
         let micro_steps = self.micro_steps();
         let sum = |of: &dyn Fn(&program::Estimate) -> f64| {
             micro_steps.iter().map(|(times, micro_step)| times * of(micro_step)).sum::<f64>() + of(&update)
@@ -93,7 +93,7 @@ impl Expected<'_> {
             update_seconds: update.seconds,
             step_seconds,
             ceiling_seconds: sum(&|of| of.ceiling),
-            tokens_per_second: self.shapes.tokens * (self.accumulation * ranks) as f64 / step_seconds,
+            tokens_per_second: self.shapes.tokens * (self.accumulation * replicas) as f64 / step_seconds,
             step_flops: sum(&|of| of.flops),
             step_bytes: sum(&|of| of.bytes),
             exchanged: sum(&|of| of.exchanged),

@@ -68,6 +68,7 @@ operations! {
     SCALED_WEIGHTS = "scaled_weights": loss::ScaledWeights,
     WEIGHTED_SUM = "weighted_sum": loss::WeightedSum,
     SUM_PIECES = "sum_pieces": optimizer::SumPieces,
+    MAX_PIECES = "max_pieces": optimizer::MaxPieces,
     BLOCK_SQUARES = "block_squares": optimizer::BlockSquares,
     TOTAL_SQUARES = "total_squares": optimizer::TotalSquares,
     GRADIENT_SCALE = "gradient_scale": optimizer::GradientScale,

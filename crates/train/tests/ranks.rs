@@ -178,6 +178,10 @@ fn what_is_cut_goes_with_other_options() {
         (json!({"shard_weights": true}), 1e-5),
         (json!({"zero_level": 3, "optimizer": "adamw_8bit"}), 1e-4),
         (merged(quantised, &json!({"zero_level": 3})), 1e-5),
+        // Magnitudes are the largest of all ranks, so that all quantise alike, with the powers of two of one device.
+        (json!({"zero_level": 2, "recipe": "fp8_hybrid"}), 2e-2),
+        (json!({"recipe": "fp8_hybrid", "lora": true, "fp8_amax_history": 2}), 2e-2),
+        (json!({"zero_level": 2, "recipe": "nvfp4", "fp4_backend": "emulate"}), 5e-2),
         (json!({"zero_level": 3, "torch_dtype": "float16", "master_dtype": "float32"}), 5e-3),
         (json!({"zero_level": 2, "torch_dtype": "bfloat16", "master_dtype": "float32"}), 5e-3),
     ] {
@@ -227,6 +231,22 @@ fn ranks_may_share_a_row() {
                 assert_eq!(curve(ranks, 20, packed, &options), found, "run again");
             }
         }
+    }
+}
+
+/// In codes: the magnitudes of a step are those of all parts.
+#[test]
+fn ranks_may_share_a_row_in_codes() {
+    let emulated = json!({"recipe": "nvfp4", "fp4_backend": "emulate"});
+    for (recipe, most) in [(json!({"recipe": "fp8_hybrid"}), 2e-2), (emulated, 5e-2)] {
+        let more = merged(recipe, &json!({"lora": true, "lora_dropout": 0.1}));
+        let options = json!({"sequence_parallel_size": 2, "gradient_accumulation_steps": ROWS});
+        assert_close(
+            &curve(2, 4, true, &merged(more.clone(), &options)),
+            &curve(1, 4, true, &more),
+            most,
+            &more.to_string(),
+        );
     }
 }
 

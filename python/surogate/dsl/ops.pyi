@@ -73,13 +73,33 @@ def elementwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]] | N
         sigmoid, silu, round_bf16, round_f16, round_f32
     dtypes: element type of each result"""
 
-def dropout(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int] | None = None, stream: int | each[int] | None = None) -> Any:
+def dropout(*inputs: Tensor | Parameter, p: float | each[float], seed: int | each[int] | None = None, stream: int | each[int] | None = None, first: int | each[int] | None = None, first_per_part: int | each[int] | None = None) -> Any:
     """x/(1 − p) where kept, else 0; kept is decided by (seed, stream, micro_step, index of the element). Its own
     gradient. x […], micro_step i32 [1] → like x.
 
     p: probability of dropping an element, in [0, 1)
     seed: key of the random numbers; models leave it to the compiler
-    stream: keeps the masks of different places apart; likewise"""
+    stream: keeps the masks of different places apart; likewise
+    first: index of the first element in the tensor of which x is a part
+    first_per_part: how much larger that is for each next part of a sequence"""
+
+def deal_heads(*inputs: Tensor | Parameter, parts: int | each[int]) -> Any:
+    """Heads in S parts, one behind another: y[s, t, h, d] = x[0, t, s·H/S + h, d]. x [1, T, H, D] → y [S, T, H/S,
+    D].
+
+    parts: S"""
+
+def collect_heads(*inputs: Tensor | Parameter) -> Any:
+    """The parts of `deal_heads` as heads again: y[0, t, s·H + h, d] = x[s, t, h, d]. x [S, T, H, D] → y [1, T, S·H,
+    D]."""
+
+def exchange(*inputs: Tensor | Parameter, among: int | each[int], rows: int | each[int] | None = None) -> Any:
+    """Piece s of x of every one of S ranks in a row goes to rank s, which has them one behind another in the order
+    of the ranks. With `rows` x [S, T, H, D] → y [rows, S·T/rows, H, D], all tokens of some heads; without it x
+    [B, T, H, D] → y [S, B·T/S, H, D], the own tokens of all heads.
+
+    among: S
+    rows: rows of the batch, where the result has all tokens"""
 
 def cross_entropy(*inputs: Tensor | Parameter) -> Any:
     """lse = log Σ exp(logits), token_loss = lse − logits[target]; both 0 where the target is −100. logits […, V],
@@ -109,6 +129,10 @@ def sum_pieces(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None
     added to it.
 
     accumulate: add to the result instead of overwriting it"""
+
+def max_pieces(*inputs: Tensor | Parameter) -> Any:
+    """The largest number of each column, where none is negative. pieces f32 [count, n] → largest f32 [n]. A number
+    that is not finite is larger than all that are."""
 
 def block_squares(*inputs: Tensor | Parameter) -> Any:
     """Σ x² of each block. x f32 [n]; blocks i32 [blocks, 2], of each its first element in units of 256 and its

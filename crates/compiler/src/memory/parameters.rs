@@ -161,10 +161,19 @@ impl ParameterPlan {
         TensorRef::dense(arena::SCALARS, start, DType::F32, [self.ranks, count])
     }
 
+    /// Behind these, the magnitudes of a step of all ranks, f32 [ranks, quantisers]; none where nothing records any.
+    pub fn gathered_magnitudes(&self) -> Option<TensorRef> {
+        let histories = self.states.histories.as_ref()?;
+        let scalars = self.gathered_scalars(SCALAR_BYTES / DType::F32.size());
+        let start = align(scalars.offset + scalars.bytes(), ALIGNMENT_BYTES);
+        Some(TensorRef::dense(arena::SCALARS, start, DType::F32, [self.ranks, histories.amax.len()]))
+    }
+
     /// Bytes of the step scalars and of the sums of squares behind them.
     pub fn scalar_bytes(&self) -> usize {
         if self.ranks > 1 {
-            let gathered = self.gathered_scalars(SCALAR_BYTES / DType::F32.size());
+            let scalars = self.gathered_scalars(SCALAR_BYTES / DType::F32.size());
+            let gathered = self.gathered_magnitudes().unwrap_or(scalars);
             return gathered.offset + gathered.bytes();
         }
         let blocks: usize = self.gradients.iter().map(|(_, elements)| block_count(*elements)).sum();

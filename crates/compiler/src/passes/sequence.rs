@@ -62,6 +62,10 @@ fn check(graph: &Graph, sharding: &Sharding) -> Result<(), CompileError> {
         let why = "rotations of this model depend on the longest row of the batch, which is not available yet";
         return Err(refused(sharding, why, "choose another `rope_scaling`, or `sequence_parallel_size: 1`"));
     }
+    if has(id::EMBEDDING_NOISE) {
+        let why = "noise on embeddings needs the documents of the whole batch, which is not available yet";
+        return Err(refused(sharding, why, "leave out `neftune_noise_alpha`, or set `sequence_parallel_size: 1`"));
+    }
     if has(id::EXPERT_LOAD) {
         let why = "the loss of uneven expert loads needs all tokens of the batch, which is not available yet";
         return Err(refused(sharding, why, "set `router_aux_loss_coef: 0`, or `sequence_parallel_size: 1`"));

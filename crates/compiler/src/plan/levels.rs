@@ -8,13 +8,18 @@ use super::MARGIN;
 use super::states::{recompute_seconds, step_seconds};
 use crate::CompileError;
 use crate::options::CompileOptions;
+use crate::recipes::Recipe;
 
 /// The program of the lowest level whose expected step is within [`MARGIN`] of the shortest.
 pub(crate) fn lowest_level(
     options: &CompileOptions,
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
-    let levels = options.sharding.levels();
+    let mut levels = options.sharding.levels();
+    if options.sharding.open && options.recipe != Recipe::Uniform {
+        // Codes of weights are made from whole ones.
+        levels.retain(|level| !level.weights);
+    }
     let micro_steps = options.plan.micro_steps.max(1) as f64;
     let mut best: Option<(f64, Program)> = None;
     let mut failed = None;

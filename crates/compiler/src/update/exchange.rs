@@ -16,7 +16,7 @@ use crate::rule::Per;
 /// The sums over micro-steps that a step needs of all ranks.
 const COUNTED: [&str; 2] = [scalar::LOSS_SUM, scalar::WEIGHT_SUM];
 
-/// Gives all ranks the sums of loss and weights. The first `taken` bytes of the activation arena are occupied. Gives the
+/// Gives all ranks the sums of loss and weights, and the largest magnitudes where some are recorded. The first `taken` bytes of the activation arena are occupied. Gives the
 /// sums of all squares, f32 [ranks · blocks].
 pub(super) fn agree(
     streams: &mut Streams,
@@ -27,6 +27,12 @@ pub(super) fn agree(
     let from = provenance("exchange");
     streams.follow(StreamId::Exchange, &from);
     let counted = count(streams, parameters);
+    let magnitudes = parameters.states.histories.as_ref().zip(parameters.gathered_magnitudes());
+    let magnitudes = magnitudes.map(|(histories, to)| {
+        let own = histories.amax.clone();
+        streams.collective(Collective::gather(own.clone(), to.clone()), &from);
+        (to, own, streams.record(StreamId::Exchange, &from))
+    });
     let [all, own] = parameters.gathered_squares();
     if parameters.sharding.gradients {
         // Pieces lie behind one another in the order of their blocks.
@@ -49,6 +55,11 @@ pub(super) fn agree(
     streams.wait(StreamId::Compute, counted, &from);
     let [scalars, sums] = counted_places(parameters);
     push_behind(&mut streams.steps, lowering, taken, id::SUM_PIECES, Attrs::new(), vec![scalars], vec![sums]);
+    if let Some((magnitudes, largest, gathered)) = magnitudes {
+        streams.wait(StreamId::Compute, gathered, &from);
+        let steps = &mut streams.steps;
+        push_behind(steps, lowering, taken, id::MAX_PIECES, Attrs::new(), vec![magnitudes], vec![largest]);
+    }
     streams.follow(StreamId::Exchange, &from);
     streams.collective(Collective::gather(own, all.clone()), &from);
     let gathered = streams.record(StreamId::Exchange, &from);

@@ -190,7 +190,9 @@ impl Call {
                     assert_eq!(kernels.is_empty(), call.machine.arch == Arch::Cpu);
                     assert!(of != Realisation::Library);
                 }
-                Lowered::Gemm(_) | Lowered::Copy { .. } | Lowered::Exchange { .. } => panic!("attention is none of these"),
+                Lowered::Gemm(_) | Lowered::Copy { .. } | Lowered::Exchange { .. } => {
+                    panic!("attention is none of these")
+                }
             }
             of
         })

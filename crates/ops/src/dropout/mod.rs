@@ -54,21 +54,15 @@ impl Dice {
     /// The attributes of operations that drop elements.
     pub const ATTRIBUTES: &'static [Attribute] = &Dice::OWN;
 
-    const OWN: [Attribute; 5] = [
+    const OWN: [Attribute; 3] = [
         Attribute { name: "p", kind: "float", doc: "probability of dropping an element, in [0, 1)" },
         Attribute { name: "seed", kind: "int?", doc: "key of the random numbers; models leave it to the compiler" },
         Attribute { name: "stream", kind: "int?", doc: "keeps the masks of different places apart; likewise" },
-        Attribute { name: "first", kind: "int?", doc: "index of the first element in the tensor of which x is a part" },
-        Attribute {
-            name: "first_per_part",
-            kind: "int?",
-            doc: "how much larger that is for each next part of a sequence",
-        },
     ];
 
     /// Those, and one more.
     pub const fn attributes_and(other: Attribute) -> [Attribute; 4] {
-        let [p, seed, stream, ..] = Dice::OWN;
+        let [p, seed, stream] = Dice::OWN;
         [p, seed, stream, other]
     }
 
@@ -159,7 +153,23 @@ impl Op for Dropout {
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        Dice::ATTRIBUTES
+        const OF_DICE: [Attribute; 3] = Dice::OWN;
+        const ALL: &[Attribute] = &[
+            OF_DICE[0],
+            OF_DICE[1],
+            OF_DICE[2],
+            Attribute {
+                name: "first",
+                kind: "int?",
+                doc: "index of the first element in the tensor of which x is a part",
+            },
+            Attribute {
+                name: "first_per_part",
+                kind: "int?",
+                doc: "how much larger that is for each next part of a sequence",
+            },
+        ];
+        ALL
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {

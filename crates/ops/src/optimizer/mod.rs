@@ -21,5 +21,5 @@ pub use loss_scale::NextLossScale;
 pub use momentum::Momentum;
 pub use newton_schulz::{NewtonSchulzPolynomial, UnitMatrices};
 pub use normuon::NorMuon;
-pub use pieces::SumPieces;
+pub use pieces::{MaxPieces, SumPieces};
 pub use squares::{BlockSquares, TotalSquares, block_count, blocks_of};

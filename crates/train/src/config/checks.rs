@@ -206,19 +206,24 @@ fn check_ranks(config: &Config, reader: &mut Reader) {
 /// Options that do not go with several ranks yet: each with a message and a hint.
 pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, String)> {
     let gpus = config.local_ranks();
-    let recipe = format!("recipe: {}", config.precision.recipe);
+    let (recipe, of) = (config.precision.recipe, &config.sharding);
+    // Codes of weights are made from whole ones.
+    let codes = recipe != Recipe::Bf16;
     let refused = [
-        ("recipe", config.precision.recipe != Recipe::Bf16, recipe.as_str()),
+        ("zero_level", codes && of.zero_level == Setting::Value(3), "zero_level: 3"),
+        ("shard_weights", codes && of.shard_weights == Setting::Value(true), "shard_weights: true"),
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
         ("sample_prompts", !config.logging.sample_prompts.is_empty(), "sample_prompts"),
     ];
+    let with_recipe =
+        |path: &str| if path == "offload_grads" { String::new() } else { format!("`recipe: {recipe}` and ") };
     let (several, one) = match config.nodes() {
         1 => (format!("gpus: {gpus}"), "gpus: 1"),
         nodes => (format!("distributed.num_nodes: {nodes}"), "distributed.num_nodes: 1"),
     };
     let refused = refused.into_iter().filter(|(_, on, _)| *on && config.ranks() > 1);
     let told = |(path, _, written): (&'static str, bool, &str)| {
-        let message = format!("`{written}` is not available yet with `{several}`");
+        let message = format!("`{written}` is not available yet with {}`{several}`", with_recipe(path));
         (path, message, format!("remove `{path}`, or set `{one}`"))
     };
     let mut refused: Vec<_> = refused.map(told).collect();

@@ -332,12 +332,18 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ("sequence_parallel_size: 2\ngpus: 1", "`sequence_parallel_size: 2` does not divide `gpus: 1`"),
         ("device: cpu\ngpus: 65", "`gpus: 65`, but `device: cpu` runs at most 64 ranks"),
         ("gpus: 2\noffload_grads: true", "`offload_grads: true` is not available yet with `gpus: 2`"),
-        ("device: cpu\ngpus: 2\nrecipe: fp8_hybrid", "`recipe: fp8_hybrid` is not available yet with `gpus: 2`"),
-        ("device: cpu\ngpus: 2\nrecipe: nvfp4", "`recipe: nvfp4` is not available yet with `gpus: 2`"),
+        (
+            "device: cpu\ngpus: 2\nrecipe: fp8_hybrid\nzero_level: 3",
+            "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `gpus: 2`",
+        ),
+        (
+            "device: cpu\ngpus: 2\nrecipe: nvfp4\nshard_weights: true",
+            "`shard_weights: true` is not available yet with `recipe: nvfp4` and `gpus: 2`",
+        ),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet on GPUs"),
         (
-            "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: nvfp4",
-            "`recipe: nvfp4` is not available yet with `distributed.num_nodes: 2`",
+            "device: cpu\ndistributed: {num_nodes: 2}\noffload_grads: true",
+            "`offload_grads: true` is not available yet with `distributed.num_nodes: 2`",
         ),
         ("distributed: {ray_address: local}", "`distributed.ray_address: local` is not available yet"),
         ("gpus: 2\ndistributed: {gpus_per_node: 3}", "`distributed.gpus_per_node: 3` contradicts `gpus: 2`"),
@@ -355,8 +361,8 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
     assert_eq!((two.with_visible_gpus(4).unwrap().ranks(), two.with_planned_gpus(1, "h200").unwrap().ranks()), (2, 2));
     let problem = &two.with_planned_gpus(8, "8xh200").unwrap_err()[0];
     assert_eq!(problem.message, "`gpus: 2`, but `--machine 8xh200` has 8");
-    let problem = &good("model: m\ngpus: 0\nrecipe: fp8_hybrid\n").with_visible_gpus(2).unwrap_err()[0];
-    assert_eq!(problem.message, "`recipe: fp8_hybrid` is not available yet with `gpus: 2`");
+    let problem = &good("model: m\ngpus: 0\noffload_grads: true\n").with_visible_gpus(2).unwrap_err()[0];
+    assert_eq!(problem.message, "`offload_grads: true` is not available yet with `gpus: 2`");
     let nodes = good("model: m\ndevice: cpu\ndistributed: {num_nodes: 3, gpus_per_node: 2}\n");
     assert_eq!((nodes.ranks(), nodes.local_ranks(), nodes.nodes()), (6, 2, 3));
     good("model: m\nzero_level: 1\nrecipe: bf16\nreport_to: null\nmerge_adapter: false\nrecompute_swiglu: auto\n");

@@ -1,6 +1,8 @@
 //! The sum of what several ranks have computed, in the order of the ranks: nothing adds while bytes travel, so the bits
 //! depend on the number of ranks alone.
 
+mod largest;
+
 use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
@@ -13,6 +15,8 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 use crate::vector::{Loop, vectorised};
+
+pub use largest::MaxPieces;
 
 const SOURCE: &str = include_str!("sum_pieces.cu");
 const HEADERS: &[(&str, &str)] =

@@ -292,13 +292,15 @@ def adapted_norms(*inputs: Tensor | Parameter, scale: float | each[float], trans
 
 def rowwise(*inputs: Tensor | Parameter, of: list[str] | each[list[str]], expressions: list[str] | each[list[str]], operands: list[str] | each[list[str]], results: list[str] | each[list[str]], dtypes: list[str] | each[list[str]], accumulate: bool | each[bool] | None = None) -> Any:
     """One result for each expression over the operands in0, in1, … of a row; made by fusing. Operands and results
-    have a value for each `element` […, H], for each `row` […] or for each `column` [H]: a weight, or a sum over
-    the rows in f32.
+    have a value for each `element` […, H], for each `row` […], for each `column` [H]: a weight, or a sum over the
+    rows in f32, or for the `tensor` [1]: a factor, a scale, a magnitude that is raised. Elements may be codes of
+    eight bits.
 
     of: the operations that it was made of, for people
     expressions: one for each result, as those of `elementwise`, and `mean(x)`: over the row; `relaxed(x)`: a
-        device may contract and gather inside
-    operands: `element`, `row` or `column` for each operand
+        device may contract and gather inside; `amax(x, …)`: the largest magnitude in the tensors; `power(factor,
+        amax, top)`: the factor, or where that is 0 the largest 2^k with amax·2^k ≤ 1.75·2^top
+    operands: `element`, `row`, `column` or `tensor` for each operand
     results: the same for each result
     dtypes: element type of each result
     accumulate: add sums over rows to the result instead of overwriting it"""
@@ -455,6 +457,10 @@ def rotate(*inputs: Tensor | Parameter) -> Any:
 
 def decode(*inputs: Tensor | Parameter) -> Any:
     """The numbers that codes stand for: code·scale, exact. codes […], scale f32 [1] → float […]."""
+
+def transpose_codes(*inputs: Tensor | Parameter) -> Any:
+    """Codes of eight bits with all axes but the last folded, transposed. codes […, K] → codes [K, rows up to a
+    multiple of 16], zeros behind."""
 
 def matmul_codes(*inputs: Tensor | Parameter, transpose_a: bool | each[bool] | None = None, transpose_b: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, fast_sum: bool | each[bool] | None = None, accumulate: bool | each[bool] | None = None, bias: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None, across: bool | each[bool] | None = None) -> Any:
     """y = sa·sb·op(a)·op(b) (+ bias), then y[…, start:start+len] += scale·t·op(c) for each adapter; of a and b all

@@ -342,8 +342,8 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
         ),
         ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet on GPUs"),
         (
-            "device: cpu\ndistributed: {num_nodes: 2}\noffload_grads: true",
-            "`offload_grads: true` is not available yet with `distributed.num_nodes: 2`",
+            "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: fp8_hybrid\nzero_level: 3",
+            "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `distributed.num_nodes: 2`",
         ),
         ("distributed: {ray_address: local}", "`distributed.ray_address: local` is not available yet"),
         ("gpus: 2\ndistributed: {gpus_per_node: 3}", "`distributed.gpus_per_node: 3` contradicts `gpus: 2`"),

@@ -215,15 +215,17 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
         ("offload_grads", config.offload.offload_grads == Setting::Value(true), "offload_grads: true"),
         ("sample_prompts", !config.logging.sample_prompts.is_empty(), "sample_prompts"),
     ];
-    let with_recipe =
-        |path: &str| if path == "offload_grads" { String::new() } else { format!("`recipe: {recipe}` and ") };
+    let because = |path: &str| match path {
+        "zero_level" | "shard_weights" => format!("`recipe: {recipe}` and "),
+        _ => String::new(),
+    };
     let (several, one) = match config.nodes() {
         1 => (format!("gpus: {gpus}"), "gpus: 1"),
         nodes => (format!("distributed.num_nodes: {nodes}"), "distributed.num_nodes: 1"),
     };
     let refused = refused.into_iter().filter(|(_, on, _)| *on && config.ranks() > 1);
     let told = |(path, _, written): (&'static str, bool, &str)| {
-        let message = format!("`{written}` is not available yet with {}`{several}`", with_recipe(path));
+        let message = format!("`{written}` is not available yet with {}`{several}`", because(path));
         (path, message, format!("remove `{path}`, or set `{one}`"))
     };
     let mut refused: Vec<_> = refused.map(told).collect();

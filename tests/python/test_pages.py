@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 from conftest import REPOSITORY
+from surogate import _native
 from surogate.cli import main
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -23,6 +24,7 @@ ELSEWHERE = {
     r"python3 -m venv .*|\. \.venv/bin/activate": "is what CI does",
     r"(python|bash) bench/.*": "measures on a GPU",
     r"surogate sft examples/gsm8k\.yaml": "fetches a model",
+    r"surogate evaluate path/to/model --tasks arc_easy.*": "fetches the data of tasks",
     r"export SUROGATE_TOKEN=.*": "is the user's",
     r"(torchrun|srun|surogate sft) .*distributed\.num_nodes.*": "waits for other machines; test_nodes.py has them",
 }
@@ -112,7 +114,9 @@ def test_configurations_are_planned(text, place, capfd):
     changes = ["--model", "instruct", "--sequence-len", "512", "--machine", "h200"]
     if "rope_scaling" in text:
         pytest.fail("a page changes the model's positions: plan it by hand here")
-    assert main(["plan", "page.yaml", *changes]) == 0, capfd.readouterr().err
+    for run in _native.Config.run_names(text, "page") or [None]:
+        chosen = ["--run", run] if run else []
+        assert main(["plan", "page.yaml", *chosen, *changes]) == 0, capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text", [block for block in blocks("python") if "import surogate" in block.values[0]])

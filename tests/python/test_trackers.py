@@ -117,7 +117,9 @@ def test_answers_to_prompts_reach_the_services(tmp_path, monkeypatch):
     module(tmp_path, "wandb", "def Table(columns, rows): return (columns, rows)", monkeypatch)
     module(tmp_path, "aim", "def Text(text): return text", monkeypatch)
     for name in ("wandb", "aim"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        # What is imported here is forgotten behind the test.
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
     for made, expected in [
         (Wandb({}, tmp_path), {"samples": (["step", "prompt", "answer"], [[2, "Once", " upon"]]), "step": 2}),
         (Aim({}, tmp_path), (["Once upon"], "samples", 2, "eval")),

@@ -134,7 +134,7 @@ def planned(run: pathlib.Path) -> dict[str, Any] | None:
 
 
 def prepared(number: int, chance: random.Random, a: argparse.Namespace) -> tuple[dict[str, Any], pathlib.Path]:
-    """Draws until a shape can be run, and plans it: CPU work, beside the run of the shape before."""
+    """Draws until a shape can be run, and plans it: CPU work, concurrent with the run of the shape before."""
     for attempt in range(50):
         shape = draw(chance, a.tiny)
         folder = a.out / f"shape-{number:02}-{attempt}-{time.strftime('%H%M%S')}"
@@ -201,15 +201,15 @@ def main() -> int:
     print(f"\nshapes of seed {seed}\n")
     print("| shape | expected, ms | measured | | planned, GiB | used |\n|---|--:|--:|--:|--:|--:|", flush=True)
     held = []
-    with (a.out / "shapes.jsonl").open("a") as record, futures.ThreadPoolExecutor(1) as beside:
-        following = beside.submit(prepared, 0, chance, a)
+    with (a.out / "shapes.jsonl").open("a") as record, futures.ThreadPoolExecutor(1) as planner:
+        following = planner.submit(prepared, 0, chance, a)
         for number in range(a.count):
             if time.time() - began + a.warm_up + a.seconds + 30 > a.budget:
                 print(f"the budget ends before shape {number}")
                 break
             shape, run = following.result()
             if number + 1 < a.count:
-                following = beside.submit(prepared, number + 1, chance, a)
+                following = planner.submit(prepared, number + 1, chance, a)
             result = one_shape(shape, run, a) | {"seed": seed}
             record.write(json.dumps(result) + "\n")
             record.flush()

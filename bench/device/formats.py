@@ -1,4 +1,4 @@
-"""Rates of number formats on one GPU, each row beside its bf16 baseline, and quantized weights under a memory limit.
+"""Rates of number formats on one GPU, each row next to its bf16 baseline, and quantized weights under a memory limit.
 
     python bench/device/formats.py                       # every row; a markdown table, and formats.jsonl in --out
     python bench/device/formats.py --only nf4 --seconds 10

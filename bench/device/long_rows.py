@@ -1,4 +1,4 @@
-"""Rows of 32k and 128k tokens, a window against none, batches of several lengths: rates beside a floor and the plan.
+"""Rows of 32k and 128k tokens, a window against none, batches of several lengths: rates next to a floor and the plan.
 
     long_rows.py [--only NAME...] [--seconds 6] [--warm-up 3] [--out FOLDER] [--commit HASH] [--tiny --device cpu]
 

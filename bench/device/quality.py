@@ -1,4 +1,4 @@
-"""What number formats do to training: held-out losses of a real model beside those of its own format.
+"""What number formats do to training: held-out losses of a real model next to those of its own format.
 
     python bench/device/quality.py split MODEL.gguf PARTS        # into files that travel one by one
     python bench/device/quality.py expand PARTS TOKENIZER MODEL  # the model of these parts, in bf16: numpy, nothing else
@@ -6,7 +6,7 @@
 
 `run` trains all weights in bf16, `fp8_hybrid` and emulated `nvfp4`, and adapters on an NF4 base and on the bf16 model that
 holds that base's values, which must end alike to the bit. Every seed orders the same rows in its own way; the held-out rows
-are the same for all. Prints the losses, and of each format the distance to its yardstick beside that of seeds; ends with 1 if
+are the same for all. Prints losses, and for each format the distance to its yardstick and that of seeds; ends with 1 if
 the adapters differ. Rows have a `question` and an `answer`. Knows no reference numbers.
 """
 
@@ -309,7 +309,7 @@ def run(a: argparse.Namespace) -> int:
 
 def show(losses: dict[str, list[float]]) -> int:
     """Distances to the yardsticks; 1 where what must be equal is not."""
-    print(f"\n{'':22} {'mean':>8} {'of seeds':>9}   beside its yardstick")
+    print(f"\n{'':22} {'mean':>8} {'of seeds':>9}   next to its yardstick")
     for name, _, _, other in ROWS:
         of = losses[name]
         line = f"{name:22} {statistics.mean(of):8.5f} {max(of) - min(of):9.5f}"

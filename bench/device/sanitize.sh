@@ -5,7 +5,7 @@
 # nvidia-cuda-sanitizer-api.
 # Kernels of libraries are left out where a tool cannot see into them (SANITIZE_ALL=1 takes them in): what is checked is
 # the project's own. Racecheck alone is given the operations that call no library: it ends with an error of its own where a
-# kernel of clusters is launched that it was told to leave out. SANITIZE_ONLY=NAME,… takes the operations whose names begin
+# kernel of clusters is launched that it must leave out. SANITIZE_ONLY=NAME,… takes the operations whose names begin
 # so, SANITIZE_SECONDS=N begins with none after that time under a tool (each operation's first example comes first);
 # SUROGATE_CUDA_ARCH=sm_80 checks what an older GPU would run. Each tool's report is written to $OUT, or the working
 # folder. Exit status: 0 only if all are clean. Several may run at once, with folders of their own: SANITIZE_WARM=0 leaves

@@ -1,4 +1,4 @@
-"""How training scales over the GPUs of one host: links, rates beside one GPU, memory, and the plan that was made before.
+"""How training scales over the GPUs of one host: links, rates against one GPU, memory, and the plan made before.
 
     python bench/device/scaling.py --gpus 1,2,4 --budget 540    # a markdown table; scaling.jsonl in --out
     python bench/device/scaling.py --gpus 8 --record kept.jsonl # goes on where another call ended

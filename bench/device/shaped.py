@@ -38,7 +38,7 @@ def parser(description: str | None, name: str, limit: float) -> argparse.Argumen
 
 
 def wanted(name: str, a: argparse.Namespace) -> bool:
-    """Whether a run of this name was asked for."""
+    """Whether a run of this name was requested."""
     parts = [part for part in a.only.split(",") if part]
     return not parts or any(part in name for part in parts)
 

@@ -127,7 +127,7 @@ def _train_one(config: _native.Config, options: Namespace) -> int:
 
 
 def _end(config: _native.Config, is_shown: bool) -> None:
-    """Uploads the result if that is asked for, and says what can be done with it."""
+    """Uploads the result if that is requested, and says what can be done with it."""
     output = Path(config.output_dir)
     is_adapter = (output / "adapter" / "adapter_config.json").is_file()
     if config.push_to_hub:

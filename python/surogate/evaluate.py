@@ -83,7 +83,7 @@ def _evaluated(options: Namespace) -> dict[str, Any]:
     if options.chat and model.tokenizer.chat_template is None:
         raise ConfigError(f"--chat: {options.model} has no chat template; leave it out, and texts are continued")
     limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
-    with _told("the evaluation failed"):
+    with _reported("the evaluation failed"):
         results: dict[str, Any] = evaluator.simple_evaluate(
             model=model,
             tasks=tasks,
@@ -117,13 +117,13 @@ def _tasks(options: Namespace) -> tuple[list[Any], Any]:
     if not names:
         raise UsageError("--tasks names no task")
     config = EvaluatorConfig(tasks=names, include_path=options.include_path)
-    with _told("--tasks"):
+    with _reported("--tasks"):
         manager = config.process_tasks({})
     return config.tasks, manager
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _reported(what: str) -> Iterator[None]:
     """What the harness and the libraries below it raise, as a message."""
     try:
         yield

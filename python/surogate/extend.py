@@ -21,5 +21,5 @@ def run(options: Namespace) -> int:
     grown = f"{before} rows, as before" if rows == before else f"{rows} rows instead of {before}"
     show(f"{output}: {len(options.tokens)} new tokens with ids {ids}; {', '.join(tables)}: {grown}")
     modules = ", ".join(name.removesuffix(".weight").rsplit(".", 1)[-1] for name in tables if name.endswith(".weight"))
-    show(f"To train them beside an adapter: model: {output}, modules_to_save: [{modules}]")
+    show(f"To train them alongside an adapter: model: {output}, modules_to_save: [{modules}]")
     return 0

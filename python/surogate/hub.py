@@ -40,7 +40,7 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = PATTERNS if weights else PATTERNS_WITHOUT_WEIGHTS
-    return Path(told(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
+    return Path(call_hub(f"{what} `{model}`", lambda: snapshot_download(model, allow_patterns=patterns)))
 
 
 #: A set on the hub: `owner/name`, or `owner/name@revision`.
@@ -118,15 +118,15 @@ def data_files(path: str, subset: str | None, split: str) -> list[Path]:
     def cached() -> list[str]:
         return _cached_names(name, revision or "main")
 
-    names = told(what, lambda: _reached(what, listed, cached))
+    names = call_hub(what, lambda: _reached(what, listed, cached))
     card = None
     if "README.md" in names:
         fetch = partial(hf_hub_download, name, "README.md", repo_type="dataset", revision=revision)
-        card = _card(Path(told(what, fetch)))
+        card = _card(Path(call_hub(what, fetch)))
     chosen = _native.choose_files(path, names, card, subset, split)
     patterns = [glob.escape(file) for file in chosen]
     download = partial(snapshot_download, name, repo_type="dataset", revision=revision, allow_patterns=patterns)
-    place = Path(told(what, download))
+    place = Path(call_hub(what, download))
     return [place / file for file in chosen]
 
 
@@ -182,7 +182,7 @@ def _transport_error() -> type[Exception]:
     return OSError
 
 
-def told(what: str, call: Callable[[], Any]) -> Any:
+def call_hub(what: str, call: Callable[[], Any]) -> Any:
     """The call's result; what the hub refuses becomes a word on what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (

@@ -28,10 +28,10 @@ def run(options: Namespace) -> int:
 
 
 def prepare(name: str, private: bool) -> None:
-    """Makes the repository, if there is none: whoever may not is told before anything is trained."""
+    """Makes the repository, if there is none: whoever may not is refused before anything is trained."""
     from huggingface_hub import HfApi
 
-    hub.told(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True))
+    hub.call_hub(f"repository `{name}`", lambda: HfApi().create_repo(name, private=private, exist_ok=True))
 
 
 def upload(folder: Path, name: str, private: bool) -> str:
@@ -40,7 +40,7 @@ def upload(folder: Path, name: str, private: bool) -> str:
 
     left_out = [*OF_CHECKPOINTS, ".*"]
     text = "Upload of a result by Surogate"
-    hub.told(
+    hub.call_hub(
         f"repository `{name}`",
         lambda: HfApi().upload_folder(
             repo_id=name, folder_path=folder, commit_message=text, ignore_patterns=left_out

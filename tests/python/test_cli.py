@@ -321,7 +321,7 @@ def seven_billion(tmp_path):
 
 
 def test_a_refusal_names_options_that_make_it_fit(capsys, seven_billion):
-    """On a card of 24 GiB: weights in codes fit, codes beside weights do not."""
+    """On a card of 24 GiB: weights in codes fit, codes together with weights do not."""
     words = ["plan", seven_billion, "--machine", "rtx3090", "--memory-limit", "12GiB"]
     code, _, err = run(capsys, *words)
     assert code == 3 and "`qlora_bnb: true`" in err, err

@@ -61,7 +61,7 @@ def whole(path: Path) -> tuple[str, float]:
 
 
 def saved(output: Path, whole_ones: bool = True) -> list[int]:
-    """Steps of the checkpoints that are there; each of them must be whole, unless that is not asked for."""
+    """Steps of the checkpoints that are there; each of them must be whole, unless that is not requested."""
     if not whole_ones:
         return sorted(int(folder.name.split("-")[1]) for folder in output.glob("checkpoint-*"))
     steps = []

@@ -1,4 +1,4 @@
-"""What a result carries beside its weights: tokenizer, the chat template as trained, generation settings, card, licence;
+"""What a result has besides its weights: tokenizer, the chat template as trained, generation settings, card, licence;
 from the run through merge and export to the Hub."""
 
 from __future__ import annotations

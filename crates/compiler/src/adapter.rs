@@ -24,7 +24,7 @@ pub struct AdapterOptions {
     /// Module names (last component, or a dotted suffix), `all-linear`, or regular expressions
     /// over the whole module name.
     pub targets: Vec<String>,
-    /// Ends of the names of modules that are trained as wholes (PEFT's `modules_to_save`).
+    /// Ends of the names of modules that are trained in full (PEFT's `modules_to_save`).
     pub saved: Vec<String>,
     pub exceptions: AdapterExceptions,
 }

@@ -347,12 +347,12 @@ fn copy(from: TensorRef, to: TensorRef, provenance: Provenance) -> Step {
     Step { instruction: Instruction::Copy { from, to }, provenance, cost }
 }
 
-/// A layer as programs tell it.
-pub(crate) fn told(graph: &Graph, layer: graph::Layer) -> Layer {
+/// A layer as programs name it.
+pub(crate) fn program_layer(graph: &Graph, layer: graph::Layer) -> Layer {
     Layer { stack: graph.stack_name(layer).into(), index: layer.index as usize }
 }
 
 fn provenance(graph: &Graph, node: &Node) -> Provenance {
-    let layer = node.layer.map(|layer| told(graph, layer));
+    let layer = node.layer.map(|layer| program_layer(graph, layer));
     Provenance { op: ops::rowwise::names(node).join("+"), phase: node.phase.name(), layer, at: node.at.clone() }
 }

@@ -115,7 +115,7 @@ impl Sharding {
     }
 }
 
-/// One entry that is asked for.
+/// One entry that is requested.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EntryOptions {
     /// [`EntryKind::FirstMicroStep`] stands for the further micro-steps, too.
@@ -184,7 +184,7 @@ pub struct OffloadOptions {
     pub slice_bytes: Option<usize>,
 }
 
-/// Parts of a layer that the backward pass computes again (`Some(true)`) or finds kept
+/// Parts of a layer that the backward pass recomputes (`Some(true)`) or finds kept
 /// (`Some(false)`). A whole includes its parts; contradictions are the caller's to refuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecomputeOptions {
@@ -285,8 +285,8 @@ impl EntryOptions {
         EntryOptions { cache: Some(cache), ..EntryOptions::forward() }
     }
 
-    /// The same entry beside one that generates: what is kept of earlier tokens stays as it is.
-    pub fn beside(self, cache: KeyValueCache) -> EntryOptions {
+    /// The same entry next to one that generates: what is kept of earlier tokens stays as it is.
+    pub fn keeping_cache(self, cache: KeyValueCache) -> EntryOptions {
         EntryOptions { cache: Some(cache), ..self }
     }
 

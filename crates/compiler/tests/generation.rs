@@ -71,7 +71,7 @@ fn pages_are_planned_and_shared_by_all_shapes() {
 fn what_trains_and_what_generates_share_a_program() {
     let shape = |batch, seq_len| Variant { batch, seq_len, documents: Documents::Rows };
     let entries = |generates: bool| {
-        let usual = options().entries.into_iter().map(|entry| entry.beside(CACHE));
+        let usual = options().entries.into_iter().map(|entry| entry.keeping_cache(CACHE));
         let own = EntryOptions::generate(CACHE).keeping(["logits"]).in_shapes(vec![shape(1, 8), shape(3, 1)]);
         usual.chain(generates.then_some(own)).collect()
     };

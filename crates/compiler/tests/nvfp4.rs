@@ -1,4 +1,4 @@
-//! Programs of `nvfp4`: one for a GPU has the numbers of the reference; gradients are rounded anew in every micro-step;
+//! Programs of `nvfp4`: one for a GPU has the numbers of the reference; gradients are rounded in every micro-step;
 //! codes of weights follow the weights.
 
 mod support;

@@ -154,7 +154,7 @@ fn values_are_made_once_in_each_direction_and_codes_are_all_that_is_kept() {
         assert_eq!(count(&packed, EntryKind::FirstMicroStep, |phase| phase == "forward"), 6);
         assert_eq!(count(&packed, EntryKind::Evaluate, |_| true), 6);
         let again = count(&packed, EntryKind::FirstMicroStep, |phase| phase != "forward");
-        // No gradient reaches the input of the first layer's first product, unless its outputs are computed again.
+        // No gradient reaches the input of the first layer's first product, unless its outputs are recomputed.
         assert_eq!(again, if recompute { 6 } else { 4 });
         let products = |program: &Program| {
             let steps = program.entries[0].steps.iter();
@@ -211,7 +211,7 @@ fn codes_on_the_host_are_fetched_for_each_direction() {
     }
 }
 
-/// Left open, codes stay on the device as long as anything else makes the run fit, and no smaller memory is asked for then.
+/// Left open, codes stay on the device as long as anything else makes the run fit, and no smaller memory is needed then.
 #[test]
 fn codes_move_to_the_host_where_nothing_else_makes_the_run_fit() {
     use program::{ArenaKind, PlanDecision, Reason, Subject};

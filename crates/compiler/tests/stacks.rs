@@ -80,8 +80,8 @@ fn two_stacks_are_planned_apart() {
         assert_eq!(steps(&one), steps(&two));
         let text = two.to_string();
         assert!(text.contains("  tower.0 ") && text.contains("  text.0 "), "{text}");
-        let told = |of: &program::PlanDecision| of.layers.iter().map(|layer| layer.to_string()).collect::<Vec<_>>();
-        assert!(two.plan.iter().any(|of| told(of) == ["tower.0", "text.0"]), "{:?}", two.plan);
+        let names = |of: &program::PlanDecision| of.layers.iter().map(|layer| layer.to_string()).collect::<Vec<_>>();
+        assert!(two.plan.iter().any(|of| names(of) == ["tower.0", "text.0"]), "{:?}", two.plan);
         assert!(!bits(two).is_empty());
     }
 }

@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn a_rank_that_fails_is_named_by_all_and_no_one_waits_on() {
         let seats = Fabric::seats(3, Duration::from_secs(600));
-        let [a, b, failing] = &seats[..] else { unreachable!("three were asked for") };
+        let [a, b, failing] = &seats[..] else { unreachable!("three were requested") };
         std::thread::scope(|scope| {
             let waiting = [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, 3, &[1], |_, _| {})));
             std::thread::sleep(Duration::from_millis(20));

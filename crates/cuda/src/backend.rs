@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 /// Loads programs onto one GPU, or onto as many as they have ranks.
 pub struct CudaBackend {
     options: Options,
-    /// Opened when it is first asked for.
+    /// Opened when it is first requested.
     instruments: OnceLock<Result<Instruments>>,
 }
 

@@ -35,7 +35,7 @@ impl Operand {
 /// D[m, n] = alpha · A[m, k] · B[k, n] + beta · D (+ bias[n]), accumulated in f32.
 ///
 /// f32 operands are multiplied as f32: TF32 is never used. Codes of eight bits have a scale each, whose addresses a run
-/// is given; the tensor cores read both along k, and their sums are promoted to f32 on the way unless told otherwise.
+/// is given; the tensor cores read both along k, and their sums are promoted to f32 unless the caller allows less.
 /// Numbers may have alpha and beta on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {

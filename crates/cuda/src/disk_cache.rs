@@ -175,7 +175,7 @@ mod tests {
         assert!(cache.take_notes().is_empty());
         cache.write("a.plan", b"two");
         assert_eq!(cache.read("a.plan").as_deref(), Some(&b"two"[..]));
-        assert_eq!(DiskCache::size_of(folder.path()).unwrap().0, 1, "nothing is left beside the entry");
+        assert_eq!(DiskCache::size_of(folder.path()).unwrap().0, 1, "nothing but the entry is left");
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl Engine {
         self.disk_cache.take_notes().into_iter().for_each(|note| self.note(note));
     }
 
-    /// A handle to run cuDNN's plans with; only asked for where a plan was made.
+    /// A handle to run cuDNN's plans with; only requested where a plan was made.
     pub fn cudnn_handle(&self) -> &Handle {
         let Ok((_, handle)) = &self.cudnn else { panic!("a cuDNN plan was made with a handle") };
         handle

@@ -137,7 +137,7 @@ impl Program<'_> {
     fn code(&self, ptx: bool) -> Result<Vec<u8>> {
         let t = &self.compiler.table;
         let mut size = 0;
-        // SAFETY: the program is alive and compiled; the buffer has the size that NVRTC asked for.
+        // SAFETY: the program is alive and compiled; the buffer has the size that NVRTC requested.
         unsafe {
             let reported =
                 if ptx { (t.nvrtcGetPTXSize)(self.raw, &mut size) } else { (t.nvrtcGetCUBINSize)(self.raw, &mut size) };

@@ -1,7 +1,7 @@
 //! cuDNN's plans for a GPU that is not there: a graph that no engine takes fails here, not in a run.
 //!
 //! Needs cuDNN 9 (a pip wheel) and a `libcuda.so.1`, which may be one that answers every call with
-//! an error: ignored unless asked for, `cargo test --release --workspace --test cudnn_plans -- --ignored`.
+//! an error: ignored unless requested, `cargo test --release --workspace --test cudnn_plans -- --ignored`.
 
 use cuda::cudnn::sdpa::{Sdpa, Strides};
 use cuda::cudnn::{Cudnn, Target};

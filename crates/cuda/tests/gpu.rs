@@ -1,4 +1,4 @@
-//! Instructions on a real GPU against f64 on the host. Ignored unless asked for: `cargo test --release --workspace
+//! Instructions on a real GPU against f64 on the host. Ignored unless requested: `cargo test --release --workspace
 //! --test gpu -- --ignored` on a machine with a GPU, where a missing GPU or library is a failure.
 //! SUROGATE_SITE_PACKAGES names the folders of the pip wheels.
 

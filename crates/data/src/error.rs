@@ -17,7 +17,7 @@ pub enum DataError {
     /// The user's file or setting is wrong.
     #[error("{}: {}{}", shown(place), shown(problem), hint_suffix(hint))]
     Invalid { place: String, problem: String, hint: String },
-    /// Somebody asked for the end.
+    /// Somebody requested the end.
     #[error("stopped")]
     Stopped,
 }

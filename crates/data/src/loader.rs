@@ -77,7 +77,7 @@ pub struct LoaderSpec {
     pub pad_id: i32,
     /// Packed rows are filled up with documents of at most this many tokens in which nothing is trained.
     pub longest_padding: usize,
-    /// Micro-batches prepared ahead by a thread; 0: prepared when asked for.
+    /// Micro-batches prepared ahead by a thread; 0: prepared when requested.
     pub prefetch: usize,
 }
 

@@ -46,7 +46,7 @@ pub struct EncodedCorpus {
 #[derive(Clone, Copy)]
 pub struct Keeping<'a> {
     pub cache: &'a RowCache,
-    /// Told when the work waits for another process.
+    /// Called when the work waits for another process.
     pub notify: &'a dyn Fn(&str),
 }
 

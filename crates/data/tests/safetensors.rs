@@ -116,8 +116,8 @@ fn a_file_that_is_cut_short_while_it_is_read_is_an_error() {
     assert!(a.has_bytes_of(&b).unwrap());
     fs::File::options().write(true).open(&path).unwrap().set_len((8 + header.len() + 8192) as u64).unwrap();
     assert_eq!(a.bytes().unwrap(), [7; 8192]);
-    let told = [b.bytes().unwrap_err(), b.to_host().unwrap_err(), a.has_bytes_of(&b).unwrap_err()];
-    for error in told.map(|error| error.to_string()) {
+    let errors = [b.bytes().unwrap_err(), b.to_host().unwrap_err(), a.has_bytes_of(&b).unwrap_err()];
+    for error in errors.map(|error| error.to_string()) {
         assert!(error.contains("x.safetensors: the file was cut short while it was in use"), "{error}");
     }
 }

@@ -38,7 +38,7 @@ pub enum Origin {
     Node,
     /// Computed while compiling; the contents are in [`Graph::constants`].
     Constant,
-    /// Kept from step to step beside the parameters.
+    /// Kept from step to step, none of the parameters.
     State(StateId),
 }
 
@@ -135,7 +135,7 @@ pub struct Parameter {
     pub trainable: bool,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
-    /// A base weight that is trained as a whole beside adapters, and kept with them.
+    /// A base weight that is trained in full alongside adapters, and kept with them.
     pub saved: bool,
     /// How the weight is stored between steps.
     pub storage: Storage,
@@ -173,7 +173,7 @@ pub struct Graph {
     pub carried: Vec<ValueId>,
     /// Values that may wait in host memory where nothing reads them for long.
     pub waiting: Vec<ValueId>,
-    /// What is kept from step to step beside the parameters: values of this origin, the same in all entries.
+    /// What is kept from step to step, none of the parameters: values of this origin, the same in all entries.
     pub states: Vec<ValueId>,
     /// Results that are written into a state.
     pub stored: Vec<(ValueId, StateId)>,

@@ -15,7 +15,7 @@ pub enum Channel {
     Hello,
     /// It is over, and why.
     Abort,
-    /// Somebody asked for the end of the run.
+    /// Somebody requested the end of the run.
     Wish,
     /// The sender leaves: nothing comes after it.
     Farewell,
@@ -23,7 +23,7 @@ pub enum Channel {
     Beat,
 }
 
-/// The channels whose frames wait until they are asked for.
+/// The channels whose frames wait until they are requested.
 pub const BOXES: usize = 3;
 
 const ALL: [Channel; 8] = [

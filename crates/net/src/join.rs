@@ -39,7 +39,7 @@ pub enum JoinError {
     /// Nodes differ in what they must have in common.
     #[error("the nodes do not have the same run:\n  {}", .0.join("\n  "))]
     Differ(Vec<String>),
-    /// Somebody asked for the end.
+    /// Somebody requested the end.
     #[error("stopped")]
     Stopped,
     #[error("{0}")]
@@ -50,7 +50,7 @@ fn failed(what: impl Into<String>) -> JoinError {
     JoinError::Failed(what.into())
 }
 
-/// Comes together with all other nodes. `note` is told who is there; `stop` is asked while it waits.
+/// Comes together with all other nodes. `note` gets who is there; `stop` is asked while it waits.
 pub fn join(
     place: &Place,
     token: &Token,
@@ -151,7 +151,7 @@ fn say(mut stream: &TcpStream, what: &Value) -> io::Result<()> {
     frame::write(&mut stream, Channel::Hello, &[what.to_string().as_bytes()])
 }
 
-/// What the other end says of itself, or what it was told.
+/// What the other end says of itself, or what it received.
 fn hear(mut stream: &TcpStream, patience: Duration) -> io::Result<Value> {
     stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
     let (_, bytes) = frame::read(&mut stream, INTRODUCTION)?;

@@ -52,7 +52,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What came from each node and was not asked for yet.
+    /// What came from each node and was not requested yet.
     boxes: Vec<[VecDeque<Vec<u8>>; BOXES]>,
     /// When something came from each node.
     heard: Vec<Instant>,
@@ -78,7 +78,7 @@ pub struct Nodes {
     /// None for this one.
     peers: Vec<Option<Peer>>,
     shared: Arc<Shared>,
-    /// All nodes do the same by themselves, without being told each part of it.
+    /// All nodes do the same by themselves, without an order for each part of it.
     together: AtomicBool,
 }
 
@@ -113,7 +113,7 @@ impl Nodes {
         self.peers[node].as_ref().map(|peer| peer.address)
     }
 
-    /// Whether all nodes do what this one does without being told.
+    /// Whether all nodes do what this one does without orders.
     pub fn is_together(&self) -> bool {
         self.together.load(Ordering::Acquire)
     }
@@ -201,7 +201,7 @@ impl Nodes {
         self.pass_on(&self.shared.fail(Failure { node: self.node, why: why.to_owned() }));
     }
 
-    /// Tells the others of a failure, as far as they can be told.
+    /// Tells the others of a failure, as far as they can be reached.
     fn pass_on(&self, failure: &Failure) {
         let why: String = failure.why.chars().take(REASON / 4).collect();
         let node = (failure.node as u32).to_le_bytes();
@@ -240,7 +240,7 @@ impl Nodes {
         }
     }
 
-    /// Whether a node was asked for the end of the run.
+    /// Whether a node was asked to end the run.
     pub fn wished(&self) -> bool {
         self.shared.state().wish
     }

@@ -217,16 +217,16 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_other_versions_are_told_so() {
+    fn strangers_and_other_versions_are_answer_so() {
         let token = Token::new("one");
         let answers = |bytes: &[u8]| {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             stranger.write_all(bytes).unwrap();
             let refused = reason(accept(&mut listener.accept().unwrap().0, &token, 4));
-            let mut told = Vec::new();
-            let _ = stranger.read_to_end(&mut told);
-            assert!(told.ends_with(refused.as_bytes()), "{told:?}");
+            let mut answer = Vec::new();
+            let _ = stranger.read_to_end(&mut answer);
+            assert!(answer.ends_with(refused.as_bytes()), "{answer:?}");
             refused
         };
         assert_eq!(answers(b"GET / HTTP/1.1\r\n\r\n"), "it is no node of a run");

@@ -94,7 +94,7 @@ fn who_does_not_answer_is_named_after_the_time_that_is_given() {
     let nodes = all(2, 1.0, Duration::ZERO);
     let failure = nodes[0].receive(1, Channel::Collective, "a gather of 8 bytes").unwrap_err();
     assert_eq!(failure.to_string(), "node 1: it was waited for 1 s in a gather of 8 bytes");
-    assert_eq!(nodes[1].next_order(&mut || {}).unwrap_err(), failure, "it is told");
+    assert_eq!(nodes[1].next_order(&mut || {}).unwrap_err(), failure, "it is reported");
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn strangers_are_refused_and_disturb_nobody() {
         assert_eq!((leader.unwrap().count, follower.unwrap().node), (2, 1));
         assert!(notes.iter().any(|note| note.contains("was refused: it is no node of a run")), "{notes:?}");
         assert!(notes.iter().any(|note| note.contains("was refused: the token")), "{notes:?}");
-        let mut told = Vec::new();
-        let _ = browser.read_to_end(&mut told);
+        let mut answer = Vec::new();
+        let _ = browser.read_to_end(&mut answer);
         drop(silent);
     });
 }

@@ -193,16 +193,16 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Records a problem for each entry that no table took; `known` are the names to choose a hint from, `told` is
+    /// Records a problem for each entry that no table took; `known` are the names to choose a hint from, `hint` is
     /// asked before them.
     pub fn refuse_unknown<'n>(
         self,
         known: impl Iterator<Item = &'n str> + Clone,
-        told: impl Fn(&str) -> Option<String>,
+        hint: impl Fn(&str) -> Option<String>,
     ) {
         for (key, _) in self.entries.iter().filter(|(key, _)| !self.taken.contains(key.name.as_str())) {
             let near = || nearest(&key.name, known.clone()).map(|near| format!("did you mean `{near}`?"));
-            let hint = told(&key.name).or_else(near);
+            let hint = hint(&key.name).or_else(near);
             let segment = format!(".{}", key.name);
             let path = self.reader.inside(&segment, |reader| reader.path.clone());
             self.reader.report_at(key.span, &path, format!("there is no option `{path}`"), hint);

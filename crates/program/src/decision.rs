@@ -81,7 +81,7 @@ impl Subject {
 /// The question that was decided, and the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
-    /// Computed again in the backward pass, or kept.
+    /// Recomputed in the backward pass, or kept.
     Recompute(bool),
     /// In host memory, or on the device.
     Offload(bool),
@@ -92,7 +92,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// Whether anything is given up for memory.
+    /// Whether it saves memory at a cost.
     pub const fn saves(self) -> bool {
         match self {
             Choice::Recompute(yes) | Choice::Offload(yes) => yes,
@@ -129,7 +129,7 @@ pub enum Reason {
     Fastest,
     /// Everything that is recomputed is computed from it.
     RecomputeSource,
-    /// The link takes less time than computing again what else would have to be given up.
+    /// The link takes less time than recomputing what would else have to be recomputed.
     FasterThanRecompute,
     /// There is no other way.
     Impossible(Obstacle),
@@ -195,7 +195,7 @@ pub struct PlanDecision {
     pub layers: Vec<Layer>,
     pub choice: Choice,
     pub reason: Reason,
-    /// Bytes that are kept for the backward pass or, where they are given up, need not be.
+    /// Bytes that are kept for the backward pass or, where they are recomputed or offloaded, need not be.
     pub bytes: usize,
     /// What it costs to give them up, in seconds as they are expected.
     pub seconds: f64,

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 /// Matrix products by tiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Products {
-    /// Seconds of a product beside its work.
+    /// Seconds of a product in addition to its work.
     pub launch: f64,
     /// Of the rate of their type, where nothing but products runs for minutes: the power limit lowers the clock. Where
     /// they take a share s of a step, the rate is 1 − s·(1 − hot).
@@ -51,7 +51,7 @@ impl Realisation {
     }
 }
 
-/// What hides keys from a query, beside those behind it.
+/// What hides keys from a query, besides those behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hidden {
     /// Nothing.
@@ -89,12 +89,12 @@ pub struct AttentionRate {
     pub share: f64,
 }
 
-/// Shares of the rates of a machine, and seconds beside them.
+/// Shares of the rates of a machine, and seconds in addition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Efficiency {
-    /// Seconds of a kernel beside its work: its place in a replayed graph, filling and emptying the device.
+    /// Seconds of a kernel in addition to its work: its place in a replayed graph, filling and emptying the device.
     pub launch: f64,
-    /// Seconds of an entry beside its kernels: what the host writes before it, and the start of its graph.
+    /// Seconds of an entry in addition to its kernels: what the host writes before it, and the start of its graph.
     pub entry: f64,
     pub products: Products,
     /// Element-wise work and everything else that waits for memory, of `bandwidth`.
@@ -144,7 +144,7 @@ impl Efficiency {
         let sizes = || own.iter().map(|of| of.head_dim);
         let class = sizes().filter(|size| *size >= head_dim).min().or(sizes().max()).expect("there is a point");
         let padded = if head_dim < class { head_dim as f64 / class as f64 } else { 1.0 };
-        // A class with small heads beside it is slower for them, but not in proportion.
+        // A class with small heads as well is slower for them, but not in proportion.
         let padded = if sizes().any(|size| size < head_dim) { padded } else { padded.max(0.5) };
         let mut points: Vec<(f64, f64)> =
             own.iter().filter(|of| of.head_dim == class).map(|of| (of.keys.max(1.0).ln(), of.share)).collect();

@@ -1,6 +1,6 @@
 //! What a program will cost on its machine: operations, bytes and time of an entry point. Two times: the bound at the
 //! machine's ceilings, where an instruction takes the longer of its arithmetic and its traffic, and the estimate with
-//! what of these is reached in a step. Transfers run beside the computation; what waits for them waits.
+//! the share of these that a step has. Transfers run concurrently with the computation; what waits for them waits.
 
 use std::collections::HashMap;
 
@@ -32,9 +32,9 @@ pub struct Estimate {
     pub above: [f64; Cause::ALL.len()],
 }
 
-/// Of the time that copies between GPUs take beside products, the share by which the products take longer: 1.7 ms of 2.6 for
-/// a GB each way between two H200 at their power limit.
-const BESIDE: f64 = 0.65;
+/// Of the time of copies between GPUs concurrent with products, the share by which the products take longer: 1.7 ms
+/// of 2.6 for a GB each way between two H200 at their power limit.
+const SLOWED: f64 = 0.65;
 
 /// What is known of the documents in the rows: of all pairs of a token and one before it in its row, the share that lie
 /// in one document. 1 where every row is one document.
@@ -120,7 +120,7 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
     let (seconds, waiting) = run(entry, of);
     let exchanged: f64 = entry.steps.iter().map(received).sum();
     let hidden = (exchanged / machine.peer_rate() - waiting).max(0.0);
-    let beside = if machine.arch == Arch::Cpu { 0.0 } else { BESIDE * hidden };
+    let slowed = if machine.arch == Arch::Cpu { 0.0 } else { SLOWED * hidden };
     let (bound, _) = run(entry, |_, step| ceiling(step, program, seen));
     let mut above = [0.0; Cause::ALL.len()];
     for (index, step) in entry.steps.iter().enumerate() {
@@ -130,10 +130,10 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
         above[Cause::Launches as usize] += launches;
         above[times.cause as usize] += (took - least - launches).max(0.0);
     }
-    above[Cause::Waiting as usize] += waiting + beside;
+    above[Cause::Waiting as usize] += waiting + slowed;
     above[Cause::Launches as usize] += machine.efficiency.entry;
     let start = Estimate {
-        seconds: seconds + beside + machine.efficiency.entry,
+        seconds: seconds + slowed + machine.efficiency.entry,
         ceiling: bound,
         waiting,
         above,

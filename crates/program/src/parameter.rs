@@ -35,7 +35,7 @@ pub struct ParameterSlot {
     pub packed: Option<PackedWeight>,
     pub init: Initializer,
     pub adapter: bool,
-    /// A base weight that is trained as a whole beside adapters: part of their files, too.
+    /// A base weight that is trained in full alongside adapters: part of their files, too.
     pub saved: bool,
     /// The matrix of a linear layer, kept as [inputs, outputs].
     pub transposed: bool,

@@ -57,7 +57,7 @@ pub enum Work {
         blocks: Option<usize>,
         left: f64,
     },
-    /// `batch` products of [m, k] and [k, n]; `extra` bytes are moved beside the cost's.
+    /// `batch` products of [m, k] and [k, n]; `extra` bytes are moved besides the cost's.
     Product {
         cost: Cost,
         dtype: Option<DType>,
@@ -149,7 +149,7 @@ const PORTABLE_HEADER: &str = "mma.cuh";
 const ATTENTION: &str = "attention";
 
 impl Work {
-    /// What an instruction of the computation is; none for those beside it.
+    /// What an instruction of the computation is; none for transfers.
     pub fn of(step: &Step, program: &Program, seen: Seen) -> Option<Work> {
         let machine = &program.machine;
         let (cost, dtype) = (step.cost, step.instruction.compute_dtype());
@@ -214,7 +214,7 @@ fn library(machine: &Machine) -> Realisation {
     if machine.arch == Arch::Cpu { Realisation::Scalar } else { Realisation::Library }
 }
 
-/// Attention over a head's elements, not one of the sums beside it.
+/// Attention over a head's elements, not one of the sums that go with it.
 fn is_attention(launch: &Launch) -> bool {
     launch.op.starts_with(ATTENTION) && launch.inputs.first().is_some_and(|q| q.shape.len() == 4)
 }
@@ -315,11 +315,11 @@ pub fn expected_times(work: &Work, machine: &Machine) -> Times {
     }
 }
 
-/// Kernels of attention: the backward pass has the sums of rows and the rounding of dq beside it.
+/// Kernels of attention: the backward pass has the sums of rows and the rounding of dq as well.
 const FORWARD_LAUNCHES: f64 = 1.0;
 const BACKWARD_LAUNCHES: f64 = 3.0;
 
-/// Of the f32 rate, what passes over memory compute beside it: AdamW with states of one byte, 13 TFLOP/s on an H200.
+/// Of the f32 rate, what passes over memory compute meanwhile: AdamW with states of one byte, 13 TFLOP/s on an H200.
 const PASS_ARITHMETIC: f64 = 0.27;
 
 /// Operations on a byte from which a kernel is one that multiplies.

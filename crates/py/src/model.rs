@@ -23,7 +23,7 @@ type Array<'py> = Bound<'py, PyArrayDyn<f32>>;
 #[pyclass(frozen, module = "surogate._native")]
 pub struct Model {
     model: Mutex<train::Model>,
-    /// Made when text is first asked for.
+    /// Made when text is first requested.
     generator: Mutex<Option<train::Generator>>,
 }
 
@@ -147,7 +147,7 @@ impl Model {
         self.with(py, train::Model::parameter_names)
     }
 
-    /// (logits, hidden states); the list is empty when it is not asked for.
+    /// (logits, hidden states); the list is empty when it is not requested.
     fn forward<'py>(
         &self,
         py: Python<'py>,

@@ -10,7 +10,7 @@ use train::Result;
 
 use crate::errors::train_error;
 
-/// Between two looks: Python is asked for, and others may have it.
+/// Between two looks: Python is needed, and others may have it.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a handler raised.

@@ -173,7 +173,7 @@ fn half_precision(config: &mut Config, known: &Known<'_>) -> Option<String> {
     })
 }
 
-/// A recipe with codes keeps them beside the weights that they are made from.
+/// A recipe with codes keeps them next to the weights that they are made from.
 fn unquantised_products(config: &mut Config, _: &Known<'_>) -> Option<String> {
     (config.precision.recipe != Recipe::Bf16).then(|| {
         config.precision.recipe = Recipe::Bf16;

@@ -15,7 +15,7 @@ use tensor::{DType, HostTensor};
 
 use crate::device::Device;
 use crate::error::Result;
-use fit::{Beside, Sample};
+use fit::{Other, Sample};
 
 /// How long the parts of a calibration take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,16 +124,16 @@ pub fn calibrate(device: &Device, plan: Plan, progress: &mut dyn FnMut(&str)) ->
         of.warm.sort_by(f64::total_cmp);
         of.sample.warm = of.warm[of.warm.len() / 2];
     }
-    let beside = Beside {
+    let other = Other {
         hot: hot_rate(&mut loaded, plan.products)?,
         entry: entry_seconds(&mut loaded)?,
         link: if plan.least { None } else { link(device)? },
     };
     let samples: Vec<Sample> = loaded.into_iter().map(|of| of.sample).collect();
     let date = jiff::Zoned::now().strftime("%Y-%m-%d").to_string();
-    let machine = fit::machine(&device.machine, &samples, beside);
+    let machine = fit::machine(&device.machine, &samples, other);
     let mut table = fit::table(&machine, &samples);
-    if beside.link.is_some() {
+    if other.link.is_some() {
         let (one, both) = (machine.link.one_way / 1e9, machine.link.both_ways / 1e9);
         table += &format!("host memory: {one:.1} GB/s one way, {both:.1} GB/s both ways at once\n");
     }

@@ -44,7 +44,7 @@ pub struct State {
     pub run: String,
     /// Version of the program that wrote it.
     pub surogate: String,
-    /// What the bits of its arithmetic depend on beside the program: see [`crate::device::Device::arithmetic`].
+    /// What the bits of its arithmetic depend on besides the program: see [`crate::device::Device::arithmetic`].
     #[serde(default)]
     pub arithmetic: Option<String>,
     pub task: String,
@@ -320,7 +320,7 @@ pub fn step_of(folder: &Path) -> Option<u64> {
 }
 
 /// Removes the checkpoints in `place` that were written first, beyond `keep`, of those that this run wrote and
-/// nobody has changed since; the one of the step `spared` is kept beside them. Everything else is left alone.
+/// nobody has changed since; the one of the step `spared` is kept as well. Everything else is left alone.
 pub fn rotate(place: &Path, written: &Written, keep: u64, spared: Option<u64>) -> Result<()> {
     let place = place.canonicalize().map_err(|e| TrainError::io("read", place, e))?;
     let mut own = written.paths();

@@ -228,7 +228,7 @@ fn difference(found: &HostTensor, expected: &HostTensor) -> (f64, f64) {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
     let deviation = |(a, b): (&f64, &f64)| if !b.is_finite() && same(*a, *b) { 0.0 } else { a - b };
     let size = norm(&mut b.iter().copied().filter(|b| b.is_finite()));
-    // Zeros throughout are differences of equals, of which a device leaves the rounding: beside what was drawn, whose
+    // Zeros throughout are differences of equals, of which a device leaves the rounding: against what was drawn, whose
     // size is 1.
     let size = if size > 0.0 { size } else { (b.len() as f64).sqrt() };
     let error = norm(&mut a.iter().zip(&b).map(deviation)) / size;

@@ -328,7 +328,7 @@ impl Engine {
         let entry = self.entry(kind, Some(variant));
         let outputs = &self.program.entries[entry].outputs;
         let at = outputs.iter().find(|(known, _)| known == name).map(|(_, at)| at.clone());
-        let at = at.unwrap_or_else(|| panic!("`{name}` was not asked for when the program was compiled"));
+        let at = at.unwrap_or_else(|| panic!("`{name}` was not requested when the program was compiled"));
         self.tensor(&at)
     }
 }

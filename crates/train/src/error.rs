@@ -29,14 +29,14 @@ pub enum TrainError {
     /// A file, a library or the device failed.
     #[error("{0}")]
     Failed(String),
-    /// Somebody asked for the end, before there was anything to keep.
+    /// Somebody requested the end, before there was anything to keep.
     #[error("stopped")]
     Stopped,
 }
 
 pub type Result<T> = std::result::Result<T, TrainError>;
 
-/// Ends what takes long where somebody asked for the end.
+/// Ends what takes long where somebody requested the end.
 pub fn go_on(stop: Stop<'_>) -> Result<()> {
     if stop() { Err(TrainError::Stopped) } else { Ok(()) }
 }

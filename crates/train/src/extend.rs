@@ -24,7 +24,7 @@ use crate::written::Written;
 const TOKENIZER: &str = "tokenizer.json";
 const SETTINGS: &str = "tokenizer_config.json";
 
-/// Files beside [`TOKENIZER`] that list special tokens.
+/// Files next to [`TOKENIZER`] that list special tokens.
 const LISTS: [&str; 2] = [SETTINGS, "special_tokens_map.json"];
 
 /// What [`extend`] did.
@@ -211,7 +211,7 @@ fn add_tokens(tokenizer: &mut Value, tokens: &[String]) -> std::result::Result<u
     Ok(first)
 }
 
-/// Names the tokens where a file beside the tokenizer lists special ones.
+/// Names the tokens where a file next to the tokenizer lists special ones.
 fn list_tokens(settings: &mut Value, tokens: &[String], first: usize) {
     if let Some(decoder) = settings.get_mut("added_tokens_decoder").and_then(Value::as_object_mut) {
         for (index, token) in tokens.iter().enumerate() {

@@ -38,7 +38,7 @@ pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -
         program.layout.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
     let weights = multiplied(program, entry) as f64 + visited(program, entry);
     let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
-    // Of base weights that are trained beside an adapter, the gradient's product.
+    // Of base weights that are trained alongside an adapter, the gradient's product.
     let read: Vec<&TensorRef> = forward_operands(entry).collect();
     let is_read = |slot: &&ParameterSlot| slot.saved && read.iter().any(|operand| operand.overlaps(&slot.weight));
     let saved: usize = program.layout.parameters.iter().filter(is_read).map(ParameterSlot::elements).sum();

@@ -36,7 +36,7 @@ pub(crate) enum Part {
     Step,
     /// The loss over the held-out rows.
     Evaluate,
-    /// It is over; true where somebody asked for the end.
+    /// It is over; true where somebody requested the end.
     End { interrupted: bool },
 }
 
@@ -148,7 +148,7 @@ struct Follower {
     source: Arc<ModelSource>,
     device: Arc<Device>,
     nodes: Arc<Nodes>,
-    /// Node 0 was told that somebody asked for the end.
+    /// Node 0 heard that somebody requested the end.
     wished: bool,
 }
 

@@ -38,7 +38,7 @@ struct Description {
 struct Source {
     name: String,
     from: String,
-    /// Heads whose rotated pairs lie apart in the model, half a head from each other, and beside each other in the
+    /// Heads whose rotated pairs lie apart in the model, half a head from each other, and next to each other in the
     /// file.
     #[serde(default)]
     interleave_heads: Option<usize>,

@@ -12,7 +12,7 @@ use crate::error::{Result, TrainError};
 use crate::staged::write_synced;
 
 /// Version of the file.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// What `--machine` says: `[NODESx][GPUSx]NAME[@GB/s]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -171,7 +171,7 @@ fn to_json(machine: &Machine) -> Value {
         "bf16_flops": machine.bf16_flops,
         "fp8_flops": machine.fp8_flops,
         "f32_flops": machine.f32_flops,
-        "reached": {
+        "efficiency": {
             "launch": efficiency.launch,
             "entry": efficiency.entry,
             "bandwidth": efficiency.bandwidth,
@@ -203,9 +203,9 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
     };
     let count =
         |name: &str| found(name)?.as_u64().map(|of| of as usize).ok_or_else(|| format!("`{name}` is not a count"));
-    let product = |name: &str| rate(&format!("/reached/products/{name}"));
+    let product = |name: &str| rate(&format!("/efficiency/products/{name}"));
     let arch = text("/arch")?;
-    let points = found("/reached/attention")?.as_array().ok_or("`/reached/attention` is no list")?;
+    let points = found("/efficiency/attention")?.as_array().ok_or("`/efficiency/attention` is no list")?;
     let attention = points.iter().map(point).collect::<Option<Vec<_>>>().ok_or("a point of attention is incomplete")?;
     Ok(Machine {
         name: text("/name")?,
@@ -229,18 +229,18 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
         fp8_flops: rate("/fp8_flops")?,
         f32_flops: rate("/f32_flops")?,
         efficiency: Efficiency {
-            launch: number("/reached/launch")?,
-            entry: number("/reached/entry")?,
-            bandwidth: rate("/reached/bandwidth")?,
-            kernels: rate("/reached/kernels")?,
-            kernel_bandwidth: rate("/reached/kernel_bandwidth")?,
-            addend_pass: found("/reached/addend_pass")?.as_bool().ok_or("`addend_pass` is neither true nor false")?,
+            launch: number("/efficiency/launch")?,
+            entry: number("/efficiency/entry")?,
+            bandwidth: rate("/efficiency/bandwidth")?,
+            kernels: rate("/efficiency/kernels")?,
+            kernel_bandwidth: rate("/efficiency/kernel_bandwidth")?,
+            addend_pass: found("/efficiency/addend_pass")?.as_bool().ok_or("`addend_pass` is neither true nor false")?,
             products: Products {
-                launch: number("/reached/products/launch")?,
+                launch: number("/efficiency/products/launch")?,
                 hot: product("hot")?,
                 small_tiles: product("small_tiles")?,
-                wave: number("/reached/products/wave")?,
-                depth: number("/reached/products/depth")?,
+                wave: number("/efficiency/products/wave")?,
+                depth: number("/efficiency/products/depth")?,
                 bandwidth: product("bandwidth")?,
             },
             attention: Cow::Owned(attention),
@@ -347,7 +347,7 @@ mod tests {
         assert!(damaged("{").contains("no JSON"));
         assert!(damaged("{}").contains("surogate_machine"));
         let text = format!("{:#}", to_json(&Machine::h200()));
-        assert!(damaged(&text.replace("\"bandwidth\": 0.93", "\"bandwidth\": 0")).contains("/reached/bandwidth"));
+        assert!(damaged(&text.replace("\"bandwidth\": 0.93", "\"bandwidth\": 0")).contains("/efficiency/bandwidth"));
         assert!(damaged(&text.replace("sm_90a", "sm_9b")).contains("`/arch` is `sm_9b`, expected an architecture"));
         assert!(damaged(&text.replace("\"scalar\"", "\"abacus\"")).contains("point of attention"));
     }

@@ -246,7 +246,7 @@ fn targets(
             continue;
         }
         let Some(module) = module else {
-            // PEFT writes the whole head beside an adapted one: its values are the model's own.
+            // PEFT writes the whole head next to an adapted one: its values are the model's own.
             let is_magnitude = options.magnitudes && name.ends_with(peft::MAGNITUDE);
             let known = is_magnitude || name.ends_with(".lora_B.weight") || name.contains(".base_layer.");
             if !known {

@@ -45,7 +45,7 @@ pub struct Model {
 pub struct Forward {
     /// f32 [B, T, V]
     pub logits: HostTensor,
-    /// f32 [B, T, H] each: embedding output, then after each layer. Empty when not asked for.
+    /// f32 [B, T, H] each: embedding output, then after each layer. Empty when not requested.
     pub hidden: Vec<HostTensor>,
 }
 
@@ -162,7 +162,7 @@ impl Model {
         Ok(Forward { logits, hidden: states })
     }
 
-    /// The loss of a batch and its gradients: of the adapter where there is one, and of what is trained beside it, of every
+    /// The loss of a batch and its gradients: of the adapter where there is one, and of what is trained with it, of every
     /// weight otherwise.
     pub fn loss_and_gradients(&mut self, batch: &Batch) -> Result<LossAndGradients> {
         self.source.check_ids(std::slice::from_ref(batch))?;

@@ -40,7 +40,7 @@ const HANDED_ON: &[&str] = &[
     "NOTICE.txt",
 ];
 
-/// The folder of templates beside the default one.
+/// The folder of templates besides the default one.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 
 /// The chat template in a file of its own, which readers prefer to the one in [`TOKENIZER`].

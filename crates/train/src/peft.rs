@@ -213,7 +213,7 @@ pub fn config(
     })
 }
 
-/// The modules that are trained as wholes, as PEFT is told them: a tied head goes with its embedding.
+/// The modules that are trained in full, as PEFT names them: a tied head goes with its embedding.
 fn saved_modules(adapter: &AdapterOptions, ties: bool) -> Option<Vec<&str>> {
     let names = adapter.saved.iter().map(String::as_str).filter(|name| !ties || *name != "lm_head");
     (!adapter.saved.is_empty()).then(|| names.collect())

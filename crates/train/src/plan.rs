@@ -71,7 +71,7 @@ impl Plan {
         }
         let samples = Samples::new(config, source)?.map(Arc::new);
         let entries = vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)];
-        let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.beside(entries));
+        let entries = samples.as_ref().map_or(entries.clone(), |samples| samples.with_cache(entries));
         let compile = CompileOptions {
             variants: Vec::new(),
             weights: dtype,

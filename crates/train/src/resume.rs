@@ -319,15 +319,15 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
     };
     let (split_now, split_then) = (split_of(&now), split_of(&then));
     let [rows_now, rows_then] = [split_now, split_then].map(|of| of.iter().product::<u64>());
-    let told = |of: [u64; 3]| {
+    let sizes = |of: [u64; 3]| {
         let factors = if split_now[2] == 1 && split_then[2] == 1 { &of[..2] } else { &of[..] };
         factors.iter().map(u64::to_string).collect::<Vec<_>>().join(" × ")
     };
     if rows_now != rows_then {
         let message = format!(
             "a step has {} = {rows_now} rows, but the checkpoint was written with {} = {rows_then}",
-            told(split_now),
-            told(split_then)
+            sizes(split_now),
+            sizes(split_then)
         );
         let factors = SPLIT.map(|name| format!("`{name}`"));
         let factors = if split_now[2] == 1 && split_then[2] == 1 { &factors[..2] } else { &factors[..] };
@@ -336,8 +336,8 @@ fn compare(config: &Config, resolved: &Value, state: &State) -> (Vec<Problem>, V
     } else if split_now[0] != split_then[0] || split_now[2] != split_then[2] {
         notes.push(format!(
             "a step has {} rows, it had {}: the sums are rounded in another order",
-            told(split_now),
-            told(split_then)
+            sizes(split_now),
+            sizes(split_then)
         ));
     }
     (problems, notes)

@@ -9,7 +9,7 @@ use crate::config::{Config, Problem, Reasons};
 use crate::plan::reason;
 use crate::source::ModelSource;
 
-/// Rows whose length no one asked for have at least and at most so many tokens, as far as the model's positions go.
+/// Rows whose length no one set have at least and at most so many tokens, as far as the model's positions go.
 const LEAST: usize = 2048;
 const MOST: usize = 8192;
 

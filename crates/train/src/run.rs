@@ -51,7 +51,7 @@ pub trait Observer {
     /// Steps that are done, of all.
     fn progress(&mut self, _done: u64, _total: u64) {}
 
-    /// Asked after every step and by what takes long beside the steps: by the reading of data and between the stages
+    /// Asked after every step and by what takes long besides the steps: by the reading of data and between the stages
     /// before the first step, where nothing is kept; before every batch of an evaluation and every tensor of a result,
     /// which are given up. True ends the run, after a checkpoint if a step was done.
     fn interrupted(&mut self) -> bool;
@@ -163,7 +163,7 @@ fn begin(
     if !problems.is_empty() {
         return Err(TrainError::Config(problems));
     }
-    // Told now, not when the result is written.
+    // Reported now, not when the result is written.
     handed_on(&source.folder)?;
     let place = RunFolder::open(&config, &source)?;
     let mut start = Start::find(&config, &place)?;

@@ -133,7 +133,7 @@ impl Trainer {
         let learning_rate = self.rate(None)?;
         let one_per_row = self.one_per_row();
         let begin = Instant::now();
-        // Where a shape does not fit beside the states, the session goes in which the results are.
+        // Where a shape does not fit together with the states, the session goes in which the results are.
         let mut before = if self.has_shapes(&batches, one_per_row) { None } else { self.settle()? };
         let fed = self.micro_steps(batches, one_per_row)?;
         if before.is_none() {
@@ -164,7 +164,7 @@ impl Trainer {
         check_rounds(&batches, replicas)?;
         let first_micro_step = self.progress.micro_step;
         let engine = self.engine_for(&batches[..replicas], one_per_row)?;
-        // All shapes first: where one does not fit beside the states, weights move, but not gradients.
+        // All shapes first: where one does not fit together with the states, weights move, but not gradients.
         let rounds = batches.chunks(replicas);
         let wanted: Vec<Variant> = rounds.map(|round| engine.variant_of(round, one_per_row)).collect();
         let variants = engine.prepare_all(&wanted)?;

@@ -52,7 +52,7 @@ impl WeightSet {
 ///
 /// Errors name tensors that are missing, superfluous or of another shape, all at once. Two kinds of
 /// superfluous tensors are accepted: one that equals a used base weight of the same file bit for bit, as tied weights
-/// are written; beside an adapter, a copy of a base weight that the session holds, as PEFT writes it
+/// are written; with an adapter, a copy of a base weight that the session holds, as PEFT writes it
 /// for an adapted head.
 pub fn load(session: &mut dyn Session, program: &Program, part: WeightSet, files: &Weights, place: &str) -> Result<()> {
     check_names(session, program, part, files, place)?;
@@ -188,7 +188,7 @@ fn is_base_copy(session: &mut dyn Session, program: &Program, files: &Weights, n
 }
 
 /// Gives every parameter of a part its first values: a function of the seed, the parameter's name
-/// and the element's index. Beside an adapter, whole modules begin as they are in the base model, and [`take_prepared`] gives
+/// and the element's index. With an adapter, whole modules begin as in the base model, and [`take_prepared`] gives
 /// the rest what follows from other weights.
 pub fn draw(session: &mut dyn Session, program: &Program, part: WeightSet, seed: u64) -> Result<()> {
     let begins_here =
@@ -304,7 +304,7 @@ pub(crate) mod tests {
 
     impl Session for Memory {
         fn program(&self) -> &Arc<Program> {
-            unreachable!("no program is asked for")
+            unreachable!("no program is requested")
         }
 
         fn adopt(&mut self, _: Arc<Program>) -> std::result::Result<(), BackendError> {

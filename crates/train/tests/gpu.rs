@@ -1,5 +1,5 @@
 //! On a machine with a GPU: every operation's examples on CUDA against the reference, and runs with something on the
-//! host against runs without. Ignored unless asked for: `cargo test --release --workspace --test gpu -- --ignored` on a
+//! host against runs without. Ignored unless requested: `cargo test --release --workspace --test gpu -- --ignored` on a
 //! machine with a GPU, without which they fail.
 
 mod stories;

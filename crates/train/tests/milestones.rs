@@ -149,7 +149,7 @@ fn the_result_has_the_weights_of_the_best_evaluation() {
         assert_ne!(read(output.join(folder)), read(output.join("checkpoint-8")));
         let kept = std::fs::read_dir(&output).unwrap().flatten();
         let kept = kept.filter(|of| of.file_name().to_string_lossy().starts_with("checkpoint-")).count();
-        assert_eq!(kept, 2, "the last one, and the best beside it");
+        assert_eq!(kept, 2, "the last one, and the best as well");
         assert_eq!(steps(&output, "evaluation").len(), 8);
 
         // A checkpoint that is gone cannot be the result, and nothing else is taken for it.
@@ -209,13 +209,13 @@ fn a_part_of_an_epoch_is_told_as_such() {
         train::check_data(&config, &source(), 0, &|| false).unwrap().table
     };
     let (whole, half) = (table(1.0), table(0.5));
-    let told = |table: &str, behind: &str| -> f64 {
+    let column = |table: &str, behind: &str| -> f64 {
         let line = table.lines().find(|line| line.contains("in an epoch")).unwrap();
         let before = line.split(behind).next().unwrap();
         before.rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(whole.contains(" in 1 epoch\n") && half.contains(" in 0.5 epochs\n"), "{whole}{half}");
-    assert_eq!(told(&whole, " rows of up to"), told(&half, " rows of up to"), "an epoch is one");
-    let (all, some) = (told(&whole, " rows in "), told(&half, " rows in "));
+    assert_eq!(column(&whole, " rows of up to"), column(&half, " rows of up to"), "an epoch is one");
+    let (all, some) = (column(&whole, " rows in "), column(&half, " rows in "));
     assert!(some > 0.0 && some <= (all / 2.0).ceil() + 8.0 && some < all, "{all} {some}");
 }

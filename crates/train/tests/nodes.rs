@@ -68,7 +68,7 @@ fn nodes(
 }
 
 /// Loss, norm and tokens of every step, by their bits, and the losses of the evaluations.
-fn told(output: &Path) -> (Vec<[f64; 3]>, Vec<f64>) {
+fn recorded(output: &Path) -> (Vec<[f64; 3]>, Vec<f64>) {
     let events = stories::events(output);
     let number = |event: &Value, name: &str| event[name].as_f64().unwrap();
     let steps = events.iter().filter(|event| event["event"] == "step");
@@ -103,7 +103,7 @@ fn same_as_ranks(count: usize, gpus: usize, more: &Value) {
         assert_eq!(matches!(outcome, Outcome::Finished(_)), node == 0, "node {node}: {outcome:?}");
         assert!(node == 0 || outcome == Outcome::Followed);
     }
-    let (expected, found) = (told(&one), told(&several));
+    let (expected, found) = (recorded(&one), recorded(&several));
     assert!(expected.0.len() == 4 && expected.1.len() == 2, "{expected:?}");
     assert_eq!(found, expected, "{count} nodes of {gpus} ranks, {more}");
     for part in ["checkpoint-4", if more["lora"] == false { "model" } else { "adapter" }] {
@@ -145,7 +145,7 @@ fn a_run_goes_on_with_another_number_of_nodes() {
         let again = merged(more.clone(), &json!({"resume_from_checkpoint": true}));
         let ended = nodes(&broken, 3, 1, &again, nothing);
         assert!(matches!(ended[0].0, Ok(Outcome::Finished(_))), "{ended:?}");
-        let (found, expected) = (told(&broken), told(&straight));
+        let (found, expected) = (recorded(&broken), recorded(&straight));
         assert_eq!(found.0.len(), 6);
         for (found, expected) in found.0.iter().zip(&expected.0) {
             assert!((found[0] / expected[0] - 1.0).abs() < 1e-5 && found[2] == expected[2], "{found:?} {expected:?}");

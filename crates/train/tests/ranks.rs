@@ -169,7 +169,7 @@ fn gradients_and_weights_may_be_cut() {
     }
 }
 
-/// Each alone, beside what else may lie elsewhere or in another type.
+/// Each alone, next to what else may lie elsewhere or in another type.
 #[test]
 fn what_is_cut_goes_with_other_options() {
     let quantised = json!({"lora": true, "qlora_bnb": true, "lora_dropout": 0.0});

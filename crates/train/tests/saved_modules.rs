@@ -1,4 +1,4 @@
-//! Modules that are trained as wholes beside adapters: what is trained, what files hold, and what becomes of it elsewhere.
+//! Modules that are trained in full alongside adapters: what is trained, what files hold, and what becomes of it.
 
 mod stories;
 

@@ -108,7 +108,7 @@ class Mixture(Module):
 
     def load(self) -> Tensor:
         """Choices and probabilities of each expert in the call that was recorded last, f32 [2, experts]."""
-        assert self.routing.chosen is not None, "a layer is recorded before its load is asked for"
+        assert self.routing.chosen is not None, "a layer is recorded before its load is requested"
         return ops.expert_load(*self.routing.chosen)
 
     @region("mlp")

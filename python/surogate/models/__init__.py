@@ -52,7 +52,7 @@ __all__ = [
     "tasks",
 ]
 
-#: What a program is compiled for unless something else is asked for.
+#: What a program is compiled for unless something else is requested.
 TASKS = ("causal_lm",)
 
 

@@ -1,6 +1,6 @@
 """DeepSeek-V3 and R1: queries, keys and values are made of narrow latents, and a part of each key, the one that is rotated,
 is the same for all heads. From some layer on experts in place of the feed-forward layer: sigmoids of the router's scores,
-chosen within groups and with a correction that is not trained, beside one expert that every token goes through."""
+chosen within groups and with a correction that is not trained, next to one expert that every token goes through."""
 
 from __future__ import annotations
 

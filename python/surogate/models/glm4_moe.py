@@ -1,5 +1,5 @@
 """GLM-4.5 and 4.6, mixtures: Llama with a rotation of half of each head, biases on queries, keys and values, QK norm where
-the config wants it, and from some layer on experts in place of the feed-forward layer: routed as in DeepSeek-V3, beside
+the config wants it, and from some layer on experts in place of the feed-forward layer: routed as in DeepSeek-V3, with
 one that every token goes through."""
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ pub(crate) struct ParameterPlan {
     frozen: Vec<Group>,
     /// Of frozen weights in codes that are not among the weights.
     pub quants_bytes: usize,
-    /// What is kept from step to step beside them.
+    /// What is kept from step to step in addition.
     pub states: StatePlan,
     /// First element and number of elements of every gradient in its arena, in order.
     gradients: Vec<(usize, usize)>,

@@ -1,4 +1,4 @@
-//! Where states beside the parameters lie: the factors and magnitudes of quantisers, each kind behind one another, codes
+//! Where states other than parameters lie: factors and magnitudes of quantisers, each kind behind one another, codes
 //! of weights, the histories that only the update sees; and pages of keys and values.
 
 use graph::{Graph, StateId, ValueId};

@@ -147,7 +147,7 @@ fn check_saved(graph: &Graph, options: &CompileOptions, adapter: &AdapterOptions
         }
     }
     if !adapter.saved.is_empty() && options.entries.iter().any(|entry| !entry.adapter) {
-        let text = "the model without its adapter cannot be computed beside modules that are trained as wholes";
+        let text = "the model without its adapter cannot be computed together with modules that are trained in full";
         return Err(CompileError::Saved(text.into()));
     }
     Ok(())

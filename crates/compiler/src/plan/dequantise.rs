@@ -1,5 +1,5 @@
 //! Values of packed weights: a layer's are made right before its first product reads them, once for the forward pass
-//! and once for the backward pass, which shares them with what it computes again. Where they lie is the memory of
+//! and once for the backward pass, which shares them with what it recomputes. Where they lie is the memory of
 //! values between operations, so those of one layer take the place of those of the one before. A recipe that makes codes
 //! of its own from them reads them once, where these are made.
 

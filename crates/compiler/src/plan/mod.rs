@@ -1,10 +1,10 @@
-//! What is kept for the backward pass, what is computed again, and what is done in parts: one
+//! What is kept for the backward pass, what is recomputed, and what is done in parts: one
 //! decision for each shape of batches, from the memory there is and the machine's ceilings.
 //!
 //! The choice has a few axes, ordered from cheap to dear, each with levels from nothing to all. If
-//! nothing is given up and it fits, nothing need be; else everything is given up and then taken back,
-//! the dearest first, as far as it fits. What then costs less than [`MARGIN`] of the step is given up
-//! as well. Options that the user set are obeyed throughout. What was decided is carried out by rewrites
+//! everything is saved and it fits, nothing is to be done; else the search starts from the smallest plan and undoes
+//! savings, the dearest first, as far as it fits. Savings that cost less than [`MARGIN`] of the step are then
+//! added. Options that the user set are obeyed throughout. What was decided is carried out by rewrites
 //! ([`Decision::rewrites`]) that are verified as every pass is.
 
 mod attention;
@@ -35,7 +35,7 @@ pub(crate) use states::least_step;
 /// Share of the fastest fitting plan's time that a smaller one may cost.
 const MARGIN: f64 = 0.015;
 
-/// What is computed again costs this much of its time at the ceilings: it evicts caches and takes power
+/// What is recomputed costs this much of its time at the ceilings: it evicts caches and takes power
 /// from the products. Qwen3-0.6B on an H200, full, 8 × 2048: 7.5 ms measured for 3.8 ms.
 const OVERHEAD: f64 = 2.0;
 
@@ -66,7 +66,7 @@ pub(crate) struct Decision {
 /// Work of an attention's part, in rows times key heads, that still fills a GPU.
 const FULL_HEADS: usize = 8;
 
-/// What is given up together: what follows a norm is computed again from the norm's output.
+/// What is recomputed together: what follows a norm is recomputed from the norm's output.
 const STEPS: [&[Part]; 6] = [
     &[Part::Norms, Part::Activation],
     &[Part::Rotation],
@@ -76,7 +76,7 @@ const STEPS: [&[Part]; 6] = [
     &[Part::Residual],
 ];
 
-/// One thing that can be given up, little by little.
+/// One kind of saving, with levels from nothing to all.
 #[derive(Clone, Debug, PartialEq)]
 enum Axis {
     /// Parts of the layers from the first on; a level is a number of layers.
@@ -98,7 +98,7 @@ impl Axis {
         }
     }
 
-    /// Whether it may be given up just to be small.
+    /// Whether it may be done just to be small.
     fn is_cheap(&self) -> bool {
         !matches!(self, Axis::Attention(_) | Axis::Waiting)
     }
@@ -249,7 +249,7 @@ impl Search<'_> {
         Ok((graph, lines))
     }
 
-    /// What is computed again because it was asked for, and what may be.
+    /// What is recomputed because it was requested, and what may be.
     fn layers(&self, options: &CompileOptions) -> (Parts, Parts) {
         match self.kind {
             EntryKind::FirstMicroStep => Parts::requested(&options.plan.recompute, options.adapter.is_some()),
@@ -287,7 +287,7 @@ impl Search<'_> {
         }
     }
 
-    /// What can be given up, cheap things first.
+    /// The savings there are, cheap ones first.
     fn axes(&self, options: &CompileOptions, head: Option<&Head>, open: Parts, start: &Decision) -> Vec<Axis> {
         let trains = self.kind == EntryKind::FirstMicroStep;
         let head = head.filter(|_| options.plan.head_chunks.is_none());

@@ -11,7 +11,7 @@ use program::LayerPart as Part;
 
 use super::parts::{Parts, classify};
 
-/// Rewrites the backward pass: what a chosen part of a layer computed is computed again, each node
+/// Rewrites the backward pass: what a chosen part of a layer computed is recomputed, each node
 /// just before it is first needed. `layers` are the parts of each of [`Graph::layers`].
 pub fn recompute(graph: &mut Graph, layers: &[Parts]) {
     let layers: HashMap<Layer, Parts> = graph.layers().into_iter().zip(layers.iter().copied()).collect();
@@ -54,7 +54,7 @@ fn without_unread_codes(graph: &mut Graph) {
 }
 
 /// Sums of the residual stream that stay where they are: those that enter a layer, and those inside
-/// a layer whose residual stream is not computed again.
+/// a layer whose residual stream is not recomputed.
 fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
     let mut kept: HashSet<ValueId> = graph.carried.iter().copied().collect();
     for node in &graph.nodes {

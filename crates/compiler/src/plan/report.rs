@@ -10,16 +10,16 @@ use super::attention::most_attention_parts;
 use super::head::Head;
 use super::parts::{Parts, classify};
 use super::recompute::{recompute, sum_inside};
-use crate::lower::told;
+use crate::lower::program_layer;
 use crate::memory::dtype_of;
 use crate::options::PlanOptions;
 
-/// What reasons are told from.
+/// What reasons follow from.
 pub(super) struct Reasons<'a> {
     pub plan: &'a PlanOptions,
     /// Parts of layers that the options leave to the plan, or ask for.
     pub open: Parts,
-    /// What was decided before anything was given up.
+    /// What was decided before the search.
     pub start: &'a Decision,
     /// What fits.
     pub fitting: &'a Decision,
@@ -66,15 +66,15 @@ impl Table<'_> {
 
     /// The layers that are decided about, in their order.
     fn layers(&self) -> Vec<Layer> {
-        self.graph.layers().into_iter().map(|layer| told(self.graph, layer)).collect()
+        self.graph.layers().into_iter().map(|layer| program_layer(self.graph, layer)).collect()
     }
 
-    /// Parts of layers: what is computed again, and what is kept.
+    /// Parts of layers: what is recomputed, and what is kept.
     fn parts(&self) -> Vec<PlanDecision> {
         let mut lines = Vec::new();
         let saved = saved_bytes(self.graph);
         let named = self.layers();
-        let told = |layers: &[usize]| layers.iter().map(|layer| named[*layer].clone()).collect();
+        let names = |layers: &[usize]| layers.iter().map(|layer| named[*layer].clone()).collect();
         for part in Part::ALL.into_iter().filter(|part| saved.iter().any(|of| of[*part as usize] > 0)) {
             let layers = 0..self.decision.recomputed.len();
             let (again, kept): (Vec<usize>, Vec<usize>) =
@@ -82,19 +82,19 @@ impl Table<'_> {
             if !again.is_empty() {
                 let (bytes, seconds) = again_costs(self.graph, part, &again, self.decision, self.machine);
                 let line = self.line(Subject::Layer(part), Choice::Recompute(true), self.why_again(part, &again));
-                lines.push(PlanDecision { layers: told(&again), bytes, seconds, ..line });
+                lines.push(PlanDecision { layers: names(&again), bytes, seconds, ..line });
             }
             if !kept.is_empty() {
                 let reason = if self.reasons.open.has(part) { Reason::Fastest } else { Reason::Requested };
                 let bytes = kept.iter().map(|layer| saved[*layer][part as usize]).sum();
                 let line = self.line(Subject::Layer(part), Choice::Recompute(false), reason);
-                lines.push(PlanDecision { layers: told(&kept), bytes, ..line });
+                lines.push(PlanDecision { layers: names(&kept), bytes, ..line });
             }
         }
         lines
     }
 
-    /// Why a part of some layers, one of them at least, is computed again.
+    /// Why a part of some layers, one of them at least, is recomputed.
     fn why_again(&self, part: Part, layers: &[usize]) -> Reason {
         let chosen = |of: &Decision, layer: usize| of.recomputed[layer].has(part);
         let needed = layers.iter().rfind(|layer| chosen(self.reasons.fitting, **layer));
@@ -193,7 +193,7 @@ fn roots(graph: &Graph) -> Vec<ValueId> {
     roots
 }
 
-/// What computing a part again frees and costs beside the other parts that are: bytes, seconds.
+/// What computing a part again frees and costs next to the other parts that are: bytes, seconds.
 fn again_costs(graph: &Graph, part: Part, layers: &[usize], decision: &Decision, machine: &Machine) -> (usize, f64) {
     let after = |parts: &[super::Parts]| {
         let mut graph = graph.clone();

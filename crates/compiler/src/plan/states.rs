@@ -41,7 +41,7 @@ pub(crate) fn least_step(
         return stays;
     }
     let micro_steps = options.plan.micro_steps.max(1) as f64;
-    // What is transferred for longer than what was given up takes is no gain, what frees less than is missing no help.
+    // A transfer longer than what was recomputed takes is no gain; one that frees less than is missing is no help.
     let (mut least, most, missing) = match &stays {
         Ok(program) => (step_seconds(program, micro_steps), recompute_seconds(program) * micro_steps, 0),
         Err(CompileError::DoesNotFit { needed, available, .. }) => (f64::INFINITY, f64::INFINITY, needed - available),

@@ -77,7 +77,7 @@ pub(crate) struct Usage {
 }
 
 impl Buffers {
-    /// Gives every value of a graph a place, beside those that have one. `leaves`: gradients go to the other ranks.
+    /// Gives every value of a graph a place, except those that have one. `leaves`: gradients go to the other ranks.
     pub fn plan(
         graph: &Graph,
         fixed: &Fixed,

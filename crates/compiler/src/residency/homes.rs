@@ -5,8 +5,8 @@ use program::{ArenaId, MemorySpace};
 use crate::memory::arena;
 use crate::options::OffloadOptions;
 
-/// Device memory of one slice of the update, bytes: 0.6 ms of the link of an H200, long beside what queueing a
-/// transfer takes and short beside the whole.
+/// Device memory of one slice of the update, bytes: 0.6 ms of the link of an H200, long against what queueing a
+/// transfer takes and short against the whole.
 const SLICE_BYTES: usize = 32 << 20;
 
 /// The home of every arena, by the options with everything decided, and how the update gets at those on the host.

@@ -249,7 +249,7 @@ mod tests {
         STATE.set(State { refuses: Some("end"), ..State::default() });
         assert!(
             Graph::capture(&stream, failing).err().unwrap().to_string().contains("queued"),
-            "the first error is told"
+            "the first error is reported"
         );
     }
 }

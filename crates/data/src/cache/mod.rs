@@ -10,7 +10,7 @@
 //! FOLDER/files/           digests of large data files, under their stamps
 //! ```
 //!
-//! An entry appears by renaming, whole or not at all. What is damaged is removed and made anew. Knows no tokenizer and
+//! An entry appears by renaming, whole or not at all. What is damaged is removed and made again. Knows no tokenizer and
 //! no template.
 
 mod clearing;
@@ -256,7 +256,7 @@ impl Drop for EntryWriter {
     }
 }
 
-/// Writes a file beside its place and renames it, so that readers see the old one or the new one.
+/// Writes a file next to its place and renames it, so that readers see the old one or the new one.
 fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

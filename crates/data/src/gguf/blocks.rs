@@ -67,7 +67,7 @@ pub fn decode_q5_1(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Four bytes of fifth bits, then the lower four bits: those of element i beside those of element i + 16.
+/// Four bytes of fifth bits, then the lower four bits: those of element i next to those of element i + 16.
 fn put_five_bits(codes: impl Iterator<Item = u8>, out: &mut [u8]) {
     out.fill(0);
     let (fifth, nibbles) = out.split_at_mut(ELEMENTS / 8);

@@ -1,5 +1,5 @@
 //! Reading: the head once from its beginning to its end, metadata passed over by type; tensors by name, when they are
-//! asked for.
+//! requested.
 
 use std::collections::BTreeMap;
 use std::path::Path;

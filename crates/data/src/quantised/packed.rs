@@ -41,7 +41,7 @@ impl Linear {
     /// # Panics
     /// If there is no such form.
     pub fn planes(&self, files: &[SafeTensors]) -> Result<Vec<u8>, DataError> {
-        let packing = self.packing().expect("the form was asked for before");
+        let packing = self.packing().expect("the form was requested before");
         let planes = packing.planes(&self.shape);
         let mut bytes = vec![0; packing.bytes(&self.shape)];
         let mut put = |plane: Plane, from: &[u8]| bytes[plane.offset..][..plane.bytes].copy_from_slice(from);

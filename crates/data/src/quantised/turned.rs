@@ -1,4 +1,4 @@
-//! Matrices that files keep transposed: a matrix is read as a whole, and what was asked for is copied from it.
+//! Matrices that files keep transposed: a matrix is read as a whole, and what was requested is copied from it.
 //!
 //! Knows shapes; not codes.
 
@@ -20,12 +20,12 @@ pub(crate) struct Turned {
     last: Mutex<Option<Matrix>>,
 }
 
-/// The matrix that was asked for last. It is kept until all of it was.
+/// The matrix that was requested last. It is kept until all of it was.
 #[derive(Debug)]
 struct Matrix {
     number: usize,
     values: Vec<u8>,
-    /// Bytes that were not asked for yet.
+    /// Bytes that were not requested yet.
     left: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Reading: one file, or a folder of shards seen as one. Headers are read at once, tensors when they are asked for; weights
+//! Reading: one file, or a folder of shards seen as one. Headers are read at once, tensors when requested; weights
 //! that are codes and scales are seen as the numbers that these stand for.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,7 +15,7 @@ use crate::quantised::{self, Linear, Scheme};
 /// Bytes that two tensors are compared by at a time.
 const BLOCK: usize = 1 << 20;
 
-/// A tensor inside a file. Its bytes, row-major and little-endian, are read when they are asked for.
+/// A tensor inside a file. Its bytes, row-major and little-endian, are read when they are requested.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub dtype: DType,

@@ -113,7 +113,7 @@ pub fn examples() -> Vec<Example> {
             let both = g.emit(id::RMSNORM_GRADIENTS, &[x[0], x[4], x[3], x[1]], offset());
             [vec![both[1]], g.emit(id::ADD, &[both[0], x[2]], none())].concat()
         }));
-        // The norm again beside its gradient.
+        // The norm again next to its gradient.
         examples.push(chain(shape, 3, 0, 1, |g, x| {
             let y = g.emit(id::RMSNORM, &[x[0], x[3]], eps());
             let dx = g.emit(id::RMSNORM_BACKWARD, &[x[0], x[3], y[1], x[1]], offset())[0];

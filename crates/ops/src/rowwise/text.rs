@@ -1,7 +1,7 @@
 //! A form as CUDA text. Values are computed in phases, which the means over a row part: what a mean is of comes
 //! before it, what reads it behind. A phase is one loop over the packs that a thread holds of the row. Tensors stay in
 //! registers in the types of their storage; what a later phase reads of an earlier one and was rounded is kept so,
-//! everything else is computed anew from that.
+//! everything else is recomputed from that.
 //!
 //! No function may be contracted with a neighbour by the device compiler, but where the form is `relaxed`: there it is
 //! written contracted. So the bits of a value do not depend on what it was composed with.
@@ -301,8 +301,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Rows are asked for before the first of them is used; but what only the first phase of several reads, or one
-    /// weight beside one tensor, is read where it is used. Where sums are kept in registers, weights are read each time.
+    /// Rows are requested before the first of them is used; but what only the first phase of several reads, or one
+    /// weight with one tensor, is read where it is used. Where sums are kept in registers, weights are read each time.
     fn find_early(&mut self) {
         let tensors = self.read.iter().filter(|i| self.form.operands[**i] == Extent::Element).count();
         for index in self.read.iter().copied() {

@@ -25,9 +25,9 @@ impl Sample {
     }
 }
 
-/// What is measured beside the probes.
+/// What is measured besides the probes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Beside {
+pub struct Other {
     /// FLOP/s of products where nothing else runs.
     pub hot: Option<f64>,
     /// Seconds of an entry.
@@ -36,7 +36,7 @@ pub struct Beside {
 }
 
 /// The machine that the times describe.
-pub fn machine(before: &Machine, samples: &[Sample], beside: Beside) -> Machine {
+pub fn machine(before: &Machine, samples: &[Sample], other: Other) -> Machine {
     let of = |test: fn(&Work) -> bool| samples.iter().filter(|of| test(&of.work)).collect::<Vec<&Sample>>();
     let passes = of(|work| matches!(work, Work::Kernel { .. }) && !work.multiplies());
     let products = of(|work| matches!(work, Work::Product { .. }));
@@ -50,14 +50,14 @@ pub fn machine(before: &Machine, samples: &[Sample], beside: Beside) -> Machine 
         bf16_flops: if on_cpu { before.bf16_flops / before.f32_flops * flops } else { flops },
         fp8_flops: if on_cpu { flops } else { before.fp8_flops / before.bf16_flops * flops },
         f32_flops: if on_cpu { flops } else { before.f32_flops },
-        link: beside.link.unwrap_or(before.link),
+        link: other.link.unwrap_or(before.link),
         ..before.clone()
     };
     machine.efficiency = Efficiency {
         launch,
-        entry: beside.entry,
+        entry: other.entry,
         bandwidth: (streaming / bandwidth).min(1.0),
-        products: Products { hot: beside.hot.map_or(1.0, |hot| (hot / flops).min(1.0)), ..before.efficiency.products },
+        products: Products { hot: other.hot.map_or(1.0, |hot| (hot / flops).min(1.0)), ..before.efficiency.products },
         ..before.efficiency.clone()
     };
     let all: f64 = samples.iter().map(|of| of.warm).sum();
@@ -152,7 +152,7 @@ fn attention(machine: &Machine, samples: &[Sample], products: f64) -> Cow<'stati
     Cow::Owned(points)
 }
 
-/// What a sample tells, taken at the clock that is left beside this share of `products`.
+/// What a sample tells, taken at the clock that is left at this share of `products`.
 fn point(machine: &Machine, of: &Sample, products: f64) -> Option<AttentionRate> {
     let Work::Attention { backward, by, head_dim, of: spread, cost, .. } = &of.work else { return None };
     let launches = expected_times(&of.work, machine).launches;
@@ -235,7 +235,7 @@ mod tests {
         let samples = made_up(&truth);
         let hot = truth.bf16_flops * truth.efficiency.products.hot;
         let link = Link { one_way: 40e9, both_ways: 70e9 };
-        let found = machine(&Machine::h200(), &samples, Beside { hot: Some(hot), entry: 30e-6, link: Some(link) });
+        let found = machine(&Machine::h200(), &samples, Other { hot: Some(hot), entry: 30e-6, link: Some(link) });
         assert_eq!(found.link, link);
         assert!((found.efficiency.launch / 1.4e-6 - 1.0).abs() < 0.1, "{:?}", found.efficiency);
         assert!((found.bandwidth * found.efficiency.bandwidth / (truth.bandwidth * 0.93) - 1.0).abs() < 0.03);

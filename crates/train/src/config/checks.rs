@@ -117,7 +117,7 @@ fn check_quantisation(config: &Config, reader: &mut Reader) {
     }
 }
 
-/// Options that say how a recipe quantises, beside one that does not take them.
+/// Options that say how a recipe quantises, next to one that does not take them.
 fn check_recipe_options(config: &Config, reader: &mut Reader) {
     const FP8: &[Recipe] = &[Recipe::Fp8Hybrid];
     const FP4: &[Recipe] = &[Recipe::Nvfp4];
@@ -224,11 +224,11 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
         nodes => (format!("distributed.num_nodes: {nodes}"), "distributed.num_nodes: 1"),
     };
     let refused = refused.into_iter().filter(|(_, on, _)| *on && config.ranks() > 1);
-    let told = |(path, _, written): (&'static str, bool, &str)| {
+    let problem = |(path, _, written): (&'static str, bool, &str)| {
         let message = format!("`{written}` is not available yet with {}`{several}`", because(path));
         (path, message, format!("remove `{path}`, or set `{one}`"))
     };
-    let mut refused: Vec<_> = refused.map(told).collect();
+    let mut refused: Vec<_> = refused.map(problem).collect();
     let sequence = config.sequence();
     if !gpus.is_multiple_of(sequence) {
         let message = format!("`sequence_parallel_size: {sequence}` does not divide `gpus: {gpus}`");
@@ -387,7 +387,7 @@ fn check_template(config: &Config, reader: &mut Reader) {
     reader.report("template", format!("there is no template `{name}`"), Some(hint));
 }
 
-/// Options that say when and how, beside one that says never.
+/// Options that say when and how, next to one that says never.
 fn check_cadence(config: &Config, reader: &mut Reader) {
     let (training, run, optimizer) = (&config.training, &config.run, &config.optimizer);
     // What was resolved is written with its defaults.
@@ -593,7 +593,7 @@ impl Config {
         problems
     }
 
-    /// Units of four bits, where they are asked for: the machine must have them, and nobody has seen our products on one.
+    /// Units of four bits, where requested: the machine must have them, and nobody has seen our products on one.
     fn check_four_bits(&self, compute_capability: Option<u32>) -> Option<Problem> {
         let backend = self.precision.fp4_backend;
         if self.precision.recipe != Recipe::Nvfp4 || backend == Fp4Backend::Emulate {

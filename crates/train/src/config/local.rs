@@ -1,4 +1,4 @@
-//! Local files and folders that options name: whether they are there, told with all other problems of the configuration.
+//! Local files and folders that options name: whether they are there, reported with all other problems of the text.
 //! What is in them is read later. Names on the Hub and in object storage are not looked up.
 
 use std::path::{Path, PathBuf};

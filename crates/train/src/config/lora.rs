@@ -21,8 +21,8 @@ options! {
         /// DoRA: also train a magnitude for each output of an adapted linear, to which its adapted weights are scaled. With
         /// `lora_dropout`, each adapted linear is multiplied twice.
         lora_dora: bool = false;
-        /// Modules that are trained as wholes beside the adapters, and saved with them, as PEFT does: all whose names end with
-        /// one of these, such as `embed_tokens`, `lm_head`, `norm`. They keep `torch_dtype`.
+        /// Modules that are trained in full alongside the adapters, and saved with them, as PEFT does: all whose names end
+        /// with one of these, such as `embed_tokens`, `lm_head`, `norm`. They keep `torch_dtype`.
         modules_to_save: Vec<String> = [];
         /// Also write the merged model to `merged` in `output_dir`.
         merge_adapter: bool = false, resumable;

@@ -32,7 +32,7 @@ options! {
         /// Number of checkpoints to keep. Older ones of this run are deleted.
         save_total_limit: u64 = 5, min = 1, resumable;
         /// Make the result from the weights of the best evaluation, the one with the lowest loss, instead of the last
-        /// ones. Every evaluation that is the best so far is saved as a checkpoint, and that one is kept beside the
+        /// ones. Every evaluation that is the best so far is saved as a checkpoint, and that one is kept next to the
         /// others.
         load_best_model_at_end: bool = false, resumable;
         /// Upload the result to this repository of the Hub, `owner/name`, when the run has finished; it is made if there

@@ -1,4 +1,4 @@
-//! Several runs of one file: the list `runs` says what each changes of the options beside it. Rewrites the tree before any
+//! Several runs of one file: the list `runs` says what each changes of the other options. Rewrites the tree before any
 //! table reads it: a run is chosen by its name, and what is left is a file of one run.
 
 use options::{Key, Node, Reader, Tree};
@@ -80,7 +80,7 @@ pub fn choose(reader: &mut Reader, root: &mut Node, wanted: Option<&str>) {
     }
 }
 
-/// Puts what a run changes in place of what stands beside the list.
+/// Puts what a run changes in place of what stands next to the list.
 fn change(reader: &mut Reader, root: &mut Node, mut item: Node, name: &str) {
     use_first_names(reader, &mut item);
     let above = text(root, OUTPUT).unwrap_or_else(|| "output".into());

@@ -29,7 +29,7 @@ pub enum Finish {
     EndToken,
     /// A text that ends answers.
     Stop,
-    /// As many tokens as were asked for.
+    /// As many tokens as were requested.
     Length,
     /// The longest sequence that the model allows.
     Context,
@@ -232,7 +232,7 @@ impl Generation {
 
     /// The next tokens of sequences from their logits.
     fn draw(&self, asked: &[usize], logits: &HostTensor) -> Vec<u32> {
-        // Rows of padding are behind those that were asked for.
+        // Rows of padding are behind those that were requested.
         let logits = rows_of(logits, logits.shape[0]);
         let draw = |(row, index): (usize, &usize)| {
             let ids = &self.sequences[*index].ids;

@@ -35,7 +35,7 @@ pub struct Generator {
     pub(super) started: u64,
 }
 
-/// What follows the tokens of rows; rows of padding are behind those that were asked for.
+/// What follows the tokens of rows; rows of padding are behind those that were requested.
 pub(super) enum Following {
     /// The likeliest token of each row.
     Likeliest(Vec<u32>),

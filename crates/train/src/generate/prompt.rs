@@ -14,7 +14,7 @@ use crate::error::{Result, TrainError};
 /// The file without which a folder has no tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// What an answer is asked for.
+/// What an answer must satisfy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// Token ids.

@@ -81,8 +81,8 @@ impl Samples {
     }
 
     /// The entries of a program, each knowing what is kept for the answers, and the one that answers.
-    pub fn beside(&self, entries: Vec<EntryOptions>) -> Vec<EntryOptions> {
-        let entries = entries.into_iter().map(|entry| entry.beside(self.capacity.cache));
+    pub fn with_cache(&self, entries: Vec<EntryOptions>) -> Vec<EntryOptions> {
+        let entries = entries.into_iter().map(|entry| entry.keeping_cache(self.capacity.cache));
         let own = self.capacity.entry().keeping([LOGITS]).in_shapes(self.capacity.variants());
         entries.chain([own]).collect()
     }

@@ -159,6 +159,8 @@ def _option(flag: str, value: str | None, words: Words) -> tuple[str, str]:
         return name, value
     if kinds.get(name) == "bool":
         return name, next(words) if upcoming in TRUTHS else "true"
+    if kinds.get(name, "").startswith("bool or ") and (upcoming is None or upcoming.startswith("--")):
+        return name, "true"
     if name not in kinds and kinds.get(name.removeprefix("no_")) == "bool":
         return name.removeprefix("no_"), "false"
     if name not in kinds and "." not in name:

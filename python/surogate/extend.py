@@ -1,15 +1,23 @@
-"""`surogate extend`: a model with further special tokens, from folder to folder.
+"""A model with further special tokens: `surogate extend` from folder to folder, and the option `new_tokens` of a run.
 
 Knows paths and words; tokenizer and tables are the engine's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from argparse import Namespace
 from pathlib import Path
 
 from . import _native, hub
-from .terminal import show
+from .terminal import show, warn
+
+#: Tables grow to a multiple of this number of rows.
+MULTIPLE = 64
+
+#: Files of a model that are read for their contents; others are known by size and time.
+SMALL = 1 << 26
 
 
 def run(options: Namespace) -> int:
@@ -23,3 +31,41 @@ def run(options: Namespace) -> int:
     modules = ", ".join(name.removesuffix(".weight").rsplit(".", 1)[-1] for name in tables if name.endswith(".weight"))
     show(f"To train them alongside an adapter: model: {output}, modules_to_save: [{modules}]")
     return 0
+
+
+def kept(model: Path, tokens: list[str], weights: bool) -> Path:
+    """The folder of a run's model with its new tokens, among the caches; made where it is not there.
+
+    Its name follows from the files of the model and the tokens, so that a run that is resumed finds it, and makes it
+    again where it was removed. Without `weights` it has none, unless a run has made them.
+    """
+    folder = _native.cache_folder("extended")
+    whole = folder / _name(model, tokens)
+    if whole.is_dir():
+        return whole
+    output = whole if weights else folder / f"{whole.name}-without-weights"
+    if output.is_dir():
+        return output
+    try:
+        first, _, rows, _ = _native.extend(model, tokens, MULTIPLE, output, weights)
+    except _native.SurogateError:
+        if output.is_dir():  # another process was faster
+            return output
+        raise
+    if weights:
+        warn(f"Note: the model with new_tokens, ids from {first}, {rows} rows, is kept in {output}")
+    return output
+
+
+def _name(model: Path, tokens: list[str]) -> str:
+    files = sorted(file for file in model.iterdir() if file.is_file())
+    known = [(file.name, _mark(file)) for file in files if not file.name.startswith(".")]
+    text = json.dumps([str(model.resolve()), tokens, known])
+    return f"{model.resolve().name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _mark(file: Path) -> str:
+    status = file.stat()
+    if status.st_size > SMALL or file.suffix == ".safetensors":
+        return f"{status.st_size} {status.st_mtime_ns}"
+    return hashlib.sha256(file.read_bytes()).hexdigest()

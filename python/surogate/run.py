@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import _native, hub, models
+from . import _native, extend, hub, models
 from .errors import ConfigError
 
 
@@ -55,7 +55,10 @@ def _plain(value: Any) -> Any:
 
 
 def open_source(config: _native.Config, weights: bool = True) -> tuple[Path, str]:
-    """The folder of the configured model and its graph as IR."""
-    folder = hub.folder(config.model, weights=weights and config.needs_weights)
+    """The folder of the configured model, with the new tokens that it gets, and its graph as IR."""
+    weights = weights and config.needs_weights
+    folder = hub.folder(config.model, weights=weights)
+    if config.new_tokens:
+        folder = extend.kept(folder, config.new_tokens, weights)
     fields = json.loads(config.model_config(json.dumps(hub.model_config(folder))))
     return folder, models.build(fields)

@@ -43,6 +43,66 @@ def test_a_model_is_extended_trained_and_asked(tmp_path, capsys):
     assert main(["export", str(tmp_path / "run"), "--format", "gguf", "--output", str(tmp_path / "run.gguf")]) == 0
 
 
+def test_a_run_extends_its_model_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": "<|note|> a b c <|end|>"}) + "\n" for _ in range(40)))
+    options = {
+        "model": str(STORIES / "model"),
+        "new_tokens": ["<|note|>", "<|end|>"],
+        "datasets": [{"path": str(tmp_path / "data.jsonl"), "type": "text"}],
+        "lora": True,
+        "modules_to_save": ["embed_tokens"],
+        "device": "cpu",
+        "sequence_len": 64,
+        "learning_rate": 1e-2,
+        "max_steps": 30,
+        "output_dir": str(tmp_path / "run"),
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(options))
+    assert main(["plan", str(file)]) == 0
+    assert main(["tokenize", str(file)]) == 0
+    kept = tmp_path / "cache" / "surogate" / "extended"
+    assert not list(kept.glob("*/*.safetensors"))
+    assert main(["sft", str(file), "--quiet"]) == 0
+    assert "ids from 512, 576 rows" in capsys.readouterr().err
+    (whole,) = [folder for folder in kept.iterdir() if list(folder.glob("*.safetensors"))]
+    adapter = tmp_path / "run" / "adapter"
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(whole)
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "<|note|>", "--max-new-tokens", "6", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.strip().startswith("a b c")
+    # Resumed: nothing is made again, and what was removed is.
+    more = ["--resume-from-checkpoint", "--max-steps", "32", "--quiet"]
+    assert main(["sft", str(file), *more]) == 0
+    assert "ids from" not in capsys.readouterr().err
+    for part in whole.iterdir():
+        part.unlink()
+    whole.rmdir()
+    assert main(["sft", str(file), "--resume-from-checkpoint", "--max-steps", "34", "--quiet"]) == 0
+    assert "ids from 512" in capsys.readouterr().err and whole.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [({"modules_to_save": []}, "rows of `new_tokens` are not trained"), ({"new_tokens": ["<s>"]}, "is a token already, 1")],
+)
+def test_new_tokens_that_a_run_cannot_have_are_refused(tmp_path, capsys, monkeypatch, option, problem):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n')
+    options = {
+        "model": str(STORIES / "model"),
+        "new_tokens": ["<|note|>"],
+        "modules_to_save": ["embed_tokens"],
+        "lora": True,
+        "datasets": [{"path": str(tmp_path / "data.jsonl"), "type": "text"}],
+        "output_dir": str(tmp_path / "run"),
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps({**options, **option}))
+    assert main(["sft", str(tmp_path / "run.yaml")]) == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("tokens", "problem"), [(["<s>"], "is a token already, 1"), (["<|x|>", "<|x|>"], "given twice")]
 )

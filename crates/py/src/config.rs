@@ -76,6 +76,12 @@ impl Config {
         &self.config.model.model
     }
 
+    /// Special tokens that the model gets.
+    #[getter]
+    fn new_tokens(&self) -> Vec<String> {
+        self.config.model.new_tokens.clone()
+    }
+
     /// Folder of what the run writes.
     #[getter]
     fn output_dir(&self) -> &str {

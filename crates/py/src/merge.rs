@@ -34,17 +34,20 @@ pub fn write_gguf(
     Ok((done.tensors, done.bytes, done.otherwise))
 }
 
-/// Writes a model with further special tokens: (id of the first, rows of the tables before and now, names of the tables).
+/// Writes a model with further special tokens, without `weights` all but those: (id of the first, rows of the tables before and now, names of the tables).
 #[pyfunction]
+#[pyo3(signature = (model, tokens, multiple, output, weights = true))]
 pub fn extend(
     py: Python<'_>,
     model: PathBuf,
     tokens: Vec<String>,
     multiple: usize,
     output: PathBuf,
+    weights: bool,
 ) -> PyResult<(usize, usize, usize, Vec<String>)> {
     let signals = Signals::default();
-    let done = py.detach(|| train::extend(&model, &tokens, multiple, &output, &|| signals.raised()));
+    let of_weights = if weights { train::Extend::Whole } else { train::Extend::WithoutWeights };
+    let done = py.detach(|| train::extend(&model, &tokens, multiple, &output, of_weights, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
     Ok((done.first_id, done.rows.0, done.rows.1, done.tensors))
 }

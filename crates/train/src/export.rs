@@ -85,7 +85,11 @@ impl Trainer {
 
     /// What the run trains, apart from the session that holds it.
     pub(crate) fn trained(&mut self) -> Result<Trained> {
-        let (adapter, base) = (self.plan.compile.adapter.clone(), self.config.model.model.clone());
+        let adapter = self.plan.compile.adapter.clone();
+        let base = match self.config.model.new_tokens.is_empty() {
+            true => self.config.model.model.clone(),
+            false => self.source.folder.display().to_string(),
+        };
         let (source, dtype) = (self.source.clone(), self.plan.compile.weights);
         let template = self.template();
         Ok(Trained { program: self.engine()?.program().clone(), adapter, base, source, dtype, template })

@@ -38,12 +38,27 @@ pub struct Extended {
     pub tensors: Vec<String>,
 }
 
+/// What of a model is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extend {
+    Whole,
+    /// For what reads no weights, or draws them.
+    WithoutWeights,
+}
+
 /// Writes a model with further special tokens. Tables that must grow get a number of rows that is a multiple of `multiple`. The
 /// folder appears whole; asked to stop, there is nothing.
 ///
 /// Errors: a token that is there already, a tokenizer without `tokenizer.json`, a model whose tables are quantised, and
 /// anything that stands at `output` already.
-pub fn extend(model: &Path, tokens: &[String], multiple: usize, output: &Path, stop: Stop<'_>) -> Result<Extended> {
+pub fn extend(
+    model: &Path,
+    tokens: &[String],
+    multiple: usize,
+    output: &Path,
+    what: Extend,
+    stop: Stop<'_>,
+) -> Result<Extended> {
     let config = HfConfig::read(model)?;
     let rows = config.vocab_size().ok_or_else(|| {
         TrainError::Usage(format!("{}: there is no `vocab_size`", model.join(hf_config::FILE).display()))
@@ -53,6 +68,40 @@ pub fn extend(model: &Path, tokens: &[String], multiple: usize, output: &Path, s
         .map_err(|problem| TrainError::Usage(format!("{}: {problem}", model.join(TOKENIZER).display())))?;
     let needed = first_id + tokens.len();
     let grown = if needed <= rows { rows } else { needed.next_multiple_of(multiple.max(1)) };
+    let mut written = Written::by("extend");
+    Staged::clear_abandoned(&written.owner, output)?;
+    let staged = Staged::begin(&written, output)?;
+    let tables = match what {
+        Extend::Whole => {
+            write_tables(model, staged.path(), rows, Rows { first: first_id, end: needed, all: grown }, stop)?
+        }
+        Extend::WithoutWeights => Vec::new(),
+    };
+    let config = config.with_vocab_size(grown);
+    write_synced(&staged.path().join(hf_config::FILE), pretty(&config.0).as_bytes())?;
+    write_companions(model, None, staged.path())?;
+    replace(staged.path(), TOKENIZER, &tokenizer)?;
+    for name in LISTS {
+        if model.join(name).is_file() {
+            let mut list = read_json(&model.join(name))?;
+            list_tokens(&mut list, tokens, first_id);
+            replace(staged.path(), name, &list)?;
+        }
+    }
+    staged.commit(&mut written)?;
+    Ok(Extended { first_id, rows: (rows, grown), tensors: tables })
+}
+
+/// The new rows of a table, and all that it has then.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: usize,
+    end: usize,
+    all: usize,
+}
+
+/// Writes the weights of a model, tables of `rows` rows with new ones. The names of the tables.
+fn write_tables(model: &Path, to: &Path, rows: usize, new: Rows, stop: Stop<'_>) -> Result<Vec<String>> {
     let weights = prequantised::weights(model)?;
     let mut tables = Vec::new();
     let mut infos = Vec::new();
@@ -67,7 +116,7 @@ pub fn extend(model: &Path, tokens: &[String], multiple: usize, output: &Path, s
         }
         let mut shape = view.shape.to_vec();
         if is_table(name, &view, rows) {
-            shape[0] = grown;
+            shape[0] = new.all;
             tables.push(name.to_owned());
         }
         infos.push(TensorInfo { name: name.to_owned(), dtype: view.dtype, shape });
@@ -77,31 +126,16 @@ pub fn extend(model: &Path, tokens: &[String], multiple: usize, output: &Path, s
             format!("{}: no tensor outside of the layers has {rows} rows, as `vocab_size` says", model.display());
         return Err(TrainError::Usage(text));
     }
-    let mut written = Written::by("extend");
-    Staged::clear_abandoned(&written.owner, output)?;
-    let staged = Staged::begin(&written, output)?;
-    write_weights(staged.path(), infos, |tensor| {
+    write_weights(to, infos, |tensor| {
         go_on(stop)?;
         let view = weights.get(&tensor.name).map_err(TrainError::model_file)?;
         let whole = view.to_host().map_err(TrainError::unreadable)?;
         match tables.contains(&tensor.name) {
-            true => Ok(with_rows(&whole, first_id, needed, grown)),
+            true => Ok(with_rows(&whole, new.first, new.end, new.all)),
             false => Ok(whole.bytes),
         }
     })?;
-    let config = config.with_vocab_size(grown);
-    write_synced(&staged.path().join(hf_config::FILE), pretty(&config.0).as_bytes())?;
-    write_companions(model, None, staged.path())?;
-    replace(staged.path(), TOKENIZER, &tokenizer)?;
-    for name in LISTS {
-        if model.join(name).is_file() {
-            let mut list = read_json(&model.join(name))?;
-            list_tokens(&mut list, tokens, first_id);
-            replace(staged.path(), name, &list)?;
-        }
-    }
-    staged.commit(&mut written)?;
-    Ok(Extended { first_id, rows: (rows, grown), tensors: tables })
+    Ok(tables)
 }
 
 fn read_json(path: &Path) -> Result<Value> {

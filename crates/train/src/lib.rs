@@ -74,7 +74,7 @@ mod written;
 pub use device::{Device, DeviceRequest};
 pub use encoded::Encoded;
 pub use error::{Result, TrainError};
-pub use extend::{Extended, extend};
+pub use extend::{Extend, Extended, extend};
 pub use feed::{CheckedData, check_data, choose_files, matching_names};
 pub use generate::{
     Finish, Generation, GenerationOptions, Generator, Piece, Prompt, PromptEncoder, section as generation_section,

@@ -10,7 +10,7 @@ use data::{Batch, Tokenizer};
 use serde_json::{Value, json};
 use stories::{config, device, root};
 use tensor::{DType, HostTensor};
-use train::{Extended, Model, ModelSource, Trainer, extend, merge};
+use train::{Extend, Extended, Model, ModelSource, Trainer, extend, merge};
 
 const TABLE: &str = "model.embed_tokens.weight";
 
@@ -28,9 +28,9 @@ fn tokenizer_tables_and_configuration_grow_together() {
     let [output, tight] = ["extended", "tight"].map(|name| place.path().join(name));
     let tokens = names(&["<|note|>", "<|end|>"]);
     // Asked to stop, it leaves nothing.
-    assert!(extend(&model, &tokens, 64, &output, &|| true).is_err());
+    assert!(extend(&model, &tokens, 64, &output, Extend::Whole, &|| true).is_err());
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
-    let done = extend(&model, &tokens, 64, &output, &|| false).unwrap();
+    let done = extend(&model, &tokens, 64, &output, Extend::Whole, &|| false).unwrap();
     assert_eq!(done, Extended { first_id: 512, rows: (512, 576), tensors: vec![TABLE.into()] });
     let encoded =
         |folder: &Path, text: &str| Tokenizer::from_folder(folder).unwrap().encoder().encode(text, false).unwrap();
@@ -54,17 +54,18 @@ fn tokenizer_tables_and_configuration_grow_together() {
     let fields: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&fields["vocab_size"], &fields["torch_dtype"]), (&json!(576), &json!("float32")));
     // The rows that are there now are used before tables grow again.
-    let more = extend(&output, &names(&["<|more|>"]), 64, &tight, &|| false).unwrap();
+    let more = extend(&output, &names(&["<|more|>"]), 64, &tight, Extend::Whole, &|| false).unwrap();
     assert_eq!((more.first_id, more.rows), (514, (576, 576)));
     for (tokens, problem) in [
         (names(&["<|note|>"]), "is a token already, 512"),
         (names(&["<s>"]), "is a token already, 1"),
         (names(&[""]), "cannot be a new token"),
     ] {
-        let error = extend(&output, &tokens, 64, &place.path().join("no"), &|| false).unwrap_err().to_string();
+        let error =
+            extend(&output, &tokens, 64, &place.path().join("no"), Extend::Whole, &|| false).unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");
     }
-    let error = extend(&model, &names(&["<|x|>"]), 64, &output, &|| false).unwrap_err().to_string();
+    let error = extend(&model, &names(&["<|x|>"]), 64, &output, Extend::Whole, &|| false).unwrap_err().to_string();
     assert!(error.contains("nothing is overwritten"), "{error}");
 }
 
@@ -72,7 +73,7 @@ fn tokenizer_tables_and_configuration_grow_together() {
 fn rows_of_new_tokens_are_trained_beside_an_adapter() {
     let (place, model) = (tempfile::tempdir().unwrap(), root().join("examples/stories/model"));
     let [base, adapter, merged] = ["extended", "adapter", "merged"].map(|name| place.path().join(name));
-    extend(&model, &names(&["<|note|>"]), 1, &base, &|| false).unwrap();
+    extend(&model, &names(&["<|note|>"]), 1, &base, Extend::Whole, &|| false).unwrap();
     let graph = include_str!("ir/stories.json").replace("512", "513");
     let source = |folder: &Path| Arc::new(ModelSource::open(folder, &graph).unwrap());
     let more = json!({"model": base, "modules_to_save": ["embed_tokens", "lm_head"], "torch_dtype": "float32"});

@@ -295,6 +295,11 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
             hint,
         );
     }
+    if !config.model.new_tokens.is_empty() && of.lora && of.modules_to_save.is_empty() && of.adapter.is_none() {
+        let message = "with `lora: true` the rows of `new_tokens` are not trained";
+        let hint = "add `modules_to_save: [embed_tokens, lm_head]`, or set `lora: false`";
+        reader.report("new_tokens", message, Some(hint.into()));
+    }
     if of.merge_adapter && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "merge_adapter", "lora", "true");
     }

@@ -54,8 +54,8 @@ const FOREIGN: &[(&[&str], Help)] = &[
     (&["train_on_inputs"], Help::Say("`loss_scale: all` trains prompts, too")),
     (&["neftune_alpha", "noisy_embedding_alpha", "neft_alpha"], Help::Name("neftune_noise_alpha")),
     (
-        &["new_tokens", "add_tokens", "added_tokens", "special_tokens", "new_special_tokens", "resize_vocab"],
-        Help::Say("make a model with them first: surogate extend MODEL --tokens TOKEN … --output DIR"),
+        &["add_tokens", "added_tokens", "special_tokens", "new_special_tokens", "additional_special_tokens"],
+        Help::Name("new_tokens"),
     ),
     (&["early_stopping"], Help::Name("early_stopping_patience")),
     (

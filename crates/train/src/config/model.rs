@@ -22,6 +22,10 @@ options! {
         /// Coefficient of the loss that evens out how many tokens each expert of a mixture gets, added to the loss. `auto`
         /// is the model's own, where its configuration has `output_router_logits: true`; 0 leaves it out.
         router_aux_loss_coef: Setting<f64> = auto, min = 0;
+        /// Special tokens that the model gets before it is trained, such as `<|note|>`: tokenizer, embedding and head grow as
+        /// with `surogate extend`. The extended model is kept among the caches; the adapter's configuration names it. With
+        /// `lora: true`, `modules_to_save` has to name the embedding, whose new rows would not be trained otherwise.
+        new_tokens: Vec<String> = [];
         /// Element type of the weights in training. `auto` uses the model's own, and bfloat16 for a model that was saved in
         /// float16. With float16, the loss is scaled dynamically and master weights are kept in float32.
         torch_dtype: Setting<Dtype> = auto;

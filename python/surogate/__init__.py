@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MemoryPlanError,
         ModelConfigError,
         ModelError,
+        NodeLostError,
         RunError,
         SurogateError,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "Model",
     "ModelConfigError",
     "ModelError",
+    "NodeLostError",
     "RunError",
     "SurogateError",
     "Tokenizer",

@@ -2,7 +2,7 @@
 
 Does not know what any option means. Exit codes: 0 success, 1 the run failed, 2 wrong
 configuration or usage, 3 does not fit in memory, 4 the data check failed, 5 the loss diverged,
-130, 143 and 138 for SIGINT, SIGTERM and SIGUSR1.
+6 another node was lost, 130, 143 and 138 for SIGINT, SIGTERM and SIGUSR1.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ EXIT_CODES: list[tuple[type[Exception], int]] = [
     (errors.MemoryPlanError, 3),
     (errors.DataError, 4),
     (errors.DivergedError, 5),
+    (errors.NodeLostError, 6),
     (errors.SurogateError, 1),
 ]
 
@@ -101,9 +102,31 @@ def _train(options: Namespace, overrides: Overrides) -> int:
     for number, (name, config) in enumerate(zip(names, configs, strict=False), 1):
         if not options.quiet and not options.json:
             show(f"{'' if number == 1 else chr(10)}Run {number} of {len(names)}: {name}")
-        if code := _train_one(config, options):
+        if code := _train_on_nodes(config, options, overrides, name):
             return code
-    return 0 if names else _train_one(configs[0], options)
+    return 0 if names else _train_on_nodes(configs[0], options, overrides, options.run)
+
+
+def _train_on_nodes(config: _native.Config, options: Namespace, overrides: Overrides, run: str | None) -> int:
+    """A run, where Ray starts its nodes or this process is one of them; as often as the options say it goes on with
+    the others after one was lost."""
+    nodes = json.loads(config.nodes)
+    if nodes["on_ray"]:
+        from .launch import job
+
+        return job.of(options, overrides, run, config).lead()
+    restarts = 0
+    while True:
+        try:
+            return _train_one(config, options)
+        except errors.NodeLostError as error:
+            if restarts == nodes["max_restarts"]:
+                raise
+            restarts += 1
+            warn(f"surogate: {error}")
+            warn(f"surogate: restart {restarts} of {nodes['max_restarts']}: waiting for all nodes, then on from the last checkpoint")
+        resumed = [*overrides, ("resume_from_checkpoint", "true")]
+        config = load_config(Path(options.config), options.command, resumed, run=run)
 
 
 def _train_one(config: _native.Config, options: Namespace) -> int:

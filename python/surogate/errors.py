@@ -5,7 +5,7 @@ Every message gives the place, the value found, the value expected and, where po
 
 from __future__ import annotations
 
-from ._native import ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError
+from ._native import ConfigError, DataError, DivergedError, MemoryPlanError, NodeLostError, RunError, SurogateError
 
 __all__ = [
     "ConfigError",
@@ -14,6 +14,7 @@ __all__ = [
     "MemoryPlanError",
     "ModelConfigError",
     "ModelError",
+    "NodeLostError",
     "RunError",
     "SurogateError",
 ]

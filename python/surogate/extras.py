@@ -26,7 +26,7 @@ KNOWN = [
     ("tensorboard", "tensorboard", "report_to: [tensorboard]"),
     ("eval", "lm_eval", "surogate evaluate"),
     ("cloud", "obstore", "data in s3:// and gs://"),
-    ("distributed", "ray", "runs on several machines, not supported yet"),
+    ("distributed", "ray", "nodes that a Ray cluster starts"),
 ]
 
 

@@ -479,7 +479,7 @@ def test_doctor_never_fails(capsys):
     assert installed.keys() == {"wandb", "aim", "tensorboard", "eval", "cloud", "distributed"}
     code, out, _ = run(capsys, "doctor")
     assert all(f"  {row['package']:<12} {row['version'] or 'not installed'}" in out for row in found["extras"])
-    assert "runs on several machines, not supported yet" in out
+    assert "nodes that a Ray cluster starts" in out
 
 
 def test_doctor_says_which_command_mends_what_is_missing(capsys, monkeypatch, tmp_path):

@@ -90,7 +90,7 @@ impl GroupSession {
         let bytes = nodes.receive(owner, Channel::Reply, "the reading of a tensor").map_err(lost)?;
         if bytes.len() != out.len() {
             let why = format!("it sent {} bytes of a tensor, expected {}", bytes.len(), out.len());
-            return Err(lost(Failure { node: owner, why }));
+            return Err(lost(Failure { node: owner, why, code: 1 }));
         }
         out.copy_from_slice(&bytes);
         Ok(())
@@ -138,7 +138,7 @@ impl GroupSession {
         match self.seats[0].failure().filter(|_| failed) {
             Some((rank, why)) => {
                 if let Some(nodes) = &self.nodes {
-                    nodes.abort(&format!("rank {rank}: {why}"));
+                    nodes.abort(&format!("rank {rank}: {why}"), 1);
                 }
                 let message = format!("{why}; the other ranks were stopped");
                 Err(BackendError::Failed {
@@ -210,7 +210,7 @@ impl Session for GroupSession {
 
     fn obey(&mut self, order: &[u8]) -> Result<(), BackendError> {
         let Some((order, bytes)) = Order::from_bytes(order) else {
-            return Err(lost(Failure { node: 0, why: "it ordered something that there is not".into() }));
+            return Err(lost(Failure { node: 0, why: "it ordered something that there is not".into(), code: 1 }));
         };
         match order {
             Order::Write { rank: Some(rank), at } => self.rank(rank).expect("a rank of this node").write(&at, bytes),

@@ -58,8 +58,8 @@ impl NodeWire {
             let got = self.nodes.receive(node, Channel::Collective, &what)?;
             if got.get(..HEADER) != Some(&header[..]) || got.len() != HEADER + self.local * of_rank {
                 let why = format!("it came to another collective than {what}");
-                self.nodes.abort(&format!("node {node}: {why}"));
-                return Err(Failure { node, why });
+                self.nodes.abort(&format!("node {node}: {why}"), 1);
+                return Err(Failure { node, why, code: 1 });
             }
             for (rank, bytes) in self.ranks_of(node).zip(got[HEADER..].chunks(of_rank.max(1))) {
                 let mut place = shown[rank].write().unwrap_or_else(PoisonError::into_inner);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -42,12 +43,26 @@ pub enum JoinError {
     /// Somebody requested the end.
     #[error("stopped")]
     Stopped,
+    /// A node came and is gone again.
+    #[error("{0}")]
+    Lost(String),
     #[error("{0}")]
     Failed(String),
 }
 
 fn failed(what: impl Into<String>) -> JoinError {
     JoinError::Failed(what.into())
+}
+
+fn lost(what: impl Into<String>) -> JoinError {
+    JoinError::Lost(what.into())
+}
+
+/// Whether the other end has closed a connection, even where something of it is still to be read.
+fn is_gone(stream: &TcpStream) -> bool {
+    let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut polled, Some(&now)), Ok(1..)) && !polled[0].revents().is_empty()
 }
 
 /// Comes together with all other nodes. `note` gets who is there; `stop` is asked while it waits.
@@ -110,7 +125,7 @@ fn gather(
     let at = listener.local_addr().map_err(|e| failed(format!("the address of this node: {e}")))?;
     let (sender, receiver) = channel();
     listen(listener, token.clone(), nodes, sender);
-    let mut found = Vec::new();
+    let mut found: Vec<(usize, TcpStream)> = Vec::new();
     while !missing.is_empty() {
         match receiver.recv_timeout(PAUSE) {
             Ok(Ok((node, stream))) => match missing.iter().position(|of| *of == node) {
@@ -130,6 +145,11 @@ fn gather(
             Ok(Err(why)) => note(why),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(failed("no thread can be started for the rendezvous")),
+        }
+        // One that is started again comes a second time.
+        for (node, _) in found.extract_if(.., |(_, stream)| is_gone(stream)) {
+            note(format!("Node {node} came and is gone again"));
+            missing.push(node);
         }
         if stop() {
             return Err(JoinError::Stopped);
@@ -180,7 +200,7 @@ fn lead(
     let (mut differences, mut listens) = (Vec::new(), vec![String::new(); place.nodes]);
     for (node, stream) in found {
         let heard = hear(&stream, Duration::from_secs(10))
-            .map_err(|e| failed(format!("node {node} came and did not say what it has: {e}")))?;
+            .map_err(|e| lost(format!("node {node} came and did not say what it has: {e}")))?;
         differences.extend(facts.differences(node, &Facts::from_json(&heard["facts"])));
         listens[node] = heard["listens"].as_str().unwrap_or_default().to_owned();
         streams[node] = Some(stream);
@@ -191,7 +211,7 @@ fn lead(
         false => json!({"refused": differences}),
     };
     for (node, stream) in streams.iter().enumerate().filter_map(|(node, of)| Some((node, of.as_ref()?))) {
-        say(stream, &roster).map_err(|e| failed(format!("node {node} is gone again: {e}")))?;
+        say(stream, &roster).map_err(|e| lost(format!("node {node} is gone again: {e}")))?;
     }
     if differences.is_empty() { Ok(streams) } else { Err(JoinError::Differ(differences)) }
 }
@@ -205,7 +225,7 @@ fn follow(
     stop: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<Option<TcpStream>>, JoinError> {
     let node_0 = reach(place, token, deadline, stop)?;
-    let broken = |e: io::Error| failed(format!("node 0 at {} is gone again: {e}", place.rendezvous));
+    let broken = |e: io::Error| lost(format!("node 0 at {} is gone again: {e}", place.rendezvous));
     let own = node_0.local_addr().map_err(broken)?.ip();
     let listener = TcpListener::bind((own, 0)).map_err(|e| failed(format!("cannot listen at {own}: {e}")))?;
     let listens = listener.local_addr().map_err(broken)?.to_string();
@@ -219,12 +239,19 @@ fn follow(
         let at = roster["listens"][node].as_str().unwrap_or_default();
         let address = at.parse::<SocketAddr>().map_err(|_| failed(format!("node {node} is at `{at}`, no address")))?;
         *slot = Some(connect(address, &token, place.node, deadline).map_err(|why| {
-            failed(format!("node {node} at {address} cannot be reached from node {}: {why}", place.node))
+            lost(format!("node {node} at {address} cannot be reached from node {}: {why}", place.node))
         })?);
     }
     let later: Vec<usize> = (place.node + 1..place.nodes).collect();
     if !later.is_empty() {
-        for (node, stream) in gather(listener, &token, place.nodes, later, deadline, &mut |_| {}, stop)? {
+        // Node 0 notices whoever is lost meanwhile, and ends.
+        let mut ended = || stop() || streams[0].as_ref().is_some_and(is_gone);
+        let gathered = gather(listener, &token, place.nodes, later, deadline, &mut |_| {}, &mut ended);
+        let gathered = match gathered {
+            Err(JoinError::Stopped) if !stop() => return Err(lost("the nodes were meeting when one of them was lost")),
+            gathered => gathered?,
+        };
+        for (node, stream) in gathered {
             streams[node] = Some(stream);
         }
     }
@@ -275,10 +302,10 @@ fn await_roster(
     loop {
         node_0.set_read_timeout(Some(PAUSE)).map_err(|e| failed(e.to_string()))?;
         match node_0.peek(&mut first) {
-            Ok(0) => return Err(failed(format!("node 0 at {} has given up", place.rendezvous))),
+            Ok(0) => return Err(lost(format!("node 0 at {} has given up", place.rendezvous))),
             Ok(_) => break,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
-            Err(_) => return Err(failed(format!("node 0 at {} has given up", place.rendezvous))),
+            Err(_) => return Err(lost(format!("node 0 at {} has given up", place.rendezvous))),
         }
         if stop() {
             return Err(JoinError::Stopped);
@@ -287,7 +314,7 @@ fn await_roster(
             return Err(failed(format!("node 0 at {} does not go on", place.rendezvous)));
         }
     }
-    let roster = hear(node_0, Duration::from_secs(10)).map_err(|e| failed(format!("node 0 is gone again: {e}")))?;
+    let roster = hear(node_0, Duration::from_secs(10)).map_err(|e| lost(format!("node 0 is gone again: {e}")))?;
     match serde_json::from_value::<Vec<String>>(roster["refused"].clone()) {
         Ok(differences) => Err(JoinError::Differ(differences)),
         Err(_) => Ok(roster),

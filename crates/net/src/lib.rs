@@ -13,5 +13,5 @@ mod proof;
 pub use facts::Facts;
 pub use frame::Channel;
 pub use join::{JoinError, Place, join};
-pub use nodes::{Failure, Nodes};
+pub use nodes::{Failure, LOST, Nodes};
 pub use proof::Token;

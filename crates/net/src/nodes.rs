@@ -27,11 +27,16 @@ const BEAT: Duration = Duration::from_secs(5);
 /// The longest text with which a node ends a run, bytes.
 const REASON: usize = 4000;
 
+/// What a process ends with where another one is gone or does not answer: the run is worth starting again.
+pub const LOST: u8 = 6;
+
 /// Which node ended the run, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub node: usize,
     pub why: String,
+    /// What its process ends with; [`LOST`] where it is gone.
+    pub code: u8,
 }
 
 impl fmt::Display for Failure {
@@ -145,7 +150,7 @@ impl Nodes {
         let deadline = Instant::now() + self.patience;
         self.next(from, channel, Some(deadline), &mut || {})?.ok_or_else(|| {
             let why = format!("it was waited for {} s in {what}", self.patience.as_secs());
-            let failure = self.shared.fail(Failure { node: from, why });
+            let failure = self.shared.fail(Failure { node: from, why, code: LOST });
             self.pass_on(&failure);
             failure
         })
@@ -174,13 +179,14 @@ impl Nodes {
             }
             if state.left[from] {
                 drop(state);
-                return Err(self.shared.fail(Failure { node: from, why: "it has left the run".into() }));
+                let why = "it has left the run".into();
+                return Err(self.shared.fail(Failure { node: from, why, code: LOST }));
             }
             let silence = state.heard[from].elapsed();
             if silence > self.patience {
                 drop(state);
                 let why = format!("nothing was heard of it for {} s: it is stopped, or hangs", silence.as_secs());
-                let failure = self.shared.fail(Failure { node: from, why });
+                let failure = self.shared.fail(Failure { node: from, why, code: LOST });
                 self.pass_on(&failure);
                 return Err(failure);
             }
@@ -196,9 +202,9 @@ impl Nodes {
         }
     }
 
-    /// Ends the run for all nodes.
-    pub fn abort(&self, why: &str) {
-        self.pass_on(&self.shared.fail(Failure { node: self.node, why: why.to_owned() }));
+    /// Ends the run for all nodes, with what this process ends with.
+    pub fn abort(&self, why: &str, code: u8) {
+        self.pass_on(&self.shared.fail(Failure { node: self.node, why: why.to_owned(), code }));
     }
 
     /// Tells the others of a failure, as far as they can be reached.
@@ -209,7 +215,7 @@ impl Nodes {
             // One that is being written to learns of it by the end of the connection.
             if let Ok(mut writer) = peer.writer.try_lock() {
                 let _ = writer.set_write_timeout(Some(Duration::from_secs(1)));
-                let _ = frame::write(&mut *writer, Channel::Abort, &[&node, why.as_bytes()]);
+                let _ = frame::write(&mut *writer, Channel::Abort, &[&node, &[failure.code], why.as_bytes()]);
             }
         }
     }
@@ -309,9 +315,9 @@ impl Shared {
             Channel::Hello | Channel::Beat => {}
             Channel::Abort => {
                 drop(state);
-                let (node, why) = bytes.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
-                let why = String::from_utf8_lossy(why).into_owned();
-                self.fail(Failure { node: u32::from_le_bytes(*node) as usize, why });
+                let (head, why) = bytes.split_first_chunk::<5>().unwrap_or((&[0, 0, 0, 0, LOST], &[]));
+                let node = u32::from_le_bytes(head[..4].try_into().expect("four bytes")) as usize;
+                self.fail(Failure { node, why: String::from_utf8_lossy(why).into_owned(), code: head[4] });
                 return;
             }
         }
@@ -379,5 +385,5 @@ fn lost(node: usize, address: SocketAddr, error: &io::Error) -> Failure {
         }
         _ => format!("the connection to it ({address}) is broken: {error}"),
     };
-    Failure { node, why }
+    Failure { node, why, code: LOST }
 }

@@ -12,7 +12,7 @@ use blake3::{Hash, Hasher};
 const MAGIC: [u8; 8] = *b"surogate";
 
 /// Version of what nodes say to each other.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// A stranger that says nothing is not waited for longer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use net::{Channel, Facts, JoinError, Nodes, Place, Token, join};
+use net::{Channel, Facts, JoinError, LOST, Nodes, Place, Token, join};
 
 fn rendezvous() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
@@ -71,7 +71,7 @@ fn who_ends_without_a_word_ends_all_by_its_name() {
     drop(nodes.remove(1));
     for node in &nodes {
         let failure = node.receive(2 - node.node, Channel::Collective, "a test").unwrap_err();
-        assert!(failure.node == 1 && failure.why.contains("has ended"), "{failure}");
+        assert!(failure.node == 1 && failure.why.contains("has ended") && failure.code == LOST, "{failure}");
         assert_eq!(node.send(2 - node.node, Channel::Reply, &[]).unwrap_err(), failure, "it is over");
     }
     assert_eq!(ears.recv_timeout(Duration::from_secs(5)).unwrap().node, 1);
@@ -81,11 +81,11 @@ fn who_ends_without_a_word_ends_all_by_its_name() {
 #[test]
 fn the_first_cause_is_told_to_all() {
     let nodes = all(3, 20.0, Duration::ZERO);
-    nodes[2].abort("no memory");
-    nodes[2].abort("what came of it");
+    nodes[2].abort("no memory", 3);
+    nodes[2].abort("what came of it", 1);
     for node in &nodes {
         let failure = node.receive((node.node + 1) % 3, Channel::Order, "a test").unwrap_err();
-        assert_eq!(failure.to_string(), "node 2: no memory");
+        assert_eq!((failure.to_string().as_str(), failure.code), ("node 2: no memory", 3));
     }
 }
 

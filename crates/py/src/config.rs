@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use options::Setting;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 use train::config::{self, Task};
 
 use crate::errors::{config_error, train_error};
@@ -138,6 +138,24 @@ impl Config {
     #[getter]
     fn push_to_hub(&self) -> Option<(String, bool)> {
         self.config.run.push_to_hub.clone().map(|name| (name, self.config.run.hub_private_repo))
+    }
+
+    /// What starts the nodes of the run, as JSON: `on_ray` and the options of `distributed`, with the ranks of a node and
+    /// the micro-batches that each accumulates.
+    #[getter]
+    fn nodes(&self) -> String {
+        let of = &self.config.multi_node.distributed;
+        json!({
+            "on_ray": train::starts_on_ray(&self.config),
+            "ray_address": of.ray_address,
+            "num_nodes": of.num_nodes,
+            "min_nodes": of.min_nodes.unwrap_or(of.num_nodes),
+            "ranks": self.config.local_ranks(),
+            "timeout": of.timeout,
+            "max_restarts": of.max_restarts,
+            "accumulation": self.config.training.gradient_accumulation_steps,
+        })
+        .to_string()
     }
 
     /// Whether the adapter is also merged into its model.

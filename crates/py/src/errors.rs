@@ -28,6 +28,12 @@ create_exception!(
     "The loss or the gradient norm is no longer a number."
 );
 create_exception!(surogate.errors, RunError, SurogateError, "A file, a library or the device failed.");
+create_exception!(
+    surogate.errors,
+    NodeLostError,
+    RunError,
+    "Another node of the run is gone or does not answer; the run can go on from its last checkpoint."
+);
 
 /// One exception for all problems of a configuration; its `problems` attribute holds them as JSON text.
 pub fn config_error(py: Python<'_>, problems: &[Problem]) -> PyErr {
@@ -48,6 +54,14 @@ pub fn train_error(py: Python<'_>, error: TrainError) -> PyErr {
         TrainError::Data(error) => DataError::new_err(error.to_string()),
         diverged @ TrainError::Diverged { .. } => DivergedError::new_err(diverged.to_string()),
         TrainError::Failed(message) => RunError::new_err(message),
+        TrainError::Node { text, code } => match code {
+            2 => ConfigError::new_err(text),
+            3 => MemoryPlanError::new_err(text),
+            4 => DataError::new_err(text),
+            5 => DivergedError::new_err(text),
+            train::LOST => NodeLostError::new_err(text),
+            _ => RunError::new_err(text),
+        },
         stopped @ TrainError::Stopped => RunError::new_err(stopped.to_string()),
     }
 }

@@ -32,7 +32,9 @@ mod _native {
     #[pymodule_export]
     use crate::doctor::{calibrate, check_operations, examine_machine};
     #[pymodule_export]
-    use crate::errors::{ConfigError, DataError, DivergedError, MemoryPlanError, RunError, SurogateError};
+    use crate::errors::{
+        ConfigError, DataError, DivergedError, MemoryPlanError, NodeLostError, RunError, SurogateError,
+    };
     #[pymodule_export]
     use crate::generate::{Generation, generation_help};
     #[pymodule_export]

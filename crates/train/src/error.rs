@@ -29,6 +29,9 @@ pub enum TrainError {
     /// A file, a library or the device failed.
     #[error("{0}")]
     Failed(String),
+    /// Another node ended the run, with the code that its process ends with: [`net::LOST`] where it is gone.
+    #[error("{text}")]
+    Node { text: String, code: u8 },
     /// Somebody requested the end, before there was anything to keep.
     #[error("stopped")]
     Stopped,
@@ -50,6 +53,7 @@ impl TrainError {
             TrainError::Memory(_) => 3,
             TrainError::Data(_) => 4,
             TrainError::Diverged { .. } => 5,
+            TrainError::Node { code, .. } => *code,
         }
     }
 

@@ -41,7 +41,13 @@ pub(crate) enum Part {
 }
 
 fn failed(failure: Failure) -> TrainError {
-    TrainError::Failed(format!("the run was ended by {failure}"))
+    TrainError::Node { text: format!("the run was ended by {failure}"), code: failure.code }
+}
+
+/// What ended the run, not what came of it here.
+pub(crate) fn root(nodes: Option<&Nodes>, error: TrainError) -> TrainError {
+    let of_others = |nodes: &Nodes| nodes.failure().filter(|failure| failure.node != nodes.node);
+    nodes.and_then(of_others).map_or(error, failed)
 }
 
 impl Device {
@@ -136,11 +142,10 @@ pub fn follow(
     let outcome = Follower { config, source, device, nodes: nodes.clone(), wished: false }.run(observer);
     match (&outcome, nodes.failure()) {
         (Ok(_), _) => nodes.leave(),
-        // What ended the run, not what came of it here.
-        (Err(_), Some(failure)) if failure.node != nodes.node => return Err(failed(failure)),
-        (Err(error), _) => nodes.abort(&error.to_string()),
+        (Err(_), Some(_)) => {}
+        (Err(error), None) => nodes.abort(&error.to_string(), error.exit_code()),
     }
-    outcome
+    outcome.map_err(|error| root(Some(&nodes), error))
 }
 
 struct Follower {

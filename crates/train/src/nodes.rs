@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use net::{Channel, Facts, Failure, JoinError, Nodes, Place, Token};
+use net::{Channel, Facts, Failure, JoinError, LOST, Nodes, Place, Token};
+
+use options::Setting;
 
 use crate::config::{Config, Problem};
 use crate::device;
@@ -23,6 +25,9 @@ const LEAST: usize = 16;
 
 /// Where SLURM is asked for a place and no port is written.
 const PORT: u64 = 29_400;
+
+/// The number of a node, as torchrun, SLURM and indexed Jobs of Kubernetes give it.
+const LAUNCHERS: [&str; 3] = ["RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
 
 /// Options that may be other ones on each node: names of places, and where what they name is compared by its contents.
 const OWN: &[&str] = &[
@@ -58,6 +63,7 @@ pub fn come_together(config: &Config, observer: &mut dyn Observer) -> Result<Opt
     let nodes = net::join(&place, &token, &facts(config), &mut note, &mut stop).map_err(|error| match error {
         JoinError::Stopped => TrainError::Stopped,
         JoinError::Differ(_) => TrainError::Usage(error.to_string()),
+        JoinError::Lost(text) => TrainError::Node { text, code: LOST },
         JoinError::Failed(text) => TrainError::Failed(text),
     })?;
     for node in nodes.others() {
@@ -65,6 +71,22 @@ pub fn come_together(config: &Config, observer: &mut dyn Observer) -> Result<Opt
         asked.borrow_mut().line(&format!("Node {} is connected to node {node} at {address}", nodes.node));
     }
     Ok(Some(nodes))
+}
+
+/// Whether a Ray cluster is to start the nodes: an address of one is written, or there are several nodes and no launcher says
+/// which of them this is. A number or a rendezvous that is written makes this process one of the nodes.
+pub fn starts_on_ray(config: &Config) -> bool {
+    is_for_ray(config, &of_process)
+}
+
+fn is_for_ray(config: &Config, environment: Environment<'_>) -> bool {
+    let written = |name: &str| config.is_written(&format!("distributed.{name}"));
+    let of = &config.multi_node.distributed;
+    let launched = LAUNCHERS.iter().any(|name| environment(name).is_some());
+    match of.node_rank.is_some() || of.rendezvous.is_some() {
+        true => false,
+        false => written("ray_address") || (config.nodes() > 1 && !launched),
+    }
 }
 
 /// What nodes must have in common before they read anything.
@@ -79,6 +101,25 @@ fn facts(config: &Config) -> Facts {
     facts.insert("`distributed.num_nodes`".into(), config.nodes().to_string());
     facts.insert("ranks of a node".into(), config.local_ranks().to_string());
     Facts(facts)
+}
+
+/// How many train together and what they do, a line each; nothing where there is one node.
+pub(crate) fn headline(config: &Config, sequence_len: usize, steps: u64) -> Vec<String> {
+    if config.nodes() == 1 {
+        return Vec::new();
+    }
+    let on_cpus = config.hardware.device == Setting::Value(crate::config::Device::Cpu);
+    let (of_node, all) = if on_cpus { ("Ranks", "ranks") } else { ("GPUs", "GPUs") };
+    let of = &config.training;
+    let rows = (of.per_device_train_batch_size * of.gradient_accumulation_steps) as usize * config.replicas();
+    vec![
+        format!("Starting distributed training with {} nodes...", config.nodes()),
+        format!("Nodes: {}", config.nodes()),
+        format!("{of_node} per node: {}", config.local_ranks()),
+        format!("Total {all}: {}", config.ranks()),
+        format!("Tokens per step: {}", rows * sequence_len),
+        format!("Max steps: {steps}"),
+    ]
 }
 
 /// The least of memory and threads over all nodes.
@@ -117,7 +158,7 @@ fn place(config: &Config, environment: Environment<'_>) -> std::result::Result<O
     if nodes == 1 {
         return Ok(None);
     }
-    let by_launcher = ["RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"].into_iter().find_map(number);
+    let by_launcher = LAUNCHERS.into_iter().find_map(number);
     let Some(node) = of.node_rank.map(|node| node as usize).or(by_launcher) else {
         let message = format!("`distributed.num_nodes` is {nodes}, but nothing says which of them this is");
         let hint = "give each process its number: `--set distributed.node_rank=0`, 1 and so on; torchrun, srun and \
@@ -258,6 +299,43 @@ mod tests {
         assert_eq!(found("{num_nodes: 4}", &slurm), at(3, 4, "gpu007:29745"));
         let job = [("JOB_COMPLETION_INDEX", "1")];
         assert_eq!(found("{num_nodes: 2, rendezvous: 'run-0.run:29400'}", &job), at(1, 2, "run-0.run:29400"));
+    }
+
+    /// The multi-node guide's example, with `device: cpu` taken back: several nodes of GPUs are not available yet.
+    #[test]
+    fn the_head_of_the_log_is_that_of_the_guide() {
+        let mut of = config("{num_nodes: 2, gpus_per_node: 8}");
+        of.hardware.device = Setting::Auto;
+        (of.training.per_device_train_batch_size, of.training.gradient_accumulation_steps) = (4, 4);
+        let expected = [
+            "Starting distributed training with 2 nodes...",
+            "Nodes: 2",
+            "GPUs per node: 8",
+            "Total GPUs: 16",
+            "Tokens per step: 524288",
+            "Max steps: 1000",
+        ];
+        assert_eq!(headline(&of, 2048, 1000), expected);
+        assert!(headline(&config("{}"), 2048, 1000).is_empty());
+        assert_eq!(headline(&config("{num_nodes: 2}"), 32, 5)[2..4], ["Ranks per node: 1", "Total ranks: 2"]);
+    }
+
+    #[test]
+    fn ray_starts_what_nothing_else_does() {
+        let none: &[(&str, &str)] = &[];
+        let slurm: &[(&str, &str)] = &[("SLURM_PROCID", "0")];
+        for (options, variables, expected) in [
+            ("{}", none, false),
+            ("{num_nodes: 2}", none, true),
+            ("{num_nodes: 2}", slurm, false),
+            ("{num_nodes: 2, ray_address: auto}", slurm, true),
+            ("{ray_address: local}", none, true),
+            ("{num_nodes: 2, ray_address: auto, node_rank: 1}", none, false),
+            ("{num_nodes: 2, rendezvous: 'h:1'}", none, false),
+        ] {
+            let environment = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|of| of.1.to_owned());
+            assert_eq!(is_for_ray(&config(options), &environment), expected, "{options} {variables:?}");
+        }
     }
 
     #[test]

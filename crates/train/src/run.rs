@@ -16,13 +16,14 @@ use crate::device::Device;
 use crate::disk;
 use crate::ending;
 use crate::error::{Result, TrainError};
-use crate::follow::{Part, follow};
+use crate::follow::{self, Part, follow};
 use crate::generate::Sample;
 use crate::instruments::Instruments;
 use crate::log::Log;
 use crate::metrics::StepMetrics;
 use crate::milestones::Milestones;
 use crate::model_folder::handed_on;
+use crate::nodes;
 use crate::opening::opening;
 use crate::record::{MANIFEST, Measured, RESOLVED, manifest, reasons};
 use crate::resume::{self, Start};
@@ -112,7 +113,7 @@ pub fn run(
             let _ = device.tell(&Part::End { interrupted: !matches!(outcome, Outcome::Finished(_)) });
             nodes.leave();
         }
-        Err(error) => nodes.abort(&error.to_string()),
+        Err(error) => nodes.abort(&error.to_string(), error.exit_code()),
     }
     outcome
 }
@@ -124,14 +125,16 @@ fn lead(
     device: Arc<Device>,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
-    let (mut trainer, mut run) = match begin(config, source, device, observer) {
+    let nodes = device.nodes.clone();
+    let root = |error| follow::root(nodes.as_deref(), error);
+    let (mut trainer, mut run) = match begin(config, source, device, observer).map_err(root) {
         Err(TrainError::Stopped) => {
             observer.line("Stopping: no step was started, nothing was saved");
             return Ok(Outcome::NotBegun);
         }
         begun => begun?,
     };
-    let mut outcome = run.steps(&mut trainer, observer).map_err(TrainError::with_way_on);
+    let mut outcome = run.steps(&mut trainer, observer).map_err(|error| root(error).with_way_on());
     if let Err(error) = run.publish_checkpoint(&mut trainer, observer)
         && outcome.is_ok()
     {
@@ -297,6 +300,7 @@ impl Run {
             total["trained"],
             words::count(steps, "step")
         ));
+        nodes::headline(&config, trainer.plan.sequence_len, steps).iter().for_each(|line| observer.line(line));
         trainer.far_above()?.iter().for_each(|note| observer.line(&format!("Note: {note}")));
         if trainer.config.run.apply_recommended_values {
             trainer.engine()?.program().plan.iter().filter_map(planned).for_each(|line| observer.line(&line));

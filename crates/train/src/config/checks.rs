@@ -5,7 +5,7 @@
 
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, Init, LossScale, MatmulDtype, Problem,
-    Recipe, RopeScaling, Schedule, Strategy, SystemPromptType,
+    Recipe, Resume, RopeScaling, Schedule, Strategy, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -174,11 +174,32 @@ fn check_nodes(config: &Config, reader: &mut Reader) {
         reader.report("distributed.gpus_per_node", message, Some("remove one of them".into()));
     }
     let nodes = of.num_nodes;
+    if let Some(least) = of.min_nodes.filter(|least| *least > nodes) {
+        let message = format!("`distributed.min_nodes: {least}` is more than `distributed.num_nodes: {nodes}`");
+        reader.report("distributed.min_nodes", message, Some("lower it".into()));
+    }
+    if of.max_restarts > 0 && matches!(config.run.resume_from_checkpoint, Resume::From(_)) {
+        let message =
+            "`distributed.max_restarts` does not go with a `resume_from_checkpoint` that names a folder".to_owned();
+        let hint = "set `resume_from_checkpoint: true`: it takes the newest checkpoint of `output_dir`";
+        reader.report("distributed.max_restarts", message, Some(hint.into()));
+    }
+    let address = &of.ray_address;
+    let known = ["auto", "local"].contains(&address.as_str()) || address.strip_prefix("ray://").is_some_and(is_address);
+    if !known {
+        let message = format!("`distributed.ray_address: {address}`, expected `auto`, `local` or `ray://host:port`");
+        reader.report("distributed.ray_address", message, None);
+    }
     if nodes > 1 && config.hardware.device != Setting::Value(Device::Cpu) && !reader.is_faulty("device") {
         let message = format!("`distributed.num_nodes: {nodes}` is not available yet on GPUs");
         let hint = "set `device: cpu`; the GPUs of one machine train together with `gpus: N`";
         reader.report("distributed.num_nodes", message, Some(hint.into()));
     }
+}
+
+/// Whether a text is `host:port`.
+pub(crate) fn is_address(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// Ranks on one CPU at most: each has memory and threads of its own.

@@ -13,10 +13,11 @@ options! {
 options! {
     /// The nodes of the run: processes that train together, usually one on each machine.
     pub struct Distributed: "Nodes" {
-        /// Ray cluster: `auto` joins the one running on this machine, `local` starts one, `ray://host:port` connects to
-        /// a head node.
-        ray_address: String = "auto", pending, resumable;
-        /// Number of nodes. The same command is started once for each. More than one train on CPUs for now.
+        /// Ray cluster that starts the nodes: `auto` is the one that this machine belongs to, `local` a new one of this
+        /// machine alone, `ray://host:port` that of a head node. It is asked where this option is written, or where several
+        /// nodes are wanted and nothing says which of them this process is.
+        ray_address: String = "auto", resumable;
+        /// Number of nodes. More than one train on CPUs for now.
         num_nodes: u32 = 1, min = 1, max = 1024, resumable;
         /// GPUs, or ranks on the CPU, of each node. 0 uses the value of `gpus`.
         gpus_per_node: u32 = 0, resumable;
@@ -28,6 +29,12 @@ options! {
         rendezvous: Option<String> = null, resumable;
         /// Seconds that nodes wait for each other: at the start, and in every exchange.
         timeout: u32 = 600, min = 1, resumable;
+        /// How often a run goes on from its last checkpoint after a node was lost. Ray starts the nodes again; by hand, and
+        /// by other launchers, the lost one has to be started again, and the others wait for it.
+        max_restarts: u32 = 0, max = 1000000, resumable;
+        /// Ray only: the fewest nodes with which a run goes on if lost ones do not come back. Null waits for all. Fewer nodes
+        /// accumulate more micro-batches, so that a step has as many rows; a number that does not divide them is not used.
+        min_nodes: Option<u32> = null, min = 1, resumable;
         /// Folder in which each node keeps its tokenized data, in `node-0`, `node-1` and so on. Null uses `data_cache`.
         worker_output_dir: Option<String> = null, resumable;
     }

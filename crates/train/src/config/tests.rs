@@ -345,7 +345,18 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
             "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: fp8_hybrid\nzero_level: 3",
             "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `distributed.num_nodes: 2`",
         ),
-        ("distributed: {ray_address: local}", "`distributed.ray_address: local` is not available yet"),
+        (
+            "resume_from_checkpoint: a/b\ndistributed: {max_restarts: 1}",
+            "`distributed.max_restarts` does not go with a `resume_from_checkpoint` that names a folder",
+        ),
+        (
+            "distributed: {ray_address: 'ray://h'}",
+            "`distributed.ray_address: ray://h`, expected `auto`, `local` or `ray://host:port`",
+        ),
+        (
+            "device: cpu\ndistributed: {num_nodes: 2, min_nodes: 3}",
+            "`distributed.min_nodes: 3` is more than `distributed.num_nodes: 2`",
+        ),
         ("gpus: 2\ndistributed: {gpus_per_node: 3}", "`distributed.gpus_per_node: 3` contradicts `gpus: 2`"),
     ] {
         assert_eq!(reported_messages(&format!("model: m\n{line}\n")), [message]);

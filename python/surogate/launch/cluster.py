@@ -1,0 +1,212 @@
+"""The machines of a Ray cluster, and a worker on each that a run takes. The only file that speaks with Ray.
+
+What goes through Ray are options, lines of text and exit codes: no tensor and no sample. Does not know what a run is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, RunError
+from .node import Node
+
+#: Seconds in which a worker has to answer what takes no time, such as its start.
+ANSWER = 60.0
+
+#: Between two looks at the cluster, seconds.
+LOOK = 5
+
+#: Bytes of the object store of a cluster that is started here: nothing lies in it.
+STORE = 128 << 20
+
+#: Calls to a worker at once: one that waits for lines must not keep a signal out.
+CALLS = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of the cluster."""
+
+    id: str
+    address: str
+    host: str
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.host})" if self.host != self.address else self.address
+
+
+class Lost(Exception):
+    """A worker is gone or does not answer."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+        self.why = why
+
+
+class Cluster:
+    """A connection to Ray, as long as a `with` block lasts."""
+
+    def __init__(self, address: str, count: int) -> None:
+        """Joins the cluster at `auto` or `ray://host:port`; `local` starts one of this machine for `count` workers."""
+        # Nothing of a run is reported to anyone.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+            import ray.util.scheduling_strategies
+        except ImportError:
+            text = "nodes are started by Ray, which is not installed"
+            hint = "pip install 'surogate[distributed]'; or start each node yourself, with `distributed.node_rank`"
+            raise ConfigError(f"{text}\n  hint: {hint}") from None
+        self._ray = ray
+        self.is_local = address == "local"
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        if self.is_local:
+            cpus = max(os.cpu_count() or 1, count)
+            options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, ImportError, OSError, RuntimeError, TimeoutError, ValueError) as error:
+            raise RunError(f"{_no_cluster(address)}: {_first_line(error)}") from None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    def machines(self) -> list[Machine]:
+        """Those that are alive: the one that this process speaks with first, the others by address."""
+        here = self._ray.get_runtime_context().get_node_id()
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        found = [
+            Machine(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["NodeManagerHostname"],
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in alive
+        ]
+        return sorted(found, key=lambda machine: (machine.id != here, machine.address, machine.id))
+
+    def workers(self, machines: list[Machine], gpus: int, seconds: float) -> Workers:
+        """A worker on each, with a CPU and so many GPUs. Errors: the cluster has no room in time, a worker does not answer."""
+        return Workers(self._ray, machines, gpus, seconds, self.is_local)
+
+
+class Workers:
+    """A worker on each of some machines, by number."""
+
+    def __init__(self, ray: Any, machines: list[Machine], gpus: int, seconds: float, together: bool) -> None:
+        self._ray = ray
+        self.machines = machines
+        self._actors: list[Any] = []
+        bundle = {"CPU": 1.0} | ({"GPU": float(gpus)} if gpus else {})
+        places = [{"ray.io/node-id": machine.id} for machine in machines]
+        strategy = "PACK" if together else "STRICT_SPREAD"
+        self._group = ray.util.placement_group([bundle] * len(machines), strategy, bundle_label_selector=places)
+        try:
+            self._start(bundle, seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether there is room in time. Raises `Lost` where a machine is gone meanwhile."""
+        until = time.monotonic() + seconds
+        while not self._group.wait(min(LOOK, max(0.0, until - time.monotonic()))):
+            alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+            for number, machine in enumerate(self.machines):
+                if machine.id not in alive:
+                    raise Lost(number, "Ray has lost it")
+            if time.monotonic() > until:
+                return False
+        return True
+
+    def _start(self, bundle: dict[str, float], seconds: float) -> None:
+        ray = self._ray
+        if not self._wait(seconds):
+            wanted = ", ".join(f"{int(count)} {name}" for name, count in bundle.items())
+            names = ", ".join(str(machine) for machine in self.machines)
+            text = f"Ray gives no room for a worker with {wanted} on each of {names}, waited {seconds:.0f} s"
+            raise RunError(f"{text}\n  hint: others use them: see `ray status`")
+        kind = ray.remote(Node)
+        for number in range(len(self.machines)):
+            place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
+            options = {"max_restarts": 0, "max_concurrency": CALLS, "scheduling_strategy": place}
+            resources = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+            self._actors.append(kind.options(**options, **resources).remote())
+
+    def __len__(self) -> int:
+        return len(self.machines)
+
+    def begin(self, number: int, method: str, *arguments: object) -> Any:
+        """Calls a method of a worker, and does not wait for it."""
+        return getattr(self._actors[number], method).remote(*arguments)
+
+    def ask(self, number: int, method: str, *arguments: object) -> Any:
+        """What a method of a worker gives. Raises `Lost`, or RunError with what the method raised."""
+        return self.answer(number, self.begin(number, method, *arguments), ANSWER)
+
+    def ask_all(self, method: str, *arguments: object) -> list[Any]:
+        """What a method of every worker gives."""
+        until = time.monotonic() + ANSWER
+        begun = [self.begin(number, method, *arguments) for number in range(len(self))]
+        return [self.answer(number, call, max(0.1, until - time.monotonic())) for number, call in enumerate(begun)]
+
+    def answer(self, number: int, call: Any, seconds: float) -> Any:
+        """What a call that was begun gives."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(call, timeout=seconds)
+        except errors.GetTimeoutError:
+            raise Lost(number, f"its worker does not answer, waited {seconds:.0f} s") from None
+        except errors.RayActorError as error:
+            if "ModuleNotFoundError" in str(error):
+                text = f"{self.machines[number]}: surogate is not installed there: {_last_line(error)}"
+                raise RunError(text) from None
+            raise Lost(number, f"its worker has ended, as Ray says: {_first_line(error)}") from None
+        except errors.RayTaskError as error:
+            raise RunError(f"{self.machines[number]}: {error.cause}") from None
+
+    def first(self, calls: list[Any], seconds: float) -> list[Any]:
+        """Those calls that are done, as soon as there is one."""
+        done, _ = self._ray.wait(calls, num_returns=1, timeout=seconds)
+        return list(done)
+
+    def put_first(self, number: int) -> None:
+        """Makes one of them number 0."""
+        for of in (self.machines, self._actors):
+            of.insert(0, of.pop(number))
+
+    def close(self) -> None:
+        """Ends all workers with what they started, and gives their room back."""
+        for actor in self._actors:
+            self._ray.kill(actor, no_restart=True)
+        self._actors = []
+        self._ray.util.remove_placement_group(self._group)
+
+
+def _no_cluster(address: str) -> str:
+    match address:
+        case "local":
+            return "Ray cannot be started on this machine"
+        case "auto":
+            return "this machine belongs to no Ray cluster (`distributed.ray_address: auto`; start one: ray start --head)"
+        case _:
+            return f"no Ray cluster can be reached at `distributed.ray_address: {address}`"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _last_line(error: BaseException) -> str:
+    return ([line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__])[-1]

@@ -36,16 +36,6 @@ pub fn compile_call(
     let (named_inputs, named_outputs) = (numbered(&inputs), numbered(&outputs));
     let (instruction, cost) = lowering.instruction(op, attrs, inputs, outputs, scratch, documents);
     let provenance = Provenance { op: op.name().to_owned(), phase: "forward", layer: None, at: None };
-    let kinds = [
-        ArenaKind::Weights,
-        ArenaKind::Adapters,
-        ArenaKind::Gradients,
-        ArenaKind::Optimizer,
-        ArenaKind::Batch,
-        ArenaKind::Scalars,
-        ArenaKind::Constants,
-        ArenaKind::Activations,
-    ];
     let bytes = |kind: ArenaKind| match kind {
         ArenaKind::Batch => end,
         ArenaKind::Activations => scratch_bytes,
@@ -55,7 +45,7 @@ pub fn compile_call(
         name: op.name().to_owned(),
         machine: machine.clone(),
         cluster: Cluster::ONE,
-        arenas: kinds.map(|kind| Arena::on_device(kind, bytes(kind))).to_vec(),
+        arenas: ArenaKind::ALL.map(|kind| Arena::on_device(kind, bytes(kind))).to_vec(),
         layout: Layout::default(),
         constants: Vec::new(),
         scalars: Vec::new(),

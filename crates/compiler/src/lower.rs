@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use graph::{Graph, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::id;
 use program::{
-    Arena, ArenaId, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, LAST, Layer, Layout, Machine,
-    MemoryLine, PlanDecision, Program, Provenance, Step, StreamId, TensorRef, Variant, check_group, check_order,
-    scalar,
+    Arena, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, LAST, Layer, Layout, Machine,
+    MemoryClass, MemoryLine, PlanDecision, Program, Provenance, Step, StreamId, TensorRef, Variant, check_group,
+    check_order, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -140,45 +140,40 @@ fn assemble(
     options: &CompileOptions,
     homes: &Homes,
 ) -> Program {
-    let mut kinds = vec![
-        (ArenaKind::Weights, parameters.weights_bytes, "base weights"),
-        (ArenaKind::Adapters, parameters.adapters_bytes, "LoRA matrices"),
-        (ArenaKind::Gradients, parameters.gradients_bytes, "f32 gradients of what is trained"),
-        (ArenaKind::Optimizer, parameters.optimizer_bytes, "optimizer states"),
-        (ArenaKind::Batch, lowering.batch_bytes, "batch tensors"),
-        (ArenaKind::Scalars, parameters.scalar_bytes(), "step scalars, sums of the gradients' squares"),
-        (ArenaKind::Constants, lowering.constants_end, "tables computed while compiling"),
-        (ArenaKind::Activations, lowering.activation_bytes, "values between operations, scratch included"),
-        (ArenaKind::Masters, parameters.masters_bytes, "f32 copies of weights"),
-        (ArenaKind::Waiting, lowering.waiting_bytes, "activations that wait for the backward pass"),
-        (ArenaKind::States, parameters.states.bytes, "codes and norms of weights, magnitudes of earlier steps"),
-        (ArenaKind::Quants, parameters.quants_bytes, "frozen weights in codes"),
-        (ArenaKind::Cache, parameters.states.cache_bytes, "keys and values of earlier tokens"),
-    ];
-    while kinds.len() > arena::MASTERS.0 as usize && kinds.last().is_some_and(|(_, bytes, _)| *bytes == 0) {
-        kinds.pop();
-    }
-    let place = |index: usize| homes.of(ArenaId(index as u32));
-    let arenas: Vec<Arena> = kinds
-        .iter()
-        .enumerate()
-        .map(|(index, (kind, bytes, _))| {
-            let shards = parameters.shards(ArenaId(index as u32));
-            Arena { kind: *kind, bytes: *bytes, place: place(index), shards }
-        })
-        .collect();
-    let line = |(arena, (_, _, note)): (&Arena, &(ArenaKind, usize, &str))| MemoryLine {
-        class: arena.kind.name().into(),
-        bytes: arena.bytes,
-        note: (*note).into(),
+    let bytes = |kind: ArenaKind| match kind {
+        ArenaKind::Weights => parameters.weights_bytes,
+        ArenaKind::Adapters => parameters.adapters_bytes,
+        ArenaKind::Gradients => parameters.gradients_bytes,
+        ArenaKind::Optimizer => parameters.optimizer_bytes,
+        ArenaKind::Batch => lowering.batch_bytes,
+        ArenaKind::Scalars => parameters.scalar_bytes(),
+        ArenaKind::Constants => lowering.constants_end,
+        ArenaKind::Activations => lowering.activation_bytes,
+        ArenaKind::Masters => parameters.masters_bytes,
+        ArenaKind::Waiting => lowering.waiting_bytes,
+        ArenaKind::States => parameters.states.bytes,
+        ArenaKind::Quants => parameters.quants_bytes,
+        ArenaKind::Cache => parameters.states.cache_bytes,
     };
-    let mut memory: Vec<MemoryLine> =
-        arenas.iter().zip(&kinds).filter(|(arena, _)| !arena.is_on_host()).map(line).collect();
+    let arena = |kind: ArenaKind| {
+        let shards = parameters.shards(kind.id());
+        Arena { kind, bytes: bytes(kind), place: homes.of(kind.id()), shards }
+    };
+    let mut arenas = ArenaKind::ALL.map(arena).to_vec();
+    while arenas.len() > arena::MASTERS.0 as usize && arenas.last().is_some_and(|arena| arena.bytes == 0) {
+        arenas.pop();
+    }
+    let line = |arena: &Arena| MemoryLine {
+        class: MemoryClass::Arena(arena.kind),
+        bytes: arena.bytes,
+        note: arena.kind.words(),
+    };
+    let mut memory: Vec<MemoryLine> = arenas.iter().filter(|arena| !arena.is_on_host()).map(line).collect();
     if lowering.machine.context_bytes > 0 {
         memory.push(MemoryLine {
-            class: "context".into(),
+            class: MemoryClass::Context,
             bytes: lowering.machine.context_bytes,
-            note: "driver context, modules, library workspaces".into(),
+            note: "driver context, modules, library workspaces",
         });
     }
     Program {

@@ -26,8 +26,8 @@ pub(crate) struct Lowering<'a> {
     /// Bytes of activations that wait in host memory.
     pub waiting_bytes: usize,
     /// What the activation arena holds at its fullest.
-    pub activations: Vec<MemoryLine>,
-    pub phases: Vec<MemoryLine>,
+    pub activations: Vec<MemoryLine<&'static str>>,
+    pub phases: Vec<MemoryLine<&'static str>>,
 }
 
 impl<'a> Lowering<'a> {
@@ -51,12 +51,7 @@ impl<'a> Lowering<'a> {
         if bytes >= self.activation_bytes {
             (self.activation_bytes, self.activations) = (bytes, usage.fullest);
         }
-        for line in usage.phases {
-            match self.phases.iter_mut().find(|known| known.class == line.class) {
-                Some(known) => known.bytes = known.bytes.max(line.bytes),
-                None => self.phases.push(line),
-            }
-        }
+        self.phases = MemoryLine::greatest(self.phases.drain(..).chain(usage.phases));
     }
 
     /// Places a constant; equal contents share one place.
@@ -81,7 +76,7 @@ impl<'a> Lowering<'a> {
 
     /// Takes the first `bytes` of the activation arena for the update, when no other value occupies it.
     pub fn update_workspace(&mut self, bytes: usize) {
-        let line = |class: &str| MemoryLine { class: class.into(), bytes, note: String::new() };
+        let line = |class| MemoryLine { class, bytes, note: "" };
         let usage = Usage { fullest: vec![line("workspace")], phases: vec![line("update")] };
         if bytes > 0 {
             self.uses(usage, align(bytes, ALIGNMENT_BYTES));

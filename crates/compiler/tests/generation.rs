@@ -4,7 +4,7 @@ mod support;
 
 use compiler::{CompileError, CompileOptions, EntryOptions, KeyValueCache, compile};
 use graph::Model;
-use program::{Documents, EntryKind, Instruction, Machine, Program, Variant};
+use program::{ArenaKind, Documents, EntryKind, Instruction, Machine, MemoryClass, Program, Variant};
 use serde_json::{Value, json};
 use support::options;
 
@@ -57,7 +57,9 @@ fn attention_reads_pages_and_one_token_of_a_row_reaches_the_head() {
 #[test]
 fn pages_are_planned_and_shared_by_all_shapes() {
     let (one, both) = (compiled(&[(3, 1)]), compiled(&[(1, 8), (3, 1)]));
-    let line = |program: &Program| program.memory.iter().find(|line| line.class == "cache").map(|line| line.bytes);
+    let line = |program: &Program| {
+        program.memory.iter().find(|line| line.class == MemoryClass::Arena(ArenaKind::Cache)).map(|line| line.bytes)
+    };
     let bytes = line(&one).unwrap();
     assert!(bytes > 0 && bytes.is_multiple_of(CACHE.pages * CACHE.page * 4), "{bytes}");
     assert_eq!(line(&both), Some(bytes));
@@ -83,7 +85,7 @@ fn what_trains_and_what_generates_share_a_program() {
     let count = |kind, variant| both.entries.iter().filter(|of| of.kind == kind && of.variant == Some(variant)).count();
     assert_eq!((count(EntryKind::FirstMicroStep, shape(2, 8)), count(EntryKind::FirstMicroStep, shape(1, 8))), (1, 0));
     assert_eq!((count(EntryKind::Forward, shape(1, 8)), count(EntryKind::Forward, shape(2, 8))), (1, 0));
-    assert!(both.memory.iter().any(|line| line.class == "cache" && line.bytes > 0));
+    assert!(both.memory.iter().any(|line| line.class == MemoryClass::Arena(ArenaKind::Cache) && line.bytes > 0));
     // A shape that comes later keeps the pages where they are.
     assert!(of(shape(2, 16), false).has_layout_of(&both));
     assert!(operations(&both, 0).iter().all(|op| !op.contains("cache")));

@@ -232,7 +232,7 @@ fn the_plan_accounts_for_every_byte() {
             let program = compile(&model(name), &options, &machine).unwrap();
             let arena = activations(&program);
             assert_eq!(program.activations.iter().map(|line| line.bytes).sum::<usize>(), arena);
-            let phases: Vec<&str> = program.phases.iter().map(|line| line.class.as_str()).collect();
+            let phases: Vec<&str> = program.phases.iter().map(|line| line.class).collect();
             assert_eq!(phases, ["forward", "backward", "evaluate"]);
             assert!(program.phases.iter().all(|line| line.bytes > 0 && line.bytes <= arena));
         }

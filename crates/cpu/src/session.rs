@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use program::{
-    BackendError, Collective, Entry, EventId, Instruction, MemoryLine, Program, Provenance, Session, Step, StreamId,
-    TensorRef,
+    BackendError, Collective, Entry, EventId, Instruction, MemoryClass, MemoryLine, Program, Provenance, Session, Step,
+    StreamId, TensorRef,
 };
 use rayon::ThreadPool;
 
@@ -254,10 +254,11 @@ impl Session for CpuSession {
     }
 
     fn allocated(&self) -> Vec<MemoryLine> {
-        let line = |class: &str, bytes, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
+        let line = |class, bytes, note| MemoryLine { class, bytes, note };
         let arenas = self.program.arenas.iter().zip(self.memory.sizes());
-        let arenas = arenas.map(|(arena, bytes)| line(arena.kind.name(), bytes, ""));
-        let scratch = line("scratch", self.scratch.bytes(), "shared by all instructions while they run");
+        let arenas = arenas.map(|(arena, bytes)| line(MemoryClass::Arena(arena.kind), bytes, ""));
+        let (bytes, note) = (self.scratch.bytes(), "shared by all instructions while they run");
+        let scratch = line(MemoryClass::Scratch, bytes, note);
         arenas.chain([scratch]).collect()
     }
 

@@ -7,8 +7,8 @@ use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
 use program::{
-    Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryLine, Movement, Program, Reading,
-    Session, Step, TensorRef,
+    Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement,
+    Program, Reading, Session, Step, TensorRef,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -273,13 +273,14 @@ impl Session for CudaSession {
     }
 
     fn allocated(&self) -> Vec<MemoryLine> {
-        let line = |class: &str, bytes, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
+        let line = |class, bytes, note| MemoryLine { class, bytes, note };
         let arenas = self.memory.kinds.iter().zip(self.memory.arenas.iter().zip(&self.memory.hosts));
         let arenas = arenas.map(|(kind, (buffer, host))| match host {
-            Some((host, _)) => line(kind.name(), host.bytes().len(), ON_HOST),
-            None => line(kind.name(), buffer.len(), ""),
+            Some((host, _)) => line(MemoryClass::Arena(*kind), host.bytes().len(), ON_HOST),
+            None => line(MemoryClass::Arena(*kind), buffer.len(), ""),
         });
-        arenas.chain([line("workspace", self.workspace.len(), "of libraries, one instruction at a time")]).collect()
+        let note = "of libraries, one instruction at a time";
+        arenas.chain([line(MemoryClass::Workspace, self.workspace.len(), note)]).collect()
     }
 
     fn load_times(&self) -> Vec<(&'static str, f64)> {

@@ -42,7 +42,7 @@ pub use instruction::{
 pub use known::names as machine_names;
 pub use layout::{Layout, Quantiser, Scaling};
 pub use machine::{Arch, FP8, Link, Machine, Origin};
-pub use memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
+pub use memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};

@@ -1,5 +1,7 @@
 //! Arenas and the tensors that lie in them.
 
+use std::fmt;
+
 use tensor::{DType, Shape, Storage, contiguous_strides};
 
 /// Index into [`crate::Program::arenas`].
@@ -37,40 +39,72 @@ pub enum ArenaKind {
     Cache,
 }
 
+/// How long the contents of an arena live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lifetime {
+    /// From one program over a layout to the next.
+    Layout,
+    /// From one entry to the next, but not from one program to the next, which may want more pages.
+    Program,
+    /// As long as the entry runs.
+    Entry,
+}
+
 impl ArenaKind {
-    pub const fn name(self) -> &'static str {
+    /// In the order of the arenas of a compiled program ([`ArenaKind::id`]).
+    pub const ALL: [ArenaKind; 13] = [
+        ArenaKind::Weights,
+        ArenaKind::Adapters,
+        ArenaKind::Gradients,
+        ArenaKind::Optimizer,
+        ArenaKind::Batch,
+        ArenaKind::Scalars,
+        ArenaKind::Constants,
+        ArenaKind::Activations,
+        ArenaKind::Masters,
+        ArenaKind::Waiting,
+        ArenaKind::States,
+        ArenaKind::Quants,
+        ArenaKind::Cache,
+    ];
+
+    /// Name, what it holds in words, and for how long.
+    const fn row(self) -> (&'static str, &'static str, Lifetime) {
         match self {
-            ArenaKind::Weights => "weights",
-            ArenaKind::Adapters => "adapters",
-            ArenaKind::Gradients => "gradients",
-            ArenaKind::Optimizer => "optimizer",
-            ArenaKind::Batch => "batch",
-            ArenaKind::Scalars => "scalars",
-            ArenaKind::Constants => "constants",
-            ArenaKind::Activations => "activations",
-            ArenaKind::Masters => "master",
-            ArenaKind::Waiting => "waiting",
-            ArenaKind::States => "codes",
-            ArenaKind::Quants => "quants",
-            ArenaKind::Cache => "cache",
+            ArenaKind::Weights => ("weights", "base weights", Lifetime::Layout),
+            ArenaKind::Adapters => ("adapters", "LoRA matrices", Lifetime::Layout),
+            ArenaKind::Gradients => ("gradients", "f32 gradients of what is trained", Lifetime::Layout),
+            ArenaKind::Optimizer => ("optimizer", "optimizer states", Lifetime::Layout),
+            ArenaKind::Batch => ("batch", "batch tensors", Lifetime::Entry),
+            ArenaKind::Scalars => ("scalars", "step scalars, sums of the gradients' squares", Lifetime::Layout),
+            ArenaKind::Constants => ("constants", "tables computed while compiling", Lifetime::Entry),
+            ArenaKind::Activations => ("activations", "values between operations, scratch included", Lifetime::Entry),
+            ArenaKind::Masters => ("master", "f32 copies of weights", Lifetime::Layout),
+            ArenaKind::Waiting => ("waiting", "activations that wait for the backward pass", Lifetime::Entry),
+            ArenaKind::States => ("codes", "codes and norms of weights, magnitudes of earlier steps", Lifetime::Layout),
+            ArenaKind::Quants => ("quants", "frozen weights in codes", Lifetime::Layout),
+            ArenaKind::Cache => ("cache", "keys and values of earlier tokens", Lifetime::Program),
         }
+    }
+
+    /// The number of the arena in a compiled program. Those from [`ArenaKind::Masters`] on are there only if they hold
+    /// something, or one behind them does.
+    pub const fn id(self) -> ArenaId {
+        ArenaId(self as u32)
+    }
+
+    pub const fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    /// What it holds, for people.
+    pub const fn words(self) -> &'static str {
+        self.row().1
     }
 
     /// Whether contents live from one program over a layout to the next. All others but pages belong to the entry that runs.
     pub const fn is_persistent(self) -> bool {
-        match self {
-            ArenaKind::Weights
-            | ArenaKind::Adapters
-            | ArenaKind::Gradients
-            | ArenaKind::Optimizer
-            | ArenaKind::Scalars
-            | ArenaKind::Masters
-            | ArenaKind::States
-            | ArenaKind::Quants => true,
-            // From one entry to the next, but not from one program to the next, which may want more pages.
-            ArenaKind::Cache => false,
-            ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => false,
-        }
+        matches!(self.row().2, Lifetime::Layout)
     }
 }
 
@@ -288,19 +322,62 @@ impl TensorRef {
     }
 }
 
-/// One line of the memory plan.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MemoryLine {
-    /// The class: an arena's name, or `context`, `modules`, `workspace`.
-    pub class: String,
+/// What a line of the memory plan counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryClass {
+    Arena(ArenaKind),
+    /// Of the driver and what it loads.
+    Context,
+    /// Of libraries, besides the arenas.
+    Workspace,
+    /// Of the CPU's kernels, besides the arenas.
+    Scratch,
+}
+
+impl fmt::Display for MemoryClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            MemoryClass::Arena(kind) => kind.name(),
+            MemoryClass::Context => "context",
+            MemoryClass::Workspace => "workspace",
+            MemoryClass::Scratch => "scratch",
+        })
+    }
+}
+
+/// One line of the memory plan: a class of memory, or by name a use or a phase of the activation arena.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryLine<C = MemoryClass> {
+    pub class: C,
     pub bytes: usize,
     /// Where the number comes from, in words.
-    pub note: String,
+    pub note: &'static str,
+}
+
+impl<C: PartialEq> MemoryLine<C> {
+    /// One line for each class, with the most bytes that any says, in the order of the first of each.
+    pub fn greatest(lines: impl IntoIterator<Item = MemoryLine<C>>) -> Vec<MemoryLine<C>> {
+        let mut result: Vec<MemoryLine<C>> = Vec::new();
+        for line in lines {
+            match result.iter_mut().find(|known| known.class == line.class) {
+                Some(known) => known.bytes = known.bytes.max(line.bytes),
+                None => result.push(line),
+            }
+        }
+        result
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arenas_are_numbered_in_the_order_of_the_list() {
+        for (index, kind) in ArenaKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind.id(), ArenaId(index as u32), "{kind:?}");
+        }
+    }
 
     #[test]
     fn slices_of_a_merged_matrix_are_matrices_with_a_row_stride() {

@@ -7,7 +7,7 @@ use crate::decision::PlanDecision;
 use crate::instruction::{Documents, Kernel, Step};
 use crate::layout::Layout;
 use crate::machine::Machine;
-use crate::memory::{Arena, ArenaId, ArenaKind, MemoryLine, MemorySpace, TensorRef};
+use crate::memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, TensorRef};
 use crate::parameter::ParameterSlot;
 
 /// Names of the step scalars. The host writes the first group before an entry runs; the program
@@ -143,9 +143,9 @@ pub struct Program {
     /// The memory plan, line by line; the sum is what the run will use.
     pub memory: Vec<MemoryLine>,
     /// What the activation arena holds at its fullest; the sum is the arena.
-    pub activations: Vec<MemoryLine>,
+    pub activations: Vec<MemoryLine<&'static str>>,
     /// Most bytes of the activation arena in use, by phase.
-    pub phases: Vec<MemoryLine>,
+    pub phases: Vec<MemoryLine<&'static str>>,
     /// What was decided about memory, and why.
     pub plan: Vec<PlanDecision>,
     /// Key of the run's random numbers.
@@ -206,7 +206,7 @@ impl Program {
         let line = |arena: &Arena| {
             let write_combined = arena.place == MemorySpace::Host { write_combined: true };
             let note = if write_combined { "page-locked, write-combined" } else { "page-locked" };
-            MemoryLine { class: arena.kind.name().into(), bytes: arena.bytes, note: note.into() }
+            MemoryLine { class: MemoryClass::Arena(arena.kind), bytes: arena.bytes, note }
         };
         on_host.map(line).collect()
     }

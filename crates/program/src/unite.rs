@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::decision::PlanDecision;
 use crate::instruction::{Instruction, Kernel, KernelId};
-use crate::memory::{Arena, ArenaKind, MemoryLine, TensorRef};
+use crate::memory::{Arena, ArenaKind, MemoryClass, MemoryLine, TensorRef};
 use crate::program::{Constant, Entry, EntryKind, Program, Variant};
 
 /// Constants start on boundaries of so many bytes.
@@ -42,7 +42,7 @@ pub fn unite(parts: &[&Program], wanted: impl Fn(&Variant) -> bool) -> Program {
     Program {
         memory: memory_lines(&arenas, parts),
         activations: fullest.activations.clone(),
-        phases: greatest(parts.iter().flat_map(|part| &part.phases)),
+        phases: MemoryLine::greatest(parts.iter().flat_map(|part| part.phases.iter().copied())),
         arenas,
         constants,
         kernels,
@@ -136,23 +136,12 @@ fn arena_bytes(program: &Program, kind: ArenaKind) -> usize {
 
 /// The lines of the parts' memory plans, those of arenas with their new sizes.
 fn memory_lines(arenas: &[Arena], parts: &[&Program]) -> Vec<MemoryLine> {
-    let mut lines = greatest(parts.iter().flat_map(|part| &part.memory));
+    let mut lines = MemoryLine::greatest(parts.iter().flat_map(|part| part.memory.iter().copied()));
     for line in &mut lines {
-        if let Some(arena) = arenas.iter().find(|arena| arena.kind.name() == line.class && !arena.is_on_host()) {
+        let is_it = |arena: &&Arena| line.class == MemoryClass::Arena(arena.kind) && !arena.is_on_host();
+        if let Some(arena) = arenas.iter().find(is_it) {
             line.bytes = arena.bytes;
         }
     }
     lines
-}
-
-/// One line for each class, with the most bytes that any says.
-fn greatest<'a>(lines: impl Iterator<Item = &'a MemoryLine>) -> Vec<MemoryLine> {
-    let mut result: Vec<MemoryLine> = Vec::new();
-    for line in lines {
-        match result.iter_mut().find(|known| known.class == line.class) {
-            Some(known) => known.bytes = known.bytes.max(line.bytes),
-            None => result.push(line.clone()),
-        }
-    }
-    result
 }

@@ -1,6 +1,8 @@
 //! The memory of a run: planned compared with allocated bytes.
 
-use program::MemoryLine;
+use std::fmt::Display;
+
+use program::{MemoryClass, MemoryLine};
 use serde_json::{Value, json};
 
 use crate::error::Result;
@@ -10,10 +12,10 @@ use crate::words::size;
 /// One class of the plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassMemory {
-    pub class: String,
+    pub class: MemoryClass,
     pub planned: usize,
     pub allocated: usize,
-    pub note: String,
+    pub note: &'static str,
 }
 
 impl Trainer {
@@ -31,8 +33,7 @@ fn compare(planned: &[MemoryLine], allocated: &[MemoryLine]) -> Vec<ClassMemory>
     let mut add = |line: &MemoryLine, planned: usize, allocated: usize| {
         let found = classes.iter().position(|of| of.class == line.class);
         let index = found.unwrap_or_else(|| {
-            let (class, note) = (line.class.clone(), line.note.clone());
-            classes.push(ClassMemory { class, planned: 0, allocated: 0, note });
+            classes.push(ClassMemory { class: line.class, planned: 0, allocated: 0, note: line.note });
             classes.len() - 1
         });
         classes[index].planned += planned;
@@ -45,36 +46,45 @@ fn compare(planned: &[MemoryLine], allocated: &[MemoryLine]) -> Vec<ClassMemory>
 
 /// The classes as a table.
 pub fn table(classes: &[ClassMemory], in_use: Option<usize>) -> Vec<String> {
-    let row = |planned: usize, allocated: usize, name: &str, note: &str| {
+    let row = |planned: usize, allocated: usize, name: &dyn Display, note: &str| {
         let text = format!("{:>12} {:>12}  {name:<14} {note}", size(planned), size(allocated));
         text.trim_end().to_owned()
     };
     let sum = |of: fn(&ClassMemory) -> usize| classes.iter().map(of).sum::<usize>();
     let mut lines = vec![format!("Memory: {:>4} {:>12}", "planned", "allocated")];
-    lines.extend(classes.iter().map(|of| row(of.planned, of.allocated, &of.class, &of.note)));
-    lines.push(row(sum(|of| of.planned), sum(|of| of.allocated), "in all", ""));
+    lines.extend(classes.iter().map(|of| row(of.planned, of.allocated, &of.class, of.note)));
+    lines.push(row(sum(|of| of.planned), sum(|of| of.allocated), &"in all", ""));
     lines.extend(in_use.map(|bytes| format!("{:>25}  in use on the device, by all processes", size(bytes))));
     lines
 }
 
+/// Lines of the plan as JSON.
+pub fn lines_json<C: Display>(lines: &[MemoryLine<C>]) -> Vec<Value> {
+    let row = |of: &MemoryLine<C>| json!({"class": of.class.to_string(), "bytes": of.bytes, "note": of.note});
+    lines.iter().map(row).collect()
+}
+
 /// The classes as JSON.
 pub fn to_json(classes: &[ClassMemory], in_use: Option<usize>) -> Value {
-    let row = |of: &ClassMemory| json!({"class": of.class, "planned": of.planned, "allocated": of.allocated});
+    let row =
+        |of: &ClassMemory| json!({"class": of.class.to_string(), "planned": of.planned, "allocated": of.allocated});
     json!({"classes": classes.iter().map(row).collect::<Vec<_>>(), "in_use": in_use})
 }
 
 #[cfg(test)]
 mod tests {
+    use program::ArenaKind;
+
     use super::*;
 
     #[test]
     fn lines_of_one_class_stand_together() {
-        let line = |class: &str, bytes| MemoryLine { class: class.into(), bytes, note: String::new() };
-        let found =
-            compare(&[line("a", 1 << 20), line("a", 1 << 20), line("b", 5)], &[line("a", 3 << 20), line("c", 7)]);
-        let rows: Vec<_> = found.iter().map(|of| (of.class.as_str(), of.planned, of.allocated)).collect();
-        assert_eq!(rows, [("a", 2 << 20, 3 << 20), ("b", 5, 0), ("c", 0, 7)]);
+        let (a, b, c) = (MemoryClass::Arena(ArenaKind::Batch), MemoryClass::Context, MemoryClass::Workspace);
+        let line = |class, bytes| MemoryLine { class, bytes, note: "" };
+        let found = compare(&[line(a, 1 << 20), line(a, 1 << 20), line(b, 5)], &[line(a, 3 << 20), line(c, 7)]);
+        let rows: Vec<_> = found.iter().map(|of| (of.class, of.planned, of.allocated)).collect();
+        assert_eq!(rows, [(a, 2 << 20, 3 << 20), (b, 5, 0), (c, 0, 7)]);
         let text = table(&found, Some(1 << 30)).join("\n");
-        assert!(text.contains("    2.00 MiB     3.00 MiB  a") && text.contains("1.00 GiB  in use"), "{text}");
+        assert!(text.contains("    2.00 MiB     3.00 MiB  batch") && text.contains("1.00 GiB  in use"), "{text}");
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Collects; decides nothing.
 
-use program::MemoryLine;
 use serde_json::{Map, Value, json};
 
 use crate::config::rows;
 use crate::decisions;
 use crate::error::Result;
+use crate::memory::lines_json;
 use crate::record::reasons;
 use crate::run_folder::RunFolder;
 use crate::trainer::Trainer;
@@ -37,13 +37,10 @@ pub fn opening(place: &RunFolder, trainer: &mut Trainer, manifest: &Value, step:
 
 fn plan(trainer: &mut Trainer) -> Result<Value> {
     let program = trainer.engine()?.program().clone();
-    let lines = |of: &[MemoryLine]| -> Vec<Value> {
-        of.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect()
-    };
     Ok(json!({
-        "memory": lines(&program.memory),
-        "activations": lines(&program.activations),
-        "phases": lines(&program.phases),
+        "memory": lines_json(&program.memory),
+        "activations": lines_json(&program.activations),
+        "phases": lines_json(&program.phases),
         "decisions": program.plan.iter().map(decisions::to_json).collect::<Vec<Value>>(),
         "machine_memory": program.machine.memory,
     }))

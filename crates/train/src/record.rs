@@ -11,6 +11,7 @@ use crate::digest;
 use crate::encoded;
 use crate::error::Result;
 use crate::instruments::Instruments;
+use crate::memory::lines_json;
 use crate::metrics::StepMetrics;
 use crate::plan::Plan;
 use crate::preview::Expected;
@@ -43,11 +44,7 @@ pub fn manifest(place: &RunFolder, trainer: &mut Trainer) -> Result<Value> {
         let slots = program.layout.parameters.iter().filter(|slot| !trained || slot.trainable);
         slots.map(ParameterSlot::elements).sum()
     };
-    let memory: Vec<Value> = program
-        .memory
-        .iter()
-        .map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note}))
-        .collect();
+    let memory = lines_json(&program.memory);
     let plan: Vec<Value> = program.plan.iter().map(decisions::to_json).collect();
     let bytes: usize = program.memory.iter().map(|line| line.bytes).sum();
     let seconds = planned_seconds(trainer, &program)?;

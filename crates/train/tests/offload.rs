@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use program::Machine;
+use program::{ArenaKind, Machine, MemoryClass};
 use serde_json::{Value, json};
 use stories::{Lines, config, events, losses, names, source};
 use train::preview::Preview;
@@ -125,8 +125,8 @@ fn the_plan_says_what_lies_on_the_host_and_from_when_it_is_free() {
             "{text}"
         );
         // f32 states of the whole model, there and back.
-        let states: usize =
-            found.program.host_memory().iter().filter(|l| l.class == "optimizer").map(|l| l.bytes).sum();
+        let class = MemoryClass::Arena(ArenaKind::Optimizer);
+        let states: usize = found.program.host_memory().iter().filter(|l| l.class == class).map(|l| l.bytes).sum();
         assert!((host.update_bytes / (2 * states) as f64 - 1.0).abs() < 0.02, "{} of {states}", host.update_bytes);
         assert!(host.micro_step_bytes > 0.0 && host.update_seconds > 0.0);
     }

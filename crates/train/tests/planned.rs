@@ -42,8 +42,8 @@ fn planned(config: &Config) -> Preview {
     Preview::advised(config, &source(), &device().machine, Some(&data)).unwrap()
 }
 
-fn lines(of: &[program::MemoryLine]) -> Value {
-    of.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect()
+fn lines<C: std::fmt::Display>(of: &[program::MemoryLine<C>]) -> Value {
+    of.iter().map(|line| json!({"class": line.class.to_string(), "bytes": line.bytes, "note": line.note})).collect()
 }
 
 #[test]

@@ -3,24 +3,23 @@
 use program::{TensorRef, scalar};
 use tensor::DType;
 
-/// The arenas in order.
+/// The arenas' numbers.
 pub(crate) mod arena {
-    use program::ArenaId;
+    use program::{ArenaId, ArenaKind};
 
-    pub const WEIGHTS: ArenaId = ArenaId(0);
-    pub const ADAPTERS: ArenaId = ArenaId(1);
-    pub const GRADIENTS: ArenaId = ArenaId(2);
-    pub const OPTIMIZER: ArenaId = ArenaId(3);
-    pub const BATCH: ArenaId = ArenaId(4);
-    pub const SCALARS: ArenaId = ArenaId(5);
-    pub const CONSTANTS: ArenaId = ArenaId(6);
-    pub const ACTIVATIONS: ArenaId = ArenaId(7);
-    /// From here on an arena is there only if it holds something, or one behind it does.
-    pub const MASTERS: ArenaId = ArenaId(8);
-    pub const WAITING: ArenaId = ArenaId(9);
-    pub const STATES: ArenaId = ArenaId(10);
-    pub const QUANTS: ArenaId = ArenaId(11);
-    pub const CACHE: ArenaId = ArenaId(12);
+    pub const WEIGHTS: ArenaId = ArenaKind::Weights.id();
+    pub const ADAPTERS: ArenaId = ArenaKind::Adapters.id();
+    pub const GRADIENTS: ArenaId = ArenaKind::Gradients.id();
+    pub const OPTIMIZER: ArenaId = ArenaKind::Optimizer.id();
+    pub const BATCH: ArenaId = ArenaKind::Batch.id();
+    pub const SCALARS: ArenaId = ArenaKind::Scalars.id();
+    pub const CONSTANTS: ArenaId = ArenaKind::Constants.id();
+    pub const ACTIVATIONS: ArenaId = ArenaKind::Activations.id();
+    pub const MASTERS: ArenaId = ArenaKind::Masters.id();
+    pub const WAITING: ArenaId = ArenaKind::Waiting.id();
+    pub const STATES: ArenaId = ArenaKind::States.id();
+    pub const QUANTS: ArenaId = ArenaKind::Quants.id();
+    pub const CACHE: ArenaId = ArenaKind::Cache.id();
 }
 
 /// f32: Σ gradient², before the division by the weight sum.

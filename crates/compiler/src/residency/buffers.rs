@@ -71,9 +71,9 @@ pub(crate) struct Buffers {
 /// How an entry uses the activation arena.
 pub(crate) struct Usage {
     /// What is in it at its fullest; the sum is its size.
-    pub fullest: Vec<MemoryLine>,
+    pub fullest: Vec<MemoryLine<&'static str>>,
     /// Most bytes in use in each phase.
-    pub phases: Vec<MemoryLine>,
+    pub phases: Vec<MemoryLine<&'static str>>,
 }
 
 impl Buffers {
@@ -166,27 +166,23 @@ impl Buffers {
         }
         let total = |moment: &[usize; Purpose::ALL.len()]| moment.iter().sum::<usize>();
         let fullest = live.iter().max_by_key(|moment| total(moment)).expect("there is at least one moment");
-        let line = |class: &str, bytes: usize, note: &str| MemoryLine { class: class.into(), bytes, note: note.into() };
-        let mut lines: Vec<MemoryLine> = Purpose::ALL
-            .iter()
-            .map(|purpose| line(purpose.words().0, fullest[*purpose as usize], purpose.words().1))
-            .filter(|line| line.bytes > 0)
-            .collect();
-        lines.push(line("gaps", self.bytes - total(fullest), "alignment, and holes that no buffer fits"));
+        let purpose = |purpose: Purpose| {
+            let (class, note) = purpose.words();
+            MemoryLine { class, bytes: fullest[purpose as usize], note }
+        };
+        let mut lines: Vec<_> = Purpose::ALL.into_iter().map(purpose).filter(|line| line.bytes > 0).collect();
+        let (bytes, note) = (self.bytes - total(fullest), "alignment, and holes that no buffer fits");
+        lines.push(MemoryLine { class: "gaps", bytes, note });
         let trains = kind == EntryKind::FirstMicroStep || kind == EntryKind::NextMicroStep;
-        let mut phases: Vec<MemoryLine> = Vec::new();
-        for (node, moment) in graph.nodes.iter().zip(&live) {
-            let name = match node.phase {
+        let phases = graph.nodes.iter().zip(&live).map(|(node, moment)| {
+            let class = match node.phase {
                 _ if !trains => kind.name(),
                 Phase::Forward => Phase::Forward.name(),
                 Phase::Recompute | Phase::Backward => Phase::Backward.name(),
             };
-            match phases.iter_mut().find(|known| known.class == name) {
-                Some(known) => known.bytes = known.bytes.max(total(moment)),
-                None => phases.push(line(name, total(moment), "")),
-            }
-        }
-        Usage { fullest: lines, phases }
+            MemoryLine { class, bytes: total(moment), note: "" }
+        });
+        Usage { fullest: lines, phases: MemoryLine::greatest(phases) }
     }
 }
 

@@ -1,16 +1,22 @@
 //! A preview as text for people and as JSON for programs.
 
-use program::{Arch, ArenaKind, Cause, Choice, EntryKind, MemoryLine, Variant};
+use std::fmt::Display;
+
+use program::{Arch, ArenaKind, Cause, Choice, EntryKind, MemoryClass, MemoryLine, Variant};
 use serde_json::{Value, json};
 
 use super::{HostEstimate, Preview};
 use crate::decisions;
+use crate::memory::lines_json;
 use crate::words::{size, time};
+
+/// The line that the uses of the activation arena explain.
+const ACTIVATIONS: MemoryClass = MemoryClass::Arena(ArenaKind::Activations);
 
 /// Width of the column of figures.
 const FIGURES: usize = 12;
 
-fn line(of: &MemoryLine, indent: usize) -> String {
+fn line<C: Display>(of: &MemoryLine<C>, indent: usize) -> String {
     let blank = " ".repeat(indent);
     format!("{blank}{:>FIGURES$}  {:<14} {}", size(of.bytes), of.class, of.note).trim_end().to_owned()
 }
@@ -28,7 +34,7 @@ impl Preview {
         let mut lines = Vec::new();
         for of in &program.memory {
             lines.push(line(of, 0));
-            if of.class == ArenaKind::Activations.name() {
+            if of.class == ACTIVATIONS {
                 lines.extend(program.activations.iter().map(|part| line(part, 4)));
             }
         }
@@ -38,8 +44,7 @@ impl Preview {
             lines.push("On the host:".to_owned());
             lines.extend(host.iter().map(|part| line(part, 0)));
         }
-        let activations =
-            program.memory.iter().find(|of| of.class == ArenaKind::Activations.name()).map_or(0, |of| of.bytes);
+        let activations = program.memory.iter().find(|of| of.class == ACTIVATIONS).map_or(0, |of| of.bytes);
         let fixed = self.memory_bytes() - activations;
         let phases = program.phases.iter().map(|of| format!("{} {}", of.class, size(fixed + of.bytes)));
         lines.push(format!("Peak use by phase: {}", phases.collect::<Vec<_>>().join(", ")));
@@ -158,9 +163,6 @@ impl Preview {
         let program = &self.program;
         let machine = &program.machine;
         let of = self.estimate();
-        let lines = |of: &[MemoryLine]| -> Vec<Value> {
-            of.iter().map(|line| json!({"class": line.class, "bytes": line.bytes, "note": line.note})).collect()
-        };
         json!({
             "architecture": program.name,
             "machine": {"name": machine.name, "arch": machine.arch.to_string(), "memory": machine.memory},
@@ -171,11 +173,11 @@ impl Preview {
             "assumed": self.shapes.assumed,
             "data_away": self.away,
             "steps": self.shapes.steps,
-            "memory": lines(&program.memory),
-            "activations": lines(&program.activations),
-            "activations_by_phase": lines(&program.phases),
+            "memory": lines_json(&program.memory),
+            "activations": lines_json(&program.activations),
+            "activations_by_phase": lines_json(&program.phases),
             "memory_bytes": self.memory_bytes(),
-            "host_memory": lines(&program.host_memory()),
+            "host_memory": lines_json(&program.host_memory()),
             "decisions": program.plan.iter().map(decisions::to_json).collect::<Vec<Value>>(),
             "estimate": {
                 "meaning": format!("expected, {}; ceiling_seconds at the machine's ceilings", machine.origin.words()),

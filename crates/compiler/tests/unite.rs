@@ -77,6 +77,52 @@ fn shapes_that_are_not_wanted_leave_nothing() {
     assert!(united.entries.iter().any(|entry| entry.variant.is_none()), "the update stays");
 }
 
+/// A further shape, and one that goes, leave what a backend prepared of the others as it is.
+#[test]
+fn entries_of_shapes_that_stay_are_known() {
+    for machine in [Machine::h200(), Machine::cpu(1 << 30, 2)] {
+        let [first, second, third] = shapes().map(|shape| compiled(&machine, true, &[shape]));
+        let before = unite(&[&first, &second], |_| true);
+        for (after, new) in [(unite(&[&first, &second, &third], |_| true), 2), (unite(&[&first, &third], |_| true), 2)]
+        {
+            let known = after.entries_of(&before);
+            for (entry, known) in after.entries.iter().zip(known) {
+                let same = before.entries.iter().position(|of| of.kind == entry.kind && of.variant == entry.variant);
+                let expected = if entry.variant == Some(shapes()[new]) { None } else { same };
+                assert_eq!(known, expected, "{:?} of {}", entry.kind, machine.name);
+            }
+        }
+        // The second shape again, behind the third: its kernels have other numbers now.
+        let after = unite(&[&first, &third, &second], |_| true);
+        let known = after.entries_of(&before).iter().flatten().count();
+        assert_eq!(known, before.entries.len(), "{}", machine.name);
+        // A kernel with another text is another one.
+        let mut changed = before.clone();
+        changed.kernels.iter_mut().for_each(|kernel| kernel.source.push(' '));
+        let launches = |entry: &program::Entry| entry.steps.clone().iter_mut().any(|step| launch(step).is_some());
+        for (entry, known) in changed.entries.iter().zip(changed.entries_of(&before)) {
+            assert_eq!(known.is_none(), launches(entry) && !before.kernels.is_empty(), "{:?}", entry.kind);
+        }
+    }
+}
+
+/// What lay in the place of a constant is not taken for it.
+#[test]
+fn entries_whose_constants_changed_are_not_known() {
+    let program = compiled(&Machine::cpu(1 << 30, 2), true, &[VARIANT]);
+    assert!(!program.constants.is_empty(), "the model has tables");
+    let mut changed = program.clone();
+    changed.constants.iter_mut().for_each(|of| of.value.bytes[0] ^= 1);
+    let arena = program.arena(ArenaKind::Constants);
+    let reads = |entry: &program::Entry| {
+        entry.steps.iter().any(|step| step.instruction.reads().iter().any(|at| Some(at.arena) == arena))
+    };
+    assert!(program.entries.iter().any(reads) && !program.entries.iter().all(reads));
+    for (entry, known) in changed.entries.iter().zip(changed.entries_of(&program)) {
+        assert_eq!(known.is_none(), reads(entry), "{:?}", entry.kind);
+    }
+}
+
 #[test]
 fn layouts_are_distinguished() {
     let machine = Machine::h200();

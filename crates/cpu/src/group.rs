@@ -323,6 +323,23 @@ mod tests {
     }
 
     #[test]
+    fn only_entries_that_are_new_are_prepared() {
+        let mut group = group();
+        let before = group.ranks[1].prepared(0);
+        let mut other = program();
+        let mut first = other.entries[0].clone();
+        first.name = "another".into();
+        other.entries.insert(0, first);
+        group.adopt(Arc::new(other.clone())).unwrap();
+        assert_eq!(group.ranks[1].prepared(1), before);
+        assert_ne!(group.ranks[1].prepared(0), before);
+        // The same name is not enough.
+        other.entries[1].steps.pop();
+        group.adopt(Arc::new(other)).unwrap();
+        assert_ne!(group.ranks[1].prepared(1), before);
+    }
+
+    #[test]
     fn a_failure_anywhere_on_any_rank_ends_all_of_them_by_name() {
         let instructions = program().entries[0].steps.len();
         for (rank, index) in (0..RANKS).flat_map(|rank| (0..instructions).map(move |index| (rank, index))) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use program::{
-    BackendError, Collective, Entry, EventId, Instruction, MemoryClass, MemoryLine, Program, Provenance, Session, Step,
+    BackendError, Collective, EventId, Instruction, MemoryClass, MemoryLine, Program, Provenance, Session, Step,
     StreamId, TensorRef,
 };
 use rayon::ThreadPool;
@@ -89,19 +89,29 @@ impl CpuSession {
             #[cfg(test)]
             fails_at: None,
         };
-        session.make_ready()?;
+        session.make_ready(&[])?;
         Ok(session)
     }
 
-    /// Writes the constants and prepares every instruction.
-    fn make_ready(&mut self) -> Result<(), BackendError> {
+    /// Where the instructions of an entry are, prepared.
+    #[cfg(test)]
+    pub fn prepared(&self, entry: usize) -> usize {
+        self.entries[entry].as_ptr().addr()
+    }
+
+    /// Writes the constants and prepares the instructions of the entries that are not among those before, by `known`.
+    fn make_ready(&mut self, known: &[Option<usize>]) -> Result<(), BackendError> {
         let CpuSession { program, memory, scratch, seat, .. } = self;
         for constant in &program.constants {
             assert!(constant.at.is_dense(), "a constant is dense: {}", constant.at);
             memory.write::<u8>(&constant.at).copy_from_slice(&constant.value.bytes);
         }
-        let entry = |entry: &Entry| entry.steps.iter().map(|step| prepare(step, memory, scratch, seat)).collect();
-        self.entries = program.entries.iter().map(entry).collect::<Result<_, _>>()?;
+        let mut before: Vec<_> = std::mem::take(&mut self.entries).into_iter().map(Some).collect();
+        for (index, entry) in program.entries.iter().enumerate() {
+            let known = known.get(index).copied().flatten().and_then(|known| before[known].take());
+            let new = || entry.steps.iter().map(|step| prepare(step, memory, scratch, seat)).collect();
+            self.entries.push(known.map_or_else(new, Ok)?);
+        }
         Ok(())
     }
 }
@@ -214,8 +224,9 @@ impl Session for CpuSession {
     fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
         assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
         self.memory.adopt(&program.arenas)?;
+        let known = program.entries_of(&self.program);
         self.program = program;
-        self.make_ready()
+        self.make_ready(&known)
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {

@@ -149,6 +149,26 @@ impl CudaGroup {
         ran
     }
 
+    /// Makes the entries of another program ready. A graph is kept where every rank kept its entry: it has addresses of
+    /// the memory of all.
+    fn replace_entries(&mut self, program: Arc<Program>) -> Result<()> {
+        self.synchronise()?;
+        let programs: Vec<_> = (0..self.ranks.len()).map(|rank| Arc::new(program.of_rank(rank))).collect();
+        let ranks = self.ranks.iter().zip(&programs);
+        let known = kept_by_all(ranks.map(|(rank, program)| rank.known_entries(program)));
+        // Graphs go before the memory that they use.
+        self.replays.retain(|entry, _| known.contains(&Some(*entry)));
+        let mut kept = vec![known];
+        for (rank, program) in self.ranks.iter_mut().zip(programs) {
+            kept.push(rank.replace_entries(program)?);
+        }
+        let mut before = std::mem::take(&mut self.replays);
+        let entries = kept_by_all(kept).into_iter().enumerate();
+        self.replays = entries.filter_map(|(entry, known)| Some((entry, before.remove(&known?)?))).collect();
+        self.program = program;
+        Ok(())
+    }
+
     fn capture(&mut self, entry: usize) -> Result<Graph> {
         self.synchronise()?;
         self.ranks[0].engine().device.bind()?;
@@ -201,20 +221,21 @@ impl CudaGroup {
     }
 }
 
+/// For each entry the one before, where all ranks say the same.
+fn kept_by_all(ranks: impl IntoIterator<Item = Vec<Option<usize>>>) -> Vec<Option<usize>> {
+    let same = |all: Vec<Option<usize>>, own: Vec<Option<usize>>| {
+        all.into_iter().zip(own).map(|(all, own)| all.filter(|_| all == own)).collect()
+    };
+    ranks.into_iter().reduce(same).expect("a group has ranks")
+}
+
 impl Session for CudaGroup {
     fn program(&self) -> &Arc<Program> {
         &self.program
     }
 
     fn adopt(&mut self, program: Arc<Program>) -> std::result::Result<(), BackendError> {
-        self.synchronise().map_err(backend_error)?;
-        // Memory of other ranks may move, which the graphs have addresses of.
-        self.replays.clear();
-        for (rank, session) in self.ranks.iter_mut().enumerate() {
-            session.adopt(Arc::new(program.of_rank(rank)))?;
-        }
-        self.program = program;
-        Ok(())
+        self.replace_entries(program).during(|| "making other entries ready".into()).map_err(backend_error)
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
@@ -306,5 +327,16 @@ impl Drop for CudaGroup {
         // acted on.
         let _ = self.synchronise();
         self.replays.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_graph_is_kept_where_every_rank_kept_its_entry() {
+        let kept = kept_by_all([vec![Some(0), Some(2), None, Some(1)], vec![Some(0), None, None, Some(3)]]);
+        assert_eq!(kept, [Some(0), None, None, None]);
     }
 }

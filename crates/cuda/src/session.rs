@@ -29,6 +29,7 @@ pub struct CudaSession {
     entries: Vec<BoundEntry>,
     readings: Readings,
     uploads: Uploads,
+    kernels: Kernels,
     memory: Memory,
     workspace: DeviceBuffer,
     engine: Engine,
@@ -69,6 +70,7 @@ impl CudaSession {
             entries,
             readings,
             uploads,
+            kernels,
             memory,
             workspace,
             engine,
@@ -78,39 +80,42 @@ impl CudaSession {
         })
     }
 
-    /// Makes the entries of another program over the same layout ready. Entries that are there already are kept with
-    /// their graphs, unless memory that they use has to grow.
-    fn replace_entries(&mut self, program: Arc<Program>) -> Result<()> {
+    /// Makes the entries of another program over the same layout ready. What is there already is kept: kernels, and entries
+    /// with their graphs, unless memory that they use has to grow. Gives for each entry the one before that was kept.
+    pub(crate) fn replace_entries(&mut self, program: Arc<Program>) -> Result<Vec<Option<usize>>> {
         assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
         self.engine.device.bind()?;
         self.engine.synchronise()?;
-        // Kernels and constants are numbered and placed alike: then equal instructions mean the same.
-        let extends = program.kernels.starts_with(&self.program.kernels)
-            && self.program.constants.iter().all(|constant| program.constants.contains(constant));
-        if !extends || !self.memory.holds(&program.arenas) {
-            self.entries.clear();
-        }
-        let mut kept: Vec<_> = std::mem::take(&mut self.entries).into_iter().map(Some).collect();
-        let mut known = |entry: &Entry| {
-            let index = self.program.entries.iter().position(|known| known == entry)?;
-            kept.get_mut(index)?.take()
-        };
-        let mut found: Vec<Option<BoundEntry>> = program.entries.iter().map(&mut known).collect();
-        drop(kept);
+        let mut known = self.known_entries(&program);
+        let mut before: Vec<_> = std::mem::take(&mut self.entries).into_iter().map(Some).collect();
+        let mut found: Vec<Option<BoundEntry>> = known.iter().map(|index| before[(*index)?].take()).collect();
+        // Graphs of what is gone go before its memory.
+        drop(before);
         self.memory.adopt(&program.arenas, &self.engine.device)?;
-        let kernels = Kernels::new(&self.engine, &program.kernels)?;
-        let mut planned = plan_entries(&program, &mut self.engine, &self.memory, &kernels, |i| found[i].is_none())?;
+        self.kernels.adopt(&self.engine, &self.program.kernels, &program.kernels)?;
+        let (engine, memory, kernels) = (&mut self.engine, &self.memory, &self.kernels);
+        let mut planned = plan_entries(&program, engine, memory, kernels, |i| found[i].is_none())?;
         if workspace_of(&planned) > self.workspace.len() {
+            known.fill(None);
             found.iter_mut().for_each(|entry| *entry = None);
-            planned = plan_entries(&program, &mut self.engine, &self.memory, &kernels, |_| true)?;
-            self.workspace = workspace_for(&planned, &self.engine)?;
+            planned = plan_entries(&program, engine, memory, kernels, |_| true)?;
+            self.workspace = workspace_for(&planned, engine)?;
         }
         write_constants(&program, &self.engine, &self.memory)?;
         let new = bind_entries(planned, &self.engine, &self.workspace)?;
         self.entries = found.into_iter().zip(new).map(|(known, new)| known.unwrap_or(new)).collect();
         self.engine.stream.synchronise()?;
         self.program = program;
-        Ok(())
+        Ok(known)
+    }
+
+    /// For each entry of another program over the same layout the one that is here; none where memory has to grow, whose
+    /// addresses entries and graphs have.
+    pub(crate) fn known_entries(&self, program: &Program) -> Vec<Option<usize>> {
+        match self.memory.holds(&program.arenas) {
+            true => program.entries_of(&self.program),
+            false => vec![None; program.entries.len()],
+        }
     }
 
     /// The algorithm of every product: given to [`Options::algorithms`], a later session has the same.
@@ -202,7 +207,8 @@ impl Session for CudaSession {
     }
 
     fn adopt(&mut self, program: Arc<Program>) -> std::result::Result<(), BackendError> {
-        self.replace_entries(program).during(|| "making other entries ready".into()).map_err(backend_error)
+        let replaced = self.replace_entries(program).map(drop);
+        replaced.during(|| "making other entries ready".into()).map_err(backend_error)
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {

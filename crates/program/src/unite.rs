@@ -1,5 +1,5 @@
-//! Merges programs for different batch shapes over one layout into one program. Knows places and kernels by number, not
-//! why a shape is needed.
+//! Merges programs for different batch shapes over one layout into one program, and finds in one what another has already.
+//! Knows places and kernels by number, not why a shape is needed.
 
 use std::collections::HashMap;
 
@@ -102,8 +102,7 @@ impl Union {
         if !is_constant {
             return;
         }
-        let holds = |c: &&Constant| (c.at.offset..c.at.offset + c.at.bytes().max(1)).contains(&at.offset);
-        let found = part.constants.iter().find(holds).expect("what lies in the arena of constants is one");
+        let found = part.constants.iter().find(|of| of.holds(at)).expect("what lies in the arena of constants is one");
         at.offset = at.offset - found.at.offset + self.constant(found);
     }
 
@@ -118,6 +117,53 @@ impl Union {
         self.constants
             .push(Constant { at: TensorRef { offset, ..constant.at.clone() }, value: constant.value.clone() });
         offset
+    }
+}
+
+impl Program {
+    /// For each entry the one of `before` that it equals. What a backend prepared of that one holds for this one as long
+    /// as the arenas stay where they are. Kernels and constants are compared by what they are, not by number.
+    pub fn entries_of(&self, before: &Program) -> Vec<Option<usize>> {
+        let ids: HashMap<&Kernel, KernelId> = self.kernels.iter().zip((0..).map(KernelId)).collect();
+        let ids: Vec<Option<KernelId>> = before.kernels.iter().map(|kernel| ids.get(kernel).copied()).collect();
+        let stays: Vec<bool> = before.constants.iter().map(|of| self.constants.contains(of)).collect();
+        let known = |entry: &Entry| {
+            let label = |of: &Entry| (of.kind, of.name.clone(), of.variant, of.steps.len());
+            let index = before.entries.iter().position(|known| label(known) == label(entry))?;
+            let same = before.renumbered(&before.entries[index], &ids, &stays)? == *entry;
+            same.then_some(index)
+        };
+        self.entries.iter().map(known).collect()
+    }
+
+    /// An entry with other numbers of kernels; none where one has no number, or a constant does not stay.
+    fn renumbered(&self, entry: &Entry, ids: &[Option<KernelId>], stays: &[bool]) -> Option<Entry> {
+        let mut entry = entry.clone();
+        let constants = self.arena(ArenaKind::Constants);
+        let gone = |at: &TensorRef| {
+            Some(at.arena) == constants && self.constants.iter().zip(stays).any(|(of, stays)| !stays && of.holds(at))
+        };
+        if entry.outputs.iter().any(|(_, at)| gone(at)) {
+            return None;
+        }
+        for step in &mut entry.steps {
+            if let Instruction::Launch(launch) = &mut step.instruction {
+                for call in &mut launch.calls {
+                    call.kernel = ids[call.kernel.0 as usize]?;
+                }
+            }
+            if step.instruction.tensors_mut().into_iter().any(|at| gone(at)) {
+                return None;
+            }
+        }
+        Some(entry)
+    }
+}
+
+impl Constant {
+    /// Whether a tensor of the arena of constants begins in this one.
+    fn holds(&self, at: &TensorRef) -> bool {
+        (self.at.offset..self.at.offset + self.at.bytes().max(1)).contains(&at.offset)
     }
 }
 

@@ -234,7 +234,9 @@ fn from_json(value: &Value) -> std::result::Result<Machine, String> {
             bandwidth: rate("/efficiency/bandwidth")?,
             kernels: rate("/efficiency/kernels")?,
             kernel_bandwidth: rate("/efficiency/kernel_bandwidth")?,
-            addend_pass: found("/efficiency/addend_pass")?.as_bool().ok_or("`addend_pass` is neither true nor false")?,
+            addend_pass: found("/efficiency/addend_pass")?
+                .as_bool()
+                .ok_or("`addend_pass` is neither true nor false")?,
             products: Products {
                 launch: number("/efficiency/products/launch")?,
                 hot: product("hot")?,

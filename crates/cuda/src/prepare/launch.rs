@@ -8,6 +8,7 @@ use crate::error::{During, Result};
 use crate::nvrtc::KernelSource;
 use crate::sys::driver::TENSOR_MAP_WORDS;
 use program::{Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -24,11 +25,27 @@ pub(crate) struct Kernels {
 
 impl Kernels {
     pub fn new(engine: &Engine, kernels: &[Kernel]) -> Result<Kernels> {
-        let texts: Vec<Texts> = kernels.iter().map(Texts::new).collect();
-        let sources: Vec<KernelSource> = kernels.iter().zip(&texts).map(|(kernel, t)| t.source(kernel)).collect();
-        let entries = kernels.iter().map(|kernel| kernel.entry.clone()).collect();
-        let follow = kernels.iter().map(|kernel| kernel.headers.iter().any(|(name, _)| name == device::FOLLOW.0));
-        Ok(Kernels { entries, modules: engine.modules(&sources)?, follow: follow.collect() })
+        let mut new = Kernels { entries: Vec::new(), modules: Vec::new(), follow: Vec::new() };
+        new.adopt(engine, &[], kernels)?;
+        Ok(new)
+    }
+
+    /// Makes the kernels of another program ready in place of those of `before`, which are here. Loads only new ones.
+    pub fn adopt(&mut self, engine: &Engine, before: &[Kernel], kernels: &[Kernel]) -> Result<()> {
+        let known: HashMap<&Kernel, &Arc<Module>> = before.iter().zip(&self.modules).collect();
+        let new: Vec<&Kernel> = kernels.iter().filter(|kernel| !known.contains_key(kernel)).collect();
+        let texts: Vec<Texts> = new.iter().map(|kernel| Texts::new(kernel)).collect();
+        let sources: Vec<KernelSource> = new.iter().zip(&texts).map(|(kernel, t)| t.source(kernel)).collect();
+        let mut loaded = engine.modules(&sources)?.into_iter();
+        let module = |kernel| match known.get(kernel) {
+            Some(module) => Arc::clone(module),
+            None => loaded.next().expect("every new kernel was loaded"),
+        };
+        self.modules = kernels.iter().map(module).collect();
+        self.entries = kernels.iter().map(|kernel| kernel.entry.clone()).collect();
+        let follows = |kernel: &Kernel| kernel.headers.iter().any(|(name, _)| name == device::FOLLOW.0);
+        self.follow = kernels.iter().map(follows).collect();
+        Ok(())
     }
 
     fn function(&self, id: KernelId) -> Result<(Function, &str)> {

@@ -4,10 +4,8 @@
 //! efficiencies: good enough for plans, but not accurate.
 
 use crate::driver::Properties;
-use program::{Arch, Architecture, Efficiency, FP8, Machine, Origin};
+use program::{Arch, Architecture, Efficiency, FP8, Machine, Origin, PRODUCTS};
 
-/// Share of the peak that the best matrix product reaches, as measured on an H200 (808 of 989 TFLOP/s).
-const PRODUCT_SHARE: f64 = 0.82;
 /// Share of the bus rate that copies reach, as measured on an H200 (4.27 of 4.9 TB/s).
 const COPY_SHARE: f64 = 0.87;
 
@@ -29,9 +27,9 @@ pub fn machine(properties: &Properties) -> Machine {
         arch,
         memory,
         bandwidth: COPY_SHARE * properties.memory_bandwidth,
-        bf16_flops: PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.of_device),
-        fp8_flops: FP8 * PRODUCT_SHARE * cycles * bf16_flops_per_cycle(properties.of_device),
-        f32_flops: PRODUCT_SHARE * cycles * f32_flops_per_cycle(properties.of_device),
+        bf16_flops: PRODUCTS * cycles * bf16_flops_per_cycle(properties.of_device),
+        fp8_flops: FP8 * PRODUCTS * cycles * bf16_flops_per_cycle(properties.of_device),
+        f32_flops: PRODUCTS * cycles * f32_flops_per_cycle(properties.of_device),
         units: properties.multiprocessors as usize,
         efficiency: Efficiency { addend_pass: !own_products, ..Efficiency::H200 },
         origin: Origin::DataSheet,

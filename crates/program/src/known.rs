@@ -1,4 +1,5 @@
-//! GPUs by name: measured ones, and others by their data sheets.
+//! GPUs by name, by their makers' data sheets: what kinds of them can do, and the machines that plans are made for. What
+//! was measured of two of them stands in `measured.rs`.
 //!
 //! A data sheet's machine has the shares of the ceilings that were measured on an H200, so that its times are a guide and no
 //! promise; its memory is what the driver reports of such a card.
@@ -6,6 +7,51 @@
 use crate::architecture::Architecture;
 use crate::efficiency::Efficiency;
 use crate::machine::{Arch, FP8, Link, Machine, Origin};
+
+/// What all cards of a kind have.
+struct Kind {
+    /// By which the driver's name of such a card is known.
+    card: &'static str,
+    /// Dense bf16 products without sparsity, f32 accumulation, TFLOP/s.
+    bf16: f64,
+    /// What a card gets from others over NVLink, GB/s; 0 where it has none.
+    nvlink: f64,
+}
+
+/// The first that fits counts.
+const KINDS: &[Kind] = &[
+    Kind { card: "H200", bf16: 989.4, nvlink: 450.0 },
+    Kind { card: "H100 PCIe", bf16: 756.0, nvlink: 0.0 },
+    Kind { card: "H100", bf16: 989.4, nvlink: 450.0 },
+    Kind { card: "B200", bf16: 2250.0, nvlink: 900.0 },
+    Kind { card: "A100", bf16: 312.0, nvlink: 300.0 },
+    Kind { card: "L40S", bf16: 362.0, nvlink: 0.0 },
+    Kind { card: "RTX 3090", bf16: 71.0, nvlink: 0.0 },
+    Kind { card: "RTX 4090", bf16: 165.2, nvlink: 0.0 },
+    Kind { card: "RTX 5090", bf16: 209.5, nvlink: 0.0 },
+];
+
+/// The kind of a card by its name, in any case and with or without blanks.
+fn kind(card: &str) -> Option<&'static Kind> {
+    let plain = |name: &str| name.to_ascii_uppercase().replace(' ', "");
+    let card = plain(card);
+    KINDS.iter().find(|kind| card.contains(&plain(kind.card)))
+}
+
+/// The bf16 peak of a card, FLOP/s, where it is known. A CPU has none: what it could do is not known before it is measured.
+pub fn peak(card: &str) -> Option<f64> {
+    kind(card).map(|kind| kind.bf16 * 1e12)
+}
+
+/// Of the data sheet's rate, what one H200 copies from another while it is copied from: 380 of 450 GB/s, measured on two.
+const NVLINK: f64 = 380.0 / 450.0;
+
+/// Bytes per second that a card gets from others over NVLink while they get as many from it, where it has NVLink.
+pub(crate) fn nvlink(card: &str) -> Option<f64> {
+    // A card for PCIe has the links of its kind only where a bridge was bought.
+    let boards = !card.to_ascii_uppercase().contains("PCIE");
+    kind(card).filter(|kind| boards && kind.nvlink > 0.0).map(|kind| NVLINK * kind.nvlink * 1e9)
+}
 
 /// A GPU as its maker describes it.
 struct Sheet {
@@ -16,8 +62,7 @@ struct Sheet {
     /// As the driver reports it, MiB.
     memory: usize,
     units: usize,
-    /// Dense, f32 accumulation, TFLOP/s.
-    bf16: f64,
+    /// TFLOP/s.
     f32: f64,
     /// GB/s.
     bandwidth: f64,
@@ -32,7 +77,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 8, minor: 0 },
         memory: 40_960,
         units: 108,
-        bf16: 312.0,
         f32: 19.5,
         bandwidth: 1555.0,
         link: 25.0,
@@ -43,7 +87,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 8, minor: 0 },
         memory: 81_920,
         units: 108,
-        bf16: 312.0,
         f32: 19.5,
         bandwidth: 2039.0,
         link: 25.0,
@@ -54,7 +97,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 8, minor: 9 },
         memory: 46_068,
         units: 142,
-        bf16: 362.0,
         f32: 91.6,
         bandwidth: 864.0,
         link: 25.0,
@@ -65,7 +107,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 8, minor: 6 },
         memory: 24_576,
         units: 82,
-        bf16: 71.0,
         f32: 35.6,
         bandwidth: 936.0,
         link: 25.0,
@@ -76,7 +117,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 8, minor: 9 },
         memory: 24_564,
         units: 128,
-        bf16: 165.2,
         f32: 82.6,
         bandwidth: 1008.0,
         link: 25.0,
@@ -87,7 +127,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 12, minor: 0 },
         memory: 32_607,
         units: 170,
-        bf16: 209.5,
         f32: 104.8,
         bandwidth: 1792.0,
         link: 55.5,
@@ -98,7 +137,6 @@ const SHEETS: &[Sheet] = &[
         arch: Architecture { major: 10, minor: 0 },
         memory: 183_359,
         units: 148,
-        bf16: 2250.0,
         f32: 75.0,
         bandwidth: 8000.0,
         link: 55.5,
@@ -106,19 +144,20 @@ const SHEETS: &[Sheet] = &[
 ];
 
 /// Shares of the data sheet that the ceilings are on an H200: products 808 of 989.4 TFLOP/s, copies 4.27 of 4.8 TB/s.
-const PRODUCTS: f64 = 808.0 / 989.4;
+pub const PRODUCTS: f64 = 808.0 / 989.4;
 const COPIES: f64 = 4.27 / 4.8;
 
 impl Sheet {
     fn machine(&self) -> Machine {
+        let bf16 = PRODUCTS * peak(self.card).expect("every card is of a kind");
         Machine {
             name: self.name.into(),
             arch: Arch::Cuda(self.arch),
             memory: self.memory << 20,
             bandwidth: COPIES * self.bandwidth * 1e9,
             link: Link { one_way: self.link * 1e9, both_ways: 1.84 * self.link * 1e9 },
-            bf16_flops: PRODUCTS * self.bf16 * 1e12,
-            fp8_flops: FP8 * PRODUCTS * self.bf16 * 1e12,
+            bf16_flops: bf16,
+            fp8_flops: FP8 * bf16,
             f32_flops: PRODUCTS * self.f32 * 1e12,
             units: self.units,
             efficiency: Efficiency { addend_pass: self.arch != Architecture::HOPPER, ..Efficiency::H200 },
@@ -163,6 +202,15 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peaks_are_known_by_the_names_of_cards() {
+        assert_eq!(peak("NVIDIA H200"), Some(989.4e12));
+        assert_eq!(peak("nvidia h100 80gb hbm3"), Some(989.4e12));
+        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
+        assert_eq!((peak("rtx4090"), peak("NVIDIA GeForce RTX 4090")), (Some(165.2e12), Some(165.2e12)));
+        assert_eq!(peak("cpu"), None);
+    }
 
     #[test]
     fn machines_are_known_by_their_names_in_any_case() {

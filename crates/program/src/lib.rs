@@ -39,7 +39,7 @@ pub use instruction::{
     Arg, AttentionForward, Collective, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId,
     Launch, Layer, LowRank, Movement, Provenance, Scales, Step, StreamId,
 };
-pub use known::names as machine_names;
+pub use known::{PRODUCTS, names as machine_names, peak};
 pub use layout::{Layout, Quantiser, Scaling};
 pub use machine::{Arch, FP8, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, Piece, Shard, TensorRef};

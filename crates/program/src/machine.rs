@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::architecture::Architecture;
 use crate::efficiency::Efficiency;
+use crate::known;
 
 /// The instruction set that kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,19 +108,11 @@ pub struct Machine {
     pub origin: Origin,
 }
 
-/// Bytes per second that a GPU gets from others over NVLink by the data sheets, by a part of the card's name.
-const NVLINK: [(&str, f64); 4] = [("H200", 450e9), ("H100", 450e9), ("B200", 900e9), ("A100", 300e9)];
-
-/// Of that, what one H200 copies from another while it is copied from: 380 GB/s, measured on two of them.
-const NVLINK_SHARE: f64 = 380.0 / 450.0;
-
 impl Machine {
     /// Bytes per second that a device gets from others of its kind while they get as many from it: over NVLink where the
     /// kind has it, otherwise at most what the link to the host takes.
     pub fn peer_rate(&self) -> f64 {
-        let name = self.name.to_ascii_uppercase();
-        let linked = NVLINK.iter().find(|(kind, _)| name.contains(kind) && !name.contains("PCIE"));
-        linked.map_or(self.link.both_ways / 2.0, |(_, rate)| NVLINK_SHARE * rate)
+        known::nvlink(&self.name).unwrap_or(self.link.both_ways / 2.0)
     }
 
     /// The CPU backend. `memory` bytes and `cores` are the caller's reading of the host. Rates of a core as
@@ -141,26 +134,6 @@ impl Machine {
             context_bytes: 0,
             efficiency: Efficiency::ALL,
             origin: Origin::Other,
-        }
-    }
-
-    /// One NVIDIA H200 (SXM). Copy 4.27 TB/s; bf16 product of 8192³ 808 TFLOP/s, of eight bits 1,382, while the card is cool, 665 where
-    /// nothing else runs for minutes; page-locked host memory 55.5 GB/s each way; measured
-    /// 2026-11-20 with driver 580.159 and CUDA 13.0.
-    pub fn h200() -> Self {
-        Machine {
-            name: "h200".into(),
-            arch: Arch::Cuda(Architecture::HOPPER),
-            memory: 143_771 << 20,
-            bandwidth: 4.27e12,
-            link: Link { one_way: 55.5e9, both_ways: 102e9 },
-            bf16_flops: 808e12,
-            fp8_flops: FP8 * 808e12,
-            f32_flops: 50e12,
-            units: 132,
-            context_bytes: 600 << 20,
-            efficiency: Efficiency::H200,
-            origin: Origin::Kind,
         }
     }
 }

@@ -215,6 +215,26 @@ impl Efficiency {
 }
 
 impl Machine {
+    /// One NVIDIA H200 (SXM). Copy 4.27 TB/s; bf16 product of 8192³ 808 TFLOP/s, of eight bits 1,382, while the card is cool,
+    /// 665 where nothing else runs for minutes; page-locked host memory 55.5 GB/s each way; measured 2026-11-20 with driver
+    /// 580.159 and CUDA 13.0.
+    pub fn h200() -> Self {
+        Machine {
+            name: "h200".into(),
+            arch: Arch::Cuda(Architecture::HOPPER),
+            memory: 143_771 << 20,
+            bandwidth: 4.27e12,
+            link: Link { one_way: 55.5e9, both_ways: 102e9 },
+            bf16_flops: 808e12,
+            fp8_flops: FP8 * 808e12,
+            f32_flops: 50e12,
+            units: 132,
+            context_bytes: 600 << 20,
+            efficiency: Efficiency::H200,
+            origin: Origin::Kind,
+        }
+    }
+
     /// One NVIDIA H100 (SXM, 80 GB). Copy 2.84 TB/s; the best product 824 TFLOP/s while the card is cool, 697 where nothing
     /// else runs; page-locked host memory 48.4 GB/s one way.
     pub fn h100() -> Self {

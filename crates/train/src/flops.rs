@@ -1,32 +1,11 @@
-//! The arithmetic that training a token requires, independent of what the program does, relative to the peak of the
-//! GPU: model FLOPs utilization (MFU).
+//! The arithmetic that training a token requires, independent of what the program does: what model FLOPs utilization (MFU)
+//! counts.
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 
 use program::{ArenaKind, Entry, EntryKind, Instruction, Launch, ParameterSlot, Program, TensorRef};
 
 use crate::source::ModelSource;
-
-/// Dense bf16 peaks without sparsity, FLOP/s, by a part of the card's name; from the makers' data sheets. The first
-/// that fits counts.
-const PEAKS: &[(&str, f64)] = &[
-    ("H200", 989.4e12),
-    ("H100 PCIe", 756.0e12),
-    ("H100", 989.4e12),
-    ("B200", 2250.0e12),
-    ("A100", 312.0e12),
-    ("L40S", 362.0e12),
-    ("RTX 3090", 71.0e12),
-    ("RTX 4090", 165.2e12),
-    ("RTX 5090", 209.5e12),
-];
-
-/// The peak of a card, where it is known. A CPU has none: what it could do is not known before it is measured.
-pub fn peak(card: &str) -> Option<f64> {
-    let plain = |name: &str| name.to_ascii_uppercase().replace(' ', "");
-    let card = plain(card);
-    PEAKS.iter().find(|(name, _)| card.contains(&plain(name))).map(|(_, peak)| *peak)
-}
 
 /// FLOPs of training one token: 6N when the base weights are trained; 4N + 6·(adapter elements) when they are
 /// frozen; plus 6·layers·heads·head_dim·T for causal attention. N are the elements of matrices that tokens are
@@ -101,15 +80,6 @@ mod tests {
     use super::*;
     use crate::config::{Config, Task};
     use crate::preview::Preview;
-
-    #[test]
-    fn cards_are_known_by_their_names() {
-        assert_eq!(peak("NVIDIA H200"), Some(989.4e12));
-        assert_eq!(peak("nvidia h100 80gb hbm3"), Some(989.4e12));
-        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
-        assert_eq!((peak("rtx4090"), peak("NVIDIA GeForce RTX 4090")), (Some(165.2e12), Some(165.2e12)));
-        assert_eq!(peak("cpu"), None);
-    }
 
     #[test]
     fn the_arithmetic_of_a_model_does_not_depend_on_formats() {

@@ -214,7 +214,7 @@ impl Trainer {
         let of_rank = tokens as f64 / self.config.ranks() as f64;
         let rate = self.flops_per_second(fed.batches[0].seq_len, of_rank / seconds.max(1e-9));
         let machine = &self.device.machine;
-        let mfu = rate.zip(flops::peak(&machine.name)).map(|(rate, peak)| rate / peak);
+        let mfu = rate.zip(program::peak(&machine.name)).map(|(rate, peak)| rate / peak);
         let ceiling = rate.zip(self.ceiling()).map(|(rate, ceiling)| rate / ceiling);
         self.flight.read = Some(now);
         self.flight.last = Some(fed);

@@ -3,7 +3,7 @@
 //!
 //! What a gradient rule reads is what the forward pass keeps: nothing is declared to be saved.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use graph::{Graph, Node, Origin, ParameterId, Phase, ValueId};
 use ops::{Append, Emit, GradientCall, Gradients, id};
@@ -105,9 +105,9 @@ fn depends_on_trained(graph: &Graph) -> Vec<bool> {
 
 /// A trained parameter that the loss does not depend on would silently stay as it is.
 fn untrained(graph: &Graph) -> Result<(), CompileError> {
+    let reached: HashSet<ParameterId> = graph.gradients.iter().map(|(parameter, _)| *parameter).collect();
     for (index, parameter) in graph.parameters.iter().enumerate() {
-        let id = ParameterId(index as u32);
-        if parameter.trainable && !graph.gradients.iter().any(|(p, _)| *p == id) {
+        if parameter.trainable && !reached.contains(&ParameterId(index as u32)) {
             return Err(CompileError::Model(format!("the loss does not depend on the parameter `{}`", parameter.name)));
         }
     }

@@ -207,13 +207,12 @@ fn extra_state(options: &CompileOptions) -> Vec<(String, TensorRef)> {
 /// The nodes whose results are added to what is there, instead of overwriting it. `leave`: gradients of micro-steps before
 /// are elsewhere.
 fn accumulating(graph: &Graph, kind: EntryKind, leave: bool) -> HashSet<usize> {
-    let mut seen: Vec<ParameterId> = Vec::new();
+    let mut seen: HashSet<ParameterId> = HashSet::new();
     let mut result = Vec::new();
     for (parameter, value) in &graph.gradients {
-        if kind == EntryKind::NextMicroStep && !leave || seen.contains(parameter) {
+        if !seen.insert(*parameter) || kind == EntryKind::NextMicroStep && !leave {
             result.push(*value);
         }
-        seen.push(*parameter);
     }
     if kind != EntryKind::FirstMicroStep {
         result.extend([scalar::LOSS_SUM, scalar::WEIGHT_SUM].iter().filter_map(|name| graph.output(name)));

@@ -1,7 +1,7 @@
 //! Model → flat graph: repeats become layers, the entry's task is behind them, parameter names get their numbers, batch
 //! symbols their extents. Types recorded in the model are bound here and checked by the verifier.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use graph::{
     Axis, Bindings, Block, Carried, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output, ParameterId,
@@ -25,7 +25,7 @@ pub fn expand(
 ) -> Result<Graph, CompileError> {
     let bindings = Bindings::from([(Axis::Rows, variant.batch), (Axis::Tokens, variant.seq_len)]);
     let graph = Graph { name: model.architecture.clone(), entry: entry.name.clone(), ..Graph::default() };
-    let mut expansion = Expansion { graph, bindings, options };
+    let mut expansion = Expansion { graph, names: HashSet::new(), bindings, options };
     let mut scope = Scope::new();
     let task = entry.task.as_deref().map(|name| find(model, name)).transpose()?;
     for input in model.inputs.iter().chain(task.iter().flat_map(|task| &task.inputs)) {
@@ -93,6 +93,8 @@ fn mark_tables(graph: &mut Graph) {
 
 struct Expansion<'a> {
     graph: Graph,
+    /// Of the parameters; mixtures of experts have tens of thousands.
+    names: HashSet<String>,
     bindings: Bindings,
     options: &'a CompileOptions,
 }
@@ -114,7 +116,7 @@ impl Expansion<'_> {
     ) -> Result<(), CompileError> {
         for spec in specs {
             let name = numbered(&spec.name, layer);
-            if self.graph.parameters.iter().any(|p| p.name == name) {
+            if !self.names.insert(name.clone()) {
                 return Err(CompileError::Model(format!("parameter `{name}` is declared twice")));
             }
             let storage = if spec.buffer { DType::F32 } else { self.options.weights };

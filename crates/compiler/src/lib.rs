@@ -56,6 +56,9 @@ pub enum CompileError {
     /// The options do not fit the model: an adapter target that matches nothing, for example.
     #[error("{0}")]
     Options(String),
+    /// One option does not fit the model or the others, by its name in the user's file.
+    #[error("{message}{}", .hint.as_ref().map(|hint| format!("\n  hint: {hint}")).unwrap_or_default())]
+    Option { option: &'static str, message: String, hint: Option<String> },
     /// A module that is to be trained as a whole is not there, or cannot be.
     #[error("{0}")]
     Saved(String),
@@ -72,6 +75,12 @@ pub enum CompileError {
         /// The limit is the user's, not the machine's.
         limited: bool,
     },
+}
+
+impl CompileError {
+    fn option(option: &'static str, message: impl Into<String>, hint: &str) -> CompileError {
+        CompileError::Option { option, message: message.into(), hint: Some(hint.into()) }
+    }
 }
 
 /// The parameters of a model and of its adapter, before anything is planned: cheap. Errors: those of the model, and a target

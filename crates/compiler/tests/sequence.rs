@@ -81,7 +81,7 @@ fn what_cannot_be_shared_is_refused_by_name() {
         &shared(sequence, sequence, shape, &options),
         &Machine::h200(),
     ) {
-        Err(CompileError::Options(message)) => message,
+        Err(CompileError::Option { option: "sequence_parallel_size", message, .. }) => message,
         other => panic!("expected a refusal, not {:?}", other.map(|program| program.name)),
     };
     let message = refused(8, (1, 64));

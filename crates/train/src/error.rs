@@ -2,11 +2,11 @@
 
 use compiler::CompileError;
 use data::{DataError, Stop};
-use options::{Problem, render_problems};
+use options::{Availability, OptionPosition, Problem, render_problems};
 use program::BackendError;
 use thiserror::Error;
 
-use crate::config::EXIT_CONFIG;
+use crate::config::{Config, EXIT_CONFIG};
 
 /// The errors of this crate.
 #[derive(Debug, Error)]
@@ -54,6 +54,18 @@ impl TrainError {
             TrainError::Data(_) => 4,
             TrainError::Diverged { .. } => 5,
             TrainError::Node { code, .. } => *code,
+        }
+    }
+
+    /// The same with the places of options in the user's text, where a later stage knew only their names.
+    pub fn located(self, config: &Config) -> TrainError {
+        let place = |of: Problem| match of.place.location {
+            None => config.mistake(&of.place.path, of.message, of.hint),
+            Some(_) => of,
+        };
+        match self {
+            TrainError::Config(problems) => TrainError::Config(problems.into_iter().map(place).collect()),
+            other => other,
         }
     }
 
@@ -109,6 +121,10 @@ impl From<CompileError> for TrainError {
     fn from(error: CompileError) -> TrainError {
         match error {
             CompileError::DoesNotFit { .. } => TrainError::Memory(error.to_string()),
+            CompileError::Option { option, message, hint } => {
+                let place = OptionPosition { path: option.to_owned(), location: None };
+                TrainError::Config(vec![Problem { availability: Availability::Mistake, place, message, hint }])
+            }
             CompileError::Model(_) | CompileError::Options(_) | CompileError::Saved(_) => {
                 TrainError::Usage(error.to_string())
             }

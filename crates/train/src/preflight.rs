@@ -23,6 +23,7 @@ pub fn check(config: &Config, source: &ModelSource, plan: &Plan) -> Result<()> {
             let bare = compiler::CompileOptions { adapter: None, ..plan.compile.clone() };
             compiler::parameters(&source.model, &bare)?
         }
+        Err(error @ compiler::CompileError::Option { .. }) => return Err(TrainError::from(error).located(config)),
         Err(compiler::CompileError::Saved(message)) if config.lora.adapter.is_none() => {
             problems.push(config.mistake("modules_to_save", message, None));
             let bare = compiler::CompileOptions { adapter: None, ..plan.compile.clone() };

@@ -340,7 +340,8 @@ impl Trainer {
         let options = CompileOptions { variants, ..self.plan.compile.clone() };
         let data = self.feed.as_ref().map(|feed| &feed.encoded);
         let advise = |error| with_advice(error, &self.config, &self.source, &self.device.machine, data);
-        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices).map_err(advise)?;
+        let mut engine = Engine::new(self.device.clone(), self.source.clone(), options, choices)
+            .map_err(|error| advise(error.located(&self.config)))?;
         self.device.agree_on_program(&engine)?;
         let program = engine.program().clone();
         let seed = self.config.data.train_seed;

@@ -122,3 +122,27 @@ fn batches_that_fit_nowhere_are_refused_without_making_one() {
     assert_eq!(refused.exit_code(), 3);
     assert!(refused.to_string().contains("`per_device_train_batch_size: "), "{refused}");
 }
+
+/// Where only the model shows that an option does not fit, the problem is still at the option's line.
+#[test]
+fn an_option_that_does_not_fit_the_model_is_refused_at_its_line() {
+    let cases = [
+        ("attn_bwd_chunks: 4096", "set `attn_bwd_chunks` to at most"),
+        ("recipe: nvfp4\nfp4_backend: emulate\nskip_quant_first_layers: 99", "hint: skip fewer layers"),
+    ];
+    for (options, hint) in cases {
+        let text = format!("model: m\nsequence_len: 64\n{options}\n");
+        let config = Config::load(&text, "run.yaml", Task::Sft, &[]).unwrap();
+        let message = Preview::new(&config, &source(), &device().machine, None).err().unwrap().to_string();
+        assert!(message.contains("run.yaml:3:") && message.contains(hint), "{message}");
+    }
+}
+
+/// An adapter that cannot be is no matter of its targets.
+#[test]
+fn what_is_wrong_with_an_adapter_is_said_of_its_own_option() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = options(folder.path(), &[9, 12], &json!({"sequence_len": 64, "lora_dora": true, "lora_rank": 4096}));
+    let message = run(config, source(), device(), &mut Lines::default()).err().unwrap().to_string();
+    assert!(message.contains("lora_rank") && !message.contains("all-linear"), "{message}");
+}

@@ -21,7 +21,7 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, kind: EntryKind) -> Resu
     let place = graph.nodes.iter().position(|node| node.op == id::EMBEDDING && reads_tokens(node.inputs.first()));
     let (Some(place), Some(starts)) = (place, graph.input(STARTS)) else {
         let missing = format!("{}: noise on embeddings needs an embedding of `{TOKENS}` and `{STARTS}`", graph.name);
-        return Err(CompileError::Options(missing));
+        return Err(CompileError::option("neftune_noise_alpha", missing, "remove `neftune_noise_alpha`"));
     };
     let step = scalar_of_step(graph);
     let (node, noisy) = (graph.nodes[place].clone(), graph.nodes[place].outputs[0]);

@@ -28,9 +28,8 @@ pub(super) fn check(options: &CompileOptions) -> Result<(), CompileError> {
     match options.recipe {
         Recipe::Uniform => Ok(()),
         Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => {
-            let text = "adapters with magnitudes (`lora_dora: true`) are not available yet with a recipe that multiplies \
-                        codes: set `recipe: bf16`";
-            Err(CompileError::Options(text.into()))
+            let text = "adapters with magnitudes (`lora_dora: true`) are not available yet with a recipe that multiplies codes";
+            Err(CompileError::option("lora_dora", text, "set `recipe: bf16`"))
         }
     }
 }
@@ -47,7 +46,7 @@ pub(super) fn scaled(
     if of.rank > ops::MOST_RANK_WITH_NORMS {
         let (module, most) = (of.module, ops::MOST_RANK_WITH_NORMS);
         let text = format!("`{module}` has an adapter of rank {}, at most {most} with `lora_dora: true`", of.rank);
-        return Err(CompileError::Options(text));
+        return Err(CompileError::option("lora_dora", text, "lower `lora_rank`, or remove `lora_dora`"));
     }
     let norms = norms(graph, &of);
     let magnitude = magnitude(graph, &of, norms, options);

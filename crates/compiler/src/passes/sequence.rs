@@ -52,7 +52,11 @@ pub fn run(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(
 }
 
 fn refused(sharding: &Sharding, why: &str, hint: &str) -> CompileError {
-    CompileError::Options(format!("`sequence_parallel_size: {}`: {why}\n  hint: {hint}", sharding.sequence))
+    CompileError::option(
+        "sequence_parallel_size",
+        format!("`sequence_parallel_size: {}`: {why}", sharding.sequence),
+        hint,
+    )
 }
 
 /// Operations that need all tokens of the batch, besides attention.

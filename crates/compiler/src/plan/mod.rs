@@ -264,20 +264,22 @@ impl Search<'_> {
             return Ok(requested);
         }
         let of = if self.machine.arch == Arch::Cpu { "rows times key heads" } else { "rows" };
-        Err(CompileError::Options(format!(
+        let text = format!(
             "`attn_bwd_chunks: {requested}`, but a micro-batch has {most} {of}, and no attention is done in more parts"
-        )))
+        );
+        Err(CompileError::option("attn_bwd_chunks", text, &format!("set `attn_bwd_chunks` to at most {most}")))
     }
 
     fn head_parts(&self, options: &CompileOptions, head: Option<&Head>) -> Result<usize, CompileError> {
         match (options.plan.head_chunks, head) {
             (Some(parts), Some(_)) => Ok(parts),
             (Some(parts), None) if parts > 1 && self.kind == EntryKind::FirstMicroStep => {
-                Err(CompileError::Options(format!(
+                let text = format!(
                     "`lmhead_chunks: {parts}`, but the output head of {} cannot be done in parts: its logits are wanted \
-                         whole, or something other than the loss reads them; remove `lmhead_chunks`",
+                     whole, or something other than the loss reads them",
                     self.graph.name
-                )))
+                );
+                Err(CompileError::option("lmhead_chunks", text, "remove `lmhead_chunks`"))
             }
             // A frozen head in parts costs nothing; a trained one adds its gradient up again for each.
             (None, Some(head)) if !head.trained && head.bytes > SMALL_LOGITS => {

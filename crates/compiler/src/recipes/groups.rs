@@ -101,19 +101,20 @@ pub fn find(
 ) -> Result<Vec<Group>, CompileError> {
     let groups = find_groups(graph, skip_first, skip_last);
     if groups.is_empty() {
-        return Err(CompileError::Options(format!(
+        let text = format!(
             "`recipe: {name}` leaves nothing to quantise: of the linears in layers that `skip_quant_first_layers: \
              {skip_first}` and `skip_quant_last_layers: {skip_last}` leave, none has in- and out-features that are \
              multiples of {FEATURES}"
-        )));
+        );
+        return Err(CompileError::option("recipe", text, "skip fewer layers, or set `recipe: bf16`"));
     }
     for member in groups.iter().flat_map(|group| &group.members) {
         let node = &graph.nodes[member.forward];
         let bias = node.attrs.flag("bias").unwrap_or(false).then(|| graph.value(node.inputs[2]).element);
         let wide = bias.is_some_and(|bias| bias != Element::Fixed(DType::BF16));
         if wide && machine.arch != Arch::Cpu {
-            let text = format!("`recipe: {name}` on a GPU adds biases in bf16: set `torch_dtype: bfloat16`");
-            return Err(CompileError::Options(text));
+            let text = format!("`recipe: {name}` on a GPU adds biases in bf16");
+            return Err(CompileError::option("recipe", text, "set `torch_dtype: bfloat16`"));
         }
     }
     Ok(groups)

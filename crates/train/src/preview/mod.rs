@@ -14,7 +14,7 @@ use program::{EntryKind, Machine, Program};
 use crate::advice::with_advice;
 use crate::config::{Config, Reasons};
 use crate::encoded::Encoded;
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
 pub(crate) use expected::Expected;
@@ -83,7 +83,8 @@ impl Preview {
         let mut options = plan.compile.clone();
         let shapes = Shapes::new(config, &plan, data)?;
         options.variants = shapes.variants.clone();
-        let program = compiler::compile(&source.model, &options, machine)?;
+        let program = compiler::compile(&source.model, &options, machine)
+            .map_err(|error| TrainError::from(error).located(config))?;
         let of_data = data.iter().flat_map(|data| data.notes.clone());
         Ok(Preview {
             program,

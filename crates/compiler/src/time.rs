@@ -2,7 +2,9 @@
 
 use graph::{Graph, Node, Phase};
 use ops::Class;
-use program::{Arch, ArenaId, Cost, Extents, Machine, Realisation, Seen, TensorRef, Work, expected_times};
+use program::{
+    Arch, ArenaId, Cost, Extents, Machine, Realisation, Seen, TensorRef, Work, arithmetic_of, expected_times,
+};
 use tensor::DType;
 
 use crate::memory::dtype_of;
@@ -32,7 +34,10 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, machine: &Machine) -> f64
             let by = if halves { on_matrix_units(machine) } else { Realisation::Scalar };
             Work::attention(cost, [&inputs[0], &inputs[1]], node.phase == Phase::Backward, by, Seen::default())
         }
-        _ => Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 },
+        _ => {
+            let dtype = arithmetic_of(op.name(), dtype);
+            Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }
+        }
     };
     expected_times(&work, machine).seconds()
 }

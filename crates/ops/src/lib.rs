@@ -15,6 +15,7 @@ mod registry;
 mod verify;
 
 pub mod attention;
+mod delta;
 pub mod dequantise;
 mod dropout;
 pub mod elementwise;

@@ -26,6 +26,8 @@ pub trait Real:
     fn sqrt(self) -> Self;
     fn exp(self) -> Self;
     fn ln(self) -> Self;
+    /// ln(1 + x), exact where x is small
+    fn ln_1p(self) -> Self;
     fn tanh(self) -> Self;
     /// 2/√π · ∫₀ˣ e^−t² dt
     fn erf(self) -> Self;
@@ -93,6 +95,10 @@ macro_rules! real {
             #[inline(always)]
             fn ln(self) -> Self {
                 self.ln()
+            }
+            #[inline(always)]
+            fn ln_1p(self) -> Self {
+                self.ln_1p()
             }
             #[inline(always)]
             fn tanh(self) -> Self {

@@ -3,6 +3,7 @@
 use graph::OpId;
 
 use crate::attention;
+use crate::delta;
 use crate::dequantise;
 use crate::dropout;
 use crate::elementwise;
@@ -87,6 +88,8 @@ operations! {
     LAYERNORM = "layernorm": norm::LAYERNORM,
     LAYERNORM_BACKWARD = "layernorm_backward": norm::LAYERNORM_BACKWARD,
     LAYERNORM_WEIGHT_GRADIENT = "layernorm_weight_gradient": norm::LAYERNORM_WEIGHT_GRADIENT,
+    UNIT_NORM = "unit_norm": norm::UNIT_NORM,
+    UNIT_NORM_BACKWARD = "unit_norm_backward": norm::UNIT_NORM_BACKWARD,
     MAGNITUDE = "magnitude": magnitude::MAGNITUDE,
     MAGNITUDE_GRADIENTS = "magnitude_gradients": magnitude::MAGNITUDE_GRADIENTS,
     ADAPTED_NORMS = "adapted_norms": magnitude::AdaptedNorms,
@@ -147,6 +150,14 @@ operations! {
     ATTENTION_SINK_GRADIENT = "attention_sink_gradient": attention::AttentionSinkGradient,
     CACHE_WRITE = "cache_write": attention::CacheWrite,
     CACHED_ATTENTION = "cached_attention": attention::CachedAttention,
+    CAUSAL_CONV = "causal_conv": delta::CausalConv,
+    CAUSAL_CONV_BACKWARD = "causal_conv_backward": delta::CausalConvBackward,
+    CAUSAL_CONV_WEIGHT_GRADIENT = "causal_conv_weight_gradient": delta::CausalConvWeightGradient,
+    DELTA_DECAY = "delta_decay": delta::DELTA_DECAY,
+    DELTA_DECAY_BACKWARD = "delta_decay_backward": delta::DELTA_DECAY_BACKWARD,
+    DELTA_DECAY_GRADIENTS = "delta_decay_gradients": delta::DELTA_DECAY_GRADIENTS,
+    GATED_DELTA = "gated_delta": delta::GatedDelta,
+    GATED_DELTA_BACKWARD = "gated_delta_backward": delta::GatedDeltaBackward,
 }
 
 /// Every operation, in the order of the list.

@@ -47,4 +47,4 @@ pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
 pub use unite::unite;
-pub use work::{Cause, Extents, Spread, Times, Work, clock, expected_times};
+pub use work::{Cause, Extents, Spread, Times, Work, arithmetic_of, clock, expected_times};

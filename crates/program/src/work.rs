@@ -148,6 +148,14 @@ const PORTABLE_HEADER: &str = "mma.cuh";
 /// Operations on attention begin with this word.
 const ATTENTION: &str = "attention";
 
+/// Operations that multiply without matrix units, in f32 whatever their operands are stored in, begin with these words.
+const SCALAR: &str = "gated_delta";
+
+/// The type in which an operation computes whose first operand has this one.
+pub fn arithmetic_of(op: &str, dtype: Option<DType>) -> Option<DType> {
+    if op.starts_with(SCALAR) { Some(DType::F32) } else { dtype }
+}
+
 impl Work {
     /// What an instruction of the computation is; none for transfers.
     pub fn of(step: &Step, program: &Program, seen: Seen) -> Option<Work> {
@@ -168,6 +176,7 @@ impl Work {
             Instruction::Launch(launch) => {
                 let blocks = launch.calls.iter().map(|call| call.grid.iter().map(|n| *n as usize).product()).max();
                 let left = launch.scratch.as_ref().map_or(0.0, |at| at.bytes() as f64);
+                let dtype = arithmetic_of(&launch.op, dtype);
                 Work::Kernel { cost, dtype, launches: launch.calls.len().max(1), blocks, left }
             }
             Instruction::Copy { .. } | Instruction::Zero { .. } => {

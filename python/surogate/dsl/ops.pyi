@@ -270,6 +270,17 @@ def layernorm_weight_gradient(*inputs: Tensor | Parameter, accumulate: bool | ea
 
     accumulate: add to dw instead of overwriting it"""
 
+def unit_norm(*inputs: Tensor | Parameter, eps: float | each[float], factor: float | each[float] | None = None) -> Any:
+    """y = factor·x·r, r = 1/√(mean(x²) + eps) over the last axis. x […, H] → y like x, r f32 […].
+
+    eps: added to the mean of squares
+    factor: of the result; absent for 1"""
+
+def unit_norm_backward(*inputs: Tensor | Parameter, factor: float | each[float] | None = None) -> Any:
+    """Input gradient of `unit_norm`: dx = factor·r·(dy − x·r²·mean(dy·x)). x, r, dy → dx like x.
+
+    factor: of the result; absent for 1"""
+
 def magnitude(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None) -> Any:
     """y = x·m/n, column by column; with `bias`, y = (x − b)·m/n + b. Nothing flows back to n. x […, N], m [N], n [N]
     (, b [N]) → y like x.
@@ -742,3 +753,47 @@ def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | N
     scale: factor of the scores q·k; absent for 1/√D
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)"""
+
+def causal_conv(*inputs: Tensor | Parameter) -> Any:
+    """Each channel convolved over the last K tokens of its document: y[t, c] = Σ over j of w[c, 0, K − 1 − j]·x[t −
+    j, c], 0 ≤ j < K, t − j ≥ document_start[t]. x [B, T, channels], w [channels, 1, K], document_start i32 [B, T]
+    → y like x."""
+
+def causal_conv_backward(*inputs: Tensor | Parameter) -> Any:
+    """Input gradient of `causal_conv`: dx[t, c] = Σ over j of w[c, 0, K − 1 − j]·dy[t + j, c], document_start[t + j]
+    ≤ t. dy [B, T, channels], w [channels, 1, K], document_start i32 [B, T] → dx like dy."""
+
+def causal_conv_weight_gradient(*inputs: Tensor | Parameter, width: int | each[int], accumulate: bool | each[bool] | None = None) -> Any:
+    """Weight gradient of `causal_conv`: dw[c, 0, K − 1 − j] = Σ over t of dy[t, c]·x[t − j, c], t − j ≥
+    document_start[t], in f32 and always in the same order. x, dy [B, T, channels], document_start i32 [B, T] → dw
+    f32 [channels, 1, K]. With `accumulate`, added to.
+
+    width: K: tokens of the window
+    accumulate: add to dw instead of overwriting it"""
+
+def delta_decay(*inputs: Tensor | Parameter) -> Any:
+    """Logarithms of decays: g = −e^a·softplus(x + b), softplus(y) = ln(1 + e^y). x […, heads], a and b [heads] → g
+    f32 […, heads]."""
+
+def delta_decay_backward(*inputs: Tensor | Parameter) -> Any:
+    """Input gradient of `delta_decay`: dx = −dg·e^a·σ(x + b). x, a, b, dg → dx like x."""
+
+def delta_decay_gradients(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """All gradients of `delta_decay`: dx = −dg·e^a·σ(x + b), da = Σ rows dg·g, db = Σ rows dx. x, a, b, dg → dx like
+    x, da and db f32 [heads]. With `accumulate`, da and db are added to.
+
+    accumulate: add to da and db instead of overwriting them"""
+
+def gated_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None) -> Any:
+    """The gated delta rule. Each head has a state S [DK, DV], zero where a document starts. Every token lets it
+    decay and moves what it gives for the key towards the value: S ← e^g·S, S ← S + k·(beta·(v − kᵀS)), o =
+    scale·qᵀS. q, k [B, T, key_heads, DK], v [B, T, heads, DV] (heads share key heads in groups of neighbours), g
+    and beta [B, T, heads], document_start i32 [B, T] → o like v. The state is f32.
+
+    scale: factor of the queries; absent for 1/√DK"""
+
+def gated_delta_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None) -> Any:
+    """Gradients of `gated_delta`. States are computed once more, and kept for every 64th token while this runs. q,
+    k, v, g, beta, document_start, d_o like v → dq, dk, dv, dg and dbeta like their operands.
+
+    scale: factor of the queries; absent for 1/√DK"""

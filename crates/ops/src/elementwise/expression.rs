@@ -22,6 +22,8 @@ pub enum Unary {
     Sigmoid,
     /// x / (1 + e^−x)
     Silu,
+    /// ln(1 + e^x)
+    Softplus,
     /// 1/√x
     Rsqrt,
     /// The same value. Inside, down to what is rounded or reduced, a device may contract products with sums and
@@ -70,6 +72,7 @@ const UNARY: &[(&str, Unary)] = &[
     ("step", Unary::Step),
     ("sigmoid", Unary::Sigmoid),
     ("silu", Unary::Silu),
+    ("softplus", Unary::Softplus),
     ("rsqrt", Unary::Rsqrt),
     ("relaxed", Unary::Relaxed),
     ("round_f32", Unary::Round(DType::F32)),

@@ -164,6 +164,7 @@ pub fn unary(function: Unary, x: &str) -> String {
         Unary::Step => format!("{x} > 0.0f ? 1.0f : 0.0f"),
         Unary::Sigmoid => format!("__fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-{x})))"),
         Unary::Silu => format!("__fdiv_rn({x}, __fadd_rn(1.0f, expf(-{x})))"),
+        Unary::Softplus => format!("__fadd_rn(fmaxf({x}, 0.0f), log1pf(expf(-fabsf({x}))))"),
         Unary::Rsqrt => format!("rsqrtf({x})"),
         Unary::Relaxed | Unary::Round(DType::F32) => x.to_owned(),
         Unary::Round(dtype) => format!("to_float(from_float<{}>({x}))", device_type(dtype)),

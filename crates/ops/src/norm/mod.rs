@@ -2,11 +2,13 @@
 
 mod layernorm;
 mod rmsnorm;
+mod unit;
 
 use graph::{Dim, ValueType};
 pub use layernorm::{LAYERNORM, LAYERNORM_BACKWARD, LAYERNORM_WEIGHT_GRADIENT};
 pub use rmsnorm::{RMSNORM, RMSNORM_BACKWARD, RMSNORM_GRADIENTS, RMSNORM_WEIGHT_GRADIENT};
 use tensor::Attrs;
+pub use unit::{UNIT_NORM, UNIT_NORM_BACKWARD};
 
 use crate::op::{Attribute, ExampleInput};
 

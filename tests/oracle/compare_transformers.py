@@ -24,7 +24,7 @@ import numpy as np
 import surogate
 import torch
 import transformers
-from draw_configs import FAMILIES, MIXTURES, draw_config, drawn
+from draw_configs import FAMILIES, HYBRIDS, MIXTURES, draw_config, drawn
 from transformers import AutoModelForCausalLM
 
 warnings.filterwarnings("ignore")
@@ -188,6 +188,36 @@ def forget_lengths(model) -> None:
             module.inv_freq = module.original_inv_freq.clone()
 
 
+def forward(model, inner, given: dict, mask) -> tuple:
+    """Logits, and the input and output of every layer."""
+    hidden: list = []
+    layers = inner.transformer.h if hasattr(inner, "transformer") else inner.model.layers
+    embedded = lambda _m, inputs: hidden.append(inputs[0].detach())  # noqa: E731
+    hooks = [layers[0].register_forward_pre_hook(embedded)]
+    for layer in layers:
+        take = lambda _m, _i, out: hidden.append((out[0] if isinstance(out, tuple) else out).detach())  # noqa: E731
+        hooks.append(layer.register_forward_hook(take))
+    logits = model(**given, attention_mask=mask, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return logits, hidden
+
+
+def by_document(model, inner, given: dict, document: torch.Tensor) -> tuple:
+    """The same of each document alone: no mask separates them in a state."""
+    rows = []
+    for row in range(len(document)):
+        cuts = [0, *(torch.nonzero(document[row].diff()).flatten() + 1).tolist(), document.shape[1]]
+        parts = [
+            forward(model, inner, {name: value[row : row + 1, a:b] for name, value in given.items()}, None)
+            for a, b in zip(cuts, cuts[1:])
+        ]
+        logits, hidden = zip(*parts)
+        rows.append((torch.cat(logits, 1), [torch.cat(states, 1) for states in zip(*hidden)]))
+    logits, hidden = zip(*rows)
+    return torch.cat(logits), [torch.cat(states) for states in zip(*hidden)]
+
+
 def reference(model, batch: dict, dtype=torch.float32):
     """(logits, hidden states, token losses, sum of weighted losses, sum of weights) by transformers."""
     ids = torch.tensor(batch["input_ids"])
@@ -196,19 +226,13 @@ def reference(model, batch: dict, dtype=torch.float32):
     positions = np.tile(np.arange(length), (rows, 1)) if positions is None else positions
     document = torch.tensor(documents(positions))
     visible = (document[:, :, None] == document[:, None, :]) & torch.tril(torch.ones(length, length, dtype=torch.bool))
-    hidden: list = []
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     forget_lengths(inner)
-    layers = inner.transformer.h if hasattr(inner, "transformer") else inner.model.layers
-    embedded = lambda _m, inputs: hidden.append(inputs[0].detach())  # noqa: E731
-    hooks = [layers[0].register_forward_pre_hook(embedded)]
-    for layer in layers:
-        take = lambda _m, _i, out: hidden.append((out[0] if isinstance(out, tuple) else out).detach())  # noqa: E731
-        hooks.append(layer.register_forward_hook(take))
-    mask = masks(inner.config, visible, dtype)
-    logits = model(input_ids=ids, position_ids=torch.tensor(positions), attention_mask=mask, use_cache=False).logits
-    for hook in hooks:
-        hook.remove()
+    given = dict(input_ids=ids, position_ids=torch.tensor(positions))
+    if inner.config.model_type in HYBRIDS:
+        logits, hidden = by_document(model, inner, given, document)
+    else:
+        logits, hidden = forward(model, inner, given, masks(inner.config, visible, dtype))
     targets, weights = target_weights(batch["labels"], batch["position_ids"], batch["weights"])
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float() if dtype != torch.float64 else logits.flatten(0, 1),

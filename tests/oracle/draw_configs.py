@@ -40,11 +40,15 @@ MIXTURES = {
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     **dict.fromkeys(["qwen2_moe", "deepseek_v3", "glm4_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
+    **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
-FAMILIES += [*MIXTURES, "gpt_oss"]
+FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text"]
 
 #: Mixtures that are routed by sigmoids, within groups.
 GROUPED = ["deepseek_v3", "glm4_moe"]
+
+#: Those with gated delta nets.
+HYBRIDS = ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
 
 #: Those whose rotation is given by kind of layer.
 BY_KIND = ["gemma3_text", "olmo3"]
@@ -107,6 +111,8 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
             own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
     if family in GROUPED:
         return own | draw_grouped(rng, family, fields)
+    if family in HYBRIDS:
+        return own | draw_hybrid(rng, family, fields)
     if family in MIXTURES:
         experts = rng.choice([3, 4, 9])
         own |= {"num_experts" if family == "olmoe" else "num_local_experts": experts}
@@ -152,6 +158,25 @@ def draw_grouped(rng: random.Random, family: str, fields: dict) -> dict:
     return own | {"v_head_dim": rng.choice([8, 16, 36]), "rope_interleave": rng.random() < 0.7}
 
 
+def draw_hybrid(rng: random.Random, family: str, fields: dict) -> dict:
+    """Kinds of layers, sizes of gated delta nets, experts."""
+    layers, key_heads = fields["num_hidden_layers"], rng.choice([1, 2, 3])
+    own: dict = {"linear_num_key_heads": key_heads, "linear_num_value_heads": key_heads * rng.choice([1, 2, 3])}
+    own |= {"linear_key_head_dim": rng.choice([4, 7, 16, 32]), "linear_value_head_dim": rng.choice([4, 9, 16, 40])}
+    own |= {"linear_conv_kernel_dim": rng.choice([2, 3, 4]), "attention_bias": rng.random() < 0.3}
+    own["layer_types"] = [rng.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    own["layer_types"][rng.randrange(layers)] = "full_attention"  # has the modules that adapters are drawn from
+    if family == "qwen3_5_text":
+        return own
+    own |= {"num_experts": rng.choice([3, 4, 9]), "num_experts_per_tok": rng.choice([1, 2, 3])}
+    own |= {"moe_intermediate_size": rng.choice([8, 24, 40]), "shared_expert_intermediate_size": rng.choice([9, 24])}
+    own["hidden_size"] = rng.choice([32, 64, 96])
+    if family == "qwen3_next":
+        own |= {"norm_topk_prob": rng.random() < 0.5, "decoder_sparse_step": rng.choice([1, 1, 2])}
+        own |= {"mlp_only_layers": rng.choice([[], [0], [layers - 1]])}
+    return own
+
+
 def draw_config(rng: random.Random):
     """A configuration of transformers with shapes that are not round."""
     family = rng.choice(drawn)
@@ -169,7 +194,7 @@ def draw_config(rng: random.Random):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     if family in MIXTURES:
         rope = {"rope_type": "default", "rope_theta": 10000.0}
-    if family in ("phi3", "glm4", "glm4_moe"):
+    if family in ("phi3", "glm4", "glm4_moe", *HYBRIDS):
         rope = draw_part(rng, family, head_dim, rng.choice([16, 40]))
     fields = dict(
         vocab_size=rng.choice([67, 101, 128, 333, 1000]),

@@ -31,16 +31,20 @@ FAMILIES = [
     "olmo3",
     "glm4",
     "ministral3",
+    "qwen3_5",
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
-MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe"]
+MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe"]
 
-#: Those whose recorded adapters are on attention alone; those of the others are on experts too, and are not compared.
-ADAPTED = [*FAMILIES, "gpt_oss"]
+#: Those with gated delta nets, which do not generate text yet.
+HYBRIDS = ["qwen3_5", "qwen3_5_moe"]
+
+#: Those whose recorded adapters are not on experts; those of the others are, and are not compared.
+ADAPTED = [*FAMILIES, "gpt_oss", "qwen3_5_moe"]
 
 #: Those with a recorded loss of uneven loads.
-BALANCED = ["gpt_oss", "mixtral", "qwen3_moe"]
+BALANCED = ["gpt_oss", "mixtral", "qwen3_moe", "qwen3_5_moe"]
 
 #: float32: relative L2 error of logits and hidden states, absolute of losses, relative L2 of gradients.
 LOGITS, LOSS, GRADIENT = 2e-5, 2e-5, 1e-4

@@ -5,6 +5,7 @@ from .activation import Activation, activation
 from .attention import Attention
 from .config import Balance, DecoderConfig, MixtureConfig, count_of_experts
 from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
+from .delta import GatedDeltaNet
 from .dropout import dropout
 from .embedding import Embedding
 from .experts import CorrectedRouter, Experts, Mixture, Router
@@ -35,6 +36,7 @@ __all__ = [
     "Embedding",
     "Experts",
     "FusedGatedMLP",
+    "GatedDeltaNet",
     "GatedMLP",
     "HeadsConfig",
     "LayerNorm",

@@ -23,7 +23,10 @@ from . import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     smollm3,
 )
 
@@ -47,7 +50,10 @@ __all__ = [
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_moe",
+    "qwen3_next",
     "smollm3",
     "tasks",
 ]

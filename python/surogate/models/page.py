@@ -31,11 +31,13 @@ RECORDED = {
     "Olmo3ForCausalLM": "olmo3",
     "Glm4ForCausalLM": "glm4",
     "Ministral3ForCausalLM": "ministral3",
+    "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "MixtralForCausalLM": "mixtral",
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
 }
 
 #: Mixtures of experts: what does not hold for them is said below.
@@ -47,6 +49,8 @@ MIXTURES = {
     "OlmoeForCausalLM",
     "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5MoeForCausalLM",
 }
 
 HEAD = """# Models
@@ -65,6 +69,10 @@ experts: `all-linear`, which would adapt experts and router too, is rejected, an
 The loss of uneven loads is added where the configuration has `output_router_logits: true`, or with the option
 `router_aux_loss_coef`, for those that transformers has it for. Of GPT-OSS, files with experts in MXFP4 are read, too. On GPUs
 the products of experts use portable kernels.
+
+Models with gated delta nets (Qwen3.5, Qwen3-Next) do not generate text yet, nor share a row among GPUs
+(`sequence_parallel_size`). The kernels of the gated delta rule and of its convolution compile for every GPU that is supported,
+and have not run on one yet; the values below are those of the CPU.
 
 | Architecture | Examples | What it is | GGUF | Recorded values |
 |---|---|---|---|---|

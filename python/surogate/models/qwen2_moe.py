@@ -19,7 +19,15 @@ from ..layers import (
 from .qwen3_moe import kinds_of_layers, routed
 
 
-class Qwen2MoeConfig(MixtureConfig):
+class SharedExpertConfig(MixtureConfig):
+    """Of mixtures with an expert that every token goes through."""
+
+    moe_intermediate_size: int = 1408
+    shared_expert_intermediate_size: int = 5632
+    norm_topk_prob: bool = False
+
+
+class Qwen2MoeConfig(SharedExpertConfig):
     vocab_size: int = 151936
     hidden_size: int = 2048
     intermediate_size: int = 5632
@@ -30,10 +38,7 @@ class Qwen2MoeConfig(MixtureConfig):
     max_window_layers: int | None = 28
     qkv_bias: bool = True
     decoder_sparse_step: int = 1
-    moe_intermediate_size: int = 1408
-    shared_expert_intermediate_size: int = 5632
     num_experts_per_tok: int = 4
-    norm_topk_prob: bool = False
 
     def derive(self, reader: Reader) -> None:
         super().derive(reader)
@@ -46,7 +51,7 @@ class Qwen2MoeConfig(MixtureConfig):
 class GatedMixture(Mixture):
     """What the experts of a token give, and sigmoid(x·`shared_expert_gate`) · `shared_expert`(x)."""
 
-    def __init__(self, c: Qwen2MoeConfig) -> None:
+    def __init__(self, c: SharedExpertConfig) -> None:
         super().__init__(*routed(c, c.moe_intermediate_size, c.norm_topk_prob))
         self.shared_expert = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size)
         self.shared_expert_gate = Linear(c.hidden_size, 1)

@@ -200,6 +200,9 @@ impl Placement {
         } else {
             let input = self.get(node.inputs[0]).expect("inputs are placed before their use").clone();
             let derived = ops::get(node.op).alias(std::slice::from_ref(&input), &node.attrs);
+            if derived.is_empty() {
+                copies.push(self.gathered(graph, node, input));
+            }
             for (id, tensor) in node.outputs.iter().zip(derived) {
                 match self.get(*id) {
                     None => self.set(*id, tensor),
@@ -211,6 +214,18 @@ impl Placement {
         if !copies.is_empty() {
             self.copies.insert(index, copies);
         }
+    }
+
+    /// The copy for a view that the place of its input has no look for: its result in one where it has.
+    fn gathered(&mut self, graph: &Graph, node: &Node, from: TensorRef) -> Copied {
+        let id = node.outputs[0];
+        let place = match self.get(id) {
+            Some(place) => place.clone(),
+            None => self.own_buffer(dtype_of(graph, id), &graph.value(id).shape),
+        };
+        self.set(id, place.clone());
+        let to = parts(graph, node, &place).pop().expect("a view of a dense result has a look at its input");
+        Copied { from, to }
     }
 }
 

@@ -13,6 +13,10 @@ use crate::{CompileError, EntryOptions};
 
 pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
     let Some(cache) = &entry.cache else { return Ok(()) };
+    if graph.nodes.iter().any(|node| node.op == id::GATED_DELTA) {
+        let why = "states of its gated delta nets are not kept from token to token yet, so text cannot be generated";
+        return Err(CompileError::Options(format!("{}: {why}", graph.name)));
+    }
     if entry.kind != EntryKind::Forward {
         leave_room(graph, cache, machine);
         return Ok(());

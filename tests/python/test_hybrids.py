@@ -1,0 +1,218 @@
+"""Models with gated delta nets: fields of their configs, documents, what is refused, files of models with other parts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import surogate
+from conftest import tiny_llama
+from golden import LOGITS, assert_close
+from safetensors.numpy import load_file, save_file
+from surogate import models
+from surogate.cli import main
+from surogate.errors import ModelConfigError, SurogateError
+
+IDS = np.random.default_rng(4).integers(1, 90, (2, 80))
+
+
+def tiny_qwen3_5(**changes: object) -> dict[str, object]:
+    """The config.json of a three-layer Qwen3.5, its second layer with attention."""
+    own = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_hidden_layers": 3}
+    own |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 16}
+    own |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    return tiny_llama(**{**own, "linear_value_head_dim": 12, "max_position_embeddings": 128, **changes})
+
+
+def tiny_qwen3_5_moe(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 4}
+    own |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20}
+    return tiny_qwen3_5(**{**own, "intermediate_size": None, **changes})
+
+
+def tiny_qwen3_next(**changes: object) -> dict[str, object]:
+    own = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "mlp_only_layers": [2]}
+    return tiny_qwen3_5_moe(**{**own, "intermediate_size": 48, "norm_topk_prob": True, **changes})
+
+
+HYBRIDS = [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next]
+
+
+def operations(fields: dict, op: str) -> list[dict]:
+    """Attributes of an operation in each layer that has it; those in front of and behind the layers are not counted."""
+    ir = json.loads(models.build(fields))
+    [stack] = [item for item in ir["body"] if "repeat" in item]
+    blocks = [stack["blocks"][stack["pattern"][i] if "pattern" in stack else 0] for i in range(stack["repeat"])]
+    return [node.get("attrs", {}) for block in blocks for node in block["nodes"] if node["op"] == op]
+
+
+def test_kinds_of_layers():
+    assert len(operations(tiny_qwen3_5(), "gated_delta")) == 2 and len(operations(tiny_qwen3_5(), "attention")) == 1
+    every = tiny_qwen3_5(layer_types=None, num_hidden_layers=8)
+    assert len(operations(every, "attention")) == 2, "every fourth where nothing is said"
+    assert len(operations(tiny_qwen3_5(layer_types=None, full_attention_interval=3), "attention")) == 1
+    assert len(operations(tiny_qwen3_next(), "route")) == 2, "the last layer is dense"
+    assert len(operations(tiny_qwen3_next(mlp_only_layers=None, decoder_sparse_step=2), "route")) == 1
+    assert len(operations(tiny_qwen3_5_moe(), "route")) == 3
+
+
+def test_rotations_of_text():
+    """Axes of images are passed over: a text has one position on all."""
+    axes = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    plain = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
+    new = tiny_qwen3_5(rope_theta=None, rope_parameters=plain | axes)
+    old = tiny_qwen3_5(rope_theta=1e7, partial_rotary_factor=0.5, rope_scaling={"type": "default"} | axes)
+    assert models.build(new) == models.build(old)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    with_axes = models.build(tiny_qwen3_5(rope_theta=None, rope_parameters=plain | yarn | axes))
+    assert with_axes == models.build(tiny_qwen3_5(rope_theta=None, rope_parameters=plain | yarn)) != models.build(new)
+    ir = json.loads(models.build(tiny_qwen3_5()))
+    [frequencies] = [item for item in ir["body"] if item.get("op") == "rope_frequencies"]
+    assert frequencies["attrs"]["head_dim"] == 4, "a quarter of a head where nothing is said"
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layer_types", ["linear_attention", "sliding_attention", "full_attention"]),
+        ("layer_types", ["full_attention"]),
+        ("full_attention_interval", 0),
+        ("linear_num_key_heads", 3),
+        ("linear_key_head_dim", 256),
+        ("linear_value_head_dim", 0),
+        ("linear_conv_kernel_dim", 9),
+        ("hidden_act", "gelu"),
+        ("attn_output_gate", False),
+        ("mamba_ssm_dtype", "bfloat16"),
+        ("partial_rotary_factor", "half"),
+        ("num_key_value_heads", 3),
+    ],
+)
+def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
+    with pytest.raises(ModelConfigError, match=f"`{field}`"):
+        models.build(make(**{"layer_types": None, field: value}))
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [
+        (tiny_qwen3_5, "mlp_only_layers", [0]),
+        (tiny_qwen3_5_moe, "mlp_only_layers", [0]),
+        (tiny_qwen3_5_moe, "norm_topk_prob", False),
+        (tiny_qwen3_5_moe, "num_experts_per_tok", 5),
+        (tiny_qwen3_next, "mlp_only_layers", "all"),
+    ],
+)
+def test_fields_of_one_family_that_cannot_be_honoured(make, field, value):
+    with pytest.raises(ModelConfigError, match=f"`{field}`"):
+        models.build(make(**{field: value}))
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+def test_documents_of_a_row_do_not_see_each_other(make, make_model):
+    """Logits and gradients of a packed row are those of its documents alone, shorter than the convolution, within and
+    beyond a chunk of the delta rule."""
+    model = surogate.load(make_model(make()))
+    lengths = [3, 66, 1, 10]
+    positions = np.concatenate([np.arange(n) for n in lengths])[None]
+    ids = IDS[:1, : sum(lengths)]
+    packed = model.forward(ids, positions)
+    loss, gradients = model.loss_and_gradients(ids, ids, positions)
+    ends = np.cumsum(lengths)
+    alone = [model.forward(ids[:, end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+    assert_close(packed, np.concatenate(alone, axis=1), LOGITS, "logits")
+    summed: dict[str, np.ndarray] = {}
+    total = sum(n - 1 for n in lengths)
+    for end, n in zip(ends, lengths, strict=True):
+        if n > 1:
+            _, own = model.loss_and_gradients(ids[:, end - n : end], ids[:, end - n : end])
+            for name, value in own.items():
+                summed[name] = summed.get(name, 0) + value.astype(np.float64) * (n - 1) / total
+    for name, value in gradients.items():
+        if np.linalg.norm(summed[name]) > 1e-6:
+            assert_close(value, summed[name], 1e-4, name)
+    assert not np.allclose(model.forward(ids), packed, atol=1e-3), "as one document it is another text"
+
+
+def steps(folder, **options) -> list[float]:
+    """Losses of three steps of two micro-batches."""
+    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "sequence_len": 80, "lora": False}
+    base |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "optimizer": "adamw"}
+    trainer = surogate.Trainer(base | options)
+    batch = {"input_ids": IDS[:, None], "labels": IDS[:, None]}
+    return [trainer.step(batch, learning_rate=1e-2)["loss"] for _ in range(3)]
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+def test_recomputed_activations_have_the_same_bits(make, make_model):
+    folder = make_model(make())
+    saved = steps(folder, recompute_block=False)
+    assert saved == steps(folder, recompute_block=True)
+    assert saved[2] < saved[0]
+
+
+def test_text_is_not_generated_yet(make_model):
+    model = surogate.load(make_model(tiny_qwen3_5()))
+    with pytest.raises(SurogateError, match="gated delta nets are not kept from token to token yet"):
+        model.generate([[3, 4, 5]], max_new_tokens=2)
+
+
+def test_the_rows_of_a_batch_are_not_shared_by_ranks(make_model, tmp_path):
+    with pytest.raises(SurogateError, match="`sequence_parallel_size: 2`: gated delta nets carry a state"):
+        steps(make_model(tiny_qwen3_5()), gpus=2, sequence_parallel_size=2)
+
+
+def whole_model(text, place):
+    """A text model as the part of one with a vision tower and a head for further tokens, which are not computed."""
+    place.mkdir()
+    fields = json.loads((text / "config.json").read_text())
+    own = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": fields}
+    (place / "config.json").write_text(json.dumps(own | {"vision_config": {"depth": 2}, "image_token_id": 88}))
+    tensors = {
+        name if name.startswith("lm_head.") else "model.language_model." + name.removeprefix("model."): value
+        for name, value in load_file(text / "model.safetensors").items()
+    }
+    tensors["model.visual.blocks.0.attn.qkv.weight"] = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
+    tensors["mtp.layers.0.self_attn.q_proj.weight"] = np.ones((4, 4), np.float32)
+    save_file(tensors, place / "model.safetensors")
+    return place
+
+
+def test_the_text_part_of_a_model_with_images(make_model, tmp_path):
+    text = make_model(tiny_qwen3_5())
+    folder = whole_model(text, tmp_path / "whole")
+    logits = surogate.load(folder).forward(IDS)
+    np.testing.assert_array_equal(logits, surogate.load(text).forward(IDS))
+    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
+    trainer = surogate.Trainer(options | {"output_dir": str(tmp_path / "run")})
+    trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    trainer.export(tmp_path / "adapter")
+    adapted = surogate.load(folder, adapter=tmp_path / "adapter").forward(IDS)
+    merged = ["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]
+    assert main(merged) == 0
+    np.testing.assert_allclose(surogate.load(tmp_path / "merged").forward(IDS), adapted, atol=2e-5)
+    ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path / "merged", folder))
+    assert set(ours) == set(theirs)
+    changed = {name for name, value in theirs.items() if not np.array_equal(ours[name], value)}
+    kept = ("visual", "mtp", "norm", "conv1d", "A_log", "dt_bias", "embed_tokens", "lm_head")
+    assert changed == {name for name in theirs if not any(part in name for part in kept)}
+
+
+def test_tokens_in_front_of_the_first_image(shared):
+    """The recorded model with images: a token sees nothing of what comes later."""
+    folder = shared / "golden" / "qwen3_5_vl"
+    ids = load_file(folder / "inputs.safetensors")["input_ids"][:, :4]
+    logits = load_file(folder / "reference.safetensors")["logits"][:, :4]
+    assert_close(surogate.load(folder).forward(ids), logits, LOGITS, "logits")
+
+
+def test_adapters_are_on_every_linear_layer(make_model, tmp_path):
+    trainer = surogate.Trainer({"model": str(make_model(tiny_qwen3_5())), "device": "cpu", "lora_rank": 2})
+    trainer.export(tmp_path / "adapter")
+    targets = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    own = {"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {target.rsplit(".", 1)[-1] for target in targets} == own | {"gate_proj", "up_proj", "down_proj"}
+    assert len(targets) == 2 * 5 + 4 + 3 * 3, "of two delta nets, one attention, three feed-forward layers"
+

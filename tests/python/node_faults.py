@@ -40,6 +40,9 @@ DISK = 64 << 20
 #: Of 100 faults so many are of a kind.
 KINDS = {"kill": 40, "kill two": 10, "stop": 17, "cut": 15, "slow": 10, "full disk": 8}
 
+#: Why a node may end that goes on by itself where another one is lost.
+ENDS = re.compile(r"No space left on device|did not come to|cannot be reached at")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -136,6 +139,9 @@ class Launcher:
         for node, process in list(self.processes.items()):
             if (code := process.poll()) is not None:
                 self.codes.append((node, code))
+                tail = self.said(node).read_text(errors="replace")[-2000:]
+                if code != -signal.SIGKILL and not (code == 1 and ENDS.search(tail)):
+                    raise Broken(f"node {node} ended with {code}: {tail}")
                 self.start(node)
 
     def end(self, number: int) -> list[int]:

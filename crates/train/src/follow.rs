@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use net::{Channel, Facts, Failure, Nodes};
+use net::{Channel, Facts, Failure, LOST, Nodes};
 use program::{Choices, Variant};
 use serde::{Deserialize, Serialize};
 
@@ -46,8 +46,10 @@ fn failed(failure: Failure) -> TrainError {
 
 /// What ended the run, not what came of it here.
 pub(crate) fn root(nodes: Option<&Nodes>, error: TrainError) -> TrainError {
-    let of_others = |nodes: &Nodes| nodes.failure().filter(|failure| failure.node != nodes.node);
-    nodes.and_then(of_others).map_or(error, failed)
+    // Others may have given up this one, which was stopped for long.
+    let is_root = |nodes: &Nodes, failure: &Failure| failure.node != nodes.node || failure.code == LOST;
+    let told = |nodes: &Nodes| nodes.failure().filter(|failure| is_root(nodes, failure));
+    nodes.and_then(told).map_or(error, failed)
 }
 
 impl Device {

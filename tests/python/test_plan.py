@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -261,10 +262,35 @@ def test_machines_are_named_in_one_form(options, tmp_path, capsys):
     code, out, _ = planned("2xh200")
     assert code == 0 and " on 2 × h200 (sm_" in out and "for each rank from the others per step" in out
     assert "level 1: ZeRO sharding (fits, and is fastest)" in out
-    code, _, err = planned("2x8xh200@12.5")
-    assert code == 2 and "2x8xh200@12.5" in err and "several nodes are not available yet" in err
+    code, _, err = planned("2x8xh200")
+    assert code == 2 and "expected the rate between them in GB/s for each GPU" in err
     code, _, err = planned("a100")
     assert code == 2 and "a100-40" in err
+
+
+def test_several_nodes_are_computed_from_one(options, tmp_path, capsys):
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps({**options, "device": "auto", "torch_dtype": "bfloat16"}))
+
+    def sizes(name: str) -> dict[int, dict[str, float]]:
+        assert main(["plan", str(run), "--machine", name, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["nodes"]
+        assert found["meaning"] == "computed from the plan of one node, not measured"
+        return {size["gpus"]: size for size in found["sizes"]}
+
+    fast, slow = sizes("4x8xh200@50"), sizes("4x8xh200@0.05")
+    assert list(fast) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert fast[1]["share_of_linear"] == 1 and fast[8]["between_bytes"] == 0
+    assert fast[32]["between_bytes"] == pytest.approx(1.5 * fast[16]["between_bytes"])
+    assert fast[32]["memory_bytes"] == fast[8]["memory_bytes"]
+    for gpus, size in slow.items():
+        assert size["step_seconds"] >= fast[gpus]["step_seconds"], gpus
+    assert slow[1024]["share_of_linear"] < fast[1024]["share_of_linear"] <= 1
+    assert main(["plan", str(run), "--machine", "3x8xh200@50"]) == 0
+    text = capsys.readouterr().out
+    assert "3 nodes of 8 GPUs, 50 GB/s between nodes for each GPU. Computed from the plan of one node" in text
+    rows = re.findall(r"^(.) +(\d+) +(\d+) .* % █+$", text, re.MULTILINE)
+    assert [row[1] for row in rows if row[0] == "*"] == ["24"] and len(rows) == 12, text
 
 
 def test_a_calibrated_machine_is_a_file_that_plans_read(options, tmp_path, capsys, monkeypatch):

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use program::Machine;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use train::{Device, DeviceRequest, ModelSource, Outcome, Preview, Result, TrainError};
+use train::{Across, Device, DeviceRequest, ModelSource, Outcome, Preview, Result, TrainError};
 
 use crate::config::Config;
 use crate::console::{self, Console, Show};
@@ -99,9 +99,9 @@ fn machine(
             Ok((device.machine, config))
         }
         Some(text) => {
-            let (machine, gpus) = train::machines::requested(text)?;
-            let config = config.with_planned_gpus(gpus, text).map_err(TrainError::Config)?;
-            Ok((machine, config))
+            let of = train::machines::requested(text)?;
+            let config = config.with_planned_gpus(of.gpus, text).map_err(TrainError::Config)?;
+            Ok((of.machine, config))
         }
     }
 }
@@ -132,6 +132,11 @@ pub fn preview(
             return Ok(train::preview::graph(&config, &source, &machine, data.as_ref().ok())?.to_string());
         }
         let mut preview = Preview::advised(&config, &source, &machine, data.as_ref().ok())?;
+        let nodes = machine_name.map(train::machines::requested).transpose()?.filter(|_| what.starts_with("plan"));
+        if let Some((of, (nodes, rate))) = nodes.as_ref().and_then(|of| Some((of, of.nodes?))) {
+            let shape = (nodes, of.gpus, rate);
+            preview.across = Some(Across::new(&config, &source, &machine, data.as_ref().ok(), shape)?);
+        }
         preview.away = data.err();
         Ok(match what {
             "program" => preview.program.to_string(),

@@ -169,7 +169,7 @@ macro_rules! union_of_tables {
         self.with_gpus(u32::try_from(named).unwrap_or(u32::MAX))
     }
 
-    fn with_gpus(&self, gpus: u32) -> Result<Config, Vec<Problem>> {
+    pub(crate) fn with_gpus(&self, gpus: u32) -> Result<Config, Vec<Problem>> {
         let mut config = self.clone();
         config.hardware.gpus = gpus;
         let refused = checks::refused_with_ranks(&config).into_iter();

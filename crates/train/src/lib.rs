@@ -88,7 +88,7 @@ pub use model_folder::leads_out;
 pub use net::LOST;
 pub use nodes::{come_together, starts_on_ray};
 pub use peft::base_of as adapter_base;
-pub use preview::Preview;
+pub use preview::{Across, Preview};
 pub use recommend::recommended;
 pub use run::{Observer, Outcome, run};
 pub use score::{BATCH_TOKENS, Score, ScoreRequest, Scoring};

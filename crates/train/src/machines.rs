@@ -27,11 +27,21 @@ struct Request<'a> {
 }
 
 /// The machine that `--machine` asks for, and how many of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Requested {
+    pub machine: Machine,
+    /// Of each node.
+    pub gpus: usize,
+    /// How many nodes, where there are several, and between them bytes a second for each GPU.
+    pub nodes: Option<(usize, f64)>,
+}
+
+/// Reads what `--machine` says.
 ///
-/// Errors: a form that cannot be read, an unknown name, a file that is none of these, several nodes.
-pub fn requested(text: &str) -> Result<(Machine, usize)> {
+/// Errors: a form that cannot be read, an unknown name, a file that is none of these, nodes without a rate between them.
+pub fn requested(text: &str) -> Result<Requested> {
     if Path::new(text).is_file() {
-        return Ok((read(Path::new(text))?, 1));
+        return Ok(Requested { machine: read(Path::new(text))?, gpus: 1, nodes: None });
     }
     let Request { nodes, gpus, name, network } = request(text)?;
     let machine = match Machine::named(name) {
@@ -39,17 +49,20 @@ pub fn requested(text: &str) -> Result<(Machine, usize)> {
         None if Path::new(name).is_file() => read(Path::new(name))?,
         None => return Err(unknown(text, name)),
     };
-    if nodes > 1 {
-        return Err(TrainError::Usage(format!(
-            "`--machine {text}` asks for {nodes} nodes of {gpus} GPUs, and several nodes are not available yet; plan for \
-             one: `--machine {gpus}x{name}`"
-        )));
+    let wrong = |why: String| Err(TrainError::Usage(format!("`--machine {text}` {why}")));
+    match (nodes, network) {
+        (1, None) => Ok(Requested { machine, gpus, nodes: None }),
+        (1, Some(_)) => {
+            wrong("names a network, but one node; remove the part after `@`: it is the rate between nodes".into())
+        }
+        (nodes, None) => wrong(format!(
+            "asks for {nodes} nodes; expected the rate between them in GB/s for each GPU, such as `{text}@12.5`"
+        )),
+        (nodes, Some(_)) if machine.arch == Arch::Cpu => {
+            wrong(format!("asks for {nodes} nodes of CPUs, expected GPUs"))
+        }
+        (nodes, Some(rate)) => Ok(Requested { machine, gpus, nodes: Some((nodes, rate)) }),
     }
-    if network.is_some() {
-        let hint = "remove the part after `@`: it is the rate between nodes";
-        return Err(TrainError::Usage(format!("`--machine {text}` names a network, but one node; {hint}")));
-    }
-    Ok((machine, gpus))
 }
 
 fn request(text: &str) -> Result<Request<'_>> {
@@ -283,12 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn one_node_is_planned_for_and_several_are_refused_by_name() {
-        let found = |text: &str| requested(text).map(|(machine, gpus)| (machine.name, gpus)).unwrap();
-        assert_eq!(found("RTX4090"), ("rtx4090".to_owned(), 1));
-        assert_eq!(found("1x8xh100"), ("h100".to_owned(), 8));
+    fn several_nodes_are_planned_for_with_the_rate_between_them() {
+        let found = |text: &str| requested(text).map(|of| (of.machine.name, of.gpus, of.nodes)).unwrap();
+        assert_eq!(found("RTX4090"), ("rtx4090".to_owned(), 1, None));
+        assert_eq!(found("1x8xh100"), ("h100".to_owned(), 8, None));
+        assert_eq!(found("2x8xh200@12.5"), ("h200".to_owned(), 8, Some((2, 12.5e9))));
         let refused = |text: &str| requested(text).unwrap_err().to_string();
-        assert!(refused("2x8xh200@12.5").contains("2 nodes of 8 GPUs, and several nodes are not available yet"));
+        assert!(refused("2x8xh200").contains("2 nodes; expected the rate between them"));
         assert!(refused("h100@50").contains("one node"));
         let unknown = refused("h20");
         assert!(unknown.contains("did you mean `h200`?") && unknown.contains("a100-80"), "{unknown}");
@@ -336,7 +350,7 @@ mod tests {
             Machine::named("b200").unwrap(),
         ] {
             write(&machine, &path).unwrap();
-            let (found, _) = requested(path.to_str().unwrap()).unwrap();
+            let found = requested(path.to_str().unwrap()).unwrap().machine;
             assert_eq!((&found.name, &found.arch, found.memory), (&machine.name, &machine.arch, machine.memory));
             assert_eq!((found.units, &found.origin), (machine.units, &machine.origin));
             // Numbers pass through text.

@@ -1,6 +1,7 @@
 //! What a run would be, without running it: its graph, its program, its memory and its time, for
 //! any machine. Reads no weights; if the data is available locally, it is the program of the run.
 
+mod across;
 mod expected;
 mod local_data;
 mod options;
@@ -17,6 +18,7 @@ use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::plan::{self, Plan};
 use crate::source::ModelSource;
+pub use across::Across;
 pub(crate) use expected::Expected;
 pub use expected::{Estimate, HostEstimate};
 pub use local_data::documents;
@@ -38,6 +40,8 @@ pub struct Preview {
     pub shapes: Shapes,
     /// Why the data are not available locally, if they are not.
     pub away: Option<String>,
+    /// What several nodes of this one would take, where they are asked for.
+    pub across: Option<Across>,
 }
 
 /// The model as a flat graph, in the shape of the run's longest batches. Where only some of the rewrites run
@@ -96,6 +100,7 @@ impl Preview {
             accumulation: config.training.gradient_accumulation_steps as usize,
             shapes,
             away: None,
+            across: None,
         })
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use program::{Arch, ArenaKind, Cause, Choice, EntryKind, MemoryClass, MemoryLine, Variant};
 use serde_json::{Value, json};
 
-use super::{HostEstimate, Preview};
+use super::{Across, HostEstimate, Preview};
 use crate::decisions;
 use crate::memory::lines_json;
 use crate::words::{size, time};
@@ -61,13 +61,14 @@ impl Preview {
         };
         let share = figure(&format!("{share:.1} %"), &of);
         format!(
-            "{}\n{}{share}\n{}Expected, {}:\n{}{}",
+            "{}\n{}{share}\n{}Expected, {}:\n{}{}{}",
             self.head_text(),
             self.memory_text(),
             self.decisions_text(),
             machine.origin.words(),
             self.time_text(),
             self.notes_text(),
+            self.across.as_ref().map(Across::text).unwrap_or_default(),
         )
     }
 
@@ -200,6 +201,7 @@ impl Preview {
                     "free_tokens": host.free_tokens,
                 })),
             },
+            "nodes": self.across.as_ref().map(Across::to_json),
             "recommended": self.recommended,
             "notes": self.notes,
             "far_above": self.expected().far_above(),

@@ -1,0 +1,205 @@
+//! What a run on several nodes of GPUs is expected to take: computed from the plan of one node and the rate between nodes.
+//! No such run was measured.
+//!
+//! Knows sizes and rates; not what is exchanged inside a node, which is in the plan of one.
+
+use program::{Machine, ParameterSlot};
+use serde_json::{Value, json};
+
+use super::{Estimate, Preview};
+use crate::config::Config;
+use crate::encoded::Encoded;
+use crate::error::{Result, TrainError};
+use crate::source::ModelSource;
+use crate::words::{size, time};
+
+/// GPUs of the largest run that is computed, unless a larger one is asked for.
+const MOST: usize = 1024;
+
+/// Gradients leave in buckets of so many bytes at most.
+const BUCKET: f64 = (128 << 20) as f64;
+
+/// The backward pass' share of a micro-step: two products for each one of the forward pass.
+const BACKWARD: f64 = 2.0 / 3.0;
+
+/// Columns of the picture.
+const PICTURE: f64 = 20.0;
+
+/// A run with so many GPUs.
+#[derive(Clone, Debug, PartialEq)]
+struct Size {
+    nodes: usize,
+    gpus: usize,
+    /// Bytes of each GPU that the plan holds.
+    memory: usize,
+    /// Bytes that each GPU gets in a step: from those of its node, and from its counterparts on other nodes.
+    inside: f64,
+    between: f64,
+    /// Seconds of a step in which nothing is computed because bytes are on their way.
+    waiting: f64,
+    step: f64,
+    tokens_per_second: f64,
+}
+
+/// Several nodes of one kind.
+pub struct Across {
+    nodes: usize,
+    /// Of each node.
+    gpus: usize,
+    /// Between nodes, bytes a second for each GPU.
+    network: f64,
+    sizes: Vec<Size>,
+}
+
+impl Across {
+    /// Plans for a part of a node, for a node, and from there on computes. Sizes whose plan does not fit are left out.
+    pub fn new(
+        config: &Config,
+        source: &ModelSource,
+        machine: &Machine,
+        data: Option<&Encoded>,
+        (nodes, gpus, network): (usize, usize, f64),
+    ) -> Result<Across> {
+        let mut sizes = Vec::new();
+        let parts = doubled(1).take_while(|count| *count < gpus).chain([gpus]);
+        for count in parts {
+            let of = config.with_gpus(count as u32).map_err(TrainError::Config)?;
+            let preview = match Preview::new(&of, source, machine, data) {
+                Err(TrainError::Memory(_)) if count < gpus => continue,
+                preview => preview?,
+            };
+            let estimate = preview.estimate();
+            let one = Size {
+                nodes: 1,
+                gpus: count,
+                memory: preview.memory_bytes(),
+                inside: estimate.exchanged,
+                between: 0.0,
+                waiting: estimate.waiting,
+                step: estimate.step_seconds,
+                tokens_per_second: estimate.tokens_per_second,
+            };
+            if count == gpus {
+                let trained = trained_bytes(&preview);
+                let most = (MOST / gpus).max(nodes);
+                let mut counts: Vec<usize> = doubled(2).take_while(|count| *count <= most).chain([nodes]).collect();
+                counts.sort_unstable();
+                counts.dedup();
+                sizes.push(one.clone());
+                sizes.extend(counts.into_iter().map(|nodes| one.on(nodes, trained, network, &estimate)));
+            } else {
+                sizes.push(one);
+            }
+        }
+        Ok(Across { nodes, gpus, network, sizes })
+    }
+
+    /// A table, with a picture of the rate for each GPU.
+    pub fn text(&self) -> String {
+        let rate = self.network / 1e9;
+        let mut text = format!(
+            "\n{} nodes of {} GPUs, {rate} GB/s between nodes for each GPU. Computed from the plan of one node, not measured: a \
+             step\nhas as many more rows; gradients are summed in a node, then once a step between nodes, in f32, without \
+             latencies.\n",
+            self.nodes, self.gpus
+        );
+        text += "   GPUs  nodes     memory    in a node    between      waits       step     tokens/s  of linear\n";
+        for of in &self.sizes {
+            let share = self.share(of);
+            let bar = "█".repeat((share * PICTURE).round() as usize);
+            let mark = if (of.nodes, of.gpus) == (self.nodes, self.nodes * self.gpus) { '*' } else { ' ' };
+            let line = format!(
+                "{mark}{:>6} {:>6} {:>10} {:>12} {:>10} {:>10} {:>10} {:>12.0} {:>8.1} % {bar}",
+                of.gpus,
+                of.nodes,
+                size(of.memory),
+                size(of.inside as usize),
+                size(of.between as usize),
+                time(of.waiting),
+                time(of.step),
+                of.tokens_per_second,
+                100.0 * share,
+            );
+            text += &(line + "\n");
+        }
+        text
+    }
+
+    pub fn to_json(&self) -> Value {
+        let row = |of: &Size| {
+            json!({
+                "gpus": of.gpus, "nodes": of.nodes, "memory_bytes": of.memory, "inside_bytes": of.inside,
+                "between_bytes": of.between, "waiting_seconds": of.waiting, "step_seconds": of.step,
+                "tokens_per_second": of.tokens_per_second, "share_of_linear": self.share(of),
+            })
+        };
+        json!({
+            "meaning": "computed from the plan of one node, not measured",
+            "nodes": self.nodes,
+            "gpus": self.gpus,
+            "bytes_per_second": self.network,
+            "sizes": self.sizes.iter().map(row).collect::<Vec<Value>>(),
+        })
+    }
+
+    /// The rate for each GPU, as a share of that of the smallest run.
+    fn share(&self, of: &Size) -> f64 {
+        let each = |of: &Size| of.tokens_per_second / of.gpus as f64;
+        each(of) / each(&self.sizes[0])
+    }
+}
+
+impl Size {
+    /// As many of this node. What is exchanged between them travels while the rest of the backward pass is computed.
+    fn on(&self, nodes: usize, trained: f64, network: f64, one: &Estimate) -> Size {
+        let (between, exposed) = between(trained, self.gpus, nodes, network, BACKWARD * one.micro_step_seconds);
+        let step = self.step + exposed;
+        Size {
+            nodes,
+            gpus: nodes * self.gpus,
+            between,
+            waiting: self.waiting + exposed,
+            step,
+            tokens_per_second: self.tokens_per_second * nodes as f64 * self.step / step,
+            ..self.clone()
+        }
+    }
+}
+
+/// Bytes that a GPU gets from other nodes in a step, and the seconds of them that no computation hides: all that does not fit
+/// next to the backward pass of the last micro-step, at least the last bucket.
+fn between(trained: f64, gpus: usize, nodes: usize, network: f64, backward: f64) -> (f64, f64) {
+    // Each GPU sums its share of the node's gradients around a ring: once to add, once to hand on.
+    let bytes = 2.0 * (nodes - 1) as f64 / nodes as f64 * trained / gpus as f64;
+    let buckets = (trained / BUCKET).ceil().max(1.0);
+    let seconds = bytes / network;
+    (bytes, (seconds - backward * (buckets - 1.0) / buckets).max(seconds / buckets))
+}
+
+/// Gradients of all trained weights in f32.
+fn trained_bytes(preview: &Preview) -> f64 {
+    let slots = preview.program.layout.parameters.iter().filter(|slot| slot.trainable);
+    4.0 * slots.map(ParameterSlot::elements).sum::<usize>() as f64
+}
+
+fn doubled(from: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(from), |count| Some(count * 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_gpu_gets_from_other_nodes_is_its_share_twice() {
+        // 32 GB of gradients, 8 GPUs of 2 nodes: 2 · 1/2 · 32 / 8 GB.
+        let (bytes, exposed) = between(32e9, 8, 2, 50e9, 1.0);
+        assert_eq!(bytes, 4e9);
+        // 80 ms, of which the last of 239 buckets is in nobody's way.
+        assert!((exposed - 0.08 / 239.0).abs() < 1e-9, "{exposed}");
+        let (bytes, exposed) = between(32e9, 8, 128, 50e9, 0.0);
+        assert!((bytes - 7.9375e9).abs() < 1.0 && (exposed - 0.15875).abs() < 1e-9, "{bytes} {exposed}");
+        // One bucket waits for the whole backward pass.
+        assert_eq!(between(1e6, 1, 2, 1e6, 5.0), (1e6, 1.0));
+    }
+}

@@ -275,7 +275,7 @@ WITHOUT_TRACE = {"use_fused_rope", "use_cuda_graphs", "dataloader_num_workers"}
 
 
 def available() -> list[str]:
-    """Names of the options that are available, those of datasets as `datasets.name`."""
+    """Names of the options that are available; of datasets only that there are any."""
     properties = json.loads((REPOSITORY / "docs" / "surogate.schema.json").read_text())["properties"]
     names = [name for name, row in properties.items() if "Not available yet." not in row.get("description", "")]
     return names

@@ -37,7 +37,7 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
     output = Path(options.output) if options.output else adapter.parent / "merged"
     folder = hub.folder(model)
-    adapted, tensors, size, quantised = _native.merge(folder, adapter, output, _renamed(folder), as_is=bool(options.base))
+    adapted, tensors, size, quantised = _native.merge(folder, adapter, output, _names(folder), as_is=bool(options.base))
     show(f"{output}: {adapted} of {tensors} tensors adapted, {bytes_text(size)}")
     if options.base:
         show(f"the adapter was added to the weights of {model} as they are: another function than was trained")
@@ -46,9 +46,10 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _renamed(folder: Path) -> list[list[str]]:
-    """Beginnings of names that the files of a model's architecture have in another way than its modules."""
+def _names(folder: Path) -> str:
+    """What a model's architecture says of names, as JSON."""
     try:
-        return find(json.loads((folder / "config.json").read_text(encoding="utf-8"))).files.get("renamed", [])
+        found = find(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return json.dumps({"renamed": found.files.get("renamed", []), "adapters": found.adapters})
     except (OSError, ValueError, ModelConfigError):
-        return []  # merging needs no architecture: the engine says what is wrong with the folder
+        return "{}"  # merging needs no architecture: the engine says what is wrong with the folder

@@ -40,8 +40,8 @@ MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3
 #: Those with gated delta nets, which do not generate text yet.
 HYBRIDS = ["qwen3_5", "qwen3_5_moe"]
 
-#: Those whose recorded adapters are not on experts; those of the others are, and are not compared.
-ADAPTED = [*FAMILIES, "gpt_oss", "qwen3_5_moe"]
+#: Those with recorded adapters on experts and attention, which differ from those in `lora`.
+ADAPTED_EXPERTS = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3"]
 
 #: Those with a recorded loss of uneven loads.
 BALANCED = ["gpt_oss", "mixtral", "qwen3_moe", "qwen3_5_moe"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import surogate
+import surogate.merge
 from conftest import TRIMMED
 from golden import (
-    ADAPTED,
+    ADAPTED_EXPERTS,
     BALANCED,
     CURVE_LOSS,
     CURVE_NORM,
@@ -36,11 +38,6 @@ def golden(request, golden_folder) -> Golden:
 
 @pytest.fixture(params=FAMILIES)
 def dense(request, golden_folder) -> Golden:
-    return of_family(request.param, golden_folder)
-
-
-@pytest.fixture(params=ADAPTED)
-def adapted(request, golden_folder) -> Golden:
     return of_family(request.param, golden_folder)
 
 
@@ -137,24 +134,59 @@ def test_weighted_tokens(golden):
         assert_close(weighted[name], value, 1e-5, name)
 
 
-def test_lora(adapted):
-    model = surogate.load(adapted.folder, adapter=adapted.folder / "lora", device=DEVICE)
-    ids, labels = adapted.inputs["input_ids"], adapted.inputs["labels"]
+def test_lora(golden):
+    model = surogate.load(golden.folder, adapter=golden.folder / "lora", device=DEVICE)
+    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
     logits = model.forward(ids)
-    assert_close(logits, adapted.lora["logits"], LOGITS, "logits")
-    assert_close(logits, adapted.lora["merged_logits"], LOGITS, "merged logits")
+    assert_close(logits, golden.lora["logits"], LOGITS, "logits")
+    assert_close(logits, golden.lora["merged_logits"], LOGITS, "merged logits")
     loss, gradients = model.loss_and_gradients(ids, labels)
-    assert abs(loss - adapted.lora["loss"][0]) <= LOSS
-    assert_gradients_close(gradients, adapted.lora)
+    assert abs(loss - golden.lora["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, golden.lora)
 
 
-def test_lora_on_packed_rows(adapted):
-    model = surogate.load(adapted.folder, adapter=adapted.folder / "lora", device=DEVICE)
-    ids, labels, positions = (adapted.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
-    assert_close(model.forward(ids, positions), adapted.lora["packed.logits"], LOGITS, "logits")
+@pytest.mark.parametrize("name", ADAPTED_EXPERTS)
+def test_adapters_on_experts(name, golden_folder, tmp_path):
+    """PEFT's `target_parameters`: forward, gradients, merged by the engine from folder to folder, and written as they are read."""
+    golden = of_family(name, golden_folder)
+    folder = golden.folder / "lora_experts"
+    reference = load_file(folder / "reference.safetensors")
+    model = surogate.load(golden.folder, adapter=folder, device=DEVICE)
+    ids, labels = golden.inputs["input_ids"], golden.inputs["labels"]
+    assert_close(model.forward(ids), reference["logits"], LOGITS, "logits")
+    loss, gradients = model.loss_and_gradients(ids, labels)
+    assert abs(loss - reference["loss"][0]) <= LOSS
+    assert_gradients_close(gradients, reference)
+    options = argparse.Namespace(adapter=str(folder), model=str(golden.folder), base=None, output=str(tmp_path / "merged"))
+    assert surogate.merge.run(options) == 0
+    merged = surogate.load(tmp_path / "merged", device=DEVICE)
+    assert_close(merged.forward(ids), reference["merged_logits"], LOGITS, "merged logits")
+
+    own = {"adapter": str(folder), "merge_adapter": True, "train_seed": 5}
+    trainer = surogate.Trainer(curve_config(golden, tmp_path / "run", lora=True) | own)
+    trainer.export(tmp_path / "result")
+    config, theirs = (json.loads((of / "adapter_config.json").read_text()) for of in (tmp_path / "result", folder))
+    for key in ("r", "lora_alpha", "rank_pattern", "alpha_pattern"):
+        assert config[key] == theirs[key]
+    for key in ("target_modules", "target_parameters"):
+        # Whole names where a part of the model is not computed.
+        assert {target.rpartition(".")[-1] for target in config[key]} == {target.rpartition(".")[-1] for target in theirs[key]}
+    ours, before = load_file(tmp_path / "result" / "adapter_model.safetensors"), load_file(folder / "adapter_model.safetensors")
+    assert set(ours) == set(before)
+    for key, value in before.items():
+        np.testing.assert_array_equal(ours[key], value)
+    trainer.export_merged(tmp_path / "live")
+    live = surogate.load(tmp_path / "live", device=DEVICE)
+    assert_close(live.forward(ids), reference["merged_logits"], LOGITS, "merged logits")
+
+
+def test_lora_on_packed_rows(golden):
+    model = surogate.load(golden.folder, adapter=golden.folder / "lora", device=DEVICE)
+    ids, labels, positions = (golden.inputs[f"packed.{name}"] for name in ("input_ids", "labels", "position_ids"))
+    assert_close(model.forward(ids, positions), golden.lora["packed.logits"], LOGITS, "logits")
     loss, gradients = model.loss_and_gradients(ids, labels, positions)
-    assert abs(loss - adapted.lora["packed.loss"][0]) <= LOSS
-    assert_gradients_close(gradients, adapted.lora, prefix="packed.grad.")
+    assert abs(loss - golden.lora["packed.loss"][0]) <= LOSS
+    assert_gradients_close(gradients, golden.lora, prefix="packed.grad.")
 
 
 @pytest.mark.parametrize("spelling", ["config", "config_v4"])
@@ -219,16 +251,7 @@ def curve_config(golden: Golden, output, lora: bool) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_curve(adapted, tmp_path, kind):
-    check_curve(adapted, tmp_path, kind)
-
-
-@pytest.mark.parametrize("name", [name for name in MIXTURES if name not in ADAPTED])
-def test_curve_of_a_mixture(name, golden_folder, tmp_path):
-    check_curve(of_family(name, golden_folder), tmp_path, "full")
-
-
-def check_curve(golden: Golden, tmp_path: Path, kind: str) -> None:
+def test_curve(golden, tmp_path, kind):
     trainer = surogate.Trainer(curve_config(golden, tmp_path / "run", kind == "lora"))
     for step, row in enumerate(golden.curve[kind]["steps"]):
         batch = {name: golden.train_inputs[name][step] for name in ("input_ids", "labels")}

@@ -252,12 +252,112 @@ def test_adapters_outside_of_the_experts(make, make_model, tmp_path):
     assert main(["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]) == 0
     np.testing.assert_allclose(surogate.load(tmp_path / "merged").forward(IDS), adapted, atol=2e-5)
     assert set(load_file(tmp_path / "merged" / "model.safetensors")) == set(load_file(folder / "model.safetensors"))
-    with pytest.raises(ConfigError, match="`all-linear` would put adapters on the experts"):
-        every = surogate.Trainer(base | {"lora_target_modules": ["all-linear"]})
-        every.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=0.0)
-    with pytest.raises(ConfigError, match="experts cannot be quantised yet"):
-        quantised = surogate.Trainer(base | {"lora_target_modules": names, "qlora_bnb": True})
-        quantised.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=0.0)
+
+
+def trained(folder, output, **options: object) -> surogate.Trainer:
+    """An adapter after two steps."""
+    base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
+    trainer = surogate.Trainer(base | {"output_dir": str(output)} | options)
+    for _ in range(2):
+        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+    return trainer
+
+
+@pytest.mark.parametrize("make", MIXTURES)
+def test_adapters_on_experts_and_routers(make, make_model, tmp_path):
+    """What is trained is written, read, merged from folder to folder and from memory, and is the same function."""
+    folder = make_model(make())
+    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    router = "router.weight" if make is tiny_gpt_oss else "mlp.gate.weight"
+    trainer = trained(folder, tmp_path / "run", lora_target_modules=["o_proj"], lora_target_parameters=[*experts, router])
+    trainer.export(tmp_path / "adapter")
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any(".mlp.experts.base_layer.lora_B." in name and np.abs(value).max() > 0 for name, value in tensors.items())
+    assert any(".mlp.experts.lora_B." in name and np.abs(value).max() > 0 for name, value in tensors.items())
+    assert any(name.endswith(f"mlp.{router.removeprefix('mlp.').removesuffix('.weight')}.lora_A.weight") for name in tensors)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert {name.rpartition(".")[-1] for name in config["target_modules"]} == {"o_proj"}
+    assert config["target_parameters"] == [*experts, router]
+    adapted = surogate.load(folder, adapter=tmp_path / "adapter").forward(IDS)
+    assert np.abs(adapted - surogate.load(folder).forward(IDS)).max() > 1e-3
+    assert main(["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]) == 0
+    trainer.export_merged(tmp_path / "live")
+    for merged in ("merged", "live"):
+        np.testing.assert_allclose(surogate.load(tmp_path / merged).forward(IDS), adapted, atol=2e-5)
+        assert set(load_file(tmp_path / merged / "model.safetensors")) == set(load_file(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("make", "modules", "parameters"),
+    [
+        (tiny_qwen3_moe, ["k_proj", "o_proj", "q_proj", "v_proj"], ["gate.weight", "gate_up_proj", "down_proj"]),
+        (tiny_qwen2_moe, ["k_proj", "o_proj", "q_proj", "shared_expert_gate", "v_proj"], ["gate.weight", "gate_up_proj", "down_proj"]),
+        (tiny_gpt_oss, ["k_proj", "o_proj", "q_proj", "v_proj"], None),
+    ],
+)
+def test_all_linear_is_what_it_is_for_peft(make, modules, parameters, make_model, tmp_path):
+    trained(make_model(make()), tmp_path / "run").export(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert sorted(config["target_modules"]) == modules and config["target_parameters"] == parameters
+    patterns = (config["rank_pattern"], config["alpha_pattern"])
+    assert patterns == (({r".*\.gate_up_proj": 8}, {r".*\.gate_up_proj": 64}) if parameters else ({}, {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"lora_dropout": 0.1}, "`lora_dropout` is 0.1, and adapters on parameters have none: gate.weight"),
+        ({"lora_dora": True}, "`lora_dora: true` does not go with adapters on parameters"),
+        ({"lora_target_modules": ["q_proj", "up_proj"]}, "`up_proj` needs `gate_proj` with it"),
+        ({"lora_target_parameters": ["experts.up_proj"]}, "`experts.up_proj` matches no linear.*its parameters: .*gate.weight, .*gate_up_proj"),
+        ({"lora_target_parameters": ["q_proj.weight"]}, "is a target as a module and its weight one as a parameter"),
+    ],
+)
+def test_adapters_that_are_refused(options, match, make_model, tmp_path):
+    with pytest.raises(ConfigError, match=match):
+        trained(make_model(tiny_qwen3_moe()), tmp_path / "run", **options)
+
+
+@pytest.mark.parametrize("make", [tiny_qwen3_moe, tiny_gpt_oss])
+def test_routers_are_frozen_or_trained_in_full(make, make_model, tmp_path):
+    folder = make_model(make())
+    names = [name for name in load_file(folder / "model.safetensors") if name.endswith(("mlp.gate.weight", "router.weight"))]
+    for train_router in (False, True):
+        run = tmp_path / str(train_router)
+        trainer = trained(folder, run, lora_target_modules=["q_proj"], train_router=train_router)
+        trainer.export(run / "adapter")
+        trainer.export_merged(run / "merged")
+        before, after = load_file(folder / "model.safetensors"), load_file(run / "merged" / "model.safetensors")
+        assert names and all(np.array_equal(before[name], after[name]) != train_router for name in names)
+        kept = [name for name in load_file(run / "adapter" / "adapter_model.safetensors") if "lora" not in name]
+        assert {name.removeprefix("base_model.model.").replace(".bias", ".weight") for name in kept} == (set(names) if train_router else set())
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no router"):
+        trained(make_model(tiny_llama()), tmp_path / "dense", train_router=True)
+
+
+@pytest.mark.parametrize("form", ["qlora_bnb", "qlora_fp8", "qlora_fp4"])
+@pytest.mark.parametrize("make", [tiny_qwen3_moe, tiny_mixtral, tiny_gpt_oss, tiny_deepseek_v3])
+def test_experts_in_codes(make, form, make_model, tmp_path):
+    """Adapters on codes of all products but routers; what is merged has the values of the codes."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32} if form == "qlora_fp4" else {}
+    folder = make_model(make(**sizes))
+    names = ["kv_b_proj" if make is tiny_deepseek_v3 else "q_proj", "o_proj"]
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    own = {"lora_target_modules": names, "lora_target_parameters": parameters, form: True}
+    trainer = trained(folder, tmp_path / "run", **own)
+    trainer.export(tmp_path / "adapter")
+    trainer.export_merged(tmp_path / "live")
+    assert main(["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]) == 0
+    loss = trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=0.0)["loss"]
+    on_numbers, _ = surogate.load(folder, adapter=tmp_path / "adapter").loss_and_gradients(IDS, IDS)
+    assert abs(loss - on_numbers) > 5e-6, "codes are not the numbers that they stand for"
+    before = load_file(folder / "model.safetensors")
+    for merged in ("merged", "live"):
+        found, _ = surogate.load(tmp_path / merged).loss_and_gradients(IDS, IDS)
+        assert found == pytest.approx(loss, abs=2e-6)
+        after = load_file(tmp_path / merged / "model.safetensors")
+        routers = [name for name in before if name.endswith((".gate.weight", "router.weight"))]
+        assert routers and all(np.array_equal(before[name], after[name]) for name in routers)
 
 
 @pytest.mark.parametrize("make", [tiny_qwen3_moe, tiny_mixtral, tiny_olmoe, tiny_qwen2_moe, tiny_gpt_oss])

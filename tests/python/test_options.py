@@ -185,6 +185,7 @@ EFFECTS: dict[str, tuple[Callable[[Options, Path], Any], Any, Options]] = {
     "lora_dropout": (numbers, 0.4, {}),
     "lora_dtype": (numbers, "bfloat16", {}),
     "lora_target_modules": (numbers, ["q_proj"], {}),
+    "lora_target_parameters": (numbers, ["k_proj.weight"], {"lora_target_modules": ["q_proj"], "lora_dropout": 0.0}),
     "lora_dora": (numbers, True, {}),
     "modules_to_save": (numbers, ["embed_tokens"], {}),
     "adapter": (numbers, lambda o: {"adapter": sibling(o, "adapter")}, {"lora_rank": 4}),
@@ -267,6 +268,7 @@ ELSEWHERE = {
     "clock": "tests/python/test_data.py",
     "use_chat_template": "tests/python/test_data.py",
     "data_cache": "tests/python/test_data_cache.py",
+    "train_router": "tests/python/test_mixtures.py",
     "router_aux_loss_coef": "tests/python/test_mixtures.py",
 }
 

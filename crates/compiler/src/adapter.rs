@@ -3,6 +3,7 @@
 //! Knows names and patterns; not what a module computes.
 
 use fancy_regex::Regex;
+use graph::{AdapterForm, AdapterPlace};
 use tensor::DType;
 
 use crate::CompileError;
@@ -24,9 +25,13 @@ pub struct AdapterOptions {
     /// Module names (last component, or a dotted suffix), `all-linear`, or regular expressions
     /// over the whole module name.
     pub targets: Vec<String>,
+    /// Parameters by their names or the ends of these, which begin at a component (PEFT's `target_parameters`).
+    pub parameters: Vec<String>,
     /// Ends of the names of modules that are trained in full (PEFT's `modules_to_save`).
     pub saved: Vec<String>,
     pub exceptions: AdapterExceptions,
+    /// What the model says of its weights for adapters.
+    pub form: AdapterForm,
 }
 
 impl AdapterOptions {
@@ -59,6 +64,10 @@ pub struct AdapterRules {
     alpha: f64,
     rank_stabilised: bool,
     targets: Vec<Target>,
+    /// The targets of modules as they are written.
+    texts: Vec<String>,
+    parameters: Vec<String>,
+    form: AdapterForm,
     ranks: Vec<(Regex, usize)>,
     alphas: Vec<(Regex, f64)>,
     excluded: Vec<Target>,
@@ -114,9 +123,35 @@ impl Target {
     }
 }
 
+/// A weight's adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterOf {
+    /// What its matrices are named after.
+    pub module: String,
+    pub rank: usize,
+    /// What the product B·A is multiplied with.
+    pub scale: f64,
+    /// It is a target as a parameter, not as a module.
+    pub by_parameter: bool,
+    /// Of a weight that lies in a parameter of three axes; none where the weight is a matrix of its own.
+    pub stack: Option<Stacked>,
+}
+
+/// Where a weight lies in a parameter of three axes. A is [groups·rank, inputs], B [outputs, rank·groups] with the group last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stacked {
+    /// How many parts lie behind one another in the outputs; 1 where the weight has all of them.
+    pub parts: usize,
+    /// Of a weight that files keep by itself, its group and its part; none for the whole parameter.
+    pub member: Option<[usize; 2]>,
+    /// The matrices are [inputs, outputs].
+    pub transposed: bool,
+}
+
 impl AdapterRules {
-    /// Errors: a pattern that is no regular expression.
+    /// Errors: a pattern that is no regular expression, and targets that PEFT would not take together.
     pub fn new(options: &AdapterOptions) -> Result<AdapterRules, CompileError> {
+        let options = &converted(options)?;
         let of = &options.exceptions;
         let targets = |texts: &[String]| texts.iter().map(|t| Target::new(t)).collect::<Result<Vec<_>, _>>();
         let ending = |pattern: &String| regex(pattern, &format!(r"^(?:.*\.)?(?:{pattern})$"));
@@ -129,6 +164,9 @@ impl AdapterRules {
             alpha: options.alpha,
             rank_stabilised: options.rank_stabilised,
             targets: targets(&options.targets)?,
+            texts: options.targets.clone(),
+            parameters: options.parameters.clone(),
+            form: options.form.clone(),
             ranks: ranks.collect::<Result<_, CompileError>>()?,
             alphas: alphas.collect::<Result<_, CompileError>>()?,
             excluded: targets(&of.excluded)?,
@@ -140,19 +178,107 @@ impl AdapterRules {
         })
     }
 
-    /// Rank of a module's adapter.
-    pub fn rank(&self, module: &str) -> Result<usize, CompileError> {
-        Ok(first(&self.ranks, module)?.unwrap_or(self.rank))
+    /// One count for each of [`AdapterRules::targets`].
+    pub fn hits(&self) -> Vec<usize> {
+        vec![0; self.targets.len() + self.parameters.len()]
     }
 
-    /// What the product B·A of a module is multiplied with.
-    pub fn scale(&self, module: &str) -> Result<f64, CompileError> {
-        let (rank, alpha) = (self.rank(module)? as f64, first(&self.alphas, module)?.unwrap_or(self.alpha));
+    /// What was asked for, in words: targets of modules, then of parameters.
+    pub fn targets(&self) -> impl Iterator<Item = &str> {
+        let parameters = self.parameters.iter().map(String::as_str);
+        self.texts.iter().map(String::as_str).chain(parameters)
+    }
+
+    /// The adapter of a weight by its name in the parameter table; none where it gets none.
+    pub fn of(&self, parameter: &str) -> Result<Option<AdapterOf>, CompileError> {
+        self.counted(parameter, &mut self.hits())
+    }
+
+    /// The adapter that a module has whatever the targets say: its file has matrices for it.
+    pub fn of_module(&self, module: &str) -> Result<AdapterOf, CompileError> {
+        let (rank, scale) = (self.rank(module)?, self.scale(module)?);
+        Ok(AdapterOf { module: module.to_owned(), rank, scale, by_parameter: false, stack: None })
+    }
+
+    /// [`AdapterRules::of`] that counts which targets hit, first those of modules, then those of parameters, so that one that
+    /// never does can be named.
+    pub fn counted(&self, parameter: &str, hits: &mut [usize]) -> Result<Option<AdapterOf>, CompileError> {
+        match self.form.place(parameter) {
+            None => Ok(None),
+            Some(AdapterPlace::Matrix { module }) => self.of_matrix(module, hits),
+            Some(AdapterPlace::Stacked { container, stack, member }) => {
+                self.of_stacked(&container, stack, member, hits)
+            }
+        }
+    }
+
+    fn of_matrix(&self, module: String, hits: &mut [usize]) -> Result<Option<AdapterOf>, CompileError> {
+        let (modules, parameters) = hits.split_at_mut(self.targets.len());
+        let key = format!("{module}.weight");
+        let named = self.names(&key, parameters);
+        let is_target = self.form.is_linear(&module) && self.matches(&module, modules)?;
+        let key = match (is_target, named) {
+            (false, false) => return Ok(None),
+            (true, false) => &module,
+            (false, true) => &key,
+            (true, true) => {
+                let text =
+                    format!("`{module}` is a target as a module and its weight one as a parameter: leave one out");
+                return Err(CompileError::Options(text));
+            }
+        };
+        let (rank, scale) = (self.rank(key)?, self.scale(key)?);
+        Ok(Some(AdapterOf { module, rank, scale, by_parameter: named, stack: None }))
+    }
+
+    fn of_stacked(
+        &self,
+        container: &str,
+        stack: usize,
+        member: Option<[usize; 2]>,
+        hits: &mut [usize],
+    ) -> Result<Option<AdapterOf>, CompileError> {
+        let key = |stack: usize| format!("{container}.{}", self.form.stacks[stack].name);
+        if !self.names(&key(stack), &mut hits[self.targets.len()..]) {
+            return Ok(None);
+        }
+        let others = &mut vec![0; self.parameters.len()];
+        // PEFT wraps a module once for each of its parameters, the first inside.
+        let around = (stack + 1..self.form.stacks.len()).filter(|other| self.names(&key(*other), others)).count();
+        let module = format!("{container}{}", ".base_layer".repeat(around));
+        let (rank, scale, of) = (self.rank(&key(stack))?, self.scale(&key(stack))?, &self.form.stacks[stack]);
+        let stack = Stacked { parts: of.parts.len().max(1), member, transposed: of.transposed };
+        Ok(Some(AdapterOf { module, rank, scale, by_parameter: true, stack: Some(stack) }))
+    }
+
+    /// Whether a parameter, by the name that adapters have for it, is a target.
+    fn names(&self, key: &str, hits: &mut [usize]) -> bool {
+        let mut any = false;
+        for (target, hits) in self.parameters.iter().zip(hits) {
+            let hit = key == target || key.ends_with(&format!(".{target}"));
+            *hits += hit as usize;
+            any |= hit;
+        }
+        any
+    }
+
+    /// Parameters that are targets, those included that names of modules mean.
+    pub fn parameters(&self) -> &[String] {
+        &self.parameters
+    }
+
+    /// Rank of an adapter, by the name of its module or parameter.
+    fn rank(&self, name: &str) -> Result<usize, CompileError> {
+        Ok(first(&self.ranks, name)?.unwrap_or(self.rank))
+    }
+
+    fn scale(&self, name: &str) -> Result<f64, CompileError> {
+        let (rank, alpha) = (self.rank(name)? as f64, first(&self.alphas, name)?.unwrap_or(self.alpha));
         Ok(if self.rank_stabilised { alpha / rank.sqrt() } else { alpha / rank })
     }
 
-    /// Whether a linear module gets an adapter. Counts which targets hit, so that one that never does can be named.
-    pub fn matches(&self, module: &str, hits: &mut [usize]) -> Result<bool, CompileError> {
+    /// Whether a linear module gets an adapter.
+    fn matches(&self, module: &str, hits: &mut [usize]) -> Result<bool, CompileError> {
         let mut any = false;
         for (target, hits) in self.targets.iter().zip(hits) {
             let hit = target.is_match(module)? && (!target.minds_layers(module) || self.in_layers(module)?);
@@ -178,6 +304,52 @@ impl AdapterRules {
     }
 }
 
+/// The options as PEFT changes them for models whose modules have become parameters: targets that are names of such modules
+/// become parameters, with the rank and alpha of all modules that are parts of one.
+pub fn converted(options: &AdapterOptions) -> Result<AdapterOptions, CompileError> {
+    let (form, mut of) = (&options.form, options.clone());
+    if form.converted.is_empty() {
+        return Ok(of);
+    }
+    let every = options.targets.iter().any(|target| target == "all-linear");
+    let means = |target: &str, name: &str| target == name || target.ends_with(&format!(".{name}"));
+    let is_named = |name: &str| every || options.targets.iter().any(|target| means(target, name));
+    of.targets.retain(|target| !form.converted.iter().any(|[name, _]| means(target, name)));
+    let mut done: Vec<&String> = Vec::new();
+    for [_, parameter] in &form.converted {
+        let parts: Vec<&String> =
+            form.converted.iter().filter(|[_, to]| to == parameter).map(|[name, _]| name).collect();
+        let (named, missing): (Vec<&String>, Vec<&String>) = parts.iter().partition(|name| is_named(name));
+        let is_saved = options.saved.iter().any(|saved| parts.iter().any(|name| means(saved, name)));
+        if named.is_empty() || done.contains(&parameter) || is_saved {
+            continue;
+        }
+        done.push(parameter);
+        if !missing.is_empty() {
+            let list = |names: &[&String]| names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+            let (named, missing) = (list(&named), list(&missing));
+            let text = format!("adapter target `{named}` needs `{missing}` with it: both are parts of `{parameter}`");
+            return Err(CompileError::Options(text));
+        }
+        if !of.parameters.contains(parameter) {
+            of.parameters.push(parameter.clone());
+        }
+        if parts.len() > 1 {
+            let pattern = format!(r".*\.{}", fancy_regex::escape(parameter));
+            set(&mut of.exceptions.rank_pattern, &pattern, options.rank * parts.len());
+            set(&mut of.exceptions.alpha_pattern, &pattern, options.alpha * parts.len() as f64);
+        }
+    }
+    Ok(of)
+}
+
+fn set<T>(patterns: &mut Vec<(String, T)>, pattern: &str, value: T) {
+    match patterns.iter_mut().find(|(name, _)| name == pattern) {
+        Some((_, old)) => *old = value,
+        None => patterns.push((pattern.to_owned(), value)),
+    }
+}
+
 fn first<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Result<Option<T>, CompileError> {
     for (pattern, value) in patterns {
         if is_match(pattern, module)? {
@@ -200,13 +372,15 @@ mod tests {
             dropout: 0.0,
             dtype: DType::F32,
             targets: targets.iter().map(|t| (*t).to_owned()).collect(),
+            parameters: Vec::new(),
             saved: Vec::new(),
             exceptions: AdapterExceptions::default(),
+            form: AdapterForm::default(),
         }
     }
 
     fn hit(options: &AdapterOptions, module: &str) -> bool {
-        AdapterRules::new(options).unwrap().matches(module, &mut vec![0; options.targets.len()]).unwrap()
+        AdapterRules::new(options).unwrap().of(&format!("{module}.weight")).unwrap().is_some()
     }
 
     const Q0: &str = "model.layers.0.self_attn.q_proj";

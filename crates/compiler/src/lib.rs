@@ -27,7 +27,7 @@ use graph::{Graph, Model, Parameter};
 use program::{Documents, EntryKind, Machine, Program, Variant};
 use thiserror::Error;
 
-pub use adapter::{AdapterExceptions, AdapterOptions, AdapterRules};
+pub use adapter::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, Stacked, converted};
 pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use options::{

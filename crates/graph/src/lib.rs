@@ -6,6 +6,7 @@
 //! Invariant: nothing here knows what any operation means. Shapes that depend on an operation are
 //! inferred and checked one floor up, in `ops`.
 
+mod adapter_form;
 mod dim;
 mod flat;
 mod model;
@@ -13,6 +14,7 @@ mod op_id;
 mod text;
 mod verify;
 
+pub use adapter_form::{AdapterForm, AdapterPlace, MatrixStack};
 pub use dim::{Axis, Bindings, Dim, Element, ValueType};
 pub use flat::{Graph, Layer, Node, Origin, Parameter, ParameterId, Phase, Quantiser, StateId, Value, ValueId};
 pub use model::{

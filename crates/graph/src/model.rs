@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tensor::Attrs;
 use thiserror::Error;
 
+use crate::adapter_form::AdapterForm;
 use crate::dim::{Dim, Element, ValueType};
 
 /// The version that this crate reads and writes.
@@ -24,6 +25,8 @@ pub struct Model {
     pub max_positions: Option<usize>,
     #[serde(default, skip_serializing_if = "FileForm::is_plain")]
     pub files: FileForm,
+    #[serde(default, skip_serializing_if = "AdapterForm::is_plain")]
+    pub adapters: AdapterForm,
     /// What the model reads of a batch.
     pub inputs: Vec<Input>,
     /// Parameters used outside of repeats; those of a repeat are in its block.

@@ -34,6 +34,7 @@ mod rows;
 pub mod rowwise;
 mod seed;
 mod sequence;
+mod transpose;
 mod vector;
 mod view;
 

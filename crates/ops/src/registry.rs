@@ -21,6 +21,7 @@ use crate::rope;
 use crate::rows;
 use crate::rowwise;
 use crate::sequence;
+use crate::transpose;
 use crate::view;
 
 /// Makes the list and the ids from one row for each operation: its constant in [`id`], its name, its implementation.
@@ -143,6 +144,7 @@ operations! {
     EXPERT_LOAD_BACKWARD = "expert_load_backward": experts::ExpertLoadBackward,
     BALANCED_LOSS = "balanced_loss": experts::BalancedLoss,
     BALANCED_LOSS_BACKWARD = "balanced_loss_backward": experts::BalancedLossBackward,
+    TRANSPOSE = "transpose": transpose::Transpose,
     GROUPED_BIAS = "grouped_bias": experts::GroupedBias,
     GROUPED_ROW_SUMS = "grouped_row_sums": experts::GroupedRowSums,
     ATTENTION = "attention": attention::Attention,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors::train_error;
@@ -53,20 +54,21 @@ pub fn extend(
 }
 
 /// Writes a model with an adapter added to its weights: (adapted weights, tensors, bytes, the form of the quantised
-/// weights that were made again, if the adapter was trained on such). `renamed`: beginnings of names, in files and of
-/// modules; `as_is`: added to the weights as they are.
+/// weights that were made again, if the adapter was trained on such). `names`: what the
+/// architecture says of names, as JSON; `as_is`: added to the weights as they are.
 #[pyfunction]
-#[pyo3(signature = (model, adapter, output, renamed = Vec::new(), as_is = false))]
+#[pyo3(signature = (model, adapter, output, names = "{}", as_is = false))]
 pub fn merge(
     py: Python<'_>,
     model: PathBuf,
     adapter: PathBuf,
     output: PathBuf,
-    renamed: Vec<[String; 2]>,
+    names: &str,
     as_is: bool,
 ) -> PyResult<(usize, usize, usize, Option<String>)> {
+    let names: train::ModelNames = serde_json::from_str(names).map_err(|e| PyValueError::new_err(e.to_string()))?;
     let signals = Signals::default();
-    let done = py.detach(|| train::merge(&model, &adapter, &output, &renamed, as_is, &|| signals.raised()));
+    let done = py.detach(|| train::merge(&model, &adapter, &output, &names, as_is, &|| signals.raised()));
     let done = signals.outcome(py, done)?;
     Ok((done.adapted, done.tensors, done.bytes, done.quantised))
 }

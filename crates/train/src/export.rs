@@ -12,11 +12,11 @@ use data::{Batch, Stop};
 use program::{Choices, Documents, EntryKind, ParameterSlot, Program, TensorRef, Variant};
 use tensor::{DType, HostTensor};
 
+use crate::adapted::{self, Pairs};
 use crate::card::{self, Form};
 use crate::config::Init;
 use crate::engine::Engine;
 use crate::error::{Result, TrainError, go_on};
-use crate::merge::merged;
 use crate::model::Model;
 use crate::model_folder::{pretty, write_companions, write_files, write_weights};
 use crate::peft;
@@ -102,6 +102,7 @@ impl Trainer {
         let engine = self.engine()?;
         let program = engine.program().clone();
         let contents = Contents::new(&source, &program)?;
+        let mut pairs = Pairs::default();
         write_weights(folder, contents.infos.clone(), |tensor| {
             go_on(stop)?;
             let slot = match contents.of(tensor)? {
@@ -109,14 +110,14 @@ impl Trainer {
                 Content::Carried(bytes) => return Ok(bytes),
             };
             let weight = weights::read(engine.session(), slot)?;
-            let (Some(rules), Some((a, b))) = (&rules, peft::matrices_of(&program, &slot.name)) else {
-                return Ok(weight.bytes);
-            };
-            let scale = rules.scale(slot.name.trim_end_matches(".weight"))?;
-            let (a, b) = (weights::read(engine.session(), a)?, weights::read(engine.session(), b)?);
+            let of = rules.as_ref().map(|rules| peft::adapter_of(&program, rules, slot)).transpose()?.flatten();
+            let Some(of) = of else { return Ok(weight.bytes) };
+            let [a, b] = peft::matrices_of(&program, &of);
+            let read = |which: &str| weights::read(engine.session(), if which == "lora_A" { a } else { b });
+            let pair = pairs.of(&of.module, read)?;
             let magnitude = peft::magnitude_of(&program, &slot.name);
             let magnitude = magnitude.map(|slot| weights::read(engine.session(), slot)).transpose()?;
-            Ok(merged(&weight, [&a, &b], magnitude.as_ref(), scale, slot.transposed).bytes)
+            Ok(adapted::added(&weight, &of, pair, magnitude.as_ref(), slot.transposed).bytes)
         })?;
         write_files(&source.config, dtype, &source.folder, self.template().as_deref(), folder)?;
         card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
@@ -136,7 +137,7 @@ impl Trainer {
         let mut live = Live { session: engine.session(), program: &program, rules: rules.as_ref(), stop };
         match is_model {
             true => live.compare_model(&source, dtype, folder)?,
-            false => live.compare_adapter(folder, source.model.tied())?,
+            false => live.compare_adapter(folder, &source)?,
         }
         let bytes: usize = WeightSet::Base.of(&program).map(|slot| slot.elements() * slot.dtype().size()).sum();
         if bytes <= LOADED_AGAIN { self.check_logits(folder, is_model) } else { Ok(()) }
@@ -300,7 +301,7 @@ impl Trained {
         }
         write_with(&path, &tensors, &quantised_base::metadata(&self.program))?;
         let partial = !self.source.model.files.carried.is_empty();
-        let config = peft::config(adapter, &self.program, &self.base, partial, embedding);
+        let config = peft::config(adapter, &self.program, &self.base, partial, embedding)?;
         write_synced(&folder.join("adapter_config.json"), pretty(&config).as_bytes())
     }
 }

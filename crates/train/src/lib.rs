@@ -4,6 +4,7 @@
 //! Invariant: no single operation and no type of a device driver is known here; `device.rs` alone
 //! chooses between the backends.
 
+mod adapted;
 mod advice;
 mod best;
 pub mod calibrate;
@@ -81,7 +82,7 @@ pub use generate::{
 };
 pub use gguf::{GgufDone, write_gguf};
 pub use journal::Journal;
-pub use merge::{Merged, merge};
+pub use merge::{Merged, ModelNames, merge};
 pub use metrics::{EvaluationMetrics, StepMetrics};
 pub use model::{Forward, LossAndGradients, Model};
 pub use model_folder::leads_out;

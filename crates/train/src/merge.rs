@@ -5,13 +5,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compiler::{AdapterOptions, AdapterRules};
+use compiler::{AdapterOf, AdapterOptions, AdapterRules};
 use data::Stop;
 use data::safetensors::{TensorInfo, TensorView, Weights};
+use graph::AdapterForm;
 use program::PackedWeight;
 use rayon::prelude::*;
 use tensor::{DType, HostTensor};
 
+use crate::adapted::{self, Pairs};
 use crate::card::{self, Form};
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
@@ -103,7 +105,7 @@ pub struct Merged {
 /// An adapter that was trained on quantised weights is added to their values, which are made again from the model's
 /// weights and have the type that products read. `as_is`: it is added to the weights as they are all the same.
 ///
-/// `renamed` are beginnings of names: as the model's files may have them, and as modules are called.
+/// `names`: what the model's architecture says of names.
 ///
 /// Errors: an adapter of a variant that is not computed, one whose matrices do not fit the model's weights, and
 /// anything that stands at `output` already.
@@ -111,11 +113,12 @@ pub fn merge(
     model: &Path,
     adapter: &Path,
     output: &Path,
-    renamed: &[[String; 2]],
+    names: &ModelNames,
     as_is: bool,
     stop: Stop<'_>,
 ) -> Result<Merged> {
-    let options = peft::read_options(adapter, DType::F32)?;
+    let options = peft::read_options(adapter, DType::F32, &names.adapters)?;
+    let renamed = names.renamed.as_slice();
     let rules = AdapterRules::new(&options)?;
     let config = HfConfig::read(model)?;
     handed_on(model)?;
@@ -123,7 +126,7 @@ pub fn merge(
     let base = prequantised::weights(model)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;
-    let targets = targets(&base, &adapters, &options, renamed, transposed).map_err(|problems| {
+    let targets = targets(&base, &adapters, (&options, &rules), renamed, transposed).map_err(|problems| {
         let place = adapter.display();
         TrainError::Usage(format!("{place}: the adapter does not fit the model:\n  {}", problems.join("\n  ")))
     })?;
@@ -150,6 +153,7 @@ pub fn merge(
     let mut written = Written::by("merge");
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
+    let mut pairs = Pairs::default();
     write_weights(staged.path(), tensors, |tensor| {
         go_on(stop)?;
         if let Some(Change::Replaced(name)) = targets.get(&tensor.name) {
@@ -162,14 +166,14 @@ pub fn merge(
             None => weight.to_host().map_err(TrainError::unreadable)?,
         };
         let weight = if weight.dtype == tensor.dtype { weight } else { weight.cast(tensor.dtype) };
-        let Some(Change::Added(module)) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
-        let matrix = |which: &str| {
-            let name = format!("{}{module}.{which}", peft::PREFIX);
+        let Some(Change::Added(of)) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
+        let read = |which: &str| {
+            let name = format!("{}{}.{which}", peft::PREFIX, of.module);
             adapters.get(&name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)
         };
-        let (a, b) = (matrix("lora_A.weight")?, matrix("lora_B.weight")?);
-        let magnitude = options.magnitudes.then(|| matrix("lora_magnitude_vector")).transpose()?;
-        Ok(merged(&weight, [&a, &b], magnitude.as_ref(), rules.scale(module)?, transposed).bytes)
+        let pair = pairs.of(&of.module, |which| read(&format!("{which}.weight")))?;
+        let magnitude = options.magnitudes.then(|| read("lora_magnitude_vector")).transpose()?;
+        Ok(adapted::added(&weight, of, pair, magnitude.as_ref(), transposed).bytes)
     })?;
     write_files(&config, dtype, model, None, staged.path())?;
     write_companions_of_adapter(adapter, staged.path())?;
@@ -217,8 +221,8 @@ fn values(of: &PackedWeight, weight: &TensorView<'_>) -> Result<HostTensor> {
 
 /// What an adapter does to a weight.
 enum Change {
-    /// It adds the product of the matrices of this module.
-    Added(String),
+    /// It adds the product of this adapter's matrices.
+    Added(AdapterOf),
     /// It has the whole weight under this name.
     Replaced(String),
 }
@@ -227,12 +231,13 @@ enum Change {
 fn targets(
     base: &Weights,
     adapters: &Weights,
-    options: &AdapterOptions,
+    (options, rules): (&AdapterOptions, &AdapterRules),
     renamed: &[[String; 2]],
     transposed: bool,
 ) -> std::result::Result<BTreeMap<String, Change>, Vec<String>> {
     let mut problems = Vec::new();
     let mut found = BTreeMap::new();
+    let stacked = stacked(base, rules, renamed).map_err(|problem| vec![problem])?;
     for name in adapters.names() {
         let module = name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
         let is_saved = |whole: &&str| options.saves(whole).is_some() || name == peft::TIED_HEAD;
@@ -254,15 +259,57 @@ fn targets(
             }
             continue;
         };
-        match check(base, adapters, module, options, renamed, transposed) {
-            Ok(weight) => drop(found.insert(weight, Change::Added(module.to_owned()))),
-            Err(problem) => problems.push(problem),
+        let found_weights = match stacked.get(module).or_else(|| stacked.get(module.split_once('.')?.1)) {
+            Some(of_module) => Ok(of_module.clone()),
+            None => matrix(base, module, rules, &options.form, renamed).map(|one| vec![one]),
+        };
+        for (weight, of) in found_weights.unwrap_or_else(|problem| {
+            problems.push(problem);
+            Vec::new()
+        }) {
+            match check(base, adapters, &weight, &of, options, transposed) {
+                Ok(()) => drop(found.insert(weight, Change::Added(of))),
+                Err(problem) => problems.push(problem),
+            }
         }
     }
     if found.is_empty() && problems.is_empty() {
         problems.push("it has no matrices".to_owned());
     }
     if problems.is_empty() { Ok(found) } else { Err(problems) }
+}
+
+/// The weights in parameters of three axes that each adapter is for, by their names in the files.
+fn stacked(
+    base: &Weights,
+    rules: &AdapterRules,
+    renamed: &[[String; 2]],
+) -> std::result::Result<BTreeMap<String, Vec<(String, AdapterOf)>>, String> {
+    let mut found: BTreeMap<String, Vec<(String, AdapterOf)>> = BTreeMap::new();
+    for name in base.names() {
+        let own =
+            renamed.iter().find_map(|[there, here]| Some(format!("{here}{}", name.strip_prefix(there.as_str())?)));
+        let of = rules.of(own.as_deref().unwrap_or(name)).map_err(|e| e.to_string())?;
+        if let Some(of) = of.filter(|of| of.stack.is_some()) {
+            found.entry(of.module.clone()).or_default().push((name.to_owned(), of));
+        }
+    }
+    Ok(found)
+}
+
+/// The weight of a module and its adapter.
+fn matrix(
+    base: &Weights,
+    module: &str,
+    rules: &AdapterRules,
+    form: &AdapterForm,
+    renamed: &[[String; 2]],
+) -> std::result::Result<(String, AdapterOf), String> {
+    let whole = format!("{module}.weight");
+    let name = name_in_files(base, &whole, renamed).or_else(|| name_in_files(base, &form.in_files(&whole), renamed));
+    let name = name.ok_or_else(|| format!("the model has no `{whole}`, which the adapter is for"))?;
+    let of = rules.of(&whole).transpose().unwrap_or_else(|| rules.of_module(module));
+    Ok((name, of.map_err(|e| e.to_string())?))
 }
 
 /// How the files call a module's weight. Old files of some models leave out the first component of their names, and some
@@ -299,32 +346,23 @@ fn replaced(
     }
 }
 
-/// The weight of an adapted module.
+/// Whether an adapter's matrices fit a weight of the files.
 fn check(
     base: &Weights,
     adapters: &Weights,
-    module: &str,
+    name: &str,
+    of: &AdapterOf,
     options: &AdapterOptions,
-    renamed: &[[String; 2]],
     transposed: bool,
-) -> std::result::Result<String, String> {
-    let whole = format!("{module}.weight");
-    let name = name_in_files(base, &whole, renamed);
-    let name = name.ok_or_else(|| format!("the model has no `{whole}`, which the adapter is for"))?;
+) -> std::result::Result<(), String> {
+    let module = &of.module;
     let shape = |which: &str| {
         let name = format!("{}{module}.{which}", peft::PREFIX);
         adapters.get(&name).map(|view| view.shape.to_vec()).map_err(|e| e.to_string())
     };
     let (a, b) = (shape("lora_A.weight")?, shape("lora_B.weight")?);
-    let weight = base.get(&name).map_err(|e| e.to_string())?;
-    let fits = match (a.as_slice(), b.as_slice(), weight.shape) {
-        ([rank, inputs], [outputs, other], [rows, columns]) => {
-            let sizes = if transposed { (columns, rows) } else { (rows, columns) };
-            rank == other && (outputs, inputs) == sizes
-        }
-        _ => false,
-    };
-    if !fits {
+    let weight = base.get(name).map_err(|e| e.to_string())?;
+    if !adapted::fits([&a, &b], of, weight.shape, transposed) {
         return Err(format!("`{name}` is {:?}; A {a:?} and B {b:?} do not fit it", weight.shape));
     }
     if options.magnitudes && shape("lora_magnitude_vector")? != b[..1] {
@@ -333,7 +371,18 @@ fn check(
     if !weight.dtype.is_float() {
         return Err(format!("`{name}` holds {}: an adapter cannot be added to it", weight.dtype));
     }
-    Ok(name)
+    Ok(())
+}
+
+/// What a model's architecture says of names.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelNames {
+    /// Beginnings of names: as the model's files may have them, and as modules are called.
+    #[serde(default)]
+    pub renamed: Vec<[String; 2]>,
+    #[serde(default)]
+    pub adapters: AdapterForm,
 }
 
 #[cfg(test)]

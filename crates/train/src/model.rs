@@ -85,7 +85,7 @@ impl Model {
                 _ => DType::F32,
             },
         };
-        let adapter_options = adapter.map(read_adapter).transpose()?;
+        let adapter_options = adapter.map(|folder| read_adapter(folder, &source)).transpose()?;
         let options = CompileOptions {
             variants: Vec::new(),
             weights: dtype,
@@ -264,8 +264,8 @@ impl Model {
 }
 
 /// The options of an adapter folder in PEFT's form, without dropout.
-pub(crate) fn read_adapter(folder: &Path) -> Result<AdapterOptions> {
-    peft::read_options(folder, DType::F32).map(|of| AdapterOptions { dropout: 0.0, ..of })
+pub(crate) fn read_adapter(folder: &Path, source: &ModelSource) -> Result<AdapterOptions> {
+    peft::read_options(folder, DType::F32, &source.model.adapters).map(|of| AdapterOptions { dropout: 0.0, ..of })
 }
 
 /// Reads a model's weights, and an adapter's, to where a program has them.

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use compiler::{AdapterExceptions, AdapterOptions};
+use compiler::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules};
+use graph::{AdapterForm, AdapterPlace};
 use program::{ParameterSlot, Program};
 use serde_json::{Map, Value, json};
 use tensor::DType;
@@ -47,6 +48,7 @@ const UNDERSTOOD: &[&str] = &[
     "revision",
     "runtime_config",
     "target_modules",
+    "target_parameters",
     "task_type",
     "use_dora",
     "use_rslora",
@@ -70,8 +72,9 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// Reads the options of an adapter folder. Dropout is that of training; evaluation leaves it out.
-pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
+/// Reads the options of an adapter folder. Dropout is that of training; evaluation leaves it out. `form` is what the model
+/// says of its weights.
+pub fn read_options(folder: &Path, dtype: DType, form: &AdapterForm) -> Result<AdapterOptions> {
     let (path, config) = read_config(folder)?;
     let wrong = |what: String| TrainError::Usage(format!("{}: {what}", path.display()));
     if config["peft_type"] != "LORA" {
@@ -88,8 +91,13 @@ pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
     let rank = rank.ok_or_else(|| wrong(format!("the rank `r` is {}, {expected}", config["r"])))?;
     let alpha = config["lora_alpha"].as_f64().ok_or_else(|| wrong("there is no `lora_alpha`".into()))?;
     let targets = names(&config, "target_modules").map_err(&wrong)?;
-    if targets.is_empty() {
-        return Err(wrong("there are no `target_modules`".into()));
+    let parameters = match &config["target_parameters"] {
+        Value::Null => Vec::new(),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        other => return Err(wrong(format!("`target_parameters` is {other}, expected names of parameters"))),
+    };
+    if targets.is_empty() && parameters.is_empty() {
+        return Err(wrong("there are no `target_modules` and no `target_parameters`".into()));
     }
     let dropout = config["lora_dropout"].as_f64().unwrap_or(0.0);
     let rank_stabilised = config["use_rslora"] == true;
@@ -101,7 +109,19 @@ pub fn read_options(folder: &Path, dtype: DType) -> Result<AdapterOptions> {
     };
     let magnitudes = config["use_dora"] == true;
     let rank = rank as usize;
-    Ok(AdapterOptions { rank, alpha, rank_stabilised, magnitudes, dropout, dtype, targets, saved, exceptions })
+    Ok(AdapterOptions {
+        rank,
+        alpha,
+        rank_stabilised,
+        magnitudes,
+        dropout,
+        dtype,
+        targets,
+        parameters,
+        saved,
+        exceptions,
+        form: form.clone(),
+    })
 }
 
 /// Where an adapter's base model came from, as its configuration says.
@@ -179,7 +199,8 @@ pub fn config(
     base: &str,
     partial: bool,
     embedding: Option<&str>,
-) -> Value {
+) -> Result<Value> {
+    let (rules, adapter) = (AdapterRules::new(adapter)?, &compiler::converted(adapter)?);
     // PEFT knows whole numbers as such.
     let number = |x: f64| if x.fract() == 0.0 { json!(x as u64) } else { json!(x) };
     let of = &adapter.exceptions;
@@ -187,13 +208,14 @@ pub fn config(
     let ranks: Map<String, Value> = of.rank_pattern.iter().map(|(name, rank)| (name.clone(), json!(rank))).collect();
     // What is trained of a tied embedding is the head's, too.
     let ties = embedding.is_some_and(|table| adapter.saves(table).is_some());
-    json!({
+    let parameters = (!adapter.parameters.is_empty()).then_some(&adapter.parameters);
+    Ok(json!({
         "alpha_pattern": alphas,
         "auto_mapping": null,
         "base_model_name_or_path": base,
         "bias": "none",
         "ensure_weight_tying": ties,
-        "fan_in_fan_out": is_transposed(program),
+        "fan_in_fan_out": is_transposed(program, &rules)?,
         "inference_mode": true,
         "init_lora_weights": true,
         "layers_pattern": null,
@@ -206,11 +228,12 @@ pub fn config(
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": null,
-        "target_modules": target_modules(program, partial),
+        "target_modules": target_modules(program, &rules, &adapter.form, partial)?,
+        "target_parameters": parameters,
         "task_type": "CAUSAL_LM",
         "use_dora": adapter.magnitudes,
         "use_rslora": adapter.rank_stabilised,
-    })
+    }))
 }
 
 /// The modules that are trained in full, as PEFT names them: a tied head goes with its embedding.
@@ -219,14 +242,21 @@ fn saved_modules(adapter: &AdapterOptions, ties: bool) -> Option<Vec<&str>> {
     (!adapter.saved.is_empty()).then(|| names.collect())
 }
 
-/// The adapter matrices A and B of a base weight, by its name.
-pub fn matrices_of<'a>(program: &'a Program, weight: &str) -> Option<(&'a ParameterSlot, &'a ParameterSlot)> {
-    let module = weight.strip_suffix(".weight")?;
-    let find = |which: &str| {
-        let name = format!("{PREFIX}{module}.{which}.weight");
-        program.layout.parameters.iter().find(|slot| slot.adapter && slot.name == name)
-    };
-    Some((find("lora_A")?, find("lora_B")?))
+/// The matrices A and B of an adapter.
+pub fn matrices_of<'a>(program: &'a Program, of: &AdapterOf) -> [&'a ParameterSlot; 2] {
+    ["lora_A", "lora_B"].map(|which| matrix(program, of, which).expect("an adapted weight has both"))
+}
+
+fn matrix<'a>(program: &'a Program, of: &AdapterOf, which: &str) -> Option<&'a ParameterSlot> {
+    program.layout.parameter(&format!("{PREFIX}{}.{which}.weight", of.module))
+}
+
+/// The adapter of a base weight of a program. Tables have none, whatever the targets: they are no linears.
+pub fn adapter_of(program: &Program, rules: &AdapterRules, slot: &ParameterSlot) -> Result<Option<AdapterOf>> {
+    if slot.adapter || slot.saved || slot.shape().len() < 2 {
+        return Ok(None);
+    }
+    Ok(rules.of(&slot.name)?.filter(|of| matrix(program, of, "lora_A").is_some()))
 }
 
 /// What DoRA scales an adapted weight's outputs to, by its name.
@@ -234,32 +264,31 @@ pub fn magnitude_of<'a>(program: &'a Program, weight: &str) -> Option<&'a Parame
     program.layout.parameter(&format!("{PREFIX}{}{MAGNITUDE}", weight.strip_suffix(".weight")?))
 }
 
-/// Whether adapted weights are kept as [in, out].
-fn is_transposed(program: &Program) -> bool {
-    let mut base = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.transposed);
-    base.any(|slot| matrices_of(program, &slot.name).is_some())
+/// Whether adapted weights of modules are kept as [in, out].
+fn is_transposed(program: &Program, rules: &AdapterRules) -> Result<bool> {
+    for slot in program.layout.parameters.iter().filter(|slot| slot.transposed) {
+        if adapter_of(program, rules, slot)?.is_some_and(|of| !of.by_parameter) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Names that select exactly the adapted modules: last components where that is enough, whole names
 /// otherwise.
-fn target_modules(program: &Program, partial: bool) -> Vec<String> {
-    let adapted: Vec<&str> = program
-        .layout
-        .parameters
-        .iter()
-        .filter(|slot| slot.adapter)
-        .filter_map(|slot| slot.name.strip_prefix(PREFIX)?.strip_suffix(".lora_A.weight"))
-        .collect();
+fn target_modules(program: &Program, rules: &AdapterRules, form: &AdapterForm, partial: bool) -> Result<Vec<String>> {
+    let (mut adapted, mut modules) = (Vec::new(), Vec::new());
+    for slot in program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.shape().len() == 2) {
+        let Some(AdapterPlace::Matrix { module }) = form.place(&slot.name) else { continue };
+        adapted.extend(adapter_of(program, rules, slot)?.filter(|of| !of.by_parameter).map(|of| of.module));
+        modules.extend(form.is_linear(&module).then_some(module));
+    }
     let last = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
     let mut short: Vec<String> = adapted.iter().map(|module| last(module)).collect();
     short.sort_unstable();
     short.dedup();
-    let matrices = program.layout.parameters.iter().filter(|slot| !slot.adapter && slot.shape().len() == 2);
-    let selected = matrices.filter_map(|slot| slot.name.strip_suffix(".weight")).filter(|m| short.contains(&last(m)));
-    if !partial && selected.count() == adapted.len() {
-        return short;
-    }
-    adapted.into_iter().map(str::to_owned).collect()
+    let selected = modules.iter().filter(|module| short.contains(&last(module)));
+    Ok(if !partial && selected.count() == adapted.len() { short } else { adapted })
 }
 
 #[cfg(test)]
@@ -269,7 +298,7 @@ mod tests {
     fn read(text: &str) -> std::result::Result<AdapterOptions, String> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("adapter_config.json"), text).unwrap();
-        read_options(folder.path(), DType::F32).map_err(|e| e.to_string())
+        read_options(folder.path(), DType::F32, &AdapterForm::default()).map_err(|e| e.to_string())
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Plan {
         check_family(config, source, &mut problems);
         let length = RowLength::new(config, source, &mut reasons, &mut problems);
         explain_open(config, &mut reasons);
-        let adapter = config.lora.lora.then(|| adapter(config, &mut problems)).transpose()?;
+        let adapter = config.lora.lora.then(|| adapter(config, source, &mut problems)).transpose()?;
         if !problems.is_empty() {
             return Err(TrainError::Config(problems));
         }
@@ -262,8 +262,13 @@ fn optimizer(config: &Config) -> OptimizerOptions {
 }
 
 /// The adapter of the options, or the one that they continue with: its rank, scale and targets hold.
-fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOptions> {
-    let of = &config.lora;
+fn adapter(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) -> Result<AdapterOptions> {
+    let (of, form) = (&config.lora, &source.model.adapters);
+    if of.train_router && form.routers.is_empty() {
+        let message = format!("`train_router: true`, but {} has no router", source.model.architecture);
+        problems.push(config.mistake("train_router", message, Some("remove `train_router`".into())));
+    }
+    let routers = form.routers.iter().filter(|_| of.train_router).cloned();
     let requested = AdapterOptions {
         rank: of.lora_rank as usize,
         alpha: f64::from(of.lora_alpha),
@@ -272,11 +277,16 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
         dropout: of.lora_dropout,
         dtype: dtype_of(of.lora_dtype),
         targets: of.lora_target_modules.clone(),
-        saved: of.modules_to_save.clone(),
+        parameters: of.lora_target_parameters.clone(),
+        saved: of.modules_to_save.iter().cloned().chain(routers).collect(),
         exceptions: Default::default(),
+        form: form.clone(),
     };
-    let Some(folder) = &of.adapter else { return Ok(requested) };
-    let found = peft::read_options(Path::new(folder), requested.dtype)?;
+    let Some(folder) = &of.adapter else {
+        check_parameters(config, &requested, problems);
+        return Ok(requested);
+    };
+    let found = peft::read_options(Path::new(folder), requested.dtype, form)?;
     let sorted = |names: &[String]| {
         let mut names = names.to_vec();
         names.sort_unstable();
@@ -286,6 +296,7 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
         ("lora_rank", requested.rank.to_string(), found.rank.to_string()),
         ("lora_alpha", requested.alpha.to_string(), found.alpha.to_string()),
         ("lora_target_modules", sorted(&requested.targets), sorted(&found.targets)),
+        ("lora_target_parameters", sorted(&requested.parameters), sorted(&found.parameters)),
         ("lora_dora", requested.magnitudes.to_string(), found.magnitudes.to_string()),
         ("modules_to_save", sorted(&requested.saved), sorted(&found.saved)),
     ] {
@@ -295,5 +306,28 @@ fn adapter(config: &Config, problems: &mut Vec<Problem>) -> Result<AdapterOption
         }
     }
     let dropout = if config.is_written("lora_dropout") { requested.dropout } else { found.dropout };
-    Ok(AdapterOptions { dropout, ..found })
+    let found = AdapterOptions { dropout, ..found };
+    check_parameters(config, &found, problems);
+    Ok(found)
+}
+
+/// What PEFT does not do with adapters on parameters: their product is added to the matrices, so nothing of an input can be
+/// dropped, and no output scaled.
+fn check_parameters(config: &Config, of: &AdapterOptions, problems: &mut Vec<Problem>) {
+    // Targets that do not go together are named where the others are that match nothing.
+    let Ok(AdapterOptions { parameters, .. }) = compiler::converted(of) else { return };
+    if parameters.is_empty() {
+        return;
+    }
+    let names = parameters.join(", ");
+    if of.dropout > 0.0 {
+        let message = format!("`lora_dropout` is {}, and adapters on parameters have none: {names}", of.dropout);
+        let hint = "set `lora_dropout: 0`, or name the modules of attention in `lora_target_modules`";
+        problems.push(config.mistake("lora_dropout", message, Some(hint.into())));
+    }
+    if of.magnitudes {
+        let message = format!("`lora_dora: true` does not go with adapters on parameters: {names}");
+        let hint = "remove `lora_dora`, or name the modules of attention in `lora_target_modules`";
+        problems.push(config.mistake("lora_dora", message, Some(hint.into())));
+    }
 }

@@ -167,7 +167,7 @@ impl Place<'_, '_> {
 
     fn tiles(&mut self, extent: usize) -> Result<()> {
         let planes = self.packed.packing.planes(&self.packed.shape);
-        let columns = self.packed.shape[1];
+        let columns = *self.packed.shape.last().expect("a packed weight has columns");
         let (band, across) = (extent * columns, columns.div_ceil(extent));
         let mut scales = vec![0.0f32; self.packed.packing.blocks(&self.packed.shape)];
         let length = band * (PIECE / band).max(1);

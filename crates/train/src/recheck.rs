@@ -6,13 +6,14 @@
 
 use std::path::Path;
 
-use compiler::AdapterRules;
+use compiler::{AdapterOf, AdapterRules};
 use data::Stop;
 use data::safetensors::{TensorView, Weights};
 use program::{EntryKind, ParameterSlot, Program, Session, TensorRef};
 use rayon::prelude::*;
 use tensor::{DType, HostTensor, convert};
 
+use crate::adapted::{self, Factors, Pair, Pairs};
 use crate::error::{Result, TrainError, go_on};
 use crate::hf_config::HfConfig;
 use crate::peft;
@@ -60,14 +61,18 @@ impl Live<'_> {
         compare_carried(source, folder)?;
         let files = source.weights(folder)?;
         self.compare_names(WeightSet::Base, files.names())?;
+        let mut pairs = Pairs::default();
         for slot in WeightSet::Base.of(self.program) {
             go_on(self.stop)?;
             let view = files.get(&slot.name).map_err(TrainError::model_file)?;
-            match self.rules.and_then(|rules| Some((rules, peft::matrices_of(self.program, &slot.name)?))) {
+            match self.rules.map(|rules| peft::adapter_of(self.program, rules, slot)).transpose()?.flatten() {
                 None => self.compare_bits(slot, &view)?,
-                Some((rules, (a, b))) => {
-                    let scale = rules.scale(slot.name.trim_end_matches(".weight"))?;
-                    self.compare_sum(slot, &view, (a, b), scale)?;
+                Some(of) => {
+                    let [a, b] = peft::matrices_of(self.program, &of);
+                    let session = &mut *self.session;
+                    let pair = pairs
+                        .of(&of.module, |which| crate::weights::read(session, if which == "lora_A" { a } else { b }))?;
+                    self.compare_sum(slot, &view, &of, pair)?;
                 }
             }
         }
@@ -75,9 +80,10 @@ impl Live<'_> {
     }
 
     /// An error where a folder in PEFT's form is not the live adapter: its matrices, what they are scaled with, and the copy of
-    /// the `embedding` that is the head, too.
-    pub fn compare_adapter(&mut self, folder: &Path, embedding: Option<&str>) -> Result<()> {
-        let read = AdapterRules::new(&peft::read_options(folder, DType::F32)?)?;
+    /// the embedding that is the head, too.
+    pub fn compare_adapter(&mut self, folder: &Path, source: &ModelSource) -> Result<()> {
+        let embedding = source.model.tied();
+        let read = AdapterRules::new(&peft::read_options(folder, DType::F32, &source.model.adapters)?)?;
         let files = Weights::open(folder).map_err(TrainError::model_file)?;
         let is_tied = |slot: &&ParameterSlot| slot.saved && Some(slot.name.as_str()) == embedding;
         let tied = WeightSet::Adapter.of(self.program).find(is_tied);
@@ -90,11 +96,14 @@ impl Live<'_> {
             go_on(self.stop)?;
             let view = files.get(&WeightSet::Adapter.name(slot)).map_err(TrainError::model_file)?;
             self.compare_bits(slot, &view)?;
-            let module = slot.name.strip_prefix(peft::PREFIX).and_then(|name| name.strip_suffix(".lora_A.weight"));
-            let (Some(rules), Some(module)) = (self.rules, module) else { continue };
-            let (found, live) = (read.scale(module)?, rules.scale(module)?);
+        }
+        let Some(rules) = self.rules else { return Ok(()) };
+        for slot in WeightSet::Base.of(self.program) {
+            let (found, live) =
+                (peft::adapter_of(self.program, &read, slot)?, peft::adapter_of(self.program, rules, slot)?);
             if found != live {
-                return Err(differs(format!("`{module}` has the scale {found}, the live adapter {live}")));
+                let text = format!("the adapter of `{}` is {found:?}, in the live model {live:?}", slot.name);
+                return Err(differs(text));
             }
         }
         Ok(())
@@ -164,41 +173,40 @@ impl Live<'_> {
 
     /// The weight in the file against W + scale·B·A, both multiplied with one vector in f64: the file holds the sum
     /// rounded once, so each of its elements is off by at most a relative rounding.
-    fn compare_sum(
-        &mut self,
-        slot: &ParameterSlot,
-        view: &TensorView<'_>,
-        (a, b): (&ParameterSlot, &ParameterSlot),
-        scale: f64,
-    ) -> Result<()> {
+    fn compare_sum(&mut self, slot: &ParameterSlot, view: &TensorView<'_>, of: &AdapterOf, pair: &Pair) -> Result<()> {
         check_form(slot, view)?;
         let (values, dtype) = (self.unpacked(slot)?, slot.dtype());
-        let (rows, columns) = (slot.shape()[0], slot.shape()[1]);
+        let (count, [rows, columns]) = adapted::matrices(slot.shape());
+        let transposed = adapted::is_transposed(of, slot.transposed);
         let x: Vec<f64> = (0..columns).map(sign).collect();
         let factors = self.factors(slot)?;
         // Outputs are rows, or columns where the weight is kept as [in, out].
-        let (of_rows, of_live) = match (factors, slot.transposed) {
+        let (of_rows, of_live) = match (factors, transposed) {
             (None, _) => (vec![1.0; rows], x.clone()),
             (Some(factors), false) => (factors, x.clone()),
             (Some(factors), true) => (vec![1.0; rows], x.iter().zip(&factors).map(|(x, factor)| x * factor).collect()),
         };
-        let added = self.added(slot, (a, b), scale, &of_live)?;
         let rows_at_once = (BLOCK / columns).max(1);
         let row_bytes = columns * dtype.size();
         let (mut bytes, mut found, mut off, mut all) = (Vec::new(), Vec::new(), 0.0, 0.0);
-        for first in (0..rows).step_by(rows_at_once) {
-            let count = rows_at_once.min(rows - first);
-            bytes.resize(count * row_bytes, 0);
-            found.resize(count * row_bytes, 0);
-            view.read(first * row_bytes, &mut found).map_err(TrainError::unreadable)?;
-            self.live_bytes(slot, values.as_ref(), first * row_bytes, &mut bytes)?;
-            let found = floats(dtype, &found);
-            check_finite(&slot.name, &found)?;
-            let (found_sums, live_sums) = (products(&found, &x), products(&floats(dtype, &bytes), &of_live));
-            for (row, (found, live)) in found_sums.iter().zip(&live_sums).enumerate() {
-                off += (found - of_rows[first + row] * (live + added[first + row])).powi(2);
+        for number in 0..count {
+            let added = product(&pair.factors(of, slot.shape(), number), of.scale, transposed, &of_live);
+            assert_eq!(added.len(), rows, "an adapter has its weight's sizes");
+            for first in (0..rows).step_by(rows_at_once) {
+                let part = rows_at_once.min(rows - first);
+                bytes.resize(part * row_bytes, 0);
+                found.resize(part * row_bytes, 0);
+                let begin = (number * rows + first) * row_bytes;
+                view.read(begin, &mut found).map_err(TrainError::unreadable)?;
+                self.live_bytes(slot, values.as_ref(), begin, &mut bytes)?;
+                let found = floats(dtype, &found);
+                check_finite(&slot.name, &found)?;
+                let (found_sums, live_sums) = (products(&found, &x), products(&floats(dtype, &bytes), &of_live));
+                for (row, (found, live)) in found_sums.iter().zip(&live_sums).enumerate() {
+                    off += (found - of_rows[first + row] * (live + added[first + row])).powi(2);
+                }
+                all += found.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
             }
-            all += found.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
         }
         // With independent signs the squares of the sums are, in the mean, the squares of the elements: `off` against
         // `all` is the relative error of the elements.
@@ -211,26 +219,17 @@ impl Live<'_> {
             slot.name
         )))
     }
+}
 
-    /// scale·B·A·x in f64, or scale·Aᵀ·Bᵀ·x where the weight is kept as [in, out].
-    fn added(
-        &mut self,
-        slot: &ParameterSlot,
-        (a, b): (&ParameterSlot, &ParameterSlot),
-        scale: f64,
-        x: &[f64],
-    ) -> Result<Vec<f64>> {
-        let mut read = |of: &ParameterSlot| -> Result<HostTensor> { crate::weights::read(self.session, of) };
-        let (a, b) = (read(a)?, read(b)?);
-        let (rank, inputs, outputs) = (a.shape[0], a.shape[1], b.shape[0]);
-        let (a, b) = (a.to_f32(), b.to_f32());
-        let (inner, left, rows) = match slot.transposed {
-            false => (products(&a, x), b, outputs),
-            true => (products_of_transposed(&b, rank, x), transposed(&a, rank), inputs),
-        };
-        assert_eq!(left.len(), rows * rank, "an adapter has its weight's sizes");
-        Ok(products(&left, &inner).into_iter().map(|sum| scale * sum).collect())
-    }
+/// scale·B·A·x in f64, or scale·Aᵀ·Bᵀ·x where the weight is kept as [in, out].
+fn product(of: &Factors, scale: f64, transposed: bool, x: &[f64]) -> Vec<f64> {
+    let rank = of.a.shape[0];
+    let (a, b) = (of.a.to_f32(), of.b.to_f32());
+    let (inner, left) = match transposed {
+        false => (products(&a, x), b),
+        true => (products_of_transposed(&b, rank, x), self::transposed(&a, rank)),
+    };
+    products(&left, &inner).into_iter().map(|sum| scale * sum).collect()
 }
 
 /// Relative error of one rounding to a type, with room for the sums being made in f32.

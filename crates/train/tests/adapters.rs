@@ -73,9 +73,12 @@ fn a_merged_model_gives_the_adapter_s_logits_and_both_ways_the_same_bytes() {
     // Asked to stop before a tensor in the middle, it leaves nothing.
     let asked = std::cell::Cell::new(0);
     let stop = || asked.replace(asked.get() + 1) == 7;
-    assert!(matches!(merge(&stories(), &adapter, &merged, &[], false, &stop), Err(TrainError::Stopped)));
+    assert!(matches!(
+        merge(&stories(), &adapter, &merged, &Default::default(), false, &stop),
+        Err(TrainError::Stopped)
+    ));
     assert_eq!((asked.get(), std::fs::read_dir(place.path()).unwrap().count()), (8, 2), "but adapter and live");
-    let done = merge(&stories(), &adapter, &merged, &[], false, &|| false).unwrap();
+    let done = merge(&stories(), &adapter, &merged, &Default::default(), false, &|| false).unwrap();
     let base = Weights::open(&stories()).unwrap();
     assert_eq!((done.adapted, done.tensors), (7 * 5, base.names().len()));
     assert!(files_equal(&live.join("model.safetensors"), &merged.join("model.safetensors")));
@@ -84,7 +87,7 @@ fn a_merged_model_gives_the_adapter_s_logits_and_both_ways_the_same_bytes() {
     );
     let (with, without) = (logits(&stories(), Some(&adapter)), logits(&stories(), None));
     assert!(relative(&logits(&merged, None), &with) < 2e-6 && relative(&without, &with) > 1e-2);
-    let error = merge(&stories(), &adapter, &merged, &[], false, &|| false).unwrap_err().to_string();
+    let error = merge(&stories(), &adapter, &merged, &Default::default(), false, &|| false).unwrap_err().to_string();
     assert!(error.contains("nothing is overwritten"), "{error}");
 }
 
@@ -177,7 +180,8 @@ fn variants_give_the_logits_of_the_merged_model() {
     let unlike = logits(&stories(), Some(&plain));
     for (index, adapter) in cases.iter().enumerate() {
         let merged = place.path().join(format!("merged-{index}"));
-        let Merged { adapted, .. } = merge(&stories(), adapter, &merged, &[], false, &|| false).unwrap();
+        let Merged { adapted, .. } =
+            merge(&stories(), adapter, &merged, &Default::default(), false, &|| false).unwrap();
         let live = logits(&stories(), Some(adapter));
         assert!(relative(&logits(&merged, None), &live) < 5e-6, "case {index} of {adapted} weights");
         assert!(relative(&unlike, &live) > 1e-2, "case {index} is another adapter");
@@ -208,7 +212,7 @@ fn what_does_not_fit_is_named() {
     let tensor = HostTensor::zeros(DType::F32, [3, 5]);
     let named = [data::safetensors::NamedTensor::new("model.layers.0.self_attn.q_proj.weight", &tensor)];
     data::safetensors::write(&other.join("model.safetensors"), &named, &Default::default()).unwrap();
-    let error = reported(merge(&other, &adapter, &place.path().join("out"), &[], false, &|| false));
+    let error = reported(merge(&other, &adapter, &place.path().join("out"), &Default::default(), false, &|| false));
     assert!(error.contains("`model.layers.0.self_attn.q_proj.weight` is [3, 5]; A [4, 64] and B [64, 4]"), "{error}");
     assert!(error.contains("the model has no `model.layers.4.mlp.down_proj.weight`"), "{error}");
     assert!(!place.path().join("out").exists());
@@ -219,7 +223,7 @@ fn merged_weights_give_peft_s_logits() {
     let golden = root().join("tests/golden/llama");
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("merged");
-    merge(&golden, &golden.join("lora"), &out, &[], false, &|| false).unwrap();
+    merge(&golden, &golden.join("lora"), &out, &Default::default(), false, &|| false).unwrap();
     let inputs = Weights::open(&golden.join("inputs.safetensors")).unwrap();
     let ints = |name: &str| -> Vec<i32> {
         inputs.get(name).unwrap().to_host().unwrap().to_f64().iter().map(|x| *x as i32).collect()

@@ -89,7 +89,7 @@ fn numbers_are_those_of_peft() {
         assert!(error < 1e-4, "{name}: {error:e}");
     }
     let merged = place.path().join("merged");
-    merge(&golden, &folder, &merged, &[], false, &|| false).unwrap();
+    merge(&golden, &folder, &merged, &Default::default(), false, &|| false).unwrap();
     let found = Model::load(device(), source(&merged), None, DType::F32).unwrap().forward(&batch, false).unwrap();
     let error = relative(&found.logits, &get("merged_logits"));
     assert!(error < 2e-5, "{error:e}");
@@ -132,7 +132,7 @@ fn an_adapter_begins_as_the_base_model_and_trains_its_magnitudes() {
         if number != 0 {
             continue;
         }
-        merge(&stories_model(), &path("adapter"), &path("merged"), &[], false, &|| false).unwrap();
+        merge(&stories_model(), &path("adapter"), &path("merged"), &Default::default(), false, &|| false).unwrap();
         let bytes = |folder: &str, file: &str| std::fs::read(path(folder).join(file)).unwrap();
         assert!(bytes("live", "model.safetensors") == bytes("merged", "model.safetensors"));
         let adapted = logits(&stories_model(), Some(&path("adapter")));

@@ -89,7 +89,7 @@ fn rows_of_new_tokens_are_trained_beside_an_adapter() {
     assert_eq!(before.shape, after.shape);
     assert!(row(&before).iter().zip(row(&after)).any(|(a, b)| (a - b).abs() > 1e-2));
     assert!(adapter.join("tokenizer.json").is_file());
-    merge(&base, &adapter, &merged, &[], false, &|| false).unwrap();
+    merge(&base, &adapter, &merged, &Default::default(), false, &|| false).unwrap();
     let logits = |folder: &Path, adapter: Option<&Path>| {
         Model::load(device(), source(folder), adapter, DType::F32).unwrap().forward(&rows(), false).unwrap().logits
     };

@@ -247,7 +247,7 @@ fn an_adapter_is_merged_into_the_values() {
         plain(&folder, &unquantised);
         let adapter = root().join("tests/golden/llama/lora");
         let merged = |folder: &Path, to: &str| {
-            merge(folder, &adapter, &place.path().join(to), &[], false, &|| false).unwrap();
+            merge(folder, &adapter, &place.path().join(to), &Default::default(), false, &|| false).unwrap();
             fs::read(place.path().join(to).join("model.safetensors")).unwrap()
         };
         assert!(merged(&folder, "a") == merged(&unquantised, "b"), "{form}");

@@ -100,14 +100,14 @@ fn a_run_has_the_bits_of_one_on_the_values_of_its_codes() {
         assert!(weights(&merged) == weights(&same_merged), "{form}: the merged models differ");
         // From the files: the quantised weights are made again; or the adapter is added to the weights as they are.
         let [offline, as_is] = ["offline", "as_is"].map(|name| place.path().join(name));
-        let done = merge(&stories(), &adapter, &offline, &[], false, &|| false).unwrap();
+        let done = merge(&stories(), &adapter, &offline, &Default::default(), false, &|| false).unwrap();
         assert!(done.quantised.is_some());
         let (live, offline) = (tensors(&merged), tensors(&offline));
         // Without the adapter's run, weights that were not quantised keep their file's type.
         let alike: Vec<_> =
             live.iter().zip(&offline).filter(|(live, offline)| live.1.dtype == offline.1.dtype).collect();
         assert!(alike.len() >= 30 && alike.iter().all(|(live, offline)| live == offline), "{form}");
-        let done = merge(&stories(), &adapter, &as_is, &[], true, &|| false).unwrap();
+        let done = merge(&stories(), &adapter, &as_is, &Default::default(), true, &|| false).unwrap();
         assert!(done.quantised.is_none() && tensors(&as_is) != offline);
         let config = std::fs::read_to_string(merged.join("config.json")).unwrap();
         assert!(!config.contains("quantization_config"));

@@ -101,7 +101,7 @@ fn what_is_named_is_trained_saved_loaded_and_merged() {
         if more["qlora_bnb"] != true {
             assert!(bytes("adapter") == bytes("again"));
             let with = logits(&stories_model(), Some(&path("adapter")));
-            merge(&stories_model(), &path("adapter"), &path("merged"), &[], false, &|| false).unwrap();
+            merge(&stories_model(), &path("adapter"), &path("merged"), &Default::default(), false, &|| false).unwrap();
             assert!(relative(&logits(&path("merged"), None), &with) < 2e-6);
             assert!(relative(&logits(&stories_model(), None), &with) > 1e-2);
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ModelConfigError
@@ -27,6 +27,8 @@ class Architecture:
     module: type[Module]
     #: Properties of the files, as written in the IR.
     files: dict[str, Any]
+    #: How adapters name its weights, as written in the IR.
+    adapters: dict[str, Any] = field(default_factory=dict)
     #: Published models of this architecture, as the Hub names them.
     examples: tuple[str, ...] = ()
 
@@ -46,6 +48,7 @@ def model(
     computed: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
     carried: Sequence[str] = (),
+    adapters: Mapping[str, Any] | None = None,
     examples: Sequence[str] = (),
 ) -> Callable[[M], M]:
     """Registers a module as the architecture `name`. It is constructed with the config and its
@@ -55,7 +58,7 @@ def model(
     without whose name files of the bare base model are written; `computed` are endings of the names of
     stored tables that are not read. `renamed` has beginnings of names in published files with those of
     the attributes, `carried` beginnings of the names of parts that are not computed: results take their
-    tensors over. `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
+    tensors over. `adapters` says how adapters name the weights, where that is not as files do. `examples` are published models, for docs/models.md. A module with an attribute `max_positions` has no positions from
     there on, and one with an attribute `carried` names such beginnings that depend on the config.
     """
     files: dict[str, Any] = {"base_prefix": f"{base}."} if base else {}
@@ -67,7 +70,7 @@ def model(
 
     def register(module: M) -> M:
         module.place = place
-        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files, tuple(examples))
+        ARCHITECTURES[name] = Architecture(name, model_type, config, module, files, dict(adapters or {}), tuple(examples))
         return module
 
     return register
@@ -133,4 +136,6 @@ def build(fields: dict[str, Any], tasks: Sequence[str] = ()) -> str:
         files["carried"] = carried
     if files:
         head["files"] = files
+    if architecture.adapters:
+        head["adapters"] = architecture.adapters
     return trace.to_json(declared, head)

@@ -683,6 +683,14 @@ def balanced_loss_backward(*inputs: Tensor | Parameter, factor: float | each[flo
     factor: the coefficient times the number of experts
     layers: layers whose loads were added"""
 
+def transpose(*inputs: Tensor | Parameter, columns: int | each[int], shape: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:
+    """The transpose of x, whose elements are taken as a matrix of `columns` columns; the result, of as many rows,
+    has the shape `shape`. With `accumulate`, added to.
+
+    columns: of x as a matrix
+    shape: of the result
+    accumulate: add to the result instead of overwriting it"""
+
 def grouped_bias(*inputs: Tensor | Parameter, groups: int | each[int]) -> Any:
     """y = x + b[g] for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, N], whose rows are
     all axes but the last, b [G, N], offsets i32 [G + 1] → like x.

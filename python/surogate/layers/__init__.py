@@ -2,6 +2,7 @@
 transformers, with the same parameter names."""
 
 from .activation import Activation, activation
+from .adapters import EXPERTS_AS_PARAMETERS, STACKED_EXPERTS, experts_as_parameters
 from .attention import Attention
 from .config import Balance, DecoderConfig, MixtureConfig, count_of_experts
 from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
@@ -20,8 +21,10 @@ from .softcap import soft_cap
 from .window import FULL, SLIDING, layer_types, layer_windows, window
 
 __all__ = [
+    "EXPERTS_AS_PARAMETERS",
     "FULL",
     "SLIDING",
+    "STACKED_EXPERTS",
     "VISION_CARRIED",
     "VISION_RENAMED",
     "Activation",
@@ -53,6 +56,7 @@ __all__ = [
     "activation",
     "count_of_experts",
     "dropout",
+    "experts_as_parameters",
     "layer_types",
     "layer_windows",
     "scale_rows",

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..dsl import Batch, Module, Reader, Tensor, model, ops, region
 from ..layers import (
+    EXPERTS_AS_PARAMETERS,
     CausalLM,
     CorrectedRouter,
     Decoder,
@@ -170,6 +171,7 @@ class LatentAttention(Module):
     config=DeepseekV3Config,
     model_type="deepseek_v3",
     base="model",
+    adapters=EXPERTS_AS_PARAMETERS,
     examples=["deepseek-ai/DeepSeek-V3", "moonshotai/Moonlight-16B-A3B"],
 )
 class DeepseekV3(CausalLM):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .. import layers
 from ..dsl import Batch, Module, Reader, Tensor, model
-from ..layers import CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm
+from ..layers import EXPERTS_AS_PARAMETERS, CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm
 from .deepseek_v3 import SharedMixture, SparseFields, predicting_layers
 
 
@@ -53,6 +53,7 @@ class Attention(layers.Attention):
     config=Glm4MoeConfig,
     model_type="glm4_moe",
     base="model",
+    adapters=EXPERTS_AS_PARAMETERS,
     examples=["zai-org/GLM-4.5-Air"],
 )
 class Glm4Moe(CausalLM):

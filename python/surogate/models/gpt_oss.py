@@ -29,6 +29,14 @@ SCALING = {
 }
 
 
+#: Its matrices of experts are parameters in files, too.
+ADAPTERS = {
+    "bare": ["router"],
+    "routers": ["mlp.router"],
+    "stacks": [{"name": "gate_up_proj", "transposed": True}, {"name": "down_proj", "transposed": True}],
+}
+
+
 class GptOssConfig(MixtureConfig):
     vocab_size: int = 201088
     hidden_size: int = 2880
@@ -98,6 +106,7 @@ class Experts(Module):
     config=GptOssConfig,
     model_type="gpt_oss",
     base="model",
+    adapters=ADAPTERS,
     examples=["openai/gpt-oss-20b"],
 )
 class GptOss(CausalLM):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..dsl import Module, Reader, Tensor, model, output
-from ..layers import Attention, CausalLM, Decoder, Experts, Mixture, MixtureConfig, RMSNorm, Router, window
+from ..layers import Attention, CausalLM, Decoder, Experts, Mixture, MixtureConfig, RMSNorm, Router, experts_as_parameters, window
 
 
 class MixtralConfig(MixtureConfig):
@@ -44,6 +44,7 @@ class Layer(Module):
     config=MixtralConfig,
     model_type="mixtral",
     base="model",
+    adapters=experts_as_parameters("w1", "w3", "w2", renamed={"block_sparse_moe": "mlp"}),
     examples=["mistralai/Mixtral-8x7B-v0.1"],
 )
 class Mixtral(CausalLM):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..dsl import Reader, model
-from ..layers import CausalLM, Decoder, DecoderLayer, Mixture, MixtureConfig
+from ..layers import EXPERTS_AS_PARAMETERS, CausalLM, Decoder, DecoderLayer, Mixture, MixtureConfig
 from .olmo import Attention
 from .qwen3_moe import routed
 
@@ -35,6 +35,7 @@ class OlmoeConfig(MixtureConfig):
     config=OlmoeConfig,
     model_type="olmoe",
     base="model",
+    adapters=EXPERTS_AS_PARAMETERS,
     examples=["allenai/OLMoE-1B-7B-0924"],
 )
 class Olmoe(CausalLM):

@@ -64,8 +64,9 @@ merged models and exports have the names and shapes of the published files. GGUF
 says so. Of models that see images (`…ForConditionalGeneration`) the text part is trained, and the tensors of the others are
 taken over unchanged.
 
-Mixtures of experts (*) train in full, and with adapters on the modules that `lora_target_modules` names outside of the
-experts: `all-linear`, which would adapt experts and router too, is rejected, and so are QLoRA and PEFT's adapters on experts.
+Mixtures of experts (*) train in full and with adapters, those on experts and routers included
+([Mixtures of experts](fine-tuning.md#mixtures-of-experts)). QLoRA keeps the matrices of experts in codes too; routers keep
+their type. What of this has run on CPUs alone: adapters on experts, and experts in codes.
 The loss of uneven loads is added where the configuration has `output_router_logits: true`, or with the option
 `router_aux_loss_coef`, for those that transformers has it for. Of GPT-OSS, files with experts in MXFP4 are read, too. On GPUs
 the products of experts use portable kernels.
@@ -83,7 +84,7 @@ Recorded values are those of transformers and peft in float32: logits, hidden st
 packed rows, LoRA, merged weights, and twenty training steps in full and with LoRA, repeated on the CPU by
 `tests/python/test_golden.py`, in bfloat16 also against what transformers itself loses there. Those of five families are in
 the repository (`tests/golden`), the others in a folder next to it. Of mixtures everything but bfloat16 is repeated, where
-transformers takes other experts for some tokens, and adapters where they are on experts. `tests/oracle/compare_transformers.py` compares random
+transformers takes other experts for some tokens; adapters on experts alone are compared for those four that have recorded ones. `tests/oracle/compare_transformers.py` compares random
 configurations of every architecture with transformers and peft.
 
 [Adding an architecture](adding-a-model.md) shows how a family is written.

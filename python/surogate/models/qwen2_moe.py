@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..dsl import Reader, Tensor, each, model, ops
 from ..layers import (
+    EXPERTS_AS_PARAMETERS,
     Attention,
     CausalLM,
     Decoder,
@@ -66,6 +67,7 @@ class GatedMixture(Mixture):
     config=Qwen2MoeConfig,
     model_type="qwen2_moe",
     base="model",
+    adapters=EXPERTS_AS_PARAMETERS,
     examples=["Qwen/Qwen1.5-MoE-A2.7B"],
 )
 class Qwen2Moe(CausalLM):

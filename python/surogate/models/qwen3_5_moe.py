@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..dsl import Reader, model
-from ..layers import CausalLM
+from ..layers import STACKED_EXPERTS, CausalLM
 from .qwen2_moe import GatedMixture, SharedExpertConfig
 from .qwen3_5 import HybridConfig, hybrid, without_exceptions
 
@@ -32,6 +32,7 @@ class Qwen3_5MoeConfig(HybridConfig, SharedExpertConfig):
     model_type="qwen3_5_moe_text",
     base="model",
     carried=["mtp."],
+    adapters=STACKED_EXPERTS,
 )
 class Qwen3_5Moe(CausalLM):
     def __init__(self, c: Qwen3_5MoeConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..dsl import Module, Reader, model
-from ..layers import CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Mixture, MixtureConfig, Router
+from ..layers import EXPERTS_AS_PARAMETERS, CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Mixture, MixtureConfig, Router
 from .qwen3 import Attention, Qwen3Config
 
 
@@ -45,6 +45,7 @@ def routed(c: MixtureConfig, intermediate_size: int, normalise: bool) -> tuple[R
     config=Qwen3MoeConfig,
     model_type="qwen3_moe",
     base="model",
+    adapters=EXPERTS_AS_PARAMETERS,
     examples=["Qwen/Qwen3-30B-A3B"],
 )
 class Qwen3Moe(CausalLM):

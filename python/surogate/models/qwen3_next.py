@@ -4,7 +4,7 @@ matrices of a gated delta net in two, ordered by key head."""
 from __future__ import annotations
 
 from ..dsl import Module, Reader, Tensor, model, ops
-from ..layers import CausalLM, Decoder, GatedDeltaNet, GatedMLP, Linear
+from ..layers import EXPERTS_AS_PARAMETERS, CausalLM, Decoder, GatedDeltaNet, GatedMLP, Linear
 from .qwen2_moe import GatedMixture, SharedExpertConfig
 from .qwen3_5 import LINEAR, FullLayer, HybridConfig, LinearLayer, Norm, delta_sizes
 from .qwen3_moe import kinds_of_layers
@@ -53,6 +53,7 @@ class DeltaNet(GatedDeltaNet):
     model_type="qwen3_next",
     base="model",
     carried=["mtp."],
+    adapters=EXPERTS_AS_PARAMETERS,
     examples=["Qwen/Qwen3-Next-80B-A3B-Instruct"],
 )
 class Qwen3Next(CausalLM):

@@ -3,25 +3,18 @@
 
 use std::collections::HashMap;
 
-use graph::{Graph, Init, Node, Origin, Parameter, ParameterId, ValueId};
+use graph::{AdapterForm, AdapterPlace, Graph, Init, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::{Append, Emit, id};
 use program::EntryKind;
 use tensor::Attrs;
 
 use super::embedding_noise::scalar_of_step;
-use super::magnitude;
-use crate::adapter::{AdapterOptions, AdapterRules, HEAD};
+use super::{magnitude, stacked_adapters as stacks};
+use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules, HEAD};
 use crate::{CompileError, CompileOptions, EntryOptions};
 
 pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) -> Result<(), CompileError> {
     let Some(adapter) = &options.adapter else { return Ok(()) };
-    if adapter.targets.iter().any(|target| target == "all-linear")
-        && graph.nodes.iter().any(|node| node.op == id::GROUPED_LINEAR)
-    {
-        let text = "`all-linear` would put adapters on the experts and their router too, which is not available yet: name \
-                    the modules of attention, such as q_proj, k_proj, v_proj and o_proj";
-        return Err(CompileError::Options(text.into()));
-    }
     check_saved(graph, options, adapter)?;
     let rules = AdapterRules::new(adapter)?;
     if adapter.magnitudes {
@@ -29,19 +22,24 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
     }
     let dropout = if entry.kind == EntryKind::FirstMicroStep { adapter.dropout } else { 0.0 };
     let mut masks = Masks::new(graph, dropout, options.seed);
-    let mut hits = vec![0usize; adapter.targets.len()];
+    let mut hits = rules.hits();
+    let mut stacks = stacks::Stacks::of(graph);
     let uses = graph.use_counts();
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result = Vec::with_capacity(nodes.len() * 2);
     for mut node in nodes {
-        if let Some(module) = target_module(graph, &node, &uses, &rules, &mut hits)? {
+        if node.op == id::GROUPED_LINEAR {
+            result.extend(stacks.adapted(graph, node, (&rules, &mut hits), (adapter, options, entry))?);
+            continue;
+        }
+        if let Some(of) = target_module(graph, &node, &uses, &rules, &mut hits)? {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
             let source = masks.source(&mut append, node.inputs[0]);
             let shape = &append.graph.value(node.inputs[1]).shape;
             let transposed = node.attrs.flag("transposed").unwrap_or(false);
             let (rows, columns) = if transposed { (shape[1], shape[0]) } else { (shape[0], shape[1]) };
-            let (rank, scale) = (rules.rank(&module)?, rules.scale(&module)?);
+            let AdapterOf { module, rank, scale, .. } = of;
             let a = matrix(append.graph, &module, "lora_A", [rank, columns], adapter, options);
             let b = matrix(append.graph, &module, "lora_B", [rows, rank], adapter, options);
             let t = append.emit(id::LINEAR, &[source, a], Attrs::new())[0];
@@ -58,12 +56,10 @@ pub fn run(graph: &mut Graph, options: &CompileOptions, entry: &EntryOptions) ->
         result.push(node);
     }
     graph.nodes = result;
-    for (target, hits) in adapter.targets.iter().zip(hits) {
-        if hits == 0 {
-            return Err(CompileError::Options(unmatched(graph, target)));
-        }
+    match rules.targets().zip(hits).find(|(_, hits)| *hits == 0) {
+        Some((target, _)) => Err(CompileError::Options(unmatched(graph, target, &adapter.form))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// What adapters read: the inputs of their linears, with elements dropped where that is wanted.
@@ -93,7 +89,7 @@ impl Masks {
 
 /// Adds an adapter matrix to the parameter table. A starts Kaiming-uniform, B at zero: the adapted
 /// model starts as the base model.
-fn matrix(
+pub(super) fn matrix(
     graph: &mut Graph,
     module: &str,
     which: &str,
@@ -118,7 +114,7 @@ fn target_module(
     uses: &[usize],
     rules: &AdapterRules,
     hits: &mut [usize],
-) -> Result<Option<String>, CompileError> {
+) -> Result<Option<AdapterOf>, CompileError> {
     if node.op != id::LINEAR {
         return Ok(None);
     }
@@ -130,8 +126,7 @@ fn target_module(
     if graph.parameter(id).saved {
         return Ok(None);
     }
-    let Some(module) = graph.parameter(id).name.strip_suffix(".weight") else { return Ok(None) };
-    Ok(rules.matches(module, hits)?.then(|| module.to_owned()))
+    rules.counted(&graph.parameter(id).name, hits)
 }
 
 /// Every module that is to be trained as a whole is there, and no entry wants what it was before.
@@ -165,10 +160,24 @@ fn no_module(graph: &Graph, name: &str) -> String {
     format!("`{name}` matches no module of the model{tied}; its modules are: {}", names.join(", "))
 }
 
-fn unmatched(graph: &Graph, target: &str) -> String {
-    let weights = graph.parameters.iter().filter(|p| !p.adapter && p.shape.len() == 2);
-    let mut names: Vec<&str> = weights.filter_map(|p| p.name.strip_suffix(".weight")?.rsplit('.').next()).collect();
+fn unmatched(graph: &Graph, target: &str, form: &AdapterForm) -> String {
+    let mut names: Vec<String> = Vec::new();
+    for parameter in graph.parameters.iter().filter(|p| !p.adapter && p.shape.len() > 1) {
+        let last = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
+        match form.place(&parameter.name) {
+            Some(AdapterPlace::Matrix { module }) if form.is_linear(&module) => names.push(last(&module)),
+            Some(AdapterPlace::Matrix { module }) => names.push(format!("{}.weight", last(&module))),
+            Some(AdapterPlace::Stacked { stack, .. }) => names.push(form.stacks[stack].name.clone()),
+            None => {}
+        }
+    }
     names.sort_unstable();
     names.dedup();
-    format!("adapter target `{target}` matches no linear of the model; its modules are: {}", names.join(", "))
+    let (parameters, modules): (Vec<String>, Vec<String>) =
+        names.into_iter().partition(|name| name.contains('.') || form.stacks.iter().any(|stack| stack.name == *name));
+    let more = match parameters.is_empty() {
+        true => String::new(),
+        false => format!("; its parameters: {}", parameters.join(", ")),
+    };
+    format!("adapter target `{target}` matches no linear of the model; its modules are: {}{more}", modules.join(", "))
 }

@@ -20,5 +20,6 @@ pub mod packed_linears;
 pub mod produced_codes;
 pub mod results;
 pub mod sequence;
+mod stacked_adapters;
 pub mod stacked_parameters;
 pub mod without_adapters;

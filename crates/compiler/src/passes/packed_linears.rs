@@ -1,7 +1,9 @@
 //! Frozen linears of the layers are kept in codes where the options ask for it, or where their files hold them so: marks
 //! their weights. What reads them still reads numbers; `plan/dequantise.rs` makes these.
 
-use graph::{Graph, Origin, ParameterId};
+use std::collections::{HashMap, HashSet};
+
+use graph::{Graph, Node, Origin, ParameterId, ValueId};
 use ops::id;
 use tensor::Storage;
 use tensor::packed::Quantisation;
@@ -15,16 +17,9 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
     if options.adapter.is_none() && options.training.is_some() {
         return Err(CompileError::Options("quantised weights are frozen: only adapters on them are trained".into()));
     }
-    if options.quantised.is_some() && graph.nodes.iter().any(|node| node.op == id::GROUPED_LINEAR) {
-        return Err(CompileError::Options("the matrices of experts cannot be quantised yet".into()));
-    }
-    let linears = graph.nodes.iter().filter(|node| node.op == id::LINEAR && node.layer.is_some());
-    let weights = linears.filter_map(|node| match graph.value(*node.inputs.get(1)?).origin {
-        Origin::Parameter(id) => Some(id),
-        _ => None,
-    });
+    let weights = weights(graph);
     let mut any = false;
-    for ParameterId(index) in weights.collect::<Vec<_>>() {
+    for ParameterId(index) in weights {
         let parameter = &mut graph.parameters[index as usize];
         let fitting = options.quantised.filter(|quantised| quantised.fits(&parameter.shape));
         let packing = options.stored.get(&parameter.name).copied().or(fitting.map(Quantisation::packing));
@@ -37,4 +32,28 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
         true => Ok(()),
         false => Err(CompileError::Options(format!("{}: no linear of a layer can be quantised", graph.name))),
     }
+}
+
+/// The matrices that products of the layers read, those of experts too, but not routers: their scores decide.
+fn weights(graph: &Graph) -> Vec<ParameterId> {
+    let routed: HashSet<ValueId> =
+        graph.nodes.iter().filter(|node| node.op == id::ROUTE).map(|node| node.inputs[0]).collect();
+    let stacks: HashMap<ValueId, &Node> =
+        graph.nodes.iter().filter(|node| node.op == id::STACK).map(|node| (node.outputs[0], node)).collect();
+    let parameter = |value: &ValueId| match graph.value(*value).origin {
+        Origin::Parameter(id) => Some(id),
+        Origin::Input | Origin::Node | Origin::Constant | Origin::State(_) => None,
+    };
+    let mut found = Vec::new();
+    for node in graph.nodes.iter().filter(|node| node.layer.is_some()) {
+        let is_product = node.op == id::LINEAR || node.op == id::GROUPED_LINEAR;
+        let Some(weight) = node.inputs.get(1).filter(|_| is_product && !routed.contains(&node.outputs[0])) else {
+            continue;
+        };
+        match stacks.get(weight) {
+            Some(stack) => found.extend(stack.inputs.iter().filter_map(parameter)),
+            None => found.extend(parameter(weight)),
+        }
+    }
+    found
 }

@@ -60,17 +60,18 @@ fn round_factors(graph: &mut Graph) {
 }
 
 /// Matrix operands that are kept in another type (f32 adapters under bf16) are rounded before use,
-/// once for all uses.
+/// once for all uses. Offsets of groups are no such operands.
 fn cast_operands(graph: &mut Graph, compute: DType) {
     let mut casts: HashMap<ValueId, ValueId> = HashMap::new();
     let nodes = std::mem::take(&mut graph.nodes);
     let mut result: Vec<Node> = Vec::with_capacity(nodes.len());
     for mut node in nodes {
-        if ops::get(node.op).class() == Class::Matmul {
+        if ops::get(node.op).class() == Class::Matmul || node.op == id::GROUPED_LINEAR {
             let mut append = Append::new(graph, node.phase);
             append.place_like(&node);
             for input in &mut node.inputs {
-                if append.graph.value(*input).element == Element::Fixed(compute) {
+                let element = append.graph.value(*input).element;
+                if element == Element::Fixed(compute) || !element.is_float() {
                     continue;
                 }
                 *input = *casts

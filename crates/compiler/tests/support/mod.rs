@@ -60,6 +60,7 @@ pub fn options() -> CompileOptions {
 
 pub fn adapter() -> AdapterOptions {
     AdapterOptions {
+        parameters: Vec::new(),
         saved: Vec::new(),
         magnitudes: false,
         rank: 8,
@@ -69,6 +70,7 @@ pub fn adapter() -> AdapterOptions {
         dtype: DType::F32,
         targets: vec!["all-linear".into()],
         exceptions: Default::default(),
+        form: Default::default(),
     }
 }
 

@@ -27,6 +27,13 @@ impl Quantisation {
     /// Whether weights of this shape take the form: NVFP4 needs whole blocks in each row.
     pub fn fits(self, shape: &[usize]) -> bool {
         let columns = shape.last().copied().unwrap_or(0);
-        shape.len() == 2 && (!matches!(self, Quantisation::Fp4 { .. }) || columns.is_multiple_of(16))
+        let is_matrix = matches!(shape.len(), 2 | 3);
+        is_matrix
+            && match self {
+                Quantisation::Nf4 { .. } => true,
+                // No tile has rows of two matrices.
+                Quantisation::Fp8 { extent } => shape.len() == 2 || shape[1].is_multiple_of(extent),
+                Quantisation::Fp4 { .. } => columns.is_multiple_of(16),
+            }
     }
 }

@@ -293,8 +293,8 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
         let hint = Some("set `lora: true`, or remove `adapter`".to_string());
         reader.report("adapter", "`adapter` names an adapter to continue, but `lora` is false", hint);
     }
-    if of.lora && of.adapter.is_none() && of.lora_target_modules.is_empty() && !reader.is_faulty("lora_target_modules")
-    {
+    let has_targets = !of.lora_target_modules.is_empty() || !of.lora_target_parameters.is_empty();
+    if of.lora && of.adapter.is_none() && !has_targets && !reader.is_faulty("lora_target_modules") {
         let hint = Some("`[all-linear]` takes every linear but the head".to_string());
         reader.report("lora_target_modules", "`lora_target_modules: []` would train nothing", hint);
     }
@@ -304,6 +304,13 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
     if of.lora_dora && config.precision.recipe != Recipe::Bf16 && !reader.is_faulty("recipe") {
         let message = format!("`lora_dora: true` is not available yet with `recipe: {}`", config.precision.recipe);
         reader.report("lora_dora", message, Some("set `recipe: bf16`, or remove `lora_dora`".into()));
+    }
+    for (option, given) in
+        [("lora_target_parameters", !of.lora_target_parameters.is_empty()), ("train_router", of.train_router)]
+    {
+        if given && !of.lora && !reader.is_faulty("lora") {
+            report_need(reader, option, "lora", "true");
+        }
     }
     if !of.modules_to_save.is_empty() && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "modules_to_save", "lora", "true");

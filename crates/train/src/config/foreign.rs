@@ -32,6 +32,7 @@ const FOREIGN: &[(&[&str], Help)] = &[
     ),
     (&["lora_r", "r", "peft_lora_r", "lora_dim"], Help::Name("lora_rank")),
     (&["target_modules", "lora_target", "lora_modules"], Help::Name("lora_target_modules")),
+    (&["target_parameters"], Help::Name("lora_target_parameters")),
     (&["use_dora", "peft_use_dora", "dora"], Help::Name("lora_dora")),
     (&["use_lora", "use_peft", "finetuning_type"], Help::Name("lora")),
     (&["lr_scheduler", "scheduler"], Help::Name("lr_scheduler_type")),

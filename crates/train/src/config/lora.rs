@@ -16,8 +16,15 @@ options! {
         lora_dropout: f64 = 0.05, min = 0, below = 1;
         /// Element type of the adapters.
         lora_dtype: Dtype = "float32";
-        /// Linear layers that get an adapter: names, patterns, or `all-linear` for all except the LM head.
+        /// Linear layers that get an adapter: names, patterns, or `all-linear` for all except the LM head. Of mixtures of
+        /// experts PEFT's rules hold: where experts were modules once, `all-linear` and their names mean their parameters.
         lora_target_modules: Vec<String> = ["all-linear"];
+        /// Parameters that get an adapter, by the ends of their names, as in PEFT's `target_parameters`: matrices of experts,
+        /// such as `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`, and routers, such as `gate.weight`. Needs
+        /// `lora_dropout: 0`.
+        lora_target_parameters: Vec<String> = [];
+        /// Train the routers of mixtures of experts in full alongside the adapters, as `modules_to_save` does.
+        train_router: bool = false;
         /// DoRA: also train a magnitude for each output of an adapted linear, to which its adapted weights are scaled. With
         /// `lora_dropout`, each adapted linear is multiplied twice.
         lora_dora: bool = false;

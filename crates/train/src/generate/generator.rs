@@ -73,7 +73,8 @@ impl Generator {
         adapter: Option<PathBuf>,
         dtype: DType,
     ) -> Result<Generator> {
-        let adapter_options: Option<AdapterOptions> = adapter.as_deref().map(read_adapter).transpose()?;
+        let adapter_options: Option<AdapterOptions> =
+            adapter.as_deref().map(|folder| read_adapter(folder, &source)).transpose()?;
         let options = CompileOptions {
             variants: Vec::new(),
             weights: dtype,

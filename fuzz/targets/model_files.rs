@@ -289,7 +289,8 @@ pub fn adapter(bytes: &[u8]) -> bool {
     let _ = adapter_base(&scratch("adapter"));
     let output = scratch("merged").join("model");
     let _ = fs::remove_dir_all(&output);
-    merge(&root().join("tests/golden/llama"), &scratch("adapter"), &output, &Default::default(), false, &|| false).is_ok()
+    merge(&root().join("tests/golden/llama"), &scratch("adapter"), &output, &Default::default(), false, &|| false)
+        .is_ok()
 }
 
 pub fn adapter_seeds() -> Vec<Vec<u8>> {

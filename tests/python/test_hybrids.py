@@ -153,6 +153,14 @@ def test_recomputed_activations_have_the_same_bits(make, make_model):
     assert saved[2] < saved[0]
 
 
+@pytest.mark.parametrize("level", [1, 3])
+def test_ranks_have_the_losses_of_one_device(level, make_model):
+    """Sharded states and gradients, and at level 3 weights: those of the convolution have three axes."""
+    folder = make_model(tiny_qwen3_5())
+    ranks = steps(folder, gpus=2, gradient_accumulation_steps=1, zero_level=level)
+    np.testing.assert_allclose(ranks, steps(folder), rtol=1e-5)
+
+
 def test_text_is_not_generated_yet(make_model):
     model = surogate.load(make_model(tiny_qwen3_5()))
     with pytest.raises(SurogateError, match="gated delta nets are not kept from token to token yet"):

@@ -801,7 +801,7 @@ def gated_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None =
     scale: factor of the queries; absent for 1/√DK"""
 
 def gated_delta_backward(*inputs: Tensor | Parameter, scale: float | each[float] | None = None) -> Any:
-    """Gradients of `gated_delta`. States are computed once more, and kept for every 64th token while this runs. q,
-    k, v, g, beta, document_start, d_o like v → dq, dk, dv, dg and dbeta like their operands.
+    """Gradients of `gated_delta`. States are recomputed, and kept for every 64th token while this runs. q, k, v, g,
+    beta, document_start, d_o like v → dq, dk, dv, dg and dbeta like their operands.
 
     scale: factor of the queries; absent for 1/√DK"""

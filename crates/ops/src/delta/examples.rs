@@ -60,7 +60,7 @@ pub fn calls() -> Vec<Given> {
         Given::new([2, 2, 4, 8, 8], &[5, 1, 6]),
         Given::new([1, 1, 2, 5, 7], &[3, 64, 3]),
         Given { attrs: Attrs::new().with("scale", 0.3), ..Given::new([1, 2, 2, 16, 16], &[64, 64]) },
-        Given::new([1, 1, 1, 3, 40], &[1]),
+        Given::new([3, 1, 2, 3, 40], &[1]),
         Given::new([2, 1, 2, 16, 16], &[200]),
         Given::new([1, 1, 2, 128, 128], &[37, 60, 40]),
         Given::new([1, 3, 3, 66, 33], &[130]),

@@ -6,8 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::{Command, Stdio};
 
 use cuda::library::{Search, open_nvrtc};
 use cuda::nvrtc::{Compiler, KernelSource};
@@ -18,6 +17,10 @@ use tensor::{DType, HostTensor};
 
 /// What the product promises to run on.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"];
+
+/// Of a process that compiles a part of the kernels: its number and how many there are. NVRTC compiles one program at a time
+/// in a process, however many threads ask.
+const PART: &str = "SUROGATE_KERNELS_PART";
 
 /// Folders with pip wheels, colon-separated.
 const WHEELS: &str = "SUROGATE_SITE_PACKAGES";
@@ -51,46 +54,54 @@ pub fn run(words: &[&str]) -> Result<(), String> {
     };
     let operations: Vec<&'static dyn Op> = operations.copied().collect();
     let architectures = if architectures.is_empty() { ARCHITECTURES.to_vec() } else { architectures };
+    let jobs: BTreeSet<(Unit, &str)> =
+        architectures.iter().flat_map(|architecture| jobs_of(&operations, architecture)).collect();
+    if let Ok(part) = std::env::var(PART) {
+        let (number, parts) = part.split_once('/').ok_or("a part is written as 0/2")?;
+        let parsed = |text: &str| text.parse::<usize>().map_err(|e| e.to_string());
+        let (number, parts) = (parsed(number)?, parsed(parts)?);
+        return compile(jobs.iter().skip(number).step_by(parts));
+    }
+    compile_in_processes(words)?;
+    let units: BTreeSet<&Unit> = jobs.iter().map(|(unit, _)| unit).collect();
+    println!("{} kernels compile for {}, {} times", units.len(), architectures.join(", "), jobs.len());
+    Ok(())
+}
+
+/// A process for each core compiles its part. The error has what all of them say.
+fn compile_in_processes(words: &[&str]) -> Result<(), String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let parts = std::thread::available_parallelism().map_or(1, usize::from);
+    let started = (0..parts).map(|number| {
+        let mut command = Command::new(&program);
+        command.arg("kernels").args(words).env(PART, format!("{number}/{parts}")).stderr(Stdio::piped());
+        command.spawn().map_err(|e| e.to_string())
+    });
+    let children = started.collect::<Result<Vec<_>, _>>()?;
+    let mut failures = String::new();
+    for child in children {
+        let done = child.wait_with_output().map_err(|e| e.to_string())?;
+        if !done.status.success() {
+            failures += &format!("{}: {}", done.status, String::from_utf8_lossy(&done.stderr));
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(failures) }
+}
+
+fn compile<'a>(jobs: impl Iterator<Item = &'a (Unit, &'a str)>) -> Result<(), String> {
     let roots = std::env::var_os(WHEELS).map(|v| std::env::split_paths(&v).collect()).unwrap_or_default();
     let opened = open_nvrtc(&Search::from_environment(roots));
     let opened = opened.map_err(|e| format!("{e} ({WHEELS} names the folder of its wheel)"))?;
     let compiler = Compiler::new(opened).map_err(|e| e.to_string())?;
-    let jobs: BTreeSet<(Unit, &str)> =
-        architectures.iter().flat_map(|architecture| jobs_of(&operations, architecture)).collect();
-    let jobs: Vec<(&Unit, &str)> = jobs.iter().map(|(unit, architecture)| (unit, *architecture)).collect();
-    let failures = compile_all(&compiler, &jobs);
-    if failures.is_empty() {
-        let units: BTreeSet<&Unit> = jobs.iter().map(|(unit, _)| *unit).collect();
-        println!("{} kernels compile for {}, {} times", units.len(), architectures.join(", "), jobs.len());
-        return Ok(());
+    let mut failures = Vec::new();
+    for (unit, architecture) in jobs {
+        let source =
+            KernelSource { name: &unit.name, text: &unit.text, headers: &unit.headers, options: &unit.options };
+        if let Err(error) = compiler.compile(&source, architecture) {
+            failures.push(format!("{unit}\n  {architecture}: {error}"));
+        }
     }
-    Err(format!("{} of {} compilations failed\n{}", failures.len(), jobs.len(), failures.join("\n")))
-}
-
-/// On all cores; returns the failures in the order of the jobs.
-fn compile_all(compiler: &Compiler, jobs: &[(&Unit, &str)]) -> Vec<String> {
-    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
-        while let Some((index, (unit, architecture))) = {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            jobs.get(index).map(|job| (index, job))
-        } {
-            let source =
-                KernelSource { name: &unit.name, text: &unit.text, headers: &unit.headers, options: &unit.options };
-            if let Err(error) = compiler.compile(&source, architecture) {
-                let message = format!("{unit}\n  {architecture}: {error}");
-                failures.lock().expect("no thread panics while it holds the list").push((index, message));
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(work);
-        }
-    });
-    let mut failures = failures.into_inner().expect("no thread panics while it holds the list");
-    failures.sort();
-    failures.into_iter().map(|(_, message)| message).collect()
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
 /// What the operations' examples become on one architecture.

@@ -333,6 +333,8 @@ def test_routers_are_frozen_or_trained_in_full(make, make_model, tmp_path):
         assert {name.removeprefix("base_model.model.").replace(".bias", ".weight") for name in kept} == (set(names) if train_router else set())
     with pytest.raises(ConfigError, match="LlamaForCausalLM has no router"):
         trained(make_model(tiny_llama()), tmp_path / "dense", train_router=True)
+    with pytest.raises(ConfigError, match="not available yet for MixtralForCausalLM"):
+        trained(make_model(tiny_mixtral()), tmp_path / "renamed", train_router=True)
 
 
 @pytest.mark.parametrize("form", ["qlora_bnb", "qlora_fp8", "qlora_fp4"])

@@ -267,6 +267,11 @@ fn adapter(config: &Config, source: &ModelSource, problems: &mut Vec<Problem>) -
     if of.train_router && form.routers.is_empty() {
         let message = format!("`train_router: true`, but {} has no router", source.model.architecture);
         problems.push(config.mistake("train_router", message, Some("remove `train_router`".into())));
+    } else if of.train_router && !form.renamed.is_empty() {
+        // PEFT finds a module that is kept as a whole by its own name, and files have another.
+        let message = format!("`train_router: true` is not available yet for {}", source.model.architecture);
+        let hint = "remove `train_router`: the routers stay as they are";
+        problems.push(config.mistake("train_router", message, Some(hint.into())));
     }
     let routers = form.routers.iter().filter(|_| of.train_router).cloned();
     let requested = AdapterOptions {

@@ -268,6 +268,7 @@ ELSEWHERE = {
     "clock": "tests/python/test_data.py",
     "use_chat_template": "tests/python/test_data.py",
     "data_cache": "tests/python/test_data_cache.py",
+    "new_tokens": "tests/python/test_extend.py",
     "train_router": "tests/python/test_mixtures.py",
     "router_aux_loss_coef": "tests/python/test_mixtures.py",
 }

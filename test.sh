@@ -3,8 +3,8 @@
 #
 # Needs rustc with cargo, a C compiler, git and python3 (3.11 or newer), and a way to crates.io and PyPI. Everything
 # heavy is built once, with the release profile, into the usual target folder. Stops at the first failure. Knows the
-# order of the stages, not what is in them. No test passes unrun: what needs something is ignored unless it is named here,
-# and fails without it. ../shared, which is no part of the repository, has the stages that read it where it lies next to
+# order of the stages, not what is in them. No test passes unrun: what needs something is ignored unless it is named here
+# and fails without it, or is skipped by pytest, which lists it. ../shared, which is no part of the repository, has the stages that read it where it lies next to
 # the checkout.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

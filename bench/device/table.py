@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE))
 
 import one_run  # noqa: E402
 import peer  # noqa: E402
-from rows import ROWS, TINY_VOCABULARY, VOCABULARY, Row, write_data, write_model  # noqa: E402
+from rows import MIXTURES, ROWS, Row, vocabulary, write_data, write_model  # noqa: E402
 
 COLUMNS = (
     "date,commit,driver,cuda,work,model,precision,batch,accumulation,seq_len,tokens_per_second,mfu,peak_memory_gb,"
@@ -82,8 +82,7 @@ def write_run(a: argparse.Namespace, row: Row, folder: pathlib.Path) -> pathlib.
     """The row as a file that `surogate sft` takes."""
     length, tokens = (128, 20_000) if a.tiny else (2048, 4_000_000)
     model = write_model(folder / "model", row.model, a.tiny)
-    vocabulary = TINY_VOCABULARY if a.tiny else VOCABULARY
-    data = write_data(folder / "data.jsonl", row.packed, length, tokens, vocabulary)
+    data = write_data(folder / "data.jsonl", row.packed, length, tokens, vocabulary(row.model, a.tiny))
     options: dict[str, Any] = {
         "model": str(model),
         "init": "random",
@@ -126,7 +125,7 @@ def one_row(a: argparse.Namespace, row: Row, here: dict[str, str], commit: str) 
     except one_run.Failed as problem:
         result["error"] = str(problem)
     (folder / "data.jsonl").unlink()
-    if a.peer is not None and row.baseline is None:
+    if a.peer is not None and row.baseline is None and row.model not in MIXTURES:
         result["peer"] = peer.run(a.peer, row, a.out / "peer", 100.0)
     return result
 

@@ -192,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
         of_run.append(command)
     tokenize = _command(commands, "tokenize", "read, encode and check the data of a run, without training")
     tokenize.add_argument("config", metavar="run.yaml")
-    tokenize.add_argument("--debug", action="store_true", help="show the first rows, on the terminal and as a page in output_dir")
+    tokenize.add_argument("--debug", action="store_true", help="show the first rows as training sees them, also as a page in output_dir")
     tokenize.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
     show = _command(commands, "show", "print one stage of a run: show graph run.yaml")
     show.add_argument("what", choices=["config", "graph", "program", "memory"])
@@ -205,24 +205,24 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
         command.add_argument("--task", choices=["sft", "pt"], default="sft", help="command whose defaults apply")
     for command in of_run:
-        command.add_argument("--run", metavar="NAME", help="one of several runs of the file")
+        command.add_argument("--run", metavar="NAME", help="select one of the runs of the file")
     init = _command(commands, "init", "write a run.yaml for a model and a dataset, planned for this machine")
     init.add_argument("model", metavar="MODEL", help="folder or name of the model")
     init.add_argument("dataset", metavar="DATASET", help="file, folder or name of the dataset")
     init.add_argument("--task", choices=["sft", "pt"], default="sft", help="fine-tune, or train on text")
     init.add_argument("--machine", help="machine to plan for instead of this one: a name such as h100, or a file")
     init.add_argument("--output", default="run.yaml", help="file to write (default: run.yaml)")
-    generate = _command(commands, "generate", "generate text that continues prompts", reads_run=False)
+    generate = _command(commands, "generate", "continue prompts, or answer them", reads_run=False)
     generate.add_argument("model", metavar="MODEL", help=OF_MODEL)
-    generate.add_argument("--prompt", metavar="TEXT", help="text that is continued")
-    of_file = "a prompt in each line; in .jsonl a text or an object with prompt, messages or text"
+    generate.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    of_file = "file with one prompt per line; in .jsonl a string, or an object with prompt, messages or text"
     generate.add_argument("--prompts", metavar="FILE", help=of_file)
-    of_chat = "answer prompts as messages of a user, by the model's template"
+    of_chat = "answer prompts as user messages, by the model's chat template"
     generate.add_argument("--chat", action="store_true", help=of_chat)
-    generate.add_argument("--json", action="store_true", help="print a line of JSON for each prompt, as for --prompts")
-    chat = _command(commands, "chat", "talk to a model, by its own template", reads_run=False)
+    generate.add_argument("--json", action="store_true", help="print one JSON object per prompt, as with --prompts")
+    chat = _command(commands, "chat", "talk to a model, by its own chat template", reads_run=False)
     chat.add_argument("model", metavar="MODEL", help=OF_MODEL)
-    chat.add_argument("--system", metavar="TEXT", help="message of the system, in front of the conversation")
+    chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     for command in (generate, chat):
         _place_flags(command)
         _generation_flags(command)
@@ -232,7 +232,7 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("adapter", metavar="ADAPTER", help="folder of a PEFT adapter, or output_dir of a run")
     merge.add_argument("--model", help="folder or name of the model (default: the one that the adapter names)")
     merge.add_argument(
-        "--base", metavar="DIR", help="other weights to merge into, as they are: another function than was trained"
+        "--base", metavar="DIR", help="other weights to merge into, as they are: not the function that was trained"
     )
     merge.add_argument("--output", help="folder to write (default: `merged` next to the adapter)")
     export = _command(commands, "export", "write the result of a run in another format", reads_run=False)
@@ -244,28 +244,28 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--output", help="folder or file to write (default: inside RUN, named after the format)")
     push = _command(commands, "push", "upload the result of a run to the Hugging Face Hub", reads_run=False)
     push.add_argument("run", metavar="RUN", help="output_dir of a run, a checkpoint, a model or an adapter")
-    push.add_argument("name", metavar="OWNER/NAME", help="repository; it is made if there is none")
-    push.add_argument("--public", action="store_true", help="make a new repository a public one")
+    push.add_argument("name", metavar="OWNER/NAME", help="repository, created if it does not exist")
+    push.add_argument("--public", action="store_true", help="make a new repository public")
     report = _command(commands, "report", "write the report of a run, or a comparison of several", False)
     report.add_argument("run", metavar="RUN", nargs="+", help="output_dir of a run, or its log")
     report.add_argument("--output", help="file to write (default: report.html in RUN, or comparison.html for several)")
     completion = _command(commands, "completion", "print the shell completion script", False)
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     _command(commands, "schema", "print the JSON schema of run.yaml, for editors", reads_run=False)
-    doctor = _command(commands, "doctor", "report what this machine has and what is missing", reads_run=False)
+    doctor = _command(commands, "doctor", "report which libraries and devices were found, and what is missing", reads_run=False)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--operations", action="store_true", help="compare every operation with its CPU reference")
-    doctor.add_argument("--own-kernels", action="store_true", help="only operations that call no library")
+    doctor.add_argument("--own-kernels", action="store_true", help="skip operations that call a library")
     doctor.add_argument("--only", metavar="NAME,…", help="only operations whose names begin with one of these")
-    doctor.add_argument("--seconds", type=int, help="start no operation after this time, for tools that slow a GPU down")
+    doctor.add_argument("--seconds", type=int, help="start no operation after this time, for tools that slow down a GPU")
     doctor.add_argument(
         "--calibrate",
         nargs="?",
         const="full",
         choices=["full", "least"],
-        help="measure this device for plans, in under four minutes; least: a test of a few seconds that is not saved",
+        help="measure this device for plans, in under four minutes; least: a test of a few seconds, not saved",
     )
-    doctor.add_argument("--output", help="file for the measured values, for --machine on other computers")
+    doctor.add_argument("--output", help="with --calibrate: file for the measured values, for --machine on other computers")
     return root
 
 
@@ -275,7 +275,7 @@ OF_MODEL = "folder or name of a model, output_dir of a run, a checkpoint, or an 
 def _extend_flags(extend: argparse.ArgumentParser) -> None:
     extend.add_argument("model", metavar="MODEL", help="folder or name of the model")
     extend.add_argument("--tokens", metavar="TOKEN", nargs="+", required=True, help="the new tokens, such as '<|note|>'")
-    of_rows = "where tables must grow, their rows become a multiple of this (default: 64)"
+    of_rows = "if embedding and LM head must grow, make their rows a multiple of this (default: 64)"
     extend.add_argument("--multiple", metavar="N", type=_count(1), default=64, help=of_rows)
     extend.add_argument("--output", metavar="DIR", required=True, help="folder to write")
 
@@ -283,23 +283,23 @@ def _extend_flags(extend: argparse.ArgumentParser) -> None:
 def _evaluate_flags(command: argparse.ArgumentParser) -> None:
     """What is measured, how it is asked, where the numbers go."""
     command.add_argument("model", metavar="MODEL", help=OF_MODEL)
-    of_tasks = "names of tasks or groups, patterns such as mmlu_*, YAML files of tasks of your own, or a folder of them"
+    of_tasks = "tasks or groups, patterns such as mmlu_*, YAML files of your own tasks, or a folder of them"
     command.add_argument("--tasks", metavar="NAME,…", required=True, help=of_tasks)
-    command.add_argument("--include-path", metavar="DIR", help="folder with tasks of your own, which can then be named")
-    of_fewshot = "examples in front of each question (default: as the task says)"
+    command.add_argument("--include-path", metavar="DIR", help="folder with your own tasks, which --tasks can then name")
+    of_fewshot = "examples before each question (default: as the task says)"
     command.add_argument("--num-fewshot", metavar="N", type=_count(0), help=of_fewshot)
-    of_limit = "questions of each task at most; below 1, a share of them: a test of the set-up, no result"
+    of_limit = "maximum questions of each task, or below 1 a fraction of them: to test the setup, not for results"
     command.add_argument("--limit", metavar="N", type=_positive, help=of_limit)
-    command.add_argument("--chat", action="store_true", help="ask by the model's chat template, examples as earlier turns")
-    command.add_argument("--system", metavar="TEXT", help="message of the system, in front of each question")
-    of_length = "longest sequence in tokens (default: as the model allows, 2048 where it does not say)"
+    command.add_argument("--chat", action="store_true", help="ask with the model's chat template, examples as earlier turns")
+    command.add_argument("--system", metavar="TEXT", help="system message before each question")
+    of_length = "longest sequence in tokens (default: that of the model, else 2048)"
     command.add_argument("--max-length", metavar="N", type=_count(1), help=of_length)
-    of_batch = "most answers that are generated at a time (default: 64)"
+    of_batch = "maximum answers generated at a time (default: 64)"
     command.add_argument("--batch-size", metavar="N", type=_count(1), default=64, help=of_batch)
-    of_tokens = "tokens that are scored at a time (default: 8192)"
+    of_tokens = "tokens scored at a time (default: 8192)"
     command.add_argument("--batch-tokens", metavar="N", type=_count(1), help=of_tokens)
     command.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
-    command.add_argument("--output", metavar="FILE", help="write everything that the harness reports, as JSON")
+    command.add_argument("--output", metavar="FILE", help="write everything that the harness reports to a new JSON file")
     command.add_argument("--samples", action="store_true", help="with --output: also every question with its answer")
     _place_flags(command)
 
@@ -309,7 +309,7 @@ def _count(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
         return int(text)
 
     return read
@@ -321,19 +321,19 @@ def _positive(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
 
 
 def _place_flags(command: argparse.ArgumentParser) -> None:
     """Adapter, device and type of a model that is used."""
-    command.add_argument("--adapter", metavar="DIR", help="adapter of the model, or output_dir of the run that made it")
+    command.add_argument("--adapter", metavar="DIR", help="adapter for the model, or output_dir of the run that trained it")
     of_base = "model of an adapter (default: the one that the adapter names)"
     command.add_argument("--base", metavar="MODEL", help=of_base)
     command.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: auto)")
     command.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
-        help="type of weights and activations (default: auto, bfloat16 on a GPU for models that were saved in 16 bits)",
+        help="type of weights and activations (default: auto, bfloat16 on a GPU for models saved in 16 bits)",
     )
 
 

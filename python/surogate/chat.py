@@ -17,7 +17,7 @@ from .terminal import put, show, show_piece, warn
 if TYPE_CHECKING:
     from .model import Model
 
-HELP = "/reset forgets what was said, /exit ends (so does the end of the input); Ctrl-C stops an answer."
+HELP = "/reset clears the conversation, /exit (or the end of the input) ends, Ctrl-C stops an answer."
 
 #: What models put around what they think before they answer.
 THINKING = ("<think>", "</think>")
@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
             return 0
         if text == "/reset":
             messages = list(system)
-            show("Nothing was said.")
+            show("The conversation is empty.")
         elif text.startswith("/"):
             warn(f"{text.split()[0]} is not known. {HELP}")
         elif text:

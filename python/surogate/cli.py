@@ -124,7 +124,7 @@ def _train_on_nodes(config: _native.Config, options: Namespace, overrides: Overr
                 raise
             restarts += 1
             warn(f"surogate: {error}")
-            warn(f"surogate: restart {restarts} of {nodes['max_restarts']}: waiting for all nodes, then on from the last checkpoint")
+            warn(f"surogate: restart {restarts} of {nodes['max_restarts']}: waiting for all nodes, then continuing from the last checkpoint")
         resumed = [*overrides, ("resume_from_checkpoint", "true")]
         config = load_config(Path(options.config), options.command, resumed, run=run)
 
@@ -230,13 +230,13 @@ def _doctor(options: Namespace, overrides: Overrides) -> int:
     of_operations = {"--own-kernels": options.own_kernels, "--only": options.only, "--seconds": options.seconds}
     written = [flag for flag, value in of_operations.items() if value not in (None, False)]
     if written and not options.operations:
-        raise UsageError(f"{written[0]} selects operations to compare: add --operations")
+        raise UsageError(f"{written[0]} needs --operations")
     if options.calibrate:
         output = Path(options.output) if options.output else None
         show(_native.calibrate(site_packages(), output, options.calibrate == "least"))
         return 0
     if options.output:
-        raise UsageError("--output names the file of --calibrate")
+        raise UsageError("--output needs --calibrate")
     text, findings = _native.examine_machine(site_packages())
     found = extras.find()
     if options.json:

@@ -28,10 +28,10 @@ HINT = "the data of tasks is fetched from the Hub once, and kept; for tasks with
 def run(options: Namespace) -> int:
     """Evaluates, and shows or writes what came of it."""
     if options.samples and not options.output:
-        raise UsageError("--samples adds to the file of --output: give one")
+        raise UsageError("--samples needs --output")
     output = Path(options.output) if options.output else None
     if output is not None and os.path.lexists(output):
-        raise ConfigError(f"{output} is there already, expected nothing: nothing is overwritten")
+        raise ConfigError(f"{output} already exists: nothing is overwritten")
     _check_extra()
     generate.places(options.model, options.adapter, options.base)
     with _quiet():
@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
     if results.get("groups"):
         show("\n" + make_table(results, "groups").rstrip("\n"))
     if options.limit:
-        warn("Note: --limit leaves questions out, so these are no results of the tasks")
+        warn("Note: --limit skips questions, so these are not results of the tasks")
     if output is not None:
         show(f"Written: {output}")
     return 0
@@ -58,7 +58,7 @@ def _check_extra() -> None:
     from importlib.util import find_spec
 
     if find_spec("lm_eval") is None:
-        raise ConfigError("evaluate takes lm-evaluation-harness, which is not installed: pip install 'surogate[eval]'")
+        raise ConfigError("evaluate needs lm-evaluation-harness, which is not installed: pip install 'surogate[eval]'")
 
 
 def _evaluated(options: Namespace) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _evaluated(options: Namespace) -> dict[str, Any]:
         max_length=options.max_length,
     )
     if options.chat and model.tokenizer.chat_template is None:
-        raise ConfigError(f"--chat: {options.model} has no chat template; leave it out, and texts are continued")
+        raise ConfigError(f"--chat: {options.model} has no chat template; without --chat, texts are continued")
     limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
     with _reported("the evaluation failed"):
         results: dict[str, Any] = evaluator.simple_evaluate(
@@ -105,13 +105,13 @@ def _tasks(options: Namespace) -> tuple[list[Any], Any]:
 
     names = [name for name in options.tasks.split(",") if name]
     if options.include_path and not Path(options.include_path).is_dir():
-        raise ConfigError(f"--include-path: {options.include_path} is no folder")
+        raise ConfigError(f"--include-path: {options.include_path} is not a folder")
     known = TaskManager(include_path=options.include_path)
     for name in names:
         if not name.endswith((".yaml", ".yml")) and not Path(name).is_dir() and not known.match_tasks([name]):
             near = difflib.get_close_matches(name, known.all_tasks, 3)
             meant = f" (did you mean {' or '.join(near)}?)" if near else " (`lm_eval ls tasks` prints all of them)"
-            raise ConfigError(f"--tasks: {name} is no task and no file of one{meant}")
+            raise ConfigError(f"--tasks: {name} is neither a task nor the file of one{meant}")
         if name.endswith((".yaml", ".yml")) and "*" not in name and not Path(name).is_file():
             raise ConfigError(f"--tasks: there is no file {name}")
     if not names:

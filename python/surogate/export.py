@@ -29,10 +29,10 @@ def run(options: Namespace) -> int:
     source = result(place)
     is_adapter = (source / "adapter_config.json").is_file()
     if options.encoding and options.format != "gguf":
-        raise UsageError("--encoding belongs to --format gguf")
+        raise UsageError("--encoding needs --format gguf")
     if options.format == "peft":
         if not is_adapter:
-            raise ConfigError(f"{source} is a model, and only an adapter has the form `peft`")
+            raise ConfigError(f"{source} is a model; only an adapter can be exported as `peft`")
         output = Path(options.output or place / "peft")
         _copy(source, output)
         show(str(output))
@@ -64,7 +64,7 @@ def result(place: Path) -> Path:
     for folder in (place, place / "model", place / "adapter", *checkpoints):
         if any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
             return folder
-    raise ConfigError(f"{place}: there is no model, no adapter and no checkpoint of a run")
+    raise ConfigError(f"{place}: there is no model, adapter or checkpoint of a run")
 
 
 def _number(name: str) -> re.Match[str] | None:
@@ -81,7 +81,7 @@ def _base(adapter: Path, model: str | None) -> Path:
 def _copy(source: Path, output: Path) -> None:
     """A copy of a folder, which appears whole."""
     if os.path.lexists(output):
-        raise ConfigError(f"{output} is there already, expected nothing: nothing is overwritten")
+        raise ConfigError(f"{output} already exists: nothing is overwritten")
     for link in (path for path in source.rglob("*") if path.is_symlink()):
         if _native.leads_out(source, link):
             where = f"{link} is a link to {os.path.realpath(link)}, outside of {source}"
@@ -104,9 +104,9 @@ def _gguf(model: Path, encoding: str, output: Path, name: str) -> None:
     words = vocabulary.read(model, gguf.vocabulary_size(fields))
     description = gguf.describe(fields, words, name)
     tensors, size, otherwise = _native.write_gguf(model, description, encoding, output)
-    show(f"{output}: {tensors} tensors, {bytes_text(size)} (read again and compared with the weights)")
+    show(f"{output}: {tensors} tensors, {bytes_text(size)} (read back and compared with the weights)")
     for kind in sorted({kind for _, kind in otherwise}):
         names = [name for name, of in otherwise if of == kind]
-        show(f"Note: rows that are no whole blocks of the wanted encoding are kept in {kind}: {_listed(names)}")
+        show(f"Note: rows that are not whole blocks of this encoding are stored in {kind}: {_listed(names)}")
     if words[0][2] == "no_vocab":
         show("Note: the model has no tokenizer.json, so the file has no vocabulary")

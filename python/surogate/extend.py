@@ -53,7 +53,7 @@ def kept(model: Path, tokens: list[str], weights: bool) -> Path:
             return output
         raise
     if weights:
-        warn(f"Note: the model with new_tokens, ids from {first}, {rows} rows, is kept in {output}")
+        warn(f"Note: the model with new_tokens (ids from {first}, {rows} rows) is stored in {output}")
     return output
 
 

@@ -49,11 +49,11 @@ def check_page(path: Path) -> None:
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_file():
-        raise FileExistsError(f"{path} is no file, expected nothing or a page of surogate: nothing else is replaced")
+        raise FileExistsError(f"{path} is not a file: only a page of surogate is replaced")
     with path.open("rb") as file:
         head = file.read(HEAD)
     if not any(mark in head for mark in MARKS):
-        raise FileExistsError(f"{path} is not a page of surogate: nothing else is replaced")
+        raise FileExistsError(f"{path} is not a page of surogate: only a page of surogate is replaced")
 
 
 def _umask() -> int:

@@ -49,7 +49,7 @@ def places(place: str, adapter: str | None, base: str | None) -> tuple[str, Path
         own = merge.adapter_folder(hub.folder(adapter, what="adapter")) if adapter else None
         return str(found or place), own
     if adapter:
-        raise UsageError(f"{place} is an adapter already: give its model, and the adapter with --adapter")
+        raise UsageError(f"{place} is itself an adapter: give its model, and the adapter with --adapter")
     base = base or _native.adapter_base(found)
     if not base:
         raise UsageError(f"{found} does not say which model it belongs to: give --base")
@@ -59,7 +59,7 @@ def places(place: str, adapter: str | None, base: str | None) -> tuple[str, Path
 def run(options: Namespace) -> int:
     """Generates, and shows or writes what came of it."""
     if (options.prompt is None) == (options.prompts is None):
-        raise UsageError("generate takes --prompt TEXT or --prompts FILE")
+        raise UsageError("generate needs --prompt TEXT or --prompts FILE")
     prompts = [options.prompt] if options.prompts is None else list(read_prompts(Path(options.prompts)))
     if options.chat:
         prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
@@ -100,7 +100,7 @@ def read_prompts(path: Path) -> Iterator[Any]:
             found, place = True, f"{path}:{number}"
             yield _prompt(json_file.parse(line, place), place) if path.suffix == ".jsonl" else line
     if not found:
-        raise ConfigError(f"{path}: the file holds no prompts, expected one in each line")
+        raise ConfigError(f"{path}: the file holds no prompts, expected one per line")
 
 
 def _prompt(value: Any, place: str) -> Any:
@@ -108,6 +108,6 @@ def _prompt(value: Any, place: str) -> Any:
         return value
     named = [value[name] for name in FIELDS if isinstance(value, dict) and name in value]
     if not named:
-        raise ConfigError(f"{place}: expected a text, or an object with one of {', '.join(FIELDS)}")
+        raise ConfigError(f"{place}: expected a string, or an object with one of {', '.join(FIELDS)}")
     return named[0]
 

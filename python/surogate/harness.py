@@ -139,7 +139,7 @@ class Surogate(TemplateLM):  # type: ignore[misc]  # the harness is not typed
         """Of a beginning that is too long, the end."""
         room = self.max_length + 1 - len(continuation)
         if room < 1:
-            raise ValueError(f"a continuation has {len(continuation)} tokens, and the model allows {self.max_length}")
+            raise ValueError(f"a continuation has {len(continuation)} tokens, but the model allows {self.max_length}")
         return context[-room:], continuation
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:

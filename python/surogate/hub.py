@@ -36,7 +36,7 @@ def folder(model: str, *, weights: bool = True, what: str = "model") -> Path:
     if local.is_dir():
         return local
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(f"{what}: there is no folder `{model}`, and hub names have the form `owner/name`")
+        raise ConfigError(f"{what}: there is no folder `{model}`, and names on the Hub have the form `owner/name`")
     from huggingface_hub import snapshot_download
 
     patterns = PATTERNS if weights else PATTERNS_WITHOUT_WEIGHTS
@@ -170,7 +170,7 @@ def _reached(what: str, online: Callable[[], Any], offline: Callable[[], Any]) -
             found = offline()
         except LocalEntryNotFoundError:
             raise error from None
-        warnings.warn(f"{what}: the hub cannot be reached, the cached files are used ({error})", stacklevel=2)
+        warnings.warn(f"{what}: the Hub cannot be reached, so the cached files are used ({error})", stacklevel=2)
         return found
 
 
@@ -200,17 +200,17 @@ def call_hub(what: str, call: Callable[[], Any]) -> Any:
         raise RunError(f"{what}: access to it must be granted ({hint})") from error
     except RepositoryNotFoundError as error:
         hint = "check the name; a private one needs HF_TOKEN"
-        raise RunError(f"{what}: there is no such local path, and none of that name on the hub ({hint})") from error
+        raise RunError(f"{what}: there is no such local path, and nothing of that name on the Hub ({hint})") from error
     except RevisionNotFoundError as error:
-        raise RunError(f"{what}: the hub has it, but not this revision") from error
+        raise RunError(f"{what}: the Hub has it, but not this revision") from error
     except LocalEntryNotFoundError as error:
         where = f"the cache {constants.HF_HUB_CACHE}"
         if constants.HF_HUB_OFFLINE:
             hint = "unset HF_HUB_OFFLINE to fetch it"
             raise RunError(f"{what}: not in {where}, and offline mode is on ({hint})") from error
-        raise RunError(f"{what}: not in {where}, and the hub cannot be reached: {error}") from error
+        raise RunError(f"{what}: not in {where}, and the Hub cannot be reached: {error}") from error
     except (HfHubHTTPError, OSError, _transport_error()) as error:
-        raise RunError(f"{what} cannot be fetched from the hub: {error}") from error
+        raise RunError(f"{what} cannot be downloaded from the Hub: {error}") from error
 
 
 def model_config(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
     """Merges and says what was done."""
     adapter = adapter_folder(hub.folder(options.adapter, what="adapter"))
     if options.base and options.model:
-        raise UsageError("--base and --model are two models to merge into: give one of them")
+        raise UsageError("--base and --model name two models to merge into: give one of them")
     model = options.base or options.model or _native.adapter_base(adapter)
     if not model:
         raise UsageError(f"{adapter} does not say which model it belongs to: give --model")
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
     adapted, tensors, size, quantised = _native.merge(folder, adapter, output, _names(folder), as_is=bool(options.base))
     show(f"{output}: {adapted} of {tensors} tensors adapted, {bytes_text(size)}")
     if options.base:
-        show(f"the adapter was added to the weights of {model} as they are: another function than was trained")
+        show(f"the adapter was added to the weights of {model} as they are: this is not the function that was trained")
     elif quantised:
         show(f"the adapter was trained on quantized weights ({quantised}): it was added to their values")
     return 0

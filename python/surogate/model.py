@@ -38,10 +38,9 @@ class GenerationOptions(TypedDict, total=False):
 
 
 class Model:
-    """Weights on a device with compiled programs. Made by :func:`load`; dropout is off.
+    """A model on a device, in evaluation mode: dropout is off. Created by :func:`load`.
 
-    Rows are compiled for the shapes that they come in: the first call with a new [B, T] takes
-    longer.
+    A program is compiled for each shape of input: the first call with a new [B, T] takes longer.
     """
 
     def __init__(self, native: _native.Model) -> None:
@@ -49,7 +48,7 @@ class Model:
 
     @property
     def parameter_names(self) -> list[str]:
-        """The names that :meth:`loss_and_gradients` gives gradients for."""
+        """Names of the parameters for which :meth:`loss_and_gradients` returns gradients."""
         return self._native.parameter_names()
 
     @overload
@@ -68,7 +67,7 @@ class Model:
         """Logits, float32 [B, T, V].
 
         `input_ids` [B, T]. `position_ids` [B, T]: positions inside the document; a document starts
-        where they do not continue, and documents do not see each other. Left out: every row is one
+        where they do not continue, and documents do not attend to each other. By default every row is one
         document. With `hidden`, also the residual stream: [embedding output, after layer 0, …],
         each [B, T, H].
         """
@@ -106,12 +105,12 @@ class Model:
         weights: npt.ArrayLike | None = None,
         per_token: bool = False,
     ) -> tuple[float | Floats, Gradients]:
-        """Loss and its gradients by tensor name (Hugging Face's; of the adapter alone, PEFT's, where
-        there is one), each float32 in the shape of the file.
+        """Loss and its gradients by tensor name (of the model's files; with an adapter, only the adapter's, by
+        PEFT's names), each float32 in the shape of the file.
 
         The loss is Σ weight · cross entropy ÷ Σ weight over the tokens that are trained. `labels`
         [B, T] are aligned with `input_ids` and shifted here; −100 is not trained. `weights` [B, T]
-        belong to the labels, 1 if left out. With `per_token`, the first result is instead the cross
+        belong to the labels, 1 by default. With `per_token`, the first result is instead the cross
         entropy of each position, float32 [B, T]: entry t is that of predicting `labels[t + 1]`, 0
         where nothing is trained. The gradients are the same.
         """
@@ -126,17 +125,17 @@ class Model:
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that the model allows, in tokens; None where its configuration names none."""
+        """The longest sequence that the model allows, in tokens; None if its configuration has no limit."""
         return self._native.longest()
 
     def score(
         self, requests: Iterable[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
     ) -> list[tuple[float, bool]]:
-        """How likely continuations are: of pairs (beginning, continuation), both token ids, the natural logarithm of the
-        probability of the continuation, and whether each of its tokens is the likeliest where it stands.
+        """Log-likelihoods of continuations. For each pair (beginning, continuation) of token ids: the natural logarithm of
+        the probability of the continuation, and whether each of its tokens is the most likely one.
 
-        Sequences of all lengths are packed into rows of one shape. `batch_tokens` is the size of a batch, 8192 if left
-        out; less takes less memory. A beginning that is too long for the model loses its first tokens.
+        Sequences of all lengths are packed into rows of one shape. `batch_tokens` is the size of a batch (8192 by
+        default); a smaller one needs less memory. A beginning that is too long for the model loses its first tokens.
         """
         pairs = list(requests)
         results = [(0.0, True)] * len(pairs)
@@ -147,14 +146,14 @@ class Model:
     def scores(
         self, requests: Iterable[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
     ) -> Iterator[tuple[int, float, bool]]:
-        """What :meth:`score` gives, with the number of the request, batch by batch as it comes."""
+        """The results of :meth:`score` with the number of the request, batch by batch."""
         pairs = [([*map(int, context)], [*map(int, continuation)]) for context, continuation in requests]
         scoring = self._native.score(pairs, batch_tokens)
         while not scoring.done:
             yield from scoring.step()
 
     def start(self, prompts: Sequence[Any], **options: Any) -> _native.Generation:
-        """Begins to answer prompts; the options are those of :meth:`generate`, values or texts as in YAML."""
+        """Starts to answer prompts; the options are those of :meth:`generate`, as values or as YAML text."""
         given = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in options.items()]
         return self._native.start(json.dumps(list(prompts)), given)
 
@@ -165,12 +164,12 @@ class Model:
     def generate(self, prompt: list[str] | list[Conversation], **options: Unpack[GenerationOptions]) -> list[str]: ...
 
     def generate(self, prompt: Any, **options: Unpack[GenerationOptions]) -> str | list[str]:
-        """The text that follows a prompt, without it: a text is continued, a conversation (a list of messages with
-        `role` and `content`) answered by the model's template. A list of prompts gives a list.
+        """The text after a prompt: a string is continued, a conversation (a list of messages with
+        `role` and `content`) is answered by the model's chat template. A list of prompts gives a list of texts.
 
         The options are those of `surogate generate`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `min_p`,
-        `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`. What is left out is as the model's
-        `generation_config.json` says: without one, the likeliest token each time.
+        `repetition_penalty`, `seed`, `stop`, `ignore_end_tokens`, `batch_size`. Defaults are those of the model's `generation_config.json`;
+        without one, the most likely token each time.
         """
         alone = isinstance(prompt, str) or bool(prompt) and isinstance(prompt[0], dict)
         prompts = [prompt] if alone else list(prompt)
@@ -182,7 +181,7 @@ class Model:
         return texts[0] if alone else texts
 
     def stream(self, prompt: str | Conversation, **options: Unpack[GenerationOptions]) -> Iterator[str]:
-        """What :meth:`generate` gives for one prompt, piece by piece as it comes."""
+        """The text of :meth:`generate` for one prompt, piece by piece."""
         generation = self.start([prompt], **options)
         while not generation.done:
             yield from (text for _, text, _ in generation.step() if text)
@@ -196,9 +195,9 @@ def load(
 ) -> Model:
     """Loads a model for evaluation.
 
-    `path` is a folder in Hugging Face's form or a name on the hub, `adapter` a folder in PEFT's
-    form. `device` is `cpu`, `cuda` or `auto`; `dtype` is `float32`, `bfloat16` or `auto`: how weights and
-    activations are stored. `auto` is float32 on the CPU, bfloat16 on a GPU for a model that was saved in 16 bits.
+    `path` is a folder in Hugging Face format or a name on the Hub, `adapter` a folder in PEFT format or a name on
+    the Hub. `device` is `cpu`, `cuda` or `auto`. `dtype` is the type of weights and activations: `float32`,
+    `bfloat16` or `auto` (float32 on the CPU, bfloat16 on a GPU for a model that was saved in 16 bits).
     """
     folder = hub.folder(os.fspath(path))
     ir = models.build(hub.model_config(folder))

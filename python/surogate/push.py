@@ -21,7 +21,7 @@ def run(options: Namespace) -> int:
         raise ConfigError(f"{place}: there is no such folder; give the folder of a run, a model or an adapter")
     source = result(place)
     if options.name.count("/") != 1:
-        raise ConfigError(f"{options.name} is no name of a repository: names on the Hub have the form owner/name")
+        raise ConfigError(f"{options.name} is not the name of a repository: names on the Hub have the form owner/name")
     prepare(options.name, not options.public)
     show(f"Uploaded {source}: {upload(source, options.name, not options.public)}")
     return 0

@@ -16,28 +16,28 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer:
-    """The tokenizer of a model's folder, or of a name on the hub."""
+    """The tokenizer of a model folder, or of a name on the Hub."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._native = _native.Tokenizer(hub.folder(os.fspath(path), weights=False))
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token in front of texts, where there is one."""
+        """The token before texts, if there is one."""
         return self._native.bos_token_id
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token behind texts, where there is one."""
+        """The token after texts, if there is one."""
         return self._native.eos_token_id
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template, where there is one."""
+        """The source of the chat template, if there is one."""
         return self._native.chat_template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens that stand in the text are recognised."""
+        """Token ids of a text. Special tokens in the text are recognized."""
         return self._native.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -51,7 +51,7 @@ class Tokenizer:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """The text of a conversation by the model's own template; `variables` are seen by it, such as
+        """Renders a conversation with the model's own template. `variables` are passed to it, such as
         `enable_thinking=False`."""
         return self._native.render(
             json.dumps(list(messages)), _optional(tools), add_generation_prompt, json.dumps(variables)
@@ -60,8 +60,8 @@ class Tokenizer:
     def labels(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> tuple[list[int], list[int], list[float]]:
-        """(ids, labels, weights) of a conversation as a row of type `conversation` gives them: labels are not
-        shifted, -100 is not trained. Options by their names in run.yaml: `system`, `loss_scale`,
+        """(ids, labels, weights) of a conversation, as for a row of type `conversation`: labels are not
+        shifted, -100 is not trained. Options as in run.yaml: `system`, `loss_scale`,
         `response_prefix`, `agent_template`, `clock`."""
         return self._native.labels(json.dumps(list(messages)), _optional(tools), json.dumps(options))
 

@@ -28,8 +28,8 @@ class Trainer:
     `config` is a path to a YAML file, YAML text, or a dict of the same options. Datasets are only
     needed when a step is not given a batch.
 
-    With `report_to` or `log_file` among the options it writes a log into `output_dir` and hands it to the
-    services, as a run of the command line does. The log ends with :meth:`close`, with the end of a `with`
+    With `report_to` or `log_file` in the options it writes a log to `output_dir` and feeds the trackers, as a run
+    of the command line does. The log ends with :meth:`close`, with the end of a `with`
     block, or with the process.
     """
 
@@ -63,27 +63,30 @@ class Trainer:
     def step(
         self, batch: Mapping[str, npt.ArrayLike] | None = None, learning_rate: float | None = None
     ) -> dict[str, Any] | None:
-        """One optimizer step; None when the configured data has come to its end.
+        """One optimizer step; returns None at the end of the configured data.
 
         `batch` holds `input_ids` and `labels`, and optionally `position_ids` and `weights`, each
-        [accumulation, B, T]; a document starts where `position_ids` does not continue. Left out:
-        the next batch of the configured data. `learning_rate` replaces that of the schedule.
+        [accumulation, B, T]; a document starts where `position_ids` does not continue. The default is
+        the next batch of the configured data. `learning_rate` overrides the schedule.
 
-        Gives `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
-        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied`: False when the norm was
-        not finite and the weights were left alone, `epoch` (None for batches of the caller's), `mfu`
-        (None where the device's peak is not known) and `memory`, bytes in use.
+        Returns `step` (from 0), `loss` (before the update), `grad_norm` (before clipping),
+        `learning_rate`, `tokens`, `tokens_per_second`, `seconds`, `applied` (False if the norm was
+        not finite and the update was suppressed), `epoch` (None for batches that you pass), `mfu`
+        (None if the device's peak is not known) and `memory` (bytes in use). For mixtures of experts also
+        `expert_load` (the share of each expert in all choices), `busiest_expert` (the largest of these, as a
+        multiple of an even load), `router_entropy` and `router_loss` (before its coefficient); padding does
+        not count.
         """
         return self._native.step(None if batch is None else _arrays(batch), learning_rate)
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the run; None where neither options nor data say."""
+        """Steps of the run; None if neither options nor data determine them."""
         return self._native.total_steps
 
     def evaluate(self) -> dict[str, Any] | None:
         """The loss over the configured validation data: `step`, `loss`, `tokens`, `seconds`; None
-        where there is no such data."""
+        without such data."""
         return self._native.evaluate()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -91,13 +94,13 @@ class Trainer:
         self._native.save(Path(path))
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes the result: an adapter in PEFT's form, or a model in Hugging Face's. It is loaded
-        again and compared with the live model before this returns."""
+        """Writes the result: an adapter in PEFT format, or a model in Hugging Face format. It is read
+        back and compared with the model in memory before this returns."""
         self._native.export(Path(path))
 
     def export_merged(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model with the adapter added to its weights (in float32, rounded once), loaded
-        again and compared like :meth:`export`. Without an adapter this is :meth:`export`."""
+        """Writes the model with the adapter added to its weights (in float32, rounded once), read
+        back and compared like :meth:`export`. Without an adapter this is :meth:`export`."""
         self._native.export_merged(Path(path))
 
 

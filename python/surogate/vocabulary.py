@@ -41,7 +41,7 @@ def read(folder: Path, size: int) -> Metadata:
         return _read(folder, path, size, tokenizer)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         # Every access relies on the form that the tokenizers library writes.
-        raise ConfigError(f"{path}: this is not the form of a tokenizer: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{path}: this is not a tokenizer: {type(error).__name__}: {error}") from None
 
 
 def _read(folder: Path, path: Path, size: int, tokenizer: dict[str, Any]) -> Metadata:

@@ -82,17 +82,31 @@ def small_disk(place: Path) -> Iterator[None]:
         run("umount", "-l", place, check=False)
 
 
-def options(output: Path, **changed: object) -> dict[str, object]:
+def full_rows(folder: Path, rows: int, length: int) -> list[dict[str, object]]:
+    """A data set whose every document fills a row: in the order of the data the ranks of nodes have the rows of ranks of one process.
+
+    `rows` is to be a multiple of the rows of a micro-step, so that passes end alike.
+    """
+    path = folder / f"rows-{rows}.jsonl"
+    ids = [[3 + (row * 7919 + at * 104_729) % 500 for at in range(length)] for row in range(rows)]
+    path.write_text("".join(json.dumps({"input_ids": of}) + "\n" for of in ids))
+    return [{"path": str(path), "type": "tokens"}]
+
+
+def options(output: Path, data: Path, **changed: object) -> dict[str, object]:
+    """A run whose data are written into the folder `data`."""
     example = ROOT / "examples" / "stories"
     return {
         "run_name": "faults",
         "model": str(example / "model"),
         "output_dir": str(output),
         "device": "cpu",
-        "datasets": [{"path": str(example / "data" / "shakespeare.txt"), "type": "text", "samples": 60}],
+        "datasets": full_rows(data, 120, 64),
+        "validation_split_ratio": 0,
+        "shuffle": False,
         "sequence_len": 64,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
         "max_steps": 1_000_000,
         "save_steps": 5,
         "save_total_limit": 2,
@@ -281,7 +295,7 @@ def check_log(steps: list[dict[str, object]], reference: dict[int, tuple[object,
 def reference_run(folder: Path, steps: int) -> dict[int, tuple[object, object]]:
     """Loss and norm of the first steps of three ranks of one process."""
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(options(folder / "output", gpus=NODES, save_steps=1_000_000)))
+    (folder / "run.json").write_text(json.dumps(options(folder / "output", folder, gpus=NODES, save_steps=1_000_000)))
     words = [sys.executable, "-m", "surogate", "sft", str(folder / "run.json"), "--quiet"]
     process = subprocess.Popen(words)
     while last_step(folder / "output") < steps and process.poll() is None:
@@ -297,7 +311,7 @@ def campaign(folder: Path, faults: int, seed: int, tell: bool = True) -> dict[st
     draw = random.Random(seed)
     disk = folder / "disk"
     output = disk / "output"
-    (folder / "run.json").write_text(json.dumps(options(output)))
+    (folder / "run.json").write_text(json.dumps(options(output, folder)))
     kinds: collections.Counter[str] = collections.Counter()
     took: list[float] = []
     with networks(f"sg{os.getpid() % 100_000}n") as spaces, small_disk(disk):

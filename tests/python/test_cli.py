@@ -464,7 +464,7 @@ def test_doctor_holds_operations_against_their_references(capsys):
     own = re.search(r"operations on \w+: (\d+) results, 0 differ", out)
     assert code == 0 and own and 100 < int(own[1]) < int(counts[1]), out
     code, _, err = run(capsys, "doctor", "--own-kernels")
-    assert code == 2 and "add --operations" in err, err
+    assert code == 2 and "--own-kernels needs --operations" in err, err
 
 
 def test_doctor_never_fails(capsys):

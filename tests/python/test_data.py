@@ -196,3 +196,65 @@ def test_what_stands_around_a_conversation_is_as_requested(capsys, tmp_path, cha
     assert "system: Be brief." in shown(system="Be brief.") and "system:" not in clock
     (tmp_path / "other.jinja").write_text(TEMPLATE.replace(": ", " says "))
     assert "user says One day" in shown(template=str(tmp_path / "other.jinja")) and "user: One day" in clock
+
+
+QUESTION = {"question": "One day", "answer": "a cat", "more": "and then", "before": "Be brief.", "other": "7 dogs"}
+ASKED = {"type": "instruction", "instruction_field": "question", "output_field": "answer"}
+OF_A_FIELD = {**ASKED, "system_prompt_type": "field", "system_prompt_field": "before"}
+FIXED = {**ASKED, "system_prompt_type": "fixed", "system_prompt": "Be kind."}
+CHAT = {"messages": TALK, "talk": TALK[:2], "about": "Be brief.", "tools": [{"name": "look", "parameters": {}}]}
+CALLED = {"messages": [{**m, "from": n["role"]} for m, n in zip(TALK, TALK[1:] + TALK[:1], strict=True)]}
+TOOLS = "{% for tool in tools or [] %}tool {{ tool.name }}\n{% endfor %}"
+
+# Option of a dataset → (a row, what both runs set, what one of them sets).
+ROWS: dict[str, tuple[dict[str, object], dict[str, object], dict[str, object]]] = {
+    "type": ({"text": "One day", **QUESTION}, {"type": "text"}, ASKED),
+    "max_row_size": ({"text": "a cat " * 40}, {"type": "text"}, {"max_row_size": "64B"}),
+    "text_field": ({"text": "One day", **QUESTION}, {"type": "text"}, {"text_field": "other"}),
+    "instruction_field": (QUESTION, ASKED, {"instruction_field": "more"}),
+    "output_field": (QUESTION, ASKED, {"output_field": "other"}),
+    "input_field": (QUESTION, ASKED, {"input_field": "more"}),
+    "system_prompt_type": (QUESTION, ASKED, FIXED),
+    "system_prompt_field": (QUESTION, OF_A_FIELD, {"system_prompt_field": "other"}),
+    "system_prompt": (QUESTION, FIXED, {"system_prompt": "Be brief."}),
+    "prompt_format": (
+        QUESTION,
+        {**ASKED, "input_field": "more"},
+        {"prompt_format": "Q {instruction} {input} A {output}"},
+    ),
+    "prompt_format_no_input": (QUESTION, ASKED, {"prompt_format_no_input": "Q {instruction} A {output}"}),
+    "messages_field": (CHAT, {"type": "conversation"}, {"messages_field": "talk"}),
+    "system_field": (CHAT, {"type": "conversation"}, {"system_field": "about"}),
+    "tools_field": (CHAT, {"type": "conversation"}, {"tools_field": "tools"}),
+    "message_property_mappings": (CALLED, {"type": "conversation"}, {"message_property_mappings": {"role": "from"}}),
+}
+
+# Those whose effect another test shows.
+ROWS_ELSEWHERE = {"path", "subset", "split", "samples", "repeats"}
+
+
+@pytest.mark.parametrize("option", ROWS)
+def test_each_option_of_a_dataset_changes_what_is_trained(capsys, tmp_path, chat_model, option):
+    row, in_both, changed = ROWS[option]
+    (chat_model / "chat_template.jinja").write_text(TOOLS + TEMPLATE)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
+
+    def shown(**options: object) -> str:
+        path = tmp_path / "run.yaml"
+        datasets = [{"path": str(data), **in_both, **options}]
+        run = {"model": str(chat_model), "sequence_len": 256, "datasets": datasets, "validation_split_ratio": 0}
+        path.write_text(json.dumps({**run, "output_dir": str(tmp_path / "output"), "device": "cpu"}))
+        code = main(["tokenize", str(path), "--debug"])
+        out, err = capsys.readouterr()
+        assert code == 0 or option == "max_row_size", out + err
+        return out + err
+
+    assert shown(**changed) != shown()
+
+
+def test_every_option_of_a_dataset_is_looked_at():
+    schema = json.loads((REPOSITORY / "docs" / "surogate.schema.json").read_text())
+    [rows] = [form["items"]["properties"] for form in schema["properties"]["datasets"]["anyOf"] if "items" in form]
+    available = {name for name, row in rows.items() if "Not available yet." not in row.get("description", "")}
+    assert available == ROWS.keys() | ROWS_ELSEWHERE

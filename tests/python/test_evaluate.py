@@ -150,12 +150,12 @@ def test_a_conversation_that_goes_on_ends_inside_its_last_message():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--tasks", "arc_eazy"], "arc_eazy is no task and no file of one (did you mean arc_easy"),
+        (["--tasks", "arc_eazy"], "arc_eazy is neither a task nor the file of one (did you mean arc_easy"),
         (["--tasks", "nothing.yaml"], "there is no file nothing.yaml"),
         (["--tasks", ","], "--tasks names no task"),
-        (["--tasks", "arc_easy", "--include-path", "nowhere"], "nowhere is no folder"),
-        (["--tasks", "arc_easy", "--limit", "0"], "--limit: '0' is no number above 0"),
-        (["--tasks", "arc_easy", "--samples"], "--samples adds to the file of --output"),
+        (["--tasks", "arc_easy", "--include-path", "nowhere"], "nowhere is not a folder"),
+        (["--tasks", "arc_easy", "--limit", "0"], "--limit: '0' is not a number above 0"),
+        (["--tasks", "arc_easy", "--samples"], "--samples needs --output"),
         (["--tasks", "arc_easy", "--learning-rate", "1"], "--learning_rate is not a flag of this command"),
         ([], "required: --tasks"),
         (["--tasks", str(TASKS / "choices.yaml"), "--chat"], "has no chat template"),

@@ -51,7 +51,7 @@ def test_an_adapter_in_every_form(capsys, trained):
     np.testing.assert_allclose(merged, live, rtol=0, atol=1e-5)
     code, out, _ = run(capsys, "export", folder, "--format", "gguf", "--encoding", "q8_0")
     file = folder / "run-q8_0.gguf"
-    assert code == 0 and file.read_bytes()[:8] == b"GGUF\x03\0\0\0" and "read again and compared" in out
+    assert code == 0 and file.read_bytes()[:8] == b"GGUF\x03\0\0\0" and "read back and compared" in out
     assert "no vocabulary" in out
     assert not [path for path in folder.iterdir() if path.name.startswith(".")], "nothing is left over"
     for words in (["hf"], ["peft"], ["gguf", "--encoding", "q8_0"]):
@@ -105,11 +105,11 @@ def test_a_result_is_checked_without_a_second_model(tmp_path):
 def test_what_has_no_such_form_is_refused(capsys, tmp_path, make_model):
     model = make_model(tiny_qwen3())
     code, _, err = run(capsys, "export", model, "--format", "peft")
-    assert code == 2 and "only an adapter has the form `peft`" in err
+    assert code == 2 and "only an adapter can be exported as `peft`" in err
     code, _, err = run(capsys, "export", tmp_path, "--format", "hf")
-    assert code == 2 and "there is no model, no adapter and no checkpoint" in err
+    assert code == 2 and "there is no model, adapter or checkpoint" in err
     code, _, err = run(capsys, "export", model, "--format", "hf", "--encoding", "f16")
-    assert code == 2 and "--encoding belongs to --format gguf" in err
+    assert code == 2 and "--encoding needs --format gguf" in err
     scaled = tiny_llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0})
     with pytest.raises(ModelConfigError, match="'dynamic'"):
         gguf.describe(scaled, [], "x")
@@ -147,7 +147,7 @@ def test_tensors_are_called_as_in_gguf():
 def test_every_architecture_has_a_form(capsys, make_model, fields, encoding):
     model = make_model({**fields, "initializer_range": 0.3})
     code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", encoding)
-    assert code == 0 and "read again and compared" in out, err
+    assert code == 0 and "read back and compared" in out, err
     content = (model / f"{model.name}-{encoding}.gguf").read_bytes()
     assert content[:4] == b"GGUF" and gguf.FORMS[fields["architectures"][0]].name.encode() in content
 
@@ -215,7 +215,7 @@ def test_quantised_files_are_read_by_the_package_of_the_format(capsys, make_mode
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
     model = make_model(tiny_llama(**sizes, initializer_range=0.05))
     code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", encoding)
-    assert code == 0 and "read again and compared" in out and "Note: rows" not in out, err
+    assert code == 0 and "read back and compared" in out and "Note: rows" not in out, err
     reader = GGUFReader(model / f"{model.name}-{encoding}.gguf")
     weights = load_file(model / "model.safetensors")
     found = {tensor.name: tensor for tensor in reader.tensors}
@@ -252,9 +252,9 @@ def test_rows_that_are_no_whole_blocks_are_said(capsys, make_model):
     model = make_model(tiny_llama())  # rows of 32 and of 48
     code, out, err = run(capsys, "export", model, "--format", "gguf", "--encoding", "q4_k_m")
     assert code == 0, err
-    assert "are kept in q5_0: token_embd.weight, blk.0.attn_q.weight" in out and " more" in out
-    assert "are kept in f16: blk.0.ffn_down.weight, blk.1.ffn_down.weight\n" in out
-    assert "are kept in q8_0: output.weight, blk.1.attn_v.weight\n" in out
+    assert "are stored in q5_0: token_embd.weight, blk.0.attn_q.weight" in out and " more" in out
+    assert "are stored in f16: blk.0.ffn_down.weight, blk.1.ffn_down.weight\n" in out
+    assert "are stored in q8_0: output.weight, blk.1.attn_v.weight\n" in out
     found = {of.name: of.tensor_type.name for of in GGUFReader(model / f"{model.name}-q4_k_m.gguf").tensors}
     assert (found["blk.0.attn_q.weight"], found["blk.0.ffn_down.weight"]) == ("Q5_0", "F16")
 

@@ -164,7 +164,7 @@ def test_commands_say_what_they_miss(tmp_path, capsys):
         (["generate", str(STORIES)], "--prompt TEXT or --prompts FILE"),
         (["generate", str(STORIES), "--prompt", "a", "--temprature", "1"], "temprature"),
         (["generate", str(STORIES), "--prompt", "a", "--temperature", "hot"], "temperature"),
-        (["generate", str(tmp_path), "--prompt", "a"], "no model, no adapter"),
+        (["generate", str(tmp_path), "--prompt", "a"], "no model, adapter or checkpoint"),
         (["generate", str(STORIES), "--prompt", "a", "--base", "x"], "--base names the model of an adapter"),
         (["chat", str(STORIES), "--prompt", "a"], "prompt"),
     ]:
@@ -191,7 +191,7 @@ def test_a_conversation_on_the_terminal(talkative, monkeypatch, capsys):
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0] == chat.HELP and "/what is not known" in err
-    first, reset = lines[1], lines.index("Nothing was said.")
+    first, reset = lines[1], lines.index("The conversation is empty.")
     assert first and lines[reset + 1] == first and len(lines) > reset + 2
 
 

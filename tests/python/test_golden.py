@@ -122,6 +122,34 @@ def test_loss_of_uneven_loads(name, golden_folder, tmp_path):
     assert_gradients_close({key: gradients[key] for key in wanted}, reference)
 
 
+@pytest.mark.parametrize("name", [*BALANCED, "deepseek_v3"])
+def test_a_step_reports_what_routers_do(name, golden_folder, tmp_path):
+    """Loads, entropy and the loss of uneven loads over all layers, from the recorded scores and choices."""
+    golden = of_family(name, golden_folder)
+    recorded = golden.reference
+    layers = [key.removesuffix(".logits") for key in recorded if key.startswith("router.") and key.endswith(".logits")]
+    if not layers:
+        assert golden_folder == TRIMMED
+        pytest.skip("the trimmed set has no scores of routers")
+    options = {"model": str(golden.folder), "torch_dtype": "float32", "device": DEVICE, "lora": False}
+    trainer = surogate.Trainer(options | {"output_dir": str(tmp_path)})
+    batch = {"input_ids": golden.inputs["input_ids"][None], "labels": golden.inputs["labels"][None]}
+    found = trainer.step(batch, learning_rate=0.0)
+
+    scores = np.concatenate([recorded[f"{layer}.logits"] for layer in layers]).astype(np.float64)
+    weights = 1 / (1 + np.exp(-scores)) if name == "deepseek_v3" else np.exp(scores - scores.max(-1, keepdims=True))
+    chances = weights / weights.sum(-1, keepdims=True)
+    choices = np.bincount(np.concatenate([recorded[f"{layer}.topk_index"].ravel() for layer in layers]), minlength=scores.shape[1])
+    np.testing.assert_allclose(found["expert_load"], choices / choices.sum(), atol=1e-6)
+    assert found["busiest_expert"] == pytest.approx(choices.max() / choices.mean(), rel=1e-5)
+    assert found["router_entropy"] == pytest.approx(-(chances * np.log(chances)).sum(-1).mean(), rel=1e-5)
+    uneven = len(choices) * (choices / len(scores) * chances.mean(0)).sum()
+    assert found["router_loss"] == pytest.approx(uneven, rel=1e-5)
+    if name in BALANCED:
+        aux = load_file(golden.folder / "reference_aux.safetensors")["aux_loss"]
+        assert found["router_loss"] == pytest.approx(float(aux[0]), rel=1e-5)
+
+
 def test_weighted_tokens(golden):
     """Weights 0 and 1 are the same as leaving labels out; a common factor changes nothing."""
     model = surogate.load(golden.folder, device=DEVICE)

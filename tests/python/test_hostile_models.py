@@ -113,11 +113,11 @@ def tokenizer(folder: Path, **changes: object) -> None:
         ({"model": {"vocab": {"a": -1}}}, "the token 'a' has the id -1"),
         ({"model": {"vocab": {"a": "0"}}}, "the token 'a' has the id '0'"),
         ({"added_tokens": [{"id": -1, "content": "x"}]}, "the added token 'x' has the id -1"),
-        ({"added_tokens": [{"content": "x"}]}, "not the form of a tokenizer"),
-        ({"added_tokens": {"id": 1}}, "not the form of a tokenizer"),
-        ({"model": {"merges": [1]}}, "not the form of a tokenizer"),
-        ({"model": {"vocab": []}}, "not the form of a tokenizer"),
-        ({"pre_tokenizer": []}, "not the form of a tokenizer|no name in GGUF"),
+        ({"added_tokens": [{"content": "x"}]}, "this is not a tokenizer"),
+        ({"added_tokens": {"id": 1}}, "this is not a tokenizer"),
+        ({"model": {"merges": [1]}}, "this is not a tokenizer"),
+        ({"model": {"vocab": []}}, "this is not a tokenizer"),
+        ({"pre_tokenizer": []}, "this is not a tokenizer|no name in GGUF"),
     ],
 )
 def test_a_vocabulary_that_no_model_has_is_refused(tmp_path, changes, reported):

@@ -168,19 +168,39 @@ def test_text_is_not_generated_yet(make_model):
 
 
 def test_the_rows_of_a_batch_are_not_shared_by_ranks(make_model, tmp_path):
-    with pytest.raises(SurogateError, match="`sequence_parallel_size: 2`: gated delta nets carry a state"):
+    with pytest.raises(SurogateError, match="`sequence_parallel_size: 2`: `causal_conv` reads other tokens"):
         steps(make_model(tiny_qwen3_5()), gpus=2, sequence_parallel_size=2)
+
+
+def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Matrices of experts as published files have them: of each layer two tensors, gate in front of up."""
+    found, groups = {}, {}
+    for name, value in tensors.items():
+        container, expert, rest = name.partition(".experts.")
+        if not expert:
+            found[name] = value
+            continue
+        number, part = rest.removesuffix(".weight").split(".")
+        groups.setdefault(f"{container}.experts", {})[int(number), part] = value
+    for container, of in groups.items():
+        count = 1 + max(number for number, _ in of)
+        both = [np.concatenate([of[i, "gate_proj"], of[i, "up_proj"]]) for i in range(count)]
+        found[f"{container}.gate_up_proj"] = np.stack(both)
+        found[f"{container}.down_proj"] = np.stack([of[i, "down_proj"] for i in range(count)])
+    return found
 
 
 def whole_model(text, place):
     """A text model as the part of one with a vision tower and a head for further tokens, which are not computed."""
     place.mkdir()
     fields = json.loads((text / "config.json").read_text())
-    own = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": fields}
+    kind = "Qwen3_5Moe" if "num_experts" in fields else "Qwen3_5"
+    own = {"architectures": [f"{kind}ForConditionalGeneration"], "text_config": fields}
+    own["model_type"] = fields["model_type"].removesuffix("_text")
     (place / "config.json").write_text(json.dumps(own | {"vision_config": {"depth": 2}, "image_token_id": 88}))
     tensors = {
         name if name.startswith("lm_head.") else "model.language_model." + name.removeprefix("model."): value
-        for name, value in load_file(text / "model.safetensors").items()
+        for name, value in stacked(load_file(text / "model.safetensors")).items()
     }
     tensors["model.visual.blocks.0.attn.qkv.weight"] = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
     tensors["mtp.layers.0.self_attn.q_proj.weight"] = np.ones((4, 4), np.float32)
@@ -188,24 +208,72 @@ def whole_model(text, place):
     return place
 
 
-def test_the_text_part_of_a_model_with_images(make_model, tmp_path):
-    text = make_model(tiny_qwen3_5())
+#: Tensors that no adapter here is on.
+KEPT = ("visual", "mtp", "norm", "conv1d", "A_log", "dt_bias", "embed_tokens", "lm_head", "mlp.gate.")
+
+#: What trains experts, too.
+ON_EXPERTS = {"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(tiny_qwen3_5, {}), (tiny_qwen3_5_moe, {}), (tiny_qwen3_5_moe, ON_EXPERTS), (tiny_qwen3_5_moe, ON_EXPERTS | {"qlora_bnb": True})],
+)
+def test_the_text_part_of_a_model_with_images(make, options, make_model, tmp_path):
+    """Files of mixtures have the matrices of experts in stacks, and so have results."""
+    # Matrices in codes have whole blocks of 64.
+    text = make_model(make(hidden_size=64, moe_intermediate_size=64) if "qlora_bnb" in options else make())
     folder = whole_model(text, tmp_path / "whole")
     logits = surogate.load(folder).forward(IDS)
     np.testing.assert_array_equal(logits, surogate.load(text).forward(IDS))
-    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
-    trainer = surogate.Trainer(options | {"output_dir": str(tmp_path / "run")})
+    settings = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_rank": 4, "lora_dropout": 0.0}
+    trainer = surogate.Trainer(settings | options | {"output_dir": str(tmp_path / "run")})
     trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
     trainer.export(tmp_path / "adapter")
     adapted = surogate.load(folder, adapter=tmp_path / "adapter").forward(IDS)
     merged = ["merge", str(tmp_path / "adapter"), "--model", str(folder), "--output", str(tmp_path / "merged")]
     assert main(merged) == 0
-    np.testing.assert_allclose(surogate.load(tmp_path / "merged").forward(IDS), adapted, atol=2e-5)
-    ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path / "merged", folder))
+    if "qlora_bnb" not in options:  # of which the merged weights have the base as its codes give it
+        np.testing.assert_allclose(surogate.load(tmp_path / "merged").forward(IDS), adapted, atol=2e-5)
+    check_files(folder, tmp_path / "merged", KEPT if options or make is tiny_qwen3_5 else (*KEPT, ".experts."))
+    trainer.export_merged(tmp_path / "live")
+    ours, theirs = (load_file(place / "model.safetensors") for place in (tmp_path / "live", tmp_path / "merged"))
     assert set(ours) == set(theirs)
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, theirs[name], atol=1e-6, err_msg=name)
+
+
+def check_files(base, result, kept) -> None:
+    """The same names and shapes; all but what is kept differs."""
+    ours, theirs = load_file(result / "model.safetensors"), load_file(base / "model.safetensors")
+    assert {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
     changed = {name for name, value in theirs.items() if not np.array_equal(ours[name], value)}
-    kept = ("visual", "mtp", "norm", "conv1d", "A_log", "dt_bias", "embed_tokens", "lm_head")
     assert changed == {name for name in theirs if not any(part in name for part in kept)}
+
+
+def test_a_trained_model_has_its_experts_in_stacks_where_its_files_have(make_model, tmp_path):
+    text = make_model(tiny_qwen3_5_moe())
+    folder = whole_model(text, tmp_path / "whole")
+    batch = {"input_ids": IDS[None], "labels": IDS[None]}
+    for number, model in enumerate((text, folder)):
+        options = {"model": str(model), "torch_dtype": "float32", "device": "cpu", "lora": False}
+        trainer = surogate.Trainer(options | {"output_dir": str(tmp_path / f"run {number}")})
+        trainer.step(batch, learning_rate=1e-2)
+        trainer.export(tmp_path / f"{number}")
+    check_files(folder, tmp_path / "1", ("visual", "mtp"))
+    ours, theirs = (load_file(tmp_path / f"{number}" / "model.safetensors") for number in (1, 0))
+    for name, value in stacked(theirs).items():
+        name = name if name.startswith("lm_head.") else "model.language_model." + name.removeprefix("model.")
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+def test_a_matrix_that_is_there_twice_is_refused(make_model, tmp_path):
+    text = make_model(tiny_qwen3_5_moe())
+    tensors = load_file(text / "model.safetensors")
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    save_file(stacked(tensors) | {name: tensors[name]}, text / "model.safetensors")
+    with pytest.raises(SurogateError, match=f"`{name}` is there, and is a part of `model.layers.0.mlp.experts.gate_up_proj`"):
+        surogate.load(text).forward(IDS)
 
 
 def test_tokens_in_front_of_the_first_image(shared):

@@ -85,6 +85,15 @@ def test_layers_with_experts():
     assert route["attrs"] == {"top_k": 2, "scores": "softmax"}
 
 
+@pytest.mark.parametrize("make", MIXTURES)
+def test_scores_are_not_rounded_where_transformers_does_not(make):
+    nodes = blocks(make())[-1]["nodes"]
+    [route] = [node for node in nodes if node["op"] == "route"]
+    [scores] = [node for node in nodes if route["inputs"][0] in node["outputs"]]
+    assert scores["op"] == "linear"
+    assert scores.get("attrs", {}).get("f32", False) == (make in (tiny_deepseek_v3, tiny_glm4_moe))
+
+
 @pytest.mark.parametrize(
     ("make", "field", "value"),
     [

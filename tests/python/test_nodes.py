@@ -35,11 +35,12 @@ def options(output: Path, **changed: object) -> dict[str, object]:
         "model": str(example / "model"),
         "output_dir": str(output),
         "device": "cpu",
-        "datasets": [{"path": str(example / "data" / "shakespeare.txt"), "type": "text", "samples": 60}],
-        "validation_split_ratio": 0.1,
+        "datasets": node_faults.full_rows(output.parent, 60, 32),
+        "validation_datasets": node_faults.full_rows(output.parent, 12, 32),
+        "shuffle": False,
         "sequence_len": 32,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 4,
         "max_steps": 8,
         "save_steps": 3,
         "eval_steps": 4,
@@ -126,6 +127,20 @@ def test_two_processes_write_what_one_with_two_ranks_does(tmp_path: Path, one_pr
     leader, follower = (text for _, text in found)
     assert "Node 0 is connected to node 1" in leader and "Result: " in leader
     assert "follows node 0" in follower and "Result: " not in follower and "Report: " not in follower
+
+
+def test_processes_of_torchrun_on_a_host_share_one_packing(tmp_path: Path) -> None:
+    text = str(ROOT / "examples" / "stories" / "data" / "shakespeare.txt")
+    packed = {"datasets": [{"path": text, "type": "text", "samples": 60}], "validation_datasets": None, "shuffle": True}
+    one, several = (written(tmp_path / name, per_device_train_batch_size=2, **packed) for name in ("one", "several"))
+    ((code, text),) = ended([start(one, "--set=gpus=2")])
+    assert code == 0, text
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
+    places = [{"RANK": str(node), **common} for node in (0, 1)]
+    found = ended([start(several, "--set=distributed.num_nodes=2", **of) for of in places])
+    assert [code for code, _ in found] == [0, 0], found
+    assert tensors(several.parent / "output") == tensors(one.parent / "output") != {}
+    assert steps(several.parent / "output") == steps(one.parent / "output")
 
 
 def test_torchrun_and_slurm_and_jobs_give_the_places(tmp_path: Path) -> None:
@@ -290,7 +305,7 @@ def test_a_cut_link_ends_both_sides_in_half_a_minute(tmp_path: Path, link: tuple
         assert code == 6 and f"node {1 - node}: nothing comes through to it (10.77.0.{2 - node}:" in text, text
 
 
-def test_a_stranger_is_refused_and_gpus_are_not_available_yet(tmp_path: Path) -> None:
+def test_a_stranger_is_refused_and_so_is_every_gpu_of_a_node(tmp_path: Path) -> None:
     path = written(tmp_path, max_steps=1)
     meeting = [f"--set=distributed.rendezvous=127.0.0.1:{port()}", "--set=distributed.num_nodes=2"]
     leader = start(path, *meeting, "--set=distributed.node_rank=0", SUROGATE_TOKEN="a secret of the run")
@@ -301,8 +316,8 @@ def test_a_stranger_is_refused_and_gpus_are_not_available_yet(tmp_path: Path) ->
     node = start(path, *meeting, "--set=distributed.node_rank=1", SUROGATE_TOKEN="a secret of the run")
     found = ended([leader, node])
     assert [code for code, _ in found] == [0, 0], found
-    ((code, text),) = ended([start(path, *meeting, "--set=device=cuda")])
-    assert code == 2 and "`distributed.num_nodes: 2` is not available yet on GPUs" in text, text
+    ((code, text),) = ended([start(path, *meeting, "--set=device=cuda", "--set=gpus=0")])
+    assert code == 2 and "`gpus: 0` is every visible GPU, but all nodes have as many" in text, text
     far = ["--set=distributed.num_nodes=2", "--set=distributed.rendezvous=10.1.2.3:1", "--set=distributed.node_rank=1"]
     ((code, text),) = ended([start(path, *far)])
     assert code == 2 and "SUROGATE_TOKEN is not set" in text, text

@@ -222,7 +222,6 @@ ELSEWHERE = {
     "offload_optimizer": "crates/train/tests/offload.rs",
     "offload_grads": "crates/train/tests/offload.rs",
     "offload_quants": "crates/train/tests/offload.rs",
-    "persistent_quants": "crates/train/tests/offload.rs",
     "use_zero_copy": "crates/train/tests/offload.rs",
     "use_write_combined": "crates/train/tests/offload.rs",
     "qlora_block_size": "crates/train/tests/qlora.rs",
@@ -238,6 +237,9 @@ ELSEWHERE = {
     "zero_level": "crates/train/tests/ranks.rs",
     "shard_gradients": "crates/train/tests/ranks.rs",
     "shard_weights": "crates/train/tests/ranks.rs",
+    "gradient_compression": "crates/train/tests/ranks.rs",
+    "memcpy_all_gather": "crates/train/src/device.rs",
+    "memcpy_send_recv": "crates/train/src/device.rs",
     "deterministic": "crates/train/tests/formats.rs",
     "gradient_dtype": "crates/train/tests/fp8.rs",
     "recipe": "crates/train/tests/fp8.rs",
@@ -274,11 +276,11 @@ ELSEWHERE = {
 }
 
 # Permissions, and threads: what they allow may not change a result.
-WITHOUT_TRACE = {"use_fused_rope", "use_cuda_graphs", "dataloader_num_workers"}
+WITHOUT_TRACE = {"use_fused_rope", "use_cuda_graphs", "dataloader_num_workers", "persistent_quants"}
 
 
 def available() -> list[str]:
-    """Names of the options that are available; of datasets only that there are any."""
+    """Names of the options that are available; those of a dataset are looked at in test_data.py."""
     properties = json.loads((REPOSITORY / "docs" / "surogate.schema.json").read_text())["properties"]
     names = [name for name, row in properties.items() if "Not available yet." not in row.get("description", "")]
     return names

@@ -208,16 +208,16 @@ def test_the_pass_that_breaks_a_result_can_be_found(options, tmp_path, capsys, m
         monkeypatch.setenv("SUROGATE_PASSES", passes)
         return main([*command, str(path)]), *capsys.readouterr()
 
-    graphs = [said("show", "graph", passes=passes)[1] for passes in ("6", "7", "12")]
+    graphs = [said("show", "graph", passes=passes)[1] for passes in ("6", "9", "14")]
     without_fuse, fused, whole = (len(text.splitlines()) for text in graphs)
     assert without_fuse > fused and whole > fused, "fusing leaves fewer nodes, recomputing more"
-    _, text, _ = said("plan", passes="7")
-    assert "SUROGATE_PASSES=7 leaves out split_head" in text and "recomputed" not in text, text
-    _, text, _ = said("plan", passes="12")
+    _, text, _ = said("plan", passes="9")
+    assert "SUROGATE_PASSES=9 leaves out split_head" in text and "recomputed" not in text, text
+    _, text, _ = said("plan", passes="14")
     assert "SUROGATE_PASSES" not in text and "recomputed" in text, text
-    for wrong in ("13", "-1", "fuse"):
+    for wrong in ("15", "-1", "fuse"):
         code, _, err = said("plan", passes=wrong)
-        assert code != 0 and f"SUROGATE_PASSES is `{wrong}`, expected a whole number from 0 to 12" in err, err
+        assert code != 0 and f"SUROGATE_PASSES is `{wrong}`, expected a whole number from 0 to 14" in err, err
 
 
 def test_the_plan_reads_what_is_at_hand_and_says_what_it_assumed(options, tmp_path, capsys):

@@ -347,7 +347,7 @@ def test_only_pages_of_its_own_are_replaced(tmp_path, capsys, monkeypatch):
         path = tmp_path / name
         path.write_text(text) if text is not None else path.symlink_to(tmp_path / "notes.html")
         assert main(["report", str(tmp_path), "--output", str(path)]) == 1
-        assert "nothing else is replaced" in capsys.readouterr().err
+        assert "only a page of surogate is replaced" in capsys.readouterr().err
         assert path.read_text() == (text if text is not None else "<html>important</html>")
     page_of_its_own = tmp_path / "page.html"
     for _ in range(2):

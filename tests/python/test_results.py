@@ -156,7 +156,7 @@ def test_a_repository_that_may_not_be_made_ends_the_run_before_it_begins(capfd, 
 def test_an_unknown_id_has_no_text(model):
     tokenizer = surogate.Tokenizer(model)
     assert tokenizer.decode(tokenizer.encode("a cat")).strip().endswith("a cat")
-    with pytest.raises(surogate.SurogateError, match="token id 99999 is none of the tokenizer's"):
+    with pytest.raises(surogate.SurogateError, match="token id 99999 is outside of the tokenizer's"):
         tokenizer.decode([1, 99999])
 
 

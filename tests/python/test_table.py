@@ -51,6 +51,15 @@ def test_rows_are_run_and_recorded(made):
     assert printed.count("\nlora-0.6b ") + printed.startswith("lora-0.6b ") == 2
 
 
+@pytest.mark.parametrize("row", ["lora-30b-a3b-experts", "lora-gpt-oss-20b", "full-olmoe-7b"])
+def test_mixtures_have_rows(row, tmp_path):
+    words = ["--device", "cpu", "--tiny", "--seconds", "0.2", "--warm-up", "0", "--commit", "abc", "--only", row]
+    done = table(*words, "--out", tmp_path, "--csv", tmp_path / "record.csv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert result["row"] == row and result["tokens_per_second"] > 0
+
+
 def test_a_row_that_was_run_is_not_run_again(made):
     folder, words, _ = made
     before = (folder / "rows.jsonl").read_text()

@@ -83,6 +83,8 @@ fn text_files(root: &Path) -> Result<Vec<File>, String> {
 pub fn findings(root: &Path) -> Result<Vec<Finding>, String> {
     let mut found = floors::check(&floors::metadata(root)?);
     let files = text_files(root)?;
+    let page = files.iter().find(|file| file.path == "ARCHITECTURE.md");
+    found.extend(floors::check_page(page.map_or("", |file| &file.text)));
     let test_modules = names::test_modules(&files);
     for file in &files {
         found.extend(files::check(file));

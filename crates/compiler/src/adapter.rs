@@ -85,7 +85,7 @@ enum Target {
 }
 
 fn regex(pattern: &str, whole: &str) -> Result<Regex, CompileError> {
-    let wrong = |e| CompileError::Options(format!("adapter target `{pattern}` is no regular expression: {e}"));
+    let wrong = |e| CompileError::Options(format!("adapter target `{pattern}` is not a regular expression: {e}"));
     Regex::new(whole).map_err(wrong)
 }
 
@@ -149,7 +149,7 @@ pub struct Stacked {
 }
 
 impl AdapterRules {
-    /// Errors: a pattern that is no regular expression, and targets that PEFT would not take together.
+    /// Errors: a pattern that is not a regular expression, and targets that PEFT would not take together.
     pub fn new(options: &AdapterOptions) -> Result<AdapterRules, CompileError> {
         let options = &converted(options)?;
         let of = &options.exceptions;
@@ -423,6 +423,6 @@ mod tests {
         of.rank_stabilised = true;
         assert_eq!(AdapterRules::new(&of).unwrap().scale(Q10).unwrap(), 9.0);
         of.exceptions.rank_pattern = vec![("(".into(), 1)];
-        assert!(AdapterRules::new(&of).unwrap_err().to_string().contains("`(` is no regular expression"));
+        assert!(AdapterRules::new(&of).unwrap_err().to_string().contains("`(` is not a regular expression"));
     }
 }

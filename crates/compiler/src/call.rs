@@ -35,7 +35,7 @@ pub fn compile_call(
     let numbered = |list: &[TensorRef]| list.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
     let (named_inputs, named_outputs) = (numbered(&inputs), numbered(&outputs));
     let (instruction, cost) = lowering.instruction(op, attrs, inputs, outputs, scratch, documents);
-    let provenance = Provenance { op: op.name().to_owned(), phase: "forward", layer: None, at: None };
+    let provenance = Provenance { op: op.name().to_owned(), phase: program::Phase::Forward, layer: None, at: None };
     let bytes = |kind: ArenaKind| match kind {
         ArenaKind::Batch => end,
         ArenaKind::Activations => scratch_bytes,

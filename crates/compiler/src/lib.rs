@@ -1,9 +1,9 @@
 //! Model → program, a pure function: no device, no file, no clock, no environment, no model name.
 //!
-//! The order of the rewrites stands in two places, each on one screen: [`entry_graph`] up to `fuse`, and
-//! `Decision::rewrites` in `plan/mod.rs` for those that carry out what is decided about memory. One file each. Behind
-//! `fuse` no rewrite looks for equal computations: what is recomputed must not be found equal to what it repeats. The
-//! order of the nodes that the plan leaves is the order of the instructions.
+//! The order of the rewrites stands in two places, each on one screen: [`entry_graph`] up to `join_forms`, and
+//! `Decision::rewrites` in `plan/mod.rs` for those that carry out what is decided about memory, which `join_recompute`
+//! follows. Behind `join_forms` no rewrite looks for equal computations: what is recomputed must not be found equal to what
+//! it repeats. The order of the nodes that the plan leaves is the order of the instructions.
 
 mod adapter;
 mod autodiff;
@@ -31,10 +31,10 @@ pub use adapter::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, St
 pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use options::{
-    CompileOptions, EntryOptions, KeyValueCache, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
-    RecomputeOptions, Sharding, Training,
+    CompileOptions, Compression, EntryOptions, KeyValueCache, OffloadOptions, OptimizerKind, OptimizerOptions,
+    PlanOptions, RecomputeOptions, Sharding, Training,
 };
-pub use pass::{OPTIONAL, Observer, PassTrace, Passes};
+pub use pass::{Observer, Pass, PassTrace, Passes};
 pub use passes::expand::expand;
 pub use probes::{Links, Probe, links, probes};
 pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
@@ -96,7 +96,7 @@ pub fn parameters(model: &Model, options: &CompileOptions) -> Result<Vec<Paramet
 /// The weights of the layers' products that the recipe leaves in the compute type, by their names with a star for the layer;
 /// none where it quantises nothing at all. Cheap, as [`parameters`] is.
 pub fn unquantised(model: &Model, options: &CompileOptions) -> Result<Vec<String>, CompileError> {
-    if options.recipe == Recipe::Uniform {
+    if !options.recipe.quantises_weights() {
         return Ok(Vec::new());
     }
     let entry = options.entries.first().expect("at least one entry is requested");
@@ -163,44 +163,47 @@ pub fn entry_graph(
     // Layers become nodes, the entry's task stands behind them, batch symbols become numbers; every shape is checked
     // against its rule.
     let mut graph = expand(model, options, entry, passes::sequence::part(variant, &options.sharding)?)?;
-    passes.check("expand", &graph)?;
+    passes.check(Pass::Expand, &graph)?;
     // Before the adapters add dropout of their own.
-    passes.run(kind, "dropout", &mut graph, |g| passes::dropout::run(g, options, kind))?;
+    passes.run(kind, Pass::Dropout, &mut graph, |g| passes::dropout::run(g, options, kind))?;
     // Before anything else reads the embedding.
-    passes.run(kind, "embedding_noise", &mut graph, |g| passes::embedding_noise::run(g, options, kind))?;
+    passes.run(kind, Pass::EmbeddingNoise, &mut graph, |g| passes::embedding_noise::run(g, options, kind))?;
     // After dropout, which switches places off; before anything looks at who reads what.
-    passes.run(kind, "identities", &mut graph, passes::identities::run)?;
+    passes.run(kind, Pass::Identities, &mut graph, passes::identities::run)?;
     // Before adapters add linears of their own, and before merging, which puts alike weights together.
-    passes.run(kind, "packed_linears", &mut graph, |g| passes::packed_linears::run(g, options))?;
+    passes.run(kind, Pass::PackedLinears, &mut graph, |g| passes::packed_linears::run(g, options))?;
     // Before merging: an adapter belongs to one weight by its name.
-    passes.run(kind, "adapters", &mut graph, |g| passes::adapters::run(g, options, entry))?;
+    passes.run(kind, Pass::Adapters, &mut graph, |g| passes::adapters::run(g, options, entry))?;
     // Before autodiff: the backward pass of a merged linear is merged by construction.
-    passes.run(kind, "merge_linears", &mut graph, |g| passes::merge_linears::run(g, options))?;
+    passes.run(kind, Pass::MergeLinears, &mut graph, |g| passes::merge_linears::run(g, options))?;
     // Behind merging, which also says of parameters how they lie.
-    passes.run(kind, "stacked_parameters", &mut graph, passes::stacked_parameters::run)?;
+    passes.run(kind, Pass::StackedParameters, &mut graph, passes::stacked_parameters::run)?;
     // After both: parameters lie alike in every entry.
-    passes.run(kind, "without_adapters", &mut graph, |g| passes::without_adapters::run(g, entry))?;
-    passes.run(kind, "results", &mut graph, |g| passes::results::run(g, entry))?;
+    passes.run(kind, Pass::WithoutAdapters, &mut graph, |g| passes::without_adapters::run(g, entry))?;
+    passes.run(kind, Pass::Results, &mut graph, |g| passes::results::run(g, entry))?;
     // Behind adapters and merging, so that parameters lie as ever; before dead code takes what only whole rows need.
-    passes.run(kind, "cache", &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
+    passes.run(kind, Pass::Cache, &mut graph, |g| passes::cache::run(g, entry, variant, machine))?;
     // Before autodiff, which sends gradients the way back; behind what adds dropout.
-    passes.run(kind, "sequence", &mut graph, |g| passes::sequence::run(g, &options.sharding, variant))?;
+    passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, &options.sharding, variant))?;
     if kind == EntryKind::FirstMicroStep {
-        passes.run(kind, "autodiff", &mut graph, differentiate)?;
+        passes.run(kind, Pass::Autodiff, &mut graph, differentiate)?;
         // Right behind: what starts the backward pass still stands alone.
-        passes.run(kind, "loss_scale", &mut graph, |g| passes::loss_scale::run(g, options))?;
+        passes.run(kind, Pass::LossScale, &mut graph, |g| passes::loss_scale::run(g, options))?;
     }
     // Constants first: what they replace may leave others dead or equal.
-    passes.run(kind, "fold_constants", &mut graph, passes::fold_constants::run)?;
-    passes.run(kind, "common_subexpressions", &mut graph, passes::common_subexpressions::run)?;
-    passes.run(kind, "dead_code", &mut graph, passes::dead_code::run)?;
+    passes.run(kind, Pass::FoldConstants, &mut graph, passes::fold_constants::run)?;
+    passes.run(kind, Pass::CommonSubexpressions, &mut graph, passes::common_subexpressions::run)?;
+    passes.run(kind, Pass::DeadCode, &mut graph, passes::dead_code::run)?;
     // Element types are decided once the graph holds everything that computes.
-    passes.run(kind, "recipe", &mut graph, |g| recipes::run(g, options, machine))?;
+    passes.run(kind, Pass::Recipe, &mut graph, |g| recipes::run(g, options, machine))?;
     // Products of adapters as such, before one of them becomes part of a sum.
-    passes.run(kind, "low_rank", &mut graph, |g| passes::low_rank::run(g, machine))?;
+    passes.run(kind, Pass::LowRank, &mut graph, |g| passes::low_rank::run(g, machine))?;
     // Before what an adapter gives the gradient of its input becomes part of an element-wise sum.
-    passes.run(kind, "dropout_linear", &mut graph, |g| passes::dropout_linear::run(g, machine))?;
+    passes.run(kind, Pass::DropoutLinear, &mut graph, |g| passes::dropout_linear::run(g, machine))?;
     // Last: fused nodes are opaque to every rule above.
-    passes.run(kind, "fuse", &mut graph, passes::fuse::run)?;
+    passes.run(kind, Pass::Fuse, &mut graph, passes::fuse::run)?;
+    // Behind the rules, which take some of what has a form; codes are then joined with what is left.
+    passes.run(kind, Pass::ProducedCodes, &mut graph, passes::produced_codes::run)?;
+    passes.run(kind, Pass::JoinForms, &mut graph, passes::join_forms::run)?;
     Ok(graph)
 }

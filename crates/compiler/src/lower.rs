@@ -6,13 +6,13 @@ use std::collections::HashSet;
 use graph::{Graph, Node, Origin, Parameter, ParameterId, ValueId};
 use ops::id;
 use program::{
-    Arena, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, LAST, Layer, Layout, Machine,
-    MemoryClass, MemoryLine, PlanDecision, Program, Provenance, Step, StreamId, TensorRef, Variant, check_group,
-    check_order, scalar,
+    Arena, ArenaKind, Cluster, Cost, Documents, Entry, EntryKind, Instruction, LAST, Layout, Machine, MemoryClass,
+    MemoryLine, PlanDecision, Program, Provenance, Step, StreamId, TensorRef, Variant, check_group, check_order,
+    scalar,
 };
 use tensor::{Attrs, DType};
 
-use crate::lowering::{Lowering, fixed_places};
+use crate::lowering::{Lowering, fixed_places, program_layer};
 use crate::memory::{ParameterPlan, SCALARS, Squares, arena, is_view, scalar_ref};
 use crate::reduce::Reduction;
 use crate::residency::{Buffers, Homes, Move, Streams, Transfers, waiting_bytes};
@@ -52,7 +52,7 @@ pub(crate) fn program(
             // An entry records each of its events once.
             let taken = update.steps.iter().filter_map(|step| event_of(&step.instruction)).max().map_or(0, |e| e + 1);
             update.steps.extend(prepared.iter().flat_map(|prepared| &prepared.steps).map(|step| {
-                let provenance = Provenance { phase: "update", ..step.provenance.clone() };
+                let provenance = Provenance { phase: program::Phase::Update, ..step.provenance.clone() };
                 Step { provenance, instruction: with_events_from(taken, &step.instruction), cost: step.cost }
             }));
         }
@@ -78,7 +78,13 @@ pub(crate) fn program(
 fn event_of(instruction: &Instruction) -> Option<u32> {
     match instruction {
         Instruction::Record { event, .. } | Instruction::Wait { event, .. } => Some(event.0),
-        _ => None,
+        Instruction::Launch(_)
+        | Instruction::Gemm(_)
+        | Instruction::AttentionForward(_)
+        | Instruction::Copy { .. }
+        | Instruction::Zero { .. }
+        | Instruction::Transfer { .. }
+        | Instruction::Collective(_) => None,
     }
 }
 
@@ -140,21 +146,7 @@ fn assemble(
     options: &CompileOptions,
     homes: &Homes,
 ) -> Program {
-    let bytes = |kind: ArenaKind| match kind {
-        ArenaKind::Weights => parameters.weights_bytes,
-        ArenaKind::Adapters => parameters.adapters_bytes,
-        ArenaKind::Gradients => parameters.gradients_bytes,
-        ArenaKind::Optimizer => parameters.optimizer_bytes,
-        ArenaKind::Batch => lowering.batch_bytes,
-        ArenaKind::Scalars => parameters.scalar_bytes(),
-        ArenaKind::Constants => lowering.constants_end,
-        ArenaKind::Activations => lowering.activation_bytes,
-        ArenaKind::Masters => parameters.masters_bytes,
-        ArenaKind::Waiting => lowering.waiting_bytes,
-        ArenaKind::States => parameters.states.bytes,
-        ArenaKind::Quants => parameters.quants_bytes,
-        ArenaKind::Cache => parameters.states.cache_bytes,
-    };
+    let bytes = |kind: ArenaKind| parameters.bytes(kind).unwrap_or_else(|| lowering.bytes(kind));
     let arena = |kind: ArenaKind| {
         let shards = parameters.shards(kind.id());
         Arena { kind, bytes: bytes(kind), place: homes.of(kind.id()), shards }
@@ -187,7 +179,11 @@ fn assemble(
             scaling: parameters.states.histories.as_ref().map(|of| of.scaling.clone()),
         },
         constants: lowering.constants,
-        scalars: SCALARS.iter().map(|(name, _)| ((*name).to_owned(), scalar_ref(name))).collect(),
+        scalars: SCALARS
+            .iter()
+            .map(|(name, _)| ((*name).to_owned(), scalar_ref(name)))
+            .chain(parameters.report().map(|at| (scalar::ROUTER_REPORT.to_owned(), at)))
+            .collect(),
         kernels: lowering.kernels,
         entries,
         memory,
@@ -215,7 +211,8 @@ fn accumulating(graph: &Graph, kind: EntryKind, leave: bool) -> HashSet<usize> {
         }
     }
     if kind != EntryKind::FirstMicroStep {
-        result.extend([scalar::LOSS_SUM, scalar::WEIGHT_SUM].iter().filter_map(|name| graph.output(name)));
+        let sums = [scalar::LOSS_SUM, scalar::WEIGHT_SUM, scalar::ROUTER_REPORT];
+        result.extend(sums.iter().filter_map(|name| graph.output(name)));
     }
     let producers = graph.producers();
     let node = |id: ValueId| producers[id.0 as usize].expect("gradients and sums are computed");
@@ -261,7 +258,7 @@ fn entry(
         let from = provenance(graph, node);
         reduction.before(index, &mut streams, lowering);
         transfers.before(index, &from, &mut streams);
-        reduction.send(index, &mut streams);
+        reduction.send(index, &mut streams, lowering);
         for copied in buffers.copies(index) {
             streams.push(copy(buffers.place(&copied.from, index), buffers.place(&copied.to, index), from.clone()));
         }
@@ -301,7 +298,7 @@ fn entry(
     transfers.end(end, &graph.nodes.last().map(|node| provenance(graph, node)).unwrap_or_default(), &mut streams);
     for behind in end..buffers.departures.end(end) {
         reduction.before(behind, &mut streams, lowering);
-        reduction.send(behind, &mut streams);
+        reduction.send(behind, &mut streams, lowering);
     }
     let named = |(name, id): &(String, ValueId)| (name.clone(), at(id, end));
     // State is no part of a batch: the update writes it.
@@ -341,12 +338,15 @@ fn copy(from: TensorRef, to: TensorRef, provenance: Provenance) -> Step {
     Step { instruction: Instruction::Copy { from, to }, provenance, cost }
 }
 
-/// A layer as programs name it.
-pub(crate) fn program_layer(graph: &Graph, layer: graph::Layer) -> Layer {
-    Layer { stack: graph.stack_name(layer).into(), index: layer.index as usize }
+fn phase(node: &Node) -> program::Phase {
+    match node.phase {
+        graph::Phase::Forward => program::Phase::Forward,
+        graph::Phase::Recompute => program::Phase::Recompute,
+        graph::Phase::Backward => program::Phase::Backward,
+    }
 }
 
 fn provenance(graph: &Graph, node: &Node) -> Provenance {
     let layer = node.layer.map(|layer| program_layer(graph, layer));
-    Provenance { op: ops::rowwise::names(node).join("+"), phase: node.phase.name(), layer, at: node.at.clone() }
+    Provenance { op: ops::rowwise::names(node).join("+"), phase: phase(node), layer, at: node.at.clone() }
 }

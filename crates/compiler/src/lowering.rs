@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use graph::{Graph, ParameterId};
 use ops::{LowerCall, Lowered};
 use program::{
-    Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Machine, MemoryLine,
-    Movement, TensorRef, scalar,
+    ArenaKind, Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
+    Machine, MemoryLine, Movement, TensorRef, scalar,
 };
 use tensor::{Attrs, DType};
 
@@ -72,6 +72,25 @@ impl<'a> Lowering<'a> {
             self.kernels.push(kernel);
         }
         id
+    }
+
+    /// Bytes of an arena that entries fill; 0 of all others.
+    pub fn bytes(&self, of: ArenaKind) -> usize {
+        match of {
+            ArenaKind::Batch => self.batch_bytes,
+            ArenaKind::Constants => self.constants_end,
+            ArenaKind::Activations => self.activation_bytes,
+            ArenaKind::Waiting => self.waiting_bytes,
+            ArenaKind::Weights
+            | ArenaKind::Adapters
+            | ArenaKind::Gradients
+            | ArenaKind::Optimizer
+            | ArenaKind::Scalars
+            | ArenaKind::Masters
+            | ArenaKind::States
+            | ArenaKind::Quants
+            | ArenaKind::Cache => 0,
+        }
     }
 
     /// Takes the first `bytes` of the activation arena for the update, when no other value occupies it.
@@ -146,7 +165,8 @@ impl<'a> Lowering<'a> {
                 calls.push(KernelCall { kernel, grid, block, shared_bytes, args: spec.args });
             }
         }
-        let launch = Launch { op: op.name().to_owned(), attrs: attrs.clone(), inputs, outputs, scratch, calls };
+        let (op, arithmetic, attrs) = (op.name().to_owned(), op.arithmetic(&call), attrs.clone());
+        let launch = Launch { op, attrs, inputs, outputs, scratch, arithmetic, calls };
         (Instruction::Launch(launch), cost)
     }
 }
@@ -190,5 +210,13 @@ pub(crate) fn fixed_places(graph: &Graph, parameters: &ParameterPlan, lowering: 
             fixed.insert(id, scalar_ref(name));
         }
     }
+    if let Some((id, at)) = graph.output(scalar::ROUTER_REPORT).zip(parameters.report()) {
+        fixed.insert(id, at);
+    }
     fixed
+}
+
+/// A layer as programs name it.
+pub(crate) fn program_layer(graph: &Graph, layer: graph::Layer) -> Layer {
+    Layer { stack: graph.stack_name(layer).into(), index: layer.index as usize }
 }

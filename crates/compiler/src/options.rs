@@ -65,11 +65,30 @@ pub struct Sharding {
     pub weights: bool,
     /// Whether the plan may cut gradients, or both, where that takes less time than everything else that makes it fit.
     pub open: bool,
+    pub compression: Compression,
+}
+
+/// What gradients become for their way to the other ranks. Their sums are in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// They travel as they are, in f32.
+    #[default]
+    None,
+    /// Rounded to the nearest bf16.
+    Bf16,
 }
 
 impl Default for Sharding {
     fn default() -> Sharding {
-        Sharding { ranks: 1, sequence: 1, bucket_bytes: None, gradients: false, weights: false, open: false }
+        Sharding {
+            ranks: 1,
+            sequence: 1,
+            bucket_bytes: None,
+            gradients: false,
+            weights: false,
+            open: false,
+            compression: Compression::None,
+        }
     }
 }
 
@@ -86,6 +105,19 @@ impl Sharding {
     /// Most bytes of gradients that are exchanged at once.
     pub(crate) fn bucket(&self) -> usize {
         self.bucket_bytes.unwrap_or(BUCKET_BYTES)
+    }
+
+    /// The type in which gradients travel.
+    pub(crate) fn sent(&self) -> DType {
+        match self.compression {
+            Compression::None => DType::F32,
+            Compression::Bf16 => DType::BF16,
+        }
+    }
+
+    /// Bytes on the way for so many bytes of gradients.
+    pub(crate) fn sent_bytes(&self, bytes: usize) -> usize {
+        bytes / DType::F32.size() * self.sent().size()
     }
 
     /// What it may be, by ZeRO levels from the first on; one if that is decided.

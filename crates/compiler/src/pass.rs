@@ -3,7 +3,7 @@
 //! does.
 //!
 //! To find the rewrite that breaks a result: `SUROGATE_PASSES=N` before any command (`train` reads it) leaves only the
-//! first N of [`OPTIONAL`] in force, for every entry. `surogate show graph` then prints the rewritten graph of a
+//! first N of [`Pass::OPTIONAL`] in force, for every entry. `surogate show graph` then prints the rewritten graph of a
 //! micro-step; the graphs with N and with N + 1 differ by what one rewrite did.
 
 use graph::Graph;
@@ -12,28 +12,100 @@ use program::EntryKind;
 use crate::CompileError;
 use crate::options::{CompileOptions, RecomputeOptions};
 
-/// Rewrites without which a program computes the same, in their order. The others change what the graph means and
-/// always run. Those from `split_head` on carry out what the plan decides about memory; without them nothing is
-/// decided.
-pub const OPTIONAL: [&str; 12] = [
-    "identities",
-    "merge_linears",
-    "common_subexpressions",
-    "dead_code",
-    "low_rank",
-    "dropout_linear",
-    "fuse",
-    "split_head",
-    "offload_residual",
-    "recompute",
-    "split_attention",
-    "join_recompute",
-];
+/// A rewrite of an entry's graph, in the order in which they run: first those of `entry_graph`, then those of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    Expand,
+    Dropout,
+    EmbeddingNoise,
+    Identities,
+    PackedLinears,
+    Adapters,
+    MergeLinears,
+    StackedParameters,
+    WithoutAdapters,
+    Results,
+    Cache,
+    Sequence,
+    Autodiff,
+    LossScale,
+    FoldConstants,
+    CommonSubexpressions,
+    DeadCode,
+    Recipe,
+    LowRank,
+    DropoutLinear,
+    Fuse,
+    ProducedCodes,
+    JoinForms,
+    SplitHead,
+    OffloadResidual,
+    Recompute,
+    SplitAttention,
+    Dequantise,
+    JoinRecompute,
+}
+
+impl Pass {
+    /// Rewrites without which a program computes the same, in their order. The others change what the graph means and
+    /// always run. Those from [`Pass::SplitHead`] on carry out what the plan decides about memory; without them nothing is
+    /// decided.
+    pub const OPTIONAL: [Pass; 14] = [
+        Pass::Identities,
+        Pass::MergeLinears,
+        Pass::CommonSubexpressions,
+        Pass::DeadCode,
+        Pass::LowRank,
+        Pass::DropoutLinear,
+        Pass::Fuse,
+        Pass::ProducedCodes,
+        Pass::JoinForms,
+        Pass::SplitHead,
+        Pass::OffloadResidual,
+        Pass::Recompute,
+        Pass::SplitAttention,
+        Pass::JoinRecompute,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pass::Expand => "expand",
+            Pass::Dropout => "dropout",
+            Pass::EmbeddingNoise => "embedding_noise",
+            Pass::Identities => "identities",
+            Pass::PackedLinears => "packed_linears",
+            Pass::Adapters => "adapters",
+            Pass::MergeLinears => "merge_linears",
+            Pass::StackedParameters => "stacked_parameters",
+            Pass::WithoutAdapters => "without_adapters",
+            Pass::Results => "results",
+            Pass::Cache => "cache",
+            Pass::Sequence => "sequence",
+            Pass::Autodiff => "autodiff",
+            Pass::LossScale => "loss_scale",
+            Pass::FoldConstants => "fold_constants",
+            Pass::CommonSubexpressions => "common_subexpressions",
+            Pass::DeadCode => "dead_code",
+            Pass::Recipe => "recipe",
+            Pass::LowRank => "low_rank",
+            Pass::DropoutLinear => "dropout_linear",
+            Pass::Fuse => "fuse",
+            Pass::ProducedCodes => "produced_codes",
+            Pass::JoinForms => "join_forms",
+            Pass::SplitHead => "split_head",
+            Pass::OffloadResidual => "offload_residual",
+            Pass::Recompute => "recompute",
+            Pass::SplitAttention => "split_attention",
+            Pass::Dequantise => "dequantise",
+            Pass::JoinRecompute => "join_recompute",
+        }
+    }
+}
 
 /// What an observer sees after each rewrite.
 pub struct PassTrace<'a> {
     pub entry: EntryKind,
-    pub pass: &'static str,
+    pub pass: Pass,
     /// False when it was skipped by the limit.
     pub ran: bool,
     pub graph: &'a Graph,
@@ -50,7 +122,7 @@ pub struct Passes<'a> {
 }
 
 impl<'a> Passes<'a> {
-    /// Runs only the first `limit` of [`OPTIONAL`]; none: all of them.
+    /// Runs only the first `limit` of [`Pass::OPTIONAL`]; none: all of them.
     pub fn limited(limit: Option<usize>) -> Self {
         Passes { limit, ..Self::default() }
     }
@@ -64,32 +136,32 @@ impl<'a> Passes<'a> {
     pub(crate) fn allowed(&self, options: &CompileOptions) -> CompileOptions {
         let mut options = options.clone();
         let plan = &mut options.plan;
-        if !self.runs("split_head") {
+        if !self.runs(Pass::SplitHead) {
             plan.head_chunks = Some(1);
         }
-        if !self.runs("offload_residual") {
+        if !self.runs(Pass::OffloadResidual) {
             plan.offload.residual = Some(false);
         }
-        if !self.runs("recompute") {
+        if !self.runs(Pass::Recompute) {
             let no = Some(false);
             plan.recompute =
                 RecomputeOptions { swiglu: no, rmsnorm: no, ffn: no, qkv: no, att: no, block: no, lora: no };
         }
-        if !self.runs("split_attention") {
+        if !self.runs(Pass::SplitAttention) {
             plan.attention_chunks = Some(1);
         }
         options
     }
 
-    fn runs(&self, pass: &str) -> bool {
-        let place = OPTIONAL.iter().position(|optional| *optional == pass);
+    fn runs(&self, pass: Pass) -> bool {
+        let place = Pass::OPTIONAL.iter().position(|optional| *optional == pass);
         place.is_none_or(|place| self.limit.is_none_or(|limit| place < limit))
     }
 
     pub(crate) fn run(
         &mut self,
         entry: EntryKind,
-        pass: &'static str,
+        pass: Pass,
         graph: &mut Graph,
         rewrite: impl FnOnce(&mut Graph) -> Result<(), CompileError>,
     ) -> Result<(), CompileError> {
@@ -106,13 +178,13 @@ impl<'a> Passes<'a> {
 
     /// Structure and shapes, those of what is prepared from weights too. After the first stage the model is to blame, later
     /// the rewrite is.
-    pub(crate) fn check(&self, pass: &'static str, graph: &Graph) -> Result<(), CompileError> {
+    pub(crate) fn check(&self, pass: Pass, graph: &Graph) -> Result<(), CompileError> {
         let verified = |graph: &Graph| graph::verify(graph).and_then(|()| ops::verify(graph));
         let result = verified(graph).and_then(|()| graph.preparation().map_or(Ok(()), |prepared| verified(&prepared)));
         match result {
             Ok(()) => Ok(()),
-            Err(message) if pass == "expand" => Err(CompileError::Model(message)),
-            Err(message) => panic!("pass `{pass}` left a graph that does not verify: {message}\n{graph}"),
+            Err(message) if pass == Pass::Expand => Err(CompileError::Model(message)),
+            Err(message) => panic!("pass `{}` left a graph that does not verify: {message}\n{graph}", pass.name()),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Gradients on their way to the sums over all ranks, as instructions of a micro-step: what no node writes is zeroed,
-//! buckets are sent when they are complete, and summed in the order of the ranks when they have come. Knows departures as
+//! buckets are sent when they are complete, rounded where that is requested, and summed in the order of the ranks when they have come. Knows departures as
 //! they were planned; not when, or why then.
 
 use ops::id;
@@ -39,11 +39,16 @@ impl<'a> Reduction<'a> {
     }
 
     /// Sends what is complete by a position.
-    pub fn send(&mut self, position: usize, streams: &mut Streams) {
+    pub fn send(&mut self, position: usize, streams: &mut Streams, lowering: &mut Lowering<'_>) {
         while let Some(of) = self.departures.all.get(self.sent.len()).filter(|of| of.sent <= position) {
             let from = from("exchange");
+            if let Some(rounded) = &of.rounded {
+                let attrs = Attrs::new().with("dtype", rounded.dtype.name());
+                push(streams, lowering, id::CAST, attrs, vec![of.from.clone()], rounded.clone());
+            }
             streams.follow(StreamId::Exchange, &from);
-            let (from_all, to, among) = (of.from.clone(), of.staged.clone(), self.parameters.ranks);
+            let (from_all, to) = (of.rounded.as_ref().unwrap_or(&of.from).clone(), of.staged.clone());
+            let among = self.parameters.ranks;
             streams.collective(Collective { movement: Movement::Exchange, among, from: from_all, to }, &from);
             self.sent.push(streams.record(StreamId::Exchange, &from));
         }
@@ -69,7 +74,7 @@ impl<'a> Reduction<'a> {
 }
 
 fn from(op: &str) -> Provenance {
-    Provenance { op: op.to_owned(), phase: "backward", layer: None, at: None }
+    Provenance { op: op.to_owned(), phase: program::Phase::Backward, layer: None, at: None }
 }
 
 fn push(

@@ -200,7 +200,7 @@ pub(crate) fn push_behind(
 }
 
 fn provenance(op: &str) -> Provenance {
-    Provenance { op: op.to_owned(), phase: "update", layer: None, at: None }
+    Provenance { op: op.to_owned(), phase: program::Phase::Update, layer: None, at: None }
 }
 
 fn step(instruction: Instruction, op: &str, cost: program::Cost) -> Step {

@@ -18,7 +18,7 @@ fn machine() -> Machine {
 const SQUARE: Variant = Variant { seq_len: HIDDEN, ..VARIANT };
 
 fn steps(program: &Program) -> Vec<(String, &'static str)> {
-    program.entries[0].steps.iter().map(|s| (s.provenance.op.clone(), s.provenance.phase)).collect()
+    program.entries[0].steps.iter().map(|s| (s.provenance.op.clone(), s.provenance.phase.name())).collect()
 }
 
 /// A is [rank, inputs], and the batch [rank, inputs] too: A is still no activation, which could be recomputed.

@@ -95,7 +95,7 @@ fn a_gpu_multiplies_along_the_sum_in_whole_sixteens() {
 fn quantising(program: &Program) -> Vec<(String, &'static str)> {
     let entry = &program.entries[program.entry(EntryKind::FirstMicroStep, Some(VARIANT)).unwrap()];
     let launches = entry.steps.iter().filter(|step| matches!(step.instruction, Instruction::Launch(_)));
-    let of = launches.map(|step| (step.provenance.op.clone(), step.provenance.phase));
+    let of = launches.map(|step| (step.provenance.op.clone(), step.provenance.phase.name()));
     of.filter(|(op, _)| op.split('+').any(|name| name.contains("quantise") || name.contains("codes"))).collect()
 }
 

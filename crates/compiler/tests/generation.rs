@@ -2,7 +2,7 @@
 
 mod support;
 
-use compiler::{CompileError, CompileOptions, EntryOptions, KeyValueCache, compile};
+use compiler::{CompileError, CompileOptions, EntryOptions, KeyValueCache, PlanOptions, compile};
 use graph::Model;
 use program::{ArenaKind, Documents, EntryKind, Instruction, Machine, MemoryClass, Program, Variant};
 use serde_json::{Value, json};
@@ -89,6 +89,21 @@ fn what_trains_and_what_generates_share_a_program() {
     // A shape that comes later keeps the pages where they are.
     assert!(of(shape(2, 16), false).has_layout_of(&both));
     assert!(operations(&both, 0).iter().all(|op| !op.contains("cache")));
+}
+
+#[test]
+fn the_plan_of_a_training_leaves_room_for_pages() {
+    let shape = Variant { batch: 2, seq_len: 32, documents: Documents::Rows };
+    let entries: Vec<EntryOptions> = options().entries.into_iter().map(|entry| entry.keeping_cache(CACHE)).collect();
+    let of = |memory_limit| {
+        let plan = PlanOptions { memory_limit, ..Default::default() };
+        let options = CompileOptions { variants: vec![shape], entries: entries.clone(), plan, ..options() };
+        compile(&model(), &options, &Machine::cpu(1 << 30, 2))
+    };
+    let total = |program: &Program| program.memory.iter().map(|line| line.bytes).sum::<usize>();
+    let most = total(&of(None).unwrap());
+    let limited = of(Some(most - 1)).unwrap();
+    assert!(total(&limited) < most, "something is recomputed");
 }
 
 #[test]

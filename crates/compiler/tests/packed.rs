@@ -90,7 +90,7 @@ fn lora(compute: DType, recompute: Option<bool>) -> CompileOptions {
 fn count(program: &Program, kind: EntryKind, phase: fn(&str) -> bool) -> usize {
     let entry = &program.entries[program.entry(kind, program.entries[0].variant).unwrap()];
     let makes = |step: &&program::Step| matches!(&step.instruction, Instruction::Launch(l) if l.op == "dequantise");
-    entry.steps.iter().filter(makes).filter(|step| phase(step.provenance.phase)).count()
+    entry.steps.iter().filter(makes).filter(|step| phase(step.provenance.phase.name())).count()
 }
 
 #[test]

@@ -3,8 +3,8 @@
 mod support;
 
 use compiler::{
-    AdapterOptions, CompileError, CompileOptions, EntryOptions, OPTIONAL, PassTrace, Passes, PlanOptions,
-    RecomputeOptions, compile, compile_observed,
+    AdapterOptions, CompileError, CompileOptions, EntryOptions, Pass, PassTrace, Passes, PlanOptions, RecomputeOptions,
+    compile, compile_observed,
 };
 use program::{EntryKind, Machine, Program};
 use serde_json::{Value, json};
@@ -95,10 +95,10 @@ fn computing_again_changes_no_bit() {
             let steps_of = |holds: &dyn Fn(&program::Provenance) -> bool| {
                 program.entries[0].steps.iter().filter(|s| holds(&s.provenance)).count()
             };
-            let again = steps_of(&|step| step.phase == "recompute");
+            let again = steps_of(&|step| step.phase.name() == "recompute");
             // A gradient that reads the same does it on the way.
             let fused = steps_of(&|step| {
-                step.phase == "backward" && ["swiglu+", "rmsnorm+"].iter().any(|of| step.op.starts_with(of))
+                step.phase.name() == "backward" && ["swiglu+", "rmsnorm+"].iter().any(|of| step.op.starts_with(of))
             });
             assert!(
                 again + fused > 0 && steps(&program) == kept_steps + again,
@@ -254,7 +254,7 @@ fn more_parts_than_there_are_of_an_attention_are_refused() {
 }
 
 /// A micro-step's rewrites by name, whether each ran, and whether the graph behind it recomputes anything.
-fn rewrites(model: &graph::Model, options: &CompileOptions) -> Vec<(&'static str, bool, bool)> {
+fn rewrites(model: &graph::Model, options: &CompileOptions) -> Vec<(Pass, bool, bool)> {
     let mut seen = Vec::new();
     let observe = |trace: PassTrace<'_>| {
         if trace.entry == EntryKind::FirstMicroStep {
@@ -278,19 +278,23 @@ fn rewrites_of_the_plan_are_passes() {
         CompileOptions { entries: vec![EntryOptions::train(TASK), EntryOptions::evaluate(TASK)], plan, ..options() };
     let model = model("qwen3");
     let whole = bits(compile(&model, &with(&options, keep()), &cpu(1 << 30)).unwrap());
-    let place = |name: &str| OPTIONAL.iter().position(|pass| *pass == name).unwrap();
-    for limit in (0..=OPTIONAL.len()).rev() {
+    let place = |pass: Pass| Pass::OPTIONAL.iter().position(|optional| *optional == pass).unwrap();
+    for limit in (0..=Pass::OPTIONAL.len()).rev() {
         let limited = with(&options, PlanOptions { passes: Some(limit), ..options.plan.clone() });
         let seen = rewrites(&model, &limited);
-        let optional: Vec<(&str, bool)> =
-            seen.iter().filter(|(pass, ..)| OPTIONAL.contains(pass)).map(|(pass, ran, _)| (*pass, *ran)).collect();
-        let expected: Vec<(&str, bool)> = OPTIONAL.iter().enumerate().map(|(i, pass)| (*pass, i < limit)).collect();
+        let optional: Vec<(Pass, bool)> = seen
+            .iter()
+            .filter(|(pass, ..)| Pass::OPTIONAL.contains(pass))
+            .map(|(pass, ran, _)| (*pass, *ran))
+            .collect();
+        let expected: Vec<(Pass, bool)> =
+            Pass::OPTIONAL.iter().enumerate().map(|(i, pass)| (*pass, i < limit)).collect();
         assert_eq!(optional, expected, "each once, in its order");
-        let (first, ..) = seen.iter().find(|(_, _, recomputes)| *recomputes).copied().unwrap_or_default();
-        assert_eq!(first, if limit > place("recompute") { "recompute" } else { "" }, "{limit}: {seen:?}");
+        let first = seen.iter().find(|(_, _, recomputes)| *recomputes).map(|(pass, ..)| *pass);
+        assert_eq!(first, (limit > place(Pass::Recompute)).then_some(Pass::Recompute), "{limit}: {seen:?}");
         let program = compile(&model, &limited, &cpu(1 << 30)).unwrap();
         let chunks = program.plan.iter().filter(|of| of.choice.saves()).count();
-        assert!(limit > place("split_head") || chunks == 0, "{limit}: what is left out is not decided");
+        assert!(limit > place(Pass::SplitHead) || chunks == 0, "{limit}: what is left out is not decided");
         for ((name, found), (_, expected)) in bits(program).iter().zip(&whole) {
             let close =
                 floats(found).iter().zip(floats(expected)).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()));

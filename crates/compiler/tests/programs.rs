@@ -34,10 +34,9 @@ fn kind(step: &Step) -> String {
 
 /// The instructions of one layer in one phase.
 fn layer(entry: &Entry, layer: usize, phase: &str) -> Vec<String> {
-    let steps = entry
-        .steps
-        .iter()
-        .filter(|s| s.provenance.layer.as_ref().is_some_and(|of| of.index == layer) && s.provenance.phase == phase);
+    let steps = entry.steps.iter().filter(|s| {
+        s.provenance.layer.as_ref().is_some_and(|of| of.index == layer) && s.provenance.phase.name() == phase
+    });
     steps.map(kind).collect()
 }
 

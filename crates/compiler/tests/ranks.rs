@@ -3,12 +3,15 @@
 
 mod support;
 
-use compiler::{CompileError, CompileOptions, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile};
+use compiler::{
+    CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile,
+};
 use program::{
     ArenaKind, Choice, Entry, EntryKind, Instruction, LAST, Machine, Movement, Program, Reason, StreamId, Subject,
     check_group,
 };
 use support::training::{assert_same, bits, bits_after, cases, model};
+use tensor::DType;
 
 const RANKS: [usize; 3] = [2, 3, 8];
 
@@ -21,7 +24,7 @@ fn on(ranks: usize, options: &CompileOptions) -> CompileOptions {
 }
 
 fn cut(ranks: usize, (gradients, weights): (bool, bool), options: &CompileOptions) -> CompileOptions {
-    let sharding = Sharding { ranks, sequence: 1, bucket_bytes: Some(64 << 10), gradients, weights, open: false };
+    let sharding = Sharding { ranks, bucket_bytes: Some(64 << 10), gradients, weights, ..Sharding::default() };
     CompileOptions { sharding, ..options.clone() }
 }
 
@@ -31,7 +34,7 @@ fn unclipped() -> Vec<(String, CompileOptions)> {
     let mut cases = cases();
     for (_, options) in &mut cases {
         options.training.as_mut().unwrap().optimizer.as_mut().unwrap().max_grad_norm = 0.0;
-        options.plan.passes = compiler::OPTIONAL.iter().position(|pass| *pass == "merge_linears");
+        options.plan.passes = compiler::Pass::OPTIONAL.iter().position(|pass| *pass == compiler::Pass::MergeLinears);
         assert!(options.plan.passes.is_some());
     }
     cases
@@ -163,6 +166,46 @@ fn what_is_cut_moves_beside_the_computation() {
     }
 }
 
+/// Half the bytes, in places that are no larger, for a cast before each exchange; and the estimate knows it.
+#[test]
+fn gradients_in_bf16_are_half_the_bytes() {
+    let (_, options) = cases().swap_remove(0);
+    for of in CUTS {
+        let compiled = |compression: Compression| {
+            let mut options = cut(4, of, &options);
+            options.sharding.compression = compression;
+            compile(&model(), &options, &Machine::h200()).unwrap()
+        };
+        let (whole, rounded) = (compiled(Compression::None), compiled(Compression::Bf16));
+        let last = |program: &Program| {
+            let entry = &program.entries[program.micro_step(true, true, None).unwrap()];
+            let collectives = entry.steps.iter().filter_map(|step| match &step.instruction {
+                Instruction::Collective(of) if of.movement == Movement::Exchange => {
+                    Some((of.from.dtype, of.to.bytes()))
+                }
+                _ => None,
+            });
+            let collectives: Vec<_> = collectives.collect();
+            let casts = entry.steps.iter().filter(|step| step.provenance.op == "cast").count();
+            (collectives, casts, program::estimate(entry, program, program::Seen::default()).exchanged)
+        };
+        let (before, after) = (last(&whole), last(&rounded));
+        assert!(before.0.len() > 4 && before.0.len() == after.0.len(), "{of:?}");
+        for ((a, more), (b, less)) in before.0.iter().zip(&after.0) {
+            assert_eq!((a.name(), b.name(), *more), ("f32", "bf16", 2 * less), "{of:?}");
+        }
+        assert_eq!(after.1 - before.1, after.0.len(), "{of:?}");
+        let exchanged: usize = before.0.iter().map(|(_, bytes)| bytes).sum();
+        let saved = before.2 - after.2;
+        assert!((saved / (exchanged as f64 * 0.75 * 0.5) - 1.0).abs() < 1e-9, "{of:?}: {saved} of {exchanged}");
+        assert!(rounded.arena_bytes() <= whole.arena_bytes(), "{of:?}");
+        let line = rounded.plan.iter().find(|line| line.subject == Subject::Exchange).unwrap();
+        assert_eq!((line.choice, &line.reason), (Choice::Rounded(DType::BF16), &Reason::Requested));
+        assert!(whole.plan.iter().all(|line| line.subject != Subject::Exchange));
+        assert!(bits(rounded) != bits(whole), "{of:?}");
+    }
+}
+
 /// The level is the plan's where it is left open: the lowest, unless only another fits.
 #[test]
 fn the_lowest_level_that_fits_is_chosen() {
@@ -209,8 +252,10 @@ fn of_ranks(program: &Program) -> Vec<Vec<Entry>> {
 fn a_rank_that_departs_from_the_order_is_refused() {
     let (_, options) = cases().swap_remove(0);
     let mut tried = 0;
-    for of in CUTS {
-        let program = compile(&model(), &cut(3, of, &options), &Machine::h200()).unwrap();
+    for (of, compression) in CUTS.into_iter().flat_map(|of| [(of, Compression::None), (of, Compression::Bf16)]) {
+        let mut options = cut(3, of, &options);
+        options.sharding.compression = compression;
+        let program = compile(&model(), &options, &Machine::h200()).unwrap();
         tried += of_ranks(&program).into_iter().map(|ranks| departing(&ranks)).sum::<usize>();
     }
     assert!(tried > 100, "{tried} collectives");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use net::Nodes;
-use program::{Backend, BackendError, Program, Session};
+use program::{Backend, BackendError, NodeSession, Program, Session, ranks_of};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::fabric::{Fabric, Seat};
@@ -55,9 +55,9 @@ impl CpuBackend {
     /// Seats of the ranks that are of this process.
     fn seats(&self, ranks: usize) -> Vec<Seat> {
         let Some(nodes) = &self.nodes else { return Fabric::seats(ranks, PATIENCE) };
-        let local = ranks / nodes.count;
+        let here = ranks_of(nodes, ranks);
+        let local = here.len();
         let wire = Arc::new(NodeWire::new(nodes.clone(), local));
-        let here = nodes.node * local..(nodes.node + 1) * local;
         // Nodes are waited for by the wire: its time is over before that of the ranks that wait for it.
         let seats = Fabric::seats_of(here, ranks, nodes.patience + PATIENCE, Some(wire));
         let fabric = seats[0].fabric();
@@ -86,6 +86,10 @@ impl Backend for CpuBackend {
         let load = |program: Arc<Program>, seat: Seat| {
             CpuSession::load(program, pool(threads)?, self.check_finite, Some(seat))
         };
-        Ok(Box::new(GroupSession::load(program, seats, self.nodes.clone(), load)?))
+        let group = Box::new(GroupSession::load(program, seats, load)?);
+        Ok(match &self.nodes {
+            Some(nodes) => Box::new(NodeSession::new(group, nodes.clone())),
+            None => group,
+        })
     }
 }

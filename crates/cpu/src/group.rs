@@ -1,17 +1,13 @@
 //! The ranks of a program that are of this process, as threads: a session for each, with memory and a pool of its own, that
-//! come together where the program says so. Where there are other processes, the one that leads has them do what all ranks
-//! must. Knows ranks and where tensors of the whole are; not what an instruction does.
+//! come together where the program says so. Knows ranks and where tensors of the whole are; not what an instruction does.
 
-use std::ops::Range;
 use std::panic;
 use std::sync::Arc;
 use std::thread;
 
-use net::{Channel, Failure, Nodes};
 use program::{BackendError, MemoryLine, Program, Session, TensorRef};
 
 use crate::fabric::Seat;
-use crate::order::Order;
 use crate::session::CpuSession;
 
 /// A program for several ranks.
@@ -20,12 +16,6 @@ pub struct GroupSession {
     /// Those of this process.
     ranks: Vec<CpuSession>,
     seats: Vec<Seat>,
-    /// The processes of the other ranks.
-    nodes: Option<Arc<Nodes>>,
-}
-
-fn lost(failure: Failure) -> BackendError {
-    BackendError::Failed { call: "an exchange between nodes".into(), message: failure.to_string(), context: None }
 }
 
 impl GroupSession {
@@ -33,77 +23,16 @@ impl GroupSession {
     pub fn load(
         program: Arc<Program>,
         seats: Vec<Seat>,
-        nodes: Option<Arc<Nodes>>,
         load: impl Fn(Arc<Program>, Seat) -> Result<CpuSession, BackendError>,
     ) -> Result<Self, BackendError> {
-        let processes = nodes.as_ref().map_or(1, |nodes| nodes.count);
-        assert_eq!(seats.len() * processes, program.cluster.ranks, "a seat for each rank");
         let of = |seat: &Seat| load(Arc::new(program.of_rank(seat.rank)), seat.clone());
         let ranks = seats.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(GroupSession { program, ranks, seats, nodes })
+        Ok(GroupSession { program, ranks, seats })
     }
 
-    /// The ranks of this process.
-    fn here(&self) -> Range<usize> {
-        self.seats[0].rank..self.seats[0].rank + self.seats.len()
-    }
-
-    /// The session of a rank, if it is of this process.
-    fn rank(&mut self, rank: usize) -> Option<&mut CpuSession> {
-        let index = rank.checked_sub(self.here().start)?;
-        self.ranks.get_mut(index)
-    }
-
-    /// The node that a rank is of.
-    fn node_of(&self, rank: usize) -> usize {
-        rank / self.seats.len()
-    }
-
-    /// The other nodes, where this one leads and they wait for orders.
-    fn led(&self) -> Option<Arc<Nodes>> {
-        self.nodes.clone().filter(|nodes| nodes.node == 0 && !nodes.is_together())
-    }
-
-    /// Has all other nodes do something, where they wait for orders.
-    fn order(&self, order: &Order, bytes: &[u8]) -> Result<(), BackendError> {
-        match self.led() {
-            Some(nodes) => nodes.tell(Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost),
-            None => Ok(()),
-        }
-    }
-
-    /// Reads a tensor of a rank, wherever that is: all nodes read the same, or this one leads.
-    fn read_anywhere(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        let Some(nodes) = self.nodes.clone() else { return self.ranks[rank].read(at, out) };
-        let owner = self.node_of(rank);
-        if let Some(session) = self.rank(rank) {
-            session.read(at, out)?;
-            return match nodes.is_together() {
-                true => nodes.tell(Channel::Reply, &[out]).map_err(lost),
-                false => Ok(()),
-            };
-        }
-        if !nodes.is_together() {
-            let order = Order::Read { rank, at: at.clone() };
-            nodes.send(owner, Channel::Order, &[&order.to_bytes()]).map_err(lost)?;
-        }
-        let bytes = nodes.receive(owner, Channel::Reply, "the reading of a tensor").map_err(lost)?;
-        if bytes.len() != out.len() {
-            let why = format!("it sent {} bytes of a tensor, expected {}", bytes.len(), out.len());
-            return Err(lost(Failure { node: owner, why, code: 1 }));
-        }
-        out.copy_from_slice(&bytes);
-        Ok(())
-    }
-
-    /// Writes a tensor of a rank; of another process' only where this one leads.
-    fn write_anywhere(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        if let Some(session) = self.rank(rank) {
-            return session.write(at, bytes);
-        }
-        let Some(nodes) = self.led() else { return Ok(()) };
-        let order = Order::Write { rank: Some(rank), at: at.clone() };
-        nodes.send(self.node_of(rank), Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost)
+    /// The session of a rank, which is of this process.
+    fn rank(&mut self, rank: usize) -> &mut CpuSession {
+        &mut self.ranks[rank - self.seats[0].rank]
     }
 
     /// Does something on every rank at once. The error is that of the rank that failed first, and names it; the
@@ -137,9 +66,6 @@ impl GroupSession {
         }
         match self.seats[0].failure().filter(|_| failed) {
             Some((rank, why)) => {
-                if let Some(nodes) = &self.nodes {
-                    nodes.abort(&format!("rank {rank}: {why}"), 1);
-                }
                 let message = format!("{why}; the other ranks were stopped");
                 Err(BackendError::Failed {
                     call: format!("rank {rank} of {}", self.program.cluster.ranks),
@@ -159,7 +85,6 @@ impl Session for GroupSession {
 
     fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
         assert!(program.has_layout_of(&self.program), "a session goes on over the layout that it was loaded with");
-        assert!(self.led().is_none(), "nodes change their programs together");
         for (seat, session) in self.seats.iter().zip(&mut self.ranks) {
             session.adopt(Arc::new(program.of_rank(seat.rank)))?;
         }
@@ -168,63 +93,41 @@ impl Session for GroupSession {
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        let Some(pieces) = self.program.pieces(at) else {
-            if at.per_rank != 0 {
-                return (0..self.program.cluster.ranks).try_for_each(|rank| self.write_rank(rank, at, bytes));
-            }
-            self.order(&Order::Write { rank: None, at: at.clone() }, bytes)?;
-            return self.ranks.iter_mut().try_for_each(|session| session.write(at, bytes));
-        };
-        pieces
-            .into_iter()
-            .try_for_each(|(of, place)| self.write_anywhere(of.rank, &place, &bytes[of.from..of.from + of.bytes]))
+        match self.program.pieces(at) {
+            None => self
+                .seats
+                .iter()
+                .zip(&mut self.ranks)
+                .try_for_each(|(seat, of)| of.write(&at.of_rank(seat.rank), bytes)),
+            Some(pieces) => pieces
+                .into_iter()
+                .try_for_each(|(of, place)| self.rank(of.rank).write(&place, &bytes[of.from..of.from + of.bytes])),
+        }
     }
 
     fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        self.write_anywhere(rank, &at.of_rank(rank), bytes)
+        self.rank(rank).write(&at.of_rank(rank), bytes)
     }
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        let Some(pieces) = self.program.pieces(at) else {
-            let first = self.here().start;
-            return self.ranks[0].read(&at.of_rank(first), out);
-        };
-        pieces
-            .into_iter()
-            .try_for_each(|(of, place)| self.read_anywhere(of.rank, &place, &mut out[of.from..of.from + of.bytes]))
+        match self.program.pieces(at) {
+            None => self.read_rank(self.seats[0].rank, at, out),
+            Some(pieces) => pieces
+                .into_iter()
+                .try_for_each(|(of, place)| self.rank(of.rank).read(&place, &mut out[of.from..of.from + of.bytes])),
+        }
     }
 
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        self.read_anywhere(rank, &at.of_rank(rank), out)
+        self.rank(rank).read(&at.of_rank(rank), out)
     }
 
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
-        self.order(&Order::Run { entry }, &[])?;
         self.together(|session| session.run(entry)).map(drop)
     }
 
     fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
-        self.order(&Order::Step { entry, index }, &[])?;
         self.together(|session| session.run_instruction(entry, index)).map(drop)
-    }
-
-    fn obey(&mut self, order: &[u8]) -> Result<(), BackendError> {
-        let Some((order, bytes)) = Order::from_bytes(order) else {
-            return Err(lost(Failure { node: 0, why: "it ordered something that there is not".into(), code: 1 }));
-        };
-        match order {
-            Order::Write { rank: Some(rank), at } => self.rank(rank).expect("a rank of this node").write(&at, bytes),
-            Order::Write { rank: None, at } => self.ranks.iter_mut().try_for_each(|session| session.write(&at, bytes)),
-            Order::Read { rank, at } => {
-                let mut out = vec![0; at.bytes()];
-                self.rank(rank).expect("a rank of this node").read(&at, &mut out)?;
-                let nodes = self.nodes.as_ref().expect("an order comes from another node");
-                nodes.send(0, Channel::Reply, &[&out]).map_err(lost)
-            }
-            Order::Run { entry } => self.run(entry),
-            Order::Step { entry, index } => self.run_instruction(entry, index),
-            Order::Profile { entry } => self.profile(entry).map(drop),
-        }
     }
 
     /// Of one rank: all have as much.
@@ -234,7 +137,6 @@ impl Session for GroupSession {
 
     /// Of the first rank, with its waits for the others.
     fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
-        self.order(&Order::Profile { entry }, &[])?;
         Ok(self.together(|session| session.profile(entry))?.swap_remove(0))
     }
 
@@ -304,7 +206,7 @@ mod tests {
     fn group() -> GroupSession {
         let pool = || Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
         let load = |program: Arc<Program>, seat: Seat| CpuSession::load(program, pool(), false, Some(seat));
-        GroupSession::load(Arc::new(program()), Fabric::seats(RANKS, Duration::from_secs(600)), None, load).unwrap()
+        GroupSession::load(Arc::new(program()), Fabric::seats(RANKS, Duration::from_secs(600)), load).unwrap()
     }
 
     #[test]

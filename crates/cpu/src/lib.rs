@@ -17,7 +17,6 @@ mod finite;
 mod group;
 mod layout;
 mod matmul;
-mod order;
 mod rows;
 mod scratch;
 mod session;

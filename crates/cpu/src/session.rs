@@ -164,7 +164,7 @@ fn prepare(
 /// `rmsnorm, backward, layer 3, model.py:12`
 fn place(from: &Provenance) -> String {
     let layer = from.layer.as_ref().map(|layer| format!("layer {layer}"));
-    let parts = [Some(from.op.clone()), Some(from.phase.to_owned()), layer, from.at.clone()];
+    let parts = [Some(from.op.clone()), Some(from.phase.name().to_owned()), layer, from.at.clone()];
     parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cpu::CpuBackend;
 use ops::evaluate::{Array, apply};
 use program::{
-    Arena, ArenaId, ArenaKind, Backend, Cost, Entry, EntryKind, Instruction, Launch, Machine, Program, Provenance,
-    Step, TensorRef,
+    Arena, ArenaId, ArenaKind, Arithmetic, Backend, Cost, Entry, EntryKind, Instruction, Launch, Machine, Program,
+    Provenance, Step, TensorRef,
 };
 use tensor::{Attrs, DType, HostTensor};
 
@@ -82,6 +82,7 @@ fn run(op: &str, operands: &Operands, threads: usize) -> Vec<Vec<f32>> {
         inputs: inputs.clone(),
         outputs: outputs.clone(),
         scratch: None,
+        arithmetic: Arithmetic::default(),
         calls: vec![],
     };
     let step =

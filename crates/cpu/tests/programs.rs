@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cpu::CpuBackend;
 use program::{
-    Arena, ArenaId, ArenaKind, Backend, BackendError, Constant, Cost, Entry, EntryKind, Gemm, Instruction, Launch,
-    LowRank, Machine, Program, Provenance, Scales, Session, Step, TensorRef,
+    Arena, ArenaId, ArenaKind, Arithmetic, Backend, BackendError, Constant, Cost, Entry, EntryKind, Gemm, Instruction,
+    Launch, LowRank, Machine, Program, Provenance, Scales, Session, Step, TensorRef,
 };
 use tensor::{Attrs, DType, HostTensor, bf16_to_f32, f32_to_bf16};
 
@@ -17,7 +17,7 @@ fn program(instructions: Vec<Instruction>, constants: Vec<Constant>) -> Program 
         instruction,
         provenance: Provenance {
             op: "test".into(),
-            phase: "forward",
+            phase: program::Phase::Forward,
             layer: Some(program::Layer { stack: "".into(), index: 3 }),
             at: Some("model.py:7".into()),
         },
@@ -84,6 +84,7 @@ fn launch(op: &str, attrs: Attrs, inputs: &[&TensorRef], outputs: &[&TensorRef])
         inputs: own(inputs),
         outputs: own(outputs),
         scratch: None,
+        arithmetic: Arithmetic::default(),
         calls: vec![],
     })
 }

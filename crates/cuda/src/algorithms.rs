@@ -66,6 +66,11 @@ impl Chooser {
         Chooser { given, chosen: Algorithms::new(), cache, time, workspace: None }
     }
 
+    /// Takes these for what is chosen from now on.
+    pub fn prefer(&mut self, algorithms: &Algorithms) {
+        self.given.extend(algorithms.iter().map(|(name, choice)| (name.clone(), choice.clone())));
+    }
+
     /// The algorithms that were settled on so far.
     pub fn chosen(&self) -> &Algorithms {
         &self.chosen

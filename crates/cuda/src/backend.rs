@@ -5,14 +5,19 @@ use crate::engine::Options;
 use crate::error::{Error, Result};
 use crate::group::CudaGroup;
 use crate::library::{open_driver, open_nvml};
+use crate::nccl::Endings;
 use crate::nvml::{Instruments, Nvml};
 use crate::session::{CudaSession, backend_error};
-use program::{Backend, BackendError, Choices, Gauges, Program, Session};
+use net::Nodes;
+use program::{Backend, BackendError, Choices, Gauges, NodeSession, Program, Session};
 use std::sync::{Arc, OnceLock};
 
 /// Loads programs onto one GPU, or onto as many as they have ranks.
 pub struct CudaBackend {
     options: Options,
+    /// The processes of the other ranks.
+    nodes: Option<Arc<Nodes>>,
+    endings: Arc<Endings>,
     /// Opened when it is first requested.
     instruments: OnceLock<Result<Instruments>>,
 }
@@ -20,7 +25,24 @@ pub struct CudaBackend {
 impl CudaBackend {
     /// Opens nothing yet; [`Backend::load`] does.
     pub fn new(options: Options) -> CudaBackend {
-        CudaBackend { options, instruments: OnceLock::new() }
+        CudaBackend { options, nodes: None, endings: Arc::default(), instruments: OnceLock::new() }
+    }
+
+    /// Programs have ranks in several processes, in each as many.
+    pub fn among(mut self, nodes: Option<Arc<Nodes>>) -> CudaBackend {
+        self.nodes = nodes;
+        self
+    }
+
+    fn load_on(&self, program: Arc<Program>, options: &Options) -> std::result::Result<Box<dyn Session>, BackendError> {
+        if program.cluster.ranks == 1 {
+            return Ok(Box::new(CudaSession::new(program, options)?));
+        }
+        let group = Box::new(CudaGroup::load(program, options, self.nodes.clone(), &self.endings)?);
+        Ok(match &self.nodes {
+            Some(nodes) => Box::new(NodeSession::new(group, nodes.clone())),
+            None => group,
+        })
     }
 
     /// As [`Backend::load`], with the profile and the notes within reach.
@@ -35,7 +57,7 @@ impl Backend for CudaBackend {
     }
 
     fn load(&self, program: Arc<Program>) -> std::result::Result<Box<dyn Session>, BackendError> {
-        load(program, &self.options)
+        self.load_on(program, &self.options)
     }
 
     fn load_with(
@@ -45,7 +67,7 @@ impl Backend for CudaBackend {
     ) -> std::result::Result<Box<dyn Session>, BackendError> {
         let mut options = self.options.clone();
         options.algorithms.extend(choices.iter().map(|(name, choice)| (name.clone(), choice.clone())));
-        load(program, &options)
+        self.load_on(program, &options)
     }
 
     fn gauges(&self) -> std::result::Result<Option<Gauges>, BackendError> {
@@ -53,13 +75,6 @@ impl Backend for CudaBackend {
         let read = instruments.as_ref().map_err(Error::clone).and_then(Instruments::gauges);
         read.map(Some).map_err(backend_error)
     }
-}
-
-fn load(program: Arc<Program>, options: &Options) -> std::result::Result<Box<dyn Session>, BackendError> {
-    Ok(match program.cluster.ranks {
-        1 => Box::new(CudaSession::new(program, options)?),
-        _ => Box::new(CudaGroup::load(program, options)?),
-    })
 }
 
 /// The instruments of the GPU that programs run on.

@@ -8,6 +8,7 @@ use crate::cudnn::{Cudnn, Handle, Plan, Target};
 use crate::disk_cache::DiskCache;
 use crate::driver::{Device, DeviceBuffer, Driver, Function, Module, Properties, Stream};
 use crate::error::{During, Error, Result};
+use crate::fabric::Ways;
 use crate::kernel_cache::KernelCache;
 use crate::kernels::OwnKernel;
 use crate::library::{Search, open_cublaslt, open_cudnn, open_driver, open_nvrtc};
@@ -31,6 +32,8 @@ pub struct Options {
     pub check_each: bool,
     /// Each entry point is captured at its second run and replayed from then on. Off with `check_each`.
     pub graphs: bool,
+    /// How bytes come from one GPU to another.
+    pub ways: Ways,
 }
 
 impl Options {
@@ -44,6 +47,7 @@ impl Options {
             algorithms: Algorithms::new(),
             check_each: false,
             graphs: true,
+            ways: Ways::default(),
         }
     }
 }

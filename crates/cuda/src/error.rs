@@ -39,6 +39,10 @@ pub enum Error {
     #[error("kernel `{kernel}` does not compile for {architecture}:\n{log}")]
     Compile { kernel: String, architecture: String, log: String },
 
+    /// A wait was given up: for too long, or because somebody else failed.
+    #[error("{what}: {why}{}", separated("\n  while ", context))]
+    Waited { what: String, why: String, context: String },
+
     /// The libraries offer no way to do what is asked on this device.
     #[error("{what}: {reason}{}", separated("\n  while ", context))]
     Unsupported { what: String, reason: String, context: String },
@@ -52,6 +56,7 @@ impl Error {
         if let Error::Call { context, .. }
         | Error::OutOfMemory { context, .. }
         | Error::Unsupported { context, .. }
+        | Error::Waited { context, .. }
         | Error::LibraryMissing { context, .. } = &mut self
         {
             let outer = doing();

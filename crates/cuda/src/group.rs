@@ -1,17 +1,35 @@
-//! The ranks of a program on the GPUs of this process, a session for each. One thread queues the work of all: what they do
-//! together are copies between peers, ordered by events, and an entry is captured as one graph over all GPUs. So there
-//! is no second order of execution that could wait for the first. Knows ranks and where tensors of the whole are; not what
-//! an instruction does.
+//! The ranks of a program that are of this process, a session on a GPU for each. One thread queues the work of all: what
+//! they do together is queued on all of them before anything behind it, and an entry is captured as one graph over all
+//! GPUs. So there is no second order of execution that could wait for the first. Ranks of other processes do the same.
+//! Knows ranks and where tensors of the whole are; not what an instruction does, or how bytes come from rank to rank.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use program::{BackendError, Choices, MemoryLine, Movement, Program, Reading, Session, TensorRef};
+use net::{Channel, Nodes};
+use program::{
+    BackendError, Choices, Instruction, MemoryLine, Movement, Program, Reading, Session, StreamId, TensorRef, ranks_of,
+};
 
-use crate::driver::{Event, Graph};
+use crate::driver::{Event, Graph, Watch};
 use crate::engine::{Engine, Options};
 use crate::error::{During, Error, Result};
+use crate::fabric::{Fabric, Lane, Transport, transports};
+use crate::library::open_nccl;
+use crate::nccl::{Communicators, Endings, Nccl, UniqueId};
+use crate::progress::Progress;
 use crate::session::{CudaSession, backend_error};
+
+/// How long a GPU is waited for: far longer than any step takes.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The ranks of other nodes are waited for longer than these for one another: the node that is silent is named.
+const LONGER: Duration = Duration::from_secs(30);
+
+/// What the end of what is under way may take once NCCL was told to end it.
+const SOON: Duration = Duration::from_secs(5);
 
 /// An entry as it was captured, and how often it ran.
 #[derive(Default)]
@@ -23,44 +41,178 @@ struct Replay {
 /// A program for several GPUs. The fields are dropped in order: graphs before the memory that they use.
 pub struct CudaGroup {
     program: Arc<Program>,
+    /// The ranks of this process.
+    here: Range<usize>,
+    /// The processes of the others.
+    nodes: Option<Arc<Nodes>>,
     replays: HashMap<usize, Replay>,
-    /// Marks of the ranks in what they do together: that a rank has come, that it has its pieces.
-    come: Vec<Event>,
-    done: Vec<Event>,
+    /// Marks by which computations wait for one another.
+    marks: Vec<Event>,
+    fabric: Fabric,
+    progress: Progress,
+    watch: Arc<Watch>,
+    endings: Arc<Endings>,
     ranks: Vec<CudaSession>,
     check_each: bool,
     graphs: bool,
+    /// What is told of the way that bytes take.
+    way: Option<String>,
+}
+
+fn lost(failure: net::Failure) -> Error {
+    Error::Waited { what: "an exchange between nodes".into(), why: failure.to_string(), context: String::new() }
+}
+
+/// What all nodes take from node 0: bytes that only it makes.
+fn of_first(nodes: Option<&Nodes>, what: &str, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+    match nodes {
+        Some(nodes) if nodes.node != 0 => nodes.receive(0, Channel::Collective, what).map_err(lost),
+        Some(nodes) => {
+            let bytes = make()?;
+            nodes.tell(Channel::Collective, &[&bytes]).map_err(lost)?;
+            Ok(bytes)
+        }
+        None => make(),
+    }
+}
+
+/// The algorithms that the first of all ranks chose, for the others.
+fn shared_choices(nodes: Option<&Nodes>, own: impl FnOnce() -> Result<Choices>) -> Result<Choices> {
+    let bytes = of_first(nodes, "the choice of algorithms", || {
+        Ok(serde_json::to_vec(&own()?).expect("text is always representable as JSON"))
+    })?;
+    serde_json::from_slice(&bytes).map_err(|error| Error::Waited {
+        what: "the choice of algorithms".into(),
+        why: format!("node 0 sent none: {error}"),
+        context: String::new(),
+    })
 }
 
 impl CudaGroup {
-    /// Opens as many GPUs as the program has ranks, from the first visible one on. All take the algorithms that the first
-    /// chose.
-    pub fn load(program: Arc<Program>, options: &Options) -> std::result::Result<CudaGroup, BackendError> {
-        let mut ranks: Vec<CudaSession> = Vec::new();
-        for rank in 0..program.cluster.ranks {
-            let mut options = Options { device: options.device + rank, ..options.clone() };
-            options.algorithms.extend(ranks.first().map(|first| first.algorithms().clone()).unwrap_or_default());
-            ranks.push(CudaSession::new(Arc::new(program.of_rank(rank)), &options)?);
-        }
-        Self::connected(program, ranks, options).map_err(backend_error)
+    /// Opens as many GPUs as the program has ranks in this process, from the first visible one on. All take the algorithms
+    /// that the first of all chose.
+    pub fn load(
+        program: Arc<Program>,
+        options: &Options,
+        nodes: Option<Arc<Nodes>>,
+        endings: &Arc<Endings>,
+    ) -> std::result::Result<CudaGroup, BackendError> {
+        Self::opened(program, options, nodes, endings.clone()).map_err(backend_error)
     }
 
-    fn connected(program: Arc<Program>, ranks: Vec<CudaSession>, options: &Options) -> Result<CudaGroup> {
-        for own in &ranks {
-            for other in ranks.iter().filter(|other| !std::ptr::eq(*other, own)) {
-                own.engine().device.reach(&other.engine().device)?;
+    fn opened(
+        program: Arc<Program>,
+        options: &Options,
+        nodes: Option<Arc<Nodes>>,
+        endings: Arc<Endings>,
+    ) -> Result<CudaGroup> {
+        let all = program.cluster.ranks;
+        let here = nodes.as_ref().map_or(0..all, |nodes| ranks_of(nodes, all));
+        let mut options = options.clone();
+        let first_device = options.device;
+        let mut ranks = Vec::new();
+        let leads = here.start == 0;
+        if !leads {
+            let chosen = shared_choices(nodes.as_deref(), || unreachable!("node 0 chooses"))?;
+            options.algorithms.extend(chosen);
+        }
+        for rank in here.clone() {
+            options.device = first_device + rank - here.start;
+            ranks.push(CudaSession::load(Arc::new(program.of_rank(rank)), &options)?);
+            if rank == 0 {
+                let chosen = shared_choices(nodes.as_deref(), || Ok(ranks[0].algorithms().clone()))?;
+                options.algorithms.extend(chosen);
             }
         }
-        let marks = || {
-            let mark = |rank: &CudaSession| {
-                rank.engine().device.bind()?;
-                Event::without_time(&rank.engine().device)
-            };
-            ranks.iter().map(mark).collect::<Result<Vec<_>>>()
+        let mut group = Self::connected(program, here, ranks, &options, nodes, endings)?;
+        group.make_room(group.program.clone().as_ref())?;
+        Ok(group)
+    }
+
+    fn connected(
+        program: Arc<Program>,
+        here: Range<usize>,
+        ranks: Vec<CudaSession>,
+        options: &Options,
+        nodes: Option<Arc<Nodes>>,
+        endings: Arc<Endings>,
+    ) -> Result<CudaGroup> {
+        let devices: Vec<_> = ranks.iter().map(|rank| rank.engine().device.clone()).collect();
+        let watch = Arc::new(watch_over(nodes.clone()));
+        devices.iter().for_each(|device| device.watch_with(&watch));
+        let mut peers = true;
+        for (own, device) in devices.iter().enumerate() {
+            for other in devices.iter().enumerate().filter(|(other, _)| *other != own).map(|(_, other)| other) {
+                peers &= !options.ways.without_peers && device.reach(other)?;
+            }
+        }
+        let processes = nodes.as_ref().map_or(1, |nodes| nodes.count);
+        let transports = transports(options.ways, processes, peers);
+        let mut way = transports.contains(&Transport::Host).then(|| {
+            "the GPUs do not reach the memory of each other: what they exchange goes through host memory".to_owned()
+        });
+        let nccl = match transports.contains(&Transport::Nccl) {
+            false => None,
+            true => {
+                let nccl = Nccl::new(open_nccl(&options.search)?);
+                let id = of_first(nodes.as_deref(), "the address of NCCL", || Ok(nccl.unique_id()?.0.to_vec()))?;
+                let id = UniqueId(id.try_into().map_err(|_| Error::Waited {
+                    what: "the address of NCCL".into(),
+                    why: "node 0 sent none".into(),
+                    context: String::new(),
+                })?);
+                let all = program.cluster.ranks;
+                let joined = Communicators::join(&nccl, id, all, here.clone(), &devices, &watch);
+                let joined = joined.map_err(|error| watch.root_of(error));
+                way = Some(format!("NCCL {} exchanges what {all} ranks show each other", nccl.version()?));
+                Some(joined.during(|| format!("connecting {all} ranks"))?)
+            }
         };
-        let (come, done) = (marks()?, marks()?);
+        let mark = |rank: &CudaSession| {
+            rank.engine().device.bind()?;
+            Event::without_time(&rank.engine().device)
+        };
+        let marks = ranks.iter().map(mark).collect::<Result<Vec<_>>>()?;
+        let progress = Progress::new(&devices)?;
+        let fabric = Fabric::new(here.clone(), program.cluster.ranks, devices, transports, nccl)?;
         let (check_each, graphs) = (options.check_each, options.graphs && !options.check_each);
-        Ok(CudaGroup { program, replays: HashMap::new(), come, done, ranks, check_each, graphs })
+        let replays = HashMap::new();
+        Ok(CudaGroup {
+            program,
+            here,
+            nodes,
+            replays,
+            marks,
+            fabric,
+            progress,
+            watch,
+            endings,
+            ranks,
+            check_each,
+            graphs,
+            way,
+        })
+    }
+
+    /// Makes the memory between GPUs large enough for a program; graphs that have the old one go.
+    fn make_room(&mut self, program: &Program) -> Result<()> {
+        let steps = program.entries.iter().flat_map(|entry| &entry.steps);
+        let needed = steps.filter_map(|step| match &step.instruction {
+            Instruction::Collective(of) if self.fabric.must_grow(of.movement, of.from.bytes()) => Some(of.from.bytes()),
+            _ => None,
+        });
+        match needed.max() {
+            None => Ok(()),
+            Some(bytes) => {
+                self.replays.clear();
+                self.fabric.grow(bytes)
+            }
+        }
+    }
+
+    /// A rank of this process.
+    fn rank(&mut self, rank: usize) -> &mut CudaSession {
+        &mut self.ranks[rank - self.here.start]
     }
 
     fn engines(&self) -> impl Iterator<Item = &Engine> {
@@ -72,8 +224,8 @@ impl CudaGroup {
         for (rank, engine) in self.engines().enumerate().skip(1) {
             let first = self.ranks[0].engine();
             let (before, after, mark) = match first_waits {
-                true => (engine, first, &self.come[rank]),
-                false => (first, engine, &self.come[0]),
+                true => (engine, first, &self.marks[rank]),
+                false => (first, engine, &self.marks[0]),
             };
             before.device.bind()?;
             mark.record(&before.stream)?;
@@ -96,35 +248,47 @@ impl CudaGroup {
         queued.during(|| self.ranks[0].place_of(entry, index))
     }
 
-    /// What all ranks do together: each copies its pieces from the others when all have come, and goes on when all have
-    /// theirs.
+    /// What all ranks do together.
     fn meet(&self, movement: Movement, among: usize, entry: usize, index: usize) -> Result<()> {
-        let parts: Vec<(u64, u64, usize)> = self.ranks.iter().map(|rank| rank.joint_places(entry, index)).collect();
-        for (engine, come) in self.engines().zip(&self.come) {
-            engine.device.bind()?;
-            come.record(engine.exchange())?;
+        let lane = |rank| {
+            let session: &CudaSession = rank;
+            let (from, to, bytes) = session.joint_places(entry, index);
+            Lane { stream: session.engine().exchange(), from, to, bytes }
+        };
+        let lanes: Vec<Lane<'_>> = self.ranks.iter().map(lane).collect();
+        for (rank, lane) in lanes.iter().enumerate() {
+            lane.stream.device.bind()?;
+            self.progress.mark(rank, lane.stream, (entry, index))?;
         }
-        for (rank, engine) in self.engines().enumerate() {
-            engine.device.bind()?;
-            self.come.iter().try_for_each(|come| engine.exchange().wait(come))?;
-            let (_, to, bytes) = parts[rank];
-            // Every rank begins with another peer, so that all links are in use.
-            let (first, own) = (rank / among * among, rank % among);
-            for peer in (0..among).map(|far| (own + far) % among) {
-                let (from, ..) = parts[first + peer];
-                let (from, piece) = match movement {
-                    Movement::Gather => (from, bytes),
-                    Movement::Exchange => (from + (own * (bytes / among)) as u64, bytes / among),
+        self.fabric.queue(movement, among, &lanes)
+    }
+
+    /// An error with where the ranks are, if one of them was waited for in vain, or the reason that others give.
+    fn explained(&self, error: Error) -> Error {
+        let error = match self.nodes {
+            Some(_) if !matches!(error, Error::Waited { .. }) => self.watch.root_of(error),
+            _ => error,
+        };
+        let Error::Waited { .. } = &error else { return error };
+        error.during(|| {
+            let places = self.here.clone().map(|rank| {
+                let place = match self.progress.of(rank - self.here.start) {
+                    Err(()) => "does not answer at all".to_owned(),
+                    Ok(None) => "has met no other rank yet".to_owned(),
+                    Ok(Some((entry, index))) if entry < self.program.entries.len() => {
+                        format!("came to {}", self.ranks[0].place_of(entry, index))
+                    }
+                    Ok(Some(_)) => "came to an instruction of an earlier program".to_owned(),
                 };
-                engine.exchange().copy_between(to + (peer * piece) as u64, from, piece)?;
-            }
-            self.done[rank].record(engine.exchange())?;
-        }
-        for engine in self.engines() {
-            engine.device.bind()?;
-            self.done.iter().try_for_each(|done| engine.exchange().wait(done))?;
-        }
-        Ok(())
+                format!("rank {rank} {place}")
+            });
+            places.collect::<Vec<_>>().join("; ")
+        })
+    }
+
+    /// The contract's error.
+    fn failed(&self, error: Error) -> BackendError {
+        backend_error(self.explained(error))
     }
 
     fn queue(&mut self, entry: usize) -> Result<()> {
@@ -153,14 +317,27 @@ impl CudaGroup {
     /// the memory of all.
     fn replace_entries(&mut self, program: Arc<Program>) -> Result<()> {
         self.synchronise()?;
-        let programs: Vec<_> = (0..self.ranks.len()).map(|rank| Arc::new(program.of_rank(rank))).collect();
+        let programs: Vec<_> = self.here.clone().map(|rank| Arc::new(program.of_rank(rank))).collect();
         let ranks = self.ranks.iter().zip(&programs);
         let known = kept_by_all(ranks.map(|(rank, program)| rank.known_entries(program)));
         // Graphs go before the memory that they use.
         self.replays.retain(|entry, _| known.contains(&Some(*entry)));
+        self.make_room(&program)?;
         let mut kept = vec![known];
+        let leads = self.here.start == 0;
+        let nodes = self.nodes.clone();
+        let mut chosen = match leads {
+            true => None,
+            false => Some(shared_choices(nodes.as_deref(), || unreachable!("node 0 chooses"))?),
+        };
         for (rank, program) in self.ranks.iter_mut().zip(programs) {
+            if let Some(chosen) = &chosen {
+                rank.prefer(chosen);
+            }
             kept.push(rank.replace_entries(program)?);
+            if chosen.is_none() {
+                chosen = Some(shared_choices(nodes.as_deref(), || Ok(rank.algorithms().clone()))?);
+            }
         }
         let mut before = std::mem::take(&mut self.replays);
         let entries = kept_by_all(kept).into_iter().enumerate();
@@ -198,6 +375,17 @@ impl CudaGroup {
         self.engines().try_for_each(|engine| {
             engine.device.bind()?;
             engine.synchronise()
+        })?;
+        self.fabric.check()
+    }
+
+    /// Whether all that is under way ends soon, whoever has failed.
+    fn comes_to_rest(&self) -> bool {
+        let soon = Watch { patience: SOON, ended: Box::new(|| None) };
+        let mut streams = self.engines().flat_map(|engine| StreamId::ALL.map(|id| engine.stream_of(id)));
+        streams.all(|stream| {
+            let rest = stream.device.bind().and_then(|()| soon.wait(String::new, || stream.has_run()));
+            rest.is_ok()
         })
     }
 
@@ -235,33 +423,36 @@ impl Session for CudaGroup {
     }
 
     fn adopt(&mut self, program: Arc<Program>) -> std::result::Result<(), BackendError> {
-        self.replace_entries(program).during(|| "making other entries ready".into()).map_err(backend_error)
+        let adopted = self.replace_entries(program).during(|| "making other entries ready".into());
+        adopted.map_err(|error| self.failed(error))
     }
 
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
         match self.program.pieces(at) {
-            None => (0..self.ranks.len()).try_for_each(|rank| self.write_rank(rank, at, bytes)),
+            None => self.here.clone().try_for_each(|rank| self.write_rank(rank, at, bytes)),
             Some(pieces) => pieces
                 .into_iter()
-                .try_for_each(|(of, place)| self.ranks[of.rank].write(&place, &bytes[of.from..of.from + of.bytes])),
+                .try_for_each(|(of, place)| self.rank(of.rank).write(&place, &bytes[of.from..of.from + of.bytes])),
         }
     }
 
     fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
-        self.ranks[rank].write(&at.of_rank(rank), bytes)
+        self.rank(rank).write(&at.of_rank(rank), bytes)
     }
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
         match self.program.pieces(at) {
-            None => self.read_rank(0, at, out),
+            None => self.read_rank(self.here.start, at, out),
             Some(pieces) => pieces
                 .into_iter()
-                .try_for_each(|(of, place)| self.ranks[of.rank].read(&place, &mut out[of.from..of.from + of.bytes])),
+                .try_for_each(|(of, place)| self.read_rank(of.rank, &place, &mut out[of.from..of.from + of.bytes])),
         }
     }
 
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
-        self.ranks[rank].read(&at.of_rank(rank), out)
+        // The wait that can say which rank is missing.
+        self.synchronise().map_err(|error| self.failed(error))?;
+        self.rank(rank).read(&at.of_rank(rank), out)
     }
 
     fn read_later(&mut self, at: &[TensorRef]) -> std::result::Result<Reading, BackendError> {
@@ -269,15 +460,16 @@ impl Session for CudaGroup {
     }
 
     fn finish(&mut self, reading: Reading) -> std::result::Result<Vec<u8>, BackendError> {
-        self.ranks[0].finish(reading)
+        let finished = self.ranks[0].wait_for(reading);
+        finished.and_then(|bytes| self.fabric.check().map(|()| bytes)).map_err(|error| self.failed(error))
     }
 
     fn run(&mut self, entry: usize) -> std::result::Result<(), BackendError> {
-        self.run_entry(entry).map_err(backend_error)
+        self.run_entry(entry).map_err(|error| self.failed(error))
     }
 
     fn run_instruction(&mut self, entry: usize, index: usize) -> std::result::Result<(), BackendError> {
-        self.queue_step(entry, index).and_then(|()| self.synchronise()).map_err(backend_error)
+        self.queue_step(entry, index).and_then(|()| self.synchronise()).map_err(|error| self.failed(error))
     }
 
     /// Of one rank: all have as much.
@@ -292,7 +484,7 @@ impl Session for CudaGroup {
 
     /// Of the first rank, with its waits for the others.
     fn profile(&mut self, entry: usize) -> std::result::Result<Vec<f64>, BackendError> {
-        self.profile_steps(entry).map_err(backend_error)
+        self.profile_steps(entry).map_err(|error| self.failed(error))
     }
 
     fn choices(&self) -> Choices {
@@ -307,7 +499,7 @@ impl Session for CudaGroup {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
+        let mut notes: Vec<String> = self.way.iter().cloned().collect();
         for note in self.ranks.iter().flat_map(CudaSession::notes) {
             if !notes.contains(&note) {
                 notes.push(note);
@@ -317,16 +509,34 @@ impl Session for CudaGroup {
     }
 
     fn synchronize(&mut self) -> std::result::Result<(), BackendError> {
-        self.synchronise().map_err(backend_error)
+        self.synchronise().map_err(|error| self.failed(error))
     }
+}
+
+/// What ends a wait for the ranks of this process and of others.
+fn watch_over(nodes: Option<Arc<Nodes>>) -> Watch {
+    let patience = nodes.as_ref().map_or(PATIENCE, |nodes| nodes.patience + LONGER);
+    let ended = move || nodes.as_ref()?.ended().map(|failure| failure.to_string());
+    Watch { patience, ended: Box::new(ended) }
 }
 
 impl Drop for CudaGroup {
     fn drop(&mut self) {
-        // Ranks read each other's memory: nothing may be under way when the first one is freed. A failure at exit cannot be
-        // acted on.
-        let _ = self.synchronise();
-        self.replays.clear();
+        // Ranks read each other's memory: nothing may be under way when the first one is freed. NCCL ends a communicator when
+        // no graph has it any more; what it has under way it ends at once where that does not come to its end.
+        let idle = self.synchronise().is_ok();
+        if idle {
+            self.replays.clear();
+        }
+        // The other processes come to their ends later, perhaps because of this one.
+        self.fabric.end(idle).into_iter().for_each(|ending| self.endings.add(ending));
+        if idle || self.comes_to_rest() {
+            self.replays.clear();
+            return;
+        }
+        // A GPU that does not come to its end is left to that of the process: freeing its memory would wait for it.
+        std::mem::forget(std::mem::take(&mut self.ranks));
+        std::mem::forget(std::mem::take(&mut self.replays));
     }
 }
 

@@ -58,7 +58,7 @@ impl Kind {
         match self {
             Kind::Driver | Kind::Nvrtc | Kind::CublasLt => "every run on a GPU",
             Kind::Cudnn => "attention in bfloat16 on a GPU",
-            Kind::Nccl => "several GPUs, which is not available yet",
+            Kind::Nccl => "GPUs of several nodes",
             Kind::Nvml => "load, clocks and power of a GPU in the log",
         }
     }
@@ -173,7 +173,8 @@ impl Search {
         let (mut system, mut remarks) = (Vec::new(), Vec::new());
         if !ask_loader {
             system.extend(absolute(LOADER_VARIABLE));
-            remarks.push(format!("not by the loader's search: {LOADER_VARIABLE} has a part that is no full path"));
+            remarks
+                .push(format!("not by the loader's search: {LOADER_VARIABLE} has a part that is not an absolute path"));
         }
         for name in ["CUDA_HOME", "CUDA_PATH"] {
             system.extend(absolute(name).flat_map(|root| toolkit_folders(&root)));

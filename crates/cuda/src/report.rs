@@ -73,6 +73,17 @@ impl Report {
         Report::of(search, &[Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn])
     }
 
+    /// Looks for what a run on GPUs of several nodes may need.
+    pub fn for_nodes(search: &Search) -> Report {
+        Report::of(search, &[Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn, Kind::Nccl])
+    }
+
+    /// The version of a library that can be used.
+    pub fn version(&self, kind: Kind) -> Option<&str> {
+        let of = self.libraries.iter().find(|library| library.kind == kind)?;
+        of.state.as_ref().ok().map(|usable| usable.version.as_str())
+    }
+
     fn of(search: &Search, kinds: &[Kind]) -> Report {
         let library = |kind: &Kind| LibraryReport {
             kind: *kind,
@@ -265,7 +276,7 @@ impl fmt::Display for Report {
                     }
                 }
             }
-            Err(missing) if !missing.looked_for.is_empty() => writeln!(f, "GPUs: none: there is no driver")?,
+            Err(missing) if !missing.looked_for.is_empty() => writeln!(f, "GPUs: none: no driver was found")?,
             Err(missing) => writeln!(f, "GPUs: none: {missing}")?,
         }
         Ok(())

@@ -44,7 +44,7 @@ impl CudaSession {
         Self::load(program, options).map_err(backend_error)
     }
 
-    fn load(program: Arc<Program>, options: &Options) -> Result<CudaSession> {
+    pub(crate) fn load(program: Arc<Program>, options: &Options) -> Result<CudaSession> {
         let mut clock = Clock::start();
         let mut engine = Engine::new(options)?;
         check_architecture(&program, &engine)?;
@@ -146,6 +146,22 @@ impl CudaSession {
             panic!("ranks have one program");
         };
         (self.memory.address(&of.from), self.memory.address(&of.to), of.from.bytes())
+    }
+
+    /// Takes these algorithms for products that have none yet.
+    pub(crate) fn prefer(&mut self, algorithms: &Algorithms) {
+        self.engine.chooser.prefer(algorithms);
+    }
+
+    /// The bytes of a reading, when they have come.
+    pub(crate) fn wait_for(&mut self, reading: Reading) -> Result<Vec<u8>> {
+        match reading {
+            Reading::Done(bytes) => Ok(bytes),
+            Reading::Pending(number) => {
+                let wait = self.engine.device.bind().and_then(|()| self.readings.finish(number));
+                wait.during(|| "waiting for the results of a step".into())
+            }
+        }
     }
 
     /// Queues one instruction.
@@ -258,13 +274,7 @@ impl Session for CudaSession {
     }
 
     fn finish(&mut self, reading: Reading) -> std::result::Result<Vec<u8>, BackendError> {
-        match reading {
-            Reading::Done(bytes) => Ok(bytes),
-            Reading::Pending(number) => {
-                let wait = self.engine.device.bind().and_then(|()| self.readings.finish(number));
-                wait.during(|| "waiting for the results of a step".into()).map_err(backend_error)
-            }
-        }
+        self.wait_for(reading).map_err(backend_error)
     }
 
     fn run_instruction(&mut self, entry: usize, index: usize) -> std::result::Result<(), BackendError> {
@@ -437,7 +447,7 @@ fn place(entry: &str, index: usize, step: &Step) -> String {
     let origin = &step.provenance;
     let layer = origin.layer.as_ref().map(|layer| format!(", layer {layer}")).unwrap_or_default();
     let at = origin.at.as_ref().map(|at| format!(", {at}")).unwrap_or_default();
-    format!("instruction {index} of {entry}: {} ({}{layer}{at}): {step}", origin.op, origin.phase)
+    format!("instruction {index} of {entry}: {} ({}{layer}{at}): {step}", origin.op, origin.phase.name())
 }
 
 fn check_architecture(program: &Program, engine: &Engine) -> Result<()> {
@@ -487,7 +497,7 @@ mod tests {
         let at = TensorRef::dense(ArenaId(1), 0, DType::F32, [4]);
         let provenance = Provenance {
             op: "rmsnorm".into(),
-            phase: "backward",
+            phase: program::Phase::Backward,
             layer: Some(program::Layer { stack: "".into(), index: 3 }),
             at: Some("llama.py:41".into()),
         };

@@ -7,7 +7,8 @@ mod reference;
 use cuda::disk_cache::DiskCache;
 use cuda::{CudaBackend, CudaSession, Options, Search, devices};
 use program::{
-    Arg, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Scales, Session, TensorRef,
+    Arg, Arithmetic, Gemm, Instruction, Kernel, KernelCall, KernelId, Launch, LowRank, Program, Scales, Session,
+    TensorRef,
 };
 use reference::{Case, Layout, Numbers, offsets, read, relative_error, write};
 use std::sync::Arc;
@@ -82,6 +83,7 @@ extern "C" __global__ void gather(const float* scratch, float* y, unsigned n) {
         inputs: vec![x.clone()],
         outputs: vec![y.clone()],
         scratch: Some(scratch),
+        arithmetic: Arithmetic::default(),
         calls: vec![
             call(0, 0, vec![Arg::Input(0), Arg::Scratch(256), Arg::F32(1.5), Arg::I32(300), Arg::I64(7 << 32)]),
             // More shared memory than a kernel gets without asking.
@@ -423,6 +425,9 @@ fn a_replayed_graph_gives_the_bits_of_the_eager_run() {
     assert!(results[0] != results[1], "the batch matters");
 }
 
+/// What the process prints that saw the message of the failing kernel.
+const NAMED: &str = "the failing kernel was named";
+
 #[test]
 #[ignore = "needs a GPU"]
 fn a_failing_kernel_is_named_with_its_instruction() {
@@ -441,21 +446,24 @@ fn a_failing_kernel_is_named_with_its_instruction() {
         inputs: vec![],
         outputs: vec![],
         scratch: None,
+        arithmetic: Arithmetic::default(),
         calls: vec![call],
     };
     // In a process of its own: a trap ends the context for every session of the process.
     if std::env::var_os("SUROGATE_TRAP").is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_failing_kernel_is_named_with_its_instruction"])
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_failing_kernel_is_named_with_its_instruction", "--include-ignored", "--nocapture"])
             .env("SUROGATE_TRAP", "1")
-            .status()
+            .output()
             .unwrap();
-        assert!(status.success());
+        let printed = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && printed.contains(NAMED), "{printed}");
         return;
     }
     let mut session = load(&options, layout.program(architecture, vec![kernel], vec![Instruction::Launch(launch)]));
     let text = session.run(0).unwrap_err().to_string();
     assert!(text.contains("instruction 0 of forward: test") && text.contains("cuStreamSynchronize"), "{text}");
+    println!("{NAMED}");
 }
 
 /// A product with its addends: (m, n, k), the second factors across, the slices with their rank and scale, a bias.

@@ -22,9 +22,20 @@ pub struct Batch {
     pub weights: Vec<f32>,
     /// For every token the index in its row at which its document starts.
     pub document_start: Vec<i32>,
+    /// 1 for tokens of documents, 0 for padding.
+    pub present: Vec<f32>,
+    /// Tokens of its documents, where another node has the batch: then there are no vectors.
+    pub away: Option<usize>,
 }
 
 impl Batch {
+    /// A batch that another node has.
+    pub(crate) fn elsewhere(batch: usize, seq_len: usize, tokens: usize) -> Batch {
+        let (input_ids, position_ids, targets) = (Vec::new(), Vec::new(), Vec::new());
+        let (weights, document_start, present, away) = (Vec::new(), Vec::new(), Vec::new(), Some(tokens));
+        Batch { batch, seq_len, input_ids, position_ids, targets, weights, document_start, present, away }
+    }
+
     /// Builds a batch from unshifted labels, as users and `type: tokens` give them.
     ///
     /// `input_ids`, `labels`, `position_ids`, `weights`: [B, T]. A document starts at the beginning of each row and
@@ -77,6 +88,8 @@ impl Batch {
             targets,
             weights: target_weights,
             document_start,
+            present: vec![1.0; size],
+            away: None,
         })
     }
 

@@ -1,6 +1,7 @@
 //! All documents of a run, and the split into training and validation.
 //!
-//! Knows neither text nor packed rows, nor whether its segments are in memory or in files.
+//! Knows neither text nor packed rows, nor whether its segments are in memory or in files. Of documents that another node
+//! holds it knows the lengths.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use crate::document::Document;
 use crate::error::DataError;
 use crate::gather::Gathering;
 use crate::segment::{DocumentView, Segment};
+use crate::spread::Spread;
 
 /// All documents of a run, in the order of the data.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +19,10 @@ pub struct Corpus {
     firsts: Vec<u32>,
     /// Digest of each segment's words, in their order.
     digests: Vec<String>,
+    /// The row of its set that each document is from; empty where that is its number.
+    rows: Arc<[u32]>,
+    /// Who has which, where several nodes have them: then documents are counted over all.
+    spread: Option<Arc<Spread>>,
 }
 
 impl Corpus {
@@ -32,7 +38,7 @@ impl Corpus {
     pub(crate) fn in_memory(&self) -> Result<Corpus, DataError> {
         let segments = self.segments.iter().map(|segment| segment.in_memory().map(Arc::new));
         let segments = segments.collect::<Result<_, _>>()?;
-        Ok(Corpus { segments, firsts: self.firsts.clone(), digests: self.digests.clone() })
+        Ok(Corpus { segments, ..self.clone() })
     }
 
     pub(crate) fn append(&mut self, segment: Segment, digest: String) {
@@ -57,9 +63,37 @@ impl Corpus {
         self.digests.extend(other.digests.iter().cloned());
     }
 
+    /// The same with the row of each document.
+    pub(crate) fn with_rows(self, rows: Vec<u32>) -> Corpus {
+        Corpus { rows: rows.into(), ..self }
+    }
+
+    /// The documents of all nodes, of which these are here.
+    pub(crate) fn spread(&self, spread: Arc<Spread>, rows: Vec<u32>) -> Corpus {
+        Corpus { spread: Some(spread), ..self.clone() }.with_rows(rows)
+    }
+
+    /// Parts of the documents, each held by one node or by several.
+    pub fn parts(&self) -> usize {
+        self.spread.as_ref().map_or(1, |spread| spread.of)
+    }
+
+    /// The number of the part that is here.
+    pub fn part(&self) -> usize {
+        self.spread.as_ref().map_or(0, |spread| spread.number)
+    }
+
+    /// The part that document `i` is of, where there are so many.
+    pub fn part_of(&self, i: u32, parts: usize) -> usize {
+        self.rows.get(i as usize).copied().unwrap_or(i) as usize % parts
+    }
+
     /// Number of documents.
     pub fn len(&self) -> usize {
-        self.firsts.last().map_or(0, |&count| count as usize)
+        match &self.spread {
+            Some(spread) => spread.lengths.len(),
+            None => self.firsts.last().map_or(0, |&count| count as usize),
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -82,21 +116,38 @@ impl Corpus {
         self.read(i, &mut Vec::new()).map(DocumentView::to_document)
     }
 
-    /// The same without a copy, but for the one in `copy` of what is in a file.
+    /// The same without a copy, but for the one in `copy` of what is in a file. Panics if another node has it.
     pub(crate) fn read<'a>(&'a self, i: usize, copy: &'a mut Vec<i32>) -> Result<DocumentView<'a>, DataError> {
-        let (segment, inside) = self.place(i);
+        let here = |spread: &Arc<Spread>| (spread.here[i] as usize).checked_sub(1).expect("a document of another node");
+        let (segment, inside) = self.place(self.spread.as_ref().map_or(i, here));
         self.segments[segment].read(inside, copy)
     }
 
     /// Tokens of document `i`.
     pub fn length(&self, i: usize) -> usize {
+        if let Some(spread) = &self.spread {
+            return spread.lengths[i] as usize;
+        }
         let (segment, inside) = self.place(i);
         self.segments[segment].length(inside)
     }
 
     /// Identifies the documents: their tokens, labels, weights and positions, in their order.
     pub fn digest(&self) -> String {
-        digest_of_bytes(self.digests.join("\n").as_bytes())
+        match &self.spread {
+            Some(spread) => spread.digest.clone(),
+            None => digest_of_bytes(self.digests.join("\n").as_bytes()),
+        }
+    }
+
+    /// Identifies them by rows and lengths alone: the same in any number of parts.
+    fn outline(&self) -> blake3::Hasher {
+        let mut hasher = blake3::Hasher::new();
+        for i in 0..self.len() {
+            let row = self.rows.get(i).copied().unwrap_or(i as u32);
+            hasher.update(&row.to_le_bytes()).update(&(self.length(i) as u32).to_le_bytes());
+        }
+        hasher
     }
 }
 
@@ -151,6 +202,15 @@ impl DocumentSet {
 
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
+    }
+
+    /// Identifies the documents of the set by their rows and lengths alone: the same in any number of parts.
+    pub fn outline(&self) -> String {
+        let mut hasher = self.corpus.outline();
+        for member in self.members.iter() {
+            hasher.update(&member.to_le_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
     }
 
     /// Identifies the documents of the set, without reading them.

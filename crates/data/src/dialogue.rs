@@ -288,7 +288,7 @@ fn has_system(messages: &[Message]) -> bool {
 fn parse_clock(text: &str) -> Result<DateTime, DataError> {
     let date = || text.parse::<jiff::civil::Date>().map(|date| date.at(0, 0, 0, 0));
     text.parse::<DateTime>().or_else(|_| date()).map_err(|_| {
-        DataError::invalid("clock", format!("`{text}` is no date"))
+        DataError::invalid("clock", format!("`{text}` is not a date"))
             .hint("write it as 2026-11-20 or 2026-11-20T12:00:00")
     })
 }

@@ -30,7 +30,7 @@ pub struct Input {
 const ROWS: &[&str] = &["B", "T"];
 
 /// Every input that there is.
-pub const INPUTS: [Input; 6] = [
+pub const INPUTS: [Input; 7] = [
     Input { name: "input_ids", axes: ROWS, feed: Feed::I32(|batch| &batch.input_ids), doc: "tokens" },
     Input {
         name: "position_ids",
@@ -55,6 +55,12 @@ pub const INPUTS: [Input; 6] = [
         axes: ROWS,
         feed: Feed::F32(|batch| &batch.weights),
         doc: "weight of the target in the loss",
+    },
+    Input {
+        name: "present",
+        axes: ROWS,
+        feed: Feed::F32(|batch| &batch.present),
+        doc: "1 for tokens of documents, 0 for padding",
     },
     Input {
         name: "micro_step",

@@ -7,13 +7,10 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use serde::{Deserialize, Serialize};
-
 use crate::batch::{Batch, IGNORE};
 use crate::corpus::DocumentSet;
+use crate::dealing::{Dealing, Position};
 use crate::error::DataError;
-use crate::order::permutation;
-use crate::packing::best_fit;
 use crate::segment::DocumentView;
 
 /// How documents become rows.
@@ -38,7 +35,8 @@ pub enum Padding {
 }
 
 /// Which rows of each round of micro-batches, one for every rank, are distributed here. All ranks walk through one
-/// packing, so the rows of a step do not depend on how many share them.
+/// packing, or those of a part of the data through that of the part; which rows a step has does not depend on how many ranks share
+/// a packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The first rank that is served here, from 0.
@@ -81,96 +79,24 @@ pub struct LoaderSpec {
     pub prefetch: usize,
 }
 
-/// Documents that are packed together.
-const WINDOW: usize = 8192;
-
-/// A place in the data: the next row to be taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Position {
-    pub epoch: u64,
-    /// Window of documents inside the epoch's order.
-    pub window: u64,
-    /// Row inside the window.
-    pub bin: u64,
-}
-
-/// The rows of the data in their order, one after another.
+/// Micro-batches of the data in their order.
 struct Cursor {
-    documents: DocumentSet,
+    dealing: Dealing,
     spec: LoaderSpec,
-    position: Position,
     /// Micro-batches of the present round that were not taken yet, and where the round began.
     round: VecDeque<Result<Batch, DataError>>,
     begun: Position,
-    /// The order of `position.epoch`, and the rows (corpus indices) of `position.window`.
-    epoch_order: Option<(u64, Vec<u32>)>,
-    window_rows: Option<(u64, u64, Vec<Vec<u32>>)>,
 }
 
 impl Cursor {
-    fn windows(&self) -> u64 {
-        self.documents.len().div_ceil(WINDOW) as u64
-    }
-
-    /// Rows of one window as corpus indices.
-    fn rows_of(&mut self, epoch: u64, window: u64) -> Vec<Vec<u32>> {
-        let n = self.documents.len();
-        if self.epoch_order.as_ref().is_none_or(|(of, _)| *of != epoch) {
-            let order = if self.spec.shuffle { permutation(n, self.spec.seed, epoch) } else { (0..n as u32).collect() };
-            self.epoch_order = Some((epoch, order));
-        }
-        let (_, order) = self.epoch_order.as_ref().expect("just made");
-        let begin = window as usize * WINDOW;
-        let members = &self.documents.members;
-        let chosen: Vec<u32> = order[begin..(begin + WINDOW).min(n)].iter().map(|&i| members[i as usize]).collect();
-        match self.spec.layout {
-            Layout::Padded(_) | Layout::Joined(_) => chosen.into_iter().map(|document| vec![document]).collect(),
-            Layout::Packed => {
-                let lengths: Vec<usize> = chosen.iter().map(|&d| self.documents.corpus.length(d as usize)).collect();
-                let rows = best_fit(&lengths, self.spec.seq_len);
-                rows.into_iter().map(|row| row.into_iter().map(|i| chosen[i as usize]).collect()).collect()
-            }
-        }
-    }
-
-    fn rows_in_epoch(&mut self, epoch: u64) -> u64 {
-        (0..self.windows()).map(|window| self.rows_of(epoch, window).len() as u64).sum()
-    }
-
-    /// The next row's documents; `None` after the last epoch.
-    fn next_row(&mut self) -> Option<Vec<u32>> {
-        loop {
-            let at = self.position;
-            if self.spec.epochs.is_some_and(|epochs| at.epoch >= epochs) {
-                return None;
-            }
-            if at.window >= self.windows() {
-                self.position = Position { epoch: at.epoch + 1, window: 0, bin: 0 };
-                continue;
-            }
-            if self.window_rows.as_ref().is_none_or(|(epoch, window, _)| (*epoch, *window) != (at.epoch, at.window)) {
-                let rows = self.rows_of(at.epoch, at.window);
-                self.window_rows = Some((at.epoch, at.window, rows));
-            }
-            let (_, _, rows) = self.window_rows.as_ref().expect("just made");
-            match rows.get(at.bin as usize) {
-                Some(row) => {
-                    self.position.bin += 1;
-                    return Some(row.clone());
-                }
-                None => self.position = Position { window: at.window + 1, bin: 0, ..at },
-            }
-        }
-    }
-
     /// The next micro-batch, and the place at which the data go on: a round begins again where not all of it was taken.
     fn next_batch(&mut self) -> Option<(Result<Batch, DataError>, Position)> {
         if self.round.is_empty() {
-            self.begun = self.position;
+            self.begun = self.dealing.position();
             self.round = self.next_round()?;
         }
         let batch = self.round.pop_front().expect("a round has a micro-batch for each rank");
-        Some((batch, if self.round.is_empty() { self.position } else { self.begun }))
+        Some((batch, if self.round.is_empty() { self.dealing.position() } else { self.begun.clone() }))
     }
 
     /// A micro-batch for every rank that is served here; the last ones are filled up with rows in which nothing is
@@ -178,27 +104,32 @@ impl Cursor {
     fn next_round(&mut self) -> Option<VecDeque<Result<Batch, DataError>>> {
         let batch_size = self.spec.batch_size;
         let Share { rank, here, ranks } = self.spec.share;
-        let of_all: Vec<Vec<u32>> = std::iter::from_fn(|| self.next_row()).take(batch_size * ranks).collect();
-        if of_all.is_empty() {
-            return None;
-        }
-        let length_of = |row: &Vec<u32>| row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum::<usize>();
+        let corpus = self.dealing.documents.corpus.clone();
+        // Ranks in a row have a part of the data.
+        let in_part = ranks / corpus.parts();
+        let of_all = self.dealing.round(batch_size * in_part)?;
+        let length_of = |row: &Vec<u32>| row.iter().map(|&d| corpus.length(d as usize)).sum::<usize>();
         let fitting = |lengths: &[usize], needed: usize| {
             lengths.iter().copied().find(|&length| length >= needed).expect("the last length holds every micro-batch")
         };
         // Ranks step together: they take the length that the longest row of all needs.
-        let longest = || of_all.iter().map(length_of).max().unwrap_or(0);
-        let joined = || of_all.chunks(batch_size).map(|rows| length_of(&rows.concat())).max().unwrap_or(0);
+        let longest = || of_all.iter().flatten().map(length_of).max().unwrap_or(0);
+        let micro_batches = || of_all.iter().flat_map(|rows| rows.chunks(batch_size));
+        let joined = || micro_batches().map(|rows| length_of(&rows.concat())).max().unwrap_or(0);
         let length = match &self.spec.layout {
             Layout::Packed => self.spec.seq_len,
             Layout::Padded(lengths) => fitting(lengths, longest()),
             Layout::Joined(lengths) => fitting(lengths, joined()),
         };
         let of = |rank: usize| {
-            let rows = of_all.chunks(batch_size).nth(rank).unwrap_or_default();
-            match &self.spec.layout {
-                Layout::Packed | Layout::Padded(_) => self.assemble(rows, batch_size, length),
-                Layout::Joined(_) => self.assemble(&[rows.concat()], 1, length),
+            let rows = of_all[rank / in_part].chunks(batch_size).nth(rank % in_part).unwrap_or_default();
+            let (number, rows) = match &self.spec.layout {
+                Layout::Packed | Layout::Padded(_) => (batch_size, rows.to_vec()),
+                Layout::Joined(_) => (1, vec![rows.concat()]),
+            };
+            match rank / in_part == corpus.part() {
+                true => self.assemble(&rows, number, length),
+                false => Ok(Batch::elsewhere(number, length, rows.iter().map(length_of).sum())),
             }
         };
         Some((rank..rank + here).map(of).collect())
@@ -214,18 +145,20 @@ impl Cursor {
             targets: Vec::with_capacity(size),
             weights: Vec::with_capacity(size),
             document_start: Vec::with_capacity(size),
+            present: Vec::with_capacity(size),
+            away: None,
         };
         let mut copy = Vec::new();
         for number in 0..batch_size {
             let row_begin = number * seq_len;
             let row = rows.get(number).map_or(&[][..], Vec::as_slice);
-            let used: usize = row.iter().map(|&d| self.documents.corpus.length(d as usize)).sum();
+            let used: usize = row.iter().map(|&d| self.dealing.documents.corpus.length(d as usize)).sum();
             let padding = seq_len - used;
             if self.spec.padding == Padding::Beginning {
                 self.fill(&mut batch, padding, row_begin);
             }
             for &document in row {
-                let view = self.documents.corpus.read(document as usize, &mut copy)?;
+                let view = self.dealing.documents.corpus.read(document as usize, &mut copy)?;
                 append(&mut batch, view, row_begin);
             }
             if self.spec.padding == Padding::End {
@@ -245,6 +178,7 @@ impl Cursor {
         batch.input_ids.resize(row_begin + start + padding, self.spec.pad_id);
         batch.targets.resize(row_begin + start + padding, IGNORE);
         batch.weights.resize(row_begin + start + padding, 0.0);
+        batch.present.resize(row_begin + start + padding, 0.0);
         for begin in (0..padding).step_by(longest) {
             let end = begin.saturating_add(longest).min(padding);
             batch.position_ids.extend(0..(end - begin) as i32);
@@ -259,6 +193,7 @@ fn append(batch: &mut Batch, view: DocumentView<'_>, row_begin: usize) {
     batch.input_ids.extend_from_slice(view.ids);
     batch.targets.resize(begin + n, IGNORE);
     batch.weights.resize(begin + n, 0.0);
+    batch.present.resize(begin + n, 1.0);
     match (view.positions, view.runs()) {
         (None, Some(runs)) => {
             batch.position_ids.extend(0..n as i32);
@@ -309,7 +244,7 @@ enum Source {
 impl Loader {
     /// Starts at `position` (the default is the beginning). Errors: no documents, or one longer than a row.
     pub fn new(documents: DocumentSet, spec: LoaderSpec, position: Position) -> Result<Self, DataError> {
-        let cursor = Cursor::new(documents, spec, position)?;
+        let cursor = Cursor::new(documents, spec, position.clone())?;
         let ahead = cursor.spec.prefetch;
         let source = if ahead == 0 { Source::Inline(Box::new(cursor)) } else { spawn(cursor, ahead) };
         Ok(Loader { source, position })
@@ -317,7 +252,7 @@ impl Loader {
 
     /// The place after the last round of batches that was handed out: what a checkpoint stores.
     pub fn position(&self) -> Position {
-        self.position
+        self.position.clone()
     }
 }
 
@@ -393,8 +328,10 @@ impl Cursor {
         if let Some((lengths, longest)) = longest {
             assert!(lengths.is_sorted() && lengths.last() == Some(&longest), "buckets end at the longest row");
         }
-        let (round, begun) = (VecDeque::new(), position);
-        Ok(Cursor { documents, spec, position, round, begun, epoch_order: None, window_rows: None })
+        assert!(ranks.is_multiple_of(documents.corpus.parts()), "every part of the data has as many ranks");
+        let dealing = Dealing::new(documents, &spec, position);
+        let begun = dealing.position();
+        Ok(Cursor { dealing, spec, round: VecDeque::new(), begun })
     }
 }
 
@@ -405,10 +342,14 @@ pub struct Extent {
     pub rows: u64,
     /// Rows of each epoch.
     pub by_epoch: Vec<u64>,
+    /// Micro-batches of each rank up to the end of each epoch, begun ones included.
+    pub ends: Vec<u64>,
     /// Micro-batches of each rank; the last may hold empty rows, or nothing else.
     pub micro_batches: u64,
     /// Share of the first epoch's row tokens that are not padding, in 0..=1; padding counts up to `seq_len`.
     pub fill: f64,
+    /// Whether an epoch begins with a micro-batch of its own.
+    apart: bool,
 }
 
 impl Extent {
@@ -419,26 +360,56 @@ impl Extent {
 
     /// The same of which a share of the last epoch, above 0 and at most 1, is taken, in micro-batches of `batch` rows.
     pub fn with_part_of_last(mut self, share: f64, batch: u64) -> Extent {
+        let of = |all: u64| ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
         let Some(last) = self.by_epoch.last_mut() else { return self };
-        let left_out = *last - ((*last as f64 * share).ceil() as u64).clamp(1, *last);
+        let left_out = *last - of(*last).min(*last);
         *last -= left_out;
         self.rows -= left_out;
-        self.micro_batches = self.rows.div_ceil(batch);
+        self.micro_batches = match self.apart {
+            true => {
+                let begin = self.ends.iter().rev().nth(1).copied().unwrap_or(0);
+                begin + of(self.micro_batches - begin)
+            }
+            false => self.rows.div_ceil(batch),
+        };
+        if let Some(end) = self.ends.last_mut() {
+            *end = self.micro_batches;
+        }
         self
     }
 }
 
+/// Micro-batches of each rank from a place to the end of the last epoch.
+///
+/// # Panics
+/// If there is no last epoch.
+pub fn remaining(documents: &DocumentSet, spec: &LoaderSpec, position: Position) -> Result<u64, DataError> {
+    assert!(spec.epochs.is_some(), "only what ends has a rest");
+    let mut dealing = Cursor::new(documents.clone(), spec.clone(), position)?.dealing;
+    let wanted = spec.batch_size * spec.share.ranks / documents.corpus.parts();
+    Ok(std::iter::from_fn(|| dealing.round(wanted)).count() as u64)
+}
+
 /// Counts rows without making batches: every epoch has its own packing. `spec.epochs: None` counts one epoch.
 pub fn extent(documents: &DocumentSet, spec: &LoaderSpec) -> Result<Extent, DataError> {
-    let mut cursor = Cursor::new(documents.clone(), spec.clone(), Position::default())?;
-    let first = cursor.rows_in_epoch(0);
-    let further = (1..spec.epochs.unwrap_or(1)).map(|epoch| cursor.rows_in_epoch(epoch));
-    let by_epoch: Vec<u64> = match spec.epochs {
-        Some(0) => Vec::new(),
-        _ => std::iter::once(first).chain(further).collect(),
-    };
-    let rows = by_epoch.iter().sum::<u64>();
+    let mut dealing = Cursor::new(documents.clone(), spec.clone(), Position::default())?.dealing;
+    let parts = documents.corpus.parts();
+    let batch = (spec.batch_size * spec.share.ranks / parts) as u64;
+    let (mut rows, mut by_epoch, mut ends) = (0u64, Vec::<u64>::new(), Vec::<u64>::new());
+    for epoch in 0..spec.epochs.unwrap_or(1) {
+        let of_parts = dealing.rows_in_epoch(epoch);
+        by_epoch.push(of_parts.iter().sum());
+        rows += by_epoch[epoch as usize];
+        ends.push(match parts {
+            1 => rows.div_ceil(batch),
+            _ => {
+                ends.last().copied().unwrap_or(0) + of_parts.iter().map(|rows| rows.div_ceil(batch)).max().unwrap_or(0)
+            }
+        });
+    }
+    let first: u64 = by_epoch.first().copied().unwrap_or_else(|| dealing.rows_in_epoch(0).iter().sum());
     let tokens: usize = documents.members.iter().map(|&d| documents.corpus.length(d as usize)).sum();
     let fill = tokens as f64 / (first * spec.seq_len as u64) as f64;
-    Ok(Extent { rows, by_epoch, micro_batches: rows.div_ceil((spec.batch_size * spec.share.ranks) as u64), fill })
+    let micro_batches = ends.last().copied().unwrap_or(0);
+    Ok(Extent { rows, by_epoch, ends, micro_batches, fill, apart: parts > 1 })
 }

@@ -17,6 +17,7 @@ use crate::error::{DataError, RowError, Stop, shown};
 use crate::gather::Gathering;
 use crate::pipeline::in_order;
 use crate::rows::{self, Row, Rows};
+use crate::spread;
 use crate::summary::{DatasetSummary, Summary};
 use crate::tokenizer::Tokenizer;
 
@@ -101,7 +102,30 @@ pub fn prepare_cached(
         notes.extend((kept > 0).then(|| format!("the rows of {} were encoded and are kept in {folder}", sets(kept))));
     }
     let notes = notes.iter().map(shown).collect();
+    let corpus = corpus.with_rows(spread::rows_of(&summary));
     Ok(EncodedCorpus { corpus: Arc::new(corpus), summary, notes })
+}
+
+/// What the rows of the sets follow from, as one digest: files, tokenizer and options, whichever of the rows are read.
+/// Errors: a file cannot be read.
+pub fn origin(
+    datasets: &[DatasetSpec],
+    tokenizer: Option<&Arc<Tokenizer>>,
+    options: &PrepareOptions,
+    cache: Option<&RowCache>,
+) -> Result<String, DataError> {
+    let mut digests = Vec::new();
+    for spec in datasets {
+        let (files, _) = files(spec)?;
+        let whole = DatasetSpec { shard: RowShard::ALL, ..spec.clone() };
+        let digest = tokenizer.map(|tokenizer| tokenizer.digest());
+        let key = match cache {
+            Some(cache) => cache.key(&whole, &files, digest, options),
+            None => RowCache::new(PathBuf::new()).key(&whole, &files, digest, options),
+        };
+        digests.push(key.map_err(|error| DataError::invalid(spec.path.display(), error))?.digest);
+    }
+    Ok(blake3::hash(digests.join("\n").as_bytes()).to_hex().to_string())
 }
 
 /// Where rows came from and went to.
@@ -202,7 +226,9 @@ impl Set<'_> {
         let encoder = encoder(&spec, tokenizer, &options.dialogue)?;
         let mut gathering = Gathering::new(writer);
         read_dataset(&spec, rows, &*encoder, options, (&mut gathering, &mut counted), stop)?;
-        counted.check()?;
+        if spec.shard == RowShard::ALL {
+            counted.check()?;
+        }
         let (rows, writer, failed) = gathering.finish()?;
         let clock = encoder.clock_readings().into_iter().collect();
         Ok((Encoded { rows, counted, from: Origin::Encoded }, writer, failed, clock))

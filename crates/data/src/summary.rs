@@ -52,6 +52,8 @@ pub struct DatasetSummary {
     pub with_end: Option<usize>,
     /// Documents that begin with two BOS.
     pub doubled_bos: usize,
+    /// The documents of each row, and how many rows in a row have as many.
+    pub by_row: Vec<(u32, u32)>,
 }
 
 /// What the documents of a dataset should hold.
@@ -63,7 +65,7 @@ pub(crate) struct Expected {
 }
 
 /// What became of all datasets.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Summary {
     pub datasets: Vec<DatasetSummary>,
 }
@@ -72,6 +74,7 @@ impl DatasetSummary {
     pub(crate) fn keep(&mut self, documents: &[Document], limit: usize, expected: &Expected) {
         self.rows_read += 1;
         self.rows_kept += 1;
+        self.count_row(documents.len());
         self.documents += documents.len();
         if let Some(ends) = &expected.ends {
             let has_end = |document: &&Document| document.labels.iter().any(|label| ends.contains(label));
@@ -91,6 +94,7 @@ impl DatasetSummary {
 
     pub(crate) fn drop_row(&mut self, place: &RowLocation, error: RowError) {
         self.rows_read += 1;
+        self.count_row(0);
         if let Some(dropped) = self.dropped.get_mut(&error.reason) {
             dropped.rows += 1;
             return;
@@ -101,6 +105,47 @@ impl DatasetSummary {
             self.files.len() - 1
         });
         self.dropped.insert(error.reason, Dropped { rows: 1, file, row: place.row, detail: error.detail });
+    }
+
+    /// A further row, with so many documents.
+    pub(crate) fn count_row(&mut self, documents: usize) {
+        match self.by_row.last_mut() {
+            Some((count, rows)) if *count as usize == documents && *rows < u32::MAX => *rows += 1,
+            _ => self.by_row.push((documents as u32, 1)),
+        }
+    }
+
+    /// The documents of each row.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = u32> {
+        self.by_row.iter().flat_map(|(count, rows)| std::iter::repeat_n(*count, *rows as usize))
+    }
+
+    /// The summary of a set of the same name, of which nothing was read.
+    pub(crate) fn named_like(other: &DatasetSummary) -> DatasetSummary {
+        let DatasetSummary { name, files, left_out, found, .. } = other.clone();
+        DatasetSummary { name, files, left_out, found, ..DatasetSummary::default() }
+    }
+
+    /// Adds what became of other rows of the set, but for the documents of each.
+    pub(crate) fn add(&mut self, other: &DatasetSummary) {
+        self.rows_read += other.rows_read;
+        self.rows_kept += other.rows_kept;
+        for (reason, dropped) in &other.dropped {
+            let known = self.dropped.entry(*reason).or_insert_with(|| Dropped { rows: 0, ..dropped.clone() });
+            if (dropped.file, dropped.row) < (known.file, known.row) {
+                *known = Dropped { rows: known.rows, ..dropped.clone() };
+            }
+            known.rows += dropped.rows;
+        }
+        self.documents += other.documents;
+        self.tokens += other.tokens;
+        self.trained_tokens += other.trained_tokens;
+        self.longest = self.longest.max(other.longest);
+        self.at_limit += other.at_limit;
+        if let Some(with_end) = other.with_end {
+            *self.with_end.get_or_insert(0) += with_end;
+        }
+        self.doubled_bos += other.doubled_bos;
     }
 
     /// Place and detail of the first of dropped rows.

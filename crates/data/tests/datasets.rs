@@ -219,7 +219,7 @@ fn impossible_datasets_are_errors() {
     let empty = file(folder.path(), "empty.jsonl", "\n");
     assert!(fail(text(empty)).to_string().contains("has no rows"));
     let csv = file(folder.path(), "table.xlsx", "a,b");
-    assert!(fail(text(csv)).to_string().contains("no format that is read"));
+    assert!(fail(text(csv)).to_string().contains("this file format is not supported"));
     assert!(fail(text(folder.path().join("absent.jsonl"))).to_string().contains("no such file"));
     let list = file(folder.path(), "list.jsonl", "{\"text\": [\"x\"]}");
     assert!(fail(text(list)).to_string().contains("column `text`: expected a string, found a list"));

@@ -59,6 +59,13 @@ __device__ __forceinline__ void store_box(const TensorMap* map, u32 from, int x,
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+// The same, added to what the tensor holds, which is f32: one addition of each element, rounded to nearest.
+__device__ __forceinline__ void add_box(const TensorMap* map, u32 from, int x, int y, int z, int w) {
+  asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // Returns when all but `LEFT` of this thread's groups of stores have read shared memory.
 template <int LEFT> __device__ __forceinline__ void stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use tensor::{DType, Shape};
 
 /// What an axis of a value counts, where that is more than numbers of a feature. Rewrites ask for the name, never for an
-/// extent: a matrix may have as many rows as a batch.
+/// extent: a matrix may have as many rows as a batch. Axes whose extents are those of weights need no name: no rewrite takes
+/// one for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
     /// Rows of the batch.

@@ -311,7 +311,7 @@ fn await_roster(
             return Err(JoinError::Stopped);
         }
         if Instant::now() > deadline {
-            return Err(failed(format!("node 0 at {} does not go on", place.rendezvous)));
+            return Err(failed(format!("node 0 at {} does not continue", place.rendezvous)));
         }
     }
     let roster = hear(node_0, Duration::from_secs(10)).map_err(|e| lost(format!("node 0 is gone again: {e}")))?;

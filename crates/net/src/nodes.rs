@@ -161,6 +161,11 @@ impl Nodes {
         Ok(self.next(0, Channel::Order, None, idle)?.expect("there is no deadline"))
     }
 
+    /// The next answer of a node, however long it takes: of something that takes nodes different times.
+    pub fn next_reply(&self, from: usize) -> Result<Vec<u8>, Failure> {
+        Ok(self.next(from, Channel::Reply, None, &mut || {})?.expect("there is no deadline"))
+    }
+
     fn next(
         &self,
         from: usize,
@@ -185,10 +190,7 @@ impl Nodes {
             let silence = state.heard[from].elapsed();
             if silence > self.patience {
                 drop(state);
-                let why = format!("nothing was heard of it for {} s: it is stopped, or hangs", silence.as_secs());
-                let failure = self.shared.fail(Failure { node: from, why, code: LOST });
-                self.pass_on(&failure);
-                return Err(failure);
+                return Err(self.silent(from, silence));
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -223,6 +225,27 @@ impl Nodes {
     /// Why the run has failed, if it has.
     pub fn failure(&self) -> Option<Failure> {
         self.shared.state().failure.clone()
+    }
+
+    /// As [`Nodes::failure`]; a node of which nothing was heard for long has failed, too.
+    pub fn ended(&self) -> Option<Failure> {
+        let state = self.shared.state();
+        let silent = |node: &usize| state.heard[*node].elapsed() > self.patience && !state.left[*node];
+        let found = match &state.failure {
+            Some(failure) => return Some(failure.clone()),
+            None => self.others().find(silent)?,
+        };
+        let silence = state.heard[found].elapsed();
+        drop(state);
+        Some(self.silent(found, silence))
+    }
+
+    /// A node that says nothing fails for all.
+    fn silent(&self, node: usize, silence: Duration) -> Failure {
+        let why = format!("nothing was heard of it for {} s: it is stopped, or hangs", silence.as_secs());
+        let failure = self.shared.fail(Failure { node, why, code: LOST });
+        self.pass_on(&failure);
+        failure
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -381,7 +404,7 @@ fn lost(node: usize, address: SocketAddr, error: &io::Error) -> Failure {
         | io::ErrorKind::WouldBlock
         | io::ErrorKind::HostUnreachable
         | io::ErrorKind::NetworkUnreachable => {
-            format!("nothing comes through to it ({address}) any more: its machine is down, or the network is cut")
+            format!("nothing comes through to it ({address}): its machine is down, or the network is cut")
         }
         _ => format!("the connection to it ({address}) is broken: {error}"),
     };

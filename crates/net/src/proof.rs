@@ -155,7 +155,7 @@ fn refuse<T>(stream: &mut TcpStream, why: String) -> Result<T, Unproven> {
 
 fn check_greeting(bytes: &[u8]) -> Result<(), String> {
     if bytes[..8] != MAGIC {
-        return Err("it is no node of a run".to_owned());
+        return Err("it is not a node of a run".to_owned());
     }
     let version = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
     if version != PROTOCOL {
@@ -229,7 +229,7 @@ mod tests {
             assert!(answer.ends_with(refused.as_bytes()), "{answer:?}");
             refused
         };
-        assert_eq!(answers(b"GET / HTTP/1.1\r\n\r\n"), "it is no node of a run");
+        assert_eq!(answers(b"GET / HTTP/1.1\r\n\r\n"), "it is not a node of a run");
         let newer = [&MAGIC[..], &9u32.to_le_bytes()].concat();
         assert!(answers(&newer).contains("it speaks version 9"));
     }

@@ -150,7 +150,7 @@ fn strangers_are_refused_and_disturb_nobody() {
         let (follower, _) = come(&place(1, 2, &at, 20.0), "token", &[]);
         let (leader, notes) = leader.join().unwrap();
         assert_eq!((leader.unwrap().count, follower.unwrap().node), (2, 1));
-        assert!(notes.iter().any(|note| note.contains("was refused: it is no node of a run")), "{notes:?}");
+        assert!(notes.iter().any(|note| note.contains("was refused: it is not a node of a run")), "{notes:?}");
         assert!(notes.iter().any(|note| note.contains("was refused: the token")), "{notes:?}");
         let mut answer = Vec::new();
         let _ = browser.read_to_end(&mut answer);

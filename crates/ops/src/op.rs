@@ -1,7 +1,7 @@
 //! What an operation declares. What is left out does not compile.
 
 use graph::{Element, OpId, ValueType};
-use program::{Cost, TensorRef};
+use program::{Arithmetic, Cost, TensorRef};
 use tensor::{Attrs, DType};
 
 use crate::call::Call;
@@ -19,6 +19,7 @@ pub enum Class {
     /// Rows in, rows or row statistics out.
     Reduction,
     Matmul,
+    /// A token's result from the tokens of its row, by scores or by a state: the costly part of a layer besides products.
     Attention,
     /// Addressed by indices.
     Gather,
@@ -80,6 +81,11 @@ pub trait Op: Send + Sync {
         self.class() == Class::Matmul
     }
 
+    /// Whether a token's result depends on other tokens of its row: then the row cannot be shared as it is.
+    fn mixes_tokens(&self) -> bool {
+        self.class() == Class::Attention
+    }
+
     /// Emits the operations that compute the input gradients. What they read is what is saved.
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients;
 
@@ -101,9 +107,20 @@ pub trait Op: Send + Sync {
         Cost { flops: 0.0, bytes }
     }
 
+    /// What the kernels compute that [`Op::lower`] gives for the same call: estimates of time read it.
+    fn arithmetic(&self, _call: &LowerCall<'_>) -> Arithmetic {
+        Arithmetic::default()
+    }
+
     /// Scratch memory in bytes for the kernels that [`Op::lower`] gives for the same call.
     fn scratch(&self, _call: &LowerCall<'_>) -> usize {
         0
+    }
+
+    /// Whether kernels may round what one of their products hands to the next to the type of the activations: results of every
+    /// type are then no nearer than a few such roundings.
+    fn rounds_between(&self) -> bool {
+        false
     }
 
     /// For an operation that expressions give, of elements or of rows: the form, of so many operands.

@@ -144,6 +144,7 @@ operations! {
     EXPERT_LOAD_BACKWARD = "expert_load_backward": experts::ExpertLoadBackward,
     BALANCED_LOSS = "balanced_loss": experts::BalancedLoss,
     BALANCED_LOSS_BACKWARD = "balanced_loss_backward": experts::BalancedLossBackward,
+    ROUTER_REPORT = "router_report": experts::RouterReport,
     TRANSPOSE = "transpose": transpose::Transpose,
     GROUPED_BIAS = "grouped_bias": experts::GroupedBias,
     GROUPED_ROW_SUMS = "grouped_row_sums": experts::GroupedRowSums,

@@ -45,7 +45,7 @@ pub fn prepare(folder: &Path) -> Result<(), String> {
 fn checked(folder: &Path) -> Result<(), String> {
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
     if !folder.is_dir() {
-        return Err(format!("{} is no folder", folder.display()));
+        return Err(format!("{} is not a folder", folder.display()));
     }
     let opened = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits() as i32).open(folder);
     let opened = opened.map_err(failed)?;
@@ -121,7 +121,7 @@ mod tests {
         prepare(&folder).unwrap();
         assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o755);
         fs::write(place.path().join("file"), "").unwrap();
-        assert!(prepare(&place.path().join("file")).unwrap_err().ends_with("is no folder"));
+        assert!(prepare(&place.path().join("file")).unwrap_err().ends_with("is not a folder"));
         assert!(prepare(&place.path().join("file/below")).is_err());
     }
 

@@ -101,7 +101,15 @@ fn settle_arguments(launch: &mut Launch, rank: usize, part: usize) {
         match *arg {
             Arg::PerRank { first, step } => *arg = Arg::I64(first + rank as i64 * step),
             Arg::PerPart { step } => *arg = Arg::I64(part as i64 * step),
-            _ => {}
+            Arg::Input(_)
+            | Arg::Output(_)
+            | Arg::Scratch(_)
+            | Arg::Boxes { .. }
+            | Arg::OutputBoxes { .. }
+            | Arg::I32(_)
+            | Arg::U32(_)
+            | Arg::I64(_)
+            | Arg::F32(_) => {}
         }
     }
 }
@@ -112,6 +120,7 @@ mod tests {
 
     use super::*;
     use crate::memory::{Arena, ArenaId, ArenaKind, Shard};
+    use crate::work::Arithmetic;
 
     #[test]
     fn a_rank_finds_its_places_and_numbers() {
@@ -122,6 +131,7 @@ mod tests {
             inputs: vec![at.clone()],
             outputs: vec![],
             scratch: None,
+            arithmetic: Arithmetic::default(),
             calls: vec![],
         });
         launch.settle(3, 1);

@@ -1,6 +1,8 @@
 //! What the compiler decided about memory, as values: about what, which way, and why. Knows neither the words shown to
 //! people, nor the options that request it, nor how a decision is carried out.
 
+use tensor::DType;
+
 use crate::instruction::Layer;
 use crate::program::{EntryKind, Variant};
 
@@ -53,6 +55,8 @@ pub enum Subject {
     FrozenCodes,
     /// What each rank keeps its share of alone.
     Sharding,
+    /// Gradients on their way to the other ranks.
+    Exchange,
 }
 
 impl Subject {
@@ -74,6 +78,7 @@ impl Subject {
             Subject::Gradients => "gradients",
             Subject::FrozenCodes => "frozen_codes",
             Subject::Sharding => "sharding",
+            Subject::Exchange => "exchange",
         }
     }
 }
@@ -89,6 +94,8 @@ pub enum Choice {
     Chunks(usize),
     /// ZeRO level: 1 optimizer states, 2 gradients, too, 3 weights, too.
     Level(usize),
+    /// Rounded to this type.
+    Rounded(DType),
 }
 
 impl Choice {
@@ -98,6 +105,7 @@ impl Choice {
             Choice::Recompute(yes) | Choice::Offload(yes) => yes,
             Choice::Chunks(parts) => parts > 1,
             Choice::Level(level) => level > 1,
+            Choice::Rounded(_) => false,
         }
     }
 
@@ -108,6 +116,7 @@ impl Choice {
             Choice::Offload(_) => "offload",
             Choice::Chunks(_) => "chunks",
             Choice::Level(_) => "level",
+            Choice::Rounded(_) => "rounded",
         }
     }
 }

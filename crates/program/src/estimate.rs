@@ -51,7 +51,14 @@ impl Default for Seen {
 fn received(step: &Step) -> f64 {
     match &step.instruction {
         Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / of.among as f64),
-        _ => 0.0,
+        Instruction::Launch(_)
+        | Instruction::Gemm(_)
+        | Instruction::AttentionForward(_)
+        | Instruction::Copy { .. }
+        | Instruction::Zero { .. }
+        | Instruction::Transfer { .. }
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => 0.0,
     }
 }
 

@@ -4,9 +4,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tensor::{Attrs, DType};
+use tensor::Attrs;
 
 use crate::memory::TensorRef;
+use crate::work::Arithmetic;
 
 /// Index into [`crate::Program::kernels`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,15 +35,18 @@ pub enum Arg {
     /// Address inside the instruction's workspace, in bytes from its start.
     Scratch(usize),
     /// A description of an input of four axes for the copy engine of Hopper and later (64-byte aligned, 128 bytes):
-    /// it moves boxes of these extents, zeros where they leave the tensor, in the 128-byte swizzle.
+    /// it moves boxes of these extents, zeros where they leave the tensor, in the 128-byte swizzle. Where `matrices` says
+    /// so, the input is seen as so many matrices [1, matrices, rows, columns]; they must lie evenly.
     Boxes {
         input: usize,
         extents: [u32; 4],
+        matrices: Option<usize>,
     },
     /// The same of an output, into which the engine writes: nothing where boxes leave the tensor.
     OutputBoxes {
         output: usize,
         extents: [u32; 4],
+        matrices: Option<usize>,
     },
     I32(i32),
     U32(u32),
@@ -80,6 +84,8 @@ pub struct Launch {
     /// operations read it.
     pub outputs: Vec<TensorRef>,
     pub scratch: Option<TensorRef>,
+    /// What the operation says that it computes: only estimates read it.
+    pub arithmetic: Arithmetic,
     /// In order, on one stream. Empty in a program compiled for the CPU.
     pub calls: Vec<KernelCall>,
 }
@@ -291,13 +297,34 @@ impl fmt::Display for Layer {
     }
 }
 
+/// Which part of a step an instruction belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    #[default]
+    Forward,
+    /// What the forward pass computed, once more for the backward pass.
+    Recompute,
+    Backward,
+    Update,
+}
+
+impl Phase {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Recompute => "recompute",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+        }
+    }
+}
+
 /// Where an instruction comes from: what an error message and a profile show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Provenance {
     /// The operation, for a fused one all of them.
     pub op: String,
-    /// `forward`, `backward`, `update`.
-    pub phase: &'static str,
+    pub phase: Phase,
     pub layer: Option<Layer>,
     /// `file:line` in the model's source.
     pub at: Option<String>,
@@ -347,10 +374,25 @@ impl Instruction {
         }
     }
 
+    /// The workspace of its kernels or of a library: written and read while it runs.
+    pub fn scratch(&self) -> Option<&TensorRef> {
+        match self {
+            Instruction::Launch(launch) => launch.scratch.as_ref(),
+            Instruction::AttentionForward(attention) => attention.scratch.as_ref(),
+            Instruction::Gemm(_)
+            | Instruction::Copy { .. }
+            | Instruction::Zero { .. }
+            | Instruction::Transfer { .. }
+            | Instruction::Collective(_)
+            | Instruction::Record { .. }
+            | Instruction::Wait { .. } => None,
+        }
+    }
+
     /// Every tensor that the instruction names, to be placed elsewhere.
     pub fn tensors_mut(&mut self) -> Vec<&mut TensorRef> {
         match self {
-            Instruction::Launch(Launch { inputs, outputs, scratch, op: _, attrs: _, calls: _ }) => {
+            Instruction::Launch(Launch { inputs, outputs, scratch, op: _, attrs: _, arithmetic: _, calls: _ }) => {
                 inputs.iter_mut().chain(outputs).chain(scratch).collect()
             }
             Instruction::Gemm(gemm) => {
@@ -401,22 +443,6 @@ impl Instruction {
             | Instruction::AttentionForward(_)
             | Instruction::Copy { .. }
             | Instruction::Zero { .. } => StreamId::Compute,
-        }
-    }
-
-    /// The element type of the arithmetic, for choosing a ceiling.
-    pub fn compute_dtype(&self) -> Option<DType> {
-        match self {
-            Instruction::Gemm(g) => Some(g.a.dtype),
-            Instruction::AttentionForward(a) => Some(a.q.dtype),
-            // Arithmetic that counts next to the traffic is that of small products, in the type of the first factor.
-            Instruction::Launch(l) => l.inputs.first().map(|input| input.dtype),
-            Instruction::Copy { .. }
-            | Instruction::Zero { .. }
-            | Instruction::Transfer { .. }
-            | Instruction::Collective(_)
-            | Instruction::Record { .. }
-            | Instruction::Wait { .. } => None,
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod library;
 mod machine;
 mod measured;
 mod memory;
+mod nodes;
 mod order;
 mod parameter;
 mod program;
@@ -37,14 +38,15 @@ pub use gauges::Gauges;
 pub use group::check_group;
 pub use instruction::{
     Arg, AttentionForward, Collective, Cost, Documents, EventId, Gemm, Instruction, Kernel, KernelCall, KernelId,
-    Launch, Layer, LowRank, Movement, Provenance, Scales, Step, StreamId,
+    Launch, Layer, LowRank, Movement, Phase, Provenance, Scales, Step, StreamId,
 };
 pub use known::{PRODUCTS, names as machine_names, peak};
 pub use layout::{Layout, Quantiser, Scaling};
 pub use machine::{Arch, FP8, Link, Machine, Origin};
 pub use memory::{Arena, ArenaId, ArenaKind, MemoryClass, MemoryLine, MemorySpace, Piece, Shard, TensorRef};
+pub use nodes::{NodeSession, ranks_of};
 pub use order::check_order;
 pub use parameter::{Initializer, OptimizerState, PackedWeight, ParameterSlot};
 pub use program::{Constant, Entry, EntryKind, LAST, Program, Variant, generation, scalar};
 pub use unite::unite;
-pub use work::{Cause, Extents, Spread, Times, Work, arithmetic_of, clock, expected_times};
+pub use work::{Arithmetic, Cause, Extents, Spread, Times, Work, clock, expected_times, products_ceiling};

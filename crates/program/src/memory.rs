@@ -93,6 +93,11 @@ impl ArenaKind {
         ArenaId(self as u32)
     }
 
+    /// What an arena of a compiled program holds, by its number.
+    pub fn at(id: ArenaId) -> ArenaKind {
+        ArenaKind::ALL[id.0 as usize]
+    }
+
     pub const fn name(self) -> &'static str {
         self.row().0
     }

@@ -60,7 +60,8 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
         }
         known[stream][stream] += 1;
         let time = known[stream][stream];
-        let writes = step.instruction.writes().into_iter().map(|at| (at, true));
+        let scratch = step.instruction.scratch();
+        let writes = step.instruction.writes().into_iter().chain(scratch).map(|at| (at, true));
         let touched = step.instruction.reads().into_iter().map(|at| (at, false)).chain(writes);
         for (at, writes) in touched {
             for other in (0..STREAMS).filter(|other| *other != stream) {
@@ -81,12 +82,13 @@ pub fn check_order(entry: &Entry) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use tensor::DType;
+    use tensor::{Attrs, DType};
 
     use super::*;
-    use crate::instruction::{Cost, Provenance, Step};
+    use crate::instruction::{Cost, Launch, Provenance, Step};
     use crate::memory::ArenaId;
     use crate::program::EntryKind;
+    use crate::work::Arithmetic;
 
     fn at(arena: u32, offset: usize) -> TensorRef {
         TensorRef::dense(ArenaId(arena), offset, DType::F32, [4])
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_ordered_through_one_another() {
+    fn streams_are_ordered_through_one_another() {
         let fetched = |through: bool| {
             let mut all = stored();
             all.truncate(5);
@@ -166,6 +168,33 @@ mod tests {
         };
         assert_eq!(fetched(true), Ok(()));
         assert!(fetched(false).unwrap_err().contains("no event between"));
+    }
+
+    #[test]
+    fn a_workspace_is_not_fetched_into() {
+        let launch = |scratch: usize| {
+            Instruction::Launch(Launch {
+                op: "test".into(),
+                attrs: Attrs::new(),
+                inputs: vec![],
+                outputs: vec![],
+                scratch: Some(at(0, scratch)),
+                arithmetic: Arithmetic::default(),
+                calls: vec![],
+            })
+        };
+        let fetched = |scratch: usize| {
+            check(vec![
+                record(0, StreamId::Compute),
+                wait(0, StreamId::ToDevice),
+                Instruction::Transfer { from: at(1, 0), to: at(0, 0), stream: StreamId::ToDevice },
+                record(1, StreamId::ToDevice),
+                launch(scratch),
+                wait(1, StreamId::Compute),
+            ])
+        };
+        assert_eq!(fetched(16), Ok(()));
+        assert!(fetched(8).unwrap_err().contains("no event between"));
     }
 
     #[test]

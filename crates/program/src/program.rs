@@ -36,6 +36,9 @@ pub mod scalar {
     pub const LOSS_SUM: &str = "loss_sum";
     /// f32: Σ weight over the micro-steps of this step.
     pub const WEIGHT_SUM: &str = "weight_sum";
+    /// f32 [experts + 3], of mixtures of experts alone: over the micro-steps of this step, the choices of each expert, the
+    /// number of routings, the sum of their entropies, and that of the losses of uneven loads, each times its routings.
+    pub const ROUTER_REPORT: &str = "router_report";
     /// f32: norm of the averaged gradient, before clipping.
     pub const GRADIENT_NORM: &str = "gradient_norm";
     /// f32: what gradients are multiplied with in the update: clip coefficient ÷ weight sum; 0 when

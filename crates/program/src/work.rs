@@ -1,16 +1,15 @@
 //! What limits one piece of work on a machine, and how long it takes for that.
 //!
-//! Knows extents, kernels by what their text needs of the device, and the rates of `efficiency.rs`; not what an operation
-//! computes.
+//! Knows extents, what an operation says of its arithmetic, and the rates of `efficiency.rs`; not what it computes.
 
 use tensor::DType;
 
 use crate::efficiency::{Hidden, Realisation};
 use crate::estimate::Seen;
-use crate::instruction::{Cost, Instruction, Launch, Step};
+use crate::instruction::{Cost, Instruction, Step};
 use crate::machine::{Arch, Machine};
 use crate::memory::TensorRef;
-use crate::program::Program;
+use crate::program::{Entry, Program};
 
 /// Why an instruction takes longer than at the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +38,7 @@ impl Cause {
             Cause::Launches => "starting kernels, each of which has little to do: larger micro-batches give them more",
             Cause::Products => "products whose extents are too small for the device: larger micro-batches fill it",
             Cause::Attention => "attention, whose heads are small or whose queries see few keys",
-            Cause::ScalarAttention => "attention without matrix units: there is no faster kernel for it here",
+            Cause::ScalarAttention => "attention without tensor cores: there is no faster kernel for it here",
             Cause::Memory => "passes over memory that are too small to reach its rate",
             Cause::Waiting => "waiting for host memory: what is offloaded does not come as fast as it is needed",
         }
@@ -141,52 +140,73 @@ pub struct Extents {
     pub k: usize,
 }
 
-/// Headers by which a kernel's text tells the matrix units that it was written for.
-const HOPPER_HEADER: &str = "wgmma.cuh";
-const PORTABLE_HEADER: &str = "mma.cuh";
-
-/// Operations on attention begin with this word.
-const ATTENTION: &str = "attention";
-
-/// Operations that multiply without matrix units, in f32 whatever their operands are stored in, begin with these words.
-const SCALAR: &str = "gated_delta";
-
-/// The type in which an operation computes whose first operand has this one.
-pub fn arithmetic_of(op: &str, dtype: Option<DType>) -> Option<DType> {
-    if op.starts_with(SCALAR) { Some(DType::F32) } else { dtype }
+/// What the kernels of an operation compute, as the operation says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Passes, and products where they have many FLOPs for a byte, in the type of the first operand.
+    #[default]
+    OfOperands,
+    /// The same in f32, whatever type the operands have.
+    Single,
+    /// Products with a matrix for each group of rows, on matrix units with a pipeline of their own; `gradient`: of the
+    /// matrices, which sums over rows. The third operand has the groups' offsets, which the device alone knows.
+    Grouped { gradient: bool },
+    /// Attention, whose first operands are queries [B, T, heads, D] and keys.
+    Attention { backward: bool, by: Realisation },
 }
 
 impl Work {
     /// What an instruction of the computation is; none for transfers.
     pub fn of(step: &Step, program: &Program, seen: Seen) -> Option<Work> {
         let machine = &program.machine;
-        let (cost, dtype) = (step.cost, step.instruction.compute_dtype());
+        let cost = step.cost;
         Some(match &step.instruction {
             Instruction::Gemm(gemm) => {
                 let pass = !gemm.low_rank.is_empty() && machine.efficiency.addend_pass;
                 let extra = if pass { 2.0 * gemm.d.bytes() as f64 } else { 0.0 };
                 let extents = Extents { batch: gemm.batch, m: gemm.m, n: gemm.n, k: gemm.k };
-                Work::Product { cost, dtype, extents, launches: 1 + usize::from(pass), extra }
+                Work::Product { cost, dtype: Some(gemm.a.dtype), extents, launches: 1 + usize::from(pass), extra }
             }
-            Instruction::AttentionForward(of) => Work::attention(cost, [&of.q, &of.k], false, library(machine), seen),
-            Instruction::Launch(launch) if is_attention(launch) => {
-                let (backward, of) = (launch.outputs.len() > 2, [&launch.inputs[0], &launch.inputs[1]]);
-                Work::attention(cost, of, backward, realisation(launch, program), seen)
+            Instruction::AttentionForward(of) => {
+                Work::attention(cost, [&of.q, &of.k], false, Realisation::Library, seen)
             }
             Instruction::Launch(launch) => {
-                let blocks = launch.calls.iter().map(|call| call.grid.iter().map(|n| *n as usize).product()).max();
-                let left = launch.scratch.as_ref().map_or(0.0, |at| at.bytes() as f64);
-                let dtype = arithmetic_of(&launch.op, dtype);
-                Work::Kernel { cost, dtype, launches: launch.calls.len().max(1), blocks, left }
+                let calls = &launch.calls;
+                match Work::of_operation(cost, launch.arithmetic, [&launch.inputs, &launch.outputs], seen) {
+                    Work::Kernel { cost, dtype, .. } => Work::Kernel {
+                        cost,
+                        dtype,
+                        launches: calls.len().max(1),
+                        blocks: calls.iter().map(|call| call.grid.iter().map(|n| *n as usize).product()).max(),
+                        left: launch.scratch.as_ref().map_or(0.0, |at| at.bytes() as f64),
+                    },
+                    work @ (Work::Product { .. } | Work::Attention { .. }) => work,
+                }
             }
             Instruction::Copy { .. } | Instruction::Zero { .. } => {
-                Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }
+                Work::Kernel { cost, dtype: None, launches: 1, blocks: None, left: 0.0 }
             }
             Instruction::Transfer { .. }
             | Instruction::Collective(_)
             | Instruction::Record { .. }
             | Instruction::Wait { .. } => return None,
         })
+    }
+
+    /// Kernels of an operation on these operands, of which nothing else is known yet.
+    pub fn of_operation(cost: Cost, arithmetic: Arithmetic, [inputs, outputs]: [&[TensorRef]; 2], seen: Seen) -> Work {
+        let dtype = match arithmetic {
+            Arithmetic::Attention { backward, by } => {
+                return Work::attention(cost, [&inputs[0], &inputs[1]], backward, by, seen);
+            }
+            Arithmetic::Grouped { gradient } => {
+                let (extents, extra) = grouped(cost, gradient, inputs, outputs);
+                return Work::Product { cost, dtype: Some(inputs[0].dtype), extents, launches: 1, extra };
+            }
+            Arithmetic::Single => Some(DType::F32),
+            Arithmetic::OfOperands => inputs.first().map(|operand| operand.dtype),
+        };
+        Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }
     }
 
     /// Attention of queries [B, T, heads, D] and keys at a cost that counts all pairs that mask and window leave in whole
@@ -219,25 +239,46 @@ impl Work {
     }
 }
 
-fn library(machine: &Machine) -> Realisation {
-    if machine.arch == Arch::Cpu { Realisation::Scalar } else { Realisation::Library }
-}
-
-/// Attention over a head's elements, not one of the sums that go with it.
-fn is_attention(launch: &Launch) -> bool {
-    launch.op.starts_with(ATTENTION) && launch.inputs.first().is_some_and(|q| q.shape.len() == 4)
-}
-
-fn realisation(launch: &Launch, program: &Program) -> Realisation {
-    let headers = || {
-        let kernels = launch.calls.iter().map(|call| &program.kernels[call.kernel.0 as usize]);
-        kernels.flat_map(|kernel| &kernel.headers).map(|(name, _)| name.as_str())
-    };
-    match () {
-        () if headers().any(|name| name == HOPPER_HEADER) => Realisation::Hopper,
-        () if headers().any(|name| name == PORTABLE_HEADER) => Realisation::Portable,
-        () => Realisation::Scalar,
+/// Extents of a product of each group, if all have as many rows: how many they have is known on the device alone. Blocks
+/// come in pairs, whatever is narrower leaves a part of them idle. And the bytes that nothing is computed meanwhile.
+fn grouped(cost: Cost, gradient: bool, inputs: &[TensorRef], outputs: &[TensorRef]) -> (Extents, f64) {
+    let columns = |of: &TensorRef| *of.shape.last().expect("rows have columns");
+    let whole = |n: usize| n.next_multiple_of(PAIR);
+    let longer = |k: usize| (k as f64 / GROUPED_SHARE) as usize;
+    let (left, right, result) = (&inputs[0], &inputs[1], &outputs[0]);
+    let batch = inputs[2].len() - 1;
+    let rows = (left.len() / columns(left)).div_ceil(batch.max(1));
+    if !gradient {
+        return (Extents { batch, m: rows, n: whole(columns(result)), k: longer(columns(left)) }, 0.0);
     }
+    let read: usize = inputs.iter().map(TensorRef::bytes).sum();
+    let extents = Extents { batch, m: whole(columns(left)), n: whole(columns(right)), k: longer(rows) };
+    (extents, GRADIENT_ALONE * (cost.bytes - read as f64).max(0.0))
+}
+
+/// Columns that a pair of blocks computes.
+const PAIR: usize = 256;
+
+/// What products of groups reach of the rate of one of the same tiles, and what the gradient of the matrices writes and
+/// adds while nothing is multiplied: an H200 at 256 to 2048 rows a group.
+const GROUPED_SHARE: f64 = 0.87;
+const GRADIENT_ALONE: f64 = 0.35;
+
+/// What a machine reaches at most on the products of an entry, each in its type, FLOP/s; none where it has none.
+pub fn products_ceiling(entry: &Entry, machine: &Machine) -> Option<f64> {
+    let products = entry.steps.iter().filter_map(|step| match &step.instruction {
+        Instruction::Gemm(gemm) => Some((step.cost.flops, step.cost.flops / rate(Some(gemm.a.dtype), machine))),
+        Instruction::Launch(_)
+        | Instruction::AttentionForward(_)
+        | Instruction::Copy { .. }
+        | Instruction::Zero { .. }
+        | Instruction::Transfer { .. }
+        | Instruction::Collective(_)
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => None,
+    });
+    let (flops, seconds) = products.fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    (seconds > 0.0).then(|| flops / seconds)
 }
 
 /// Arithmetic of a type, FLOP/s.
@@ -424,6 +465,28 @@ mod tests {
         assert!((10e-6..15e-6).contains(&product(4096, 16, 4096)), "{}", product(4096, 16, 4096));
         // A deep one with few tiles is cut along its depth.
         assert!(product(256, 256, 1 << 20) < 0.2 * (2.0 * (256 * 256) as f64 * (1u64 << 20) as f64) / (808e12 / 66.0));
+    }
+
+    #[test]
+    fn products_of_groups_are_those_of_their_tiles() {
+        let at = |dtype, shape: &[usize]| TensorRef::dense(crate::ArenaId(0), 0, dtype, shape.to_vec());
+        let of = |gradient, left: usize, right: usize, groups: usize, result: TensorRef| {
+            let x = at(DType::BF16, &[1, 4096, 8, left]);
+            let second = if gradient { at(DType::BF16, &[1, 4096, 8, right]) } else { result.clone() };
+            let (inputs, outputs) = ([x, second, at(DType::I32, &[groups + 1])], [result]);
+            let bytes = inputs.iter().chain(&outputs).map(TensorRef::bytes).sum::<usize>() as f64;
+            let cost = Cost { flops: 2.0 * 4096.0 * 8.0 * (left * right) as f64, bytes };
+            let arithmetic = Arithmetic::Grouped { gradient };
+            seconds(Work::of_operation(cost, arithmetic, [&inputs, &outputs], Seen::default()))
+        };
+        let linear = |k: usize, n: usize, groups| of(false, k, n, groups, at(DType::BF16, &[1, 4096, 8, n]));
+        // H200, 256 and 1024 rows an expert, of 128 and 32: 394 and 1174 / 4 microseconds.
+        assert!((270e-6..420e-6).contains(&linear(2048, 1536, 32)), "{}", linear(2048, 1536, 32));
+        // Sixteen columns take the time of a pair's tile.
+        assert_eq!(linear(2048, 16, 128), linear(2048, 256, 128));
+        // 585 microseconds: the gradients, in f32, are what takes the time.
+        let gradient = of(true, 1536, 2048, 128, at(DType::F32, &[128 * 1536, 2048]));
+        assert!((450e-6..800e-6).contains(&gradient), "{gradient}");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Tokenizer {
         let encoder = self.tokenizer.encoder();
         if let Some(id) = ids.iter().find(|id| encoder.id_to_token(**id).is_none()) {
             let size = encoder.vocab_size();
-            return Err(data_error(format!("token id {id} is none of the tokenizer's, which has {size} tokens")));
+            return Err(data_error(format!("token id {id} is outside of the tokenizer's {size} tokens")));
         }
         self.tokenizer.encoder().decode(&ids, skip_special).map_err(data_error)
     }
@@ -137,7 +137,7 @@ fn dialogue(options: &str) -> PyResult<DialogueOptions> {
     let options: Map<String, Value> = json("options", options)?;
     let mut dialogue = DialogueOptions::default();
     for (name, value) in options {
-        let wrong = || PyValueError::new_err(format!("{name}: {value} is no value of this option"));
+        let wrong = || PyValueError::new_err(format!("{name}: {value} is not a value of this option"));
         let text = || value.as_str().map(str::to_owned).ok_or_else(wrong);
         match name.as_str() {
             "system" => dialogue.system = Some(text()?),

@@ -21,18 +21,13 @@ create_exception!(
 );
 create_exception!(surogate.errors, MemoryPlanError, SurogateError, "The plan needs more memory than there is.");
 create_exception!(surogate.errors, DataError, SurogateError, "The data cannot be trained on.");
-create_exception!(
-    surogate.errors,
-    DivergedError,
-    SurogateError,
-    "The loss or the gradient norm is no longer a number."
-);
+create_exception!(surogate.errors, DivergedError, SurogateError, "The loss or the gradient norm is not finite.");
 create_exception!(surogate.errors, RunError, SurogateError, "A file, a library or the device failed.");
 create_exception!(
     surogate.errors,
     NodeLostError,
     RunError,
-    "Another node of the run is gone or does not answer; the run can go on from its last checkpoint."
+    "Another node of the run is gone or does not answer; the run can continue from its last checkpoint."
 );
 
 /// One exception for all problems of a configuration; its `problems` attribute holds them as JSON text.

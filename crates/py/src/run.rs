@@ -39,11 +39,12 @@ pub fn run(
     let outcome = py.detach(|| {
         let source = Arc::new(ModelSource::open(&folder, ir)?.configured(&config.config)?);
         let mut console = Console::new(show, announce)?;
-        let nodes = match train::come_together(&config.config, &mut console) {
+        let request = device_request(config, site_packages);
+        let nodes = match train::come_together(&config.config, &request, &mut console) {
             Err(TrainError::Stopped) => return Ok(Some(console.exit_code())),
             nodes => nodes?,
         };
-        let device = Arc::new(Device::open(&DeviceRequest { nodes, ..device_request(config, site_packages) })?);
+        let device = Arc::new(Device::open(&DeviceRequest { nodes, ..request })?);
         match train::run(Arc::new(config.config.clone()), source, device, &mut console)? {
             Outcome::Finished(_) => Ok(Some(0)),
             Outcome::Followed => Ok(None),
@@ -143,7 +144,7 @@ pub fn preview(
             "memory" => preview.memory_text(),
             "plan" => preview.plan_text(),
             "plan.json" => format!("{:#}\n", preview.to_json()),
-            other => return Err(TrainError::Usage(format!("`{other}` is no stage of a run"))),
+            other => return Err(TrainError::Usage(format!("`{other}` is not a stage of a run"))),
         })
     });
     text.map_err(|error| train_error(py, error))

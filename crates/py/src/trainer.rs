@@ -172,6 +172,12 @@ fn step_metrics<'py>(py: Python<'py>, metrics: &StepMetrics) -> PyResult<Bound<'
     if let Some(clipped) = metrics.fp8_clipped {
         dict.set_item("fp8_clipped", clipped)?;
     }
+    if let Some(of) = &metrics.routers {
+        dict.set_item("expert_load", of.load.clone())?;
+        dict.set_item("busiest_expert", of.busiest())?;
+        dict.set_item("router_entropy", of.entropy)?;
+        dict.set_item("router_loss", of.loss)?;
+    }
     Ok(dict)
 }
 

@@ -175,7 +175,7 @@ fn half_precision(config: &mut Config, known: &Known<'_>) -> Option<String> {
 
 /// A recipe with codes keeps them next to the weights that they are made from.
 fn unquantised_products(config: &mut Config, _: &Known<'_>) -> Option<String> {
-    (config.precision.recipe != Recipe::Bf16).then(|| {
+    config.precision.recipe.quantises_weights().then(|| {
         config.precision.recipe = Recipe::Bf16;
         "`recipe: bf16`".to_owned()
     })

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use data::DocumentSet;
 use data::safetensors::Weights;
 use program::{Choices, Documents, TensorRef, Variant};
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,9 @@ impl State {
                  of them suppressed, evaluated at {evaluated:?}"
             ));
         }
+        if self.position.as_ref().is_some_and(|position| position.before.iter().any(Vec::is_empty)) {
+            return Err("has a `position` before which the data were in no part".to_owned());
+        }
         if self.shapes.is_empty() {
             return Err("has no `shapes`, expected those of the batches that were trained on".to_owned());
         }
@@ -117,6 +121,39 @@ pub struct ModelDigest {
 pub struct DataDigest {
     pub documents: usize,
     pub digest: String,
+    /// Parts of the data, of which every node had one: the digest is theirs.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub parts: usize,
+    /// Of the documents' rows and lengths alone: the same in any number of parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outline: Option<String>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(parts: &usize) -> bool {
+    *parts == 1
+}
+
+impl DataDigest {
+    pub(crate) fn of(documents: &DocumentSet) -> DataDigest {
+        DataDigest {
+            documents: documents.len(),
+            digest: documents.digest(),
+            parts: documents.corpus.parts(),
+            outline: Some(documents.outline()),
+        }
+    }
+
+    /// Whether both are of the same documents, as far as can be told where they were in other parts.
+    pub(crate) fn is_of(&self, other: &DataDigest) -> bool {
+        match self.parts == other.parts {
+            true => (self.documents, &self.digest) == (other.documents, &other.digest),
+            false => self.outline.is_some() && self.outline == other.outline,
+        }
+    }
 }
 
 /// What a file of a checkpoint must be.

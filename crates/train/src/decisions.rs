@@ -19,7 +19,7 @@ const RECOMPUTE: [(&str, &[LayerPart]); 6] = [
 ];
 
 /// Options of one value, and what they are about.
-const SINGLE: [(&str, Subject); 8] = [
+const SINGLE: [(&str, Subject); 9] = [
     ("lmhead_chunks", Subject::OutputHead),
     ("attn_bwd_chunks", Subject::AttentionBackward),
     ("offload_residual", Subject::ResidualStream),
@@ -28,6 +28,7 @@ const SINGLE: [(&str, Subject); 8] = [
     ("offload_grads", Subject::Gradients),
     ("offload_quants", Subject::FrozenCodes),
     ("zero_level", Subject::Sharding),
+    ("gradient_compression", Subject::Exchange),
 ];
 
 /// An option with what the plan answers and why.
@@ -166,6 +167,7 @@ fn value(of: Choice) -> Value {
     match of {
         Choice::Recompute(yes) | Choice::Offload(yes) => json!(yes),
         Choice::Chunks(parts) | Choice::Level(parts) => json!(parts),
+        Choice::Rounded(dtype) => json!(dtype.name()),
     }
 }
 
@@ -191,6 +193,7 @@ fn subject(of: Subject) -> &'static str {
         Subject::Gradients => "gradients",
         Subject::FrozenCodes => "frozen weights in codes",
         Subject::Sharding => "ZeRO sharding",
+        Subject::Exchange => "gradients on their way to the other ranks",
     }
 }
 
@@ -203,6 +206,7 @@ fn chosen(of: Choice) -> String {
         Choice::Chunks(1) => "whole".to_owned(),
         Choice::Chunks(parts) => format!("{parts} chunks"),
         Choice::Level(level) => format!("level {level}"),
+        Choice::Rounded(dtype) => format!("rounded to {}", dtype.name()),
     }
 }
 

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpu::CpuBackend;
+use cuda::library::Kind;
 use cuda::{CudaBackend, Search};
-use net::Nodes;
+use net::{Channel, Nodes};
 use options::Setting;
 use program::{Backend, Machine};
 
@@ -13,6 +14,12 @@ use crate::config;
 use crate::error::{Result, TrainError};
 use crate::machines;
 use crate::nodes;
+
+/// With the value 0 no GPU counts as reaching the memory of another.
+const WITHOUT_PEERS: &str = "SUROGATE_PEER_ACCESS";
+
+/// What NCCL takes of a GPU's memory, bytes: 1.27 GiB between two H200, NCCL 2.28.3; 0.44 over sockets.
+const NCCL_BYTES: usize = 3 << 29;
 
 /// Which device is requested and where its libraries may be.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +39,8 @@ pub struct DeviceRequest {
     pub eager: bool,
     /// All GPUs that are visible train together.
     pub every_gpu: bool,
+    /// How bytes come from one GPU to another, where the options say so.
+    pub ways: cuda::Ways,
     /// The other processes that train with this one.
     pub nodes: Option<Arc<Nodes>>,
 }
@@ -45,6 +54,7 @@ impl DeviceRequest {
             site_packages,
             eager: !config.hardware.use_cuda_graphs,
             every_gpu: config.hardware.gpus == 0,
+            ways: ways(config),
             ..DeviceRequest::default()
         }
     }
@@ -69,19 +79,90 @@ pub struct Device {
 impl Device {
     /// Opens the device. A GPU that is requested and not usable is an error that says what is missing.
     pub fn open(request: &DeviceRequest) -> Result<Device> {
-        if request.nodes.is_some() {
-            return cpu_of_node(request);
-        }
-        let device = match request.device {
-            Setting::Value(config::Device::Cpu) => cpu(request, "requested")?,
-            Setting::Value(config::Device::Cuda) => cuda(request, "requested").map_err(TrainError::Failed)?,
-            Setting::Auto => match cuda(request, "a GPU can be used") {
-                Ok(device) => device,
-                Err(_) => cpu(request, "no GPU can be used; `surogate doctor` says why")?,
-            },
+        let found = match request.device {
+            Setting::Value(config::Device::Cpu) => return of_cpu(request, "requested"),
+            Setting::Value(config::Device::Cuda) => cuda(request, "requested"),
+            Setting::Auto => cuda(request, "a GPU can be used"),
         };
-        Ok(device)
+        match (found, request.device) {
+            (Ok(device), _) => of_node(device, request),
+            (Err(_), Setting::Auto) => of_cpu(request, "no GPU can be used; `surogate doctor` says why"),
+            (Err(why), _) => Err(TrainError::Failed(why)),
+        }
     }
+
+    /// What nodes must have alike of their devices and libraries, by name, before they open any.
+    pub(crate) fn facts(request: &DeviceRequest) -> Vec<(String, String)> {
+        let fact = |name: &str, value: String| (name.to_owned(), value);
+        let cpu = || vec![fact("arithmetic", instructions_of_cpu())];
+        if request.device == Setting::Value(config::Device::Cpu) {
+            return cpu();
+        }
+        let found = cuda::Report::for_nodes(&Search::from_environment(request.site_packages.clone()));
+        if !found.usable() && request.device == Setting::Auto {
+            return cpu();
+        }
+        let gpu = found.devices.as_ref().ok().and_then(|devices| devices.first()).map(ToString::to_string);
+        let library = |kind| found.version(kind).unwrap_or("none").to_owned();
+        vec![
+            fact("GPU", gpu.unwrap_or_else(|| "none".to_owned())),
+            fact("driver", found.driver_release.clone().unwrap_or_else(|| library(Kind::Driver))),
+            fact("NCCL", library(Kind::Nccl)),
+            fact("cuBLASLt", library(Kind::CublasLt)),
+            fact("cuDNN", library(Kind::Cudnn)),
+        ]
+    }
+}
+
+/// What the options say of the way that bytes take.
+fn ways(config: &config::Config) -> cuda::Ways {
+    let copies = |setting: Setting<bool>| match setting {
+        Setting::Value(on) => Some(on),
+        Setting::Auto => None,
+    };
+    let of = &config.sharding;
+    cuda::Ways {
+        gather: copies(of.memcpy_all_gather),
+        exchange: copies(of.memcpy_send_recv),
+        without_peers: std::env::var_os(WITHOUT_PEERS).is_some_and(|value| value == "0"),
+    }
+}
+
+/// What NCCL leaves of a machine.
+fn without_nccl(machine: Machine) -> Machine {
+    Machine { memory: machine.memory.saturating_sub(NCCL_BYTES), ..machine }
+}
+
+fn of_cpu(request: &DeviceRequest, because: &str) -> Result<Device> {
+    match request.nodes {
+        Some(_) => cpu_of_node(request),
+        None => cpu(request, because),
+    }
+}
+
+/// The GPUs of one of several nodes, which all plan for the machine of node 0, with the least memory of all: their programs
+/// are the same.
+fn of_node(device: Device, request: &DeviceRequest) -> Result<Device> {
+    let Some(nodes) = request.nodes.clone() else { return Ok(device) };
+    let lost = |failure: net::Failure| TrainError::Failed(failure.to_string());
+    let own = (device.machine.memory, device.gpus);
+    let (memory, gpus) = nodes::least(&nodes, own).map_err(lost)?;
+    let text = machines::to_json(&device.machine).to_string();
+    let machine = match nodes.node {
+        0 => {
+            nodes.tell(Channel::Order, &[text.as_bytes()]).map_err(lost)?;
+            text
+        }
+        _ => {
+            let bytes = nodes.receive(0, Channel::Order, "the description of the machine").map_err(lost)?;
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    };
+    // Node 0's own goes the same way: numbers are those of the text on all.
+    let machine = machines::parse(machine.as_bytes()).map_err(|why| TrainError::Failed(format!("node 0: {why}")))?;
+    let machine = without_nccl(Machine { memory, ..machine });
+    let because = format!("node {} of {}", nodes.node, nodes.count);
+    Ok(Device { machine, because, gpus, nodes: Some(nodes), ..device })
 }
 
 /// The instructions that this CPU computes with: others give other bits.
@@ -135,12 +216,15 @@ fn cuda(request: &DeviceRequest, because: &str) -> std::result::Result<Device, S
     }
     let properties = devices.swap_remove(0);
     let (check_each, graphs) = (request.check_each, !request.eager);
-    let options = cuda::Options { check_each, graphs, ..cuda::Options::new(search) };
+    let options = cuda::Options { check_each, graphs, ways: request.ways, ..cuda::Options::new(search) };
     let machine = cuda::machine(&properties);
     let card = (properties.name.clone(), report.driver_release.unwrap_or_default());
     let arithmetic = format!("a GPU {}, {}", machine.name, machine.arch);
     let machine = machines::calibrated(&machine, &card.0, &card.1).unwrap_or(machine);
-    let (backend, because) = (Box::new(CudaBackend::new(options)), because.to_owned());
+    let backend = CudaBackend::new(options).among(request.nodes.clone());
+    let by_nccl = together > 1 && [request.ways.gather, request.ways.exchange].contains(&Some(false));
+    let machine = if by_nccl && request.nodes.is_none() { without_nccl(machine) } else { machine };
+    let (backend, because) = (Box::new(backend), because.to_owned());
     Ok(Device { backend, machine, because, gpus, card, arithmetic, nodes: None })
 }
 
@@ -171,6 +255,19 @@ fn processor() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_transport_follows_from_the_options() {
+        let ways = |text: &str| {
+            let text = format!("model: m\n{text}");
+            let config = config::Config::load(&text, "run.yaml", config::Task::Sft, &[]);
+            let of = ways(&config.unwrap_or_else(|problems| panic!("{}", options::render_problems(&problems))));
+            (of.gather, of.exchange)
+        };
+        assert_eq!(ways(""), (None, None));
+        assert_eq!(ways("memcpy_all_gather: false"), (Some(false), None));
+        assert_eq!(ways("memcpy_send_recv: true"), (None, Some(true)));
+    }
 
     #[test]
     fn a_plan_leaves_some_of_the_hosts_memory() {

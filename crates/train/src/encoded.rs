@@ -11,6 +11,7 @@ use data::{
     InstructionColumns, Keeping, PrepareOptions, RowCache, RowLimit, Stop, Summary, SystemPrompt, Tokenizer,
     Truncation,
 };
+use net::Nodes;
 use options::cache::folder_of_user;
 
 use crate::config::{self, Config, Dataset, DatasetType, SystemPromptType};
@@ -18,6 +19,7 @@ use crate::conversation::dialogue_options;
 use crate::error::{Result, TrainError};
 use crate::nodes;
 use crate::plan::Plan;
+use crate::portions::Portion;
 use crate::row_length;
 use crate::source::ModelSource;
 
@@ -43,10 +45,18 @@ pub struct Encoded {
 
 impl Encoded {
     /// Reads and encodes everything, with rows as long as the plan says; where it leaves that open, it follows from the
-    /// documents.
-    pub fn read(config: &Config, source: &ModelSource, plan: &Plan, stop: Stop<'_>) -> Result<Encoded> {
+    /// documents. Of several `nodes` each reads its own rows, and all do it at once.
+    pub fn read(
+        config: &Config,
+        source: &ModelSource,
+        plan: &Plan,
+        nodes: Option<&Nodes>,
+        stop: Stop<'_>,
+    ) -> Result<Encoded> {
         let most = plan.sequence_len;
-        let encoded = Encoded::within(config, source, most, stop)?;
+        let portion = nodes.map(|nodes| Portion::new(nodes, nodes::of_a_host(config)));
+        let within = |tokens: usize| Encoded::within(config, source, tokens, portion.as_ref(), stop);
+        let encoded = within(most)?;
         if !plan.length_is_open {
             return Ok(encoded);
         }
@@ -54,9 +64,7 @@ impl Encoded {
         match config.kept_sequence_len {
             None => Ok(encoded.with_length(length)),
             // What is longer than the rows that the run began with is cut, or dropped, once more.
-            Some(kept) if encoded.longest() > kept => {
-                Ok(Encoded::within(config, source, kept, stop)?.with_length(row_length::of_checkpoint(kept)))
-            }
+            Some(kept) if encoded.longest() > kept => Ok(within(kept)?.with_length(row_length::of_checkpoint(kept))),
             Some(kept) => Ok(encoded.with_length(row_length::of_checkpoint(kept))),
         }
     }
@@ -81,7 +89,13 @@ impl Encoded {
     }
 
     /// Documents of at most so many tokens.
-    fn within(config: &Config, source: &ModelSource, sequence_len: usize, stop: Stop<'_>) -> Result<Encoded> {
+    fn within(
+        config: &Config,
+        source: &ModelSource,
+        sequence_len: usize,
+        portion: Option<&Portion<'_>>,
+        stop: Stop<'_>,
+    ) -> Result<Encoded> {
         let datasets = config.data.datasets.as_deref().unwrap_or_default();
         let validation = config.data.validation_datasets.as_deref().unwrap_or_default();
         let needs_text = |of: &Dataset| of.r#type != DatasetType::Tokens;
@@ -95,14 +109,28 @@ impl Encoded {
         let mut notes: Vec<String> = note.into_iter().collect();
         let cache = row_cache(config, &mut notes);
         let notify = |text: &str| eprintln!("surogate: {}", options::visible(text));
-        let prepare = |list: &[Dataset], option: &str| -> Result<EncodedCorpus> {
+        let specs = |list: &[Dataset], option: &str| -> Result<Vec<DatasetSpec>> {
             let place = |i: usize| format!("{option}[{i}]");
-            let specs = list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i)));
-            let specs = specs.collect::<Result<Vec<_>>>()?;
-            let keeping = cache.as_ref().map(|cache| Keeping { cache, notify: &notify });
-            data::prepare_cached(&specs, tokenizer.as_ref(), &options, keeping, stop).map_err(TrainError::data)
+            list.iter().enumerate().map(|(i, of)| spec(config, of, &place(i))).collect()
         };
-        let EncodedCorpus { corpus, mut summary, notes: of_rows } = prepare(datasets, "datasets")?;
+        let (of_training, of_validation) = (specs(datasets, "datasets")?, specs(validation, "validation_datasets")?);
+        if let Some(portion) = portion {
+            let all = [&of_training[..], &of_validation[..]].concat();
+            let origin = data::origin(&all, tokenizer.as_ref(), &options, cache.as_ref()).map_err(TrainError::data)?;
+            portion.compare(origin)?;
+        }
+        let prepare = |specs: &[DatasetSpec]| -> Result<EncodedCorpus> {
+            let keeping = cache.as_ref().map(|cache| Keeping { cache, notify: &notify });
+            data::prepare_cached(specs, tokenizer.as_ref(), &options, keeping, stop).map_err(TrainError::data)
+        };
+        let encoded = match portion {
+            None => prepare(&of_training)?,
+            Some(portion) => {
+                let own = |spec: &DatasetSpec| DatasetSpec { shard: portion.shard(), ..spec.clone() };
+                portion.join(prepare(&of_training.iter().map(own).collect::<Vec<_>>())?)?
+            }
+        };
+        let EncodedCorpus { corpus, mut summary, notes: of_rows } = encoded;
         notes.extend(of_rows);
         let counts: Vec<usize> = summary.datasets.iter().map(|of| of.documents).collect();
         let (train, held_out) = if validation.is_empty() {
@@ -111,7 +139,7 @@ impl Encoded {
             let part = |members: Vec<u32>| DocumentSet { corpus: corpus.clone(), members: members.into() };
             (part(train), part(held_out))
         } else {
-            let other = prepare(validation, "validation_datasets")?;
+            let other = prepare(&of_validation)?;
             summary.datasets.extend(other.summary.datasets);
             notes.extend(other.notes);
             (DocumentSet::all(corpus), DocumentSet::all(other.corpus))
@@ -152,7 +180,7 @@ pub fn workers(config: &Config) -> usize {
 }
 
 /// Names the folder of encoded rows where the options do not.
-const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
+pub(crate) const CACHE_VARIABLE: &str = "SUROGATE_DATA_CACHE";
 
 /// The word that keeps no rows.
 const NO_CACHE: &str = "off";

@@ -221,7 +221,8 @@ impl Engine {
         let cluster = program.cluster;
         for (name, at) in &program.entries[entry].inputs {
             let input = data::inputs::input(name).expect("a model's inputs are checked when it is opened");
-            for (batch, ranks) in round.iter().zip((0..).step_by(cluster.sequence)) {
+            let here = round.iter().zip((0..).step_by(cluster.sequence)).filter(|(batch, _)| batch.away.is_none());
+            for (batch, ranks) in here {
                 let Some(bytes) = input.bytes(batch) else { continue };
                 for rank in ranks..ranks + cluster.sequence {
                     // What only attention reads is whole on every rank.

@@ -103,12 +103,7 @@ impl Trainer {
         let program = engine.program().clone();
         let contents = Contents::new(&source, &program)?;
         let mut pairs = Pairs::default();
-        write_weights(folder, contents.infos.clone(), |tensor| {
-            go_on(stop)?;
-            let slot = match contents.of(tensor)? {
-                Content::Trained(slot) => slot,
-                Content::Carried(bytes) => return Ok(bytes),
-            };
+        let mut bytes_of = |slot: &ParameterSlot| -> Result<Vec<u8>> {
             let weight = weights::read(engine.session(), slot)?;
             let of = rules.as_ref().map(|rules| peft::adapter_of(&program, rules, slot)).transpose()?.flatten();
             let Some(of) = of else { return Ok(weight.bytes) };
@@ -118,6 +113,10 @@ impl Trainer {
             let magnitude = peft::magnitude_of(&program, &slot.name);
             let magnitude = magnitude.map(|slot| weights::read(engine.session(), slot)).transpose()?;
             Ok(adapted::added(&weight, &of, pair, magnitude.as_ref(), slot.transposed).bytes)
+        };
+        write_weights(folder, contents.infos.clone(), |tensor| {
+            go_on(stop)?;
+            contents.bytes(tensor, &mut bytes_of)
         })?;
         write_files(&source.config, dtype, &source.folder, self.template().as_deref(), folder)?;
         card::write(self, if self.plan.compile.adapter.is_some() { Form::Merged } else { Form::Model }, folder)
@@ -214,28 +213,34 @@ impl Trainer {
 /// What the files of a whole model hold: its parameters, and what is taken over of its own files.
 struct Contents<'a> {
     infos: Vec<TensorInfo>,
-    slots: HashMap<String, &'a ParameterSlot>,
+    /// The parameters that lie behind one another in a tensor, by its name and their first elements.
+    slots: HashMap<String, BTreeMap<usize, &'a ParameterSlot>>,
     /// What is taken over, and its names by those in files.
     own: Weights,
     carried: HashMap<String, String>,
 }
 
-/// A tensor of a whole model.
-enum Content<'a> {
-    Trained(&'a ParameterSlot),
-    Carried(Vec<u8>),
-}
-
 impl<'a> Contents<'a> {
+    /// Matrices that the model's own files have in stacks are stacked again.
     fn new(source: &ModelSource, program: &'a Program) -> Result<Contents<'a>> {
-        let own = if source.model.files.renamed.is_empty() { Weights::none() } else { source.own(&source.folder)? };
+        let form = &source.model;
+        let is_plain = form.files.renamed.is_empty() && form.adapters.stacks.is_empty();
+        let own = if is_plain { Weights::none() } else { source.own(&source.folder)? };
         let carried = source.carried(&source.folder)?;
         let mut infos = Vec::new();
-        let mut slots = HashMap::new();
+        let mut slots: HashMap<String, BTreeMap<usize, &ParameterSlot>> = HashMap::new();
         for slot in WeightSet::Base.of(program) {
-            let name = source.file_name(&own, &slot.name);
-            infos.push(TensorInfo { name: name.clone(), dtype: slot.dtype(), shape: slot.shape().clone() });
-            slots.insert(name, slot);
+            let (whole, first) = own.whole_of(&slot.name).unwrap_or((&slot.name, 0));
+            let name = source.file_name(&own, whole);
+            let parts = slots.entry(name.clone()).or_default();
+            if parts.is_empty() {
+                let shape = match whole == slot.name {
+                    true => slot.shape().clone(),
+                    false => own.get(whole).map_err(TrainError::model_file)?.shape.to_vec(),
+                };
+                infos.push(TensorInfo { name, dtype: slot.dtype(), shape });
+            }
+            parts.insert(first, slot);
         }
         let mut names = HashMap::new();
         for name in carried.names() {
@@ -246,12 +251,17 @@ impl<'a> Contents<'a> {
         Ok(Contents { infos, slots, own: carried, carried: names })
     }
 
-    fn of(&self, tensor: &TensorInfo) -> Result<Content<'a>> {
-        if let Some(slot) = self.slots.get(&tensor.name) {
-            return Ok(Content::Trained(slot));
+    /// The bytes of a tensor; `of` gives those of a parameter.
+    fn bytes(&self, tensor: &TensorInfo, of: &mut dyn FnMut(&ParameterSlot) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        let Some(parts) = self.slots.get(&tensor.name) else {
+            let view = self.own.get(&self.carried[&tensor.name]).map_err(TrainError::model_file)?;
+            return Ok(view.to_host().map_err(TrainError::unreadable)?.bytes);
+        };
+        let mut bytes = Vec::with_capacity(tensor.bytes());
+        for slot in parts.values() {
+            bytes.append(&mut of(slot)?);
         }
-        let view = self.own.get(&self.carried[&tensor.name]).map_err(TrainError::model_file)?;
-        Ok(Content::Carried(view.to_host().map_err(TrainError::unreadable)?.bytes))
+        Ok(bytes)
     }
 }
 
@@ -285,10 +295,8 @@ impl Trained {
         let slots: Vec<&ParameterSlot> = self.part().of(&self.program).collect();
         let Some(adapter) = &self.adapter else {
             let contents = Contents::new(&self.source, &self.program)?;
-            write_weights(folder, contents.infos.clone(), |tensor| match contents.of(tensor)? {
-                Content::Trained(slot) => Ok(read(&slot.weight)?.bytes),
-                Content::Carried(bytes) => Ok(bytes),
-            })?;
+            let mut bytes_of = |slot: &ParameterSlot| Ok(read(&slot.weight)?.bytes);
+            write_weights(folder, contents.infos.clone(), |tensor| contents.bytes(tensor, &mut bytes_of))?;
             let from = &self.source.folder;
             return write_files(&self.source.config, self.dtype, from, self.template.as_deref(), folder);
         };

@@ -114,15 +114,17 @@ impl Feed {
     pub(crate) fn first_shapes(&self) -> Result<FirstShapes> {
         let spec = LoaderSpec { prefetch: 0, epochs: Some(1), ..self.spec.clone() };
         let loader = Loader::new(self.documents.clone(), spec, Position::default()).map_err(TrainError::Data)?;
-        let (mut lengths, mut tokens, mut seen) = (Vec::new(), 0, 0.0);
+        let (mut lengths, mut tokens, mut seen, mut looked_at) = (Vec::new(), 0, 0.0, 0u32);
         for batch in loader.take(COUNTED_BATCHES) {
             let batch = batch.map_err(TrainError::Data)?;
             lengths.push(batch.seq_len);
             tokens += crate::step::tokens(&batch);
-            seen += seen_share(&batch);
+            if batch.away.is_none() {
+                (seen, looked_at) = (seen + seen_share(&batch), looked_at + 1);
+            }
         }
         let count = lengths.len().max(1) as f64;
-        Ok(FirstShapes { lengths, tokens: tokens as f64 / count, seen: seen / count })
+        Ok(FirstShapes { lengths, tokens: tokens as f64 / count, seen: seen / f64::from(looked_at.max(1)) })
     }
 
     /// Batches of one pass over the data that are held out.
@@ -179,13 +181,13 @@ impl Feed {
 
     /// What identifies the training data.
     pub fn digest(&self) -> DataDigest {
-        DataDigest { documents: self.documents.len(), digest: self.documents.digest() }
+        DataDigest::of(&self.documents)
     }
 
     /// What identifies the documents that are held out; none without them.
     pub fn validation_digest(&self) -> Option<DataDigest> {
         let (documents, _) = self.validation.as_ref()?;
-        Some(DataDigest { documents: documents.len(), digest: documents.digest() })
+        Some(DataDigest::of(documents))
     }
 
     /// Every batch of the validation data; `None` where there is none.
@@ -215,14 +217,23 @@ impl Feed {
         let epochs = (total * in_step).div_ceil(in_epoch);
         let spec = LoaderSpec { epochs: Some(epochs + epochs / 8 + 1), ..self.spec.clone() };
         let extent = data::extent(&self.documents, &spec).map_err(TrainError::Data)?;
-        let mut rows = 0;
-        let ends = extent.by_epoch.iter().map(|of_epoch| {
-            rows += of_epoch;
-            rows.div_ceil(in_step)
-        });
+        let ends = extent.ends.iter().map(|end| end.div_ceil(of.gradient_accumulation_steps.into()));
         let mut ends: Vec<u64> = ends.take_while(|end| *end <= total).collect();
         ends.dedup();
         Ok(ends)
+    }
+
+    /// Optimizer steps of a run that goes on at a place behind so many; none where the data say nothing new of it. Where the
+    /// number of parts has changed, what was left of an epoch makes other rows than the whole would have.
+    pub(crate) fn total_from(&self, config: &Config, position: &Position, done: u64) -> Result<Option<u64>> {
+        let is_in_parts = self.documents.corpus.parts() > 1 || position.parts() > 1 || !position.before.is_empty();
+        let passes = config.run.num_epochs;
+        if !is_in_parts || config.training.fixed_steps().is_some() || passes.of_last() < 1.0 {
+            return Ok(None);
+        }
+        let spec = LoaderSpec { epochs: Some(passes.begun()), ..self.spec.clone() };
+        let left = data::remaining(&self.documents, &spec, position.clone()).map_err(TrainError::Data)?;
+        Ok(Some(done + left.div_ceil(config.training.gradient_accumulation_steps.into())))
     }
 
     /// Optimizer steps of the run.
@@ -300,7 +311,7 @@ pub fn check_data(config: &Config, source: &ModelSource, rows: usize, stop: Stop
         return Err(TrainError::Config(problems));
     }
     let plan = Plan::new(config, source)?;
-    let encoded = Encoded::read(config, source, &plan, stop)?;
+    let encoded = Encoded::read(config, source, &plan, None, stop)?;
     let row = encoded.sequence_len;
     let feed = Feed::new(config, encoded, row)?;
     let notes: String = feed.encoded.notes.iter().map(|note| format!("Note: {note}\n")).collect();

@@ -3,7 +3,7 @@
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 
-use program::{ArenaKind, Entry, EntryKind, Instruction, Launch, ParameterSlot, Program, TensorRef};
+use program::{ArenaKind, Entry, EntryKind, Instruction, Launch, ParameterSlot, Phase, Program, TensorRef};
 
 use crate::source::ModelSource;
 
@@ -32,7 +32,7 @@ pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -
 /// routed. A launch is a product where each result costs as many FLOPs as a row of what it multiplies is long.
 fn visited(program: &Program, entry: &Entry) -> f64 {
     let tokens = entry.variant.map_or(1, |variant| variant.batch * variant.seq_len) as f64;
-    let products = entry.steps.iter().filter(|step| step.provenance.phase == "forward").filter(|step| {
+    let products = entry.steps.iter().filter(|step| step.provenance.phase == Phase::Forward).filter(|step| {
         let Instruction::Launch(Launch { inputs, outputs, .. }) = &step.instruction else { return false };
         let reads_weights = inputs.iter().any(|at| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights);
         let (Some(x), Some(y)) = (inputs.first(), outputs.first()) else { return false };
@@ -44,7 +44,7 @@ fn visited(program: &Program, entry: &Entry) -> f64 {
 
 /// Factors of the products of the forward pass.
 fn forward_operands(entry: &Entry) -> impl Iterator<Item = &TensorRef> {
-    let forward = entry.steps.iter().filter(|step| step.provenance.phase == "forward");
+    let forward = entry.steps.iter().filter(|step| step.provenance.phase == Phase::Forward);
     forward.flat_map(|step| match &step.instruction {
         Instruction::Gemm(gemm) => vec![&gemm.a, &gemm.b],
         _ => Vec::new(),

@@ -40,7 +40,7 @@ pub(crate) enum Part {
     End { interrupted: bool },
 }
 
-fn failed(failure: Failure) -> TrainError {
+pub(crate) fn failed(failure: Failure) -> TrainError {
     TrainError::Node { text: format!("the run was ended by {failure}"), code: failure.code }
 }
 
@@ -50,6 +50,24 @@ pub(crate) fn root(nodes: Option<&Nodes>, error: TrainError) -> TrainError {
     let is_root = |nodes: &Nodes, failure: &Failure| failure.node != nodes.node || failure.code == LOST;
     let told = |nodes: &Nodes| nodes.failure().filter(|failure| is_root(nodes, failure));
     nodes.and_then(told).map_or(error, failed)
+}
+
+/// An error on node 0 where a node has other facts.
+pub(crate) fn agree(nodes: &Nodes, what: &str, facts: &Facts) -> Result<()> {
+    let own = facts.to_json().to_string();
+    if nodes.node != 0 {
+        return nodes.send(0, Channel::Reply, &[own.as_bytes()]).map_err(failed);
+    }
+    let mut differences = Vec::new();
+    for node in nodes.others() {
+        let bytes = nodes.receive(node, Channel::Reply, what).map_err(failed)?;
+        let other = Facts::from_json(&serde_json::from_slice(&bytes).unwrap_or_default());
+        differences.extend(facts.differences(node, &other));
+    }
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(TrainError::Usage(format!("the nodes do not have the same run:\n  {}", differences.join("\n  "))))
 }
 
 impl Device {
@@ -80,21 +98,7 @@ impl Device {
 
     /// An error where a node has other facts than node 0.
     pub(crate) fn agree(&self, what: &str, facts: &Facts) -> Result<()> {
-        let Some(nodes) = &self.nodes else { return Ok(()) };
-        let own = facts.to_json().to_string();
-        if nodes.node != 0 {
-            return nodes.send(0, Channel::Reply, &[own.as_bytes()]).map_err(failed);
-        }
-        let mut differences = Vec::new();
-        for node in nodes.others() {
-            let bytes = nodes.receive(node, Channel::Reply, what).map_err(failed)?;
-            let other = Facts::from_json(&serde_json::from_slice(&bytes).unwrap_or_default());
-            differences.extend(facts.differences(node, &other));
-        }
-        if differences.is_empty() {
-            return Ok(());
-        }
-        Err(TrainError::Usage(format!("the nodes do not have the same run:\n  {}", differences.join("\n  "))))
+        self.nodes.as_ref().map_or(Ok(()), |nodes| agree(nodes, what, facts))
     }
 
     /// An error where a node has compiled something else.
@@ -189,7 +193,7 @@ impl Follower {
         let over = || self.nodes.failure().is_some();
         let mut trainer = Trainer::unless_stopped(config, self.source.clone(), self.device.clone(), &over)?;
         trainer.begin_digest();
-        observer.line(&format!("Node {} follows node 0, which tells how the run goes on", self.nodes.node));
+        observer.line(&format!("Node {} follows node 0", self.nodes.node));
         loop {
             let order = self.next(observer)?;
             if order.first() != Some(&b'{') && order.first() != Some(&b'"') {

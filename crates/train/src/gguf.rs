@@ -89,7 +89,7 @@ pub fn write_gguf(model: &Path, description: &str, encoding: &str, output: &Path
         TrainError::Usage(format!("`{encoding}` is not a supported GGUF encoding, expected one of {known}"))
     })?;
     if output.symlink_metadata().is_ok() {
-        let text = format!("{} is there already, expected nothing: nothing is overwritten", output.display());
+        let text = format!("{} already exists: nothing is overwritten", output.display());
         return Err(TrainError::Usage(text));
     }
     let of: Description = serde_json::from_str(description).expect("a description is made by this package");
@@ -234,7 +234,7 @@ impl Frequencies {
 
 /// Reads the file as another program would and holds every element against the model's.
 fn verify(files: &Weights, of: &Description, table: &[GgufTensor], output: &Path) -> Result<()> {
-    let wrong = |what: String| TrainError::Failed(format!("{}: written and read again, {what}", output.display()));
+    let wrong = |what: String| TrainError::Failed(format!("{}: written and read back, {what}", output.display()));
     let file = GgufFile::open(output).map_err(|e| TrainError::Failed(e.to_string()))?;
     if !file.tensors().eq(table) {
         return Err(wrong("the table of tensors is another".to_owned()));

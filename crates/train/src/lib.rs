@@ -44,6 +44,7 @@ mod nodes;
 mod opening;
 mod peft;
 mod plan;
+mod portions;
 mod preflight;
 mod prequantised;
 pub mod preview;

@@ -84,7 +84,7 @@ fn request(text: &str) -> Result<Request<'_>> {
     {
         let count: usize = count.parse().map_err(|_| wrong("too large a number"))?;
         if count == 0 {
-            return Err(wrong("there is no machine with 0 of them"));
+            return Err(wrong("expected at least one GPU"));
         }
         counts.push(count);
         name = rest;
@@ -118,7 +118,7 @@ pub fn read(path: &Path) -> Result<Machine> {
     parse(&text).map_err(|why| TrainError::Usage(format!("{}: this is not a machine: {why}", path.display())))
 }
 
-fn parse(text: &[u8]) -> std::result::Result<Machine, String> {
+pub(crate) fn parse(text: &[u8]) -> std::result::Result<Machine, String> {
     let value: Value = serde_json::from_slice(text).map_err(|e| format!("no JSON: {e}"))?;
     from_json(&value)
 }
@@ -154,7 +154,7 @@ pub fn calibrated(present: &Machine, device: &str, driver: &str) -> Option<Machi
     })
 }
 
-fn to_json(machine: &Machine) -> Value {
+pub(crate) fn to_json(machine: &Machine) -> Value {
     let Machine { efficiency, link, .. } = machine;
     let products = &efficiency.products;
     let (origin, date) = match &machine.origin {

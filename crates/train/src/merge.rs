@@ -22,6 +22,7 @@ use crate::peft;
 use crate::prequantised;
 use crate::quantise;
 use crate::quantised_base::{self, QuantisedBase};
+use crate::source::stacks;
 use crate::staged::Staged;
 use crate::weights::read_as_f32;
 use crate::written::Written;
@@ -89,7 +90,7 @@ fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
 /// What [`merge`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merged {
-    /// Weights that an adapter was added to.
+    /// Tensors that an adapter was added to.
     pub adapted: usize,
     /// Tensors in all.
     pub tensors: usize,
@@ -123,7 +124,7 @@ pub fn merge(
     let config = HfConfig::read(model)?;
     handed_on(model)?;
     handed_on(adapter)?;
-    let base = prequantised::weights(model)?;
+    let base = prequantised::weights(model)?.unstacked(&stacks(&names.adapters)).map_err(TrainError::model_file)?;
     let adapters = Weights::open(adapter).map_err(TrainError::model_file)?;
     let transposed = peft::says_transposed(adapter)?;
     let targets = targets(&base, &adapters, (&options, &rules), renamed, transposed).map_err(|problems| {
@@ -135,17 +136,26 @@ pub fn merge(
         trained_on.as_ref().map(|of| packed_weights(&base, of, renamed, adapter)).transpose()?.unwrap_or_default();
     // What was quantised is written in the type of the rest.
     let saved = config.dtype().unwrap_or(DType::BF16);
-    let info = |name: &&str| {
+    let dtype_of = |name: &str| {
         let view = base.get(name).map_err(TrainError::model_file)?;
         let dtype = if view.is_dequantised() { saved } else { view.dtype };
-        let dtype = packed.get(*name).map_or(dtype, |of| of.dtype);
-        Ok(TensorInfo { name: (*name).to_owned(), dtype, shape: view.shape.to_vec() })
+        Ok::<_, TrainError>(packed.get(name).map_or(dtype, |of| of.dtype))
     };
-    let tensors = base.names().iter().map(info).collect::<Result<Vec<_>>>()?;
+    // Tensors, and what lies behind one another in each: itself, or the matrices of a stack.
+    let mut parts: BTreeMap<&str, BTreeMap<usize, &str>> = BTreeMap::new();
+    for name in base.names() {
+        let (whole, first) = base.whole_of(name).unwrap_or((name, 0));
+        parts.entry(whole).or_default().insert(first, name);
+    }
+    let info = |(name, of): (&&str, &BTreeMap<usize, &str>)| {
+        let (shape, first) = (base.get(name).map_err(TrainError::model_file)?.shape.to_vec(), of[&0]);
+        Ok(TensorInfo { name: (*name).to_owned(), dtype: dtype_of(first)?, shape })
+    };
+    let tensors = parts.iter().map(info).collect::<Result<Vec<_>>>()?;
     let floats = tensors.iter().filter(|t| t.dtype.is_float());
     let dtype = floats.max_by_key(|t| t.bytes()).map_or(DType::F32, |t| t.dtype);
     let done = Merged {
-        adapted: targets.values().filter(|change| matches!(change, Change::Added(_))).count(),
+        adapted: parts.values().filter(|of| of.values().any(|name| is_added(&targets, name))).count(),
         tensors: tensors.len(),
         bytes: tensors.iter().map(TensorInfo::bytes).sum(),
         quantised: trained_on.map(|of| quantised_base::text(of.made)),
@@ -154,19 +164,19 @@ pub fn merge(
     Staged::clear_abandoned(&written.owner, output)?;
     let staged = Staged::begin(&written, output)?;
     let mut pairs = Pairs::default();
-    write_weights(staged.path(), tensors, |tensor| {
-        go_on(stop)?;
-        if let Some(Change::Replaced(name)) = targets.get(&tensor.name) {
+    let mut bytes_of = |name: &str| -> Result<Vec<u8>> {
+        let dtype = dtype_of(name)?;
+        if let Some(Change::Replaced(name)) = targets.get(name) {
             let whole = adapters.get(name).map_err(TrainError::model_file)?;
-            return Ok(whole.to_host().map_err(TrainError::unreadable)?.cast(tensor.dtype).bytes);
+            return Ok(whole.to_host().map_err(TrainError::unreadable)?.cast(dtype).bytes);
         }
-        let weight = base.get(&tensor.name).map_err(TrainError::model_file)?;
-        let weight = match packed.get(&tensor.name) {
+        let weight = base.get(name).map_err(TrainError::model_file)?;
+        let weight = match packed.get(name) {
             Some(of) => values(of, &weight)?,
             None => weight.to_host().map_err(TrainError::unreadable)?,
         };
-        let weight = if weight.dtype == tensor.dtype { weight } else { weight.cast(tensor.dtype) };
-        let Some(Change::Added(of)) = targets.get(&tensor.name) else { return Ok(weight.bytes) };
+        let weight = if weight.dtype == dtype { weight } else { weight.cast(dtype) };
+        let Some(Change::Added(of)) = targets.get(name) else { return Ok(weight.bytes) };
         let read = |which: &str| {
             let name = format!("{}{}.{which}", peft::PREFIX, of.module);
             adapters.get(&name).map_err(TrainError::model_file)?.to_host().map_err(TrainError::unreadable)
@@ -174,6 +184,14 @@ pub fn merge(
         let pair = pairs.of(&of.module, |which| read(&format!("{which}.weight")))?;
         let magnitude = options.magnitudes.then(|| read("lora_magnitude_vector")).transpose()?;
         Ok(adapted::added(&weight, of, pair, magnitude.as_ref(), transposed).bytes)
+    };
+    write_weights(staged.path(), tensors, |tensor| {
+        let mut bytes = Vec::with_capacity(tensor.bytes());
+        for name in parts[tensor.name.as_str()].values() {
+            go_on(stop)?;
+            bytes.append(&mut bytes_of(name)?);
+        }
+        Ok(bytes)
     })?;
     write_files(&config, dtype, model, None, staged.path())?;
     write_companions_of_adapter(adapter, staged.path())?;
@@ -225,6 +243,10 @@ enum Change {
     Added(AdapterOf),
     /// It has the whole weight under this name.
     Replaced(String),
+}
+
+fn is_added(targets: &BTreeMap<String, Change>, weight: &str) -> bool {
+    matches!(targets.get(weight), Some(Change::Added(_)))
 }
 
 /// Each weight that an adapter changes, by its name in the model's files; or what does not fit.

@@ -32,6 +32,37 @@ pub struct StepMetrics {
     /// Quantisers whose largest magnitude did not fit the scale that earlier steps gave, NaN where a magnitude was not
     /// finite; none where nothing is quantised.
     pub fp8_clipped: Option<f64>,
+    /// What the routers of a mixture of experts did; none without any.
+    pub routers: Option<RouterMetrics>,
+}
+
+/// The routings of one step, over all layers with experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouterMetrics {
+    /// Each expert's part of all choices: they add up to 1.
+    pub load: Vec<f64>,
+    /// Mean entropy of the probabilities of a token's experts; the logarithm of their number where they are even.
+    pub entropy: f64,
+    /// The loss of uneven loads before its coefficient: as many as a token has experts where all is even.
+    pub loss: f64,
+}
+
+impl RouterMetrics {
+    /// From the sums of a step.
+    pub(crate) fn of(sums: &[f32]) -> Option<RouterMetrics> {
+        let (choices, [routings, entropy, loss]) = sums.split_last_chunk::<3>()?;
+        let [all, routings] = [choices.iter().sum::<f32>(), *routings].map(|sum| f64::from(sum).max(1.0));
+        Some(RouterMetrics {
+            load: choices.iter().map(|count| f64::from(*count) / all).collect(),
+            entropy: f64::from(*entropy) / routings,
+            loss: f64::from(*loss) / routings,
+        })
+    }
+
+    /// The load of the busiest expert, in even loads.
+    pub fn busiest(&self) -> f64 {
+        self.load.iter().copied().fold(0.0, f64::max) * self.load.len() as f64
+    }
 }
 
 /// One pass over the validation data.
@@ -58,13 +89,15 @@ impl StepMetrics {
         let epoch = self.epoch.map(|epoch| format!(" | Epoch {epoch:.2}")).unwrap_or_default();
         let gib = |bytes: usize| format!(" | {:.2} GiB", bytes as f64 / (1u64 << 30) as f64);
         let memory = self.memory.map(gib).unwrap_or_default();
+        let routers = self.routers.as_ref().map(|of| format!(" | Busiest expert: {:.2}x", of.busiest()));
+        let routers = routers.unwrap_or_default();
         let suppressed = match (self.applied, self.loss_scale) {
             (true, _) => String::new(),
             (false, None) => " | update suppressed: the gradient is not finite".to_owned(),
             (false, Some(scale)) => format!(" | update skipped: the gradient overflows at a loss scale of {scale}"),
         };
         format!(
-            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{epoch}{mfu}{memory}{suppressed}",
+            "Step {}{total} | Loss: {:.4} | Norm: {:.2} | LR: {rate} | {:.2}s | {speed:.0} tok/s{epoch}{mfu}{memory}{routers}{suppressed}",
             self.step, self.loss, self.grad_norm, self.seconds
         )
     }
@@ -91,6 +124,14 @@ impl StepMetrics {
         }
         if let Some(clipped) = self.fp8_clipped {
             event["fp8_clipped"] = if clipped.is_finite() { json!(clipped as u64) } else { Value::Null };
+        }
+        if let Some(of) = &self.routers {
+            // Six digits: a line has one number for each expert.
+            let short = |x: &f64| (x * 1e6).round() / 1e6;
+            event["expert_load"] = of.load.iter().map(short).collect::<Vec<f64>>().into();
+            event["busiest_expert"] = of.busiest().into();
+            event["router_entropy"] = of.entropy.into();
+            event["router_loss"] = of.loss.into();
         }
         event
     }
@@ -146,11 +187,19 @@ mod tests {
             ceiling: None,
             memory: None,
             fp8_clipped: None,
+            routers: None,
         };
         let line = "Step 0/1000 | Loss: 2.3456 | Norm: 1.23 | LR: 1.00e-05 | 2.34s | 223891 tok/s";
         assert_eq!(metrics.line(Some(1000)), line);
         let metrics = StepMetrics { epoch: Some(0.5), mfu: Some(0.4871), memory: Some(3 << 29), ..metrics };
         assert_eq!(metrics.line(Some(1000)), format!("{line} | Epoch 0.50 | MFU: 48.7 % | 1.50 GiB"));
+        let routers = RouterMetrics::of(&[3.0, 1.0, 0.0, 4.0, 2.0, 4.0, 6.0]);
+        let expected = RouterMetrics { load: vec![0.375, 0.125, 0.0, 0.5], entropy: 1.0, loss: 1.5 };
+        let expected = RouterMetrics { entropy: 4.0 / 2.0, loss: 6.0 / 2.0, ..expected };
+        assert_eq!(routers, Some(expected));
+        let metrics = StepMetrics { routers, ..metrics };
+        assert!(metrics.line(None).ends_with("1.50 GiB | Busiest expert: 2.00x"), "{}", metrics.line(None));
+        assert_eq!(metrics.to_json()["expert_load"], json!([0.375, 0.125, 0.0, 0.5]));
         assert_eq!(scientific(0.0), "0.00e+00");
         assert_eq!(scientific(0.00255), "2.55e-03");
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use net::{Channel, Facts, Failure, JoinError, LOST, Nodes, Place, Token};
 use options::Setting;
 
 use crate::config::{Config, Problem};
-use crate::device;
+use crate::device::{Device, DeviceRequest};
+use crate::encoded::CACHE_VARIABLE;
 use crate::error::{Result, TrainError};
 use crate::run::Observer;
 
@@ -52,7 +53,11 @@ fn of_process(name: &str) -> Option<String> {
 }
 
 /// Comes together with the other nodes; none where the run has no others.
-pub fn come_together(config: &Config, observer: &mut dyn Observer) -> Result<Option<Arc<Nodes>>> {
+pub fn come_together(
+    config: &Config,
+    request: &DeviceRequest,
+    observer: &mut dyn Observer,
+) -> Result<Option<Arc<Nodes>>> {
     let Some(place) = place(config, &of_process).map_err(|problem| TrainError::Config(vec![*problem]))? else {
         return Ok(None);
     };
@@ -60,12 +65,13 @@ pub fn come_together(config: &Config, observer: &mut dyn Observer) -> Result<Opt
     let asked = std::cell::RefCell::new(observer);
     let mut note = |text: String| asked.borrow_mut().line(&text);
     let mut stop = || asked.borrow_mut().interrupted();
-    let nodes = net::join(&place, &token, &facts(config), &mut note, &mut stop).map_err(|error| match error {
-        JoinError::Stopped => TrainError::Stopped,
-        JoinError::Differ(_) => TrainError::Usage(error.to_string()),
-        JoinError::Lost(text) => TrainError::Node { text, code: LOST },
-        JoinError::Failed(text) => TrainError::Failed(text),
-    })?;
+    let nodes =
+        net::join(&place, &token, &facts(config, request), &mut note, &mut stop).map_err(|error| match error {
+            JoinError::Stopped => TrainError::Stopped,
+            JoinError::Differ(_) => TrainError::Usage(error.to_string()),
+            JoinError::Lost(text) => TrainError::Node { text, code: LOST },
+            JoinError::Failed(text) => TrainError::Failed(text),
+        })?;
     for node in nodes.others() {
         let address = nodes.address(node).map(|address| address.to_string()).unwrap_or_default();
         asked.borrow_mut().line(&format!("Node {} is connected to node {node} at {address}", nodes.node));
@@ -90,15 +96,16 @@ fn is_for_ray(config: &Config, environment: Environment<'_>) -> bool {
 }
 
 /// What nodes must have in common before they read anything.
-fn facts(config: &Config) -> Facts {
+fn facts(config: &Config, request: &DeviceRequest) -> Facts {
     let given = config.to_json();
     let options = given.as_object().into_iter().flatten().filter(|(name, _)| !OWN.contains(&name.as_str()));
     let mut facts: BTreeMap<String, String> =
         options.map(|(name, value)| (format!("`{name}`"), value.to_string())).collect();
     facts.insert("version of surogate".into(), env!("CARGO_PKG_VERSION").into());
-    facts.insert("arithmetic".into(), device::instructions_of_cpu());
+    facts.extend(Device::facts(request));
     facts.insert("task".into(), config.task.name().into());
     facts.insert("`distributed.num_nodes`".into(), config.nodes().to_string());
+    facts.insert("nodes of a host".into(), of_a_host(config).to_string());
     facts.insert("ranks of a node".into(), config.local_ranks().to_string());
     Facts(facts)
 }
@@ -186,12 +193,47 @@ fn place(config: &Config, environment: Environment<'_>) -> std::result::Result<O
     Ok(Some(Place { node, nodes, rendezvous, patience: Duration::from_secs(of.timeout.into()) }))
 }
 
-/// The folder in which this node keeps its encoded rows, made for this user alone; none where no option names one.
+/// Nodes in a row that are of one host and read the same rows: the processes that torchrun starts on a machine. Those that
+/// were started otherwise read for themselves.
+pub(crate) fn of_a_host(config: &Config) -> usize {
+    together(config, &of_process)
+}
+
+fn together(config: &Config, environment: Environment<'_>) -> usize {
+    let by_torchrun = config.multi_node.distributed.node_rank.is_none() && environment("RANK").is_some();
+    let local = environment("LOCAL_WORLD_SIZE").and_then(|text| text.parse::<usize>().ok());
+    let divides = |local: &usize| *local > 0 && config.nodes().is_multiple_of(*local);
+    local.filter(|local| by_torchrun && divides(local)).unwrap_or(1)
+}
+
+/// The folder in which this node keeps its encoded rows, made for this user alone; none where one node has no folder of its
+/// own, or another place is named for encoded rows.
 pub(crate) fn own_folder(config: &Config) -> Option<std::result::Result<PathBuf, String>> {
-    let folder = config.multi_node.distributed.worker_output_dir.as_ref()?;
-    let node = place(config, &of_process).ok().flatten().map_or(0, |place| place.node);
-    let folder = PathBuf::from(folder).join(format!("node-{node}"));
-    Some(options::cache::prepare(&folder).map(|()| folder))
+    let written = config.multi_node.distributed.worker_output_dir.as_ref();
+    let elsewhere = !config.data.data_cache.is_auto() || of_process(CACHE_VARIABLE).is_some();
+    if written.is_none() && (config.nodes() == 1 || elsewhere) {
+        return None;
+    }
+    let node = place(config, &of_process).ok().flatten().map_or(0, |place| place.node) / of_a_host(config);
+    let base =
+        written.map_or_else(|| temporary_folder(config, &std::env::temp_dir()), |folder| Ok(PathBuf::from(folder)));
+    Some(base.and_then(|base| {
+        let folder = base.join(format!("node-{node}"));
+        options::cache::prepare(&folder).map(|()| folder)
+    }))
+}
+
+/// `surogate-NAME` of the run in a folder that others may write, of this user alone.
+fn temporary_folder(config: &Config, place: &Path) -> std::result::Result<PathBuf, String> {
+    let model = || config.model.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
+    let name = config.run.run_name.clone().unwrap_or_else(model);
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let folder = place.join(format!("surogate-{}", name.chars().map(plain).collect::<String>()));
+    // Anybody may write a link there.
+    if std::fs::symlink_metadata(&folder).is_ok_and(|data| data.is_symlink()) {
+        return Err(format!("{} is a link", folder.display()));
+    }
+    options::cache::prepare(&folder).map(|()| folder)
 }
 
 /// Where a launcher lets processes meet.
@@ -281,6 +323,33 @@ mod tests {
             let problem = found(options, &[]).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_folder_in_a_place_of_all_users_is_of_this_user_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = temporary_folder(&config("{}"), place.path()).unwrap();
+        assert_eq!(folder, place.path().join("surogate-m"));
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&folder).unwrap());
+        assert_eq!(mode & 0o777, 0o700, "{mode:o}");
+        assert_eq!(temporary_folder(&config("{}"), place.path()), Ok(folder.clone()));
+        std::fs::remove_dir(&folder).unwrap();
+        std::os::unix::fs::symlink(place.path(), &folder).unwrap();
+        let why = temporary_folder(&config("{}"), place.path()).unwrap_err();
+        assert!(why.ends_with("surogate-m is a link"), "{why}");
+    }
+
+    #[test]
+    fn processes_of_torchrun_on_a_host_read_the_same_rows() {
+        let found = |distributed: &str, variables: &[(&str, &str)]| {
+            let get = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
+            together(&config(distributed), &get)
+        };
+        let torchrun = [("RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+        assert_eq!(found("{num_nodes: 4}", &torchrun), 2);
+        assert_eq!(found("{num_nodes: 4, node_rank: 1}", &torchrun), 1);
+        assert_eq!(found("{num_nodes: 3}", &torchrun), 1);
+        assert_eq!(found("{num_nodes: 4}", &[("SLURM_PROCID", "1")]), 1);
     }
 
     #[test]

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{
-    AdapterOptions, CompileOptions, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions, PlanOptions,
-    RecomputeOptions, Sharding, Training,
+    AdapterOptions, CompileOptions, Compression, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions,
+    PlanOptions, RecomputeOptions, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
 use serde_json::json;
 use tensor::packed::{Quantisation, Target};
 
-use crate::config::{self, Config, MachineFacts, Problem, Reason, Reasons};
+use crate::config::{self, Config, GradientCompression, MachineFacts, Problem, Reason, Reasons};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
@@ -64,6 +64,7 @@ impl Plan {
         let stored = prequantised::decide(config, source, dtype, &mut problems)?;
         notes.extend(stored.note);
         check_quants(config, !stored.packings.is_empty(), &mut problems);
+        problems.extend(check_compression(config));
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {
@@ -116,11 +117,11 @@ fn passes(notes: &mut Vec<String>) -> Result<Option<usize>> {
     const NAME: &str = "SUROGATE_PASSES";
     let Some(text) = std::env::var_os(NAME) else { return Ok(None) };
     let text = text.to_string_lossy();
-    let all = compiler::OPTIONAL.len();
+    let all = compiler::Pass::OPTIONAL.len();
     let Some(limit) = text.parse().ok().filter(|limit| *limit <= all) else {
         return Err(TrainError::Usage(format!("{NAME} is `{text}`, expected a whole number from 0 to {all}")));
     };
-    let skipped = &compiler::OPTIONAL[limit..];
+    let skipped: Vec<&str> = compiler::Pass::OPTIONAL[limit..].iter().map(|pass| pass.name()).collect();
     if !skipped.is_empty() {
         notes.push(format!("{NAME}={limit} leaves out {}", skipped.join(", ")));
     }
@@ -169,6 +170,17 @@ fn memory_options(config: &Config) -> PlanOptions {
     }
 }
 
+/// Gradients that do not travel are not compressed.
+fn check_compression(config: &Config) -> Option<Problem> {
+    let of = config.sharding.gradient_compression;
+    (of != GradientCompression::None && config.ranks() == 1).then(|| {
+        let message =
+            format!("`gradient_compression: {}` needs several GPUs: on one, gradients do not travel", of.name());
+        let hint = "remove `gradient_compression`, or set `gpus` or `distributed.num_nodes` to 2 or more";
+        config.mistake("gradient_compression", message, Some(hint.into()))
+    })
+}
+
 /// What several ranks keep their share of alone.
 fn sharding(config: &Config) -> Sharding {
     let of = &config.sharding;
@@ -177,7 +189,11 @@ fn sharding(config: &Config) -> Sharding {
     let gradients = level(2) || of.shard_gradients == Setting::Value(true);
     let weights = level(3) || of.shard_weights == Setting::Value(true);
     let (ranks, sequence) = (config.ranks(), config.sequence());
-    Sharding { ranks, sequence, gradients, weights, open, ..Sharding::default() }
+    let compression = match of.gradient_compression {
+        GradientCompression::None => Compression::None,
+        GradientCompression::BFloat16 => Compression::Bf16,
+    };
+    Sharding { ranks, sequence, gradients, weights, open, compression, ..Sharding::default() }
 }
 
 /// What options that are left open come to where nothing is decided: one device, and what the model itself says.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tensor::DType;
 use tensor::storage::Packing;
 
-use crate::config::{Config, Init, Problem, Recipe};
+use crate::config::{Config, Init, Problem};
 use crate::error::{Result, TrainError};
 use crate::hf_config;
 use crate::source::ModelSource;
@@ -75,7 +75,7 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
     let of = &config.qlora;
     for (path, on) in [("qlora_bnb", of.qlora_bnb), ("qlora_fp8", of.qlora_fp8), ("qlora_fp4", of.qlora_fp4)] {
         if on {
-            let message = format!("`{path}: true`, but the model comes quantised ({form})");
+            let message = format!("`{path}: true`, but the model is already quantized ({form})");
             let hint = format!("remove `{path}`, or take the model's unquantised repository");
             problems.push(config.mistake(path, message, Some(hint)));
         }
@@ -88,10 +88,10 @@ pub fn decide(config: &Config, source: &ModelSource, dtype: DType, problems: &mu
     }
     let what = if packings.is_empty() {
         format!("its weights are dequantised to {dtype} while they are loaded")
-    } else if config.precision.recipe == Recipe::Bf16 {
+    } else if !config.precision.recipe.quantises_weights() {
         format!("its linears stay in their codes, and products read their values in {dtype}")
     } else {
         format!("its linears stay in their codes, of whose values in {dtype} the recipe makes its own")
     };
-    Ok(Stored { packings, note: Some(format!("the model comes quantised ({form}): {what}")) })
+    Ok(Stored { packings, note: Some(format!("the model is already quantized ({form}): {what}")) })
 }

@@ -48,7 +48,7 @@ pub fn find(
 /// `rmsnorm (forward, layer 3, llama.py:41)`
 fn place(from: &Provenance) -> String {
     let layer = from.layer.as_ref().map(|layer| format!("layer {layer}"));
-    let parts = [Some(from.phase.to_owned()), layer, from.at.clone()].into_iter().flatten();
+    let parts = [Some(from.phase.name().to_owned()), layer, from.at.clone()].into_iter().flatten();
     let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
     format!("{} ({})", from.op, parts.join(", "))
 }

@@ -40,7 +40,7 @@ pub(crate) struct Live<'a> {
 fn compare_carried(source: &ModelSource, folder: &Path) -> Result<()> {
     let (own, found) = (source.carried(&source.folder)?, source.carried(folder)?);
     if own.names() != found.names() {
-        return Err(differs("a part that is taken over is not there as a whole".to_owned()));
+        return Err(differs("a part that is copied is incomplete".to_owned()));
     }
     for name in own.names() {
         let (one, other) =
@@ -238,7 +238,7 @@ fn allowed(dtype: DType) -> f64 {
 }
 
 fn differs(what: String) -> TrainError {
-    TrainError::Failed(format!("the exported result was read again and differs from the live model: {what}"))
+    TrainError::Failed(format!("the exported result was read back and differs from the model in memory: {what}"))
 }
 
 fn check_form(slot: &ParameterSlot, view: &TensorView<'_>) -> Result<()> {

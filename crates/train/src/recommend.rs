@@ -166,7 +166,7 @@ fn tried(config: &Config, all: &[Candidate], planned: impl Fn(&Config) -> Result
 fn best(found: &[Tried]) -> Option<Tried> {
     let speed = |of: &Tried| match of.of.recipe {
         Recipe::Bf16 => of.tokens_per_second,
-        _ => of.tokens_per_second / WORTH_EIGHT_BITS,
+        Recipe::Fp8Hybrid | Recipe::Nvfp4 => of.tokens_per_second / WORTH_EIGHT_BITS,
     };
     let most = found.iter().map(speed).fold(0.0, f64::max);
     let near = found.iter().filter(|of| speed(of) >= AS_FAST * most);

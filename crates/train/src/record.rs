@@ -180,6 +180,14 @@ impl Known<'_> {
             "a hundredth of the run's steps, at most 100",
         );
         choose("deterministic", json!(true), "every kernel in use gives the same bits each time");
+        let (copies, because) = match self.device {
+            _ if config.multi_node.distributed.num_nodes > 1 => (false, "several nodes use NCCL"),
+            "cpu" => (false, "the ranks of a CPU share its memory"),
+            _ => (true, "the GPUs are in one process"),
+        };
+        for name in ["memcpy_all_gather", "memcpy_send_recv"] {
+            choose(name, json!(copies), because);
+        }
         for row in Offload::ROWS {
             choose(row.name, json!(false), "it stays on the device");
         }

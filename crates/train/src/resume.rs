@@ -183,7 +183,7 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
     }
     let hint = Some(SAME_BEGINNING.to_owned());
     if let (Some(then), Some(now)) = (&state.data, trainer.data_digest())
-        && *then != now
+        && !then.is_of(&now)
     {
         let message = format!(
             "the documents are not those of the checkpoint ({} then, {} now; contents are compared, too)",
@@ -196,12 +196,21 @@ pub fn check(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<Vec<Strin
     }
     let held_out = trainer.feed.as_ref().and_then(|feed| feed.validation_digest());
     if let (Some(then), Some(now)) = (&state.validation, held_out)
-        && *then != now
+        && !then.is_of(&now)
     {
         notes.push(format!(
             "the documents held out for evaluation are not those of the checkpoint ({} then, {} now; contents are \
              compared, too): losses on them do not go on from those before",
             then.documents, now.documents
+        ));
+    }
+    let then = state.position.as_ref().map(|position| position.parts());
+    if let (Some(then), Some(now)) = (then, trainer.data_digest().map(|now| now.parts))
+        && then != now
+    {
+        notes.push(format!(
+            "the data were in {} and are in {now} now: what is left of the epoch is dealt again, no document of it twice",
+            crate::words::count(then as u64, "part")
         ));
     }
     if state.surogate != env!("CARGO_PKG_VERSION") {

@@ -231,7 +231,7 @@ fn forget_lost_best(place: &RunFolder, trainer: &mut Trainer) -> Option<String> 
     }
     trainer.progress.judged.best = None;
     Some(format!(
-        "the best evaluation so far was after {}, but there is no {}: `load_best_model_at_end` looks for the best from here on",
+        "the best evaluation so far was after {}, but there is no {}: `load_best_model_at_end` searches for the best from here on",
         words::count(best.step, "step"),
         folder.display()
     ))
@@ -467,9 +467,9 @@ impl Run {
             if !self.publish(trainer, &merged, true, observer)? {
                 return self.stop(trainer, observer);
             }
-            observer.line(&format!("Merged: {} (loaded again and compared with the live model)", merged.display()));
+            observer.line(&format!("Merged: {} (read back and compared with the model in memory)", merged.display()));
         }
-        observer.line(&format!("Result: {} (loaded again and compared with the live model)", result.display()));
+        observer.line(&format!("Result: {} (read back and compared with the model in memory)", result.display()));
         observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &judged));
         Ok(Outcome::Finished(result))
     }

@@ -60,9 +60,9 @@ impl Kept {
             files.metadata().get(key).cloned().ok_or_else(|| wrong(&format!("has no `{key}` in its metadata")))
         };
         let names: Vec<String> =
-            serde_json::from_str(&text(NAMES)?).map_err(|_| wrong("`names` is no list of names"))?;
+            serde_json::from_str(&text(NAMES)?).map_err(|_| wrong("`names` is not a list of names"))?;
         let steps = text(STEPS)?.parse::<i32>().ok().filter(|steps| *steps >= 0);
-        let steps = steps.ok_or_else(|| wrong("`steps` is no number of steps"))?;
+        let steps = steps.ok_or_else(|| wrong("`steps` is not a number of steps"))?;
         let view = files.get(HISTORY).map_err(TrainError::model_file)?;
         let [rows, window] = view.shape[..] else { return Err(wrong("`amax_history` is not [quantisers, window]")) };
         if view.dtype != DType::F32 || rows != names.len() || window == 0 {
@@ -70,7 +70,7 @@ impl Kept {
         }
         let history = view.to_host().map_err(TrainError::unreadable)?.to_f32();
         if history.iter().any(|entry| !entry.is_finite() || (*entry <= 0.0 && *entry != UNUSED)) {
-            return Err(wrong("`amax_history` holds a number that is no magnitude"));
+            return Err(wrong("`amax_history` holds a number that is not a magnitude"));
         }
         let rows = history.chunks(window).map(|row| row.iter().copied().filter(|entry| *entry > 0.0).collect());
         Ok(Kept { entries: names.into_iter().zip(rows).collect(), steps })

@@ -148,10 +148,12 @@ impl Scoring {
             batch: of.count,
             seq_len: of.length,
             input_ids: Vec::with_capacity(size),
+            away: None,
             position_ids: Vec::with_capacity(size),
             targets: Vec::with_capacity(size),
             weights: Vec::with_capacity(size),
             document_start: Vec::with_capacity(size),
+            present: Vec::with_capacity(size),
         };
         for row in 0..of.count {
             let sequences = of.rows.get(row).map_or(&[][..], Vec::as_slice);
@@ -166,6 +168,8 @@ impl Scoring {
             while batch.input_ids.len() < begin + of.length {
                 let length = most.min(begin + of.length - batch.input_ids.len());
                 put(&mut batch, begin, &vec![0; length], &[], 0);
+                batch.present.truncate(batch.input_ids.len() - length);
+                batch.present.resize(batch.input_ids.len(), 0.0);
             }
         }
         batch
@@ -179,6 +183,7 @@ fn put(batch: &mut Batch, row: usize, ids: &[i32], targets: &[i32], scored: usiz
     batch.input_ids.extend(ids);
     batch.position_ids.extend(0..ids.len() as i32);
     batch.document_start.extend(std::iter::repeat_n(start as i32, ids.len()));
+    batch.present.extend(std::iter::repeat_n(1.0, ids.len()));
     batch.targets.extend(std::iter::repeat_n(IGNORE, ignored));
     batch.targets.extend(&targets[targets.len().saturating_sub(scored)..]);
     batch.weights.extend(std::iter::repeat_n(0.0, ignored));

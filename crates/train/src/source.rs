@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use data::safetensors::Weights;
+use data::safetensors::{Stack, Weights};
 use data::{Batch, IGNORE};
-use graph::{Dim, Element, Model, ValueType};
+use graph::{AdapterForm, Dim, Element, Model, ValueType};
 use options::Setting;
 use serde_json::Value;
 use tensor::DType;
@@ -33,6 +33,12 @@ pub struct ModelSource {
     pub folder: PathBuf,
     pub config: HfConfig,
     pub model: Model,
+}
+
+/// Tensors in files that have, behind one another, matrices which are parameters: what adapters know as parameters of three
+/// axes.
+pub(crate) fn stacks(adapters: &AdapterForm) -> Vec<Stack<'_>> {
+    adapters.stacks.iter().map(|stack| Stack { name: &stack.name, parts: &stack.parts }).collect()
 }
 
 /// Rejects a model that reads what no batch brings.
@@ -128,10 +134,11 @@ impl ModelSource {
     fn tensors(&self, folder: &Path) -> Result<Weights> {
         let form = &self.model.files;
         let files = prequantised::weights(folder)?.without(&form.computed).renamed(&form.renamed);
-        Ok(match &form.base_prefix {
+        let files = match &form.base_prefix {
             Some(prefix) => files.prefixed(prefix),
             None => files,
-        })
+        };
+        files.unstacked(&stacks(&self.model.adapters)).map_err(TrainError::model_file)
     }
 
     /// How results name a parameter: as the model's own files, or as published files do where there are none.

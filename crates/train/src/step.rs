@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use data::{Batch, IGNORE};
 use program::{Arch, EntryKind, Reading, Variant, scalar};
-use tensor::DType;
 
 use crate::engine::Engine;
 use crate::error::{Result, TrainError};
-use crate::metrics::{EvaluationMetrics, StepMetrics};
+use crate::metrics::{EvaluationMetrics, RouterMetrics, StepMetrics};
 use crate::trainer::{Progress, Trainer};
 use crate::{flops, probe};
 
@@ -155,7 +154,9 @@ impl Trainer {
 
     /// Runs forward and backward passes.
     fn micro_steps(&mut self, batches: Vec<Batch>, one_per_row: bool) -> Result<Fed> {
-        if batches.iter().all(|batch| batch.weight_sum() == 0.0) {
+        // Others know of the batches that they have.
+        let is_untrained = |batch: &Batch| batch.weight_sum() == 0.0 && batch.away.is_none_or(|tokens| tokens == 0);
+        if batches.iter().all(is_untrained) {
             let text = "no token of the step is trained: every label is -100 or has no token before it";
             return Err(TrainError::Usage(text.into()));
         }
@@ -184,7 +185,9 @@ impl Trainer {
         let engine = self.engine.as_mut().expect("micro-steps ran in it");
         write_update_scalars(engine, step, updates, learning_rate)?;
         engine.update()?;
-        let results = engine.read_scalars(&RESULTS)?;
+        let reported = engine.program().scalar(scalar::ROUTER_REPORT).is_some();
+        let names: Vec<&str> = RESULTS.into_iter().chain(reported.then_some(scalar::ROUTER_REPORT)).collect();
+        let results = engine.read_scalars(&names)?;
         self.progress.step += 1;
         self.progress.micro_step += fed.batches.len() as u64;
         self.flight.started = Some(Started { fed, results, step, learning_rate, begin });
@@ -198,7 +201,7 @@ impl Trainer {
         };
         let engine = self.engine.as_mut().expect("a step ran in it");
         let values = engine.finish_scalars(results)?;
-        let [sum, weight, grad_norm, applied, loss_scale, clipped] = values[..] else {
+        let [sum, weight, grad_norm, applied, loss_scale, clipped, ref routers @ ..] = values[..] else {
             panic!("as many results as were requested")
         };
         let applied = applied != 0.0;
@@ -234,6 +237,7 @@ impl Trainer {
             ceiling,
             memory,
             fp8_clipped: quantised.then_some(f64::from(clipped)),
+            routers: RouterMetrics::of(routers),
         }))
     }
 
@@ -243,13 +247,13 @@ impl Trainer {
         Some(tokens_per_second * flops::per_token(program, &self.source, sequence_len)?)
     }
 
-    /// The rate at which the device was measured to multiply matrices of the weights' type, FLOP/s; none for a CPU,
-    /// of which nothing was measured.
+    /// What the device was measured to reach at most on the products of a micro-step, each in its type, FLOP/s; none for a
+    /// CPU, of which nothing was measured.
     fn ceiling(&self) -> Option<f64> {
         let machine = &self.device.machine;
-        let slot = self.engine.as_ref()?.program().layout.parameters.first()?;
-        let of_f32 = slot.dtype() == DType::F32;
-        (machine.arch != Arch::Cpu).then_some(if of_f32 { machine.f32_flops } else { machine.bf16_flops })
+        let program = self.engine.as_ref()?.program();
+        let entry = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep)?;
+        (machine.arch != Arch::Cpu).then(|| program::products_ceiling(entry, machine))?
     }
 
     /// Why the run cannot continue after a step, in words: a loss that is no number, or gradients that stay none, whose
@@ -375,8 +379,12 @@ fn write_update_scalars(engine: &mut Engine, step: u64, updates: u64, learning_r
     engine.set_i32(scalar::STEP, step as i32)
 }
 
-/// Tokens of documents in which something is trained: padding does not count.
+/// Tokens of documents in which something is trained: padding does not count. Of a batch of another node those of all
+/// documents.
 pub(crate) fn tokens(batch: &Batch) -> u64 {
+    if let Some(tokens) = batch.away {
+        return tokens as u64;
+    }
     let rows = batch.document_start.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len));
     let in_row = |(starts, targets): (&[i32], &[i32])| -> u64 {
         let mut sum = 0;

@@ -23,7 +23,7 @@ pub fn time_breakdown(engine: &mut Engine, variant: Variant) -> Result<Value> {
             json!({
                 "kind": kind_of(step),
                 "op": step.provenance.op,
-                "phase": step.provenance.phase,
+                "phase": step.provenance.phase.name(),
                 "layer": step.provenance.layer.as_ref().map(crate::decisions::number),
                 "seconds": time,
                 "planned": seconds(step, &program, Seen::default()),
@@ -58,7 +58,7 @@ pub fn by_class(program: &Program, timed: &[(usize, Vec<f64>)], seen: Seen) -> V
     let mut classes: BTreeMap<String, ClassTime> = BTreeMap::new();
     for (entry, times) in timed {
         for (step, time) in program.entries[*entry].steps.iter().zip(times) {
-            let name = format!("{}, {}", kind_of(step), step.provenance.phase);
+            let name = format!("{}, {}", kind_of(step), step.provenance.phase.name());
             let class = classes.entry(name.clone()).or_insert_with(|| ClassTime { name, ..ClassTime::default() });
             class.count += 1;
             class.seconds += time;

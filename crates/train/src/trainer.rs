@@ -107,7 +107,7 @@ impl Trainer {
         let plan = Plan::new(&config, &source)?;
         preflight::check(&config, &source, &plan)?;
         let encoded = match config.data.datasets {
-            Some(_) => Some(Encoded::read(&config, &source, &plan, stop)?),
+            Some(_) => Some(Encoded::read(&config, &source, &plan, device.nodes.as_deref(), stop)?),
             None => None,
         };
         let config = Arc::new(recommended(&config, &source, &device.machine, encoded.as_ref())?);
@@ -178,8 +178,11 @@ impl Trainer {
 
     /// Goes on in the data, and with what is done, where a checkpoint was written.
     pub(crate) fn take_up(&mut self, state: &State) -> Result<()> {
-        if let (Some(feed), Some(position)) = (&mut self.feed, state.position) {
-            feed.seek(position)?;
+        if let (Some(feed), Some(position)) = (&mut self.feed, &state.position) {
+            if let Some(total) = feed.total_from(&self.config, position, state.progress.step)? {
+                self.schedule = Some(LearningRate::new(&self.config.optimizer, total));
+            }
+            feed.seek(position.clone())?;
         }
         self.progress = state.progress.clone();
         Ok(())

@@ -158,7 +158,7 @@ fn the_result_has_the_weights_of_the_best_evaluation() {
         let mut resumed = options.clone();
         resumed["resume_from_checkpoint"] = json!(true);
         let lines = run(&output, &resumed, None);
-        assert!(lines.iter().any(|line| line.contains("looks for the best from here on")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("searches for the best from here on")), "{lines:?}");
         assert_eq!(read(output.join(folder)), read(output.join("checkpoint-8")));
     }
 }

@@ -28,14 +28,15 @@ fn rendezvous() -> String {
 fn options(ranks: usize, more: &Value) -> Value {
     let options = json!({
         "device": "cpu", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6 / ranks,
-        "torch_dtype": "float32",
+        "torch_dtype": "float32", "data_cache": "off",
     });
     merged(options, more)
 }
 
 fn begin(config: Arc<Config>, observer: &mut Lines) -> Result<Outcome> {
-    let nodes = train::come_together(&config, observer)?;
-    let request = DeviceRequest { nodes, threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) };
+    let request = DeviceRequest { threads: Some(2), ..DeviceRequest::of(&config, Vec::new()) };
+    let nodes = train::come_together(&config, &request, observer)?;
+    let request = DeviceRequest { nodes, ..request };
     train::run(config, source(), Arc::new(Device::open(&request)?), observer)
 }
 
@@ -92,10 +93,31 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     names.map(|name| (name.clone(), std::fs::read(folder.join(name)).unwrap())).collect()
 }
 
+/// A file of rows of tokens: as long as rows of a batch may be, or of any length up to that.
+fn rows_of_tokens(folder: &Path, name: &str, rows: usize, full: bool) -> Value {
+    let row = |row: usize| {
+        let length = if full { 64 } else { 8 + (row * 29) % 57 };
+        let ids: Vec<String> = (0..length).map(|i| (3 + (row * 7919 + i * 104_729) % 500).to_string()).collect();
+        format!("{{\"input_ids\": [{}]}}\n", ids.join(","))
+    };
+    let path = folder.join(name);
+    std::fs::write(&path, (0..rows).map(row).collect::<String>()).unwrap();
+    json!([{"path": path, "type": "tokens"}])
+}
+
+/// Runs with every row of the data for itself and in the order of the data, so that steps have the rows that they have in one
+/// process: equal to the bit, or where ranks have other rows of them to `most`.
 #[track_caller]
-fn same_as_ranks(count: usize, gpus: usize, more: &Value) {
-    let more = merged(json!({"max_steps": 4, "eval_steps": 2, "save_steps": 100}), more);
+fn same_as_ranks(count: usize, gpus: usize, most: Option<f64>, more: &Value) {
     let place = tempfile::tempdir().unwrap();
+    let full = more["sample_packing"] != false;
+    let data = json!({
+        "max_steps": 4, "eval_steps": 2, "save_steps": 100, "shuffle": false,
+        "datasets": rows_of_tokens(place.path(), "train.jsonl", 200, full),
+        "validation_datasets": rows_of_tokens(place.path(), "validation.jsonl", 20, full),
+    });
+    let data = if most.is_none() { merged(data, &json!({"per_device_train_batch_size": 1})) } else { data };
+    let more = merged(data, more);
     let (one, several) = (place.path().join("one"), place.path().join("several"));
     alone(&one, count * gpus, &more, None);
     for (node, (outcome, lines)) in nodes(&several, count, gpus, &more, nothing).into_iter().enumerate() {
@@ -105,43 +127,108 @@ fn same_as_ranks(count: usize, gpus: usize, more: &Value) {
     }
     let (expected, found) = (recorded(&one), recorded(&several));
     assert!(expected.0.len() == 4 && expected.1.len() == 2, "{expected:?}");
-    assert_eq!(found, expected, "{count} nodes of {gpus} ranks, {more}");
-    for part in ["checkpoint-4", if more["lora"] == false { "model" } else { "adapter" }] {
-        let expected = files(&one.join(part));
-        assert!(!expected.is_empty());
-        assert!(files(&several.join(part)) == expected, "{part}: {count} nodes of {gpus} ranks, {more}");
+    let what = format!("{count} nodes of {gpus} ranks, {more}");
+    let Some(most) = most else {
+        assert_eq!(found, expected, "{what}");
+        for part in ["checkpoint-4", if more["lora"] == false { "model" } else { "adapter" }] {
+            let expected = files(&one.join(part));
+            assert!(!expected.is_empty());
+            assert!(files(&several.join(part)) == expected, "{part}: {what}");
+        }
+        return;
+    };
+    assert!(
+        found.0.iter().zip(&expected.0).any(|(found, expected)| found != expected),
+        "{what}: ranks have the same rows"
+    );
+    let close =
+        |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < most, "{what}: {found} {expected}");
+    for (found, expected) in found.0.iter().zip(&expected.0) {
+        close(found[0], expected[0]);
+        close(found[1], expected[1]);
+        assert_eq!(found[2], expected[2], "{what}: tokens");
     }
+    found.1.iter().zip(&expected.1).for_each(|(found, expected)| close(*found, *expected));
 }
 
 #[test]
 fn two_nodes_train_all_weights_as_two_ranks() {
-    same_as_ranks(2, 1, &json!({"lora": false, "learning_rate": 1e-3}));
+    same_as_ranks(2, 1, None, &json!({"lora": false, "learning_rate": 1e-3}));
 }
 
 #[test]
 fn three_nodes_train_adapters_with_dropout_as_three_ranks() {
-    same_as_ranks(3, 1, &json!({"lora_dropout": 0.1}));
+    same_as_ranks(3, 1, None, &json!({"lora_dropout": 0.1}));
 }
 
 #[test]
 fn nodes_of_several_ranks_train_as_all_of_them() {
-    same_as_ranks(3, 2, &json!({"sample_packing": false, "shuffle": false, "optimizer": "adamw_8bit"}));
-    same_as_ranks(2, 3, &json!({"lora": false, "optimizer": "normuon", "learning_rate": 1e-3}));
+    // A row has another mask of dropout on another rank.
+    let more = json!({"sample_packing": false, "optimizer": "adamw_8bit", "lora_dropout": 0.0});
+    same_as_ranks(3, 2, Some(1e-4), &more);
+    same_as_ranks(2, 3, Some(1e-5), &json!({"lora": false, "learning_rate": 1e-3}));
 }
 
 #[test]
+fn gradients_in_bf16_travel_between_nodes_as_between_ranks() {
+    let more = json!({"lora": false, "learning_rate": 1e-3, "gradient_compression": "bf16"});
+    same_as_ranks(2, 1, None, &more);
+    same_as_ranks(3, 1, None, &merged(more, &json!({"zero_level": 2, "optimizer": "adamw_8bit"})));
+}
+
+/// One pass over data whose rows are packed and shuffled: every token once, whoever trains on it, also where the number of nodes
+/// changes on the way.
+#[test]
+fn nodes_train_on_every_document_once() {
+    let place = tempfile::tempdir().unwrap();
+    let data = json!({
+        "max_steps": -1, "num_epochs": 1, "eval_steps": 100, "save_steps": 100, "logging_steps": 1,
+        "datasets": rows_of_tokens(place.path(), "train.jsonl", 301, false),
+    });
+    let tokens = |output: &Path| recorded(output).0.iter().map(|step| step[2]).sum::<f64>();
+    for more in [json!({}), json!({"sample_packing": false})] {
+        let more = merged(data.clone(), &more);
+        let place = place.path().join(format!("packed-{}", more["sample_packing"]));
+        let (straight, broken) = (place.join("straight"), place.join("broken"));
+        alone(&straight, 1, &more, None);
+        let ended = nodes(&place.join("two"), 2, 1, &more, nothing);
+        assert!(matches!(ended[0].0, Ok(Outcome::Finished(_))), "{ended:?}");
+        assert_eq!(tokens(&place.join("two")), tokens(&straight));
+        // Two nodes, then three, then one process.
+        let stopped = |node: usize| if node == 0 { (json!({}), Some(2)) } else { nothing(node) };
+        let ended = nodes(&broken, 2, 1, &more, stopped);
+        assert!(matches!(ended[0].0, Ok(Outcome::Interrupted(_))), "{ended:?}");
+        assert!(matches!(ended[1].0, Ok(Outcome::NotBegun)), "{ended:?}");
+        let again = merged(more.clone(), &json!({"resume_from_checkpoint": true}));
+        let ended = nodes(&broken, 3, 1, &again, stopped);
+        assert!(matches!(ended[0].0, Ok(Outcome::Interrupted(_))), "{ended:?}");
+        let said = ended[0].1.join("\n");
+        assert!(
+            said.contains("the data were in 2 parts and are in 3 now: what is left of the epoch is dealt again"),
+            "{said}"
+        );
+        let finished = alone(&broken, 1, &again, None);
+        assert!(matches!(finished, Outcome::Finished(_)), "{finished:?}");
+        assert_eq!(tokens(&broken), tokens(&straight), "{more}");
+    }
+}
+
+/// With the rows of steps as they are in one process, a run goes on with any number of nodes as if nothing had been.
+#[test]
 fn a_run_goes_on_with_another_number_of_nodes() {
     let place = tempfile::tempdir().unwrap();
-    for more in [json!({"lora": false, "learning_rate": 1e-3}), json!({})] {
-        let more = merged(json!({"max_steps": 6, "eval_steps": 3, "save_steps": 100}), &more);
+    let data = json!({
+        "max_steps": 6, "eval_steps": 3, "save_steps": 100, "logging_steps": 1, "shuffle": false,
+        "datasets": rows_of_tokens(place.path(), "train.jsonl", 200, true),
+        "validation_datasets": rows_of_tokens(place.path(), "validation.jsonl", 20, true),
+    });
+    for more in [json!({"lora": false, "learning_rate": 1e-3}), json!({"lora_dropout": 0.0})] {
+        let more = merged(data.clone(), &more);
         let place = place.path().join(format!("lora-{}", more["lora"]));
         let (straight, broken) = (place.join("straight"), place.join("broken"));
         alone(&straight, 1, &more, None);
-        let ended = nodes(&broken, 2, 1, &merged(json!({"logging_steps": 1}), &more), |node| {
-            if node == 0 { (json!({}), Some(2)) } else { nothing(node) }
-        });
+        let ended = nodes(&broken, 2, 1, &more, |node| if node == 0 { (json!({}), Some(2)) } else { nothing(node) });
         assert!(matches!(ended[0].0, Ok(Outcome::Interrupted(_))), "{ended:?}");
-        assert!(matches!(ended[1].0, Ok(Outcome::NotBegun)), "{ended:?}");
         let again = merged(more.clone(), &json!({"resume_from_checkpoint": true}));
         let ended = nodes(&broken, 3, 1, &again, nothing);
         assert!(matches!(ended[0].0, Ok(Outcome::Finished(_))), "{ended:?}");

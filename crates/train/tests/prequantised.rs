@@ -164,7 +164,7 @@ fn training_begins_at_the_values_and_results_are_plain() {
             let packed = trainer.plan.compile.stored.len();
             let kept = lora && form != "compressed_tensors_nvfp4";
             assert_eq!(packed, if kept { 21 } else { 0 }, "{form}, lora: {lora}");
-            assert!(notes.contains("the model comes quantised ("), "{notes}");
+            assert!(notes.contains("the model is already quantized ("), "{notes}");
             assert_eq!(
                 (notes.contains("stay in their codes"), notes.contains("dequantised to bf16")),
                 (kept, !kept),
@@ -211,7 +211,7 @@ fn what_is_quantised_is_not_quantised_again() {
         for option in ["qlora_bnb", "qlora_fp8", "qlora_fp4"] {
             let error = trainer(&folder, json!({option: true, "torch_dtype": "bfloat16"})).map(|_| ()).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{form}");
-            let wanted = format!("`{option}: true`, but the model comes quantised (");
+            let wanted = format!("`{option}: true`, but the model is already quantized (");
             assert!(error.to_string().contains(&wanted), "{error}");
         }
     }

@@ -125,8 +125,8 @@ def weighted_sum(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | No
     accumulate: add to the results instead of overwriting them"""
 
 def sum_pieces(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
-    """The sum of pieces of equal lengths, in their order. pieces f32 [count, n] → sum f32 [n]. With `accumulate`,
-    added to it.
+    """The sum of pieces of equal lengths in f32, in their order. pieces f32 or bf16 [count, n] → sum f32 [n]. With
+    `accumulate`, added to it.
 
     accumulate: add to the result instead of overwriting it"""
 
@@ -361,12 +361,13 @@ def sum_heads(*inputs: Tensor | Parameter) -> Any:
     """The heads of a token added up, in f32 and always in the same order: y[…, 0, d] = Σ over h of x[…, h, d]. x […,
     heads, D] → y […, 1, D]."""
 
-def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
+def linear(*inputs: Tensor | Parameter, bias: bool | each[bool] | None = None, transposed: bool | each[bool] | None = None, f32: bool | each[bool] | None = None, scale: float | each[float] | None = None, columns: list[int] | each[list[int]] | None = None) -> Any:
     """y = x·wᵀ (+ bias), then y[…, start:start+len] += scale·t·bᵀ for each adapter. x […, K], w [N, K], or [K, N] if
     `transposed`, bias [N] if `bias`, then for each adapter t […, r] and b [len, r] → y […, N].
 
     bias: the third input is a bias
     transposed: the weight is [K, N]: y = x·w
+    f32: the result is f32 whatever x and w are; without a bias
     scale: factor of the adapters, 1 if absent
     columns: first column and number of columns of each adapter; they may not overlap; absent for none"""
 
@@ -659,29 +660,40 @@ def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int]
     shape: of the result
     accumulate: add to dw instead of overwriting it"""
 
-def expert_load(*inputs: Tensor | Parameter) -> Any:
+def expert_load(*inputs: Tensor | Parameter, scores: str | each[str] | None = None) -> Any:
     """What experts are given: load[0, e] is the number of choices of expert e, load[1, e] the sum over the tokens of
-    the softmax of their logits. logits […, E], index i32 […, k] of `route` → load f32 [2, E]. Only the
-    probabilities have a gradient."""
+    its probabilities p, load[2, e] that of −p·ln p, whose sum over e is the entropy. Tokens whose `present` is 0
+    do not count. logits […, E], index i32 […, k] of `route` (, present f32 […]) → load f32 [3, E]. Only the
+    probabilities have a gradient, and only those of a softmax.
+
+    scores: softmax, or sigmoid divided by their sum; softmax if absent"""
 
 def expert_load_backward(*inputs: Tensor | Parameter) -> Any:
-    """Gradient of `expert_load`: with s the softmax of a token's logits, s·(d[1] − Σ s·d[1]). logits […, E], d f32
-    [2, E] → like logits."""
+    """Gradient of `expert_load`: with s the softmax of a token's logits and c = d[1] − (1 + ln s)·d[2], s·(c − Σ
+    s·c), 0 for tokens that do not count. logits […, E], d f32 [3, E] (, present f32 […]) → like logits."""
 
-def balanced_loss(*inputs: Tensor | Parameter, factor: float | each[float], layers: int | each[int]) -> Any:
+def balanced_loss(*inputs: Tensor | Parameter, factor: float | each[float], top_k: int | each[int]) -> Any:
     """The loss of each token with that of uneven loads added: token_loss + factor·Σ over e of load[0, e]·load[1, e]
-    ÷ (tokens·layers)². token_loss f32 […], load f32 [2, E], the sum of the layers' `expert_load` → like
-    token_loss.
+    ÷ n², where n is the number of tokens that count times that of the layers, which the choices tell. token_loss
+    f32 […], load f32 [3, E], the sum of the layers' `expert_load` → like token_loss.
 
     factor: the coefficient times the number of experts
-    layers: layers whose loads were added"""
+    top_k: experts of a token"""
 
-def balanced_loss_backward(*inputs: Tensor | Parameter, factor: float | each[float], layers: int | each[int]) -> Any:
-    """Gradient of the load of `balanced_loss`: d[1] = Σ dy · factor·load[0] ÷ (tokens·layers)², d[0] = 0: choices
-    have none. dy f32 […], load f32 [2, E] → f32 [2, E].
+def balanced_loss_backward(*inputs: Tensor | Parameter, factor: float | each[float], top_k: int | each[int]) -> Any:
+    """Gradient of the load of `balanced_loss`: d[1] = Σ dy · factor·load[0] ÷ n², d[0] = d[2] = 0: choices have
+    none. dy f32 […], load f32 [3, E] → f32 [3, E].
 
     factor: the coefficient times the number of experts
-    layers: layers whose loads were added"""
+    top_k: experts of a token"""
+
+def router_report(*inputs: Tensor | Parameter, top_k: int | each[int], accumulate: bool | each[bool] | None = None) -> Any:
+    """What is logged of loads, as sums that may be added up: the choices of each expert, then the number of routings
+    n, the sum of their entropies, and n times the loss of uneven loads, E·Σ load[0, e]·load[1, e] ÷ n². load f32
+    [3, E], the sum of the layers' `expert_load` → f32 [E + 3]. With `accumulate`, added to.
+
+    top_k: experts of a token
+    accumulate: add to the result instead of overwriting it"""
 
 def transpose(*inputs: Tensor | Parameter, columns: int | each[int], shape: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:
     """The transpose of x, whose elements are taken as a matrix of `columns` columns; the result, of as many rows,

@@ -136,7 +136,7 @@ class Workers:
             wanted = ", ".join(f"{int(count)} {name}" for name, count in bundle.items())
             names = ", ".join(str(machine) for machine in self.machines)
             text = f"Ray gives no room for a worker with {wanted} on each of {names}, waited {seconds:.0f} s"
-            raise RunError(f"{text}\n  hint: others use them: see `ray status`")
+            raise RunError(f"{text}\n  hint: other jobs use them: see `ray status`")
         kind = ray.remote(Node)
         for number in range(len(self.machines)):
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)

@@ -4,7 +4,7 @@ transformers, with the same parameter names."""
 from .activation import Activation, activation
 from .adapters import EXPERTS_AS_PARAMETERS, STACKED_EXPERTS, experts_as_parameters
 from .attention import Attention
-from .config import Balance, DecoderConfig, MixtureConfig, count_of_experts
+from .config import Balance, DecoderConfig, MixtureConfig, Routing, count_of_experts
 from .decoder import CausalLM, Decoder, DecoderLayer, TextPart
 from .delta import GatedDeltaNet
 from .dropout import dropout
@@ -52,6 +52,7 @@ __all__ = [
     "Rotation",
     "Rotations",
     "Router",
+    "Routing",
     "TextPart",
     "activation",
     "count_of_experts",

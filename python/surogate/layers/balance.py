@@ -1,4 +1,4 @@
-"""What layers give their experts, carried from layer to layer for the loss that evens it out."""
+"""What layers give their experts, carried from layer to layer for the log and the loss that evens it out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .experts import Mixture
 
 
 class Counted(Module):
-    """A layer that is called with what the layers before it gave their experts, f32 [2, experts], and adds its own."""
+    """A layer that is called with what the layers before it gave their experts, f32 [3, experts], and adds its own. The
+    last argument is the batch."""
 
     def __init__(self, layer: Module) -> None:
         vars(self).update(vars(layer))  # the names of its parameters stay what they are
@@ -21,5 +22,5 @@ class Counted(Module):
         layer.path = self.path
         x = layer(x, *shared)
         for mixture in mixtures:
-            load = load + mixture.load()
+            load = load + mixture.load(shared[-1].present)
         return x, load

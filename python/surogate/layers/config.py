@@ -15,8 +15,15 @@ class Balance:
     """The loss of uneven loads of experts, over all layers that have them."""
 
     coefficient: float
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens are sent to experts, in all layers that have them."""
+
     experts: int
-    layers: int
+    top_k: int
+    scores: str = "softmax"
 
 
 class DecoderConfig(HeadsConfig):
@@ -43,6 +50,8 @@ class DecoderConfig(HeadsConfig):
         super().derive(reader)
         #: The loss of uneven loads, where the config wants one.
         self.balance: Balance | None = None
+        #: Of mixtures, their routing.
+        self.routing: Routing | None = None
         share = None if self.share is None else reader.take("partial_rotary_factor") or self.share
         self.rope = self.rope.complete(reader, self.head_dim, self.max_position_embeddings, self.theta, share)
 
@@ -62,8 +71,10 @@ class MixtureConfig(DecoderConfig):
         if self.num_experts_per_tok > self.num_experts:
             reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {self.num_experts} experts")
         layers = self.num_hidden_layers if sparse is None else sparse
+        if layers:
+            self.routing = Routing(self.num_experts, self.num_experts_per_tok)
         if self.output_router_logits and self.router_aux_loss_coef and layers:
-            self.balance = Balance(self.router_aux_loss_coef, self.num_experts, layers)
+            self.balance = Balance(self.router_aux_loss_coef)
 
 
 def count_of_experts(reader: Reader, default: int, name: str = "num_experts") -> int:

@@ -38,7 +38,7 @@ class Decoder(Module):
     kinds; their attention gets (x, rotate, batch). An architecture overrides `embed` where more happens to the
     embedding.
 
-    Marks `hidden.embed` and `hidden.final_norm`, and `expert_load` where the config wants the loads of experts balanced.
+    Marks `hidden.embed` and `hidden.final_norm`, and of mixtures `expert_load`.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Decoder(Module):
     ) -> None:
         self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, c.pad_token_id)
         self.rotary_emb = rotary or RotaryEmbedding(c.head_dim, c.rope)
-        self.balance = c.balance
-        if self.balance:
+        self.routing = c.routing
+        if self.routing:
             layer = Counted(layer) if isinstance(layer, Module) else {kind: Counted(of) for kind, of in layer.items()}
         self.layers = Layers(pattern or c.num_hidden_layers, layer)
         self.norm = norm or RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -66,8 +66,8 @@ class Decoder(Module):
         x = self.embed(batch)
         output("hidden.embed", x)
         rotate = self.rotary_emb(batch.position_ids)
-        if self.balance:
-            x, load = repeat(self.layers, (x, ops.zeros(shape=[2, self.balance.experts])), rotate, batch)
+        if self.routing:
+            x, load = repeat(self.layers, (x, ops.zeros(shape=[3, self.routing.experts])), rotate, batch)
             output("expert_load", load)
         else:
             x = repeat(self.layers, x, rotate, batch)

@@ -46,30 +46,36 @@ class Experts(Module):
 
 class Router(Module):
     """`weight` [experts, hidden]: a call gives each token's experts and their weights, which are the softmax of its scores,
-    over the chosen ones if `normalise`. An architecture overrides `choose` where the choice is another."""
+    over the chosen ones if `normalise`. Scores are not rounded to the run's type where `f32`. An architecture overrides
+    `choose` where the choice is another."""
 
-    def __init__(self, hidden_size: int, experts: int, *, top_k: int, normalise: bool, bias: bool = False) -> None:
+    def __init__(
+        self, hidden_size: int, experts: int, *, top_k: int, normalise: bool, bias: bool = False, f32: bool = False
+    ) -> None:
         self.weight = Parameter(experts, hidden_size)
         self.bias = Parameter(experts, init="zeros") if bias else None
         self.top_k = top_k
         self.normalise = normalise or None
+        self.f32 = f32 or None
+        #: As the operations call them.
+        self.scores = "softmax"
         #: Scores and choices of the call that was recorded last.
         self.chosen: tuple[Tensor, Tensor] | None = None
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each token."""
-        return ops.route(logits, top_k=self.top_k, scores="softmax", normalise=self.normalise)
+        return ops.route(logits, top_k=self.top_k, scores=self.scores, normalise=self.normalise)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         given = () if self.bias is None else (self.bias,)
-        logits = ops.linear(x, self.weight, *given, bias=True if given else None)
+        logits = ops.linear(x, self.weight, *given, bias=True if given else None, f32=self.f32)
         weights, index = self.choose(logits)
         self.chosen = (logits, index)
         return weights, index
 
 
 class CorrectedRouter(Router):
-    """Weights are sigmoids of the scores, times `factor`. The choice is made with `e_score_correction_bias` added to them,
+    """Weights are sigmoids of the scores, which are f32, times `factor`. The choice is made with `e_score_correction_bias` added to them,
     which is not trained, among the experts of the best `kept_groups` of `groups` groups."""
 
     def __init__(
@@ -83,12 +89,13 @@ class CorrectedRouter(Router):
         groups: int,
         kept_groups: int,
     ) -> None:
-        super().__init__(hidden_size, experts, top_k=top_k, normalise=normalise)
+        super().__init__(hidden_size, experts, top_k=top_k, normalise=normalise, f32=True)
         self.e_score_correction_bias = Parameter(experts, init="zeros", buffer=True)
+        self.scores = "sigmoid"
         self.rule = dict(factor=factor, groups=groups, kept_groups=kept_groups)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        settings = dict(top_k=self.top_k, scores="sigmoid", normalise=self.normalise, **self.rule)
+        settings = dict(top_k=self.top_k, scores=self.scores, normalise=self.normalise, **self.rule)
         return ops.route(logits, self.e_score_correction_bias, **settings)
 
 
@@ -106,10 +113,11 @@ class Mixture(Module):
     def routing(self) -> Router:
         return getattr(self, self.name)
 
-    def load(self) -> Tensor:
-        """Choices and probabilities of each expert in the call that was recorded last, f32 [2, experts]."""
+    def load(self, present: Tensor) -> Tensor:
+        """Choices, probabilities and entropies of each expert in the call that was recorded last, f32 [3, experts], of the
+        tokens that are `present`."""
         assert self.routing.chosen is not None, "a layer is recorded before its load is requested"
-        return ops.expert_load(*self.routing.chosen)
+        return ops.expert_load(*self.routing.chosen, present, scores=self.routing.scores)
 
     @region("mlp")
     def forward(self, x: Tensor) -> Tensor:

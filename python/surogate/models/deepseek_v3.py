@@ -1,6 +1,6 @@
-"""DeepSeek-V3 and R1: queries, keys and values are made of narrow latents, and a part of each key, the one that is rotated,
-is the same for all heads. From some layer on experts in place of the feed-forward layer: sigmoids of the router's scores,
-chosen within groups and with a correction that is not trained, next to one expert that every token goes through."""
+"""DeepSeek-V3 and R1: multi-head latent attention, with low-rank queries, keys and values and one rotated key part for all
+heads. Layers after the first few have a mixture of experts with sigmoid scores, experts chosen within groups by a correction
+bias that gradients do not train, and a shared expert."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..layers import (
     Mixture,
     RMSNorm,
     RotaryEmbedding,
+    Routing,
     count_of_experts,
 )
 
@@ -63,6 +64,8 @@ class SparseFields(DecoderConfig):
         elif self.num_experts_per_tok > of_group * self.topk_group:
             reader.problem("num_experts_per_tok", f"{self.num_experts_per_tok} is more than {of_group * self.topk_group} experts")
         dense = self.first_k_dense_replace or 0
+        if dense < self.num_hidden_layers:
+            self.routing = Routing(self.num_experts, self.num_experts_per_tok, scores="sigmoid")
         self.kinds = ["dense" if i < dense else "sparse" for i in range(self.num_hidden_layers)]
 
 

@@ -1,5 +1,5 @@
-"""Gemma 2: norms before and after each half of a layer, scaled embeddings, soft caps on scores and logits, and a
-sliding window in every other layer."""
+"""Gemma 2: norms before and after attention and feed-forward layer, scaled embeddings, soft caps on scores and
+logits, and a sliding window in every other layer."""
 
 from __future__ import annotations
 

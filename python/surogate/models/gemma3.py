@@ -1,5 +1,5 @@
-"""Gemma 3, of models that see images the text part: Gemma 2 with QK norm instead of a soft cap on scores, five layers with a sliding window to one
-without, and a rotation of their own for each of the two."""
+"""Gemma 3 (text model): Gemma 2 with QK norm instead of a soft cap on scores, five layers with a sliding window for each
+one without, and a rotary embedding for each of the two kinds."""
 
 from __future__ import annotations
 

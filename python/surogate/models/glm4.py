@@ -1,5 +1,5 @@
-"""GLM-4: norms before and behind each half of a layer, and a rotation of neighbouring columns in the first half of each
-head."""
+"""GLM-4: norms before and after attention and feed-forward layer, and a rotation of neighboring columns in the first half
+of each head."""
 
 from __future__ import annotations
 

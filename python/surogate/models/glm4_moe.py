@@ -1,6 +1,6 @@
-"""GLM-4.5 and 4.6, mixtures: Llama with a rotation of half of each head, biases on queries, keys and values, QK norm where
-the config wants it, and from some layer on experts in place of the feed-forward layer: routed as in DeepSeek-V3, with
-one that every token goes through."""
+"""GLM-4.5 and 4.6: Llama with a rotation of half of each head, biases on queries, keys and values, and QK norm if the
+config wants it. Layers after the first few have a mixture of experts, routed as in DeepSeek-V3, with a shared
+expert."""
 
 from __future__ import annotations
 

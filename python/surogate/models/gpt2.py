@@ -1,5 +1,5 @@
-"""GPT-2: learned positions, LayerNorm before each block, one matrix for queries, keys and values, and
-a head that is the embedding."""
+"""GPT-2: learned positions, LayerNorm before attention and feed-forward layer, one matrix for queries, keys
+and values, and a tied LM head."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GPT-OSS: attention with a sink in the softmax of each head, a sliding window in every other layer, and in every layer
-experts with biases, whose gates are clamped and whose matrices files keep stacked."""
+"""GPT-OSS: attention sinks, a sliding window in every other layer, and a mixture of experts with biases and clamped
+SwiGLU in every layer; files store the expert matrices stacked."""
 
 from __future__ import annotations
 

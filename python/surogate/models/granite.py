@@ -1,4 +1,4 @@
-"""Granite 3: Llama with four multipliers: of embeddings, scores, what each half of a layer adds, and logits."""
+"""Granite 3: Llama with multipliers on embeddings, attention scores, residual branches and logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ministral 3 and Mistral Small 3.x, of models that see images the text part: Mistral with an explicit head size;
-in Ministral 3 the rotation is scaled by YaRN and queries grow with their position."""
+"""Ministral 3 and Mistral Small 3.x (text model): Mistral with an explicit head size. In Ministral 3 the rotation
+is scaled by YaRN, and queries are scaled by their position."""
 
 from __future__ import annotations
 

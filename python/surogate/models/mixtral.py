@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts in place of the feed-forward layer."""
+"""Mixtral: Mistral with a mixture of experts in every layer."""
 
 from __future__ import annotations
 

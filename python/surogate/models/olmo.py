@@ -1,5 +1,5 @@
-"""OLMo 2 and 3: norms behind each half of a layer instead of before it, and a norm over all queries and over all keys
-at once. OLMo 3 has a sliding window in three of four layers, and scales the rotation of the others alone."""
+"""OLMo 2 and 3: norms after attention and feed-forward layer instead of before them, and QK norms over all heads at once.
+OLMo 3 has a sliding window in three of four layers, and scales the rotation of the other layers only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMoE: Llama with a norm over all queries and over all keys at once, and experts in place of the feed-forward layer."""
+"""OLMoE: Llama with QK norms over all heads at once, and a mixture of experts in every layer."""
 
 from __future__ import annotations
 

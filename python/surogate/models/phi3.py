@@ -1,5 +1,5 @@
 """Phi-3, 3.5 and 4: Llama with one matrix for queries, keys and values, one for gate and up, and a rotation that may
-leave a part of each head alone."""
+apply to a part of each head only."""
 
 from __future__ import annotations
 

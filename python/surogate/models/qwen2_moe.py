@@ -1,5 +1,5 @@
-"""Qwen2 mixtures: Qwen2 with experts in place of the feed-forward layer, and one more that every token goes through, behind
-a gate of its own."""
+"""Qwen2 MoE: Qwen2 with a mixture of experts in place of the feed-forward layer, and a shared expert with a gate of
+its own."""
 
 from __future__ import annotations
 

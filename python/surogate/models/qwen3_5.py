@@ -1,5 +1,5 @@
-"""Qwen3.5, of models that see images the text part: gated delta nets, and in every fourth layer attention whose result has a
-gate. Norms scale by 1 + weight."""
+"""Qwen3.5 (text model): gated delta nets, and in every fourth layer attention with a gated output. Norms scale by
+1 + weight."""
 
 from __future__ import annotations
 

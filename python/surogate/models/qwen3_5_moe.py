@@ -1,12 +1,12 @@
-"""Qwen3.5 mixtures: Qwen3.5 with experts in place of the feed-forward layer, and one more that every token goes through,
-behind a gate of its own."""
+"""Qwen3.5 MoE (text model): Qwen3.5 with a mixture of experts in place of the feed-forward layer, and a shared expert with
+a gate of its own."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from ..dsl import Reader, model
-from ..layers import STACKED_EXPERTS, CausalLM
+from ..layers import STACKED_EXPERTS, CausalLM, Decoder, TextPart
 from .qwen2_moe import GatedMixture, SharedExpertConfig
 from .qwen3_5 import HybridConfig, hybrid, without_exceptions
 
@@ -26,6 +26,10 @@ class Qwen3_5MoeConfig(HybridConfig, SharedExpertConfig):
         self.read_experts(reader, 256)
 
 
+def decoder(c: Qwen3_5MoeConfig) -> Decoder:
+    return hybrid(c, lambda: GatedMixture(c))
+
+
 @model(
     "Qwen3_5MoeForCausalLM",
     config=Qwen3_5MoeConfig,
@@ -36,4 +40,21 @@ class Qwen3_5MoeConfig(HybridConfig, SharedExpertConfig):
 )
 class Qwen3_5Moe(CausalLM):
     def __init__(self, c: Qwen3_5MoeConfig) -> None:
-        super().__init__(c, hybrid(c, lambda: GatedMixture(c)))
+        super().__init__(c, decoder(c))
+
+
+class Qwen3_5MoeImageConfig(Qwen3_5MoeConfig):
+    section = "text_config"
+
+
+@model(
+    "Qwen3_5MoeForConditionalGeneration",
+    config=Qwen3_5MoeImageConfig,
+    model_type="qwen3_5_moe",
+    carried=["mtp.", "model.visual."],
+    adapters=STACKED_EXPERTS,
+    examples=["Qwen/Qwen3.5-35B-A3B"],
+)
+class Qwen3_5MoeText(CausalLM):
+    def __init__(self, c: Qwen3_5MoeImageConfig) -> None:
+        super().__init__(c, TextPart(decoder(c)))

@@ -1,4 +1,4 @@
-"""Qwen3 mixtures: Qwen3 with experts in place of the feed-forward layer, but in the layers that the config leaves dense."""
+"""Qwen3 MoE: Qwen3 with a mixture of experts instead of the feed-forward layer, except in layers that the config keeps dense."""
 
 from __future__ import annotations
 

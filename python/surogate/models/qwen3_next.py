@@ -1,5 +1,5 @@
-"""Qwen3-Next: Qwen3.5 with experts in place of the feed-forward layer, one more that every token goes through, and the
-matrices of a gated delta net in two, ordered by key head."""
+"""Qwen3-Next: Qwen3.5 with a mixture of experts and a gated shared expert. Files store the projections of a gated
+delta net in two matrices, ordered by key head."""
 
 from __future__ import annotations
 

@@ -95,15 +95,15 @@ def write(runs: list[Path], output: Path | None) -> Path:
 def _history(run: Path) -> History:
     log = log_of(run)
     if log is None:
-        raise RunError(f"{run}: there is no log of a run here; name the `output_dir` of a run, or its log")
+        raise RunError(f"{run}: there is no log of a run here; give the `output_dir` of a run, or its log")
 
     def check(event: Event) -> None:
         if wrong := shape.problem(event):
-            raise RunError(f"{log}: an event `{event['event']}` is none of a run: {wrong}")
+            raise RunError(f"{log}: the event `{event['event']}` is not one of a run: {wrong}")
 
     history = history_of(log, check)
     if not history.opening:
-        raise RunError(f"{log}: this is not the log of a run, or of none that this version can read")
+        raise RunError(f"{log}: this is not the log of a run, or not one that this version can read")
     return history
 
 

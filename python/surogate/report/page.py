@@ -5,6 +5,7 @@ Knows the curves of a run; `charts.py` draws them, `sections.py` has the tables.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -158,7 +159,19 @@ def charts(history: History) -> list[Chart]:
             unit="%, matrix multiplications",
             floor=0,
         ),
+        *router_charts(of),
         *device_charts(history),
+    ]
+
+
+def router_charts(of: Callable[[str], list[tuple[float, float | None]]]) -> list[Chart]:
+    """Of mixtures of experts."""
+    if not finite(of("router_entropy")):
+        return []
+    return [
+        Chart("Busiest expert", course("choices", of("busiest_expert"), 3), unit="times an even load", floor=0),
+        Chart("Entropy of routers", course("entropy", of("router_entropy"), 2), unit="nats a token", floor=0),
+        Chart("Loss of uneven loads", course("loss", of("router_loss"), 4), unit="before its coefficient"),
     ]
 
 

@@ -100,10 +100,12 @@ _OPENING = {
     "plan": Lacking(_PLAN),
     "data": Lacking(_DATA),
 }
+#: Of mixtures of experts.
+ROUTERS = ("busiest_expert", "router_entropy", "router_loss")
 _STEP = {
     "step": COUNT,
     **dict.fromkeys(("seconds", "tokens_per_second"), NUMBER),
-    **dict.fromkeys(("loss", "grad_norm", "learning_rate", "mfu", "ceiling"), MAYBE),
+    **dict.fromkeys(("loss", "grad_norm", "learning_rate", "mfu", "ceiling", *ROUTERS), MAYBE),
     "memory": AMOUNT,
 }
 _INSTRUMENTS = ("clock_mhz", "power_watts", "power_limit_watts", "utilization", "memory_utilization", "memory_used")

@@ -60,7 +60,7 @@ def replace(path: Path, history: History) -> None:
     """Writes the file. Raises FileExistsError where one lies that this package did not write, as transformers' own."""
     fields = trainer_state(history)
     if os.path.lexists(path) and not _is_ours(path, fields):
-        raise FileExistsError(f"{path} is there already, and surogate did not write it")
+        raise FileExistsError(f"{path} already exists, and surogate did not write it")
     files.replace(path, json.dumps(fields, indent=2) + "\n")
 
 

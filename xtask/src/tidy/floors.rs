@@ -35,12 +35,12 @@ const PLAN: &[Room] = &[
     room("device", 0, &[], &[]),
     room("net", 0, &[], &[]),
     room("graph", 1, &["tensor"], &[]),
-    room("program", 1, &["tensor"], &[]),
+    room("program", 1, &["tensor", "net"], &[]),
     room("data", 1, &["tensor", "options"], &[]),
     room("ops", 2, &["tensor", "device", "graph", "program"], &[]),
     room("compiler", 3, &["tensor", "graph", "program", "ops"], &["cpu"]),
     room("cpu", 3, &["tensor", "net", "program", "ops"], &[]),
-    room("cuda", 3, &["tensor", "options", "device", "program"], &[]),
+    room("cuda", 3, &["tensor", "options", "net", "device", "program"], &[]),
     room("train", 4, &["tensor", "options", "net", "graph", "program", "data", "ops", "compiler", "cpu", "cuda"], &[]),
     room("py", 5, &["tensor", "options", "graph", "program", "data", "ops", "compiler", "cpu", "cuda", "train"], &[]),
     room("xtask", 6, &["tensor", "options", "graph", "program", "ops", "compiler", "cuda", "train"], &[]),
@@ -101,6 +101,16 @@ pub fn check(metadata: &Value) -> Vec<Finding> {
     found
 }
 
+/// Holds the table of ARCHITECTURE.md against the plan.
+pub fn check_page(page: &str) -> Vec<Finding> {
+    let row = |room: &Room| {
+        let uses = if room.uses.is_empty() { "–".to_owned() } else { room.uses.join(", ") };
+        format!("| {} | `{}` | {uses} |", room.floor, room.name)
+    };
+    let missing = PLAN.iter().map(row).filter(|row| !page.lines().any(|line| line.starts_with(row)));
+    missing.map(|row| Finding::hard("ARCHITECTURE.md", format!("has no row `{row}`"))).collect()
+}
+
 fn check_use(room: &Room, used: &str, in_tests: bool) -> Option<Finding> {
     if let Some((_, holders)) = DOORS.iter().find(|(door, _)| *door == used) {
         let allowed = in_tests || holders.contains(&room.name);
@@ -155,6 +165,14 @@ mod tests {
     fn tests_may_look_up_only_where_it_is_stated() {
         assert!(messages(&[package("compiler", &[("cpu", Some("dev"))])]).is_empty());
         assert_eq!(messages(&[package("ops", &[("cpu", Some("dev"))])]).len(), 1);
+    }
+
+    #[test]
+    fn the_page_has_a_row_of_each_crate() {
+        let page = include_str!("../../../ARCHITECTURE.md");
+        assert!(check_page(page).is_empty(), "{:?}", check_page(page));
+        let wrong = page.replace("| 1 | `graph` | tensor |", "| 1 | `graph` | tensor, options |");
+        assert_eq!(check_page(&wrong).len(), 1);
     }
 
     #[test]

@@ -48,6 +48,8 @@ const RETIRED: &[Retired] = &[
     retired_in(PLANS, "deposits", "stores"),
     retired("computed again", "recomputed"),
     retired("computes again", "recomputes"),
+    retired("computing again", "recomputation"),
+    retired("computes it again", "recomputes it"),
     retired("anew", "again"),
     retired("beside", "next to, besides, together with or concurrently with"),
     discouraged("at hand", "available"),

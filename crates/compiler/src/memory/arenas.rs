@@ -32,8 +32,6 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
     (scalar::BIAS_CORRECTION_2, DType::F32),
     (scalar::STEP, DType::I32),
     (scalar::MICRO_STEP, DType::I32),
-    (scalar::LOSS_SUM, DType::F32),
-    (scalar::WEIGHT_SUM, DType::F32),
     (scalar::GRADIENT_NORM, DType::F32),
     (scalar::GRADIENT_SCALE, DType::F32),
     (scalar::UPDATE_APPLIED, DType::F32),
@@ -42,6 +40,9 @@ pub(crate) const SCALARS: &[(&str, DType)] = &[
     (scalar::LOSS_SCALE_COUNT, DType::I32),
     (scalar::LOSS_SCALE_USED, DType::F32),
     (scalar::FP8_CLIPPED, DType::F32),
+    // Last: what is summed over ranks lies together, with what is reported of routers behind it.
+    (scalar::LOSS_SUM, DType::F32),
+    (scalar::WEIGHT_SUM, DType::F32),
 ];
 
 /// Bytes from scalar to scalar.

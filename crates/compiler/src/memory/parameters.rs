@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use graph::{Graph, Init, Parameter};
 use ops::optimizer::{block_count, blocks_of};
-use program::{ArenaId, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef};
+use program::{ArenaId, ArenaKind, Initializer, OptimizerState, PackedWeight, ParameterSlot, Shard, TensorRef};
 use tensor::{DType, HostTensor, Shape, Storage};
 
 use super::matrices::{self, Matrices};
@@ -71,6 +71,8 @@ pub(crate) struct ParameterPlan {
     pub quants_bytes: usize,
     /// What is kept from step to step in addition.
     pub states: StatePlan,
+    /// Numbers that are reported of routers.
+    report: usize,
     /// First element and number of elements of every gradient in its arena, in order.
     gradients: Vec<(usize, usize)>,
 }
@@ -95,22 +97,25 @@ impl ParameterPlan {
         };
         let blocks = blocks_of(inside.map(whole));
         let before: usize = self.gradients[..number].iter().map(|(_, elements)| block_count(*elements)).sum();
-        let at = SCALAR_BYTES + before * DType::F32.size();
+        let at = self.counted_bytes() + before * DType::F32.size();
         let sums = TensorRef::dense(arena::SCALARS, at, DType::F32, [blocks.shape[0]]);
         Squares { blocks, sums }
     }
 
-    /// The arenas of parameters and states, and their bytes.
-    pub fn arenas(&self) -> [(ArenaId, usize); 7] {
-        [
-            (arena::WEIGHTS, self.weights_bytes),
-            (arena::ADAPTERS, self.adapters_bytes),
-            (arena::GRADIENTS, self.gradients_bytes),
-            (arena::OPTIMIZER, self.optimizer_bytes),
-            (arena::MASTERS, self.masters_bytes),
-            (arena::STATES, self.states.bytes),
-            (arena::QUANTS, self.quants_bytes),
-        ]
+    /// Bytes of an arena whose contents outlive an entry; none of those that entries fill.
+    pub fn bytes(&self, of: ArenaKind) -> Option<usize> {
+        match of {
+            ArenaKind::Weights => Some(self.weights_bytes),
+            ArenaKind::Adapters => Some(self.adapters_bytes),
+            ArenaKind::Gradients => Some(self.gradients_bytes),
+            ArenaKind::Optimizer => Some(self.optimizer_bytes),
+            ArenaKind::Masters => Some(self.masters_bytes),
+            ArenaKind::Scalars => Some(self.scalar_bytes()),
+            ArenaKind::States => Some(self.states.bytes),
+            ArenaKind::Quants => Some(self.quants_bytes),
+            ArenaKind::Cache => Some(self.states.cache_bytes),
+            ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => None,
+        }
     }
 
     /// All buckets, with the runs that they are of.
@@ -146,10 +151,20 @@ impl ParameterPlan {
         self.frozen.iter().cloned().chain(runs.flat_map(|run| run.groups(&run.weight, self.ranks))).collect()
     }
 
+    /// What is reported of routers, behind the step scalars; none without any.
+    pub fn report(&self) -> Option<TensorRef> {
+        (self.report > 0).then(|| TensorRef::dense(arena::SCALARS, SCALAR_BYTES, DType::F32, [self.report]))
+    }
+
+    /// Bytes of the step scalars and of that.
+    fn counted_bytes(&self) -> usize {
+        SCALAR_BYTES + align(self.report * DType::F32.size(), ALIGNMENT_BYTES)
+    }
+
     /// Of several ranks: the sums of the squares of all, f32 [ranks · blocks], and those of each.
     pub fn gathered_squares(&self) -> [TensorRef; 2] {
         let blocks = self.buckets().map(|(_, bucket)| block_count(bucket.piece)).sum::<usize>();
-        let all = TensorRef::dense(arena::SCALARS, SCALAR_BYTES, DType::F32, [self.ranks * blocks]);
+        let all = TensorRef::dense(arena::SCALARS, self.counted_bytes(), DType::F32, [self.ranks * blocks]);
         let own = TensorRef { shape: vec![blocks], per_rank: blocks * DType::F32.size(), ..all.clone() };
         [all, own]
     }
@@ -164,7 +179,7 @@ impl ParameterPlan {
     /// Behind these, the magnitudes of a step of all ranks, f32 [ranks, quantisers]; none where nothing records any.
     pub fn gathered_magnitudes(&self) -> Option<TensorRef> {
         let histories = self.states.histories.as_ref()?;
-        let scalars = self.gathered_scalars(SCALAR_BYTES / DType::F32.size());
+        let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
         let start = align(scalars.offset + scalars.bytes(), ALIGNMENT_BYTES);
         Some(TensorRef::dense(arena::SCALARS, start, DType::F32, [self.ranks, histories.amax.len()]))
     }
@@ -172,12 +187,12 @@ impl ParameterPlan {
     /// Bytes of the step scalars and of the sums of squares behind them.
     pub fn scalar_bytes(&self) -> usize {
         if self.ranks > 1 {
-            let scalars = self.gathered_scalars(SCALAR_BYTES / DType::F32.size());
+            let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
             let gathered = self.gathered_magnitudes().unwrap_or(scalars);
             return gathered.offset + gathered.bytes();
         }
         let blocks: usize = self.gradients.iter().map(|(_, elements)| block_count(*elements)).sum();
-        SCALAR_BYTES + blocks * DType::F32.size()
+        self.counted_bytes() + blocks * DType::F32.size()
     }
 }
 
@@ -300,6 +315,7 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
         frozen: cursor.frozen,
         quants_bytes: cursor.quants,
         states,
+        report: graph.output(program::scalar::ROUTER_REPORT).map_or(0, |id| graph.value(id).shape[0]),
     };
     for index in units.into_iter().flatten() {
         let position = graph.parameters[index].merge_group.map_or(0, |(_, position)| position);

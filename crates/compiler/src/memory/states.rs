@@ -7,7 +7,6 @@ use tensor::{DType, HostTensor};
 
 use super::{ALIGNMENT_BYTES, align, arena, dtype_of};
 use crate::options::CompileOptions;
-use crate::recipes::Recipe;
 
 /// The places of all states.
 #[derive(Clone, Debug, Default)]
@@ -63,14 +62,14 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
     let records = |graph: &Graph| graph.stored.iter().any(|(_, state)| !graph.pages.contains(state));
     let recording = graphs.iter().map(|(_, _, graph)| graph).find(|graph| records(graph));
     let histories = recording.map(|graph| {
-        let Recipe::Fp8Hybrid(recipe) = options.recipe else { unreachable!("only one recipe keeps magnitudes") };
+        let window = options.recipe.history().expect("only recipes with a history record magnitudes");
         let quantisers = &graph.quantisers;
         let count = quantisers.len();
         let vector = |first: usize| TensorRef::dense(arena::STATES, places[first].offset, DType::F32, [count]);
         let scaling = Scaling {
             quantisers: quantisers.iter().map(|of| Quantiser { name: of.name.clone(), top: of.top }).collect(),
-            window: recipe.amax_history,
-            history: take(DType::F32, &[count, recipe.amax_history.max(1)]),
+            window,
+            history: take(DType::F32, &[count, window.max(1)]),
             factors: vector(0),
             steps: take(DType::I32, &[1]),
         };

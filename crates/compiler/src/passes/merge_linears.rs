@@ -66,7 +66,7 @@ fn find_groups(graph: &Graph, options: &CompileOptions) -> Vec<Vec<usize>> {
         if is_twice && node.attrs.get("columns").is_some() {
             continue;
         }
-        if is("bias") || is("transposed") || uses[parameter.value.0 as usize] != 1 {
+        if is("bias") || is("transposed") || is("f32") || uses[parameter.value.0 as usize] != 1 {
             continue;
         }
         let key = Key {

@@ -1,4 +1,4 @@
-//! Rewrites of a graph up to `fuse`, one file each. The order and its reasons are in `entry_graph` in `lib.rs`; what
+//! Rewrites of a graph up to `join_forms`, one file each (`adapters` has three). The order and its reasons are in `entry_graph` in `lib.rs`; what
 //! carries out the memory plan is in `plan/`.
 
 pub mod adapters;
@@ -12,6 +12,7 @@ pub mod expand;
 pub mod fold_constants;
 pub mod fuse;
 pub mod identities;
+pub mod join_forms;
 pub mod loss_scale;
 pub mod low_rank;
 mod magnitude;

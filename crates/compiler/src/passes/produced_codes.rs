@@ -14,8 +14,10 @@ use ops::id;
 use ops::rowwise::{Extent, form_of, quantising};
 use tensor::{Attrs, DType};
 
+use crate::CompileError;
+
 /// Rewrites every such call, and puts the form right behind what gives the tensor.
-pub fn run(graph: &mut Graph) {
+pub fn run(graph: &mut Graph) -> Result<(), CompileError> {
     let (uses, producers) = (graph.use_counts(), graph.producers());
     let mut behind: HashMap<usize, Vec<Node>> = HashMap::new();
     let mut instead: HashMap<usize, Option<Node>> = HashMap::new();
@@ -35,6 +37,7 @@ pub fn run(graph: &mut Graph) {
         graph.nodes.extend(instead.remove(&index).unwrap_or(Some(node)));
         graph.nodes.extend(behind.remove(&index).unwrap_or_default());
     }
+    Ok(())
 }
 
 /// A call of `quantise` whose tensor a form gives.

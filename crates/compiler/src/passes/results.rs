@@ -26,7 +26,8 @@ pub fn run(graph: &mut Graph, entry: &EntryOptions) -> Result<(), CompileError> 
     }
     graph.outputs.retain(|(name, _)| {
         let needed = entry.kind != EntryKind::Forward && sums.contains(&name.as_str());
-        needed || entry.keeps(name)
+        let reported = entry.kind == EntryKind::FirstMicroStep && name == scalar::ROUTER_REPORT;
+        needed || reported || entry.keeps(name)
     });
     Ok(())
 }

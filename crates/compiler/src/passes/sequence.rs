@@ -70,11 +70,11 @@ fn check(graph: &Graph, sharding: &Sharding) -> Result<(), CompileError> {
         let why = "noise on embeddings needs the documents of the whole batch, which is not available yet";
         return Err(refused(sharding, why, "leave out `neftune_noise_alpha`, or set `sequence_parallel_size: 1`"));
     }
-    if has(id::GATED_DELTA) {
-        let why = "gated delta nets carry a state through the whole row, which ranks cannot share yet";
-        return Err(refused(sharding, why, "choose `sequence_parallel_size: 1`"));
+    if let Some(node) = graph.nodes.iter().find(|node| node.op != id::ATTENTION && ops::get(node.op).mixes_tokens()) {
+        let why = format!("`{}` reads other tokens of its row, which ranks cannot share yet", ops::get(node.op).name());
+        return Err(refused(sharding, &why, "choose `sequence_parallel_size: 1`"));
     }
-    if has(id::EXPERT_LOAD) {
+    if has(id::BALANCED_LOSS) {
         let why = "the loss of uneven expert loads needs all tokens of the batch, which is not available yet";
         return Err(refused(sharding, why, "set `router_aux_loss_coef: 0`, or `sequence_parallel_size: 1`"));
     }

@@ -7,8 +7,7 @@ use program::{Choice, EntryKind, PlanDecision, Program, Reason, Subject};
 use super::MARGIN;
 use super::states::{recompute_seconds, step_seconds};
 use crate::CompileError;
-use crate::options::CompileOptions;
-use crate::recipes::Recipe;
+use crate::options::{CompileOptions, Compression};
 
 /// The program of the lowest level whose expected step is within [`MARGIN`] of the shortest.
 pub(crate) fn lowest_level(
@@ -16,7 +15,7 @@ pub(crate) fn lowest_level(
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
     let mut levels = options.sharding.levels();
-    if options.sharding.open && options.recipe != Recipe::Uniform {
+    if options.sharding.open && options.recipe.quantises_weights() {
         // Codes of weights are made from whole ones.
         levels.retain(|level| !level.weights);
     }
@@ -40,9 +39,14 @@ pub(crate) fn lowest_level(
                 None if failed.is_some() => Reason::NeededToFit,
                 None => Reason::Fastest,
             };
+            if sharding.ranks > 1 && sharding.compression != Compression::None {
+                let choice = Choice::Rounded(sharding.sent());
+                program.plan.insert(0, line(Subject::Exchange, choice, Reason::Requested, options));
+            }
             if let Some(level) = sharding.level().filter(|_| sharding.ranks > 1) {
                 let bytes = freed(&program);
-                program.plan.insert(0, PlanDecision { bytes, ..line(level, reason, options) });
+                let line = line(Subject::Sharding, Choice::Level(level), reason, options);
+                program.plan.insert(0, PlanDecision { bytes, ..line });
             }
             best = Some((step, program));
         }
@@ -62,13 +66,13 @@ fn freed(program: &Program) -> usize {
     pieces * (program.cluster.ranks - 1)
 }
 
-fn line(level: usize, reason: Reason, options: &CompileOptions) -> PlanDecision {
+fn line(subject: Subject, choice: Choice, reason: Reason, options: &CompileOptions) -> PlanDecision {
     PlanDecision {
         entry: EntryKind::Update,
         variant: options.variants[0],
-        subject: Subject::Sharding,
+        subject,
         layers: Vec::new(),
-        choice: Choice::Level(level),
+        choice,
         reason,
         bytes: 0,
         seconds: 0.0,

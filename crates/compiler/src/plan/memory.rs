@@ -1,7 +1,7 @@
 //! What a graph needs of memory, before anything is lowered.
 
 use graph::Graph;
-use program::{EntryKind, Machine, Variant};
+use program::{ArenaKind, EntryKind, Machine, Variant};
 
 use crate::lowering::{Lowering, fixed_places};
 use crate::memory::ParameterPlan;
@@ -33,10 +33,12 @@ impl<'a> Memory<'a> {
         if let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) {
             update::entry(parameters, optimizer, options.scales_loss(), options.seed, &homes, &mut lowering);
         }
-        let on_device = parameters.arenas().into_iter().filter(|(arena, _)| homes.on_device(*arena));
-        let of_parameters: usize = on_device.map(|(_, bytes)| bytes).sum();
-        let rest = lowering.batch_bytes + lowering.constants_end + parameters.scalar_bytes() + machine.context_bytes;
-        Memory { machine, fixed_bytes: of_parameters + rest, parameters, homes }
+        // All that is on the device for every entry. What an entry wants of the activations is weighed apart.
+        let fixed = ArenaKind::ALL.into_iter().filter(|kind| *kind != ArenaKind::Activations);
+        let fixed = fixed.filter(|kind| homes.on_device(kind.id()));
+        let bytes = fixed.map(|kind| parameters.bytes(kind).unwrap_or_else(|| lowering.bytes(kind)));
+        let fixed_bytes = bytes.sum::<usize>() + machine.context_bytes;
+        Memory { machine, fixed_bytes, parameters, homes }
     }
 
     /// Bytes of the activation arena that one entry needs.

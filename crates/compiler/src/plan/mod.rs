@@ -24,7 +24,7 @@ use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant
 use crate::CompileError;
 use crate::memory::ParameterPlan;
 use crate::options::CompileOptions;
-use crate::pass::Passes;
+use crate::pass::{Pass, Passes};
 use crate::time;
 use head::Head;
 pub(crate) use levels::lowest_level;
@@ -120,26 +120,26 @@ impl Decision {
         decision
     }
 
-    /// The rewrites that carry it out, in their order. The head first: its parts read whole gradients only. Attention
+    /// The rewrites that carry it out, in their order; behind them stands [`Pass::JoinRecompute`], which is kept only if it fits. The head first: its parts read whole gradients only. Attention
     /// behind recomputation, which knows its backward pass as one node. Values of packed weights last: what reads them,
     /// and when, is known then.
-    fn rewrites<'a>(&'a self, head: Option<&'a Head>) -> [(&'static str, Rewrite<'a>); 5] {
+    fn rewrites<'a>(&'a self, head: Option<&'a Head>) -> [(Pass, Rewrite<'a>); 5] {
         [
             (
-                "split_head",
+                Pass::SplitHead,
                 Box::new(move |g| head.into_iter().for_each(|head| head::split_head(g, head, self.head_parts))),
             ),
             (
-                "offload_residual",
+                Pass::OffloadResidual,
                 Box::new(|g| {
                     if self.waiting {
                         g.waiting = recompute::residual_stream(g);
                     }
                 }),
             ),
-            ("recompute", Box::new(|g| recompute::recompute(g, &self.recomputed))),
-            ("split_attention", Box::new(|g| attention::split_attention(g, self.attention_parts))),
-            ("dequantise", Box::new(dequantise::dequantise)),
+            (Pass::Recompute, Box::new(|g| recompute::recompute(g, &self.recomputed))),
+            (Pass::SplitAttention, Box::new(|g| attention::split_attention(g, self.attention_parts))),
+            (Pass::Dequantise, Box::new(dequantise::dequantise)),
         ]
     }
 
@@ -215,7 +215,7 @@ impl Search<'_> {
         let axes = self.axes(options, head.as_ref(), open, &start);
         let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
         let needed = |levels: &[usize]| self.memory.activation_bytes(&graph_after(levels), self.variant);
-        let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.machine);
+        let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.variant.documents, self.machine);
 
         let fitting = fewest_savings(&axes, |levels| needed(levels) <= self.available);
         let mut chosen = fitting.clone();
@@ -237,7 +237,7 @@ impl Search<'_> {
                 Ok(())
             })?;
         }
-        passes.run(self.kind, "join_recompute", &mut graph, |graph| {
+        passes.run(self.kind, Pass::JoinRecompute, &mut graph, |graph| {
             let mut joined = graph.clone();
             recompute_fusion::join(&mut joined);
             // What is read once is held a little longer.

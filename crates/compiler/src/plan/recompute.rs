@@ -95,7 +95,7 @@ struct Clones<'a> {
 }
 
 impl Clones<'_> {
-    /// The value to read in the backward pass; computes it again if it is not kept.
+    /// The value to read in the backward pass; recomputes it if it is not kept.
     fn again(&mut self, id: ValueId) -> ValueId {
         if let Some(known) = self.made.get(&id) {
             return *known;

@@ -3,14 +3,16 @@
 use std::collections::HashSet;
 
 use graph::{Graph, Phase, ValueId};
-use program::{Choice, EntryKind, Layer, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant};
+use program::{
+    Choice, Documents, EntryKind, Layer, LayerPart as Part, Machine, Obstacle, PlanDecision, Reason, Subject, Variant,
+};
 
 use super::Decision;
 use super::attention::most_attention_parts;
 use super::head::Head;
 use super::parts::{Parts, classify};
 use super::recompute::{recompute, sum_inside};
-use crate::lower::program_layer;
+use crate::lowering::program_layer;
 use crate::memory::dtype_of;
 use crate::options::PlanOptions;
 
@@ -80,7 +82,8 @@ impl Table<'_> {
             let (again, kept): (Vec<usize>, Vec<usize>) =
                 layers.partition(|layer| self.decision.recomputed[*layer].has(part));
             if !again.is_empty() {
-                let (bytes, seconds) = again_costs(self.graph, part, &again, self.decision, self.machine);
+                let (bytes, seconds) =
+                    again_costs(self.graph, part, &again, self.decision, self.variant.documents, self.machine);
                 let line = self.line(Subject::Layer(part), Choice::Recompute(true), self.why_again(part, &again));
                 lines.push(PlanDecision { layers: names(&again), bytes, seconds, ..line });
             }
@@ -194,11 +197,18 @@ fn roots(graph: &Graph) -> Vec<ValueId> {
 }
 
 /// What computing a part again frees and costs next to the other parts that are: bytes, seconds.
-fn again_costs(graph: &Graph, part: Part, layers: &[usize], decision: &Decision, machine: &Machine) -> (usize, f64) {
+fn again_costs(
+    graph: &Graph,
+    part: Part,
+    layers: &[usize],
+    decision: &Decision,
+    documents: Documents,
+    machine: &Machine,
+) -> (usize, f64) {
     let after = |parts: &[super::Parts]| {
         let mut graph = graph.clone();
         recompute(&mut graph, parts);
-        (kept_bytes(&graph), crate::time::seconds(&graph, machine))
+        (kept_bytes(&graph), crate::time::seconds(&graph, documents, machine))
     };
     let mut without = decision.recomputed.clone();
     layers.iter().for_each(|layer| without[*layer] = without[*layer].without(part));

@@ -1,5 +1,5 @@
 //! Whether optimizer states, f32 copies of the weights, gradients and frozen weights in codes are on the host, as far as the
-//! options leave it open: on the device, unless nothing else makes the run fit, or what fits computes more again than the link
+//! options leave it open: on the device, unless nothing else makes the run fit, or what fits recomputes for longer than the link
 //! takes. Codes, which every micro-step fetches twice, only where the run does not fit otherwise.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
@@ -93,7 +93,7 @@ pub(super) fn step_seconds(program: &Program, micro_steps: f64) -> f64 {
     first + between + if several { last } else { 0.0 } + of(program.entry(EntryKind::Update, None))
 }
 
-/// Seconds of a micro-step that a plan spends to fit: on computing again, and on waiting for the link.
+/// Seconds of a micro-step that a plan spends to fit: on recomputation, and on waiting for the link.
 pub(super) fn recompute_seconds(program: &Program) -> f64 {
     let again = program.plan.iter().filter(|line| line.reason.is_need());
     let waiting = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep);

@@ -33,7 +33,7 @@ pub fn links(machine: &Machine) -> Links {
 }
 
 fn link(directions: &[StreamId], machine: &Machine) -> Program {
-    let origin = Provenance { op: "transfer".into(), phase: "forward", layer: None, at: None };
+    let origin = Provenance { op: "transfer".into(), phase: program::Phase::Forward, layer: None, at: None };
     // Each direction has its own half of both arenas.
     let at = |arena: u32, half: usize| TensorRef::dense(ArenaId(arena), half * LINK_BYTES, DType::U8, [LINK_BYTES]);
     let mut stream = Streams::default();

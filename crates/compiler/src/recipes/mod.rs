@@ -26,6 +26,24 @@ pub enum Recipe {
     Nvfp4(Nvfp4),
 }
 
+impl Recipe {
+    /// Whether products read codes of weights, which are made next to them.
+    pub fn quantises_weights(&self) -> bool {
+        match self {
+            Recipe::Uniform => false,
+            Recipe::Fp8Hybrid(_) | Recipe::Nvfp4(_) => true,
+        }
+    }
+
+    /// Steps whose magnitudes its quantisers remember; none where scales follow from the tensors alone.
+    pub fn history(&self) -> Option<usize> {
+        match self {
+            Recipe::Uniform | Recipe::Nvfp4(_) => None,
+            Recipe::Fp8Hybrid(recipe) => Some(recipe.amax_history),
+        }
+    }
+}
+
 /// E4M3 forward, another format for gradients, powers of two from the magnitudes of earlier steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fp8Hybrid {

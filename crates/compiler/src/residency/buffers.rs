@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 
 use graph::{Graph, Phase, ValueId};
 use ops::{Class, LowerCall};
-use program::{Documents, EntryKind, Machine, MemoryLine, TensorRef};
+use program::{ArenaKind, Documents, EntryKind, Machine, MemoryLine, TensorRef};
 
 use super::clock::Clock;
 use super::{Departures, Homes, Stay, departures, gathers, stays};
@@ -38,14 +38,14 @@ impl Purpose {
 
     const fn words(self) -> (&'static str, &'static str) {
         match self {
-            Purpose::Kept => ("kept", "what the forward pass keeps for the backward pass"),
-            Purpose::Passing => ("passing", "values between neighbouring operations"),
+            Purpose::Kept => ("saved", "values saved for the backward pass"),
+            Purpose::Passing => ("temporary", "values between neighboring operations"),
             Purpose::Adapters => ("adapters", "LoRA matrices in the type of the products"),
-            Purpose::Gradients => ("gradients", "gradients on their way to where they are kept"),
-            Purpose::Exchange => ("exchange", "pieces of gradients from all ranks, to be summed"),
+            Purpose::Gradients => ("gradients", "gradients before they reach their arena"),
+            Purpose::Exchange => ("exchange", "gradients exchanged between ranks"),
             Purpose::Weights => ("weights", "weights gathered from all ranks"),
             Purpose::Quants => ("quants", "frozen weights in codes, fetched from the host"),
-            Purpose::Workspace => ("workspace", "scratch memory of single operations"),
+            Purpose::Workspace => ("workspace", "workspaces of single operations"),
         }
     }
 }
@@ -90,8 +90,8 @@ impl Buffers {
         let mut placement = place(graph, fixed);
         let shadow = shadow_adapters(graph, &mut placement);
         // Most entries move nothing.
-        let bucket = leaves.then(|| parameters.sharding.bucket());
-        let clock = LazyCell::new(|| Clock::new(graph, machine, parameters.ranks, bucket));
+        let bucket = leaves.then(|| parameters.sharding.sent_bytes(parameters.sharding.bucket()));
+        let clock = LazyCell::new(|| Clock::new(graph, documents, machine, parameters.ranks, bucket));
         let mut stays = stays::plan(graph, &placement, homes, &clock);
         stays.extend(gathers::plan(graph, &placement, parameters, &clock));
         let (mut departures, of_gradients) = match leaves {
@@ -103,11 +103,21 @@ impl Buffers {
         // A buffer that is here several times takes a place each time.
         stays.iter().filter_map(|stay| stay.buffer).for_each(|buffer| intervals[buffer].0.bytes = 0);
         intervals.extend(stays.iter().map(|stay| {
-            let purpose = match stay.moves[0].home.arena {
+            let purpose = match ArenaKind::at(stay.moves[0].home.arena) {
                 _ if stay.buffer.is_some() => Purpose::Passing,
-                arena::QUANTS => Purpose::Quants,
-                arena::WEIGHTS => Purpose::Weights,
-                _ => Purpose::Gradients,
+                ArenaKind::Quants => Purpose::Quants,
+                ArenaKind::Weights => Purpose::Weights,
+                ArenaKind::Adapters => Purpose::Adapters,
+                ArenaKind::Gradients => Purpose::Gradients,
+                kind @ (ArenaKind::Optimizer
+                | ArenaKind::Batch
+                | ArenaKind::Scalars
+                | ArenaKind::Constants
+                | ArenaKind::Activations
+                | ArenaKind::Masters
+                | ArenaKind::Waiting
+                | ArenaKind::States
+                | ArenaKind::Cache) => unreachable!("entries fetch nothing of `{}`", kind.name()),
             };
             (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
         }));
@@ -116,7 +126,7 @@ impl Buffers {
         let of_node = |node: &usize| Interval { bytes: sizes[*node], first: *node, last: *node };
         intervals.extend(scratched.iter().map(|node| (of_node(node), Purpose::Workspace)));
         intervals.extend(departures.all.iter().map(|of| {
-            let staged = Interval { bytes: of.staged.bytes(), first: of.sent, last: of.summed - 1 };
+            let staged = Interval { bytes: of.place_bytes(), first: of.sent, last: of.summed - 1 };
             (staged, Purpose::Exchange)
         }));
         let plain: Vec<Interval> = intervals.iter().map(|(interval, _)| *interval).collect();
@@ -171,7 +181,7 @@ impl Buffers {
             MemoryLine { class, bytes: fullest[purpose as usize], note }
         };
         let mut lines: Vec<_> = Purpose::ALL.into_iter().map(purpose).filter(|line| line.bytes > 0).collect();
-        let (bytes, note) = (self.bytes - total(fullest), "alignment, and holes that no buffer fits");
+        let (bytes, note) = (self.bytes - total(fullest), "alignment, and unused space between buffers");
         lines.push(MemoryLine { class: "gaps", bytes, note });
         let trains = kind == EntryKind::FirstMicroStep || kind == EntryKind::NextMicroStep;
         let phases = graph.nodes.iter().zip(&live).map(|(node, moment)| {

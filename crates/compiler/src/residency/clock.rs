@@ -2,7 +2,7 @@
 //! not what is moved or why.
 
 use graph::Graph;
-use program::Machine;
+use program::{Documents, Machine};
 
 use super::Stay;
 use super::departures::STAGED;
@@ -25,10 +25,10 @@ pub(super) struct Clock {
 
 impl Clock {
     /// `leaves`: gradients are exchanged, so many bytes at a time.
-    pub fn new(graph: &Graph, machine: &Machine, ranks: usize, leaves: Option<usize>) -> Clock {
+    pub fn new(graph: &Graph, documents: Documents, machine: &Machine, ranks: usize, leaves: Option<usize>) -> Clock {
         let mut begins = vec![0.0];
         for node in &graph.nodes {
-            begins.push(begins[begins.len() - 1] + node_seconds(graph, node, machine));
+            begins.push(begins[begins.len() - 1] + node_seconds(graph, node, documents, machine));
         }
         let others = 1.0 - 1.0 / ranks as f64;
         let ranks = if ranks > 1 { machine.peer_rate() / others } else { f64::INFINITY };

@@ -25,7 +25,9 @@ const MOST_GAPS: usize = 4;
 pub(crate) struct Departure {
     /// f32 [ranks · n]: what the entry has computed.
     pub from: TensorRef,
-    /// f32 [ranks, n]: the pieces of all ranks.
+    /// The same, rounded to the type in which it is sent, if that is another.
+    pub rounded: Option<TensorRef>,
+    /// [ranks, n]: the pieces of all ranks, as they are sent.
     pub staged: TensorRef,
     /// f32 [n]: where the rank keeps their sum.
     pub sum: TensorRef,
@@ -111,15 +113,16 @@ pub(super) fn plan(
         let stay = parameters.sharding.gradients.then_some(first + stays.len());
         let mut blocks = of.blocks;
         for shard in &of.group.shards {
-            let (sent, summed) = queue.send(of.last + 1, shard.piece * parameters.ranks, latest);
+            let bytes = parameters.sharding.sent_bytes(shard.piece * parameters.ranks);
+            let (sent, summed) = queue.send(of.last + 1, bytes, latest);
             departures.all.push(departure(shard, parameters, blocks, sent, summed));
             departures.stays.push(stay);
             blocks += block_count(shard.piece / DType::F32.size());
         }
         if stay.is_some() {
             departures.blanks.extend(blanks(of).into_iter().map(|at| (of.begin, at)));
-            let behind = departures.all.last().expect("a group has buckets").summed - 1;
-            stays.push(stay_of(of, behind));
+            let last = departures.all.last().expect("a group has buckets");
+            stays.push(stay_of(of, if last.rounded.is_some() { last.sent } else { last.summed - 1 }));
         }
     }
     (departures, stays)
@@ -182,8 +185,10 @@ fn departure(shard: &Shard, parameters: &ParameterPlan, blocks: usize, sent: usi
         true => TensorRef::dense(arena::GRADIENTS, shard.at, DType::F32, [elements]),
         false => TensorRef { shape: vec![elements], per_rank: shard.piece, ..from.clone() },
     };
-    let staged = TensorRef::dense(arena::ACTIVATIONS, 0, DType::F32, [ranks, elements]);
-    Departure { from, staged, sum, blocks, sent, summed }
+    let dtype = parameters.sharding.sent();
+    let staged = TensorRef::dense(arena::ACTIVATIONS, 0, dtype, [ranks, elements]);
+    let rounded = (dtype != from.dtype).then(|| TensorRef::dense(arena::ACTIVATIONS, 0, dtype, [ranks * elements]));
+    Departure { from, rounded, staged, sum, blocks, sent, summed }
 }
 
 /// What no node writes of a group.
@@ -223,11 +228,21 @@ fn stay_of(of: &Leaving<'_>, released: usize) -> Stay {
     }
 }
 
+impl Departure {
+    /// Bytes of its place: the pieces of all ranks, and in front of them what the rank sends, if that is rounded.
+    pub fn place_bytes(&self) -> usize {
+        self.staged.bytes() + self.rounded.as_ref().map_or(0, TensorRef::bytes)
+    }
+}
+
 impl Departures {
-    /// Puts in the places of the stays and of what is staged.
-    pub fn settle(&mut self, stays: &[Stay], staged: &[usize]) {
-        for ((departure, stay), offset) in self.all.iter_mut().zip(&self.stays).zip(staged) {
-            departure.staged.offset = *offset;
+    /// Puts in the places of the stays and of what is on its way.
+    pub fn settle(&mut self, stays: &[Stay], places: &[usize]) {
+        for ((departure, stay), offset) in self.all.iter_mut().zip(&self.stays).zip(places) {
+            departure.staged.offset = offset + departure.place_bytes() - departure.staged.bytes();
+            if let Some(rounded) = &mut departure.rounded {
+                rounded.offset = *offset;
+            }
             if let Some(stay) = stay {
                 departure.from = stays[*stay].place(&departure.from);
             }

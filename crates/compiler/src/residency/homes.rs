@@ -1,8 +1,7 @@
 //! Which memory each arena is in. Knows arenas and options; not when anything is moved.
 
-use program::{ArenaId, MemorySpace};
+use program::{ArenaId, ArenaKind, MemorySpace};
 
-use crate::memory::arena;
 use crate::options::OffloadOptions;
 
 /// Device memory of one slice of the update, bytes: 0.6 ms of the link of an H200, long against what queueing a
@@ -21,13 +20,20 @@ impl Homes {
     /// Whose memory an arena is. What the host reads for a checkpoint is never write-combined.
     pub fn of(&self, of: ArenaId) -> MemorySpace {
         let Homes(options) = self;
-        let (offloaded, write_combined) = match of {
-            arena::OPTIMIZER => (options.optimizer, false),
-            arena::MASTERS => (options.master, false),
-            arena::GRADIENTS => (options.gradients, false),
-            arena::QUANTS => (options.quants, false),
-            arena::WAITING => (Some(true), options.write_combined),
-            _ => (None, false),
+        let (offloaded, write_combined) = match ArenaKind::at(of) {
+            ArenaKind::Optimizer => (options.optimizer, false),
+            ArenaKind::Masters => (options.master, false),
+            ArenaKind::Gradients => (options.gradients, false),
+            ArenaKind::Quants => (options.quants, false),
+            ArenaKind::Waiting => (Some(true), options.write_combined),
+            ArenaKind::Weights
+            | ArenaKind::Adapters
+            | ArenaKind::Batch
+            | ArenaKind::Scalars
+            | ArenaKind::Constants
+            | ArenaKind::Activations
+            | ArenaKind::States
+            | ArenaKind::Cache => (None, false),
         };
         if offloaded == Some(true) { MemorySpace::Host { write_combined } } else { MemorySpace::Device }
     }

@@ -1,7 +1,7 @@
 //! Random schedules: what is touched is there, as it was written last; nothing leaves before its last use; and the
 //! events order the streams, so that no timing changes this (`program::check_order`).
 
-use program::{ArenaId, Entry, EntryKind, Instruction, Launch, Provenance, Step, TensorRef, check_order};
+use program::{ArenaId, Arithmetic, Entry, EntryKind, Instruction, Launch, Provenance, Step, TensorRef, check_order};
 use tensor::DType;
 use tensor::philox::{Purpose, word};
 
@@ -83,7 +83,15 @@ impl Memory {
 
 fn launch(whose: &str, inputs: Vec<TensorRef>, outputs: Vec<TensorRef>) -> Step {
     let (op, attrs) = (whose.to_owned(), Default::default());
-    let instruction = Instruction::Launch(Launch { op, attrs, inputs, outputs, scratch: None, calls: Vec::new() });
+    let instruction = Instruction::Launch(Launch {
+        op,
+        attrs,
+        inputs,
+        outputs,
+        scratch: None,
+        arithmetic: Arithmetic::default(),
+        calls: Vec::new(),
+    });
     Step { instruction, provenance: Provenance::default(), cost: Default::default() }
 }
 

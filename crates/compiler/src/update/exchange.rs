@@ -82,7 +82,9 @@ fn counted_places(parameters: &ParameterPlan) -> [TensorRef; 2] {
     assert_eq!(number(COUNTED[0]) + 1, number(COUNTED[1]), "the sums of a step are neighbours");
     let [first, last] = COUNTED.map(scalar_ref);
     let bytes = 2 * (last.offset - first.offset);
-    let count = bytes / first.dtype.size();
+    // What is reported of routers lies behind.
+    let reported = parameters.report().map_or(0, |at| at.len());
+    let count = bytes / first.dtype.size() + reported;
     [parameters.gathered_scalars(count), TensorRef::dense(first.arena, first.offset, first.dtype, [count])]
 }
 

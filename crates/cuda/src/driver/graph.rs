@@ -110,7 +110,6 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::ptr::null_mut;
 
-    use super::super::{Architecture, Driver, Properties};
     use super::*;
     use crate::error::Error;
 
@@ -209,20 +208,7 @@ mod tests {
             cuGraphExecDestroy: destroy_executable,
             ..sys::DriverTable::unavailable()
         };
-        let architecture = Architecture { major: 9, minor: 0 };
-        let properties = Properties {
-            name: "imitated".into(),
-            architecture,
-            of_device: architecture,
-            multiprocessors: 1,
-            memory: 0,
-            l2_cache: 0,
-            clock: 0.0,
-            memory_bandwidth: 0.0,
-            shared_memory_per_block: 0,
-        };
-        let device = Device { driver: Arc::new(Driver { table }), ordinal: 0, context: null_mut(), properties };
-        Stream::new(&Arc::new(device)).unwrap()
+        Stream::new(&Device::imitated(table, 0)).unwrap()
     }
 
     #[test]

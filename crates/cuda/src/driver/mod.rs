@@ -10,12 +10,14 @@ mod memory;
 mod module;
 mod stream;
 mod tensor_map;
+mod watch;
 
 pub use graph::Graph;
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Function, LaunchShape, Module};
 pub use stream::{Event, Stream};
 pub use tensor_map::Described;
+pub use watch::Watch;
 
 use crate::error::{Error, Result};
 use crate::library::ARCHITECTURE_VARIABLE;
@@ -23,7 +25,7 @@ use crate::sys::driver::{self as sys, DriverTable};
 use program::{Architecture, UnknownArchitecture};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The opened and initialised driver.
 pub struct Driver {
@@ -126,6 +128,8 @@ pub struct Device {
     pub(crate) driver: Arc<Driver>,
     ordinal: c_int,
     context: sys::Context,
+    /// Where waits are given up.
+    watch: OnceLock<Arc<Watch>>,
     pub properties: Properties,
 }
 
@@ -153,7 +157,7 @@ impl Device {
         let properties = properties(driver, raw, architecture)?;
         // SAFETY: as above; the context is released on drop.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (t.cuDevicePrimaryCtxRetain)(&mut context, raw) })?;
-        let device = Device { driver: driver.clone(), ordinal: raw, context, properties };
+        let device = Device { driver: driver.clone(), ordinal: raw, context, watch: OnceLock::new(), properties };
         device.bind()?;
         Ok(Arc::new(device))
     }
@@ -186,25 +190,42 @@ impl Device {
         self.check("cuCtxSetCurrent", unsafe { (self.table().cuCtxSetCurrent)(self.context) })
     }
 
-    /// Lets this GPU read the memory of another one over the link between them.
-    pub fn reach(&self, other: &Device) -> Result<()> {
+    /// From now on waits for this GPU are given up when the watch says so.
+    pub fn watch_with(&self, watch: &Arc<Watch>) {
+        self.watch.get_or_init(|| watch.clone());
+    }
+
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        self.watch.get().map(|watch| &**watch)
+    }
+
+    /// For people.
+    pub(crate) fn name(&self) -> String {
+        format!("GPU {}", self.ordinal)
+    }
+
+    /// Whether what was asked for has passed.
+    pub(crate) fn has_passed(&self, call: &'static str, status: sys::Result32) -> Result<bool> {
+        match status {
+            sys::ERROR_NOT_READY => Ok(false),
+            status => self.check(call, status).map(|()| true),
+        }
+    }
+
+    /// Lets this GPU read the memory of another one over the link between them; false where there is none.
+    pub fn reach(&self, other: &Device) -> Result<bool> {
         self.bind()?;
         let mut reaches = 0;
         // SAFETY: the pointer is to a live local.
         let asked = unsafe { (self.table().cuDeviceCanAccessPeer)(&mut reaches, self.ordinal, other.ordinal) };
         self.check("cuDeviceCanAccessPeer", asked)?;
         if reaches == 0 {
-            return Err(Error::Unsupported {
-                what: format!("GPUs {} and {} together", self.ordinal, other.ordinal),
-                reason: "neither reaches the memory of the other, and exchanging over host memory is not available yet"
-                    .into(),
-                context: String::new(),
-            });
+            return Ok(false);
         }
         // SAFETY: both contexts are retained.
         match unsafe { (self.table().cuCtxEnablePeerAccess)(other.context, 0) } {
-            sys::ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            status => self.check("cuCtxEnablePeerAccess", status),
+            sys::ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            status => self.check("cuCtxEnablePeerAccess", status).map(|()| true),
         }
     }
 
@@ -222,6 +243,27 @@ impl Device {
 
     pub(crate) fn check(&self, call: &'static str, status: sys::Result32) -> Result<()> {
         self.driver.check(call, status)
+    }
+}
+
+#[cfg(test)]
+impl Device {
+    /// A device whose calls are those of a test.
+    pub(crate) fn imitated(table: DriverTable, ordinal: c_int) -> Arc<Device> {
+        let architecture = Architecture { major: 9, minor: 0 };
+        let properties = Properties {
+            name: "imitated".into(),
+            architecture,
+            of_device: architecture,
+            multiprocessors: 1,
+            memory: 0,
+            l2_cache: 0,
+            clock: 0.0,
+            memory_bandwidth: 0.0,
+            shared_memory_per_block: 0,
+        };
+        let (driver, context) = (Arc::new(Driver { table }), std::ptr::null_mut());
+        Arc::new(Device { driver, ordinal, context, watch: OnceLock::new(), properties })
     }
 }
 

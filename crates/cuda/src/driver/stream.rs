@@ -32,10 +32,20 @@ impl Stream {
         self.raw
     }
 
-    /// Blocks until everything queued has run. An error may belong to any earlier work of the stream.
+    /// Blocks until everything queued has run, or the device's watch gives up. An error may belong to any earlier work of
+    /// the stream.
     pub fn synchronise(&self) -> Result<()> {
+        if let Some(watch) = self.device.watch() {
+            return watch.wait(|| self.device.name(), || self.has_run());
+        }
         // SAFETY: the stream is alive.
         self.device.check("cuStreamSynchronize", unsafe { (self.device.table().cuStreamSynchronize)(self.raw) })
+    }
+
+    /// Whether everything queued has run.
+    pub fn has_run(&self) -> Result<bool> {
+        // SAFETY: the stream is alive.
+        self.device.has_passed("cuStreamQuery", unsafe { (self.device.table().cuStreamQuery)(self.raw) })
     }
 
     /// Copies device memory to device memory, of this GPU and of those that it reaches; nothing where it is there already.
@@ -97,7 +107,13 @@ impl Event {
         self.device.check("cuEventRecord", unsafe { (self.device.table().cuEventRecord)(self.raw, stream.raw) })
     }
 
+    /// Blocks until it has passed, or the device's watch gives up.
     pub fn synchronise(&self) -> Result<()> {
+        if let Some(watch) = self.device.watch() {
+            // SAFETY: the event is alive.
+            let ask = || unsafe { (self.device.table().cuEventQuery)(self.raw) };
+            return watch.wait(|| self.device.name(), || self.device.has_passed("cuEventQuery", ask()));
+        }
         // SAFETY: the event is alive.
         self.device.check("cuEventSynchronize", unsafe { (self.device.table().cuEventSynchronize)(self.raw) })
     }

@@ -10,9 +10,11 @@ use std::sync::Arc;
 /// Axes of a described tensor.
 pub const AXES: usize = 4;
 
-/// A bf16 tensor in device memory, outermost axis first; the last axis is dense.
+/// A tensor in device memory, outermost axis first; the last axis is dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
+    /// Bytes of an element: 2 or 4.
+    pub size: usize,
     pub address: u64,
     pub shape: [usize; AXES],
     /// Elements from one index of an axis to the next.
@@ -33,7 +35,7 @@ impl Described {
         let extents: [u64; AXES] = std::array::from_fn(|i| self.shape[AXES - 1 - i] as u64);
         let strides: [u64; AXES - 1] = std::array::from_fn(|i| {
             let axis = AXES - 2 - i;
-            if self.shape[axis] == 1 { 16 } else { self.strides[axis] as u64 * 2 }
+            if self.shape[axis] == 1 { 16 } else { (self.strides[axis] * self.size) as u64 }
         });
         let boxes: [u32; AXES] = std::array::from_fn(|i| self.boxes[AXES - 1 - i]);
         let steps = [1u32; AXES];
@@ -42,7 +44,7 @@ impl Described {
         let status = unsafe {
             (device.table().cuTensorMapEncodeTiled)(
                 std::ptr::from_mut(&mut map).cast::<c_void>(),
-                sys::tensor_map::BF16,
+                if self.size == 4 { sys::tensor_map::F32 } else { sys::tensor_map::BF16 },
                 AXES as u32,
                 self.address,
                 extents.as_ptr(),

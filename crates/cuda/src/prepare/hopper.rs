@@ -177,7 +177,7 @@ impl Maps<'_, '_> {
     }
 
     fn describe(&self, at: &TensorRef, shape: [usize; 4], strides: [usize; 4], boxes: [u32; 4]) -> Result<Map> {
-        let described = Described { address: self.p.memory.address(at), shape, strides, boxes };
+        let described = Described { size: 2, address: self.p.memory.address(at), shape, strides, boxes };
         described.encode(&self.p.engine.device)
     }
 }

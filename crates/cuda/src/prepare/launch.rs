@@ -11,6 +11,7 @@ use program::{Arg, Kernel, KernelCall, KernelId, Launch, TensorRef};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
+use tensor::DType;
 
 /// Above this a kernel must ask for dynamic shared memory.
 const SHARED_BYTES_WITHOUT_ASKING: u32 = 48 << 10;
@@ -156,12 +157,12 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
             Arg::Input(i) => p.memory.address(&launch.inputs[i]),
             Arg::Output(i) => p.memory.address(&launch.outputs[i]),
             Arg::Scratch(offset) => scratch.expect("a call with a scratch argument has scratch memory") + offset as u64,
-            Arg::Boxes { input, extents } => {
-                arguments = arguments.structure(&described(p, &launch.inputs[input], extents)?);
+            Arg::Boxes { input, extents, matrices } => {
+                arguments = arguments.structure(&described(p, &launch.inputs[input], extents, matrices)?);
                 continue;
             }
-            Arg::OutputBoxes { output, extents } => {
-                arguments = arguments.structure(&described(p, &launch.outputs[output], extents)?);
+            Arg::OutputBoxes { output, extents, matrices } => {
+                arguments = arguments.structure(&described(p, &launch.outputs[output], extents, matrices)?);
                 continue;
             }
             Arg::I32(value) => value as u32 as u64,
@@ -178,12 +179,28 @@ fn prepare_call(p: &mut Preparation, launch: &Launch, call: &KernelCall) -> Resu
 }
 
 /// A tensor as the copy engine sees it.
-fn described(p: &Preparation, tensor: &TensorRef, boxes: [u32; 4]) -> Result<[u64; TENSOR_MAP_WORDS]> {
-    let four = |of: &[usize]| -> [usize; 4] { of.try_into().expect("boxes are cut out of tensors of four axes") };
-    // The engine moves 16 bits an element; what they stand for is the kernel's.
-    assert!(tensor.dtype.size() == 2, "boxes are cut out of tensors of halves: {tensor}");
-    let (address, shape, strides) = (p.memory.address(tensor), four(&tensor.shape), four(&tensor.strides));
-    Described { address, shape, strides, boxes }.encode(&p.engine.device)
+fn described(
+    p: &Preparation,
+    tensor: &TensorRef,
+    boxes: [u32; 4],
+    matrices: Option<usize>,
+) -> Result<[u64; TENSOR_MAP_WORDS]> {
+    // The engine moves 16 bits an element, and adds f32; what 16 bits stand for is the kernel's.
+    let (size, address) = (tensor.dtype.size(), p.memory.address(tensor));
+    assert!(size == 2 || tensor.dtype == DType::F32, "boxes are cut out of tensors of halves or f32: {tensor}");
+    let (shape, strides) = match matrices {
+        None => {
+            let four =
+                |of: &[usize]| -> [usize; 4] { of.try_into().expect("boxes are cut out of tensors of four axes") };
+            (four(&tensor.shape), four(&tensor.strides))
+        }
+        Some(count) => {
+            let (rows, columns, stride) = tensor.as_matrix().expect("matrices lie evenly");
+            let each = rows / count;
+            ([1, count, each, columns], [rows * stride, each * stride, stride, 1])
+        }
+    };
+    Described { size, address, shape, strides, boxes }.encode(&p.engine.device)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub type GraphExec = *mut c_void;
 
 pub const SUCCESS: Result32 = 0;
 pub const ERROR_OUT_OF_MEMORY: Result32 = 2;
+pub const ERROR_NOT_READY: Result32 = 600;
 pub const ERROR_PEER_ACCESS_ALREADY_ENABLED: Result32 = 704;
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DEFAULT: c_uint = 0;
@@ -45,6 +46,7 @@ pub const TENSOR_MAP_WORDS: usize = 16;
 
 /// Values of the enumerations of `cuTensorMapEncodeTiled`.
 pub mod tensor_map {
+    pub const F32: u32 = 7;
     pub const BF16: u32 = 9;
     pub const NO_INTERLEAVE: u32 = 0;
     pub const SWIZZLE_128_BYTES: u32 = 3;
@@ -109,6 +111,7 @@ function_table! {
     cuStreamCreate(*mut Stream, c_uint) -> Result32;
     cuStreamDestroy_v2(Stream) -> Result32;
     cuStreamSynchronize(Stream) -> Result32;
+    cuStreamQuery(Stream) -> Result32;
     cuStreamWaitEvent(Stream, Event, c_uint) -> Result32;
     cuStreamBeginCapture_v2(Stream, c_uint) -> Result32;
     cuStreamEndCapture(Stream, *mut Graph) -> Result32;
@@ -116,6 +119,7 @@ function_table! {
     cuEventDestroy_v2(Event) -> Result32;
     cuEventRecord(Event, Stream) -> Result32;
     cuEventSynchronize(Event) -> Result32;
+    cuEventQuery(Event) -> Result32;
     cuEventElapsedTime(*mut f32, Event, Event) -> Result32;
     cuModuleLoadData(*mut Module, *const c_void) -> Result32;
     cuModuleUnload(Module) -> Result32;

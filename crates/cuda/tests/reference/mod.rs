@@ -45,7 +45,7 @@ impl Layout {
     pub fn program(self, architecture: String, kernels: Vec<Kernel>, instructions: Vec<Instruction>) -> Arc<Program> {
         let step = |instruction| Step {
             instruction,
-            provenance: Provenance { op: "test".into(), phase: "forward", layer: None, at: None },
+            provenance: Provenance { op: "test".into(), phase: program::Phase::Forward, layer: None, at: None },
             cost: Cost::default(),
         };
         let entry = Entry {

@@ -120,7 +120,7 @@ fn message(value: &Value, properties: &BTreeMap<String, String>) -> Result<Messa
         None | Some(Value::Null | Value::String(_)) => {}
         Some(Value::Array(_) | Value::Object(_)) if is_result => {}
         Some(Value::Array(_)) => {
-            let problem = "column `content`: a list of parts of which some are no text (only text is trained on)";
+            let problem = "column `content`: a list of parts, some of which are not text (only text is trained)";
             return Err(RowError::new(RowReason::WrongType, problem));
         }
         Some(other) => return Err(wrong("content", "a string", other)),

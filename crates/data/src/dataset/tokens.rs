@@ -51,9 +51,9 @@ fn integers(name: &str, value: &Value) -> Result<Vec<i32>, RowError> {
     let smallest = if name == "labels" { i64::from(IGNORE) } else { 0 };
     let element = |value: &Value| {
         let number = value.as_i64().filter(|&n| n >= smallest).and_then(|n| i32::try_from(n).ok());
-        number
-            .filter(|&n| n >= 0 || n == IGNORE)
-            .ok_or_else(|| RowError::new(RowReason::WrongType, format!("column `{name}`: {value} is no valid element")))
+        number.filter(|&n| n >= 0 || n == IGNORE).ok_or_else(|| {
+            RowError::new(RowReason::WrongType, format!("column `{name}`: {value} is not a valid element"))
+        })
     };
     list.iter().map(element).collect()
 }
@@ -63,7 +63,7 @@ fn reals(name: &str, value: &Value) -> Result<Vec<f32>, RowError> {
     let element = |value: &Value| {
         let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x >= 0.0);
         number.ok_or_else(|| {
-            RowError::new(RowReason::WrongType, format!("column `{name}`: {value} is no finite number from 0"))
+            RowError::new(RowReason::WrongType, format!("column `{name}`: {value} is not a finite number from 0"))
         })
     };
     list.iter().map(element).collect()

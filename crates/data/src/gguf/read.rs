@@ -52,7 +52,7 @@ type Head = (BTreeMap<String, String>, Vec<(GgufTensor, usize)>);
 fn parse(file: &PartFile) -> Result<Head, String> {
     let mut at = Cursor { file, ahead: Vec::new(), ahead_from: 0, at: 0 };
     if at.take(4)? != MAGIC {
-        return Err("this is no GGUF file".into());
+        return Err("this is not a GGUF file".into());
     }
     match at.u32()? {
         VERSION => {}

@@ -33,7 +33,7 @@ impl Entry {
         };
         let pattern = written.map(|of| Regex::new(&of)).transpose();
         let pattern =
-            pattern.map_err(|_| format!("`{list}` of the configuration: `{text}` is no regular expression"))?;
+            pattern.map_err(|_| format!("`{list}` of the configuration: `{text}` is not a regular expression"))?;
         Ok(Entry { list, text: text.to_owned(), pattern })
     }
 
@@ -114,6 +114,6 @@ mod tests {
         }
         assert!(Exclusions::of(&json!({})).unwrap().check([WEIGHT]).is_ok());
         let wrong = json!({"quantization_config": {"ignore": ["re:("]}});
-        assert!(Exclusions::of(&wrong).unwrap_err().contains("`re:(` is no regular expression"));
+        assert!(Exclusions::of(&wrong).unwrap_err().contains("`re:(` is not a regular expression"));
     }
 }

@@ -134,7 +134,7 @@ impl Weight<'_, '_> {
         if value.is_finite() && value != 0.0 {
             Ok(value)
         } else {
-            Err(format!("`{name}` is {value}, which is no scale"))
+            Err(format!("`{name}` is {value}, which is not a scale"))
         }
     }
 }

@@ -81,7 +81,7 @@ fn block(of: Option<&Value>) -> Result<Option<[usize; 2]>, String> {
     let number = |index: usize| value.get(index)?.as_u64().filter(|n| (1..=1 << 20).contains(n));
     match (value.as_array().map(Vec::len), number(0), number(1)) {
         (Some(2), Some(rows), Some(columns)) => Ok(Some([rows as usize, columns as usize])),
-        _ => Err(format!("the block size {value} of `quantization_config` is no pair of numbers from 1")),
+        _ => Err(format!("the block size {value} of `quantization_config` is not a pair of numbers from 1")),
     }
 }
 

@@ -109,7 +109,7 @@ fn open_file(path: &Path, text_field: &str, limit: RowLimit) -> Result<Rows, Dat
         Some(("txt", _)) => text::open(path, text_field, limit),
         Some(("parquet", None)) => parquet::open(path, limit),
         Some(("arrow", None)) => arrow::open(path, limit),
-        _ => Err(DataError::invalid(path.display(), "this is no format that is read")
+        _ => Err(DataError::invalid(path.display(), "this file format is not supported")
             .hint(format!("known are .{}; all but parquet and arrow also as .gz and .zst", DATA.join(", .")))),
     }
 }

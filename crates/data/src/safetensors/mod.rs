@@ -3,10 +3,12 @@
 //! Own code, because the format is a page long and our errors name the tensor. Knows no model and no parameter names.
 
 mod read;
+mod stacks;
 mod write;
 
 pub(crate) use read::Raw;
 pub use read::{SafeTensors, TensorView, Weights};
+pub use stacks::Stack;
 pub use write::{FolderWriter, NamedTensor, TensorInfo, write, write_folder};
 
 use tensor::DType;

@@ -12,6 +12,8 @@ use crate::error::DataError;
 use crate::part_file::PartFile;
 use crate::quantised::{self, Linear, Scheme};
 
+use super::stacks::{self, Member, Stack};
+
 /// Bytes that two tensors are compared by at a time.
 const BLOCK: usize = 1 << 20;
 
@@ -29,11 +31,22 @@ pub struct TensorView<'a> {
 enum Source<'a> {
     /// As they are in a file, from this one on.
     File(&'a PartFile, usize),
-    /// The values of codes, in f32.
-    Codes(&'a Linear, &'a [SafeTensors]),
+    /// The values of codes, in f32; of a part of them where it has a first element.
+    Codes(&'a Linear, &'a [SafeTensors], Option<usize>),
 }
 
-impl TensorView<'_> {
+impl<'a> TensorView<'a> {
+    /// Elements from one on, in another shape.
+    fn part(self, first: usize, shape: &'a [usize]) -> TensorView<'a> {
+        let source = match self.source {
+            Source::File(file, start) => Source::File(file, start + first * self.dtype.size()),
+            Source::Codes(linear, files, _) => Source::Codes(linear, files, Some(first)),
+        };
+        let length = shape.iter().product::<usize>() * self.dtype.size();
+        assert!(first * self.dtype.size() + length <= self.length, "a part lies inside of its tensor");
+        TensorView { shape, source, length, ..self }
+    }
+
     /// Bytes of all elements.
     pub fn length(&self) -> usize {
         self.length
@@ -48,10 +61,10 @@ impl TensorView<'_> {
         assert!(begin + bytes.len() <= self.length, "what is read of a tensor lies inside of it");
         match self.source {
             Source::File(file, start) => file.read(start + begin, bytes),
-            Source::Codes(linear, files) => {
+            Source::Codes(linear, files, first) => {
                 let size = self.dtype.size();
                 assert!(begin.is_multiple_of(size) && bytes.len().is_multiple_of(size), "whole elements are read");
-                linear.read(files, begin / size, bytes)
+                linear.read(files, first.unwrap_or(0) + begin / size, bytes)
             }
         }
     }
@@ -64,8 +77,8 @@ impl TensorView<'_> {
     /// The packed form that has the values of a dequantised tensor to the bit, if there is one.
     pub fn packing(&self) -> Option<Packing> {
         match self.source {
-            Source::File(..) => None,
-            Source::Codes(linear, _) => linear.packing(),
+            Source::File(..) | Source::Codes(_, _, Some(_)) => None,
+            Source::Codes(linear, _, None) => linear.packing(),
         }
     }
 
@@ -75,8 +88,8 @@ impl TensorView<'_> {
     /// If there is no such form.
     pub fn planes(&self) -> Result<Vec<u8>, DataError> {
         match self.source {
-            Source::File(..) => panic!("a plain tensor has no planes"),
-            Source::Codes(linear, files) => linear.planes(files),
+            Source::File(..) | Source::Codes(_, _, Some(_)) => panic!("a plain tensor or a part has no planes"),
+            Source::Codes(linear, files, None) => linear.planes(files),
         }
     }
 
@@ -273,12 +286,19 @@ pub struct Weights {
     place: HashMap<String, (usize, String)>,
     /// Weights that are codes and scales, by their names in the files.
     linears: BTreeMap<String, Linear>,
+    /// Matrices of stacks, by name; their wholes have their places in `wholes`.
+    members: BTreeMap<String, Member>,
+    wholes: BTreeMap<String, (usize, String)>,
 }
 
 impl Weights {
     /// Those of a model without files.
     pub fn none() -> Self {
-        Weights { folder: PathBuf::new(), files: Vec::new(), place: HashMap::new(), linears: BTreeMap::new() }
+        Self::of(PathBuf::new(), Vec::new(), HashMap::new())
+    }
+
+    fn of(folder: PathBuf, files: Vec<SafeTensors>, place: HashMap<String, (usize, String)>) -> Self {
+        Weights { folder, files, place, linears: BTreeMap::new(), members: BTreeMap::new(), wholes: BTreeMap::new() }
     }
 
     /// Opens a folder, or a single `.safetensors` file.
@@ -310,7 +330,7 @@ impl Weights {
                 }
             }
         }
-        Ok(Weights { folder: folder.to_owned(), files, place, linears: BTreeMap::new() })
+        Ok(Self::of(folder.to_owned(), files, place))
     }
 
     /// With the numbers of quantised weights, under the weights' names, in place of the tensors that these consist of.
@@ -354,9 +374,32 @@ impl Weights {
         self
     }
 
-    /// The name that a tensor has in its file.
+    /// With the matrices of stacks, one by one, in place of these. Behind all changes of names. Errors: a matrix that is there by
+    /// itself, too.
+    pub fn unstacked(mut self, stacks: &[Stack<'_>]) -> Result<Self, DataError> {
+        for name in self.names().into_iter().map(str::to_owned).collect::<Vec<_>>() {
+            let Ok(view) = self.get(&name) else { continue };
+            let Some(members) = stacks::members(stacks, &name, view.shape) else { continue };
+            let place = self.place.remove(&name).expect("one of the names");
+            if let Some(twice) = members.keys().find(|member| self.place.contains_key(*member)) {
+                let problem = format!("`{twice}` is there, and is a part of `{name}`, too");
+                return Err(DataError::invalid(self.folder.display(), problem));
+            }
+            self.place.extend(members.keys().map(|member| (member.clone(), place.clone())));
+            self.members.extend(members);
+            self.wholes.insert(name, place);
+        }
+        Ok(self)
+    }
+
+    /// Of a matrix of a stack that, by its name, and the matrix's first element in it.
+    pub fn whole_of(&self, name: &str) -> Option<(&str, usize)> {
+        self.members.get(name).map(|member| (member.whole.as_str(), member.first))
+    }
+
+    /// The name that a tensor has in its file; of a stack, too.
     pub fn name_in_file(&self, name: &str) -> Option<&str> {
-        self.place.get(name).map(|(_, there)| there.as_str())
+        self.wholes.get(name).or_else(|| self.place.get(name)).map(|(_, there)| there.as_str())
     }
 
     /// Only the tensors whose names are wanted.
@@ -382,18 +425,23 @@ impl Weights {
         self.place.contains_key(name)
     }
 
-    /// The tensor, not yet read.
+    /// The tensor, not yet read; a stack, too.
     pub fn get(&self, name: &str) -> Result<TensorView<'_>, DataError> {
-        match self.place.get(name) {
-            Some((_, there)) if self.linears.contains_key(there) => {
-                let linear = &self.linears[there];
+        let Some((number, there)) = self.wholes.get(name).or_else(|| self.place.get(name)) else {
+            return Err(DataError::invalid(self.folder.display(), format!("there is no tensor `{name}`")));
+        };
+        let whole = match self.linears.get(there) {
+            Some(linear) => {
                 let length = linear.len() * DType::F32.size();
-                let source = Source::Codes(linear, &self.files);
-                Ok(TensorView { dtype: DType::F32, shape: linear.shape(), source, length })
+                let source = Source::Codes(linear, &self.files, None);
+                TensorView { dtype: DType::F32, shape: linear.shape(), source, length }
             }
-            Some((number, there)) => self.files[*number].get(there),
-            None => Err(DataError::invalid(self.folder.display(), format!("there is no tensor `{name}`"))),
-        }
+            None => self.files[*number].get(there)?,
+        };
+        Ok(match self.members.get(name) {
+            Some(member) => whole.part(member.first, &member.shape),
+            None => whole,
+        })
     }
 }
 
@@ -410,7 +458,7 @@ fn shard_paths(folder: &Path, index: &Path) -> Result<Vec<PathBuf>, DataError> {
         match file.as_str() {
             Some(name) if !name.contains(['/', '\\']) => shards.insert(name),
             _ => {
-                let problem = format!("the shard of `{tensor}` is no plain file name");
+                let problem = format!("the shard of `{tensor}` is not a plain file name");
                 return Err(DataError::invalid(index.display(), problem));
             }
         };

@@ -115,11 +115,13 @@ mod tests {
         Batch {
             batch: 1,
             seq_len: 8,
+            away: None,
             input_ids: vec![5, 6, 7, 8, 9, 0, 0, 0],
             position_ids: vec![0, 1, 2, 0, 1, 0, 1, 2],
             targets: vec![6, 7, IGNORE, 9, IGNORE, IGNORE, IGNORE, IGNORE],
             weights: vec![1.0, 0.5, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],
             document_start: vec![0, 0, 0, 3, 3, 5, 5, 5],
+            present: vec![1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0],
         }
     }
 

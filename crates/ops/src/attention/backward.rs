@@ -1,11 +1,11 @@
 //! The gradients of attention.
 
 use graph::{Element, OpId, ValueType};
-use program::{Arch, Cost, TensorRef};
+use program::{Arch, Arithmetic, Cost, Realisation, TensorRef};
 use tensor::Attrs;
 
 use super::examples::{Given, calls};
-use super::library::{Realisation, realisation};
+use super::library::realisation;
 use super::{ATTRIBUTES, BACKWARD_INPUTS, Extents, Optional, Reading, check, cpu, hopper, kernels, portable};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
@@ -59,12 +59,16 @@ impl Op for AttentionBackward {
         Cost { flops: e.flops(&Reading::checked(attrs, e.head_dim), 3.0, 2.0), bytes }
     }
 
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        Arithmetic::Attention { backward: true, by: realisation(call) }
+    }
+
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match realisation(call) {
             _ if call.machine.arch == Arch::Cpu => 0,
             Realisation::Hopper => hopper::scratch(call),
             Realisation::Portable => portable::backward_scratch(call),
-            Realisation::Plain => kernels::backward_scratch(call),
+            Realisation::Scalar => kernels::backward_scratch(call),
             Realisation::Library => unreachable!("the library has the forward pass alone"),
         }
     }
@@ -74,7 +78,7 @@ impl Op for AttentionBackward {
             _ if call.machine.arch == Arch::Cpu => vec![],
             Realisation::Hopper => hopper::backward(call),
             Realisation::Portable => portable::backward(call),
-            Realisation::Plain => kernels::backward(call),
+            Realisation::Scalar => kernels::backward(call),
             Realisation::Library => unreachable!("the library has the forward pass alone"),
         })
     }

@@ -1,11 +1,11 @@
 //! The forward operation.
 
 use graph::{OpId, ValueType};
-use program::{Arch, AttentionForward, Cost, TensorRef};
+use program::{Arch, Arithmetic, AttentionForward, Cost, Realisation, TensorRef};
 use tensor::Attrs;
 
 use super::examples::{Given, calls};
-use super::library::{Realisation, realisation};
+use super::library::realisation;
 use super::{ATTRIBUTES, Extents, FORWARD_INPUTS, Optional, Reading, check, cpu, hopper, kernels, portable};
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered};
@@ -73,18 +73,22 @@ impl Op for Attention {
         Cost { flops: e.flops(&Reading::checked(attrs, e.head_dim), 1.0, 1.0), bytes }
     }
 
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        Arithmetic::Attention { backward: false, by: realisation(call) }
+    }
+
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
         match realisation(call) {
             Realisation::Library => program::library::ATTENTION_SCRATCH,
             Realisation::Hopper => hopper::forward_scratch(),
-            Realisation::Portable | Realisation::Plain => 0,
+            Realisation::Portable | Realisation::Scalar => 0,
         }
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         Lowered::Kernels(match realisation(call) {
             _ if call.machine.arch == Arch::Cpu => vec![],
-            Realisation::Plain => kernels::forward(call),
+            Realisation::Scalar => kernels::forward(call),
             Realisation::Portable => portable::forward(call),
             Realisation::Hopper => hopper::forward(call),
             Realisation::Library => return Lowered::AttentionForward(Box::new(instruction(call))),

@@ -64,11 +64,11 @@ pub fn scratch(call: &LowerCall<'_>) -> usize {
 
 /// Boxes of rows of 64 columns.
 fn boxes(input: usize, rows: usize) -> Arg {
-    Arg::Boxes { input, extents: [1, rows as u32, 1, 64] }
+    Arg::Boxes { input, extents: [1, rows as u32, 1, 64], matrices: None }
 }
 
 fn output_boxes(output: usize) -> Arg {
-    Arg::OutputBoxes { output, extents: [1, 64, 1, 64] }
+    Arg::OutputBoxes { output, extents: [1, 64, 1, 64], matrices: None }
 }
 
 /// Blocks that stay and draw their work.

@@ -1,35 +1,22 @@
 //! Which realisation a call of attention gets: the one place where it is chosen, from the call and the machine.
 //!
-//! Hopper's own kernels, the portable ones for tensor cores, the plain ones, and a library for the forward pass over
+//! Hopper's own kernels, the portable ones for tensor cores, the scalar ones, and a library for the forward pass over
 //! full rows where it is the fastest. What the library takes is in `program::library`, which its backend reads too.
 
-use program::{Documents, library};
+use program::{Documents, Realisation, library};
 
 use super::operands::{Extents, Optional, Reading};
 use super::{hopper, portable};
 use crate::kernel::LowerCall;
 
-/// Which code computes an attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Realisation {
-    /// A library's plan.
-    Library,
-    /// Kernels for Hopper's tensor cores and copy engine.
-    Hopper,
-    /// Kernels for the tensor cores of every GPU from sm_80 on.
-    Portable,
-    /// Scalar kernels.
-    Plain,
-}
-
-/// The realisation of a call of either pass. On the CPU the reference's algorithm, which stands for the plain one.
+/// The realisation of a call of either pass. On the CPU the reference's algorithm, which stands for the scalar kernels.
 pub fn realisation(call: &LowerCall<'_>) -> Realisation {
     let backward = call.outputs.len() == 3;
     match () {
         () if !backward && library_takes(call) => Realisation::Library,
         () if hopper::takes(call) => Realisation::Hopper,
         () if portable::takes(call) => Realisation::Portable,
-        () => Realisation::Plain,
+        () => Realisation::Scalar,
     }
 }
 

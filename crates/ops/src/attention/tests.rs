@@ -1,10 +1,10 @@
 //! Facts about attention: who sees whom, shared key heads, and which calls become what.
 
 use graph::{Dim, Element, ValueType};
-use program::{Arch, ArenaId, Documents, Machine, TensorRef};
+use program::{Arch, ArenaId, Documents, Machine, Realisation, TensorRef};
 use tensor::{Attrs, DType};
 
-use super::library::{Realisation, realisation};
+use super::library::realisation;
 use super::{Attention, AttentionBackward, Extents, Reading};
 use crate::evaluate::{Array, Evaluate, apply};
 use crate::kernel::{LowerCall, Lowered};
@@ -207,20 +207,20 @@ fn gpu(arch: &str) -> Machine {
 
 #[test]
 fn halves_take_tensor_cores_everywhere_and_full_rows_the_fastest() {
-    use Realisation::{Hopper, Library, Plain, Portable};
+    use Realisation::{Hopper, Library, Portable, Scalar};
     let of = |machine: &Machine, dtype: DType, shape: [usize; 6], documents: Documents| {
         Call::new(machine, dtype, shape, documents).realised()
     };
     let (h200, a100, rtx) = (Machine::h200(), gpu("sm_80"), gpu("sm_89"));
     let heads_of = |d: usize| [2, 600, 4, 2, d, d];
-    assert_eq!(of(&Machine::cpu(1 << 30, 2), DType::BF16, heads_of(64), Documents::Rows), [Plain, Plain]);
+    assert_eq!(of(&Machine::cpu(1 << 30, 2), DType::BF16, heads_of(64), Documents::Rows), [Scalar, Scalar]);
     assert_eq!(of(&h200, DType::BF16, heads_of(64), Documents::Rows), [Library, Hopper]);
     assert_eq!(of(&h200, DType::BF16, [2, 600, 9, 3, 64, 64], Documents::Rows), [Hopper, Hopper]);
     assert_eq!(of(&h200, DType::BF16, heads_of(128), Documents::Rows), [Hopper, Hopper]);
     assert_eq!(of(&h200, DType::F16, heads_of(128), Documents::Rows), [Hopper, Hopper]);
     for machine in [&h200, &a100, &rtx] {
-        assert_eq!(of(machine, DType::F32, heads_of(128), Documents::Rows), [Plain, Plain]);
-        assert_eq!(of(machine, DType::BF16, heads_of(20), PACKED), [Plain, Plain]);
+        assert_eq!(of(machine, DType::F32, heads_of(128), Documents::Rows), [Scalar, Scalar]);
+        assert_eq!(of(machine, DType::BF16, heads_of(20), PACKED), [Scalar, Scalar]);
         let own = if machine.arch == h200.arch { Hopper } else { Portable };
         for d in [8, 40, 96, 128, 192, 256] {
             assert_eq!(of(machine, DType::BF16, heads_of(d), PACKED), [own, own]);
@@ -295,7 +295,7 @@ fn packed_rows_that_may_hold_long_documents_get_both_backward_passes() {
 
 #[test]
 fn layouts_that_tensor_cores_do_not_read_take_the_plain_kernels() {
-    use Realisation::{Plain, Portable};
+    use Realisation::{Portable, Scalar};
     let with_v = |v: &dyn Fn(TensorRef) -> TensorRef| {
         let mut call = Call::new(&gpu("sm_80"), DType::BF16, [2, 64, 4, 2, 64, 64], PACKED);
         call.forward[2] = v(call.forward[2].clone());
@@ -303,8 +303,8 @@ fn layouts_that_tensor_cores_do_not_read_take_the_plain_kernels() {
     };
     // A slice of a merged buffer of 512 columns is read where it is; one of 516 is not.
     let merged = |width: usize| move |v| TensorRef { offset: 768, strides: vec![64 * width, width, 64, 1], ..v };
-    assert_eq!([with_v(&merged(512)), with_v(&merged(516))], [Portable, Plain]);
-    assert_eq!(with_v(&|v| TensorRef { offset: 8, ..v }), Plain);
+    assert_eq!([with_v(&merged(512)), with_v(&merged(516))], [Portable, Scalar]);
+    assert_eq!(with_v(&|v| TensorRef { offset: 8, ..v }), Scalar);
     // A stride of an axis with one element says nothing.
     let mut single = Call::new(&Machine::h200(), DType::BF16, [1, 64, 4, 2, 64, 64], PACKED);
     single.forward[0].strides[0] = 1;

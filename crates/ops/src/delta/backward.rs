@@ -1,7 +1,7 @@
 //! The gradients of the gated delta rule.
 
 use graph::{OpId, ValueType};
-use program::{Arch, Cost, TensorRef};
+use program::{Arch, Arithmetic, Cost, TensorRef};
 use tensor::Attrs;
 
 use super::examples::{Given, calls};
@@ -20,7 +20,7 @@ impl Op for GatedDeltaBackward {
     }
 
     fn class(&self) -> Class {
-        Class::Reduction
+        Class::Attention
     }
 
     fn doc(&self) -> &'static str {
@@ -52,14 +52,19 @@ impl Op for GatedDeltaBackward {
         let e = Extents::of(&inputs[1].shape, &inputs[2].shape);
         let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
         let within = e.flops(12.0) * CHUNK as f64 / e.value_dim as f64;
-        Cost { flops: e.flops(5.0 + 7.0 + 6.0) + within, bytes: bytes + 2.0 * launch::scratch(&e) as f64 }
+        Cost { flops: e.flops(5.0 + 7.0 + 6.0) + within, bytes: bytes + 2.0 * launch::handed(&e) as f64 }
     }
 
     fn scratch(&self, call: &LowerCall<'_>) -> usize {
-        match call.machine.arch {
-            Arch::Cpu => 0,
-            Arch::Cuda(_) => launch::scratch(&Extents::of(&call.inputs[1].shape, &call.inputs[2].shape)),
-        }
+        launch::scratch(call)
+    }
+
+    fn rounds_between(&self) -> bool {
+        true
+    }
+
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        launch::arithmetic(call)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

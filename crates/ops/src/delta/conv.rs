@@ -134,6 +134,10 @@ impl Op for CausalConv {
         Class::Gather
     }
 
+    fn mixes_tokens(&self) -> bool {
+        true
+    }
+
     fn doc(&self) -> &'static str {
         "Each channel convolved over the last K tokens of its document: y[t, c] = Σ over j of w[c, 0, K − 1 − j]·x[t − j, c], \
          0 ≤ j < K, t − j ≥ document_start[t]. x [B, T, channels], w [channels, 1, K], document_start i32 [B, T] → y like x."

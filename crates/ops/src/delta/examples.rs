@@ -4,10 +4,11 @@ use tensor::Attrs;
 
 use crate::op::ExampleInput;
 
-/// A call: (B, T, key_heads, heads, DK, DV), where documents of a row start, attributes.
+/// A call: (B, T, key_heads, heads, DK, DV), where documents of a row start, the logarithm of the strongest decay, attributes.
 pub struct Given {
     pub shape: [usize; 6],
     pub starts: Vec<i32>,
+    pub least: f64,
     pub attrs: Attrs,
 }
 
@@ -16,7 +17,7 @@ impl Given {
     fn new([batch, key_heads, heads, key_dim, value_dim]: [usize; 5], documents: &[usize]) -> Given {
         let starts = starts(documents);
         let shape = [batch, starts.len(), key_heads, heads, key_dim, value_dim];
-        Given { shape, starts: starts.repeat(batch), attrs: Attrs::new() }
+        Given { shape, starts: starts.repeat(batch), least: -2.0, attrs: Attrs::new() }
     }
 
     /// q, k, v, g, beta: keys of about length 1, as rows that were normalised have, decays of every size.
@@ -32,7 +33,7 @@ impl Given {
             normal(key_heads, key_dim, length),
             normal(key_heads, key_dim, length),
             normal(heads, value_dim, 1.0),
-            gate(-2.0, 0.0),
+            gate(self.least, 0.0),
             gate(0.05, 1.0),
         ]
     }
@@ -54,7 +55,7 @@ pub fn starts(documents: &[usize]) -> Vec<i32> {
 }
 
 /// Rows below, at and above the length of a chunk, documents that end within and between them, shared key heads, heads of
-/// every width.
+/// every width, strong and weak decays.
 pub fn calls() -> Vec<Given> {
     vec![
         Given::new([2, 2, 4, 8, 8], &[5, 1, 6]),
@@ -64,5 +65,8 @@ pub fn calls() -> Vec<Given> {
         Given::new([2, 1, 2, 16, 16], &[200]),
         Given::new([1, 1, 2, 128, 128], &[37, 60, 40]),
         Given::new([1, 3, 3, 66, 33], &[130]),
+        // Far tokens of a chunk, and chunks, depend on each other where little decays.
+        Given { least: -0.02, ..Given::new([1, 1, 2, 64, 128], &[100, 2, 40]) },
+        Given { least: -0.02, ..Given::new([1, 1, 1, 128, 64], &[64, 65]) },
     ]
 }

@@ -1,7 +1,7 @@
 //! The forward operation.
 
 use graph::{OpId, ValueType};
-use program::{Arch, Cost, TensorRef};
+use program::{Arch, Arithmetic, Cost, TensorRef};
 use tensor::Attrs;
 
 use super::examples::calls;
@@ -20,7 +20,7 @@ impl Op for GatedDelta {
     }
 
     fn class(&self) -> Class {
-        Class::Reduction
+        Class::Attention
     }
 
     fn doc(&self) -> &'static str {
@@ -57,6 +57,18 @@ impl Op for GatedDelta {
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
         Cost { flops: Extents::of(&inputs[1].shape, &inputs[2].shape).flops(7.0), bytes }
+    }
+
+    fn scratch(&self, call: &LowerCall<'_>) -> usize {
+        launch::scratch(call)
+    }
+
+    fn rounds_between(&self) -> bool {
+        true
+    }
+
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        launch::arithmetic(call)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

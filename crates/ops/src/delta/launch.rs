@@ -1,9 +1,9 @@
-//! Launches of the gated delta rule's kernels. Forward, one pass over the tokens. Backward, three: the states once more,
+//! Launches of the gated delta rule's kernels, token by token, and which calls take those in chunks. Forward, one pass over the tokens. Backward, three: the states once more,
 //! the gradients of the states from the end, and all other gradients within chunks, which no longer depend on each other.
 
-use program::{Arg, TensorRef};
+use program::{Arch, Arg, Arithmetic, TensorRef};
 
-use super::{CHUNK, Extents, scale};
+use super::{CHUNK, Extents, scale, tensor_cores};
 use crate::kernel::{KernelSpec, LowerCall, device_type};
 
 const RECURRENCE: &str = include_str!("recurrence.cu");
@@ -11,7 +11,7 @@ const CHUNKS: &str = include_str!("chunks.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
 
 /// Columns of a state in one block, and lanes that share the rows of a column.
-const COLUMNS: usize = 32;
+pub const COLUMNS: usize = 32;
 const LANES: usize = 4;
 /// Tokens whose keys a block reads at once.
 const STEP: usize = 16;
@@ -39,9 +39,25 @@ impl Handed {
     }
 }
 
-/// Bytes of scratch memory of a backward pass.
-pub fn scratch(e: &Extents) -> usize {
+/// Bytes of scratch memory of a backward pass token by token.
+pub fn handed(e: &Extents) -> usize {
     Handed::of(e).end
+}
+
+/// In what the kernels of a pass multiply.
+pub fn arithmetic(call: &LowerCall<'_>) -> Arithmetic {
+    if tensor_cores::suits(call) { Arithmetic::OfOperands } else { Arithmetic::Single }
+}
+
+/// Bytes of scratch memory of a pass, whichever kernels it has.
+pub fn scratch(call: &LowerCall<'_>) -> usize {
+    let (e, backward) = (extents(call), call.outputs.len() > 1);
+    match call.machine.arch {
+        Arch::Cpu => 0,
+        Arch::Cuda(_) if tensor_cores::suits(call) => tensor_cores::scratch(&e, backward),
+        Arch::Cuda(_) if backward => handed(&e),
+        Arch::Cuda(_) => 0,
+    }
 }
 
 /// The type of an operand [B, T, heads] or [B, T, heads, columns], and where head `h` of token `t` of row `b` is.
@@ -53,12 +69,12 @@ fn place(name: &str, tensor: &TensorRef) -> [(String, String); 2] {
     [(format!("{name}_T"), device_type(tensor.dtype).to_owned()), (format!("{name}_AT(b,t,h)"), at)]
 }
 
-fn extents(call: &LowerCall<'_>) -> Extents {
+pub fn extents(call: &LowerCall<'_>) -> Extents {
     Extents::of(&call.inputs[1].shape, &call.inputs[2].shape)
 }
 
 /// A kernel of the call: `part` is the definition that names it.
-fn kernel(
+pub fn kernel(
     entry: &'static str,
     part: &str,
     source: &str,
@@ -97,12 +113,15 @@ fn kernel(
 }
 
 /// The operands of a call by the names that the kernels have for them.
-fn operands<'a>(call: &'a LowerCall<'_>) -> Vec<(&'static str, &'a TensorRef)> {
+pub fn operands<'a>(call: &'a LowerCall<'_>) -> Vec<(&'static str, &'a TensorRef)> {
     let names = ["Q", "K", "V", "G", "BETA"];
     names.into_iter().zip(call.inputs).collect()
 }
 
 pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
+    if tensor_cores::suits(call) {
+        return tensor_cores::forward(call);
+    }
     let mut tensors = operands(call);
     tensors.push(("O", &call.outputs[0]));
     let args = (0..6).map(Arg::Input).chain([Arg::Output(0)]).collect();
@@ -110,6 +129,9 @@ pub fn forward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
 }
 
 pub fn backward(call: &LowerCall<'_>) -> Vec<KernelSpec> {
+    if tensor_cores::suits(call) {
+        return tensor_cores::backward(call);
+    }
     let (e, d_o) = (extents(call), &call.inputs[6]);
     let [dq, dk, dv, dg, dbeta] = call.outputs else { unreachable!("the shape rule gives five results") };
     let at = Handed::of(&e);

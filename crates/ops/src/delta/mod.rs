@@ -12,6 +12,7 @@ mod decay;
 mod examples;
 mod forward;
 mod launch;
+mod tensor_cores;
 
 use graph::{Dim, Element, ValueType};
 use tensor::Attrs;

@@ -10,7 +10,7 @@
 //   gated_delta_reverse, from the last token: with dS the gradient of the state behind a token, dS += scale q do,
 //     d_correction = k.dS, dv = beta d_correction, dS <- e^g (dS - k dv). d_states like states: dS behind the last token of
 //     every chunk, without that token's do; d_correction like miss.
-// Not yet run on a GPU.
+// One row of 8192 tokens, 32 heads of 128, on an H200: 5.4 ms, 3.5 ms, 5.6 ms. Four of 2048: 2.0 ms, 1.3 ms, 2.1 ms.
 #include "types.cuh"
 
 #define THREADS (COLUMNS * LANES)

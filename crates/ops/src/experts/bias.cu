@@ -1,8 +1,9 @@
 // A bias for each group of rows; row i of a tensor X is at X_AT(i), offsets i32 [GROUPS + 1] say where a group's rows begin.
-//   grouped_bias: y[r] = x[r] + b[group of r], a block for each row.
+//   grouped_bias: y[r] = x[r] + b[group of r], a block for each row, VECTOR elements an access.
 //   grouped_row_sums: db[g] = sum of the group's rows of dy, f32 [GROUPS, COLUMNS] dense. A block for each group and 32
 //     columns: a warp takes every eighth row, and the warps' sums are added in their order.
 #include "types.cuh"
+#include "pack.cuh"
 
 #define WARPS (THREADS / 32)
 
@@ -16,8 +17,14 @@ grouped_bias(const X_T* __restrict__ x, const B_T* __restrict__ b, const int* __
     if (offsets[group + step] <= row) group += step, half -= step;
     else half = step;
   }
-  for (int i = threadIdx.x; i < COLUMNS; i += THREADS)
-    store(y + Y_AT(row) + i, load(x + X_AT(row) + i) + load(b + B_AT(group) + i));
+  for (int i = threadIdx.x * VECTOR; i < COLUMNS; i += THREADS * VECTOR) {
+    const auto one = read_pack<VECTOR>(x + X_AT(row) + i);
+    const auto other = read_pack<VECTOR>(b + B_AT(group) + i);
+    Pack<Y_T, VECTOR> both;
+#pragma unroll
+    for (int v = 0; v < VECTOR; v++) store(both.at + v, load(one.at + v) + load(other.at + v));
+    write_pack<VECTOR>(y + Y_AT(row) + i, both);
+  }
 }
 #endif
 

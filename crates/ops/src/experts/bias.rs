@@ -5,7 +5,7 @@ use program::{Arg, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
-use super::{example_groups, ints, kernel, normal};
+use super::{PACK, example_groups, ints, kernel, normal, vector};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered, defines_for};
@@ -76,9 +76,11 @@ impl Op for GroupedBias {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, b, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
-        let numbers = numbers(x, call.inputs[2].len() - 1);
+        let mut numbers = numbers(x, call.inputs[2].len() - 1);
+        numbers.push(("VECTOR", vector(&[x, b, y])));
         let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
         let mut kernel = kernel("grouped_bias", SOURCE, [numbers[0].1, 1, 1], THREADS, &numbers, args);
+        kernel.headers.push(PACK);
         kernel.defines.extend([("X", x), ("B", b), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
         Lowered::Kernels(vec![kernel])
     }
@@ -145,6 +147,7 @@ impl Op for GroupedRowSums {
         let grid = [numbers[1].1.div_ceil(32), numbers[2].1, 1];
         let args = vec![Arg::Input(0), Arg::Input(1), Arg::Output(0)];
         let mut kernel = kernel("grouped_row_sums", SOURCE, grid, THREADS, &numbers, args);
+        kernel.headers.push(PACK);
         kernel.defines.extend(defines_for("DY", dy));
         Lowered::Kernels(vec![kernel])
     }

@@ -2,11 +2,11 @@
 //! group of its rows from the offsets.
 
 use graph::{Dim, Element, OpId, ValueType};
-use program::{Arch, Arg, Cost, TensorRef};
+use program::{Arch, Arg, Arithmetic, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
-use super::{MMA_HEADERS, example_groups, ints, kernel, normal};
+use super::{MMA_HEADERS, example_groups, hopper, ints, kernel, normal};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{KernelSpec, LowerCall, Lowered, defines_for};
@@ -80,8 +80,16 @@ fn on_tensor_cores(plain: KernelSpec, grid: [usize; 3]) -> KernelSpec {
     }
 }
 
-fn flag(attrs: &Attrs, name: &str) -> bool {
+pub(super) fn flag(attrs: &Attrs, name: &str) -> bool {
     attrs.flag(name).expect("checked by the shape rule")
+}
+
+/// What a call computes: products of Hopper's kernels, where they take the call.
+fn of_hopper(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
+    match suits_tensor_cores(call, tensors) && hopper::takes(call, tensors) {
+        true => Arithmetic::Grouped { gradient },
+        false => Arithmetic::OfOperands,
+    }
 }
 
 impl Op for GroupedLinear {
@@ -141,6 +149,10 @@ impl Op for GroupedLinear {
         Cost { flops: 2.0 * outputs[0].len() as f64 * k as f64, bytes }
     }
 
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        of_hopper(call, &[&call.inputs[0], &call.inputs[1], &call.outputs[0]], false)
+    }
+
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
         let groups = call.inputs[2].len() - 1;
@@ -159,7 +171,11 @@ impl Op for GroupedLinear {
         let grid = [tiles, n.div_ceil(TILE), 1];
         let mut kernel = kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, args);
         kernel.defines.extend([("X", x), ("W", w), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        if suits_tensor_cores(call, &[x, w, y]) {
+        let suits = suits_tensor_cores(call, &[x, w, y]);
+        if suits && hopper::takes(call, &[x, w, y]) {
+            return Lowered::Kernels(vec![hopper::linear(call)]);
+        }
+        if suits {
             let tiles = rows.div_ceil(MMA_TILE) + groups.min(rows);
             kernel = on_tensor_cores(kernel, [n.div_ceil(MMA_TILE), tiles, 1]);
         }
@@ -176,6 +192,11 @@ impl Op for GroupedLinear {
             let inputs = vec![normal(&[1, tokens, each, k]), normal(&w), ints(&[groups + 1], offsets)];
             Example::new(inputs, attrs).differentiate(&[0, 1])
         };
+        // Groups of more than a tile, and more groups than a warp looks at at once.
+        let large = |tokens: usize, each: usize, groups: usize, k: usize, n: usize, transposed: bool| {
+            let Example { inputs, attrs, .. } = example(tokens, each, groups, k, n, transposed);
+            Example::new(inputs, attrs)
+        };
         let mut flat = example(7, 2, 4, 6, 5, false);
         flat.inputs[1] = normal(&[20, 6]);
         vec![
@@ -187,6 +208,8 @@ impl Op for GroupedLinear {
             // Tensor cores take these in bf16.
             example(150, 2, 3, 104, 136, false),
             example(70, 4, 5, 40, 264, true),
+            large(530, 2, 3, 72, 320, false),
+            large(300, 4, 70, 136, 72, true),
         ]
     }
 }
@@ -263,10 +286,15 @@ impl Op for GroupedWeightGradient {
         Gradients::NoGradient("second derivatives are not supported")
     }
 
-    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
-        let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
+    fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], attrs: &Attrs) -> Cost {
+        let read = if flag(attrs, "accumulate") { outputs[0].bytes() } else { 0 };
+        let bytes = (inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() + read) as f64;
         let m = inputs[0].shape[inputs[0].shape.len() - 1];
         Cost { flops: 2.0 * inputs[1].len() as f64 * m as f64, bytes }
+    }
+
+    fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
+        of_hopper(call, &[&call.inputs[0], &call.inputs[1]], true)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -280,7 +308,11 @@ impl Op for GroupedWeightGradient {
         let grid = [m.div_ceil(TILE), k.div_ceil(TILE), groups];
         let mut kernel = kernel("grouped_weight_gradient", SOURCE, grid, THREADS, &numbers, args);
         kernel.defines.extend([("A", a), ("B", b)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        if suits_tensor_cores(call, &[a, b]) {
+        let suits = suits_tensor_cores(call, &[a, b]);
+        if suits && hopper::takes(call, &[a, b]) {
+            return Lowered::Kernels(vec![hopper::weight_gradient(call)]);
+        }
+        if suits {
             kernel = on_tensor_cores(kernel, [m.div_ceil(MMA_TILE), k.div_ceil(MMA_TILE), groups]);
         }
         Lowered::Kernels(vec![kernel])
@@ -301,6 +333,7 @@ impl Op for GroupedWeightGradient {
             example(40, 3, 70, 66, true),
             example(300, 6, 16, 24, false),
             example(200, 3, 136, 264, true),
+            example(150, 40, 136, 16, false),
         ]
     }
 }

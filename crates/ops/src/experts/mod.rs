@@ -7,6 +7,7 @@
 
 mod bias;
 mod grouped;
+mod hopper;
 mod load;
 mod order;
 mod route;
@@ -15,16 +16,36 @@ mod rows;
 pub use bias::{GroupedBias, GroupedRowSums};
 use graph::{Dim, Element, ValueType};
 pub use grouped::{GroupedLinear, GroupedWeightGradient};
-pub use load::{BalancedLoss, BalancedLossBackward, ExpertLoad, ExpertLoadBackward};
+pub use load::{BalancedLoss, BalancedLossBackward, ExpertLoad, ExpertLoadBackward, RouterReport};
 pub use order::GroupRows;
 pub use route::{Route, RouteBackward};
 pub use rows::{FromGroups, GroupWeightGradient, ToGroups};
+
+use program::TensorRef;
 
 use crate::kernel::{KernelSpec, LowerCall};
 use crate::op::ExampleInput;
 
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
 const MMA_HEADERS: &[(&str, &str)] = &[("mma.cuh", include_str!("../cuda/mma.cuh")), HEADERS[0]];
+
+const PACK: (&str, &str) = ("pack.cuh", include_str!("../cuda/pack.cuh"));
+/// Bytes of an access where rows lie evenly.
+const ACCESS: usize = 16;
+
+/// Elements of an access to rows of these tensors, which have the same columns: 16 bytes where they all lie on such
+/// boundaries.
+fn vector(tensors: &[&TensorRef]) -> usize {
+    let each = |at: &TensorRef| {
+        let elements = ACCESS / at.dtype.size();
+        let (columns, leading) = at.shape.split_last().expect("rows have columns");
+        let even =
+            leading.iter().zip(&at.strides).all(|(extent, stride)| *extent == 1 || stride.is_multiple_of(elements));
+        let all = even && columns.is_multiple_of(elements) && at.offset.is_multiple_of(ACCESS);
+        if all { elements } else { 1 }
+    };
+    tensors.iter().map(|at| each(at)).min().unwrap_or(1)
+}
 
 /// A kernel of `grid` blocks of `threads` threads.
 fn kernel(

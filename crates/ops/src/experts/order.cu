@@ -4,6 +4,10 @@
 // before it. Sums of whole numbers only: the same on every run.
 #include "types.cuh"
 
+// The chunks in segments, so that the one block has a thread for each group of each.
+#define SEGMENTS (GROUPS < THREADS ? THREADS / GROUPS : 1)
+#define LENGTH ((CHUNKS + SEGMENTS - 1) / SEGMENTS)
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 group_count(const int* __restrict__ index, int* __restrict__ counts) {
   __shared__ int own[GROUPS];
@@ -17,10 +21,19 @@ group_count(const int* __restrict__ index, int* __restrict__ counts) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 group_starts(int* __restrict__ counts, int* __restrict__ offsets) {
-  __shared__ int starts[GROUPS + 1];
+  __shared__ int starts[GROUPS + 1], parts[SEGMENTS * GROUPS];
+  // The choices of a group in a segment of the chunks.
+  for (int i = threadIdx.x; i < SEGMENTS * GROUPS; i += THREADS) {
+    const int from = i / GROUPS * LENGTH, to = min(from + LENGTH, CHUNKS);
+    int sum = 0;
+#pragma unroll 8
+    for (int c = from; c < to; c++) sum += counts[(size_t)c * GROUPS + i % GROUPS];
+    parts[i] = sum;
+  }
+  __syncthreads();
   for (int g = threadIdx.x; g < GROUPS; g += THREADS) {
     int sum = 0;
-    for (int c = 0; c < CHUNKS; c++) sum += counts[(size_t)c * GROUPS + g];
+    for (int s = 0; s < SEGMENTS; s++) sum += parts[s * GROUPS + g];
     starts[g + 1] = sum;
   }
   __syncthreads();
@@ -30,12 +43,20 @@ group_starts(int* __restrict__ counts, int* __restrict__ offsets) {
   }
   __syncthreads();
   for (int g = threadIdx.x; g <= GROUPS; g += THREADS) offsets[g] = starts[g];
-  for (int g = threadIdx.x; g < GROUPS; g += THREADS) {
+  for (int i = threadIdx.x; i < SEGMENTS * GROUPS; i += THREADS) {
+    const int g = i % GROUPS, from = i / GROUPS * LENGTH, to = min(from + LENGTH, CHUNKS);
     int at = starts[g];
-    for (int c = 0; c < CHUNKS; c++) {
-      const int own = counts[(size_t)c * GROUPS + g];
-      counts[(size_t)c * GROUPS + g] = at;
-      at += own;
+    for (int s = 0; s < i / GROUPS; s++) at += parts[s * GROUPS + g];
+    // Read ahead of what is written: the compiler cannot know that they differ.
+    for (int c = from; c < to; c += 8) {
+      int own[8];
+#pragma unroll
+      for (int j = 0; j < 8; j++) own[j] = c + j < to ? counts[(size_t)(c + j) * GROUPS + g] : 0;
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        if (c + j < to) counts[(size_t)(c + j) * GROUPS + g] = at;
+        at += own[j];
+      }
     }
   }
 }

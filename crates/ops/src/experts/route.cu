@@ -169,30 +169,39 @@ route_backward(const LOGITS_T* __restrict__ logits, const int* __restrict__ inde
 #endif
 
 #if defined(PARTS)
-// parts[block] = f32 [2, EXPERTS]: the choices of each expert and the sums of its probabilities over TOKENS_PER_BLOCK tokens.
+// parts[block] = f32 [3, EXPERTS]: over TOKENS_PER_BLOCK tokens, those without that are not present, the choices of each
+// expert, and the sums of its probabilities p and of -p ln p.
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_load_parts(const LOGITS_T* __restrict__ logits, const int* __restrict__ index, float* __restrict__ parts) {
+expert_load_parts(const LOGITS_T* __restrict__ logits, const int* __restrict__ index, const void* __restrict__ present,
+                  float* __restrict__ parts) {
   __shared__ float sums[WARPS][EXPERTS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float s[OWN], choices[OWN] = {}, probabilities[OWN] = {};
+  float s[OWN], choices[OWN] = {}, probabilities[OWN] = {}, entropies[OWN] = {};
   const int first = blockIdx.x * TOKENS_PER_BLOCK, end = min(first + TOKENS_PER_BLOCK, TOKENS);
   for (int token = first + warp; token < end; token += WARPS) {
+    if (MASKED && static_cast<const float*>(present)[token] == 0.0f) continue;
     scores(logits + LOGITS_AT(token), lane, s);
+    float all = 0.0f;
+#pragma unroll
+    for (int n = 0; n < OWN; n++) all += lane + 32 * n < EXPERTS ? s[n] : 0.0f;
+    all = SIGMOID ? warp_sum(all) : 1.0f;
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
-      probabilities[n] += s[n];
+      const float p = lane + 32 * n < EXPERTS ? s[n] / all : 0.0f;
+      probabilities[n] += p;
+      entropies[n] -= p > 0.0f ? p * logf(p) : 0.0f;
       for (int k = 0; k < TOP_K; k++) choices[n] += index[(size_t)token * TOP_K + k] == lane + 32 * n;
     }
   }
-  for (int half = 0; half < 2; half++) {
+  for (int row = 0; row < 3; row++) {
 #pragma unroll
     for (int n = 0; n < OWN; n++)
-      if (lane + 32 * n < EXPERTS) sums[warp][lane + 32 * n] = half ? probabilities[n] : choices[n];
+      if (lane + 32 * n < EXPERTS) sums[warp][lane + 32 * n] = row == 0 ? choices[n] : row == 1 ? probabilities[n] : entropies[n];
     __syncthreads();
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
       float sum = 0.0f;
       for (int w = 0; w < WARPS; w++) sum += sums[w][e];
-      parts[((size_t)blockIdx.x * 2 + half) * EXPERTS + e] = sum;
+      parts[((size_t)blockIdx.x * 3 + row) * EXPERTS + e] = sum;
     }
     __syncthreads();
   }
@@ -200,33 +209,40 @@ expert_load_parts(const LOGITS_T* __restrict__ logits, const int* __restrict__ i
 #endif
 
 #if defined(TOTAL)
-// load f32 [2, EXPERTS] = the sum of the BLOCKS parts, first to last.
+// load f32 [3, EXPERTS] = the sum of the BLOCKS parts, first to last.
 extern "C" __global__ void __launch_bounds__(THREADS)
 expert_load_total(const float* __restrict__ parts, float* __restrict__ load) {
   const int i = blockIdx.x * THREADS + threadIdx.x;
-  if (i >= 2 * EXPERTS) return;
+  if (i >= 3 * EXPERTS) return;
   float sum = 0.0f;
-  for (int block = 0; block < BLOCKS; block++) sum += parts[(size_t)block * 2 * EXPERTS + i];
+  for (int block = 0; block < BLOCKS; block++) sum += parts[(size_t)block * 3 * EXPERTS + i];
   load[i] = sum;
 }
 #endif
 
 #if defined(DLOGITS_T)
-// dlogits = s (d[1] - sum of s d[1]): the gradient of the sums of probabilities, d f32 [2, EXPERTS]. A warp for each token.
+// dlogits = s (c - sum of s c) with c = d[1] - (1 + ln s) d[2]: the gradient of the sums of probabilities and of -s ln s,
+// d f32 [3, EXPERTS]; 0 for tokens that are not present. A warp for each token.
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_load_backward(const LOGITS_T* __restrict__ logits, const float* __restrict__ d, DLOGITS_T* __restrict__ out) {
+expert_load_backward(const LOGITS_T* __restrict__ logits, const float* __restrict__ d, const void* __restrict__ present,
+                     DLOGITS_T* __restrict__ out) {
   const int lane = threadIdx.x % 32, token = blockIdx.x * WARPS + threadIdx.x / 32;
   if (token >= TOKENS) return;
-  float s[OWN], along = 0.0f;
+  float s[OWN], c[OWN], along = 0.0f;
   scores(logits + LOGITS_AT(token), lane, s);
 #pragma unroll
-  for (int n = 0; n < OWN; n++)
-    if (lane + 32 * n < EXPERTS) along += s[n] * d[EXPERTS + lane + 32 * n];
+  for (int n = 0; n < OWN; n++) {
+    const int e = lane + 32 * n;
+    c[n] = 0.0f;
+    if (e < EXPERTS) c[n] = d[EXPERTS + e] - (s[n] > 0.0f ? (1.0f + logf(s[n])) * d[2 * EXPERTS + e] : 0.0f);
+    if (e < EXPERTS) along += s[n] * c[n];
+  }
   along = warp_sum(along);
 #pragma unroll
   for (int n = 0; n < OWN; n++) {
     const int e = lane + 32 * n;
-    if (e < EXPERTS) store(out + DLOGITS_AT(token) + e, s[n] * (d[EXPERTS + e] - along));
+    const bool counts = !MASKED || static_cast<const float*>(present)[token] != 0.0f;
+    if (e < EXPERTS) store(out + DLOGITS_AT(token) + e, counts ? s[n] * (c[n] - along) : 0.0f);
   }
 }
 #endif

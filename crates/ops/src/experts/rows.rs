@@ -5,7 +5,7 @@ use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
 
-use super::{choices, example_groups, ints, kernel, normal};
+use super::{PACK, choices, example_groups, ints, kernel, normal, vector};
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
 use crate::kernel::{LowerCall, Lowered, defines_for};
@@ -49,10 +49,26 @@ fn bytes_of(inputs: &[TensorRef], outputs: &[TensorRef]) -> Cost {
     Cost { flops: 0.0, bytes }
 }
 
-fn numbers(call: &LowerCall<'_>, places: usize, columns: usize) -> Vec<(&'static str, usize)> {
+/// `places`: the input that says how many choices there are; `rows`: what is read, and what is written or read next to it.
+fn numbers(call: &LowerCall<'_>, places: usize, rows: [&TensorRef; 2]) -> Vec<(&'static str, usize)> {
     let shape = &call.inputs[places].shape;
     let k = shape[shape.len() - 1];
-    vec![("CHOICES", call.inputs[places].len()), ("EACH", k), ("COLUMNS", columns)]
+    let columns = rows[0].shape[rows[0].shape.len() - 1];
+    vec![("CHOICES", call.inputs[places].len()), ("EACH", k), ("COLUMNS", columns), ("VECTOR", vector(&rows))]
+}
+
+/// The kernel `entry` over tensors that it calls by these names.
+fn row_kernel(
+    entry: &'static str,
+    grid: usize,
+    numbers: &[(&str, usize)],
+    tensors: [(&str, &TensorRef); 2],
+    args: Vec<Arg>,
+) -> Lowered {
+    let mut kernel = kernel(entry, SOURCE, [grid, 1, 1], THREADS, numbers, args);
+    kernel.headers.push(PACK);
+    kernel.defines.extend(tensors.iter().flat_map(|(name, t)| defines_for(name, t)));
+    Lowered::Kernels(vec![kernel])
 }
 
 impl Op for ToGroups {
@@ -95,12 +111,10 @@ impl Op for ToGroups {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
         let weighted = call.inputs.len() == 4;
-        let mut of = numbers(call, 1, x.shape[x.shape.len() - 1]);
+        let mut of = numbers(call, 1, [x, y]);
         of.push(("WEIGHTED", weighted as usize));
         let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(if weighted { 3 } else { 1 }), Arg::Output(0)];
-        let mut kernel = kernel("to_groups", SOURCE, [call.inputs[1].len(), 1, 1], THREADS, &of, args);
-        kernel.defines.extend([("TO", x), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        Lowered::Kernels(vec![kernel])
+        row_kernel("to_groups", call.inputs[1].len(), &of, [("TO", x), ("Y", y)], args)
     }
 
     crate::reference!(to_groups);
@@ -177,13 +191,11 @@ impl Op for FromGroups {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, y) = (&call.inputs[0], &call.outputs[0]);
         let weighted = call.inputs.len() == 4;
-        let mut of = numbers(call, 2, x.shape[x.shape.len() - 1]);
+        let mut of = numbers(call, 2, [x, y]);
         of.push(("WEIGHTED", weighted as usize));
         let tokens = y.len() / x.shape[x.shape.len() - 1];
         let args = vec![Arg::Input(0), Arg::Input(2), Arg::Input(if weighted { 3 } else { 2 }), Arg::Output(0)];
-        let mut kernel = kernel("from_groups", SOURCE, [tokens, 1, 1], THREADS, &of, args);
-        kernel.defines.extend([("FROM", x), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        Lowered::Kernels(vec![kernel])
+        row_kernel("from_groups", tokens, &of, [("FROM", x), ("Y", y)], args)
     }
 
     crate::reference!(from_groups);
@@ -254,11 +266,9 @@ impl Op for GroupWeightGradient {
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, dy) = (&call.inputs[0], &call.inputs[2]);
-        let of = numbers(call, 1, x.shape[x.shape.len() - 1]);
+        let of = numbers(call, 1, [x, dy]);
         let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
-        let mut kernel = kernel("group_weight_gradient", SOURCE, [call.inputs[1].len(), 1, 1], THREADS, &of, args);
-        kernel.defines.extend([("DOT", x), ("DY", dy)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        Lowered::Kernels(vec![kernel])
+        row_kernel("group_weight_gradient", call.inputs[1].len(), &of, [("DOT", x), ("DY", dy)], args)
     }
 
     crate::reference!(weight_gradient);

@@ -1,6 +1,6 @@
 //! The linear layer, with low-rank adapters included in its GEMM.
 
-use graph::{Dim, OpId, ValueId, ValueType};
+use graph::{Dim, Element, OpId, ValueId, ValueType};
 use program::{Cost, Gemm, LowRank, TensorRef};
 use tensor::Attrs;
 
@@ -26,6 +26,8 @@ pub(super) struct Reading {
     pub bias: bool,
     /// The weight is [K, N].
     pub transposed: bool,
+    /// The result is f32, and not rounded.
+    f32: bool,
     pub scale: f64,
     /// First column and number of columns of each adapter.
     pub columns: Vec<(usize, usize)>,
@@ -34,7 +36,10 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) fn of(attrs: &Attrs) -> Result<Self, String> {
         let bias = attrs.flag("bias")?;
-        let transposed = attrs.flag("transposed")?;
+        let (transposed, f32) = (attrs.flag("transposed")?, attrs.flag("f32")?);
+        if f32 && bias {
+            return Err("a result in f32 takes no bias".into());
+        }
         let scale = attrs.optional_float("scale")?.unwrap_or(1.0);
         let columns = match attrs.get("columns") {
             Some(_) => attrs.sizes("columns")?,
@@ -43,7 +48,13 @@ impl Reading {
         if columns.len() % 2 != 0 {
             return Err("`columns` lists a first column and a number of columns for each adapter".into());
         }
-        Ok(Reading { bias, transposed, scale, columns: columns.chunks(2).map(|pair| (pair[0], pair[1])).collect() })
+        Ok(Reading {
+            bias,
+            transposed,
+            f32,
+            scale,
+            columns: columns.chunks(2).map(|pair| (pair[0], pair[1])).collect(),
+        })
     }
 
     fn checked(attrs: &Attrs) -> Self {
@@ -107,6 +118,7 @@ impl Op for Linear {
         &[
             Attribute { name: "bias", kind: "bool?", doc: "the third input is a bias" },
             Attribute { name: "transposed", kind: "bool?", doc: "the weight is [K, N]: y = x·w" },
+            Attribute { name: "f32", kind: "bool?", doc: "the result is f32 whatever x and w are; without a bias" },
             Attribute { name: "scale", kind: "float?", doc: "factor of the adapters, 1 if absent" },
             Attribute {
                 name: "columns",
@@ -144,12 +156,18 @@ impl Op for Linear {
             return Err("the columns of two adapters overlap".into());
         }
         let shape: Vec<Dim> = rows_of(x).iter().cloned().chain([Dim::Fixed(n)]).collect();
-        Ok(vec![ValueType::new(x.dtype, shape)])
+        Ok(vec![ValueType::new(if reading.f32 { Element::F32 } else { x.dtype }, shape)])
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
         let reading = Reading::checked(&call.node.attrs);
-        let (x, w, dy) = (call.input(0), call.input(1), call.dy());
+        let (x, w) = (call.input(0), call.input(1));
+        let mut dy = call.dy();
+        if reading.f32 {
+            // The operands of a product have one type.
+            let element = call.emit.value(x).element;
+            dy = call.one(id::CAST, &[dy], Attrs::new().with("dtype", element.to_string()));
+        }
         let weight = Attrs::new().with("transpose_a", true).with("f32", true);
         let (input, factors) = match reading.transposed {
             true => (Attrs::new().with("transpose_b", true), [x, dy]),
@@ -161,7 +179,7 @@ impl Op for Linear {
         if reading.bias {
             gradients[2] = call.wanted(2, id::SUM_ROWS, &[dy], Attrs::new());
         }
-        adapter_gradients(call, &reading, &mut gradients);
+        adapter_gradients(call, dy, &reading, &mut gradients);
         Gradients::Inputs(gradients)
     }
 
@@ -229,6 +247,11 @@ impl Op for Linear {
             ),
             example(&[&[2, 3, 16], &[16, 24], &[24]], Attrs::new().with("bias", true).with("transposed", true)),
             example(&[&[6, 40], &[40, 32], &[6, 4], &[16, 4], &[6, 8], &[8, 8]], adapters.with("transposed", true)),
+            example(&[&[2, 3, 40], &[16, 40]], Attrs::new().with("f32", true)),
+            example(
+                &[&[6, 16], &[16, 16], &[6, 8], &[16, 8]],
+                Attrs::new().with("f32", true).with("columns", vec![0, 16]),
+            ),
             long(&[&[1, 1, 4104], &[130, 4104]], Attrs::new()),
             long(&[&[3, 1, 777], &[1030, 777], &[1030]], Attrs::new().with("bias", true)),
         ]
@@ -236,12 +259,12 @@ impl Op for Linear {
 }
 
 /// dtᵢ = scale·dyᵢ·bᵢ and dbᵢ = scale·dyᵢᵀ·tᵢ, with dyᵢ the adapter's columns of dy.
-fn adapter_gradients(call: &mut GradientCall<'_>, reading: &Reading, gradients: &mut [Option<ValueId>]) {
+fn adapter_gradients(call: &mut GradientCall<'_>, dy: ValueId, reading: &Reading, gradients: &mut [Option<ValueId>]) {
     let wanted: Vec<Adapter> = reading.adapters().filter(|a| call.wanted[a.t] || call.wanted[a.b]).collect();
     if wanted.is_empty() {
         return;
     }
-    let pieces = column_pieces(call, reading);
+    let pieces = column_pieces(call, dy, reading);
     for adapter in wanted {
         let dy = pieces.iter().find(|(first, _)| *first == adapter.first).expect("cut at every adapter").1;
         let (t, b) = (call.input(adapter.t), call.input(adapter.b));
@@ -260,8 +283,7 @@ fn scaled(attrs: Attrs, factor: f64) -> Attrs {
 }
 
 /// dy cut where adapters begin and end: (first column, piece).
-fn column_pieces(call: &mut GradientCall<'_>, reading: &Reading) -> Vec<(usize, ValueId)> {
-    let dy = call.dy();
+fn column_pieces(call: &mut GradientCall<'_>, dy: ValueId, reading: &Reading) -> Vec<(usize, ValueId)> {
     let columns = *call.emit.value(dy).shape.last().expect("checked by the shape rule");
     let mut cuts: Vec<usize> = reading.columns.iter().flat_map(|(first, count)| [*first, first + count]).collect();
     cuts.extend([0, columns]);
@@ -277,8 +299,6 @@ fn column_pieces(call: &mut GradientCall<'_>, reading: &Reading) -> Vec<(usize, 
 
 #[cfg(test)]
 mod tests {
-    use graph::Element;
-
     use super::*;
 
     fn float(shape: &[usize]) -> ValueType {

@@ -191,9 +191,22 @@ fn check_nodes(config: &Config, reader: &mut Reader) {
         reader.report("distributed.ray_address", message, None);
     }
     if nodes > 1 && config.hardware.device != Setting::Value(Device::Cpu) && !reader.is_faulty("device") {
-        let message = format!("`distributed.num_nodes: {nodes}` is not available yet on GPUs");
-        let hint = "set `device: cpu`; the GPUs of one machine train together with `gpus: N`";
-        reader.report("distributed.num_nodes", message, Some(hint.into()));
+        check_nodes_of_gpus(config, reader);
+    }
+}
+
+/// What nodes of GPUs need.
+fn check_nodes_of_gpus(config: &Config, reader: &mut Reader) {
+    if config.hardware.gpus == 0 && config.multi_node.distributed.gpus_per_node == 0 && !reader.is_faulty("gpus") {
+        let message = "`gpus: 0` is every visible GPU, but all nodes have as many".to_owned();
+        reader.report("gpus", message, Some("name the number of GPUs of a node".into()));
+    }
+    let of = &config.sharding;
+    for (path, copies) in [("memcpy_all_gather", of.memcpy_all_gather), ("memcpy_send_recv", of.memcpy_send_recv)] {
+        if copies == Setting::Value(true) && !reader.is_faulty(path) {
+            let message = format!("`{path}: true` copies inside one process, but there are several nodes");
+            reader.report(path, message, Some(format!("remove `{path}`: nodes use NCCL")));
+        }
     }
 }
 
@@ -229,7 +242,7 @@ pub(super) fn refused_with_ranks(config: &Config) -> Vec<(&'static str, String, 
     let gpus = config.local_ranks();
     let (recipe, of) = (config.precision.recipe, &config.sharding);
     // Codes of weights are made from whole ones.
-    let codes = recipe != Recipe::Bf16;
+    let codes = recipe.quantises_weights();
     let refused = [
         ("zero_level", codes && of.zero_level == Setting::Value(3), "zero_level: 3"),
         ("shard_weights", codes && of.shard_weights == Setting::Value(true), "shard_weights: true"),
@@ -280,7 +293,7 @@ fn check_samples(config: &Config, reader: &mut Reader) {
 /// The scales of recipes and that of the loss would be two answers to one question.
 fn check_recipe(config: &Config, reader: &mut Reader) {
     let recipe = config.precision.recipe;
-    if config.model.torch_dtype == Setting::Value(Dtype::Float16) && recipe != Recipe::Bf16 {
+    if config.model.torch_dtype == Setting::Value(Dtype::Float16) && recipe.quantises_weights() {
         let message = format!("`torch_dtype: float16` cannot be combined with `recipe: {recipe}`");
         let hint = Some("set `torch_dtype: bfloat16`, or remove `recipe`".to_string());
         reader.report("torch_dtype", message, hint);
@@ -301,7 +314,7 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
     if of.lora_dora && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "lora_dora", "lora", "true");
     }
-    if of.lora_dora && config.precision.recipe != Recipe::Bf16 && !reader.is_faulty("recipe") {
+    if of.lora_dora && config.precision.recipe.quantises_weights() && !reader.is_faulty("recipe") {
         let message = format!("`lora_dora: true` is not available yet with `recipe: {}`", config.precision.recipe);
         reader.report("lora_dora", message, Some("set `recipe: bf16`, or remove `lora_dora`".into()));
     }
@@ -370,8 +383,8 @@ fn gpu_promises(config: &Config) -> Vec<(&'static str, &'static str)> {
         ("offload_optimizer", on(offload.offload_optimizer), moved),
         ("offload_grads", on(offload.offload_grads), moved),
         ("use_zero_copy", offload.use_zero_copy, "lets a GPU read host memory"),
-        ("memcpy_all_gather", sharding.memcpy_all_gather, copied),
-        ("memcpy_send_recv", sharding.memcpy_send_recv, copied),
+        ("memcpy_all_gather", on(sharding.memcpy_all_gather), copied),
+        ("memcpy_send_recv", on(sharding.memcpy_send_recv), copied),
     ];
     promises.into_iter().filter(|(_, made, _)| *made).map(|(name, _, why)| (name, why)).collect()
 }
@@ -452,7 +465,7 @@ fn check_cadence(config: &Config, reader: &mut Reader) {
         reader.report("hub_private_repo", "`hub_private_repo` has no effect without `push_to_hub`", hint);
     }
     if let Some(name) = run.push_to_hub.as_deref().filter(|name| name.matches('/').count() != 1) {
-        let message = format!("`push_to_hub: {name}` is no name of a repository");
+        let message = format!("`push_to_hub: {name}` is not the name of a repository");
         reader.report("push_to_hub", message, Some("names on the Hub have the form `owner/name`".to_owned()));
     }
     let on_evaluations = [

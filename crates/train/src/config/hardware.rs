@@ -5,8 +5,8 @@ use options::{Setting, choices, options};
 options! {
     /// The devices of the run.
     pub struct Hardware: "Hardware" {
-        /// Number of GPUs, from the first visible one on. 0 uses all that are visible. With `device: cpu` as many ranks
-        /// train as threads of this process, at most 64: the same results, for trying things out without GPUs.
+        /// Number of GPUs, from the first visible one on. 0 uses all visible GPUs. With `device: cpu`, the number of
+        /// ranks, which are threads of this process, at most 64: the same results, to try a configuration without GPUs.
         gpus: u32 = 1, resumable;
         /// Device of the run. `auto` is the GPU if there is one.
         device: Setting<Device> = auto;

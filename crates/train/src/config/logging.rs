@@ -9,8 +9,8 @@ options! {
         /// Trackers that receive the metrics. Each has its own process that reads the log, so its failures do not
         /// affect the run.
         report_to: Option<Vec<Reporter>> = null, resumable;
-        /// Steps between lines of the console and between the values that trackers receive: every so many steps, and the
-        /// last one. The log has every step.
+        /// Steps between lines on the terminal and between the values that trackers receive; the last step is always
+        /// included. The log has every step.
         logging_steps: u64 = 1, min = 1, resumable;
         /// Path of the log, one JSON object per line: a new file, an empty one, or a log to append to. `auto` is
         /// `log-{run_name}-{time}.json` in `output_dir`.
@@ -19,11 +19,11 @@ options! {
         /// the process's utilization of its threads and its memory. 0 disables sampling; `auto` is 100, or fewer in a run of
         /// less than 10 000 steps, so that there are about a hundred samples.
         log_gpu_util: Setting<u64> = auto, resumable;
-        /// Prompts that are answered at every evaluation, with the weights as they are: in the log, the report and the
-        /// trackers. Where conversations or instructions are trained and there is a chat template, a prompt is the message
-        /// of a user; elsewhere it is a text that is continued.
+        /// Prompts that the model answers at every evaluation with its current weights: in the log, the report and the
+        /// trackers. In a run on conversations or instructions with a chat template, a prompt is a user message;
+        /// otherwise it is a text to continue.
         sample_prompts: Vec<String> = [], resumable;
-        /// Most tokens of an answer to one of `sample_prompts`.
+        /// Maximum tokens of an answer to one of `sample_prompts`.
         sample_tokens: u64 = 64, min = 1, resumable;
         /// Weights & Biases: project.
         wandb_project: String = "Surogate", resumable;

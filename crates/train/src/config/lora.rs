@@ -16,20 +16,21 @@ options! {
         lora_dropout: f64 = 0.05, min = 0, below = 1;
         /// Element type of the adapters.
         lora_dtype: Dtype = "float32";
-        /// Linear layers that get an adapter: names, patterns, or `all-linear` for all except the LM head. Of mixtures of
-        /// experts PEFT's rules hold: where experts were modules once, `all-linear` and their names mean their parameters.
+        /// Linear layers that get an adapter: names, patterns, or `all-linear` for all except the LM head. For mixtures
+        /// of experts, PEFT's rules apply: if experts were modules before transformers 5, `all-linear` and their names
+        /// select their parameters.
         lora_target_modules: Vec<String> = ["all-linear"];
-        /// Parameters that get an adapter, by the ends of their names, as in PEFT's `target_parameters`: matrices of experts,
-        /// such as `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`, and routers, such as `gate.weight`. Needs
-        /// `lora_dropout: 0`.
+        /// Parameters that get an adapter, by the ends of their names, as in PEFT's `target_parameters`: expert
+        /// matrices, such as `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`, and routers, such as
+        /// `gate.weight`. Needs `lora_dropout: 0`.
         lora_target_parameters: Vec<String> = [];
         /// Train the routers of mixtures of experts in full alongside the adapters, as `modules_to_save` does.
         train_router: bool = false;
-        /// DoRA: also train a magnitude for each output of an adapted linear, to which its adapted weights are scaled. With
-        /// `lora_dropout`, each adapted linear is multiplied twice.
+        /// DoRA: also train a magnitude for each output of an adapted linear layer, to which its adapted weights are
+        /// scaled. With `lora_dropout`, each adapted layer is multiplied twice.
         lora_dora: bool = false;
-        /// Modules that are trained in full alongside the adapters, and saved with them, as PEFT does: all whose names end
-        /// with one of these, such as `embed_tokens`, `lm_head`, `norm`. They keep `torch_dtype`.
+        /// Modules that are trained in full alongside the adapters, and saved with them, as PEFT does: all modules
+        /// whose names end with one of these, such as `embed_tokens`, `lm_head`, `norm`. They keep `torch_dtype`.
         modules_to_save: Vec<String> = [];
         /// Also write the merged model to `merged` in `output_dir`.
         merge_adapter: bool = false, resumable;
@@ -43,7 +44,7 @@ options! {
     /// loaded. Embedding, LM head and norms keep their format. At most one of the three formats, and only with
     /// `lora: true`. On any device: products read the dequantized values.
     pub struct Qlora: "QLoRA" {
-        /// FP4 (NVFP4): E2M1 in blocks of 16. A weight whose rows are no multiple of 16 keeps its format.
+        /// FP4 (NVFP4): E2M1 in blocks of 16. A weight whose rows are not a multiple of 16 keeps its format.
         qlora_fp4: bool = false;
         /// FP8: E4M3 in square tiles whose scales are powers of two.
         qlora_fp8: bool = false;

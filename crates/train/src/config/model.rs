@@ -19,15 +19,15 @@ options! {
         /// RoPE scaling for longer contexts: the name of a method (together with `max_model_len`), or a mapping as in
         /// the model's configuration, which it replaces.
         rope_scaling: Option<RopeScaling> = null;
-        /// Coefficient of the loss that evens out how many tokens each expert of a mixture gets, added to the loss. `auto`
-        /// is the model's own, where its configuration has `output_router_logits: true`; 0 leaves it out.
+        /// Coefficient of the load-balancing loss of a mixture of experts. `auto` is that of the model, if its
+        /// configuration has `output_router_logits: true`; 0 disables it.
         router_aux_loss_coef: Setting<f64> = auto, min = 0;
-        /// Special tokens that the model gets before it is trained, such as `<|note|>`: tokenizer, embedding and head grow as
-        /// with `surogate extend`. The extended model is kept among the caches; the adapter's configuration names it. With
-        /// `lora: true`, `modules_to_save` has to name the embedding, whose new rows would not be trained otherwise.
+        /// Special tokens to add to the model before training, such as `<|note|>`: tokenizer, embedding and head grow
+        /// as with `surogate extend`. The extended model is stored in the cache; the adapter's configuration names it.
+        /// With `lora: true`, `modules_to_save` must name the embedding, whose new rows would otherwise not be trained.
         new_tokens: Vec<String> = [];
-        /// Element type of the weights in training. `auto` uses the model's own, and bfloat16 for a model that was saved in
-        /// float16. With float16, the loss is scaled dynamically and master weights are kept in float32.
+        /// Element type of the weights in training. `auto` is that of the model, and bfloat16 for a model that was
+        /// saved in float16. With float16, the loss is scaled dynamically and master weights are float32.
         torch_dtype: Setting<Dtype> = auto;
         /// Source of the initial weights.
         init: Init = "pretrained";

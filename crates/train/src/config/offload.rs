@@ -9,8 +9,9 @@ options! {
         offload_residual: Setting<bool> = auto, resumable;
         /// The f32 master weights of `master_dtype: float32`.
         offload_master: Setting<bool> = auto, resumable;
-        /// The codes of frozen weights: those of `qlora_*` and of models that come quantised. Each is fetched shortly before
-        /// the products of its layer, in both passes. `auto` leaves them on the GPU, unless nothing else makes the run fit.
+        /// The codes of frozen weights: those of `qlora_*` and of models that are published quantized. Each is fetched
+        /// shortly before the products of its layer, in both passes. `auto` leaves them on the GPU, unless nothing else
+        /// makes the run fit.
         offload_quants: Setting<bool> = auto, resumable;
         /// Optimizer states. The transfers take time in every step, so this is best with many micro-batches per step.
         offload_optimizer: Setting<bool> = auto, resumable;

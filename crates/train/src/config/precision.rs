@@ -9,7 +9,7 @@ options! {
         /// Formats of matrix multiplications.
         recipe: Recipe = "bf16", resumable;
         /// Format of the gradients in backward matrix multiplications. Null follows the recipe: E5M2 with `fp8_hybrid`,
-        /// which takes every word; other recipes take only the format of the weights.
+        /// which accepts every value; other recipes accept only the format of the weights.
         gradient_dtype: Option<MatmulDtype> = null;
         /// Format of the master weights that the optimizer updates; the weights are rounded from them. `auto` is the
         /// weights' own format: there are no separate master weights, and bf16 weights are updated with stochastic
@@ -20,11 +20,11 @@ options! {
         /// Allow computing rotary angles inside the kernel that applies them. The engine always does this and stores no
         /// tables.
         use_fused_rope: bool = false, resumable;
-        /// Steps whose largest magnitudes decide the scales of `fp8_hybrid`. 0 takes the magnitudes of the tensors
-        /// themselves, which reads each of them once more.
+        /// Number of steps whose largest magnitudes set the scales of `fp8_hybrid`. 0 uses the magnitudes of the
+        /// tensors themselves, which reads each of them once more.
         fp8_amax_history: u32 = 1024, resumable;
-        /// What multiplies with `nvfp4`; the codes are the same. `cutlass` and `cudnn` need the matrix units of Blackwell
-        /// and are not available yet.
+        /// Backend of the products of `nvfp4`; the codes are the same. `cutlass` and `cudnn` need the tensor cores of
+        /// Blackwell and are not available yet.
         fp4_backend: Fp4Backend = "cutlass", resumable;
         /// Round gradients up or down at random with `nvfp4`, so that their expected values are right.
         fp4_stochastic_rounding: bool = true;
@@ -44,6 +44,16 @@ choices! {
         Fp8Hybrid = "fp8_hybrid",
         /// FP4: E2M1 with block scales. With `fp4_backend: emulate` on any device.
         Nvfp4 = "nvfp4",
+    }
+}
+
+impl Recipe {
+    /// Whether products read codes of weights, which are made next to them.
+    pub const fn quantises_weights(self) -> bool {
+        match self {
+            Recipe::Bf16 => false,
+            Recipe::Fp8Hybrid | Recipe::Nvfp4 => true,
+        }
     }
 }
 

@@ -31,14 +31,13 @@ options! {
         save_steps: u64 = 50, min = 1, resumable;
         /// Number of checkpoints to keep. Older ones of this run are deleted.
         save_total_limit: u64 = 5, min = 1, resumable;
-        /// Make the result from the weights of the best evaluation, the one with the lowest loss, instead of the last
-        /// ones. Every evaluation that is the best so far is saved as a checkpoint, and that one is kept next to the
-        /// others.
+        /// Write the result from the weights with the lowest evaluation loss instead of the last ones. Every evaluation
+        /// that is the best so far is saved as a checkpoint, which is kept in addition to the newest ones.
         load_best_model_at_end: bool = false, resumable;
-        /// Upload the result to this repository of the Hub, `owner/name`, when the run has finished; it is made if there
-        /// is none. Takes the merged model where `merge_adapter` makes one.
+        /// Upload the result to this repository of the Hub, `owner/name`, when the run has finished; it is created if
+        /// it does not exist. With `merge_adapter`, the merged model is uploaded.
         push_to_hub: Option<String> = null, resumable;
-        /// Make the repository of `push_to_hub` a private one. One that is there already stays as it is.
+        /// Create the repository of `push_to_hub` as a private one. An existing repository keeps its visibility.
         hub_private_repo: bool = true, resumable;
     }
 }

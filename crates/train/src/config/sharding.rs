@@ -1,23 +1,37 @@
 //! Options of several GPUs in one machine.
 
-use options::{Setting, options};
+use options::{Setting, choices, options};
 
 options! {
     /// How weights, gradients and optimizer states are sharded over the GPUs of a machine. The results do not depend on
     /// it.
     pub struct Sharding: "Several GPUs" {
-        /// ZeRO level: 1 shards optimizer states, 2 also gradients, 3 also weights. `auto` is 1, or the level above that
-        /// makes the run fit or takes less time than recomputing more.
+        /// ZeRO level: 1 shards optimizer states, 2 also gradients, 3 also weights. `auto` is 1, or a higher level if
+        /// that makes the run fit or takes less time than recomputing more.
         zero_level: Setting<u32> = auto, min = 1, max = 3, resumable;
-        /// Shard the weights. Implied by `zero_level: 3`; without a level, optimizer states and what is named are sharded.
+        /// Shard the weights. Implied by `zero_level: 3`; without a level, optimizer states and weights are sharded.
         shard_weights: Setting<bool> = auto, resumable;
         /// Shard the gradients. Implied by `zero_level: 2` and `3`.
         shard_gradients: Setting<bool> = auto, resumable;
+        /// What gradients become for their way to the other GPUs and nodes. They are summed in float32.
+        gradient_compression: GradientCompression = "none", resumable;
         /// Reduce gradients with an all-to-all exchange.
         use_all_to_all_reduce: bool = false, pending, resumable;
-        /// All-gather weights with copies instead of kernels, which leaves the SMs free.
-        memcpy_all_gather: bool = false, pending, resumable;
-        /// Send and receive with copies instead of kernels.
-        memcpy_send_recv: bool = false, pending, resumable;
+        /// Gather weights, and what else all GPUs need of each other, with copies, which leave the multiprocessors free:
+        /// from one GPU to another, or through host memory where they do not reach each other. `false` leaves it to
+        /// NCCL. `auto` is `true` for the GPUs of one process. Several nodes always use NCCL.
+        memcpy_all_gather: Setting<bool> = auto, resumable;
+        /// The same for what is exchanged piece by piece: gradients, and the heads of sequence parallelism.
+        memcpy_send_recv: Setting<bool> = auto, resumable;
+    }
+}
+
+choices! {
+    /// A form of gradients on their way between ranks.
+    pub enum GradientCompression {
+        /// They travel in float32.
+        None = "none",
+        /// Rounded to the nearest bfloat16: half the bytes.
+        BFloat16 = "bf16" | "bfloat16",
     }
 }

@@ -28,8 +28,8 @@ options! {
         padding_free: bool = false;
         /// Weights of tokens in the loss: a rule, or a mapping of roles or patterns to weights.
         loss_scale: LossScale = "default";
-        /// GPUs in a row that share one micro-batch: each has an equal part of its tokens, and of the heads of attention. A
-        /// divisor of `gpus` and of the numbers of heads. Divides the number of rows in a step.
+        /// Sequence parallelism: this many GPUs share one micro-batch, each with an equal part of its tokens and of the
+        /// attention heads. A divisor of `gpus` and of the numbers of heads. Divides the number of rows in a step.
         sequence_parallel_size: u32 = 1, min = 1, resumable;
         /// Text between the generation prompt and the answer. It is not trained.
         response_prefix: Option<String> = null;

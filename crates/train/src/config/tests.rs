@@ -340,7 +340,13 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
             "device: cpu\ngpus: 2\nrecipe: nvfp4\nshard_weights: true",
             "`shard_weights: true` is not available yet with `recipe: nvfp4` and `gpus: 2`",
         ),
-        ("distributed: {num_nodes: 2}", "`distributed.num_nodes: 2` is not available yet on GPUs"),
+        ("gpus: 0\ndistributed: {num_nodes: 2}", "`gpus: 0` is every visible GPU, but all nodes have as many"),
+        (
+            "memcpy_send_recv: true\ndistributed: {num_nodes: 2}",
+            "`memcpy_send_recv: true` copies inside one process, but there are several nodes",
+        ),
+        ("device: cpu\nmemcpy_all_gather: true", "`memcpy_all_gather` copies between GPUs, but `device` is cpu"),
+        ("use_all_to_all_reduce: true", "`use_all_to_all_reduce: true` is not available yet"),
         (
             "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: fp8_hybrid\nzero_level: 3",
             "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `distributed.num_nodes: 2`",
@@ -585,8 +591,8 @@ fn schema_and_help_name_every_option() {
     assert_eq!(schema["properties"]["distributed"]["additionalProperties"], false);
 }
 
-/// Options that are accepted and rightly read nowhere: a permission that this engine does not need (rotations
-/// are computed in the kernel), and choices with one available value.
+/// Options that are accepted and rightly read nowhere: permissions that this engine does not need. Rotations are computed in
+/// the kernel, and quantised weights are always kept.
 const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants"];
 
 /// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or

@@ -91,7 +91,7 @@ impl Asked {
         let tokenizer = encoder.tokenizer().cloned();
         if tokenizer.is_none() && !settings.stop.is_empty() {
             return Err(TrainError::Usage(
-                "stop: the model has no tokenizer.json, so there is no text to look at".into(),
+                "stop: the model has no tokenizer.json, so stop texts cannot be found".into(),
             ));
         }
         let encoded = prompts.iter().map(|prompt| encoder.encode(prompt)).collect::<Result<Vec<_>>>()?;

@@ -9,27 +9,27 @@ options! {
     /// How text is generated. `auto` is what the model's `generation_config.json` says, and where it says nothing, what
     /// transformers does.
     pub struct GenerationOptions: "Generation" {
-        /// Most tokens of an answer.
+        /// Maximum tokens of an answer.
         max_new_tokens: u64 = 256, min = 1;
-        /// Divides the scores of tokens before one is drawn: below 1 the likely ones become likelier. 0 takes the
-        /// likeliest token each time, as `auto` does unless the model asks for drawing.
+        /// Divides the logits before sampling: below 1, likely tokens become likelier. 0 takes the most likely token each
+        /// time, as `auto` does unless the model asks for sampling.
         temperature: Setting<f64> = auto, min = 0;
-        /// Draw from so many of the likeliest tokens; 0 is all. `auto` is 50 where tokens are drawn.
+        /// Sample from the k most likely tokens; 0 is all. `auto` is the model's value, else 50.
         top_k: Setting<u64> = auto;
-        /// Draw from the likeliest tokens whose probabilities reach this sum.
+        /// Sample from the most likely tokens whose probabilities add up to this.
         top_p: Setting<f64> = auto, above = 0, max = 1;
-        /// Draw from tokens at least this times as probable as the likeliest.
+        /// Sample from tokens at least this times as probable as the most likely one.
         min_p: Setting<f64> = auto, min = 0, max = 1;
-        /// Divides the scores of tokens that are there already, where they are positive, and multiplies them where they are
-        /// negative: above 1, repetitions become rarer.
+        /// Divides positive logits of tokens that occurred before, and multiplies negative ones: above 1, repetitions become
+        /// rarer.
         repetition_penalty: Setting<f64> = auto, above = 0;
-        /// Key of the random numbers. A prompt gets the same ones alone and among others.
+        /// Key of the random numbers. A prompt gets the same ones alone and in a batch.
         seed: u64 = 0;
         /// Texts that end an answer, which is cut before them.
         stop: Vec<String> = [];
-        /// Go on behind tokens that end an answer, to `max_new_tokens`.
+        /// Continue after end tokens, up to `max_new_tokens`.
         ignore_end_tokens: bool = false;
-        /// Most sequences at a time.
+        /// Maximum sequences at a time.
         batch_size: u64 = 64, min = 1;
     }
 }

@@ -7,7 +7,7 @@ use program::{Machine, ParameterSlot};
 use serde_json::{Value, json};
 
 use super::{Estimate, Preview};
-use crate::config::Config;
+use crate::config::{Config, GradientCompression};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::source::ModelSource;
@@ -49,6 +49,8 @@ pub struct Across {
     /// Between nodes, bytes a second for each GPU.
     network: f64,
     sizes: Vec<Size>,
+    /// The type in which gradients travel.
+    sent: &'static str,
 }
 
 impl Across {
@@ -63,7 +65,11 @@ impl Across {
         let mut sizes = Vec::new();
         let parts = doubled(1).take_while(|count| *count < gpus).chain([gpus]);
         for count in parts {
-            let of = config.with_gpus(count as u32).map_err(TrainError::Config)?;
+            let mut of = config.with_gpus(count as u32).map_err(TrainError::Config)?;
+            if count == 1 {
+                // Between GPUs only.
+                of.sharding.gradient_compression = GradientCompression::None;
+            }
             let preview = match Preview::new(&of, source, machine, data) {
                 Err(TrainError::Memory(_)) if count < gpus => continue,
                 preview => preview?,
@@ -80,7 +86,7 @@ impl Across {
                 tokens_per_second: estimate.tokens_per_second,
             };
             if count == gpus {
-                let trained = trained_bytes(&preview);
+                let trained = trained_bytes(&preview, config.sharding.gradient_compression);
                 let most = (MOST / gpus).max(nodes);
                 let mut counts: Vec<usize> = doubled(2).take_while(|count| *count <= most).chain([nodes]).collect();
                 counts.sort_unstable();
@@ -91,7 +97,11 @@ impl Across {
                 sizes.push(one);
             }
         }
-        Ok(Across { nodes, gpus, network, sizes })
+        let sent = match config.sharding.gradient_compression {
+            GradientCompression::None => "f32",
+            GradientCompression::BFloat16 => "bf16",
+        };
+        Ok(Across { nodes, gpus, network, sizes, sent })
     }
 
     /// A table, with a picture of the rate for each GPU.
@@ -99,9 +109,9 @@ impl Across {
         let rate = self.network / 1e9;
         let mut text = format!(
             "\n{} nodes of {} GPUs, {rate} GB/s between nodes for each GPU. Computed from the plan of one node, not measured: a \
-             step\nhas as many more rows; gradients are summed in a node, then once a step between nodes, in f32, without \
+             step\nhas as many more rows; gradients are summed in a node, then once a step between nodes, in {}, without \
              latencies.\n",
-            self.nodes, self.gpus
+            self.nodes, self.gpus, self.sent
         );
         text += "   GPUs  nodes     memory    in a node    between      waits       step     tokens/s  of linear\n";
         for of in &self.sizes {
@@ -176,10 +186,14 @@ fn between(trained: f64, gpus: usize, nodes: usize, network: f64, backward: f64)
     (bytes, (seconds - backward * (buckets - 1.0) / buckets).max(seconds / buckets))
 }
 
-/// Gradients of all trained weights in f32.
-fn trained_bytes(preview: &Preview) -> f64 {
+/// Gradients of all trained weights, as they travel.
+fn trained_bytes(preview: &Preview, compression: GradientCompression) -> f64 {
     let slots = preview.program.layout.parameters.iter().filter(|slot| slot.trainable);
-    4.0 * slots.map(ParameterSlot::elements).sum::<usize>() as f64
+    let each = match compression {
+        GradientCompression::None => 4.0,
+        GradientCompression::BFloat16 => 2.0,
+    };
+    each * slots.map(ParameterSlot::elements).sum::<usize>() as f64
 }
 
 fn doubled(from: usize) -> impl Iterator<Item = usize> {

@@ -28,7 +28,7 @@ pub fn documents(
     if let Some(why) = away.first().cloned().or(missing) {
         return Ok(Err(why));
     }
-    Encoded::read(config, source, &Plan::new(config, source)?, &|| false).map(Ok)
+    Encoded::read(config, source, &Plan::new(config, source)?, None, &|| false).map(Ok)
 }
 
 /// Why a local dataset cannot be read, where there is no such file.

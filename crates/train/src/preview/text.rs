@@ -150,7 +150,7 @@ impl Preview {
                     EntryKind::Update => "For the update:\n",
                     EntryKind::Evaluate => "For the evaluation:\n",
                     EntryKind::Forward => "For the forward pass:\n",
-                    EntryKind::Prepare => "For what follows from the weights:\n",
+                    EntryKind::Prepare => "For the codes and norms of the weights:\n",
                 };
                 last = Some(of.entry);
             }

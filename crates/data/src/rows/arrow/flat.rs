@@ -79,7 +79,7 @@ impl<'a> Table<'a> {
     pub(super) fn text(&self, n: usize) -> Result<&'a str, String> {
         let Some(at) = self.field(n)? else { return Ok("") };
         let (_, bytes) = elements(self.bytes, follow(self.bytes, at)?, 1)?;
-        std::str::from_utf8(bytes).map_err(|e| format!("a name is no text: {e}"))
+        std::str::from_utf8(bytes).map_err(|e| format!("a name is not text: {e}"))
     }
 
     pub(super) fn tables(&self, n: usize) -> Result<Vec<Table<'a>>, String> {

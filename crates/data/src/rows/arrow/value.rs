@@ -90,7 +90,7 @@ fn map(
                 let value = value(&of.children[1], &entries.children[1], i, budget)?;
                 object.insert(name, value.unwrap_or(Value::Null));
             }
-            other => return Err(wrong(format!("map key {} is no string", other.unwrap_or(Value::Null)))),
+            other => return Err(wrong(format!("map key {} is not a string", other.unwrap_or(Value::Null)))),
         }
     }
     Ok(Some(Value::Object(object)))

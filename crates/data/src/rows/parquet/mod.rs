@@ -125,7 +125,7 @@ fn value(field: &Field, budget: &mut Budget) -> Result<Value, RowError> {
         Field::Str(text) => Value::String(text.clone()),
         Field::Bytes(bytes) => {
             let text =
-                std::str::from_utf8(bytes.data()).map_err(|e| wrong(format!("binary column is no text: {e}")))?;
+                std::str::from_utf8(bytes.data()).map_err(|e| wrong(format!("binary column is not text: {e}")))?;
             Value::String(text.to_owned())
         }
         Field::Group(row) => Value::Object(fields(row.get_column_iter(), budget)?),
@@ -135,7 +135,7 @@ fn value(field: &Field, budget: &mut Budget) -> Result<Value, RowError> {
         Field::MapInternal(map) => {
             let entries = map.entries().iter().map(|(key, field)| match value(key, budget)? {
                 Value::String(name) => Ok((name, value(field, budget)?)),
-                other => Err(wrong(format!("map key {other} is no string"))),
+                other => Err(wrong(format!("map key {other} is not a string"))),
             });
             Value::Object(entries.collect::<Result<_, RowError>>()?)
         }

@@ -1,16 +1,16 @@
-//! The sum of what several ranks have computed, in the order of the ranks: nothing adds while bytes travel, so the bits
-//! depend on the number of ranks alone.
+//! The sum of what several ranks have computed, in f32 whatever type it came in, in the order of the ranks: nothing adds
+//! while bytes travel, so the bits depend on the number of ranks alone.
 
 mod largest;
 
 use graph::{Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
-use tensor::Attrs;
+use tensor::{Attrs, DType};
 
 use crate::call::Call;
 use crate::gradient::{GradientCall, Gradients};
-use crate::kernel::{KernelSpec, LowerCall, Lowered};
+use crate::kernel::{KernelSpec, LowerCall, Lowered, device_type};
 use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
@@ -74,8 +74,8 @@ impl Op for SumPieces {
     }
 
     fn doc(&self) -> &'static str {
-        "The sum of pieces of equal lengths, in their order. pieces f32 [count, n] → sum f32 [n]. With `accumulate`, \
-         added to it."
+        "The sum of pieces of equal lengths in f32, in their order. pieces f32 or bf16 [count, n] → sum f32 [n]. With \
+         `accumulate`, added to it."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -85,10 +85,10 @@ impl Op for SumPieces {
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         attrs.flag("accumulate")?;
         match inputs {
-            [x] if x.dtype == Element::F32 && x.shape.len() == 2 => {
+            [x] if [Element::F32, Element::Fixed(DType::BF16)].contains(&x.dtype) && x.shape.len() == 2 => {
                 Ok(vec![ValueType::new(Element::F32, [x.shape[1].clone()])])
             }
-            _ => Err("takes pieces as f32 [count, n]".into()),
+            _ => Err("takes pieces as f32 or bf16 [count, n]".into()),
         }
     }
 
@@ -112,6 +112,7 @@ impl Op for SumPieces {
             ("ACCUMULATE", u32::from(accumulate).to_string()),
             ("ALIGNED", aligned.to_string()),
             ("THREADS", THREADS.to_string()),
+            ("PIECE_T", device_type(pieces.dtype).to_owned()),
         ];
         Lowered::Kernels(vec![KernelSpec {
             entry: "sum_pieces",
@@ -134,7 +135,20 @@ impl Op for SumPieces {
             Example::new(pieces(shape), Attrs::new().with("accumulate", true)).with_state(vec![before])
         };
         let alone = |shape: [usize; 2]| Example::new(pieces(shape), Attrs::new());
-        vec![alone([3, 8192]), alone([2, 7]), added([8, 1024]), added([1, 33])]
+        let rounded = |shape: [usize; 2], attrs: Attrs| {
+            let pieces = ExampleInput::Codes { dtype: DType::BF16, shape: shape.to_vec(), scale: 1.0 };
+            let before = ExampleInput::NormalF32 { shape: vec![shape[1]], scale: 1.0 };
+            Example::new(vec![pieces], attrs).with_state(vec![before])
+        };
+        let accumulate = Attrs::new().with("accumulate", true);
+        vec![
+            alone([3, 8192]),
+            alone([2, 7]),
+            added([8, 1024]),
+            added([1, 33]),
+            rounded([4, 4096], Attrs::new()),
+            rounded([3, 77], accumulate),
+        ]
     }
 }
 

@@ -1,8 +1,9 @@
 //! What the process that leads a run has others do to their ranks' memory, as bytes: reads, writes and runs that are not part
 //! of what all do by themselves. Knows places in arenas; not who carries them out.
 
-use program::{ArenaId, TensorRef};
 use tensor::DType;
+
+use crate::memory::{ArenaId, TensorRef};
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,89 @@
+//! What ends a wait for a GPU that does not answer: a deadline, or that somebody else has failed. Knows neither whom.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+/// Questions without a pause between them: most waits are short.
+const AT_ONCE: usize = 200;
+
+/// Between questions, later.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// How long is waited, and what makes it pointless.
+pub struct Watch {
+    pub patience: Duration,
+    /// Why nothing will come any more, if so.
+    pub ended: Box<dyn Fn() -> Option<String> + Send + Sync>,
+}
+
+impl Watch {
+    /// Waits until it is `done`. The error says what was waited for.
+    pub fn wait(&self, what: impl Fn() -> String, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let begin = Instant::now();
+        let mut asked = 0;
+        while !done()? {
+            if let Some(why) = (self.ended)() {
+                return Err(Error::Waited { what: what(), why, context: String::new() });
+            }
+            if begin.elapsed() > self.patience {
+                let why = format!("it did not answer for {} s", self.patience.as_secs());
+                return Err(Error::Waited { what: what(), why, context: String::new() });
+            }
+            asked += 1;
+            if asked > AT_ONCE {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    /// The reason that somebody else gives within a moment, in place of an error that may follow from it.
+    pub fn root_of(&self, error: Error) -> Error {
+        let moment = Watch { patience: Duration::from_secs(2).min(self.patience), ended: Box::new(|| None) };
+        match moment.wait(String::new, || Ok((self.ended)().is_some())) {
+            Ok(()) => Error::Waited {
+                what: "the other ranks".into(),
+                why: (self.ended)().unwrap_or_default(),
+                context: error.to_string(),
+            },
+            Err(_) => error,
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {} s", self.patience.as_secs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_when_it_is_done_when_others_fail_and_in_time() {
+        let watch = |patience, ended: fn() -> Option<String>| Watch { patience, ended: Box::new(ended) };
+        let long = Duration::from_secs(600);
+        let asked = AtomicUsize::new(0);
+        watch(long, || None).wait(String::new, || Ok(asked.fetch_add(1, Ordering::Relaxed) == 300)).unwrap();
+        let lost = watch(long, || Some("node 1 is gone".into())).wait(|| "GPU 0".into(), || Ok(false)).unwrap_err();
+        assert_eq!(lost.to_string(), "GPU 0: node 1 is gone");
+        let late = watch(Duration::from_millis(20), || None).wait(|| "GPU 0".into(), || Ok(false)).unwrap_err();
+        assert_eq!(late.to_string(), "GPU 0: it did not answer for 0 s");
+    }
+
+    #[test]
+    fn the_failure_of_another_is_told_in_place_of_what_came_of_it() {
+        let of = |ended: fn() -> Option<String>| Watch { patience: Duration::from_millis(20), ended: Box::new(ended) };
+        let error =
+            || Error::Unsupported { what: "a call".into(), reason: "remote error".into(), context: String::new() };
+        let told = of(|| Some("node 1 is gone".into())).root_of(error()).to_string();
+        assert!(told.starts_with("the other ranks: node 1 is gone") && told.contains("remote error"), "{told}");
+        assert_eq!(of(|| None).root_of(error()).to_string(), error().to_string());
+    }
+}

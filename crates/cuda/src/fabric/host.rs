@@ -1,0 +1,171 @@
+//! Bytes between GPUs that do not reach each other: each copies down to page-locked memory and up from there, both at once
+//! where there are several parts. Knows addresses and streams.
+#![allow(unsafe_code, reason = "copies between arenas and page-locked memory, which both outlive them")]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use program::Movement;
+
+use super::Lane;
+use crate::driver::{Device, Event, PinnedBuffer, Stream};
+use crate::error::Result;
+
+/// Parts of what a rank shows all others: while one is copied up, the next one comes down.
+const PARTS: usize = 8;
+
+/// Where a part begins.
+const BOUNDARY: usize = 256;
+
+/// What a rank shows the others.
+struct Window {
+    memory: PinnedBuffer,
+    /// Copies down.
+    stream: Stream,
+    /// That a part has come down.
+    parts: Vec<Event>,
+}
+
+/// The memory between the ranks of this process.
+pub(super) struct Staging {
+    windows: Vec<Window>,
+}
+
+impl Staging {
+    pub fn new(devices: &[Arc<Device>]) -> Result<Staging> {
+        let parts = PARTS.max(devices.len());
+        let window = |device: &Arc<Device>| {
+            device.bind()?;
+            let parts = (0..parts).map(|_| Event::without_time(device)).collect::<Result<_>>()?;
+            Ok(Window { memory: PinnedBuffer::new(device, 0)?, stream: Stream::new(device)?, parts })
+        };
+        Ok(Staging { windows: devices.iter().map(window).collect::<Result<_>>()? })
+    }
+
+    /// What a rank can show.
+    pub fn bytes(&self) -> usize {
+        self.windows[0].memory.bytes().len()
+    }
+
+    pub fn grow(&mut self, devices: &[Arc<Device>], bytes: usize) -> Result<()> {
+        for (window, device) in self.windows.iter_mut().zip(devices) {
+            device.bind()?;
+            window.memory = PinnedBuffer::new(device, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Queues a movement behind the marks that each rank has come.
+    pub fn queue(&self, movement: Movement, among: usize, lanes: &[Lane<'_>], come: &[Event]) -> Result<()> {
+        for (rank, lane) in lanes.iter().enumerate() {
+            lane.stream.device.bind()?;
+            self.down(movement, among, rank, lane, &come[rank])?;
+        }
+        for (rank, lane) in lanes.iter().enumerate() {
+            lane.stream.device.bind()?;
+            self.up(movement, among, rank, lane)?;
+        }
+        Ok(())
+    }
+
+    fn down(&self, movement: Movement, among: usize, rank: usize, lane: &Lane<'_>, come: &Event) -> Result<()> {
+        let Window { memory, stream, parts } = &self.windows[rank];
+        stream.wait(come)?;
+        let cuts = parts_of(movement, among, lane.bytes);
+        // Who reads from this rank first is served first.
+        let order: Vec<usize> = match movement {
+            Movement::Gather => (0..cuts.len()).collect(),
+            Movement::Exchange => (1..among).map(|far| (rank % among + among - far) % among).collect(),
+        };
+        for part in order {
+            let Range { start, end } = cuts[part].clone();
+            // SAFETY: the rank's tensor is in an arena, the window is as large as what is shown.
+            unsafe { stream.copy_to_host(memory.slice(start, end - start), lane.from + start as u64, end - start)? };
+            parts[part].record(stream)?;
+        }
+        // What this rank does next may overwrite what it gives.
+        lane.stream.wait(&parts[last_of(movement, among, rank, cuts.len())])
+    }
+
+    fn up(&self, movement: Movement, among: usize, rank: usize, lane: &Lane<'_>) -> Result<()> {
+        let (first, own) = (rank / among * among, rank % among);
+        let peers = || (1..among).map(|far| (own + far) % among);
+        let fetch = |peer: usize, part: usize, to: u64, range: Range<usize>| {
+            let window = &self.windows[first + peer];
+            lane.stream.wait(&window.parts[part])?;
+            let bytes = range.len();
+            // SAFETY: as in `down`; the part has come down.
+            unsafe { lane.stream.copy_to_device(to, window.memory.slice(range.start, bytes), bytes) }
+        };
+        let cuts = parts_of(movement, among, lane.bytes);
+        match movement {
+            Movement::Gather => {
+                lane.stream.copy_between(lane.to + (own * lane.bytes) as u64, lane.from, lane.bytes)?;
+                for (part, cut) in cuts.into_iter().enumerate() {
+                    for peer in peers() {
+                        let to = lane.to + (peer * lane.bytes + cut.start) as u64;
+                        fetch(peer, part, to, cut.clone())?;
+                    }
+                }
+                Ok(())
+            }
+            Movement::Exchange => {
+                let piece = lane.bytes / among;
+                let place = (own * piece) as u64;
+                lane.stream.copy_between(lane.to + place, lane.from + place, piece)?;
+                peers().try_for_each(|peer| fetch(peer, own, lane.to + (peer * piece) as u64, cuts[own].clone()))
+            }
+        }
+    }
+}
+
+/// The part that comes down last.
+fn last_of(movement: Movement, among: usize, rank: usize, parts: usize) -> usize {
+    match movement {
+        Movement::Gather => parts - 1,
+        Movement::Exchange => (rank + 1) % among,
+    }
+}
+
+/// What a rank shows, in parts: in an exchange the pieces for each of `among` ranks.
+fn parts_of(movement: Movement, among: usize, bytes: usize) -> Vec<Range<usize>> {
+    let piece = match movement {
+        Movement::Gather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),
+        Movement::Exchange => bytes / among,
+    };
+    let count = match movement {
+        Movement::Gather => bytes.div_ceil(piece.max(1)).max(1),
+        Movement::Exchange => among,
+    };
+    (0..count).map(|part| part * piece..((part + 1) * piece).min(bytes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_what_is_shown() {
+        for (movement, among, bytes) in [
+            (Movement::Gather, 2, 1 << 20),
+            (Movement::Gather, 3, 1000),
+            (Movement::Gather, 3, 4),
+            (Movement::Gather, 2, 0),
+            (Movement::Exchange, 3, 768),
+            (Movement::Exchange, 9, 36),
+        ] {
+            let parts = parts_of(movement, among, bytes);
+            assert_eq!((parts[0].start, parts.last().unwrap().end), (0, bytes));
+            assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
+            assert!(parts.len() <= PARTS.max(among));
+        }
+    }
+
+    #[test]
+    fn the_last_part_is_that_for_the_next_rank() {
+        for (rank, among) in [(0, 2), (1, 2), (4, 3), (8, 9)] {
+            let order: Vec<usize> = (1..among).map(|far| (rank % among + among - far) % among).collect();
+            assert_eq!(*order.last().unwrap(), last_of(Movement::Exchange, among, rank, among));
+        }
+    }
+}

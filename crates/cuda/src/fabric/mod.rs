@@ -1,0 +1,209 @@
+//! How bytes come from one rank to another: copies between GPUs that reach each other, copies through host memory where
+//! they do not, NCCL to other processes and where that is requested. None of them adds, so results have the same bits by
+//! all. Knows ranks, addresses and streams; not what the bytes are.
+
+mod host;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use program::Movement;
+
+use crate::driver::{Device, Event, Stream};
+use crate::error::Result;
+use crate::nccl::{Communicators, Ending};
+use host::Staging;
+use std::sync::Arc;
+
+/// A way for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// A GPU copies from the memory of another.
+    Peers,
+    /// A GPU copies to host memory, another one from there.
+    Host,
+    Nccl,
+}
+
+/// What was requested of the ways: copies, or not; nothing where it was left open.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ways {
+    pub gather: Option<bool>,
+    pub exchange: Option<bool>,
+    /// Take no GPU as reaching the memory of another.
+    pub without_peers: bool,
+}
+
+/// The ways of gathers and exchanges. `peers`: whether all GPUs reach each other.
+pub(crate) fn transports(ways: Ways, processes: usize, peers: bool) -> [Transport; 2] {
+    [ways.gather, ways.exchange].map(|copies| match copies {
+        _ if processes > 1 => Transport::Nccl,
+        Some(false) => Transport::Nccl,
+        _ if peers && !ways.without_peers => Transport::Peers,
+        _ => Transport::Host,
+    })
+}
+
+/// A rank in something that ranks do together: where it has what it gives and takes, and the bytes that it gives.
+#[derive(Clone, Copy)]
+pub(crate) struct Lane<'a> {
+    pub stream: &'a Stream,
+    pub from: u64,
+    pub to: u64,
+    pub bytes: usize,
+}
+
+/// What the ranks of this process exchange bytes by.
+pub(crate) struct Fabric {
+    here: Range<usize>,
+    ranks: usize,
+    transports: [Transport; 2],
+    devices: Vec<Arc<Device>>,
+    /// Marks of the ranks in what they do together: that a rank has come, that it has its pieces.
+    come: Vec<Event>,
+    done: Vec<Event>,
+    staging: Option<Staging>,
+    /// Present where anything goes by it.
+    nccl: Option<Communicators>,
+}
+
+impl Fabric {
+    /// For the ranks `here` of `ranks`, on a device each.
+    pub fn new(
+        here: Range<usize>,
+        ranks: usize,
+        devices: Vec<Arc<Device>>,
+        transports: [Transport; 2],
+        nccl: Option<Communicators>,
+    ) -> Result<Fabric> {
+        let marks = || {
+            let mark = |device: &Arc<Device>| {
+                device.bind()?;
+                Event::without_time(device)
+            };
+            devices.iter().map(mark).collect::<Result<Vec<_>>>()
+        };
+        let (come, done) = (marks()?, marks()?);
+        assert_eq!(nccl.is_some(), transports.contains(&Transport::Nccl), "NCCL is there where it is used");
+        let mut fabric = Fabric { here, ranks, transports, devices, come, done, staging: None, nccl };
+        if fabric.transports.contains(&Transport::Host) {
+            fabric.staging = Some(Staging::new(&fabric.devices)?);
+        }
+        Ok(fabric)
+    }
+
+    fn transport(&self, movement: Movement) -> Transport {
+        self.transports[movement as usize]
+    }
+
+    /// Whether memory between GPUs is too small for a movement of so many bytes of each rank.
+    pub fn must_grow(&self, movement: Movement, bytes: usize) -> bool {
+        self.transport(movement) == Transport::Host
+            && self.staging.as_ref().is_some_and(|staging| staging.bytes() < bytes)
+    }
+
+    /// Makes it large enough. What was captured before has the old one.
+    pub fn grow(&mut self, bytes: usize) -> Result<()> {
+        let staging = self.staging.as_mut().expect("only what goes through host memory must grow");
+        staging.grow(&self.devices, bytes)
+    }
+
+    /// An error that came up in the background.
+    pub fn check(&self) -> Result<()> {
+        self.nccl.as_ref().map_or(Ok(()), Communicators::check)
+    }
+
+    /// Queues a movement among groups of so many ranks in a row, of which `lanes` are those of this process. What each
+    /// rank queues behind it on its stream has all bytes, and may overwrite what it gave.
+    pub fn queue(&self, movement: Movement, among: usize, lanes: &[Lane<'_>]) -> Result<()> {
+        match self.transport(movement) {
+            Transport::Nccl => self.by_nccl(movement, among, lanes),
+            Transport::Peers => self.met(lanes, || self.between_peers(movement, among, lanes)),
+            Transport::Host => self.met(lanes, || {
+                let staging = self.staging.as_ref().expect("it is there where it is used");
+                staging.queue(movement, among, lanes, &self.come)
+            }),
+        }
+    }
+
+    /// Does something when all ranks have come, and ends it on all at once.
+    fn met(&self, lanes: &[Lane<'_>], queue: impl FnOnce() -> Result<()>) -> Result<()> {
+        for (lane, come) in lanes.iter().zip(&self.come) {
+            lane.stream.device.bind()?;
+            come.record(lane.stream)?;
+        }
+        queue()?;
+        for (lane, done) in lanes.iter().zip(&self.done) {
+            lane.stream.device.bind()?;
+            done.record(lane.stream)?;
+        }
+        for lane in lanes {
+            lane.stream.device.bind()?;
+            self.done.iter().try_for_each(|done| lane.stream.wait(done))?;
+        }
+        Ok(())
+    }
+
+    /// Each rank copies its pieces from the others when all have come.
+    fn between_peers(&self, movement: Movement, among: usize, lanes: &[Lane<'_>]) -> Result<()> {
+        for (rank, lane) in lanes.iter().enumerate() {
+            lane.stream.device.bind()?;
+            self.come.iter().try_for_each(|come| lane.stream.wait(come))?;
+            // Every rank begins with another peer, so that all links are in use.
+            let (first, own) = (rank / among * among, rank % among);
+            for peer in (0..among).map(|far| (own + far) % among) {
+                let from = lanes[first + peer].from;
+                let (from, piece) = match movement {
+                    Movement::Gather => (from, lane.bytes),
+                    Movement::Exchange => (from + (own * (lane.bytes / among)) as u64, lane.bytes / among),
+                };
+                lane.stream.copy_between(lane.to + (peer * piece) as u64, from, piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn by_nccl(&self, movement: Movement, among: usize, lanes: &[Lane<'_>]) -> Result<()> {
+        let nccl = self.nccl.as_ref().expect("it is there where it is used");
+        if lanes[0].bytes == 0 {
+            return Ok(());
+        }
+        if movement == Movement::Gather && among == self.ranks {
+            return nccl.grouped(|| {
+                let mut of = lanes.iter().enumerate();
+                of.try_for_each(|(own, lane)| nccl.gather(own, lane.stream, lane.from, lane.to, lane.bytes))
+            });
+        }
+        let piece = |lane: &Lane<'_>| match movement {
+            Movement::Gather => lane.bytes,
+            Movement::Exchange => lane.bytes / among,
+        };
+        // Where a rank has what it gives to another one.
+        let given = |lane: &Lane<'_>, to: usize| match movement {
+            Movement::Gather => lane.from,
+            Movement::Exchange => lane.from + (to * piece(lane)) as u64,
+        };
+        for (rank, lane) in self.here.clone().zip(lanes) {
+            lane.stream.device.bind()?;
+            let own = rank % among;
+            lane.stream.copy_between(lane.to + (own * piece(lane)) as u64, given(lane, own), piece(lane))?;
+        }
+        nccl.grouped(|| {
+            for (local, (rank, lane)) in self.here.clone().zip(lanes).enumerate() {
+                let (first, own) = (rank / among * among, rank % among);
+                for peer in (1..among).map(|far| (own + far) % among) {
+                    nccl.send(local, lane.stream, given(lane, peer), piece(lane), first + peer)?;
+                    let to = lane.to + (peer * piece(lane)) as u64;
+                    nccl.receive(local, lane.stream, to, piece(lane), first + peer)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Begins to end what is connected, if anything is: in order where all that was queued has run.
+    pub fn end(&mut self, in_order: bool) -> Option<Ending> {
+        self.nccl.take().map(|nccl| nccl.end(in_order))
+    }
+}

@@ -1,0 +1,200 @@
+//! The session of a process whose program has ranks in other processes, too. The one that leads has them do what all ranks
+//! must. Knows ranks, who has them, and where tensors of the whole are; not how a rank runs, or how ranks exchange bytes.
+
+mod order;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use net::{Channel, Failure, Nodes};
+
+use crate::backend::{BackendError, Choices, Reading, Session};
+use crate::memory::{MemoryLine, TensorRef};
+use crate::program::Program;
+
+use order::Order;
+
+/// A session of some of a program's ranks, among the processes of the others.
+pub struct NodeSession {
+    /// Takes the ranks of this process by their number among all.
+    own: Box<dyn Session>,
+    here: Range<usize>,
+    nodes: Arc<Nodes>,
+}
+
+fn lost(failure: Failure) -> BackendError {
+    BackendError::Failed { call: "an exchange between nodes".into(), message: failure.to_string(), context: None }
+}
+
+/// The ranks of a node, where each has as many.
+pub fn ranks_of(nodes: &Nodes, ranks: usize) -> Range<usize> {
+    let local = ranks / nodes.count;
+    nodes.node * local..(nodes.node + 1) * local
+}
+
+impl NodeSession {
+    /// `own` has the ranks of this process.
+    pub fn new(own: Box<dyn Session>, nodes: Arc<Nodes>) -> NodeSession {
+        let here = ranks_of(&nodes, own.program().cluster.ranks);
+        NodeSession { own, here, nodes }
+    }
+
+    /// The node that a rank is of.
+    fn node_of(&self, rank: usize) -> usize {
+        rank / self.here.len()
+    }
+
+    /// The other nodes, where this one leads and they wait for orders.
+    fn led(&self) -> Option<&Nodes> {
+        Some(&*self.nodes).filter(|nodes| nodes.node == 0 && !nodes.is_together())
+    }
+
+    /// Has all other nodes do something, where they wait for orders.
+    fn order(&self, order: &Order, bytes: &[u8]) -> Result<(), BackendError> {
+        self.led().map_or(Ok(()), |nodes| nodes.tell(Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost))
+    }
+
+    /// What ends here ends all nodes.
+    fn run_here<T>(
+        &mut self,
+        run: impl FnOnce(&mut dyn Session) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        run(&mut *self.own).inspect_err(|error| self.nodes.abort(&error.to_string(), 1))
+    }
+
+    /// Reads a tensor of a rank, wherever that is: all nodes read the same, or this one leads.
+    fn read_anywhere(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        let together = self.nodes.is_together();
+        if self.here.contains(&rank) {
+            self.own.read_rank(rank, at, out)?;
+            return if together { self.nodes.tell(Channel::Reply, &[out]).map_err(lost) } else { Ok(()) };
+        }
+        let (owner, nodes) = (self.node_of(rank), &self.nodes);
+        if !together {
+            let order = Order::Read { rank, at: at.clone() };
+            nodes.send(owner, Channel::Order, &[&order.to_bytes()]).map_err(lost)?;
+        }
+        let bytes = nodes.receive(owner, Channel::Reply, "the reading of a tensor").map_err(lost)?;
+        if bytes.len() != out.len() {
+            let why = format!("it sent {} bytes of a tensor, expected {}", bytes.len(), out.len());
+            return Err(lost(Failure { node: owner, why, code: 1 }));
+        }
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    /// Writes a tensor of a rank; of another process' only where this one leads.
+    fn write_anywhere(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        if self.here.contains(&rank) {
+            return self.own.write_rank(rank, at, bytes);
+        }
+        let Some(nodes) = self.led() else { return Ok(()) };
+        let order = Order::Write { rank: Some(rank), at: at.clone() };
+        nodes.send(self.node_of(rank), Channel::Order, &[&order.to_bytes(), bytes]).map_err(lost)
+    }
+}
+
+impl Session for NodeSession {
+    fn program(&self) -> &Arc<Program> {
+        self.own.program()
+    }
+
+    fn adopt(&mut self, program: Arc<Program>) -> Result<(), BackendError> {
+        assert!(self.led().is_none(), "nodes change their programs together");
+        self.own.adopt(program)
+    }
+
+    fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        let program = self.program().clone();
+        let Some(pieces) = program.pieces(at) else {
+            if at.per_rank != 0 {
+                return (0..program.cluster.ranks).try_for_each(|rank| self.write_rank(rank, at, bytes));
+            }
+            self.order(&Order::Write { rank: None, at: at.clone() }, bytes)?;
+            return self.own.write(at, bytes);
+        };
+        pieces
+            .into_iter()
+            .try_for_each(|(of, place)| self.write_anywhere(of.rank, &place, &bytes[of.from..of.from + of.bytes]))
+    }
+
+    fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
+        self.write_anywhere(rank, &at.of_rank(rank), bytes)
+    }
+
+    fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        let Some(pieces) = self.program().pieces(at) else { return self.own.read_rank(self.here.start, at, out) };
+        pieces
+            .into_iter()
+            .try_for_each(|(of, place)| self.read_anywhere(of.rank, &place, &mut out[of.from..of.from + of.bytes]))
+    }
+
+    fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
+        self.read_anywhere(rank, &at.of_rank(rank), out)
+    }
+
+    fn read_later(&mut self, at: &[TensorRef]) -> Result<Reading, BackendError> {
+        self.own.read_later(at)
+    }
+
+    fn finish(&mut self, reading: Reading) -> Result<Vec<u8>, BackendError> {
+        self.run_here(|own| own.finish(reading))
+    }
+
+    fn run(&mut self, entry: usize) -> Result<(), BackendError> {
+        self.order(&Order::Run { entry }, &[])?;
+        self.run_here(|own| own.run(entry))
+    }
+
+    fn run_instruction(&mut self, entry: usize, index: usize) -> Result<(), BackendError> {
+        self.order(&Order::Step { entry, index }, &[])?;
+        self.run_here(|own| own.run_instruction(entry, index))
+    }
+
+    fn obey(&mut self, order: &[u8]) -> Result<(), BackendError> {
+        let Some((order, bytes)) = Order::from_bytes(order) else {
+            return Err(lost(Failure { node: 0, why: "it ordered something that there is not".into(), code: 1 }));
+        };
+        match order {
+            Order::Write { rank: Some(rank), at } => self.own.write_rank(rank, &at, bytes),
+            Order::Write { rank: None, at } => self.own.write(&at, bytes),
+            Order::Read { rank, at } => {
+                let mut out = vec![0; at.bytes()];
+                self.own.read_rank(rank, &at, &mut out)?;
+                self.nodes.send(0, Channel::Reply, &[&out]).map_err(lost)
+            }
+            Order::Run { entry } => self.run(entry),
+            Order::Step { entry, index } => self.run_instruction(entry, index),
+            Order::Profile { entry } => self.profile(entry).map(drop),
+        }
+    }
+
+    fn allocated(&self) -> Vec<MemoryLine> {
+        self.own.allocated()
+    }
+
+    fn memory_in_use(&self) -> Result<Option<usize>, BackendError> {
+        self.own.memory_in_use()
+    }
+
+    fn profile(&mut self, entry: usize) -> Result<Vec<f64>, BackendError> {
+        self.order(&Order::Profile { entry }, &[])?;
+        self.run_here(|own| own.profile(entry))
+    }
+
+    fn choices(&self) -> Choices {
+        self.own.choices()
+    }
+
+    fn load_times(&self) -> Vec<(&'static str, f64)> {
+        self.own.load_times()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.own.notes()
+    }
+
+    fn synchronize(&mut self) -> Result<(), BackendError> {
+        self.run_here(|own| own.synchronize())
+    }
+}

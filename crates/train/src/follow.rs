@@ -40,6 +40,28 @@ pub(crate) enum Part {
     End { interrupted: bool },
 }
 
+/// The first byte of a part among the orders of node 0; those to a session (`program::nodes`) and
+/// documents (`portions`) begin with others.
+const PART: u8 = 255;
+
+impl Part {
+    fn to_bytes(&self) -> Vec<u8> {
+        let text = serde_json::to_vec(self).expect("a part is always representable as JSON");
+        [&[PART][..], &text].concat()
+    }
+
+    /// None where the bytes are an order to a session.
+    fn from_bytes(bytes: &[u8]) -> Option<Result<Part>> {
+        let text = bytes.strip_prefix(&[PART])?;
+        Some(serde_json::from_slice(text).map_err(|error| unexpected(&error.to_string())))
+    }
+}
+
+/// Node 0 sent what does not belong here.
+fn unexpected(what: &str) -> TrainError {
+    TrainError::Failed(format!("node 0 sent an order out of place: {what}"))
+}
+
 pub(crate) fn failed(failure: Failure) -> TrainError {
     TrainError::Node { text: format!("the run was ended by {failure}"), code: failure.code }
 }
@@ -79,8 +101,7 @@ impl Device {
     /// Tells the nodes that this one leads.
     pub(crate) fn tell(&self, part: &Part) -> Result<()> {
         let Some(nodes) = self.led() else { return Ok(()) };
-        let text = serde_json::to_string(part).expect("a part is always representable as JSON");
-        nodes.tell(Channel::Order, &[text.as_bytes()]).map_err(failed)
+        nodes.tell(Channel::Order, &[&part.to_bytes()]).map_err(failed)
     }
 
     /// Does a part together with the nodes that this one leads.
@@ -177,17 +198,12 @@ impl Follower {
         nodes.next_order(&mut idle).map_err(failed)
     }
 
-    fn part(&mut self, observer: &mut dyn Observer) -> Result<Part> {
-        let order = self.next(observer)?;
-        let part = serde_json::from_slice(&order);
-        part.map_err(|e| TrainError::Failed(format!("node 0 ordered something that there is not: {e}")))
-    }
-
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
-        let from = match self.part(observer)? {
+        let order = self.next(observer)?;
+        let from = match Part::from_bytes(&order).unwrap_or_else(|| Err(unexpected("no run has begun")))? {
             Part::Begin { from } => from.map(|state| Checkpoint { folder: PathBuf::new(), state: *state }),
             Part::End { .. } => return Ok(Outcome::NotBegun),
-            other => panic!("a run begins before {other:?}"),
+            other => return Err(unexpected(&format!("{other:?} before a run has begun"))),
         };
         let config = from.as_ref().map_or(self.config.clone(), |from| resume::as_begun(&self.config, from));
         let over = || self.nodes.failure().is_some();
@@ -196,14 +212,12 @@ impl Follower {
         observer.line(&format!("Node {} follows node 0", self.nodes.node));
         loop {
             let order = self.next(observer)?;
-            if order.first() != Some(&b'{') && order.first() != Some(&b'"') {
+            let Some(part) = Part::from_bytes(&order) else {
                 trainer.engine()?.session().obey(&order)?;
                 continue;
-            }
-            let part: Part = serde_json::from_slice(&order)
-                .map_err(|e| TrainError::Failed(format!("node 0 ordered something that there is not: {e}")))?;
-            match part {
-                Part::Begin { .. } => panic!("a run begins once"),
+            };
+            match part? {
+                Part::Begin { .. } => return Err(unexpected("the run has begun before")),
                 Part::Load { shapes, choices, resumed } => {
                     let variants: Vec<Variant> = shapes.iter().map(Variant::from).collect();
                     trainer.load(variants, &choices, resumed)?;
@@ -225,5 +239,21 @@ impl Follower {
                 Part::End { interrupted: true } => return Ok(Outcome::NotBegun),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_told_from_orders_to_a_session() {
+        for part in [Part::Step, Part::End { interrupted: true }] {
+            let read = Part::from_bytes(&part.to_bytes()).unwrap().unwrap();
+            assert_eq!(format!("{read:?}"), format!("{part:?}"));
+        }
+        assert!(Part::from_bytes(&[3, 0, 0, 0, 0, 0, 0, 0, 0]).is_none());
+        assert!(Part::from_bytes(b"").is_none());
+        assert!(Part::from_bytes(b"\xffnothing").unwrap().is_err());
     }
 }

@@ -24,7 +24,7 @@ pub struct Products {
     pub bandwidth: f64,
 }
 
-/// Who computes attention.
+/// Who computes attention, or products of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Realisation {
     /// The backend's library.

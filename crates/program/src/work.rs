@@ -148,9 +148,9 @@ pub enum Arithmetic {
     OfOperands,
     /// The same in f32, whatever type the operands have.
     Single,
-    /// Products with a matrix for each group of rows, on matrix units with a pipeline of their own; `gradient`: of the
-    /// matrices, which sums over rows. The third operand has the groups' offsets, which the device alone knows.
-    Grouped { gradient: bool },
+    /// Products with a matrix for each group of rows; `gradient`: of the matrices, which sums over rows. The second operand
+    /// has the matrices or the gradients, the third the groups' offsets, which the device alone knows.
+    Grouped { gradient: bool, by: Realisation },
     /// Attention, whose first operands are queries [B, T, heads, D] and keys.
     Attention { backward: bool, by: Realisation },
 }
@@ -199,12 +199,12 @@ impl Work {
             Arithmetic::Attention { backward, by } => {
                 return Work::attention(cost, [&inputs[0], &inputs[1]], backward, by, seen);
             }
-            Arithmetic::Grouped { gradient } => {
+            Arithmetic::Grouped { gradient, by: Realisation::Hopper } => {
                 let (extents, extra) = grouped(cost, gradient, inputs, outputs);
                 return Work::Product { cost, dtype: Some(inputs[0].dtype), extents, launches: 1, extra };
             }
             Arithmetic::Single => Some(DType::F32),
-            Arithmetic::OfOperands => inputs.first().map(|operand| operand.dtype),
+            Arithmetic::OfOperands | Arithmetic::Grouped { .. } => inputs.first().map(|operand| operand.dtype),
         };
         Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }
     }
@@ -476,7 +476,7 @@ mod tests {
             let (inputs, outputs) = ([x, second, at(DType::I32, &[groups + 1])], [result]);
             let bytes = inputs.iter().chain(&outputs).map(TensorRef::bytes).sum::<usize>() as f64;
             let cost = Cost { flops: 2.0 * 4096.0 * 8.0 * (left * right) as f64, bytes };
-            let arithmetic = Arithmetic::Grouped { gradient };
+            let arithmetic = Arithmetic::Grouped { gradient, by: Realisation::Hopper };
             seconds(Work::of_operation(cost, arithmetic, [&inputs, &outputs], Seen::default()))
         };
         let linear = |k: usize, n: usize, groups| of(false, k, n, groups, at(DType::BF16, &[1, 4096, 8, n]));

@@ -3,43 +3,80 @@
 //!
 //! Reads weights from the program's products and sizes from the model's configuration; knows no operation.
 
-use program::{ArenaKind, Entry, EntryKind, Instruction, Launch, ParameterSlot, Phase, Program, TensorRef};
+use program::{ArenaKind, Arithmetic, Entry, EntryKind, Instruction, ParameterSlot, Phase, Program, Step, TensorRef};
 
 use crate::source::ModelSource;
 
 /// FLOPs of training one token: 6N when the base weights are trained; 4N + 6·(adapter elements) when they are
 /// frozen; plus 6·layers·heads·head_dim·T for causal attention. N are the elements of matrices that tokens are
-/// multiplied with: the head counts, looking up an embedding does not, of experts as many as a token visits. Recomputing
-/// does not count.
+/// multiplied with: the head counts, looking up an embedding does not, of experts and their adapters as many as a token
+/// visits. Recomputing does not count.
 pub fn per_token(program: &Program, source: &ModelSource, sequence_len: usize) -> Option<f64> {
     let entry = program.entries.iter().find(|entry| entry.kind == EntryKind::FirstMicroStep)?;
-    let adapter: usize =
-        program.layout.parameters.iter().filter(|slot| slot.adapter).map(|slot| slot.weight.len()).sum();
-    let weights = multiplied(program, entry) as f64 + visited(program, entry);
+    let parameters = &program.layout.parameters;
+    let experts = Experts::of(program, entry);
+    let adapters = parameters.iter().filter(|slot| slot.adapter && !experts.have(slot));
+    let adapter = adapters.map(ParameterSlot::elements).sum::<usize>() as f64 + experts.adapters;
+    let weights = multiplied(program, entry, &experts) as f64 + experts.base;
     let attention = 6.0 * source.attention_width()? as f64 * sequence_len as f64;
     // Of base weights that are trained alongside an adapter, the gradient's product.
     let read: Vec<&TensorRef> = forward_operands(entry).collect();
     let is_read = |slot: &&ParameterSlot| slot.saved && read.iter().any(|operand| operand.overlaps(&slot.weight));
-    let saved: usize = program.layout.parameters.iter().filter(is_read).map(ParameterSlot::elements).sum();
+    let saved: usize = parameters.iter().filter(is_read).map(ParameterSlot::elements).sum();
     let linear = match adapter {
-        0 => 6.0 * weights,
-        _ => 4.0 * weights + 2.0 * saved as f64 + 6.0 * adapter as f64,
+        0.0 => 6.0 * weights,
+        _ => 4.0 * weights + 2.0 * saved as f64 + 6.0 * adapter,
     };
     Some(linear + attention)
 }
 
-/// Elements of experts' weights that a token is multiplied with in the mean: those are launches, of as many rows as were
-/// routed. A launch is a product where each result costs as many FLOPs as a row of what it multiplies is long.
-fn visited(program: &Program, entry: &Entry) -> f64 {
-    let tokens = entry.variant.map_or(1, |variant| variant.batch * variant.seq_len) as f64;
-    let products = entry.steps.iter().filter(|step| step.provenance.phase == Phase::Forward).filter(|step| {
-        let Instruction::Launch(Launch { inputs, outputs, .. }) = &step.instruction else { return false };
-        let reads_weights = inputs.iter().any(|at| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights);
-        let (Some(x), Some(y)) = (inputs.first(), outputs.first()) else { return false };
-        let length = x.shape.last().copied().unwrap_or(1);
-        reads_weights && step.cost.flops > 0.0 && step.cost.flops >= (2 * y.len() * length) as f64
-    });
-    products.map(|step| step.cost.flops).sum::<f64>() / (2.0 * tokens)
+/// The matrices of experts, and how many of their elements a token is multiplied with in the mean.
+struct Experts<'a> {
+    parameters: Vec<&'a ParameterSlot>,
+    base: f64,
+    adapters: f64,
+}
+
+impl<'a> Experts<'a> {
+    /// From the products of groups of the forward pass, which count the rows that were routed.
+    fn of(program: &'a Program, entry: &Entry) -> Experts<'a> {
+        let tokens = entry.variant.map_or(1, |variant| variant.batch * variant.seq_len) as f64;
+        let mut experts = Experts { parameters: Vec::new(), base: 0.0, adapters: 0.0 };
+        for (index, step) in entry.steps.iter().enumerate() {
+            let Instruction::Launch(launch) = &step.instruction else { continue };
+            let is_product = matches!(launch.arithmetic, Arithmetic::Grouped { gradient: false, .. });
+            if !is_product || step.provenance.phase != Phase::Forward {
+                continue;
+            }
+            let before = experts.parameters.len();
+            made_of(program, &entry.steps[..index], &launch.inputs[1], &mut experts.parameters);
+            let of_adapter = experts.parameters[before..].iter().any(|slot| slot.adapter);
+            let visited = step.cost.flops / (2.0 * tokens);
+            *(if of_adapter { &mut experts.adapters } else { &mut experts.base }) += visited;
+        }
+        experts
+    }
+
+    fn have(&self, slot: &ParameterSlot) -> bool {
+        self.parameters.iter().any(|of| std::ptr::eq(*of, slot))
+    }
+}
+
+/// The parameters that a tensor was made of: those that it lies in, or that the steps which wrote it were given, such as
+/// the codes of a weight.
+fn made_of<'a>(program: &'a Program, before: &[Step], tensor: &TensorRef, found: &mut Vec<&'a ParameterSlot>) {
+    let held = program.layout.parameters.iter().filter(|slot| slot.weight.overlaps(tensor));
+    let known = found.len();
+    found.extend(held);
+    let mut missing = if found.len() > known { 0 } else { tensor.span() };
+    for (index, step) in before.iter().enumerate().rev() {
+        let writes = step.instruction.writes();
+        let Some(written) = writes.into_iter().find(|at| missing > 0 && at.overlaps(tensor)) else { continue };
+        missing = missing.saturating_sub(written.span());
+        for read in step.instruction.reads() {
+            made_of(program, &before[..index], read, found);
+        }
+    }
 }
 
 /// Factors of the products of the forward pass.
@@ -51,8 +88,9 @@ fn forward_operands(entry: &Entry) -> impl Iterator<Item = &TensorRef> {
     })
 }
 
-/// Elements of the base weights that products of the forward pass read, each once, whatever they read of them.
-fn multiplied(program: &Program, entry: &Entry) -> usize {
+/// Elements of the base weights, those of experts apart, that products of the forward pass read, each once, whatever they
+/// read of them.
+fn multiplied(program: &Program, entry: &Entry, experts: &Experts<'_>) -> usize {
     let mut spans: Vec<(usize, usize, usize)> = Vec::new();
     let is_weight = |at: &&TensorRef| program.arenas[at.arena.0 as usize].kind == ArenaKind::Weights;
     let operands = forward_operands(entry).filter(is_weight);
@@ -63,7 +101,8 @@ fn multiplied(program: &Program, entry: &Entry) -> usize {
     let prepared: Vec<&TensorRef> =
         prepares.flat_map(|entry| &entry.steps).flat_map(|step| step.instruction.reads()).collect();
     let is_prepared = |slot: &&ParameterSlot| prepared.iter().any(|read| read.overlaps(&slot.weight));
-    let elsewhere = program.layout.parameters.iter().filter(|slot| slot.packed.is_some() || is_prepared(slot));
+    let is_elsewhere = |slot: &&ParameterSlot| (slot.packed.is_some() || is_prepared(slot)) && !experts.have(slot);
+    let elsewhere = program.layout.parameters.iter().filter(is_elsewhere);
     let (mut elements, mut end) = (elsewhere.map(ParameterSlot::elements).sum(), 0);
     for (from, to, size) in spans {
         elements += to.saturating_sub(from.max(end)) / size;
@@ -130,11 +169,29 @@ mod tests {
         });
         std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
         let source = ModelSource::open(folder.path(), include_str!("../tests/ir/olmoe.json")).unwrap();
-        let options = json!({"model": "m", "sequence_len": 128, "lora": false}).to_string();
-        let config = Config::load_json(&options, Task::Sft, &[]).unwrap();
-        let preview = Preview::new(&config, &source, &Machine::h200(), None).unwrap();
+        let of = |options: Value, machine: Machine| {
+            let config = Config::load_json(&options.to_string(), Task::Sft, &[]).unwrap();
+            let preview = Preview::new(&config, &source, &machine, None).unwrap();
+            per_token(&preview.program, &source, 128)
+        };
         let layer: f64 = hidden * (4.0 * hidden + experts + visited * 3.0 * inner);
         let expected = 6.0 * (layers * layer + hidden * vocabulary) + 6.0 * layers * hidden * 128.0;
-        assert_eq!(per_token(&preview.program, &source, 128), Some(expected));
+        let full = json!({"model": "m", "sequence_len": 128, "lora": false});
+        assert_eq!(of(full.clone(), Machine::h200()), Some(expected));
+        assert_eq!(of(full, Machine::cpu(64 << 30, 8)), Some(expected));
+        // In codes or not, whether the experts have adapters or not.
+        let all = ["experts.gate_up_proj", "experts.down_proj"];
+        let modules = ["q_proj", "k_proj", "v_proj", "o_proj"];
+        for targets in [json!({}), json!({"lora_target_parameters": all})] {
+            let of = |codes: bool| {
+                let mut options = json!({
+                    "model": "m", "sequence_len": 128, "qlora_bnb": codes, "lora_target_modules": modules,
+                    "lora_dropout": 0,
+                });
+                options.as_object_mut().unwrap().extend(targets.as_object().unwrap().clone());
+                of(options, Machine::h200())
+            };
+            assert_eq!(of(true), of(false), "{targets}");
+        }
     }
 }

@@ -111,14 +111,15 @@ fn mxfp4_is_read_as_recorded() {
     let [blocks, scales, wanted] =
         ["mxfp4.blocks", "mxfp4.scales", "mxfp4.dequant"].map(|name| files.get(name).unwrap().to_host().unwrap());
     let (stored, count) = (blocks.shape.clone(), blocks.shape[blocks.shape.len() - 2]);
-    let tensors = [("x_blocks", &blocks), ("x_scales", &scales)].map(|(name, of)| NamedTensor::new(name, of));
+    let tensors =
+        [("model.x_blocks", &blocks), ("model.x_scales", &scales)].map(|(name, of)| NamedTensor::new(name, of));
     write(&folder.path().join("model.safetensors"), &tensors, &Default::default()).unwrap();
     fs::write(folder.path().join("config.json"), json!({"quantization_config": {"quant_method": "mxfp4"}}).to_string())
         .unwrap();
     let weights = source(folder.path()).weights(folder.path()).unwrap();
-    let found = weights.get("x").unwrap().to_host().unwrap();
+    let found = weights.get("model.x").unwrap().to_host().unwrap();
     // The rows of the file are the columns of the matrices.
-    assert_eq!((weights.names(), &found.shape), (vec!["x"], &vec![stored[0], count * 32, stored[1]]));
+    assert_eq!((weights.names(), &found.shape), (vec!["model.x"], &vec![stored[0], count * 32, stored[1]]));
     assert_eq!((found.to_f64(), found.shape), (wanted.to_f64(), wanted.shape));
 }
 

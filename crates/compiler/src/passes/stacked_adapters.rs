@@ -66,7 +66,15 @@ impl Stacks {
             found.extend(rules.counted(&of.name, hits)?);
         }
         let Some(first) = found.first().cloned() else { return Ok(vec![node]) };
-        let (module, stack) = (&first.module, first.stack.expect("matrices of groups lie in parameters of three axes"));
+        let module = &first.module;
+        let stack = first.stack.ok_or_else(|| {
+            let place = node.at.as_deref().unwrap_or("the model");
+            let parameter = &graph.parameter(members[0]).name;
+            CompileError::Model(format!(
+                "{place}: an adapter would lie on `{parameter}`, which has matrices of groups, but the model does not say \
+                 which of its parameters are stacked; name them in its `adapters`"
+            ))
+        })?;
         check_members(&node, &found, members.len())?;
         let part = stack.member.map_or(0, |[_, part]| part);
         let mut nodes = Vec::new();

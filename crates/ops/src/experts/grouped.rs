@@ -2,7 +2,7 @@
 //! group of its rows from the offsets.
 
 use graph::{Dim, Element, OpId, ValueType};
-use program::{Arch, Arg, Arithmetic, Cost, TensorRef};
+use program::{Arch, Arg, Arithmetic, Cost, Realisation, TensorRef};
 use rayon::prelude::*;
 use tensor::{Attrs, DType};
 
@@ -84,12 +84,14 @@ pub(super) fn flag(attrs: &Attrs, name: &str) -> bool {
     attrs.flag(name).expect("checked by the shape rule")
 }
 
-/// What a call computes: products of Hopper's kernels, where they take the call.
-fn of_hopper(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
-    match suits_tensor_cores(call, tensors) && hopper::takes(call, tensors) {
-        true => Arithmetic::Grouped { gradient },
-        false => Arithmetic::OfOperands,
-    }
+/// What a call computes, and which kernels do.
+fn products(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
+    let by = match suits_tensor_cores(call, tensors) {
+        true if hopper::takes(call, tensors) => Realisation::Hopper,
+        true => Realisation::Portable,
+        false => Realisation::Scalar,
+    };
+    Arithmetic::Grouped { gradient, by }
 }
 
 impl Op for GroupedLinear {
@@ -150,7 +152,7 @@ impl Op for GroupedLinear {
     }
 
     fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
-        of_hopper(call, &[&call.inputs[0], &call.inputs[1], &call.outputs[0]], false)
+        products(call, &[&call.inputs[0], &call.inputs[1], &call.outputs[0]], false)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -294,7 +296,7 @@ impl Op for GroupedWeightGradient {
     }
 
     fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
-        of_hopper(call, &[&call.inputs[0], &call.inputs[1]], true)
+        products(call, &[&call.inputs[0], &call.inputs[1]], true)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {

@@ -1,0 +1,45 @@
+"""The graphs that tests in Rust read are those that the models make today. SUROGATE_RECORD=1 records them again."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from surogate import models
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "crates/train/tests/ir"
+
+OLMOE = {
+    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": 1024, "hidden_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512,
+    "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+CONFIGS = {
+    "llama": json.loads((ROOT / "tests/golden/llama/config.json").read_text()),
+    "olmoe": OLMOE,
+    "qwen3": json.loads((ROOT / "tests/golden/qwen3/config.json").read_text()),
+    "stories": json.loads((ROOT / "examples/stories/model/config.json").read_text()),
+}
+
+
+def without_lines(value):
+    """Without the lines of the models' sources, which change with every edit."""
+    if isinstance(value, dict):
+        return {key: without_lines(of) for key, of in value.items() if key != "at"}
+    return [without_lines(of) for of in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_recorded_graphs_are_those_of_today(name):
+    path = RECORDED / f"{name}.json"
+    made = json.loads(models.build(CONFIGS[name]))
+    if os.environ.get("SUROGATE_RECORD"):
+        path.write_text(json.dumps(made, indent=1) + "\n")
+    assert without_lines(json.loads(path.read_text())) == without_lines(made)
+
+
+def test_every_recorded_graph_is_compared():
+    assert {path.stem for path in RECORDED.glob("*.json")} == set(CONFIGS)

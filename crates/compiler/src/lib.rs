@@ -20,6 +20,7 @@ mod recipes;
 mod reduce;
 mod residency;
 mod rule;
+mod tied;
 mod time;
 mod update;
 
@@ -38,6 +39,7 @@ pub use pass::{Observer, Pass, PassTrace, Passes};
 pub use passes::expand::expand;
 pub use probes::{Links, Probe, links, probes};
 pub use recipes::{Fp8Hybrid, GradientFormat, Nvfp4, Recipe};
+pub use tied::tied;
 
 /// Bytes for people.
 fn size(bytes: usize) -> String {
@@ -129,7 +131,6 @@ pub fn compile_observed(
     let sharded = |options: &CompileOptions| {
         let placed =
             |options: &CompileOptions| memory::plan_parameters(table, memory::plan_states(&graphs, options), options);
-        let parameters = placed(options);
         let compiled = |options: &CompileOptions| {
             let mut graphs = graphs.clone();
             // Codes have an arena of their own on the host.
@@ -139,12 +140,11 @@ pub fn compile_observed(
             lower::program(&model.architecture, graphs, &parameters, plan, options, machine)
         };
         // What only the update needs may lie on the host, and codes of frozen weights: of the programs that this makes, the
-        // one with the shortest step.
-        let updated = [parameters.optimizer_bytes, parameters.masters_bytes, parameters.gradients_bytes];
+        // one with the shortest step. Codes on the device are among the weights.
         let mut away = options.clone();
         away.plan.offload.quants = Some(true);
-        let bytes = [updated[0], updated[1], updated[2], placed(&away).quants_bytes];
-        plan::least_step(options, machine, bytes, compiled)
+        let parameters = placed(&away);
+        plan::least_step(options, machine, |arena| parameters.bytes(arena).unwrap_or(0), compiled)
     };
     // Of several ranks each may keep its share of more than states alone.
     plan::lowest_level(options, sharded)

@@ -269,20 +269,6 @@ impl Model {
         count
     }
 
-    /// The table that tokens are looked up in, where the head multiplies with the same.
-    pub fn tied(&self) -> Option<&str> {
-        let nodes = || {
-            self.body.iter().filter_map(|item| match item {
-                Item::Node(node) => Some(node),
-                Item::Repeat(_) => None,
-            })
-        };
-        let tables = nodes().filter(|node| node.op == "embedding").filter_map(|node| node.inputs.get(1));
-        let is_multiplied =
-            |table: &&String| nodes().any(|node| node.op == "linear" && node.inputs.get(1) == Some(*table));
-        tables.into_iter().find(is_multiplied).map(String::as_str)
-    }
-
     /// The extent of the last axis of a public value.
     pub fn columns_of(&self, output: &str) -> Option<usize> {
         let value = &self.outputs.iter().find(|of| of.name == output)?.value;

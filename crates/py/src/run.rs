@@ -7,7 +7,8 @@ use std::sync::Arc;
 use program::Machine;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use train::{Across, Device, DeviceRequest, ModelSource, Outcome, Preview, Result, TrainError};
+use train::preview::Stage;
+use train::{Device, DeviceRequest, ModelSource, Outcome, Result, TrainError};
 
 use crate::config::Config;
 use crate::console::{self, Console, Show};
@@ -107,8 +108,8 @@ fn machine(
     }
 }
 
-/// One stage of a run as text: `config`, `graph`, `program`, `memory`, `plan` or `plan.json`. `away`: why datasets are not
-/// available, which are read otherwise.
+/// One stage of a run as text, by its name (`train::preview::Stage`). `away`: why datasets are not available, which are
+/// read otherwise.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the stages of the command line
 pub fn preview(
@@ -122,30 +123,10 @@ pub fn preview(
     away: Vec<String>,
 ) -> PyResult<String> {
     let text = py.detach(|| {
+        let stage = Stage::named(what)?;
         let source = ModelSource::open(Path::new(&folder), ir)?.configured(&config.config)?;
         let (machine, config) = machine(config, machine_name, site_packages)?;
-        let data = train::preview::documents(&config, &source, &away)?;
-        let config = train::recommended(&config, &source, &machine, data.as_ref().ok())?;
-        if what == "config" {
-            return train::preview::resolved(&config, &source, &machine, data.as_ref().ok());
-        }
-        if what == "graph" {
-            return Ok(train::preview::graph(&config, &source, &machine, data.as_ref().ok())?.to_string());
-        }
-        let mut preview = Preview::advised(&config, &source, &machine, data.as_ref().ok())?;
-        let nodes = machine_name.map(train::machines::requested).transpose()?.filter(|_| what.starts_with("plan"));
-        if let Some((of, (nodes, rate))) = nodes.as_ref().and_then(|of| Some((of, of.nodes?))) {
-            let shape = (nodes, of.gpus, rate);
-            preview.across = Some(Across::new(&config, &source, &machine, data.as_ref().ok(), shape)?);
-        }
-        preview.away = data.err();
-        Ok(match what {
-            "program" => preview.program.to_string(),
-            "memory" => preview.memory_text(),
-            "plan" => preview.plan_text(),
-            "plan.json" => format!("{:#}\n", preview.to_json()),
-            other => return Err(TrainError::Usage(format!("`{other}` is not a stage of a run"))),
-        })
+        train::preview::show(stage, &config, &source, &machine, machine_name, &away)
     });
     text.map_err(|error| train_error(py, error))
 }

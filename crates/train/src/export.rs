@@ -302,7 +302,7 @@ impl Trained {
         };
         let tensors = slots.iter().map(|slot| Ok((WeightSet::Adapter.name(slot), read(&slot.weight)?)));
         let (mut tensors, path) = (tensors.collect::<Result<Vec<_>>>()?, folder.join("adapter_model.safetensors"));
-        let embedding = self.source.model.tied();
+        let embedding = compiler::tied(&self.source.model);
         let tied = slots.iter().position(|slot| slot.saved && Some(slot.name.as_str()) == embedding);
         if let Some(index) = tied {
             tensors.push((peft::TIED_HEAD.to_owned(), tensors[index].1.clone()));

@@ -82,7 +82,7 @@ impl Live<'_> {
     /// An error where a folder in PEFT's form is not the live adapter: its matrices, what they are scaled with, and the copy of
     /// the embedding that is the head, too.
     pub fn compare_adapter(&mut self, folder: &Path, source: &ModelSource) -> Result<()> {
-        let embedding = source.model.tied();
+        let embedding = compiler::tied(&source.model);
         let read = AdapterRules::new(&peft::read_options(folder, DType::F32, &source.model.adapters)?)?;
         let files = Weights::open(folder).map_err(TrainError::model_file)?;
         let is_tied = |slot: &&ParameterSlot| slot.saved && Some(slot.name.as_str()) == embedding;

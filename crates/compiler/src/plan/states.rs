@@ -3,7 +3,7 @@
 //! takes. Codes, which every micro-step fetches twice, only where the run does not fit otherwise.
 //! Knows programs, their bytes and their expected times; not how one is made.
 
-use program::{Arch, Choice, EntryKind, Machine, PlanDecision, Program, Reason, Seen, Subject, estimate};
+use program::{Arch, ArenaKind, Choice, EntryKind, Machine, PlanDecision, Program, Reason, Seen, Subject, estimate};
 
 use crate::CompileError;
 use crate::options::{CompileOptions, OffloadOptions};
@@ -11,28 +11,59 @@ use crate::options::{CompileOptions, OffloadOptions};
 /// What may be moved, and how that is set.
 struct State {
     subject: Subject,
+    /// What its bytes are in.
+    arena: ArenaKind,
+    traffic: Traffic,
     setting: fn(&mut OffloadOptions) -> &mut Option<bool>,
 }
 
-const STATES: [State; 4] = [
-    State { subject: Subject::OptimizerStates, setting: |of| &mut of.optimizer },
-    State { subject: Subject::MasterCopies, setting: |of| &mut of.master },
-    State { subject: Subject::Gradients, setting: |of| &mut of.gradients },
-    State { subject: Subject::FrozenCodes, setting: |of| &mut of.quants },
-];
+/// What a state on the host moves over the link in a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Traffic {
+    /// To the device for the update, and back.
+    BothWays,
+    /// To the device for the update, which leaves nothing of it.
+    OneWay,
+    /// To the device for both passes of each micro-step.
+    EachPass,
+}
 
-/// The last of them.
-const CODES: usize = STATES.len() - 1;
+const STATES: [State; 4] = [
+    State {
+        subject: Subject::OptimizerStates,
+        arena: ArenaKind::Optimizer,
+        traffic: Traffic::BothWays,
+        setting: |of| &mut of.optimizer,
+    },
+    State {
+        subject: Subject::MasterCopies,
+        arena: ArenaKind::Masters,
+        traffic: Traffic::BothWays,
+        setting: |of| &mut of.master,
+    },
+    State {
+        subject: Subject::Gradients,
+        arena: ArenaKind::Gradients,
+        traffic: Traffic::OneWay,
+        setting: |of| &mut of.gradients,
+    },
+    State {
+        subject: Subject::FrozenCodes,
+        arena: ArenaKind::Quants,
+        traffic: Traffic::EachPass,
+        setting: |of| &mut of.quants,
+    },
+];
 
 /// A choice among the states, as bits.
 type Moved = usize;
 
 /// The program that the options ask for, with what they leave open about the states decided by the expected step.
-/// `bytes` are those of the states, in their order.
+/// `bytes` are those of an arena if all states are on the host.
 pub(crate) fn least_step(
     options: &CompileOptions,
     machine: &Machine,
-    bytes: [usize; 4],
+    bytes: impl Fn(ArenaKind) -> usize,
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
     let stays = compiled(options);
@@ -47,10 +78,10 @@ pub(crate) fn least_step(
         Err(CompileError::DoesNotFit { needed, available, .. }) => (f64::INFINITY, f64::INFINITY, needed - available),
         Err(_) => return stays,
     };
-    let states = States { bytes, machine, micro_steps };
+    let states = States { bytes: STATES.map(|state| bytes(state.arena)), machine, micro_steps };
     let mut choices = states.open(options);
-    choices.retain(|moved| missing > 0 || moved & 1 << CODES == 0);
-    choices.retain(|moved| states.seconds(*moved) < most && states.of(*moved).iter().sum::<usize>() >= missing);
+    choices.retain(|moved| missing > 0 || states.of(*moved, Traffic::EachPass) == 0);
+    choices.retain(|moved| states.seconds(*moved) < most && states.all(*moved) >= missing);
     choices.sort_by(|a, b| states.seconds(*a).total_cmp(&states.seconds(*b)));
     let mut best = stays;
     for moved in choices {
@@ -119,17 +150,23 @@ impl States<'_> {
     }
 
     /// Bytes of those that are moved.
-    fn of(&self, moved: Moved) -> [usize; 4] {
-        std::array::from_fn(|index| if moved & 1 << index != 0 { self.bytes[index] } else { 0 })
+    fn all(&self, moved: Moved) -> usize {
+        STATES.iter().enumerate().map(|(index, _)| self.bytes[index] * (moved >> index & 1)).sum()
     }
 
-    /// Seconds that a step takes for the link: gradients come, states and copies come and go with the update, codes come for
-    /// both passes of each micro-step.
+    /// The same of those with this traffic.
+    fn of(&self, moved: Moved, traffic: Traffic) -> usize {
+        let with = STATES.iter().enumerate().filter(|(_, state)| state.traffic == traffic);
+        self.all(with.fold(0, |with, (index, _)| with | 1 << index) & moved)
+    }
+
+    /// Seconds that a step takes for the link.
     fn seconds(&self, moved: Moved) -> f64 {
-        let [states, copies, gradients, codes] = self.of(moved).map(|bytes| bytes as f64);
-        let (come, go) = (states + copies + gradients, states + copies);
+        let [both, one, passes] =
+            [Traffic::BothWays, Traffic::OneWay, Traffic::EachPass].map(|traffic| self.of(moved, traffic) as f64);
         let link = &self.machine.link;
-        (come / link.one_way).max((come + go) / link.both_ways) + 2.0 * self.micro_steps * codes / link.one_way
+        let update = ((both + one) / link.one_way).max((2.0 * both + one) / link.both_ways);
+        update + 2.0 * self.micro_steps * passes / link.one_way
     }
 
     fn lines(&self, moved: Moved, options: &CompileOptions, needed: bool) -> Vec<PlanDecision> {

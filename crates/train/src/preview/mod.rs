@@ -6,6 +6,7 @@ mod expected;
 mod local_data;
 mod options;
 mod shapes;
+mod stage;
 mod text;
 
 use compiler::{PassTrace, Passes};
@@ -24,6 +25,7 @@ pub use expected::{Estimate, HostEstimate};
 pub use local_data::documents;
 pub use options::resolved;
 pub use shapes::Shapes;
+pub use stage::{Stage, show};
 
 /// The run's program and what follows from it.
 pub struct Preview {

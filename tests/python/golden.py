@@ -37,7 +37,7 @@ FAMILIES = [
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe"]
 
-#: Those with gated delta nets, which do not generate text yet.
+#: Those with gated delta nets, which transformers 4 does not have.
 HYBRIDS = ["qwen3_5", "qwen3_5_moe"]
 
 #: Those with recorded adapters on experts and attention, which differ from those in `lora`.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import surogate
 from conftest import REPOSITORY
-from golden import DEVICE, FAMILIES, HYBRIDS, MIXTURES
+from golden import DEVICE, FAMILIES, MIXTURES
 from surogate import chat, cli
 from surogate.errors import ConfigError
 from test_golden import of_family
@@ -44,7 +44,7 @@ def test_a_story_of_transformers(stories):
     assert "".join(stories.stream(PROMPT, max_new_tokens=120)) == text
 
 
-@pytest.mark.parametrize("name", [name for name in [*FAMILIES, *MIXTURES] if name not in HYBRIDS])
+@pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES])
 def test_the_tokens_of_every_family_are_those_of_transformers(name, golden_folder):
     """The likeliest tokens in float32, recorded; prompts of several lengths at once, past windows and changing rotations.
     The first two logits of every step are at least 5e-4 apart."""

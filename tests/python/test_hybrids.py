@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_llama
+from conftest import REPOSITORY, tiny_llama
 from golden import LOGITS, assert_close
 from safetensors.numpy import load_file, save_file
 from surogate import models
 from surogate.cli import main
 from surogate.errors import ModelConfigError, SurogateError
+
+STORIES = REPOSITORY / "examples" / "stories"
 
 IDS = np.random.default_rng(4).integers(1, 90, (2, 80))
 
@@ -161,10 +164,52 @@ def test_ranks_have_the_losses_of_one_device(level, make_model):
     np.testing.assert_allclose(ranks, steps(folder), rtol=1e-5)
 
 
-def test_text_is_not_generated_yet(make_model):
-    model = surogate.load(make_model(tiny_qwen3_5()))
-    with pytest.raises(SurogateError, match="gated delta nets are not kept from token to token yet"):
-        model.generate([[3, 4, 5]], max_new_tokens=2)
+def answers(model, prompts, **options) -> list[list[int]]:
+    generation = model.start(prompts, ignore_end_tokens=True, **options)
+    while not generation.done:
+        generation.step()
+    return [generation.answer(index) for index in range(len(prompts))]
+
+
+@pytest.mark.parametrize("make", HYBRIDS)
+@pytest.mark.parametrize("batch_size", [4, 2])
+def test_tokens_are_those_of_whole_rows(make, batch_size, make_model):
+    """Prompts shorter than the convolution, read in one part and in several, at once and in slots that others had: each
+    token is the likeliest behind all in front of it."""
+    model = surogate.load(make_model(make(max_position_embeddings=256)))
+    ids = np.random.default_rng(5).integers(1, 90, 300).tolist()
+    prompts = [ids[:1], ids[1:3], ids[3:20], ids[20:220], ids[220:253]]
+    found = answers(model, prompts, max_new_tokens=12, batch_size=batch_size)
+    for prompt, answer in zip(prompts, found, strict=True):
+        logits = model.forward([prompt + answer])[0, len(prompt) - 1 : -1]
+        likeliest = np.sort(logits, axis=1)
+        assert (likeliest[:, -1] - likeliest[:, -2]).min() > 1e-5, "two tokens are as likely"
+        assert logits.argmax(axis=1).tolist() == answer
+        assert answers(model, [prompt], max_new_tokens=12) == [answer]
+
+
+def test_a_run_answers_prompts(make_model, tmp_path):
+    """At an evaluation, from the weights as they are; training is the same as without."""
+    folder = make_model(tiny_qwen3_5(vocab_size=512, tie_word_embeddings=False, max_position_embeddings=256))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(STORIES / "model" / file, folder)
+    results = []
+    for number, prompts in enumerate(([], ["Once upon a time", "a"])):
+        output = tmp_path / f"run {number}"
+        options = {"model": str(folder), "output_dir": str(output), "device": "cpu", "torch_dtype": "float32"}
+        options |= {"datasets": [{"path": str(STORIES / "data" / "shakespeare.txt"), "type": "text"}]}
+        options |= {"sequence_len": 64, "per_device_train_batch_size": 1, "max_steps": 2, "eval_steps": 2, "lora": False}
+        options |= {"optimizer": "adamw", "learning_rate": 1e-2, "sample_prompts": prompts, "sample_tokens": 8}
+        (tmp_path / "run.yaml").write_text(json.dumps(options))
+        assert main(["sft", str(tmp_path / "run.yaml"), "--quiet"]) == 0
+        results.append(output)
+    weights = [next(output.rglob("model.safetensors")).read_bytes() for output in results]
+    assert weights[0] == weights[1]
+    log = next(results[1].glob("log-*.json")).read_text().splitlines()
+    [event] = [event for event in map(json.loads, log) if event["event"] == "samples"]
+    model = surogate.load(results[1] / "model")
+    for sample in event["samples"]:
+        assert sample["text"] == model.generate(sample["prompt"], max_new_tokens=8)
 
 
 def test_the_rows_of_a_batch_are_not_shared_by_ranks(make_model, tmp_path):

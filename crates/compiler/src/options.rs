@@ -167,9 +167,12 @@ pub struct EntryOptions {
     pub shapes: Vec<Variant>,
 }
 
-/// Keys and values of earlier tokens, in pages that sequences share.
+/// What is kept of earlier tokens: keys and values in pages that sequences share, and for each sequence one slot of what
+/// does not grow with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueCache {
+    /// Sequences that are kept at a time.
+    pub sequences: usize,
     /// Pages of each layer's keys, and of its values.
     pub pages: usize,
     /// Tokens of a page.

@@ -8,10 +8,15 @@ use program::{ArenaKind, Documents, EntryKind, Instruction, Machine, MemoryClass
 use serde_json::{Value, json};
 use support::options;
 
-const CACHE: KeyValueCache = KeyValueCache { pages: 12, page: 4, pages_per_sequence: 5 };
+const CACHE: KeyValueCache = KeyValueCache { sequences: 3, pages: 12, page: 4, pages_per_sequence: 5 };
 
 fn model() -> Model {
     graph::from_json(include_str!("fixtures/llama.json")).expect("the fixture is valid IR")
+}
+
+/// Of three layers two with a gated delta net.
+fn hybrid() -> Model {
+    graph::from_json(include_str!("fixtures/hybrid.json")).expect("the fixture is valid IR")
 }
 
 fn asked(shapes: &[(usize, usize)]) -> CompileOptions {
@@ -70,7 +75,37 @@ fn pages_are_planned_and_shared_by_all_shapes() {
 }
 
 #[test]
+fn gated_delta_nets_go_on_from_the_slots_of_their_sequences() {
+    let of = |cache| {
+        let entries = vec![EntryOptions::generate(cache).keeping(["logits"])];
+        compile(&hybrid(), &CompileOptions { entries, ..asked(&[(1, 8), (3, 1)]) }, &Machine::cpu(1 << 30, 2)).unwrap()
+    };
+    let program = of(CACHE);
+    for entry in [0, 1] {
+        let operations = operations(&program, entry);
+        let count = |name: &str| operations.iter().filter(|op| **op == name).count();
+        assert_eq!(["cached_conv", "cached_delta", "cache_write"].map(count), [2, 2, 1], "{operations:?}");
+        assert_eq!(["causal_conv", "gated_delta", "attention"].map(count), [0, 0, 0], "{operations:?}");
+        let names: Vec<&str> = program.entries[entry].inputs.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(["page_table", "sequence_slots"].iter().all(|name| names.contains(name)), "{names:?}");
+    }
+    let bytes = |program: &Program| {
+        let line = program.memory.iter().find(|line| line.class == MemoryClass::Arena(ArenaKind::Cache));
+        line.expect("something is kept").bytes
+    };
+    // Of two layers: 4 tokens of 2·2·8 + 4·12 channels, states [4, 8, 12].
+    let slot = 2 * (4 * 80 + 4 * 8 * 12) * 4;
+    assert_eq!(bytes(&of(KeyValueCache { sequences: 67, ..CACHE })) - bytes(&program), 64 * slot);
+}
+
+#[test]
 fn what_trains_and_what_generates_share_a_program() {
+    for model in [model(), hybrid()] {
+        shared(&model);
+    }
+}
+
+fn shared(model: &Model) {
     let shape = |batch, seq_len| Variant { batch, seq_len, documents: Documents::Rows };
     let entries = |generates: bool| {
         let usual = options().entries.into_iter().map(|entry| entry.keeping_cache(CACHE));
@@ -79,7 +114,7 @@ fn what_trains_and_what_generates_share_a_program() {
     };
     let of = |variant, generates| {
         let options = CompileOptions { variants: vec![variant], entries: entries(generates), ..options() };
-        compile(&model(), &options, &Machine::cpu(1 << 30, 2)).unwrap()
+        compile(model, &options, &Machine::cpu(1 << 30, 2)).unwrap()
     };
     let both = of(shape(2, 8), true);
     let count = |kind, variant| both.entries.iter().filter(|of| of.kind == kind && of.variant == Some(variant)).count();

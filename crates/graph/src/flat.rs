@@ -177,8 +177,8 @@ pub struct Graph {
     pub states: Vec<ValueId>,
     /// Results that are written into a state.
     pub stored: Vec<(ValueId, StateId)>,
-    /// The states that hold keys and values of earlier tokens, in pages.
-    pub pages: Vec<StateId>,
+    /// The states that hold what is kept of earlier tokens.
+    pub cached: Vec<StateId>,
     /// Nodes that compute states from parameters: part of no entry, they run whenever parameters were written.
     pub prepared: Vec<Node>,
     /// Each has its factor in the state of its number, and this step's magnitude in the one as many behind as there

@@ -153,6 +153,8 @@ operations! {
     ATTENTION_SINK_GRADIENT = "attention_sink_gradient": attention::AttentionSinkGradient,
     CACHE_WRITE = "cache_write": attention::CacheWrite,
     CACHED_ATTENTION = "cached_attention": attention::CachedAttention,
+    CACHED_CONV = "cached_conv": delta::CachedConv,
+    CACHED_DELTA = "cached_delta": delta::CachedDelta,
     CAUSAL_CONV = "causal_conv": delta::CausalConv,
     CAUSAL_CONV_BACKWARD = "causal_conv_backward": delta::CausalConvBackward,
     CAUSAL_CONV_WEIGHT_GRADIENT = "causal_conv_weight_gradient": delta::CausalConvWeightGradient,

@@ -83,7 +83,7 @@ impl ArenaKind {
             ArenaKind::Waiting => ("waiting", "activations that wait for the backward pass", Lifetime::Entry),
             ArenaKind::States => ("codes", "codes and norms of weights, magnitudes of earlier steps", Lifetime::Layout),
             ArenaKind::Quants => ("quants", "frozen weights in codes", Lifetime::Layout),
-            ArenaKind::Cache => ("cache", "keys and values of earlier tokens", Lifetime::Program),
+            ArenaKind::Cache => ("cache", "what is kept of earlier tokens", Lifetime::Program),
         }
     }
 

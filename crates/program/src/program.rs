@@ -56,6 +56,8 @@ pub mod generation {
     pub const POSITIONS: &str = "cache_positions";
     /// i32 [B, pages of the longest sequence]: the pages of each sequence, in order.
     pub const TABLE: &str = "page_table";
+    /// i32 \[B\]: the slot of each sequence, where something of it is kept whose size does not depend on its length.
+    pub const SLOTS: &str = "sequence_slots";
     /// i32 \[B\]: the token of each row whose logits are wanted, where rows have several.
     pub const LAST_TOKEN: &str = "last_token";
     /// i32 \[1\]: the largest position of the sequences, where rotations depend on it.

@@ -1,5 +1,5 @@
 //! Where states other than parameters lie: factors and magnitudes of quantisers, each kind behind one another, codes
-//! of weights, the histories that only the update sees; and pages of keys and values.
+//! of weights, the histories that only the update sees; and what is kept of earlier tokens.
 
 use graph::{Graph, StateId, ValueId};
 use program::{EntryKind, Quantiser, Scaling, TensorRef, Variant};
@@ -14,7 +14,7 @@ pub(crate) struct StatePlan {
     /// In the order of the graph's list.
     pub places: Vec<TensorRef>,
     pub bytes: usize,
-    /// Bytes of the pages of keys and values, in an arena of their own.
+    /// Bytes of what is kept of earlier tokens, in an arena of its own.
     pub cache_bytes: usize,
     /// What an update does with magnitudes; none where nothing records any.
     pub histories: Option<Histories>,
@@ -48,18 +48,18 @@ pub(crate) fn plan_states(graphs: &[(EntryKind, Variant, Graph)], options: &Comp
         at
     };
     let mut cache_bytes = 0;
-    let mut take_pages = |dtype: DType, shape: &[usize]| {
+    let mut take_cached = |dtype: DType, shape: &[usize]| {
         let at = TensorRef::dense(arena::CACHE, cache_bytes, dtype, shape);
         cache_bytes = align(cache_bytes + at.bytes(), ALIGNMENT_BYTES);
         at
     };
-    let holds_pages = |state: usize| table.pages.contains(&StateId(state as u32));
+    let is_cached = |state: usize| table.cached.contains(&StateId(state as u32));
     let place = |(index, id): (usize, &ValueId)| {
         let (dtype, shape) = (dtype_of(table, *id), &table.value(*id).shape);
-        if holds_pages(index) { take_pages(dtype, shape) } else { take(dtype, shape) }
+        if is_cached(index) { take_cached(dtype, shape) } else { take(dtype, shape) }
     };
     let places: Vec<TensorRef> = table.states.iter().enumerate().map(place).collect();
-    let records = |graph: &Graph| graph.stored.iter().any(|(_, state)| !graph.pages.contains(state));
+    let records = |graph: &Graph| graph.stored.iter().any(|(_, state)| !graph.cached.contains(state));
     let recording = graphs.iter().map(|(_, _, graph)| graph).find(|graph| records(graph));
     let histories = recording.map(|graph| {
         let window = options.recipe.history().expect("only recipes with a history record magnitudes");

@@ -1,34 +1,29 @@
 //! Makes a model that reads whole rows one that goes on where it was: attention reads keys and values of earlier tokens
-//! from caches in pages, which are states, and adds those of the new tokens; only one token of each row reaches the head.
+//! from caches in pages, which are states, and adds those of the new tokens; convolutions and delta rules go on from the
+//! window and the states of their sequence's slot; only one token of each row reaches the head.
 //!
-//! Knows what attention, rotation and the head read; no model. Every kind of layer is right because its attention is.
+//! Knows what operations that mix tokens, rotation and the head read; no model. Every kind of layer is right because those are.
 
-use graph::{Axis, Dim, Element, Graph, Node, Origin, Phase, StateId, ValueId, ValueType};
+use std::ops::Range;
+
+use graph::{Axis, Dim, Element, Graph, Node, OpId, Origin, Phase, StateId, ValueId, ValueType};
 use ops::{Append, Class, Emit, id};
 use program::{Arch, EntryKind, Machine, Variant, generation};
-use tensor::{Attrs, Shape};
+use tensor::Attrs;
 
 use crate::options::KeyValueCache;
 use crate::{CompileError, EntryOptions};
 
 pub fn run(graph: &mut Graph, entry: &EntryOptions, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
     let Some(cache) = &entry.cache else { return Ok(()) };
-    if graph.nodes.iter().any(|node| node.op == id::GATED_DELTA) {
-        let why = "states of its gated delta nets are not kept from token to token yet, so text cannot be generated";
-        return Err(CompileError::Options(format!("{}: {why}", graph.name)));
-    }
     if entry.kind != EntryKind::Forward {
         leave_room(graph, cache, machine);
         return Ok(());
     }
-    let rows = Dim::Named(Axis::Rows, variant.batch);
-    let tokens = Dim::Named(Axis::Tokens, variant.seq_len);
-    let positions = input(graph, generation::POSITIONS, [rows.clone(), tokens]);
-    let table = input(graph, generation::TABLE, [rows.clone(), Dim::Fixed(cache.pages_per_sequence)]);
-    read_caches(graph, cache, [positions, table], machine)?;
+    go_on(graph, cache, variant, machine)?;
     follow_the_sequence(graph);
     if variant.seq_len > 1 {
-        let last = input(graph, generation::LAST_TOKEN, [rows]);
+        let last = input(graph, generation::LAST_TOKEN, [Dim::Named(Axis::Rows, variant.batch)]);
         pick_last(graph, last)?;
     }
     add_likeliest(graph)
@@ -55,79 +50,150 @@ fn input(graph: &mut Graph, name: &str, shape: impl Into<Vec<Dim>>) -> ValueId {
     id
 }
 
-/// Attention of whole rows becomes a write of the new keys and values, and attention over the caches.
-fn read_caches(
-    graph: &mut Graph,
-    cache: &KeyValueCache,
-    [positions, table]: [ValueId; 2],
-    machine: &Machine,
-) -> Result<(), CompileError> {
-    let name = graph.name.clone();
+/// Where a sequence has what is kept of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In pages, as many as its tokens take.
+    Pages,
+    /// In a slot of its own, however long it is.
+    Slot,
+}
+
+/// What an operation over whole rows needs of earlier tokens.
+struct Kept {
+    /// The operation over whole rows.
+    of: OpId,
+    /// The operation that keeps it.
+    op: OpId,
+    /// Which operands of the operation over whole rows that takes, in front of positions and place.
+    operands: Range<usize>,
+    place: Place,
+    /// Its last results, in order.
+    what: &'static [&'static str],
+}
+
+static KEPT: [Kept; 3] = [
+    Kept { of: id::ATTENTION, op: id::CACHE_WRITE, operands: 1..3, place: Place::Pages, what: &["keys", "values"] },
+    Kept { of: id::CAUSAL_CONV, op: id::CACHED_CONV, operands: 0..2, place: Place::Slot, what: &["window"] },
+    Kept { of: id::GATED_DELTA, op: id::CACHED_DELTA, operands: 0..5, place: Place::Slot, what: &["states"] },
+];
+
+impl Kept {
+    fn by(node: &Node) -> Option<&'static Kept> {
+        KEPT.iter().find(|kept| kept.of == node.op)
+    }
+
+    fn attrs(&self, node: &Node, cache: &KeyValueCache, machine: &Machine) -> Attrs {
+        let attrs = match self.place {
+            Place::Pages => Attrs::new().with("pages", cache.pages).with("page", cache.page),
+            Place::Slot => some_of(&node.attrs, &["scale"]).with("slots", cache.sequences),
+        };
+        // The reference computes in f32: what is kept so is read where it lies, and has the same numbers.
+        let has_choice = ops::get(self.op).attributes().iter().any(|of| of.name == "dtype");
+        if has_choice && machine.arch == Arch::Cpu { attrs.with("dtype", "f32") } else { attrs }
+    }
+
+    /// The types of what is kept for a node.
+    fn types(&self, graph: &Graph, node: &Node, cache: &KeyValueCache, machine: &Machine) -> Vec<ValueType> {
+        let operands = &node.inputs[self.operands.clone()];
+        let mut types: Vec<ValueType> = operands.iter().map(|id| graph.value(*id).value_type()).collect();
+        let rows = types[0].shape[..2].to_vec();
+        let place = match self.place {
+            Place::Pages => vec![rows[0].clone(), Dim::Fixed(cache.pages_per_sequence)],
+            Place::Slot => vec![rows[0].clone()],
+        };
+        types.extend([rows, place].map(|shape| ValueType::new(Element::I32, shape)));
+        let made = ops::infer(self.op, &types, &self.attrs(node, cache, machine));
+        let mut made = made.expect("what an operation of a model reads of earlier tokens can be kept");
+        made.split_off(made.len() - self.what.len())
+    }
+}
+
+/// The attributes of these names, where they are given.
+fn some_of(attrs: &Attrs, names: &[&str]) -> Attrs {
+    let given = names.iter().filter_map(|name| Some((*name, attrs.0.get(*name)?.clone())));
+    given.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value))
+}
+
+/// Operations over whole rows become those that go on where their sequences were.
+fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &Machine) -> Result<(), CompileError> {
+    let rows = Dim::Named(Axis::Rows, variant.batch);
+    let positions = input(graph, generation::POSITIONS, [rows.clone(), Dim::Named(Axis::Tokens, variant.seq_len)]);
+    let needed = |place: Place| graph.nodes.iter().filter_map(Kept::by).any(|kept| kept.place == place);
+    let [in_pages, in_slots] = [Place::Pages, Place::Slot].map(needed);
+    let pages = Dim::Fixed(cache.pages_per_sequence);
+    let table = in_pages.then(|| input(graph, generation::TABLE, [rows.clone(), pages]));
+    let slots = in_slots.then(|| input(graph, generation::SLOTS, [rows]));
     let mut result = Vec::with_capacity(graph.nodes.len());
+    let mut layers = 0;
     for node in std::mem::take(&mut graph.nodes) {
-        if node.op != id::ATTENTION {
+        let Some(kept) = Kept::by(&node) else {
             result.push(node);
             continue;
-        }
-        let sink = match node.inputs[4..] {
-            [] => None,
-            [id] if graph.value(id).shape.len() == 1 => Some(id),
-            _ => return Err(sees_later_tokens(&name)),
         };
-        if node.attrs.flag("bidirectional").expect("checked by the shape rule") {
-            return Err(sees_later_tokens(&name));
+        let types = kept.types(graph, &node, cache, machine);
+        let written: Vec<ValueId> = types.iter().map(|of| graph.add_typed(kept.op.name(), of, Origin::Node)).collect();
+        let states = add_states(graph, layers, kept, &types);
+        graph.stored.extend(written.iter().copied().zip(states));
+        layers += 1;
+        let place = if kept.place == Place::Pages { table } else { slots }.expect("an input, since it is needed");
+        let operands = node.inputs[kept.operands.clone()].iter().copied();
+        let inputs = operands.chain([positions, place]).collect();
+        let attrs = kept.attrs(&node, cache, machine);
+        match kept.place {
+            Place::Pages => {
+                let write = Node { op: kept.op, inputs, outputs: written.clone(), attrs, ..node.clone() };
+                let read = over_pages(graph, node, &written, [positions, place])?;
+                result.extend([write, read]);
+            }
+            Place::Slot => {
+                let outputs = [node.outputs[0]].into_iter().chain(written).collect();
+                result.push(Node { op: kept.op, inputs, outputs, attrs, ..node });
+            }
         }
-        let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
-        let mut append = Append::new(graph, node.phase);
-        append.place_like(&node);
-        let written = append.emit(id::CACHE_WRITE, &[k, v, positions, table], keeping(cache, machine));
-        result.append(&mut append.nodes);
-        for (written, what) in written.iter().zip(WHAT) {
-            let (element, shape) = (graph.value(*written).element, graph.value(*written).shape.clone());
-            let state = pages(graph, what, element, shape);
-            graph.stored.push((*written, state));
-        }
-        let known = |name: &&str| ["scale", "window", "soft_cap"].contains(name);
-        let names: Vec<&str> = node.attrs.0.keys().map(String::as_str).filter(known).collect();
-        let attrs = names.into_iter().fold(Attrs::new(), |attrs, name| attrs.with(name, node.attrs.0[name].clone()));
-        let inputs = [q, written[0], written[1], positions, table].into_iter().chain(sink).collect();
-        let outputs = vec![node.outputs[0]];
-        result.push(Node { op: id::CACHED_ATTENTION, inputs, outputs, attrs, ..node });
     }
     graph.nodes = result;
     Ok(())
 }
 
-/// The states of a layer, in order.
-const WHAT: [&str; 2] = ["keys", "values"];
-
-/// What is written of a layer's new tokens.
-fn keeping(cache: &KeyValueCache, machine: &Machine) -> Attrs {
-    let attrs = Attrs::new().with("pages", cache.pages).with("page", cache.page);
-    // The reference computes in f32: what is kept so is read where it lies, and has the same numbers.
-    if machine.arch == Arch::Cpu { attrs.with("dtype", "f32") } else { attrs }
+/// Attention over the pages that were written, in place of `node`.
+fn over_pages(
+    graph: &Graph,
+    node: Node,
+    written: &[ValueId],
+    [positions, table]: [ValueId; 2],
+) -> Result<Node, CompileError> {
+    let sink = match node.inputs[4..] {
+        [] => None,
+        [id] if graph.value(id).shape.len() == 1 => Some(id),
+        _ => return Err(sees_later_tokens(&graph.name)),
+    };
+    if node.attrs.flag("bidirectional").expect("checked by the shape rule") {
+        return Err(sees_later_tokens(&graph.name));
+    }
+    let attrs = some_of(&node.attrs, &["scale", "window", "soft_cap"]);
+    let inputs = [node.inputs[0], written[0], written[1], positions, table].into_iter().chain(sink).collect();
+    let outputs = vec![node.outputs[0]];
+    Ok(Node { op: id::CACHED_ATTENTION, inputs, outputs, attrs, ..node })
 }
 
-/// The pages of the next layer's keys, or of its values.
-fn pages(graph: &mut Graph, what: &str, element: Element, shape: Shape) -> StateId {
-    let state = graph.add_state(&format!("cache.{}.{what}", graph.pages.len() / 2), element, shape);
-    graph.pages.push(state);
-    state
+/// States for what is kept for a layer.
+fn add_states(graph: &mut Graph, layer: usize, kept: &Kept, types: &[ValueType]) -> Vec<StateId> {
+    let mut add = |(of, what): (&ValueType, &&str)| {
+        let shape = of.extents().expect("the sizes of what is kept are known");
+        graph.add_state(&format!("cache.{layer}.{what}"), of.dtype, shape)
+    };
+    let states: Vec<StateId> = types.iter().zip(kept.what).map(&mut add).collect();
+    graph.cached.extend(&states);
+    states
 }
 
-/// The pages that other entries read and write.
+/// The states that other entries read and write.
 fn leave_room(graph: &mut Graph, cache: &KeyValueCache, machine: &Machine) {
-    let attentions = graph.nodes.iter().filter(|node| node.op == id::ATTENTION);
-    let read: Vec<[ValueId; 2]> = attentions.map(|node| [node.inputs[1], node.inputs[2]]).collect();
-    for layer in read {
-        let [k, v] = layer.map(|id| graph.value(id).value_type());
-        let places = |of: Dim| ValueType::new(Element::I32, [k.shape[0].clone(), of]);
-        let types = [places(k.shape[1].clone()), places(Dim::Fixed(cache.pages_per_sequence))];
-        let types: Vec<ValueType> = [k.clone(), v].into_iter().chain(types).collect();
-        let kept = ops::infer(id::CACHE_WRITE, &types, &keeping(cache, machine));
-        for (of, what) in kept.expect("keys and values of an attention can be kept").iter().zip(WHAT) {
-            pages(graph, what, of.dtype, of.extents().expect("the sizes of pages are known"));
-        }
+    let kept_for = |node: &Node| Kept::by(node).map(|kept| (kept.types(graph, node, cache, machine), kept));
+    let found: Vec<(Vec<ValueType>, &Kept)> = graph.nodes.iter().filter_map(kept_for).collect();
+    for (layer, (types, kept)) in found.iter().enumerate() {
+        add_states(graph, layer, kept, types);
     }
 }
 

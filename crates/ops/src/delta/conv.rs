@@ -21,7 +21,7 @@ const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh
 /// Threads of a block, each with one channel.
 const THREADS: usize = 128;
 /// Tokens that a block convolves one after the other.
-const STRIP: usize = 32;
+pub(super) const STRIP: usize = 32;
 /// Tokens of a block of the sums of weight gradients.
 const SUMMED: usize = 128;
 /// Widest window: a thread holds its tokens in registers.
@@ -61,18 +61,22 @@ fn check_width(width: usize) -> Result<usize, String> {
 
 fn check_with_weight(inputs: &[ValueType]) -> Result<Vec<ValueType>, String> {
     let [x, w, document_start] = inputs else { return Err("takes rows, the weight and document_start".into()) };
-    let channels = check(x, document_start)?;
+    check_weight(w, check(x, document_start)?)?;
+    Ok(vec![x.clone()])
+}
+
+/// The tokens of the window of a weight.
+pub(super) fn check_weight(w: &ValueType, channels: usize) -> Result<usize, String> {
     match w.shape.as_slice() {
         [Dim::Fixed(rows), Dim::Fixed(1), Dim::Fixed(width)] if *rows == channels && w.dtype.is_float() => {
-            check_width(*width)?;
-            Ok(vec![x.clone()])
+            check_width(*width)
         }
         _ => Err(format!("the weight must be [{channels}, 1, tokens]")),
     }
 }
 
 /// A kernel over the channels and strips of tokens of rows like `x`.
-fn kernel(entry: &'static str, x: &TensorRef, width: usize, strip: usize, args: Vec<Arg>) -> KernelSpec {
+pub(super) fn kernel(entry: &'static str, x: &TensorRef, width: usize, strip: usize, args: Vec<Arg>) -> KernelSpec {
     let [batch, tokens, channels] = extents(&x.shape);
     let numbers =
         [("TOKENS", tokens), ("CHANNELS", channels), ("WIDTH", width), ("STRIP", strip), ("THREADS", THREADS)];

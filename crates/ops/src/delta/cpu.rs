@@ -9,7 +9,7 @@ use crate::real::Real;
 use crate::vector::{Loop, vectorised};
 
 /// The operands of one head, its tokens behind one another.
-struct Head<T> {
+pub(super) struct Head<T> {
     key_dim: usize,
     value_dim: usize,
     q: Vec<T>,
@@ -27,8 +27,15 @@ fn rows_of<T: Real>(x: &[T], [row, tokens, heads, head, columns]: [usize; 5]) ->
 }
 
 impl<T: Real> Head<T> {
-    /// Head `head` of row `row`; queries times `scale`.
-    fn of(inputs: &[Input<'_, T>], e: &Extents, row: usize, head: usize, scale: T) -> Head<T> {
+    /// Head `head` of row `row`; queries times `scale`. `begins`: whether the state is empty in front of a token, from its place
+    /// in the row and what the operand behind `beta` says of it.
+    pub fn of(
+        inputs: &[Input<'_, T>],
+        e: &Extents,
+        [row, head]: [usize; 2],
+        begins: fn(usize, i32) -> bool,
+        scale: T,
+    ) -> Head<T> {
         let key_head = head / (e.heads / e.key_heads);
         let of_key = |x: &Input<'_, T>| rows_of(x.real(), [row, e.tokens, e.key_heads, key_head, e.key_dim]);
         let of_value = |x: &Input<'_, T>, columns: usize| rows_of(x.real(), [row, e.tokens, e.heads, head, columns]);
@@ -40,7 +47,7 @@ impl<T: Real> Head<T> {
             q: of_key(&inputs[0]).into_iter().map(|q| q * scale).collect(),
             k: of_key(&inputs[1]),
             v: of_value(&inputs[2], e.value_dim),
-            decay: decay.map(|(t, (g, start))| if *start as usize == t { T::default() } else { g.exp() }).collect(),
+            decay: decay.map(|(t, (g, start))| if begins(t, *start) { T::default() } else { g.exp() }).collect(),
             beta: of_value(&inputs[4], 1),
         }
     }
@@ -69,6 +76,17 @@ impl<T: Real> Head<T> {
 
     fn zeros(&self) -> Vec<T> {
         vec![T::default(); self.key_dim * self.value_dim]
+    }
+
+    /// The results of the first `tokens` tokens, from the state in front of them to that behind them.
+    pub fn forward(&self, tokens: usize, state: &mut [T]) -> Vec<T> {
+        let mut o = Vec::with_capacity(tokens * self.value_dim);
+        for t in 0..tokens {
+            let miss = self.miss(t, state);
+            self.correct(t, &miss, state);
+            o.extend(vectorised(Product, (&*state, self.query(t), self.value_dim)));
+        }
+        o
     }
 }
 
@@ -140,20 +158,18 @@ impl<'a, T: Real> Loop<(&'a mut [T], &'a [T], &'a [T], T)> for AddProduct {
     }
 }
 
+/// Whether a document that starts at `start` starts with token `t`.
+fn starts_there(t: usize, start: i32) -> bool {
+    start as usize == t
+}
+
 pub fn forward<T: Real>(call: &mut Call<'_, T>) {
     let e = Extents::of(call.inputs[1].shape, call.inputs[2].shape);
     let scale = T::from_f64(scale(call.attrs, e.key_dim).expect("checked by the shape rule"));
     let inputs = call.inputs;
     let of_head = |at: usize| {
-        let head = Head::of(inputs, &e, at / e.heads, at % e.heads, scale);
-        let mut state = head.zeros();
-        let mut o = Vec::with_capacity(e.tokens * e.value_dim);
-        for t in 0..e.tokens {
-            let miss = head.miss(t, &mut state);
-            head.correct(t, &miss, &mut state);
-            o.extend(vectorised(Product, (state.as_slice(), head.query(t), e.value_dim)));
-        }
-        o
+        let head = Head::of(inputs, &e, [at / e.heads, at % e.heads], starts_there, scale);
+        head.forward(e.tokens, &mut head.zeros())
     };
     let heads: Vec<Vec<T>> = (0..e.batch * e.heads).into_par_iter().map(of_head).collect();
     let [o] = call.outputs_mut();
@@ -161,7 +177,13 @@ pub fn forward<T: Real>(call: &mut Call<'_, T>) {
 }
 
 /// Results of all heads of all rows, [columns] for each token, into an operand [B, T, heads, columns].
-fn write<'a, T: Real>(to: &mut [T], of_head: impl Fn(usize) -> &'a [T], heads: usize, tokens: usize, columns: usize) {
+pub(super) fn write<'a, T: Real>(
+    to: &mut [T],
+    of_head: impl Fn(usize) -> &'a [T],
+    heads: usize,
+    tokens: usize,
+    columns: usize,
+) {
     for (at, to) in to.chunks_mut(columns).enumerate() {
         let (row, t, head) = (at / heads / tokens, at / heads % tokens, at % heads);
         to.copy_from_slice(&of_head(row * heads + head)[t * columns..][..columns]);
@@ -261,7 +283,7 @@ pub fn backward<T: Real>(call: &mut Call<'_, T>) {
         let (row, key_head) = (at / e.key_heads, at % e.key_heads);
         let of_head = |head: usize| {
             let d_o = rows_of(inputs[6].real(), [row, e.tokens, e.heads, head, e.value_dim]);
-            Head::of(inputs, &e, row, head, scale).gradients(&d_o, scale)
+            Head::of(inputs, &e, [row, head], starts_there, scale).gradients(&d_o, scale)
         };
         (key_head * group..(key_head + 1) * group).map(of_head).collect::<Vec<_>>()
     };

@@ -6,7 +6,7 @@ use program::{Arch, Arg, Arithmetic, TensorRef};
 use super::{CHUNK, Extents, scale, tensor_cores};
 use crate::kernel::{KernelSpec, LowerCall, device_type};
 
-const RECURRENCE: &str = include_str!("recurrence.cu");
+pub const RECURRENCE: &str = include_str!("recurrence.cu");
 const CHUNKS: &str = include_str!("chunks.cu");
 const HEADERS: &[(&str, &str)] = &[("types.cuh", include_str!("../cuda/types.cuh"))];
 
@@ -82,7 +82,7 @@ pub fn kernel(
     tensors: &[(&str, &TensorRef)],
 ) -> KernelSpec {
     let e = extents(call);
-    assert!(call.inputs[5].is_dense(), "document starts lie without gaps: {}", call.inputs[5]);
+    assert!(call.inputs[5].is_dense(), "document starts and positions lie without gaps: {}", call.inputs[5]);
     let numbers = [
         (part, 1),
         ("TOKENS", e.tokens),

@@ -6,6 +6,7 @@
 //! `document_start` says that one starts. Does not know how queries, keys and gates come about.
 
 mod backward;
+mod cached;
 mod conv;
 mod cpu;
 mod decay;
@@ -20,6 +21,7 @@ use tensor::Attrs;
 use crate::op::Attribute;
 
 pub use backward::GatedDeltaBackward;
+pub use cached::{CachedConv, CachedDelta};
 pub use conv::{CausalConv, CausalConvBackward, CausalConvWeightGradient};
 pub use decay::{DELTA_DECAY, DELTA_DECAY_BACKWARD, DELTA_DECAY_GRADIENTS};
 pub use forward::GatedDelta;
@@ -72,6 +74,13 @@ fn scale(attrs: &Attrs, key_dim: usize) -> Result<f64, String> {
 
 /// Checks q, k, v, g, beta and document_start; returns the type of o.
 fn check([q, k, v, g, beta, document_start]: [&ValueType; 6], attrs: &Attrs) -> Result<ValueType, String> {
+    let o = check_rows([q, k, v, g, beta], attrs)?;
+    check_starts(document_start, &k.shape[..2])?;
+    Ok(o)
+}
+
+/// Checks q, k, v, g and beta; returns the type of o.
+fn check_rows([q, k, v, g, beta]: [&ValueType; 5], attrs: &Attrs) -> Result<ValueType, String> {
     let [batch, tokens, Dim::Fixed(key_heads), Dim::Fixed(key_dim)] = k.shape.as_slice() else {
         return Err("k must be [B, T, key_heads, DK], key_heads and DK known".into());
     };
@@ -95,7 +104,6 @@ fn check([q, k, v, g, beta, document_start]: [&ValueType; 6], attrs: &Attrs) -> 
     if [q, k, v, g, beta].into_iter().any(|t| !t.dtype.is_float()) {
         return Err("q, k, v, g and beta must be floating point".into());
     }
-    check_starts(document_start, &rows)?;
     scale(attrs, *key_dim)?;
     Ok(v.clone())
 }

@@ -5,6 +5,8 @@
 // and walks over its tokens; LANES neighbouring threads share the rows of a column, which they hold in registers. Keys,
 // queries and values of STEP tokens are read at once. Compute bound: 7 DK DV operations for a token and head.
 //   gated_delta_forward: o.
+//   cached_delta: o from the states [slots, HEADS, DK, DV] of the rows' slots, f32, to those behind the last token of each row.
+//     Here starts are the positions in the sequences, below 0 for padding, which is behind all tokens.
 //   gated_delta_states: states [B, HEADS, CHUNKS, DK, DV], in front of every CHUNK-th token, and miss = v - k.S
 //     [B, HEADS, TOKENS, DV], f32.
 //   gated_delta_reverse, from the last token: with dS the gradient of the state behind a token, dS += scale q do,
@@ -44,16 +46,31 @@ __device__ __forceinline__ float decayed(float s, float decay) { return decay ==
     to[i / COLUMNS][i % COLUMNS] = t < TOKENS && d < DV ? load(from + X##_AT(b, t, h) + d) : 0.0f;  \
   }
 
+#if defined(CACHED)
+#define BEGINS(start, t) ((start) == 0)
+#else
+#define BEGINS(start, t) ((start) == (t))
+#endif
+
 #define READ_GATES                                                                               \
   for (int i = threadIdx.x; i < STEP && first + i < TOKENS; i += THREADS) {                      \
     const int t = first + i;                                                                     \
-    decay[i] = starts[(size_t)b * TOKENS + t] == t ? 0.0f : expf(load(g + G_AT(b, t, h)));       \
+    decay[i] = BEGINS(starts[(size_t)b * TOKENS + t], t) ? 0.0f : expf(load(g + G_AT(b, t, h))); \
     rate[i] = load(beta + BETA_AT(b, t, h));                                                     \
   }
 
-#if defined(FORWARD) || defined(STATES)
+#if defined(CACHED)
+#include "follow.cuh"
+#endif
+
+#if defined(FORWARD) || defined(CACHED) || defined(STATES)
 extern "C" __global__ void __launch_bounds__(THREADS)
-#if defined(FORWARD)
+#if defined(CACHED)
+cached_delta(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_T* __restrict__ v, const G_T* __restrict__ g,
+             const BETA_T* __restrict__ beta, const int* __restrict__ starts, const int* __restrict__ slots,
+             O_T* __restrict__ o, float* __restrict__ states) {
+  __shared__ Rows qs;
+#elif defined(FORWARD)
 gated_delta_forward(const Q_T* __restrict__ q, const K_T* __restrict__ k, const V_T* __restrict__ v,
                     const G_T* __restrict__ g, const BETA_T* __restrict__ beta, const int* __restrict__ starts,
                     O_T* __restrict__ o) {
@@ -70,12 +87,19 @@ gated_delta_states(const K_T* __restrict__ k, const V_T* __restrict__ v, const G
   const int column = blockIdx.x * COLUMNS + c;
   float s[ROWS];
   EACH_ROW s[r] = 0.0f;
+#if defined(CACHED)
+  follow();
+  const bool empty = starts[(size_t)b * TOKENS] < 0;
+  float* kept = states + ((size_t)slots[b] * HEADS + h) * DK * DV + column;
+  if (starts[(size_t)b * TOKENS] > 0 && column < DV)
+    EACH_ROW if (r * LANES + lane < DK) s[r] = kept[(size_t)(r * LANES + lane) * DV];
+#endif
   for (int first = 0; first < TOKENS; first += STEP) {
     __syncthreads();
     READ_ROWS(K, k, h / GROUP, 1.0f, ks)
     READ_VALUES(V, v, vs)
     READ_GATES
-#if defined(FORWARD)
+#if !defined(STATES)
     READ_ROWS(Q, q, h / GROUP, SCALE, qs)
 #else
     if (first % CHUNK == 0 && column < DV) {
@@ -86,11 +110,17 @@ gated_delta_states(const K_T* __restrict__ k, const V_T* __restrict__ v, const G
     __syncthreads();
     const int count = min(STEP, TOKENS - first);
     for (int t = 0; t < count; t++) {
+#if defined(CACHED)
+      if (starts[(size_t)b * TOKENS + first + t] < 0) {
+        if (lane == 0 && column < DV) store(o + O_AT(b, first + t, h) + column, 0.0f);
+        continue;
+      }
+#endif
       float sum = 0.0f;
       EACH_ROW s[r] = decayed(s[r], decay[t]), sum += ks[t][r * LANES + lane] * s[r];
       const float missed = vs[t][c] - over_lanes(sum), correction = rate[t] * missed;
       EACH_ROW s[r] += ks[t][r * LANES + lane] * correction;
-#if defined(FORWARD)
+#if !defined(STATES)
       sum = 0.0f;
       EACH_ROW sum += qs[t][r * LANES + lane] * s[r];
       sum = over_lanes(sum);
@@ -100,6 +130,10 @@ gated_delta_states(const K_T* __restrict__ k, const V_T* __restrict__ v, const G
 #endif
     }
   }
+#if defined(CACHED)
+  if (!empty && column < DV)
+    EACH_ROW if (r * LANES + lane < DK) kept[(size_t)(r * LANES + lane) * DV] = s[r];
+#endif
 }
 #endif
 

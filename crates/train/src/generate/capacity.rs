@@ -56,7 +56,12 @@ impl Capacity {
         let mut batches: Vec<usize> =
             std::iter::successors(Some(rows), |rows| (*rows > 1).then(|| rows.div_ceil(FEWER))).collect();
         batches.reverse();
-        Capacity { rows, cache: KeyValueCache { pages, page: PAGE, pages_per_sequence }, chunks, batches }
+        Capacity {
+            rows,
+            cache: KeyValueCache { sequences: rows, pages, page: PAGE, pages_per_sequence },
+            chunks,
+            batches,
+        }
     }
 
     /// The same with one shape for prompts and one for tokens: less to compile, more padding.

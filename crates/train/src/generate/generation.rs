@@ -1,5 +1,5 @@
 //! What is generated for some prompts, step by step: a step reads a part of a prompt, or adds a token to every sequence that
-//! runs. Sequences begin in their order as rows and pages become free. Knows no device.
+//! runs. Sequences begin in their order as rows, with their slots, and pages become free. Knows no device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -67,6 +67,8 @@ struct Sequence {
     most: usize,
     ending: Finish,
     pages: Vec<u32>,
+    /// Its slot while it runs.
+    slot: u32,
     text: Text,
 }
 
@@ -126,6 +128,7 @@ impl Asked {
             sequences: self.sequences,
             running: Vec::new(),
             pages: Pages::new(reader.capacity.cache.pages),
+            slots: (0..reader.capacity.cache.sequences as u32).rev().collect(),
             rows,
             settings: self.settings,
             tokenizer: self.tokenizer,
@@ -149,6 +152,8 @@ pub struct Generation {
     waiting: VecDeque<usize>,
     running: Vec<usize>,
     pages: Pages,
+    /// Slots that no sequence has.
+    slots: Vec<u32>,
     rows: usize,
     settings: Settings,
     tokenizer: Option<Arc<Tokenizer>>,
@@ -225,6 +230,7 @@ impl Generation {
             let sequence = &mut self.sequences[index];
             let Some(pages) = self.pages.take(sequence.need().pages()) else { break };
             sequence.pages = pages;
+            sequence.slot = self.slots.pop().expect("there are as many slots as rows");
             self.waiting.pop_front();
             self.running.push(index);
         }
@@ -265,6 +271,7 @@ impl Generation {
                 text.push_str(&sequence.text.finish(tokenizer)?);
             }
             self.pages.give_back(std::mem::take(&mut sequence.pages));
+            self.slots.push(sequence.slot);
             self.running.retain(|running| *running != index);
         }
         Ok(Piece { prompt: index, text, finish })
@@ -288,7 +295,7 @@ impl Sequence {
             _ => (asked, Finish::Length),
         };
         let text = Text::new(&settings.stop, &[]);
-        Ok(Sequence { ids, prompt, read: 0, most, ending, pages: Vec::new(), text })
+        Ok(Sequence { ids, prompt, read: 0, most, ending, pages: Vec::new(), slot: 0, text })
     }
 
     fn need(&self) -> Need {
@@ -303,6 +310,6 @@ impl Sequence {
     /// The tokens that are read next, at most so many.
     fn next_row(&self, limit: usize) -> Row<'_> {
         let end = self.ids.len().min(self.read + limit);
-        Row { ids: &self.ids[self.read..end], position: self.read, pages: &self.pages }
+        Row { ids: &self.ids[self.read..end], position: self.read, pages: &self.pages, slot: self.slot }
     }
 }

@@ -63,6 +63,7 @@ pub(super) struct Row<'a> {
     /// The place of the first in its sequence.
     pub position: usize,
     pub pages: &'a [u32],
+    pub slot: u32,
 }
 
 impl Generator {
@@ -209,6 +210,7 @@ impl Reader<'_> {
         let size = shape.batch * tokens;
         let (mut ids, mut positions, mut in_cache) = (vec![0; size], vec![0; size], vec![-1; size]);
         let (mut table, mut last) = (vec![0; shape.batch * width], vec![0; shape.batch]);
+        let mut slots = last.clone();
         let mut largest = whole.saturating_sub(1);
         for (index, row) in rows.iter().enumerate() {
             for (t, id) in row.ids.iter().enumerate() {
@@ -216,16 +218,17 @@ impl Reader<'_> {
                 (ids[at], positions[at], in_cache[at]) = (*id, position as i32, position as i32);
                 largest = largest.max(position);
             }
-            last[index] = row.ids.len() as i32 - 1;
+            (last[index], slots[index]) = (row.ids.len() as i32 - 1, row.slot as i32);
             for (page, own) in table[index * width..].iter_mut().zip(row.pages) {
                 *page = *own as i32;
             }
         }
-        let inputs: [(&str, &[i32]); 6] = [
+        let inputs: [(&str, &[i32]); 7] = [
             ("input_ids", &ids),
             ("position_ids", &positions),
             (generation::POSITIONS, &in_cache),
             (generation::TABLE, &table),
+            (generation::SLOTS, &slots),
             (generation::LAST_TOKEN, &last),
             (generation::LARGEST_POSITION, &[largest as i32]),
         ];

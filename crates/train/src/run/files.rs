@@ -1,0 +1,138 @@
+//! What a run in progress writes: checkpoints and results.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::{MERGED, Observer, Outcome, Run, result_folder};
+use crate::checkpoint;
+use crate::ending;
+use crate::error::{Result, TrainError};
+use crate::saving::{Begun, Saving};
+use crate::staged::Staged;
+use crate::trainer::Trainer;
+use crate::words;
+
+impl Run {
+    /// Ends the run on request, after a checkpoint of the present step in the run's own place.
+    pub(super) fn stop(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
+        let folder = checkpoint::folder_of(&self.place.checkpoints, trainer.steps_done());
+        self.publish_checkpoint(trainer, observer)?;
+        if !trainer.written.holds(&folder) {
+            observer.line("Stopping: saving a checkpoint");
+            // A run that began at a checkpoint of another one has none here yet.
+            self.saved = None;
+            self.save(trainer, observer)?;
+            self.publish_checkpoint(trainer, observer)?;
+        }
+        observer.line("To resume this run, use the same command with --resume-from-checkpoint true");
+        Ok(Outcome::Interrupted(folder))
+    }
+
+    /// Writes the result.
+    pub(super) fn finish(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<Outcome> {
+        let result = result_folder(&self.place, trainer);
+        let (steps, judged) = (trainer.steps_done(), trainer.progress.judged.clone());
+        let best = judged.best.filter(|best| trainer.config.run.load_best_model_at_end && best.step != steps);
+        if let Some(best) = best {
+            trainer.take_weights(&checkpoint::folder_of(&self.place.checkpoints, best.step))?;
+            let after = words::count(best.step, "step");
+            observer.line(&format!("The result has the weights after {after}, with the lowest loss: {:.4}", best.loss));
+        }
+        if !self.publish(trainer, &result, false, observer)? {
+            return self.stop(trainer, observer);
+        }
+        if trainer.config.lora.merge_adapter {
+            let merged = self.place.output.join(MERGED);
+            if !self.publish(trainer, &merged, true, observer)? {
+                return self.stop(trainer, observer);
+            }
+            observer.line(&format!("Merged: {} (read back and compared with the model in memory)", merged.display()));
+        }
+        observer.line(&format!("Result: {} (read back and compared with the model in memory)", result.display()));
+        observer.line(&ending::summary(steps, self.began.elapsed().as_secs_f64(), &judged));
+        Ok(Outcome::Finished(result))
+    }
+
+    /// Writes a result: a process that is killed meanwhile knows it as its own afterwards. False: somebody asked to stop,
+    /// and it was given up; a later process writes it then.
+    fn publish(
+        &mut self,
+        trainer: &mut Trainer,
+        folder: &Path,
+        merged: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<bool> {
+        let asked = RefCell::new(&mut *observer);
+        let stop = || asked.borrow_mut().interrupted();
+        let staged = if merged { trainer.stage_merged(folder, &stop) } else { trainer.stage_export(folder, &stop) };
+        let staged = match staged {
+            Err(TrainError::Stopped) => {
+                observer.line(&format!("Stopping: the export to {} is aborted", folder.display()));
+                return Ok(false);
+            }
+            staged => staged?,
+        };
+        self.record(trainer, Some(&staged))?;
+        staged.commit(&mut trainer.written)?;
+        self.record(trainer, None)?;
+        Ok(true)
+    }
+
+    /// Begins a checkpoint of the present step: it appears when its files are written. One at a time.
+    pub(super) fn save(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        let step = trainer.steps_done();
+        if self.saved == Some(step) {
+            return Ok(());
+        }
+        self.publish_checkpoint(trainer, observer)?;
+        self.place.check_present()?;
+        let folder = checkpoint::folder_of(&self.place.checkpoints, step);
+        let begin = Instant::now();
+        let outline = trainer.outline()?;
+        match Saving::begin(trainer, outline, folder.clone())? {
+            Begun::InTheMaking(saving) => self.saving = Some(saving),
+            Begun::Written(staged) => {
+                if !std::mem::replace(&mut self.reported_waiting, true) {
+                    observer.line(
+                        "Note: not enough host memory for a copy of the checkpoint: training waits until it is written",
+                    );
+                }
+                self.publish_staged(trainer, staged, (step, &folder), observer)?;
+            }
+        }
+        self.saved = Some(step);
+        let held = begin.elapsed().as_secs_f64();
+        self.emit(json!({"event": "saving", "step": step, "held_seconds": held}), observer)
+    }
+
+    /// Waits for the checkpoint in the making, if there is one, and lets it appear.
+    pub(super) fn publish_checkpoint(&mut self, trainer: &mut Trainer, observer: &mut dyn Observer) -> Result<()> {
+        let Some(saving) = self.saving.take() else { return Ok(()) };
+        let (step, folder) = (saving.step, saving.folder.clone());
+        let staged = saving.finish();
+        // A folder that is gone is the reason for what the writing says.
+        self.place.check_present()?;
+        self.publish_staged(trainer, staged?, (step, &folder), observer)
+    }
+
+    /// Lets a checkpoint appear, and removes those that are too many.
+    fn publish_staged(
+        &mut self,
+        trainer: &mut Trainer,
+        staged: Staged,
+        (step, folder): (u64, &Path),
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.record(trainer, Some(&staged))?;
+        staged.commit(&mut trainer.written)?;
+        let of = &trainer.config.run;
+        let spared = trainer.progress.judged.best.filter(|_| of.load_best_model_at_end).map(|best| best.step);
+        checkpoint::rotate(&self.place.checkpoints, &trainer.written, of.save_total_limit, spared)?;
+        self.record(trainer, None)?;
+        observer.line(&format!("Saved {}", folder.display()));
+        self.emit(json!({"event": "checkpoint", "step": step, "path": folder}), observer)
+    }
+}

@@ -64,6 +64,8 @@ operations! {
     DEAL_HEADS = "deal_heads": sequence::DealHeads,
     COLLECT_HEADS = "collect_heads": sequence::CollectHeads,
     EXCHANGE = "exchange": sequence::Exchange,
+    OWN_PART = "own_part": sequence::OwnPart,
+    OWN_PART_BACKWARD = "own_part_backward": sequence::OwnPartBackward,
     CROSS_ENTROPY = "cross_entropy": loss::CrossEntropy,
     CROSS_ENTROPY_BACKWARD = "cross_entropy_backward": loss::CrossEntropyBackward,
     CROSS_ENTROPY_WITH_GRADIENT = "cross_entropy_with_gradient": loss::CrossEntropyWithGradient,

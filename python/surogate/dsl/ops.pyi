@@ -96,10 +96,26 @@ def collect_heads(*inputs: Tensor | Parameter) -> Any:
 def exchange(*inputs: Tensor | Parameter, among: int | each[int], rows: int | each[int] | None = None) -> Any:
     """Piece s of x of every one of S ranks in a row goes to rank s, which has them one behind another in the order
     of the ranks. With `rows` x [S, T, H, D] → y [rows, S·T/rows, H, D], all tokens of some heads; without it x
-    [B, T, H, D] → y [S, B·T/S, H, D], the own tokens of all heads.
+    [B, T, H, D] → y [S, B·T/S, H, D], the own tokens of all heads, or x [S, D] → like x, a row from every rank.
 
     among: S
     rows: rows of the batch, where the result has all tokens"""
+
+def own_part(*inputs: Tensor | Parameter, parts: int | each[int], first: int | each[int] | None = None, first_per_part: int | each[int] | None = None) -> Any:
+    """One of S equal parts, the elements from `first` on. x [N] → y [N/S], or x [B, T] → y [1, B·T/S].
+
+    parts: S
+    first: index of the part's first element; 0 if absent
+    first_per_part: how much larger that is for each next part of a sequence"""
+
+def own_part_backward(*inputs: Tensor | Parameter, parts: int | each[int], first: int | each[int] | None = None, first_per_part: int | each[int] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
+    """Gradient of `own_part`: dy where the part is, 0 elsewhere, in f32. dy [N/S] → dx f32 [N]. With `accumulate`,
+    added to.
+
+    parts: S
+    first: index of the part's first element; 0 if absent
+    first_per_part: how much larger that is for each next part of a sequence
+    accumulate: add to the result instead of overwriting it"""
 
 def cross_entropy(*inputs: Tensor | Parameter) -> Any:
     """lse = log Σ exp(logits), token_loss = lse − logits[target]; both 0 where the target is −100. logits […, V],
@@ -514,13 +530,16 @@ def embedding_backward(*inputs: Tensor | Parameter, rows: int | each[int], paddi
     padding_idx: the row of the table that gets no gradient, as `nn.Embedding(padding_idx)` has it
     accumulate: add to the result instead of overwriting it"""
 
-def embedding_noise(*inputs: Tensor | Parameter, alpha: float | each[float], seed: int | each[int]) -> Any:
+def embedding_noise(*inputs: Tensor | Parameter, alpha: float | each[float], seed: int | each[int], first: int | each[int] | None = None, first_per_part: int | each[int] | None = None) -> Any:
     """y = x + alpha/√(L·H)·u, where u is uniform in [−1, 1) and decided by (seed, micro_step, index of the element),
     and L is the number of tokens of the document. The gradient of x is that of y. x [B, T, H], document_start i32
-    [B, T], micro_step i32 [1] → y like x.
+    [B, T], micro_step i32 [1] → y like x. Where x [1, N, H] is a part of the batch's tokens, `first` is the index
+    of its first element.
 
     alpha: strength of the noise
-    seed: key of the random numbers"""
+    seed: key of the random numbers
+    first: index of the first element in the tensor of which x is a part
+    first_per_part: how much larger that is for each next part of a sequence"""
 
 def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None) -> Any:
     """Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2],
@@ -687,12 +706,14 @@ def balanced_loss_backward(*inputs: Tensor | Parameter, factor: float | each[flo
     factor: the coefficient times the number of experts
     top_k: experts of a token"""
 
-def router_report(*inputs: Tensor | Parameter, top_k: int | each[int], accumulate: bool | each[bool] | None = None) -> Any:
+def router_report(*inputs: Tensor | Parameter, top_k: int | each[int], parts: int | each[int] | None = None, accumulate: bool | each[bool] | None = None) -> Any:
     """What is logged of loads, as sums that may be added up: the choices of each expert, then the number of routings
     n, the sum of their entropies, and n times the loss of uneven loads, E·Σ load[0, e]·load[1, e] ÷ n². load f32
-    [3, E], the sum of the layers' `expert_load` → f32 [E + 3]. With `accumulate`, added to.
+    [3, E], the sum of the layers' `expert_load` → f32 [E + 3]. With `parts`, a number of ranks that report the
+    same loads, each gives its share. With `accumulate`, added to.
 
     top_k: experts of a token
+    parts: ranks that report the same loads; 1 if absent
     accumulate: add to the result instead of overwriting it"""
 
 def transpose(*inputs: Tensor | Parameter, columns: int | each[int], shape: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:

@@ -6,7 +6,7 @@
 //! Documents fall where they fall, since attention has the rows of the batch.
 
 use graph::Axis::{Rows, Tokens};
-use graph::{Dim, Element, Graph, Node, Origin, ValueId, ValueType};
+use graph::{Dim, Element, Graph, Node, Origin, Phase, ValueId, ValueType};
 use ops::{Append, Emit, id};
 use program::Variant;
 use tensor::Attrs;
@@ -37,11 +37,13 @@ pub fn run(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(
     }
     check(graph, sharding)?;
     see_whole_documents(graph, sharding, variant)?;
+    see_all_positions(graph, sharding, variant)?;
+    count_all_tokens(graph, sharding);
     let mut result = Vec::with_capacity(graph.nodes.len());
     for node in std::mem::take(&mut graph.nodes) {
         if node.op == id::ATTENTION {
             result.extend(by_heads(graph, node, sharding, variant)?);
-        } else if node.op == id::DROPOUT {
+        } else if [id::DROPOUT, id::EMBEDDING_NOISE].contains(&node.op) {
             result.push(of_part(graph, node));
         } else {
             result.push(node);
@@ -61,48 +63,118 @@ fn refused(sharding: &Sharding, why: &str, hint: &str) -> CompileError {
 
 /// Operations that need all tokens of the batch, besides attention.
 fn check(graph: &Graph, sharding: &Sharding) -> Result<(), CompileError> {
-    let has = |op| graph.nodes.iter().any(|node| node.op == op);
-    if has(id::ROPE_FREQUENCIES_OF_BATCH) {
-        let why = "rotations of this model depend on the longest row of the batch, which is not available yet";
-        return Err(refused(sharding, why, "choose another `rope_scaling`, or `sequence_parallel_size: 1`"));
-    }
-    if has(id::EMBEDDING_NOISE) {
-        let why = "noise on embeddings needs the documents of the whole batch, which is not available yet";
-        return Err(refused(sharding, why, "leave out `neftune_noise_alpha`, or set `sequence_parallel_size: 1`"));
-    }
     if let Some(node) = graph.nodes.iter().find(|node| node.op != id::ATTENTION && ops::get(node.op).mixes_tokens()) {
         let why = format!("`{}` reads other tokens of its row, which ranks cannot share yet", ops::get(node.op).name());
         return Err(refused(sharding, &why, "choose `sequence_parallel_size: 1`"));
     }
-    if has(id::BALANCED_LOSS) {
-        let why = "the loss of uneven expert loads needs all tokens of the batch, which is not available yet";
-        return Err(refused(sharding, why, "set `router_aux_loss_coef: 0`, or `sequence_parallel_size: 1`"));
-    }
     Ok(())
 }
 
-/// Where documents start is known of the whole batch: attention alone reads it.
+/// Whole rows, where a batch has them.
+fn whole(variant: Variant) -> ValueType {
+    ValueType::new(Element::I32, [Dim::Named(Rows, variant.batch), Dim::Named(Tokens, variant.seq_len)])
+}
+
+/// The operand of an operation that says where the documents of the whole batch start.
+fn starts_of(node: &Node) -> Option<ValueId> {
+    let place = [(id::ATTENTION, 3), (id::EMBEDDING_NOISE, 1)].into_iter().find(|(op, _)| *op == node.op);
+    place.map(|(_, input)| node.inputs[input])
+}
+
+/// Where documents start is known of the whole batch: attention reads it, and noise that depends on their lengths.
 fn see_whole_documents(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(), CompileError> {
-    let starts: Vec<ValueId> =
-        graph.nodes.iter().filter(|node| node.op == id::ATTENTION).map(|node| node.inputs[3]).collect();
-    let elsewhere = |node: &&Node| node.op != id::ATTENTION && node.inputs.iter().any(|id| starts.contains(id));
+    let starts: Vec<ValueId> = graph.nodes.iter().filter_map(starts_of).collect();
+    let elsewhere = |node: &&Node| starts_of(node).is_none() && node.inputs.iter().any(|id| starts.contains(id));
     let given = starts.iter().all(|id| graph.value(*id).origin == Origin::Input);
     if !given || graph.nodes.iter().any(|node| elsewhere(&node)) {
         let why = "what this model computes of its documents needs the whole batch, which is not available yet";
         return Err(refused(sharding, why, "choose `sequence_parallel_size: 1`"));
     }
-    let whole = ValueType::new(Element::I32, [Dim::Named(Rows, variant.batch), Dim::Named(Tokens, variant.seq_len)]);
     for start in starts {
-        graph.retype(start, &whole);
+        graph.retype(start, &whole(variant));
     }
     Ok(())
+}
+
+/// Rotations that follow from the largest position read those of the whole batch; everything else has its own tokens'.
+fn see_all_positions(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(), CompileError> {
+    let readers = graph.nodes.iter().filter(|node| node.op == id::ROPE_FREQUENCIES_OF_BATCH);
+    let mut all: Vec<ValueId> = readers.map(|node| node.inputs[0]).collect();
+    all.dedup();
+    for positions in all {
+        if graph.value(positions).origin != Origin::Input {
+            let why = "what this model computes of its positions needs the whole batch, which is not available yet";
+            return Err(refused(sharding, why, "choose another `rope_scaling`, or `sequence_parallel_size: 1`"));
+        }
+        graph.retype(positions, &whole(variant));
+        let mut append = Append::new(graph, Phase::Forward);
+        let own = append.emit(id::OWN_PART, &[positions], own_part(sharding, variant.batch * variant.seq_len))[0];
+        let made = append.nodes;
+        for node in graph.nodes.iter_mut().filter(|node| node.op != id::ROPE_FREQUENCIES_OF_BATCH) {
+            node.inputs.iter_mut().filter(|id| **id == positions).for_each(|id| *id = own);
+        }
+        graph.nodes.splice(0..0, made);
+    }
+    Ok(())
+}
+
+/// The loads of experts are those of all tokens: the loss of uneven ones is that of the batch, and each rank reports its
+/// share.
+fn count_all_tokens(graph: &mut Graph, sharding: &Sharding) {
+    let among = sharding.sequence;
+    let reads_load = [(id::ROUTER_REPORT, 0), (id::BALANCED_LOSS, 1)];
+    let mut sums: Vec<(ValueId, ValueId)> = Vec::new();
+    let mut result = Vec::with_capacity(graph.nodes.len());
+    for mut node in std::mem::take(&mut graph.nodes) {
+        if let Some((_, input)) = reads_load.into_iter().find(|(op, _)| *op == node.op) {
+            let load = node.inputs[input];
+            let known = sums.iter().find(|(of, _)| *of == load).map(|(_, sum)| *sum);
+            node.inputs[input] = known.unwrap_or_else(|| {
+                let (sum, nodes) = sum_over_parts(graph, &node, load, among);
+                result.extend(nodes);
+                sums.push((load, sum));
+                sum
+            });
+            if node.op == id::ROUTER_REPORT {
+                node.attrs = node.attrs.with("parts", among);
+            }
+        }
+        result.push(node);
+    }
+    graph.nodes = result;
+}
+
+/// The sum of a matrix over the ranks of a batch, in their order: each gives every one its own. The gradient is the same
+/// sum of gradients.
+fn sum_over_parts(graph: &mut Graph, near: &Node, matrix: ValueId, among: usize) -> (ValueId, Vec<Node>) {
+    let [rows, columns] = graph.value(matrix).shape[..] else { panic!("loads are a matrix") };
+    let mut append = Append::new(graph, near.phase);
+    append.place_like(near);
+    let mut next = |op, from, attrs| append.emit(op, &[from], attrs)[0];
+    let flat = next(id::MERGE_HEADS, matrix, Attrs::new());
+    let row = next(id::SPLIT_HEADS, flat, Attrs::new().with("head_dim", rows * columns));
+    let copies = next(id::REPEAT_HEADS, row, Attrs::new().with("heads", among));
+    let of_all = next(id::EXCHANGE, copies, Attrs::new().with("among", among));
+    let sum = next(id::SUM_HEADS, of_all, Attrs::new());
+    let flat = next(id::MERGE_HEADS, sum, Attrs::new());
+    let matrix = next(id::SPLIT_HEADS, flat, Attrs::new().with("head_dim", columns));
+    (matrix, append.nodes)
+}
+
+/// Which elements of a tensor of so many a rank takes.
+fn own_part(sharding: &Sharding, elements: usize) -> Attrs {
+    let parts = sharding.sequence;
+    Attrs::new().with("parts", parts).with("first_per_part", elements / parts)
 }
 
 /// Attention over all tokens of some heads, between exchanges.
 fn by_heads(graph: &mut Graph, node: Node, sharding: &Sharding, variant: Variant) -> Result<Vec<Node>, CompileError> {
     let among = sharding.sequence;
-    if node.inputs.len() > 4 {
-        let why = "attention with sinks, or over spans that see each other, is not available yet";
+    // Behind the starts of documents: the last keys of tokens, then a sink for each head.
+    let (spans, sinks): (Vec<ValueId>, Vec<ValueId>) =
+        node.inputs[4..].iter().partition(|id| graph.value(**id).shape.len() > 1);
+    if !spans.is_empty() {
+        let why = "attention over spans that see each other is not available yet";
         return Err(refused(sharding, why, "choose `sequence_parallel_size: 1`"));
     }
     let heads = [0, 1].map(|input| graph.value(node.inputs[input]).shape[2]);
@@ -119,7 +191,9 @@ fn by_heads(graph: &mut Graph, node: Node, sharding: &Sharding, variant: Variant
         append.emit(id::EXCHANGE, &[dealt], Attrs::new().with("among", among).with("rows", variant.batch))[0]
     };
     let [q, k, v] = [0, 1, 2].map(|input| turned(node.inputs[input]));
-    let attended = append.emit(id::ATTENTION, &[q, k, v, node.inputs[3]], node.attrs.clone());
+    let sinks = sinks.iter().map(|sink| append.emit(id::OWN_PART, &[*sink], own_part(sharding, heads[0]))[0]);
+    let operands: Vec<ValueId> = [q, k, v, node.inputs[3]].into_iter().chain(sinks.collect::<Vec<_>>()).collect();
+    let attended = append.emit(id::ATTENTION, &operands, node.attrs.clone());
     let back = append.emit(id::EXCHANGE, &[attended[0]], Attrs::new().with("among", among))[0];
     append.emit(id::COLLECT_HEADS, &[back], Attrs::new());
     let mut nodes = append.nodes;
@@ -133,7 +207,7 @@ fn node_heads(graph: &Graph, node: &Node) -> usize {
     graph.value(node.inputs[0]).shape[2]
 }
 
-/// A dropout whose numbers are those of its elements in the whole batch.
+/// A node whose random numbers are those of its elements in the whole batch.
 fn of_part(graph: &Graph, node: Node) -> Node {
     let elements: usize = graph.value(node.inputs[0]).shape.iter().product();
     Node { attrs: node.attrs.with("first_per_part", elements), ..node }

@@ -15,6 +15,7 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 use crate::seed::seed_of;
+use crate::sequence::{FIRST, FIRST_PER_PART};
 
 const SOURCE: &str = include_str!("dropout.cu");
 const HEADERS: &[(&str, &str)] = &[
@@ -154,21 +155,7 @@ impl Op for Dropout {
 
     fn attributes(&self) -> &'static [Attribute] {
         const OF_DICE: [Attribute; 3] = Dice::OWN;
-        const ALL: &[Attribute] = &[
-            OF_DICE[0],
-            OF_DICE[1],
-            OF_DICE[2],
-            Attribute {
-                name: "first",
-                kind: "int?",
-                doc: "index of the first element in the tensor of which x is a part",
-            },
-            Attribute {
-                name: "first_per_part",
-                kind: "int?",
-                doc: "how much larger that is for each next part of a sequence",
-            },
-        ];
+        const ALL: &[Attribute] = &[OF_DICE[0], OF_DICE[1], OF_DICE[2], FIRST, FIRST_PER_PART];
         ALL
     }
 

@@ -1,5 +1,6 @@
 // NEFTune (Jain et al. 2023): y = x + ALPHA/sqrt(L·COLUMNS)·(2u − 1), L the tokens of the row's document, u the unit number at
-// the element's place. x, y [ROWS, COLUMNS], row i at X_AT(i); `start` [ROWS / TOKENS, TOKENS] holds for every token the place
+// the element's place. x, y [ROWS, COLUMNS], row i at X_AT(i), are the batch from its element `first` on, with which a row begins;
+// `start` [·, TOKENS] holds for every token of the batch the place
 // in its row at which its document starts, which does not fall along a row. The random sequence is that of the micro-step.
 // Each thread takes the four elements of one block of random words, and looks for the end of a document once for each row
 // that these are in: log2(TOKENS) reads, which neighbours share.
@@ -20,18 +21,19 @@ __device__ __forceinline__ float bound_of(const int* __restrict__ start, u64 row
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-embedding_noise(const X_T* x, const int* __restrict__ start, const int* __restrict__ micro_step, Y_T* y) {
-  const u64 block = (u64)blockIdx.x * THREADS + threadIdx.x;
-  if (block * 4 >= COUNT) return;
+embedding_noise(const X_T* x, const int* __restrict__ start, const int* __restrict__ micro_step, Y_T* y, long long first) {
+  const u64 block = (u64)first / 4 + (u64)blockIdx.x * THREADS + threadIdx.x;
+  if (block * 4 >= first + COUNT) return;
   const Philox dice = philox_words(SEED, PURPOSE_EMBEDDING_NOISE, 0u, (u32)*micro_step, block);
   u64 known = ~0ull;
   float bound = 0.0f;
 #pragma unroll
   for (int part = 0; part < 4; part += WIDTH) {
-    const u64 index = block * 4 + part;
+    if (block * 4 + part < (u64)first) continue;
+    const u64 index = block * 4 + part - (u64)first;
     if (index >= COUNT) return;
     const u64 row = index / COLUMNS, column = index % COLUMNS;
-    if (row != known) bound = bound_of(start, known = row);
+    if (row != known) bound = bound_of(start, (u64)first / COLUMNS + (known = row));
     const auto from = read_pack<WIDTH>(x + X_AT(row) + column);
     Pack<Y_T, WIDTH> to;
 #pragma unroll

@@ -1,7 +1,7 @@
 //! NEFTune: uniform noise on embeddings (Jain et al. 2023). The noise of an element is a function of (seed, micro-step,
 //! index), so nothing is saved and recomputation does not change a bit.
 
-use graph::{Element, OpId, ValueType};
+use graph::{Dim, Element, OpId, ValueType};
 use program::{Arg, Cost, TensorRef};
 use rayon::prelude::*;
 use tensor::Attrs;
@@ -16,6 +16,7 @@ use crate::op::{Attribute, Class, Example, ExampleInput, Op};
 use crate::real::Real;
 use crate::registry::id;
 use crate::seed::seed_of;
+use crate::sequence::{FIRST, FIRST_PER_PART};
 
 const SOURCE: &str = include_str!("noise.cu");
 const PHILOX: (&str, &str) = ("philox.cuh", include_str!("../cuda/philox.cuh"));
@@ -26,6 +27,11 @@ const WORDS: usize = 4;
 
 /// y = x + noise(document_start, micro_step)
 pub struct EmbeddingNoise;
+
+/// Index of the first element of x in the batch of which it is a part.
+fn first(attrs: &Attrs) -> usize {
+    attrs.optional_int("first").expect("checked by the shape rule").unwrap_or(0) as usize
+}
 
 fn alpha(attrs: &Attrs) -> f32 {
     attrs.float("alpha").expect("checked by the shape rule") as f32
@@ -49,8 +55,10 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let (columns, tokens) = (call.inputs[0].columns(), call.inputs[1].columns());
     let (alpha, seed) = (T::from_f32(alpha(call.attrs)), seed_of(call.attrs).expect("checked by the shape rule"));
     let lengths: Vec<usize> = starts.chunks(tokens).flat_map(lengths).collect();
+    let begin = first(call.attrs) / columns;
     let [y] = call.outputs_mut();
     y.real().par_chunks_mut(columns).zip(x.par_chunks(columns)).enumerate().for_each(|(row, (y, x))| {
+        let row = begin + row;
         let bound = alpha / T::from_f32((lengths[row] * columns) as f32).sqrt();
         let first = row * columns;
         let mut words = (u64::MAX, [0; WORDS]);
@@ -77,13 +85,16 @@ impl Op for EmbeddingNoise {
     fn doc(&self) -> &'static str {
         "y = x + alpha/√(L·H)·u, where u is uniform in [−1, 1) and decided by (seed, micro_step, index of the element), \
          and L is the number of tokens of the document. The gradient of x is that of y. x [B, T, H], document_start i32 \
-         [B, T], micro_step i32 [1] → y like x."
+         [B, T], micro_step i32 [1] → y like x. Where x [1, N, H] is a part of the batch's tokens, `first` is the index of its \
+         first element."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
         &[
             Attribute { name: "alpha", kind: "float", doc: "strength of the noise" },
             Attribute { name: "seed", kind: "int", doc: "key of the random numbers" },
+            FIRST,
+            FIRST_PER_PART,
         ]
     }
 
@@ -92,8 +103,19 @@ impl Op for EmbeddingNoise {
         if !x.dtype.is_float() || *step != ValueType::new(Element::I32, [1.into()]) {
             return Err("x must be floating point, the micro-step i32[1]".into());
         }
-        if start.dtype != Element::I32 || start.shape.len() != 2 || x.shape.len() != 3 || x.shape[..2] != start.shape {
-            return Err("x must be [B, T, H], document_start i32 [B, T]".into());
+        let ([rows, tokens, columns], [_, _]) = (&x.shape[..], &start.shape[..]) else {
+            return Err("x must be [B, T, H], document_start [B, T]".into());
+        };
+        let firsts = [attrs.optional_int("first")?, attrs.optional_int("first_per_part")?];
+        let whole = firsts == [None, None];
+        let is_part = || {
+            let extents = [&start.shape[0], &start.shape[1], tokens, columns].map(Dim::fixed);
+            let [Some(wide), Some(long), Some(tokens), Some(columns)] = extents else { return false };
+            let at_token = |first: &i64| usize::try_from(*first).is_ok_and(|first| first.is_multiple_of(columns));
+            rows.fixed() == Some(1) && (wide * long).is_multiple_of(tokens) && firsts.iter().flatten().all(at_token)
+        };
+        if start.dtype != Element::I32 || !(if whole { x.shape[..2] == start.shape } else { is_part() }) {
+            return Err("x must be [B, T, H] or a part of its tokens, document_start i32 [B, T]".into());
         }
         let alpha = attrs.float("alpha")?;
         if !(alpha.is_finite() && alpha >= 0.0) {
@@ -117,8 +139,12 @@ impl Op for EmbeddingNoise {
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
         let (x, start, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
         assert!(start.is_dense(), "starts of documents come as a batch has them: {start}");
-        let [.., tokens, columns] = x.shape[..] else { unreachable!("the shape rule requires three axes") };
+        let (columns, tokens) = (x.shape[2], start.shape[1]);
         let width = if row_width(&[x, y]) >= WORDS { WORDS } else { 1 };
+        let first = match call.attrs.optional_int("first_per_part").expect("checked by the shape rule") {
+            Some(step) => Arg::PerPart { step },
+            None => Arg::I64(first(call.attrs) as i64),
+        };
         let mut defines: Vec<(String, String)> = [
             ("COUNT", format!("{}ull", x.len())),
             ("COLUMNS", columns.to_string()),
@@ -137,10 +163,11 @@ impl Op for EmbeddingNoise {
             source: SOURCE.to_owned(),
             headers: PLAIN.iter().copied().chain([PHILOX]).collect(),
             defines,
-            grid: [x.len().div_ceil(THREADS * WORDS) as u32, 1, 1],
+            // One block of random words more where the part begins within one.
+            grid: [(x.len() + WORDS - width).div_ceil(THREADS * WORDS) as u32, 1, 1],
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
-            args: vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)],
+            args: vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0), first],
         }])
     }
 
@@ -153,9 +180,17 @@ impl Op for EmbeddingNoise {
             let step = ExampleInput::Ints { shape: vec![1], values: vec![7] };
             Example::new(vec![x, start, step], Attrs::new().with("alpha", alpha).with("seed", seed)).differentiate(&[0])
         };
+        let part = |columns: usize, token: usize| {
+            let mut part = example(columns, [[0, 0, 0, 3, 3, 3], [0, 1, 1, 1, 1, 5]], 5.0, 3);
+            part.inputs[0] = ExampleInput::Normal { shape: vec![1, 4, columns], scale: 1.0 };
+            part.attrs = part.attrs.with("first", token * columns);
+            part
+        };
         vec![
             example(64, [[0; 6], [0, 0, 2, 2, 2, 5]], 5.0, 42),
             example(33, [[0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 4, 4]], 15.0, u64::MAX),
+            part(64, 4),
+            part(33, 8),
         ]
     }
 }

@@ -2,7 +2,7 @@
 //   balanced_loss: y = loss + SCALE * (sum over e of load[0][e] load[1][e]) / n^2, f32 [TOKENS], n = sum over e of load[0][e];
 //     every block sums the experts.
 //   balanced_loss_backward: d[0] = d[2] = 0, d[1][e] = SCALE * load[0][e] * (sum of dy) / n^2, one block.
-//   router_report: the choices, n / TOP_K, the entropy, and the loss times n / TOP_K, one block.
+//   router_report: the choices, n / TOP_K, the entropy, and the loss times n / TOP_K, all divided by PARTS, one block.
 // All sums in a fixed order.
 #include "types.cuh"
 
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) router_report(const float*
   const float uneven = unevenness(load), rows = row_sum(load) / TOP_K, entropy = row_sum(load + 2 * EXPERTS);
   for (int i = threadIdx.x; i < EXPERTS + 3; i += THREADS) {
     const float last = i == EXPERTS ? rows : i == EXPERTS + 1 ? entropy : EXPERTS * (float)TOP_K * TOP_K * uneven * rows;
-    const float value = i < EXPERTS ? load[i] : last;
+    const float value = (i < EXPERTS ? load[i] : last) / PARTS;
     y[i] = ACCUMULATE ? y[i] + value : value;
   }
 }

@@ -442,6 +442,11 @@ fn balanced_backward<T: Real>(call: &mut Call<'_, T>) {
 /// report = what is logged of a load
 pub struct RouterReport;
 
+/// Ranks that report the same loads.
+fn parts_of(attrs: &Attrs) -> usize {
+    attrs.optional_int("parts").expect("checked by the shape rule").unwrap_or(1) as usize
+}
+
 impl Op for RouterReport {
     fn id(&self) -> OpId {
         id::ROUTER_REPORT
@@ -454,16 +459,24 @@ impl Op for RouterReport {
     fn doc(&self) -> &'static str {
         "What is logged of loads, as sums that may be added up: the choices of each expert, then the number of routings n, \
          the sum of their entropies, and n times the loss of uneven loads, E·Σ load[0, e]·load[1, e] ÷ n². load f32 [3, E], \
-         the sum of the layers' `expert_load` → f32 [E + 3]. With `accumulate`, added to."
+         the sum of the layers' `expert_load` → f32 [E + 3]. With `parts`, a number of ranks that report the same loads, each \
+         gives its share. With `accumulate`, added to."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[TOP_K, Attribute { name: "accumulate", kind: "bool?", doc: "add to the result instead of overwriting it" }]
+        &[
+            TOP_K,
+            Attribute { name: "parts", kind: "int?", doc: "ranks that report the same loads; 1 if absent" },
+            Attribute { name: "accumulate", kind: "bool?", doc: "add to the result instead of overwriting it" },
+        ]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
         let [load] = inputs else { return Err("takes the load".into()) };
         attrs.flag("accumulate")?;
+        if attrs.optional_int("parts")?.is_some_and(|parts| parts < 1) {
+            return Err("`parts` must be 1 or more".into());
+        }
         match load.shape.as_slice() {
             [Dim::Fixed(ROWS), Dim::Fixed(experts)] if load.dtype == Element::F32 && attrs.size("top_k")? > 0 => {
                 Ok(vec![ValueType::new(Element::F32, [Dim::Fixed(experts + 3)])])
@@ -481,7 +494,13 @@ impl Op for RouterReport {
         assert!(load.is_dense() && call.outputs[0].is_dense(), "loads and reports lie densely");
         let k = call.attrs.size("top_k").expect("checked by the shape rule");
         let accumulate = call.attrs.flag("accumulate").expect("checked by the shape rule") as usize;
-        let numbers = [("EXPERTS", load.len() / ROWS), ("TOP_K", k), ("ACCUMULATE", accumulate), ("REPORT", 1)];
+        let numbers = [
+            ("EXPERTS", load.len() / ROWS),
+            ("TOP_K", k),
+            ("PARTS", parts_of(call.attrs)),
+            ("ACCUMULATE", accumulate),
+            ("REPORT", 1),
+        ];
         let args = vec![Arg::Input(0), Arg::Output(0)];
         Lowered::Kernels(vec![kernel("router_report", BALANCE_SOURCE, [1, 1, 1], THREADS, &numbers, args)])
     }
@@ -494,6 +513,7 @@ impl Op for RouterReport {
         let attrs = Attrs::new().with("top_k", 2);
         vec![
             Example::new(vec![load(5)], attrs.clone()),
+            Example::new(vec![load(9)], attrs.clone().with("parts", 3)),
             Example::new(vec![load(300)], attrs.with("accumulate", true)).with_state(vec![state]),
         ]
     }
@@ -507,7 +527,8 @@ fn report<T: Real>(call: &mut Call<'_, T>) {
     let rows = load[..experts].iter().map(|c| c.to_f64()).sum::<f64>() / k;
     let entropy = load[2 * experts..].iter().map(|x| x.to_f64()).sum::<f64>();
     let uneven = experts as f64 * k.powi(2) * unevenness(load) * rows;
-    let values = load[..experts].iter().map(|c| c.to_f64()).chain([rows, entropy, uneven]);
+    let parts = parts_of(call.attrs) as f64;
+    let values = load[..experts].iter().map(|c| c.to_f64()).chain([rows, entropy, uneven]).map(|value| value / parts);
     let [y] = call.outputs_mut();
     for (y, value) in y.real().iter_mut().zip(values) {
         *y = if accumulate { *y + T::from_f64(value) } else { T::from_f64(value) };

@@ -31,7 +31,7 @@ impl Op for Exchange {
     fn doc(&self) -> &'static str {
         "Piece s of x of every one of S ranks in a row goes to rank s, which has them one behind another in the order of the \
          ranks. With `rows` x [S, T, H, D] → y [rows, S·T/rows, H, D], all tokens of some heads; without it x [B, T, H, D] → \
-         y [S, B·T/S, H, D], the own tokens of all heads."
+         y [S, B·T/S, H, D], the own tokens of all heads, or x [S, D] → like x, a row from every rank."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -45,6 +45,12 @@ impl Op for Exchange {
         let [x] = inputs else { return Err("takes one input".into()) };
         let among = attrs.size("among")?;
         let rows = attrs.optional_int("rows")?.map(|rows| usize::try_from(rows).unwrap_or(0));
+        if let ([Dim::Fixed(pieces), Dim::Fixed(_)], None) = (x.shape.as_slice(), rows) {
+            return match x.dtype.is_float() && *pieces == among {
+                true => Ok(vec![x.clone()]),
+                false => Err(format!("x must be floating point, a row for each of {among} ranks")),
+            };
+        }
         let [outer, tokens, Dim::Fixed(heads), Dim::Fixed(columns)] = x.shape.as_slice() else {
             return Err("x must be [·, T, H, D], H and D known".into());
         };
@@ -65,9 +71,9 @@ impl Op for Exchange {
         let (attrs, dy) = (call.node.attrs.clone(), call.dy());
         let among = attrs.size("among").expect("checked by the shape rule");
         let back = Attrs::new().with("among", among);
-        let back = match attrs.get("rows") {
-            Some(_) => back,
-            None => back.with("rows", call.emit.value(call.input(0)).shape[0]),
+        let back = match (attrs.get("rows"), &call.emit.value(call.input(0)).shape[..]) {
+            (None, [rows, _, _, _]) => back.with("rows", *rows),
+            _ => back,
         };
         Gradients::Inputs(vec![call.wanted(0, id::EXCHANGE, &[dy], back)])
     }
@@ -89,11 +95,15 @@ impl Op for Exchange {
     crate::reference!(copy);
 
     fn examples(&self) -> Vec<Example> {
-        let example = |shape: [usize; 4], attrs: Attrs| {
+        let example = |shape: &[usize], attrs: Attrs| {
             let x = ExampleInput::Normal { shape: shape.to_vec(), scale: 1.0 };
             Example::new(vec![x], attrs.with("among", 1)).differentiate(&[0])
         };
-        vec![example([1, 6, 2, 16], Attrs::new().with("rows", 2)), example([2, 3, 2, 16], Attrs::new())]
+        vec![
+            example(&[1, 6, 2, 16], Attrs::new().with("rows", 2)),
+            example(&[2, 3, 2, 16], Attrs::new()),
+            example(&[1, 24], Attrs::new()),
+        ]
     }
 }
 

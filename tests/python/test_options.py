@@ -276,7 +276,13 @@ ELSEWHERE = {
 }
 
 # Permissions, and threads: what they allow may not change a result.
-WITHOUT_TRACE = {"use_fused_rope", "use_cuda_graphs", "dataloader_num_workers", "persistent_quants"}
+WITHOUT_TRACE = {
+    "use_fused_rope",
+    "use_cuda_graphs",
+    "dataloader_num_workers",
+    "persistent_quants",
+    "use_all_to_all_reduce",
+}
 
 
 def available() -> list[str]:

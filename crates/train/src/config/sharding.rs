@@ -15,8 +15,9 @@ options! {
         shard_gradients: Setting<bool> = auto, resumable;
         /// What gradients become for their way to the other GPUs and nodes. They are summed in float32.
         gradient_compression: GradientCompression = "none", resumable;
-        /// Reduce gradients with an all-to-all exchange.
-        use_all_to_all_reduce: bool = false, pending, resumable;
+        /// Allow reducing gradients with an all-to-all exchange: each GPU sends every other one its piece, and adds what it
+        /// receives in the order of the GPUs. The engine always does this.
+        use_all_to_all_reduce: bool = false, resumable;
         /// Gather weights, and what else all GPUs need of each other, with copies, which leave the multiprocessors free:
         /// from one GPU to another, or through host memory where they do not reach each other. `false` leaves it to
         /// NCCL. `auto` is `true` for the GPUs of one process. Several nodes always use NCCL.

@@ -346,7 +346,7 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
             "`memcpy_send_recv: true` copies inside one process, but there are several nodes",
         ),
         ("device: cpu\nmemcpy_all_gather: true", "`memcpy_all_gather` copies between GPUs, but `device` is cpu"),
-        ("use_all_to_all_reduce: true", "`use_all_to_all_reduce: true` is not available yet"),
+        ("grad_accumulation_dtype: bfloat16", "`grad_accumulation_dtype: bfloat16` is not available yet"),
         (
             "device: cpu\ndistributed: {num_nodes: 2}\nrecipe: fp8_hybrid\nzero_level: 3",
             "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `distributed.num_nodes: 2`",
@@ -592,8 +592,8 @@ fn schema_and_help_name_every_option() {
 }
 
 /// Options that are accepted and rightly read nowhere: permissions that this engine does not need. Rotations are computed in
-/// the kernel, and quantised weights are always kept.
-const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants"];
+/// the kernel, quantised weights are always kept, and gradients always go from all ranks to all.
+const WITHOUT_EFFECT: &[&str] = &["use_fused_rope", "persistent_quants", "use_all_to_all_reduce"];
 
 /// Whether a field of this name is examined somewhere in a source: no method, whose call begins with a parenthesis or
 /// with types, and no longer name.

@@ -125,6 +125,19 @@ def test_what_does_not_fit_names_changes_that_would(options, tmp_path, capsys):
         losses(options, memory_limit=limit)
 
 
+def test_several_gpus_may_share_the_rows_that_do_not_fit(options, tmp_path, capsys):
+    """Named as a change where it is possible: not more GPUs than the model has heads for."""
+    ranks = {"gpus": 8, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    code, _, err = plan(options, tmp_path, capsys, memory_limit=1, **ranks)
+    assert code == 3
+    limit = int(err.split("(")[1].split(" bytes")[0]) - 1
+    code, _, err = plan(options, tmp_path, capsys, memory_limit=limit, **ranks)
+    assert code == 3 and "`sequence_parallel_size: 2` with `gradient_accumulation_steps: 4`" in err, err
+    assert "sequence_parallel_size: 8" not in err
+    changed = {**ranks, "sequence_parallel_size": 2, "gradient_accumulation_steps": 4}
+    assert plan(options, tmp_path, capsys, memory_limit=limit, **changed)[0] == 0
+
+
 def test_the_plan_accounts_for_every_byte(options, tmp_path, capsys):
     for lora in (True, False):
         _, found, _ = plan(options, tmp_path, capsys, lora=lora)

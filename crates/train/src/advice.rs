@@ -116,6 +116,7 @@ type Change = fn(&mut Config, &Known<'_>) -> Option<String>;
 const CHANGES: &[Change] = &[
     planned,
     smaller_batch,
+    shared_rows,
     raised_limit,
     smaller_states,
     half_precision,
@@ -149,6 +150,29 @@ fn smaller_batch(config: &mut Config, _: &Known<'_>) -> Option<String> {
             of.per_device_train_batch_size, of.gradient_accumulation_steps
         )
     })
+}
+
+/// More GPUs to a micro-batch, as many more micro-batches: the same step.
+fn shared_rows(config: &mut Config, known: &Known<'_>) -> Option<String> {
+    let (own, ranks) = (config.template.sequence_parallel_size, config.local_ranks() as u32);
+    let more = (own + 1..=ranks).filter(|sequence| ranks.is_multiple_of(*sequence) && sequence.is_multiple_of(own));
+    let shared = |sequence: u32| {
+        let mut changed = config.clone();
+        changed.template.sequence_parallel_size = sequence;
+        let accumulation = &mut changed.training.gradient_accumulation_steps;
+        *accumulation = accumulation.saturating_mul(sequence / own);
+        changed
+    };
+    // The model may have too few heads for it, or need all tokens of a row.
+    let possible = |of: &Config| {
+        let found = Preview::new(of, known.source, known.machine, known.data);
+        matches!(found, Ok(_) | Err(TrainError::Memory(_)))
+    };
+    *config = more.map(shared).find(possible)?;
+    Some(format!(
+        "`sequence_parallel_size: {}` with `gradient_accumulation_steps: {}`",
+        config.template.sequence_parallel_size, config.training.gradient_accumulation_steps
+    ))
 }
 
 fn raised_limit(config: &mut Config, _: &Known<'_>) -> Option<String> {

@@ -1,8 +1,8 @@
 //! `apply_recommended_values`: values for options that the user left out, with which the same training takes less time,
 //! or fits at all. Each is found by planning with it; nothing that the user wrote is changed.
 //!
-//! Decides the split of a step into micro-batches, the formats of products and of frozen weights, and packing. What stays `auto`, such as
-//! offloading, is decided by the plan, with or without this.
+//! Decides the split of a step into micro-batches, how many GPUs share one, the formats of products and of frozen weights, and
+//! packing. What stays `auto`, such as offloading, is decided by the plan, with or without this.
 
 use program::{Arch, Machine};
 use serde_json::{Value, json};
@@ -20,6 +20,7 @@ const WORTH_EIGHT_BITS: f64 = 1.1;
 
 const BATCH: &str = "per_device_train_batch_size";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
+const SEQUENCE: &str = "sequence_parallel_size";
 
 /// The configuration with the best values for what was left out, where the options ask for it; `data`: the documents,
 /// where they are available. A configuration that has recorded choices keeps them.
@@ -33,6 +34,13 @@ pub fn recommended(config: &Config, source: &ModelSource, machine: &Machine, dat
     let planned = |config: &Config| Preview::new(config, source, machine, data);
     let mut all = candidates(&packed, machine);
     let mut found = tried(&packed, &all, planned);
+    // More GPUs to a row change no number, other weights do.
+    for sequence in sequences(&packed) {
+        if found.is_empty() {
+            let shared = |of: &Candidate| Candidate { sequence, accumulation: of.accumulation * sequence, ..*of };
+            found = tried(&packed, &all.iter().map(shared).collect::<Vec<_>>(), planned);
+        }
+    }
     if found.is_empty() && may_quantise(&packed) {
         all.iter_mut().for_each(|of| of.quantised = true);
         found = tried(&packed, &all, planned);
@@ -78,6 +86,8 @@ fn unquantised_layers(config: &Config, source: &ModelSource) -> Reasons {
 struct Candidate {
     rows: u32,
     accumulation: u32,
+    /// GPUs that share a micro-batch.
+    sequence: u32,
     recipe: Recipe,
     /// Frozen weights in NF4, which the user did not ask for.
     quantised: bool,
@@ -106,6 +116,7 @@ fn candidates(config: &Config, machine: &Machine) -> Vec<Candidate> {
         let of = |(rows, accumulation): &(u32, u32)| Candidate {
             rows: *rows,
             accumulation: *accumulation,
+            sequence: own.sequence,
             recipe,
             quantised: false,
         };
@@ -120,9 +131,18 @@ fn own(config: &Config) -> Candidate {
     Candidate {
         rows: of.per_device_train_batch_size,
         accumulation: of.gradient_accumulation_steps,
+        sequence: config.template.sequence_parallel_size,
         recipe: config.precision.recipe,
         quantised: false,
     }
+}
+
+/// Numbers of GPUs that may share a micro-batch, few first: each then has so many times as many of them, so that a step keeps
+/// its rows.
+fn sequences(config: &Config) -> Vec<u32> {
+    let open = !config.is_written(SEQUENCE) && !config.is_written(ACCUMULATION);
+    let ranks = config.local_ranks() as u32;
+    (2..=ranks).filter(|sequence| open && ranks.is_multiple_of(*sequence)).collect()
 }
 
 /// Whether frozen weights may be quantised: adapters are trained, and nothing was said about it.
@@ -148,6 +168,7 @@ fn with(config: &Config, of: Candidate) -> Config {
     let mut config = config.clone();
     config.training.per_device_train_batch_size = of.rows;
     config.training.gradient_accumulation_steps = of.accumulation;
+    config.template.sequence_parallel_size = of.sequence;
     config.precision.recipe = of.recipe;
     config.qlora.qlora_bnb |= of.quantised;
     config
@@ -184,6 +205,10 @@ fn reasons(config: &Config, best: Tried, found: &[Tried], refused: usize, machin
     let because = cut_reason(best, own, found, refused, machine);
     choose(BATCH, json!(best.of.rows), &because);
     choose(ACCUMULATION, json!(best.of.accumulation), &because);
+    if best.of.sequence != own.sequence {
+        let because = "no split of the step fits where every GPU has rows of its own; the rows of a step stay the same";
+        choose(SEQUENCE, json!(best.of.sequence), because);
+    }
     let because = match best.of.recipe == own.recipe {
         true => "the fastest that is built and that this machine has the units for",
         false => "faster than bf16 by the plan, with products in 8 bits; the losses are not the same bits",

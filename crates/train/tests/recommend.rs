@@ -135,6 +135,40 @@ fn what_waits_on_the_host_is_left_to_the_plan() {
 }
 
 #[test]
+fn gpus_share_a_micro_batch_only_where_nothing_else_fits() {
+    let common = [("sequence_len", json!(4096)), ("gpus", json!(4)), ("qlora_bnb", json!(false))];
+    let at = |changed: &[(&str, Value)], mib: usize| {
+        let machine = Machine { memory: mib << 20, context_bytes: 0, ..Machine::h200() };
+        choose(&[&common, changed].concat(), &machine)
+    };
+    // The least memory in which a row fits on one GPU.
+    let shares = |mib: usize| chosen(&at(&[], mib)).contains_key("sequence_parallel_size");
+    let fits = |mib: usize| chosen(&at(&[], mib)).contains_key("per_device_train_batch_size") && !shares(mib);
+    let (mut memory, mut enough) = (1, 1 << 12);
+    while enough - memory > 1 {
+        let middle = (memory + enough) / 2;
+        if fits(middle) { enough = middle } else { memory = middle }
+    }
+    assert!(fits(enough) && !fits(memory));
+    let config = at(&[], memory);
+    let of = &config.training;
+    let rows = of.per_device_train_batch_size * of.gradient_accumulation_steps;
+    assert_eq!((config.template.sequence_parallel_size, rows), (2, 16), "{:#?}", config.recommendations());
+    let line = "Recommended: sequence_parallel_size: 2 (no split of the step fits where every GPU has rows of its own";
+    assert!(config.recommendations().iter().any(|of| of.starts_with(line)), "{:#?}", config.recommendations());
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine { memory: memory << 20, context_bytes: 0, ..Machine::h200() };
+    let preview = train::Preview::new(&config, &qwen3(folder.path()), &machine, None).unwrap();
+    assert_eq!(preview.program.cluster.sequence, 2);
+    // What was written is never touched, and on one GPU there is nobody to share with.
+    for written in [("sequence_parallel_size", json!(1)), ("gradient_accumulation_steps", json!(4)), ("gpus", json!(1))]
+    {
+        let found = chosen(&at(std::slice::from_ref(&written), memory));
+        assert!(!found.contains_key("sequence_parallel_size"), "{written:?}: {found:?}");
+    }
+}
+
+#[test]
 fn the_last_layers_are_not_trained_in_four_bits() {
     let with = |changed: &[(&str, Value)]| {
         let four = [("recipe", json!("nvfp4")), ("fp4_backend", json!("emulate"))];

@@ -12,6 +12,7 @@ type Put = fn(&mut Config, &Value) -> Option<()>;
 const OPTIONS: &[(&str, Put)] = &[
     ("per_device_train_batch_size", |config, value| number(&mut config.training.per_device_train_batch_size, value)),
     ("gradient_accumulation_steps", |config, value| number(&mut config.training.gradient_accumulation_steps, value)),
+    ("sequence_parallel_size", |config, value| number(&mut config.template.sequence_parallel_size, value)),
     ("recipe", |config, value| {
         config.precision.recipe = *Recipe::ALL.iter().find(|recipe| value == recipe.name())?;
         Some(())

@@ -11,7 +11,8 @@ options! {
         run_name: Setting<String> = auto, resumable;
         /// Set options that you left out to the values that the plan finds best for this machine, and print each choice
         /// with its reason: the split of a step into micro-batches (the number of rows stays the same), `recipe`,
-        /// `sample_packing`, and `qlora_bnb` if adapters do not fit otherwise. A resumed run keeps its first choices.
+        /// `sample_packing`, and if the run does not fit otherwise, `sequence_parallel_size` and, with adapters,
+        /// `qlora_bnb`. A resumed run keeps its first choices.
         apply_recommended_values: bool = false;
         /// Passes over the training data; the last may be a part of one, such as 0.5 or 1.25. `max_steps` takes
         /// precedence.

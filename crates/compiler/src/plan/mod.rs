@@ -18,6 +18,9 @@ mod recompute_fusion;
 mod report;
 mod states;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use graph::Graph;
 use program::{Arch, EntryKind, LayerPart as Part, Machine, PlanDecision, Variant};
 
@@ -214,8 +217,8 @@ impl Search<'_> {
         };
         let axes = self.axes(options, head.as_ref(), open, &start);
         let graph_after = |levels: &[usize]| start.after(&axes, levels).apply(self.graph, head.as_ref());
-        let needed = |levels: &[usize]| self.memory.activation_bytes(&graph_after(levels), self.variant);
-        let seconds = |levels: &[usize]| time::seconds(&graph_after(levels), self.variant.documents, self.machine);
+        let needed = once(|levels| self.memory.activation_bytes(&graph_after(levels), self.variant));
+        let seconds = once(|levels| time::seconds(&graph_after(levels), self.variant.documents, self.machine));
 
         let fitting = fewest_savings(&axes, |levels| needed(levels) <= self.available);
         let mut chosen = fitting.clone();
@@ -313,6 +316,19 @@ impl Search<'_> {
         }
         axes.retain(|axis| axis.levels() > 0 && !matches!(axis, Axis::Layers(parts, _) if *parts == Parts::default()));
         axes
+    }
+}
+
+/// The same function, which is computed once for each choice of levels: a search comes by some of them again.
+fn once<T: Copy>(of: impl Fn(&[usize]) -> T) -> impl Fn(&[usize]) -> T {
+    let known = RefCell::new(HashMap::new());
+    move |levels| {
+        let found = known.borrow().get(levels).copied();
+        found.unwrap_or_else(|| {
+            let value = of(levels);
+            known.borrow_mut().insert(levels.to_vec(), value);
+            value
+        })
     }
 }
 

@@ -127,7 +127,7 @@ def test_what_does_not_fit_names_changes_that_would(options, tmp_path, capsys):
 
 def test_several_gpus_may_share_the_rows_that_do_not_fit(options, tmp_path, capsys):
     """Named as a change where it is possible: not more GPUs than the model has heads for."""
-    ranks = {"gpus": 8, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    ranks = {"gpus": 8, "zero_level": 3, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     code, _, err = plan(options, tmp_path, capsys, memory_limit=1, **ranks)
     assert code == 3
     limit = int(err.split("(")[1].split(" bytes")[0]) - 1

@@ -795,6 +795,26 @@ def cached_attention(*inputs: Tensor | Parameter, scale: float | each[float] | N
     window: keys up to itself that a query sees, itself included; absent for all of its document
     soft_cap: c: the score s becomes c·tanh(s/c)"""
 
+def cached_conv(*inputs: Tensor | Parameter, slots: int | each[int], dtype: str | each[str] | None = None) -> Any:
+    """`causal_conv` of new tokens, whose sequences' last K tokens are kept: the one at position p of the sequence in
+    slot s in kept[s, p mod K]. Token t of row b, at position p, is convolved with those at max(0, p + 1 − K) … p,
+    of this batch or kept, and then kept itself. Tokens of a row follow one another; a position below 0, behind
+    them, is padding, and its result 0. x [B, T, channels], w [channels, 1, K], positions i32 [B, T], slots i32
+    [B], each another one → y like x, kept [slots, K, channels].
+
+    slots: sequences that are kept at a time
+    dtype: element type of what is kept; absent for that of x"""
+
+def cached_delta(*inputs: Tensor | Parameter, scale: float | each[float] | None = None, slots: int | each[int]) -> Any:
+    """`gated_delta` of new tokens, whose sequences' states are kept: rows go on from the state of their slot, and
+    leave there that behind their last token. It is zero in front of position 0. Tokens of a row follow one
+    another; a position below 0, behind them, is padding, and its result 0. q, k [B, T, key_heads, DK], v [B, T,
+    heads, DV], g and beta [B, T, heads], positions i32 [B, T], slots i32 [B], each another one → o like v, states
+    f32 [slots, heads, DK, DV].
+
+    scale: factor of the queries; absent for 1/√DK
+    slots: sequences that are kept at a time"""
+
 def causal_conv(*inputs: Tensor | Parameter) -> Any:
     """Each channel convolved over the last K tokens of its document: y[t, c] = Σ over j of w[c, 0, K − 1 − j]·x[t −
     j, c], 0 ≤ j < K, t − j ≥ document_start[t]. x [B, T, channels], w [channels, 1, K], document_start i32 [B, T]

@@ -273,6 +273,7 @@ ELSEWHERE = {
     "new_tokens": "tests/python/test_extend.py",
     "train_router": "tests/python/test_mixtures.py",
     "router_aux_loss_coef": "tests/python/test_mixtures.py",
+    "router_bias_update_rate": "tests/python/test_expert_bias.py",
 }
 
 # Permissions, and threads: what they allow may not change a result.

@@ -12,7 +12,7 @@ use tensor::Attrs;
 
 use crate::CompileError;
 
-/// Appends the backward pass and fills [`Graph::gradients`].
+/// Appends the backward pass and its part of [`Graph::gradients`].
 pub fn differentiate(graph: &mut Graph) -> Result<(), CompileError> {
     let root = graph.output(scalar::LOSS_SUM).expect("the results pass checks for the loss");
     let needed = depends_on_trained(graph);
@@ -39,7 +39,7 @@ pub fn differentiate(graph: &mut Graph) -> Result<(), CompileError> {
     }
     let nodes = std::mem::take(&mut append.nodes);
     graph.nodes.extend(nodes);
-    graph.gradients = backward.gradients;
+    graph.gradients.extend(backward.gradients);
     untrained(graph)
 }
 

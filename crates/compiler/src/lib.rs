@@ -186,6 +186,8 @@ pub fn entry_graph(
     // Before autodiff, which sends gradients the way back; behind what adds dropout.
     passes.run(kind, Pass::Sequence, &mut graph, |g| passes::sequence::run(g, &options.sharding, variant))?;
     if kind == EntryKind::FirstMicroStep {
+        // Before autodiff, which looks for parameters that nothing moves.
+        passes.run(kind, Pass::ExpertBias, &mut graph, passes::expert_bias::run)?;
         passes.run(kind, Pass::Autodiff, &mut graph, differentiate)?;
         // Right behind: what starts the backward pass still stands alone.
         passes.run(kind, Pass::LossScale, &mut graph, |g| passes::loss_scale::run(g, options))?;

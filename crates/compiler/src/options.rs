@@ -249,6 +249,11 @@ pub struct Training {
 }
 
 impl CompileOptions {
+    /// The rate of biases that experts are chosen by, where there are no adapters.
+    pub(crate) fn bias_rate(&self) -> Option<f64> {
+        self.training.as_ref()?.optimizer.as_ref()?.bias_rate.filter(|_| self.adapter.is_none())
+    }
+
     /// Whether micro-steps multiply their loss, so that small gradients do not vanish in f16: where an update follows,
     /// which divides by it again.
     pub(crate) fn scales_loss(&self) -> bool {
@@ -280,6 +285,8 @@ pub struct OptimizerOptions {
     pub weight_decay: f64,
     /// 0: no clipping.
     pub max_grad_norm: f64,
+    /// How far the biases that experts are chosen by move in a step, towards even loads. `None`: they stay.
+    pub bias_rate: Option<f64>,
     /// Keep an f32 copy of every trained weight that is stored in fewer bits. The copy is updated, the weight is
     /// the copy rounded to nearest.
     pub master: bool,

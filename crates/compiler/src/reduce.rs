@@ -62,12 +62,10 @@ impl<'a> Reduction<'a> {
         let accumulate = self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep;
         let attrs = if accumulate { Attrs::new().with("accumulate", true) } else { Attrs::new() };
         push(streams, lowering, id::SUM_PIECES, attrs, vec![of.staged.clone()], of.sum.clone());
-        if self.parameters.sharding.gradients {
-            return;
-        }
+        let Some(blocks) = of.blocks.filter(|_| !self.parameters.sharding.gradients) else { return };
         let [_, own] = self.parameters.gathered_squares();
         let table = lowering.constant(&blocks_of(std::iter::once((0, of.sum.len()))));
-        let offset = own.offset + of.blocks * DType::F32.size();
+        let offset = own.offset + blocks * DType::F32.size();
         let sums = TensorRef { offset, shape: vec![block_count(of.sum.len())], ..own };
         push(streams, lowering, id::BLOCK_SQUARES, Attrs::new(), vec![of.sum.clone(), table], sums);
     }

@@ -18,6 +18,8 @@ pub(crate) enum Rule {
     AdamW,
     /// Matrix by matrix (`update/matrices.rs`).
     NorMuon,
+    /// Towards even loads of experts, whatever the optimizer is. What stands in the place of gradients is none.
+    EvenBias,
 }
 
 /// A tensor that is kept of every parameter.
@@ -46,6 +48,7 @@ impl Rule {
     pub fn of(kind: OptimizerKind, parameter: &Parameter) -> Rule {
         let elements: usize = parameter.shape.iter().product();
         match kind {
+            _ if parameter.buffer => Rule::EvenBias,
             OptimizerKind::AdamW8bit if elements >= SMALLEST_8BIT => Rule::AdamW8bit,
             OptimizerKind::NorMuon { .. } if parameter.is_matrix() && !parameter.table => Rule::NorMuon,
             OptimizerKind::AdamW | OptimizerKind::AdamW8bit | OptimizerKind::NorMuon { .. } => Rule::AdamW,
@@ -58,6 +61,7 @@ impl Rule {
             Rule::AdamW8bit => id::ADAMW_8BIT,
             Rule::AdamW => id::ADAMW,
             Rule::NorMuon => id::NORMUON,
+            Rule::EvenBias => id::EVEN_BIAS,
         }
     }
 
@@ -74,12 +78,18 @@ impl Rule {
             Rule::AdamW8bit => ADAMW_8BIT,
             Rule::AdamW => ADAMW,
             Rule::NorMuon => NORMUON,
+            Rule::EvenBias => &[],
         }
     }
 
     /// Whether matrices are updated, not elements: they are laid out and taken together by their extents.
     pub fn takes_matrices(self) -> bool {
         self == Rule::NorMuon
+    }
+
+    /// Whether gradients are updated with: then they count in the norm, and weights may decay and are rounded.
+    pub fn descends(self) -> bool {
+        self != Rule::EvenBias
     }
 
     /// Of a rule of elements: the numbers that its operation takes from the options.
@@ -89,6 +99,7 @@ impl Rule {
                 .with("beta1", optimizer.beta1)
                 .with("beta2", optimizer.beta2)
                 .with("epsilon", optimizer.epsilon),
+            Rule::EvenBias => Attrs::new().with("rate", optimizer.bias_rate.expect("biases are trained at a rate")),
             Rule::NorMuon => panic!("matrices have an update of their own"),
         }
     }
@@ -104,6 +115,7 @@ impl Rule {
                 scalar::UPDATE_APPLIED,
                 scalar::STEP,
             ],
+            Rule::EvenBias => &[scalar::UPDATE_APPLIED],
             Rule::NorMuon => panic!("matrices have an update of their own"),
         }
     }
@@ -112,7 +124,7 @@ impl Rule {
     pub fn tables(self) -> Vec<HostTensor> {
         match self {
             Rule::AdamW8bit => [true, false].map(code_book).into(),
-            Rule::AdamW | Rule::NorMuon => Vec::new(),
+            Rule::AdamW | Rule::NorMuon | Rule::EvenBias => Vec::new(),
         }
     }
 }
@@ -132,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_rule_of_elements_keeps_what_its_operation_updates() {
-        for rule in [Rule::AdamW8bit, Rule::AdamW] {
+        for rule in [Rule::AdamW8bit, Rule::AdamW, Rule::EvenBias] {
             let op = ops::get(rule.operation());
             let call = instantiate(&op.examples()[0], op, DType::BF16, 1);
             let updated: Vec<DType> = call.outputs.iter().skip(1).map(|tensor| tensor.dtype).collect();

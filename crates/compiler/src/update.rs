@@ -159,21 +159,22 @@ fn update_run(
     stream: usize,
 ) {
     let updated = run.master.as_ref().unwrap_or(&run.weight);
-    let attrs = run
-        .rule
-        .attributes(optimizer)
-        .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
-        .with("stochastic_rounding", updated.dtype == DType::BF16)
-        .with("seed", seed)
-        .with("stream", stream as u64);
-    let attrs = match (run.start, start) {
-        (None, None) => attrs,
-        (None, Some(start)) => attrs.with("start", start as u64),
-        (Some(of), start) => {
-            let first = of.first + start.unwrap_or(0);
-            attrs.with("start", first as u64).with("start_per_rank", of.per_rank as u64)
-        }
-    };
+    let mut attrs = run.rule.attributes(optimizer);
+    if run.rule.descends() {
+        attrs = attrs
+            .with("weight_decay", if run.decay { optimizer.weight_decay } else { 0.0 })
+            .with("stochastic_rounding", updated.dtype == DType::BF16)
+            .with("seed", seed)
+            .with("stream", stream as u64);
+        attrs = match (run.start, start) {
+            (None, None) => attrs,
+            (None, Some(start)) => attrs.with("start", start as u64),
+            (Some(of), start) => {
+                let first = of.first + start.unwrap_or(0);
+                attrs.with("start", first as u64).with("start_per_rank", of.per_rank as u64)
+            }
+        };
+    }
     let scalars = run.rule.scalars().iter().map(|name| scalar_ref(name));
     let tables = run.rule.tables();
     let tables = tables.iter().map(|table| lowering.constant(table));

@@ -132,6 +132,8 @@ pub struct Parameter {
     pub bias: bool,
     /// A row for each id: an embedding, or the output head.
     pub table: bool,
+    /// Kept in f32, and moved by nothing that follows from the loss.
+    pub buffer: bool,
     pub trainable: bool,
     /// An adapter matrix: kept apart from the base weights, exported in PEFT form.
     pub adapter: bool,
@@ -291,6 +293,7 @@ impl Graph {
             transposed: false,
             bias: false,
             table: false,
+            buffer: false,
             trainable: false,
             adapter: false,
             saved: false,

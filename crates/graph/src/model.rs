@@ -129,7 +129,7 @@ pub struct ParameterSpec {
     /// A bias whatever its axes: biases of experts have two.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bias: bool,
-    /// Counts in the forward pass, is kept in f32 and never trained.
+    /// Counts in the forward pass, is kept in f32 and has no gradient.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub buffer: bool,
 }

@@ -273,6 +273,7 @@ fn optimizer(config: &Config) -> OptimizerOptions {
         epsilon: of.adamw_epsilon,
         weight_decay: of.weight_decay,
         max_grad_norm: of.max_grad_norm,
+        bias_rate: of.router_bias_update_rate,
         master: false,
     }
 }

@@ -19,7 +19,7 @@ class Parameter:
 
     `residual_projection` marks a weight that writes into the residual stream, `transposed` the matrix of
     a linear layer that the file keeps as [inputs, outputs], `bias` a bias of more than one axis, which no weight decay
-    acts on. A `buffer` counts in the forward pass, is kept in f32 and never trained.
+    acts on. A `buffer` counts in the forward pass, is kept in f32 and has no gradient.
     """
 
     def __init__(

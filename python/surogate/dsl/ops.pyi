@@ -187,6 +187,12 @@ def adamw(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float 
     start: elements of the whole tensor before these, a multiple of four: the random numbers go on from there
     start_per_rank: `start` is so much larger on each next rank"""
 
+def even_bias(*inputs: Tensor | Parameter, rate: float | each[float]) -> Any:
+    """bias ← bias − rate·sign(excess), as it is where the excess is 0 and where applied is 0. excess f32 [n] (the
+    sum of `load_excess` over a step), applied f32 [1] → bias f32 [n].
+
+    rate: how far a bias moves in a step"""
+
 def adamw_8bit(*inputs: Tensor | Parameter, beta1: float | each[float], beta2: float | each[float], epsilon: float | each[float], weight_decay: float | each[float], stochastic_rounding: bool | each[bool] | None = None, seed: int | each[int], stream: int | each[int], start: int | each[int] | None = None, start_per_rank: int | each[int] | None = None) -> Any:
     """AdamW on moments stored as codes of a book times a scale for each 256 elements. g = gradient·gradient_scale; m
     ← β₁m + (1 − β₁)g; v ← β₂v + (1 − β₂)g²; w ← (w − lr·√c₂/c₁·m/(√v + √c₂·epsilon))(1 − lr·weight_decay); then m
@@ -686,6 +692,13 @@ def expert_load(*inputs: Tensor | Parameter, scores: str | each[str] | None = No
     probabilities have a gradient, and only those of a softmax.
 
     scores: softmax, or sigmoid divided by their sum; softmax if absent"""
+
+def load_excess(*inputs: Tensor | Parameter, accumulate: bool | each[bool] | None = None) -> Any:
+    """How much more than an even load each of E experts has, E times: E·load[0, e] − Σ load[0]. Whole numbers, so
+    sums over micro-steps and ranks are exact up to 2²⁴. load f32 [3, E] of `expert_load` → f32 [E]. With
+    `accumulate`, added to.
+
+    accumulate: add to the result instead of overwriting it"""
 
 def expert_load_backward(*inputs: Tensor | Parameter) -> Any:
     """Gradient of `expert_load`: with s the softmax of a token's logits and c = d[1] − (1 + ln s)·d[2], s·(c − Σ

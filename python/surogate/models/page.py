@@ -68,7 +68,8 @@ copied unchanged.
 **Mixtures of experts** (*) train in full and with adapters, on experts and routers, too
 ([fine-tuning](fine-tuning.md#mixtures-of-experts)). QLoRA also quantizes the expert matrices; routers keep their type. Quantized
 experts have run on CPUs only. The load-balancing loss is added if the configuration has `output_router_logits: true`, or with the
-option `router_aux_loss_coef`, for architectures for which transformers has it. GPT-OSS files with experts in MXFP4 are read, too.
+option `router_aux_loss_coef`, for architectures for which transformers has it; DeepSeek-V3 and GLM-4.5 have
+`router_bias_update_rate` instead. GPT-OSS files with experts in MXFP4 are read, too.
 On Hopper the products of experts have kernels of their own, other GPUs use portable kernels. Router scores of DeepSeek-V3 and
 GLM-4.5 are f32 whatever the type of the run is, those of the others have that type, as in transformers.
 
@@ -88,7 +89,8 @@ token, every gradient, packed rows, LoRA, merged weights, and twenty training st
 does this on the CPU. In bfloat16 it also compares the error with that of transformers, except for mixtures, because transformers
 then chooses other experts for some tokens. Adapters on experts are compared for the four mixtures with recorded ones. The values
 of five families are in the repository (`tests/golden`), the others in a folder next to it. `tests/oracle/compare_transformers.py`
-compares random configurations of every architecture with transformers and peft.
+compares random configurations of every architecture with transformers and peft, and adapters on experts and routers
+(`target_parameters`) of Mixtral, Qwen3 MoE, OLMoE and GPT-OSS.
 
 [Adding an architecture](adding-a-model.md) shows how a family is written.
 """

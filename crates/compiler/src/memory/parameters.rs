@@ -73,7 +73,7 @@ pub(crate) struct ParameterPlan {
     pub states: StatePlan,
     /// Numbers that are reported of routers.
     report: usize,
-    /// First element and number of elements of every gradient in its arena, in order.
+    /// First element and number of elements of every gradient in its arena that counts in the norm, in order.
     gradients: Vec<(usize, usize)>,
 }
 
@@ -163,7 +163,8 @@ impl ParameterPlan {
 
     /// Of several ranks: the sums of the squares of all, f32 [ranks · blocks], and those of each.
     pub fn gathered_squares(&self) -> [TensorRef; 2] {
-        let blocks = self.buckets().map(|(_, bucket)| block_count(bucket.piece)).sum::<usize>();
+        let squared = self.buckets().filter(|(run, _)| run.rule.descends());
+        let blocks = squared.map(|(_, bucket)| block_count(bucket.piece)).sum::<usize>();
         let all = TensorRef::dense(arena::SCALARS, self.counted_bytes(), DType::F32, [self.ranks * blocks]);
         let own = TensorRef { shape: vec![blocks], per_rank: blocks * DType::F32.size(), ..all.clone() };
         [all, own]
@@ -294,7 +295,8 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
     let optimizer = options.training.as_ref().and_then(|t| t.optimizer.as_ref());
     let size = DType::F32.size();
     let in_arena = |at: &TensorRef| (at.offset / size, at.len());
-    let mut gradients: Vec<_> = slots.iter().filter_map(|slot| slot.gradient.as_ref().map(in_arena)).collect();
+    let squared = slots.iter().zip(&graph.parameters).filter(|(_, parameter)| !parameter.buffer);
+    let mut gradients: Vec<_> = squared.filter_map(|(slot, _)| slot.gradient.as_ref().map(in_arena)).collect();
     gradients.sort_unstable();
     if optimizer.is_none() {
         gradients.clear();

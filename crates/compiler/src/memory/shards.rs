@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use ops::optimizer::block_count;
 use program::{ArenaId, OptimizerState, Shard, TensorRef};
 use tensor::DType;
 
@@ -29,6 +30,15 @@ pub(crate) struct Group {
     pub bytes: Range<usize>,
     /// How it is cut.
     pub shards: Vec<Shard>,
+    /// Of gradients: whether their squares count in the norm.
+    pub squared: bool,
+}
+
+impl Group {
+    /// Blocks of squares of a piece.
+    pub fn blocks(&self, shard: &Shard) -> usize {
+        if self.squared { block_count(shard.piece / DType::F32.size()) } else { 0 }
+    }
 }
 
 /// A stretch of a run of which every rank has a piece.
@@ -152,7 +162,7 @@ pub(super) fn frozen_unit(of: &Sharding) -> usize {
 /// The group that frozen weights of so many bytes are, which are cut in one piece for each rank.
 pub(super) fn frozen_group(bytes: Range<usize>, of: &Sharding) -> Group {
     let shard = Shard { start: bytes.start, piece: bytes.len() / of.ranks, at: bytes.start / of.ranks };
-    Group { arena: arena::WEIGHTS, bytes, shards: vec![shard] }
+    Group { arena: arena::WEIGHTS, bytes, shards: vec![shard], squared: false }
 }
 
 impl Run {
@@ -167,7 +177,7 @@ impl Run {
             let shards: Vec<Shard> = buckets.iter().map(|bucket| bucket.shard(of, Per::Element, ranks)).collect();
             let last = shards.last().expect("a group has buckets");
             let bytes = shards[0].start..last.start + last.piece * ranks;
-            Group { arena: of.arena, bytes, shards }
+            Group { arena: of.arena, bytes, shards, squared: self.rule.descends() }
         };
         self.buckets.chunk_by(|a, b| a.group == b.group).map(group).collect()
     }

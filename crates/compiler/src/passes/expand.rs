@@ -54,7 +54,12 @@ pub fn expand(
         }
         expansion.outputs(&task.outputs, None, &scope)?;
     }
-    Ok(expansion.graph)
+    let graph = expansion.graph;
+    if options.bias_rate().is_some() && !graph.parameters.iter().any(|parameter| parameter.buffer) {
+        let message = format!("`router_bias_update_rate`, but {} has no bias that experts are chosen by", graph.name);
+        return Err(CompileError::option("router_bias_update_rate", message, "remove `router_bias_update_rate`"));
+    }
+    Ok(graph)
 }
 
 fn find<'m>(model: &'m Model, name: &str) -> Result<&'m Task, CompileError> {
@@ -128,7 +133,9 @@ impl Expansion<'_> {
             let adapter = self.options.adapter.as_ref();
             parameter.saved = !spec.buffer && adapter.is_some_and(|adapter| adapter.saves(&name).is_some());
             let is_trained = adapter.is_none() || parameter.saved;
-            parameter.trainable = !spec.buffer && is_trained && self.options.training.is_some();
+            parameter.buffer = spec.buffer;
+            let is_moved = if spec.buffer { self.options.bias_rate().is_some() } else { is_trained };
+            parameter.trainable = is_moved && self.options.training.is_some();
             // Nodes refer to the name as it is written in the model.
             scope.insert(spec.name.clone(), parameter.value);
         }

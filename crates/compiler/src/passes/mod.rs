@@ -9,6 +9,7 @@ pub mod dropout;
 pub mod dropout_linear;
 pub mod embedding_noise;
 pub mod expand;
+pub mod expert_bias;
 pub mod fold_constants;
 pub mod fuse;
 pub mod identities;

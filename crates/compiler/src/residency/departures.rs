@@ -5,7 +5,6 @@
 use std::ops::Range;
 
 use graph::{Graph, ValueId};
-use ops::optimizer::block_count;
 use program::{Shard, TensorRef};
 use tensor::DType;
 
@@ -31,8 +30,8 @@ pub(crate) struct Departure {
     pub staged: TensorRef,
     /// f32 [n]: where the rank keeps their sum.
     pub sum: TensorRef,
-    /// Blocks of squares before its own.
-    pub blocks: usize,
+    /// Blocks of squares before its own; none where its squares do not count in the norm.
+    pub blocks: Option<usize>,
     /// Before this position it is sent, before this one it is summed.
     pub sent: usize,
     pub summed: usize,
@@ -115,9 +114,10 @@ pub(super) fn plan(
         for shard in &of.group.shards {
             let bytes = parameters.sharding.sent_bytes(shard.piece * parameters.ranks);
             let (sent, summed) = queue.send(of.last + 1, bytes, latest);
-            departures.all.push(departure(shard, parameters, blocks, sent, summed));
+            let blocks_before = of.group.squared.then_some(blocks);
+            departures.all.push(departure(shard, parameters, blocks_before, sent, summed));
             departures.stays.push(stay);
-            blocks += block_count(shard.piece / DType::F32.size());
+            blocks += of.group.blocks(shard);
         }
         if stay.is_some() {
             departures.blanks.extend(blanks(of).into_iter().map(|at| (of.begin, at)));
@@ -137,7 +137,7 @@ fn leaving<'a>(graph: &Graph, placement: &Placement, groups: &'a [Group]) -> Vec
         if let (Some(first), Some(last)) = (touches.first(), touches.last()) {
             all.push(Leaving { group, blocks, begin: first.node, last: last.node, written });
         }
-        blocks += group.shards.iter().map(|shard| block_count(shard.piece / DType::F32.size())).sum::<usize>();
+        blocks += group.shards.iter().map(|shard| group.blocks(shard)).sum::<usize>();
     }
     all
 }
@@ -178,7 +178,13 @@ impl Queue<'_> {
     }
 }
 
-fn departure(shard: &Shard, parameters: &ParameterPlan, blocks: usize, sent: usize, summed: usize) -> Departure {
+fn departure(
+    shard: &Shard,
+    parameters: &ParameterPlan,
+    blocks: Option<usize>,
+    sent: usize,
+    summed: usize,
+) -> Departure {
     let (ranks, elements) = (parameters.ranks, shard.piece / DType::F32.size());
     let from = TensorRef::dense(arena::GRADIENTS, shard.start, DType::F32, [ranks * elements]);
     let sum = match parameters.sharding.gradients {

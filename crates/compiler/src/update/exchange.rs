@@ -37,7 +37,8 @@ pub(super) fn agree(
     if parameters.sharding.gradients {
         // Pieces lie behind one another in the order of their blocks.
         let size = DType::F32.size();
-        let pieces = parameters.buckets().map(|(run, bucket)| {
+        let squared = parameters.buckets().filter(|(run, _)| run.rule.descends());
+        let pieces = squared.map(|(run, bucket)| {
             (bucket.kept(&run.gradient, Per::Element, parameters.ranks).offset / size, bucket.piece)
         });
         let table = lowering.constant(&blocks_of(pieces));

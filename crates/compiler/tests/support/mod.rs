@@ -47,6 +47,7 @@ pub fn options() -> CompileOptions {
                 epsilon: 1e-8,
                 weight_decay: 0.1,
                 max_grad_norm: 1.0,
+                bias_rate: None,
                 master: false,
             }),
         }),

@@ -6,6 +6,7 @@
 //! is dropped. All orders are those of the tokens, so that every run has the same bits.
 
 mod bias;
+mod excess;
 mod grouped;
 mod hopper;
 mod load;
@@ -14,6 +15,7 @@ mod route;
 mod rows;
 
 pub use bias::{GroupedBias, GroupedRowSums};
+pub use excess::LoadExcess;
 use graph::{Dim, Element, ValueType};
 pub use grouped::{GroupedLinear, GroupedWeightGradient};
 pub use load::{BalancedLoss, BalancedLossBackward, ExpertLoad, ExpertLoadBackward, RouterReport};

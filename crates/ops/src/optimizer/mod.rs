@@ -4,6 +4,7 @@
 mod adamw;
 mod adamw_8bit;
 mod dynamic_map;
+mod even_bias;
 mod gradient_scale;
 mod loss_scale;
 mod momentum;
@@ -16,6 +17,7 @@ mod squares;
 pub use adamw::AdamW;
 pub use adamw_8bit::AdamW8bit;
 pub use dynamic_map::{DynamicMap, dynamic_map};
+pub use even_bias::EvenBias;
 pub use gradient_scale::GradientScale;
 pub use loss_scale::NextLossScale;
 pub use momentum::Momentum;

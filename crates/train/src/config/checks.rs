@@ -311,6 +311,11 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
         let hint = Some("`[all-linear]` takes every linear but the head".to_string());
         reader.report("lora_target_modules", "`lora_target_modules: []` would train nothing", hint);
     }
+    if config.optimizer.router_bias_update_rate.is_some() && of.lora && !reader.is_faulty("lora") {
+        let message = "`router_bias_update_rate` needs `lora: false`: with adapters the model's own biases stay";
+        let hint = "set `lora: false`, or remove `router_bias_update_rate`";
+        reader.report("router_bias_update_rate", message, Some(hint.into()));
+    }
     if of.lora_dora && !of.lora && !reader.is_faulty("lora") {
         report_need(reader, "lora_dora", "lora", "true");
     }

@@ -26,6 +26,10 @@ options! {
         weight_decay: f64 = 0.1, min = 0;
         /// Maximum gradient norm: larger gradients are clipped to it. 0 disables clipping; the norm is still reported.
         max_grad_norm: f64 = 1.0, min = 0;
+        /// Loss-free balancing of experts (DeepSeek-V3, GLM-4.5): after each step the bias that an expert is chosen by rises
+        /// by this if the expert got less than an even share of the step's tokens, and falls if more. `null`: the biases
+        /// stay. DeepSeek-V3 was trained with 0.001.
+        router_bias_update_rate: Option<f64> = null, above = 0;
         /// AdamW: decay rate of the first moment.
         adamw_beta1: f64 = 0.9, min = 0, below = 1;
         /// AdamW: decay rate of the second moment.

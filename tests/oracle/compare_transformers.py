@@ -3,7 +3,7 @@
     python tests/oracle/compare_transformers.py [part ...] [--cases N] [--seed S] [--family NAME ...]
 
 Parts: models (logits, hidden states, losses, every gradient), adapters (LoRA by name, pattern,
-all-linear), training (AdamW and NorMuon curves), exports (folders that transformers and peft read). Needs torch,
+all-linear), experts (LoRA on the matrices of experts and on routers, by `target_parameters`), training (AdamW and NorMuon curves), exports (folders that transformers and peft read). Needs torch,
 transformers, peft and safetensors besides surogate; not a part of the tests that run on every change,
 which have stored numbers instead. Shapes and options are drawn from the seed, so that a failure can
 be repeated: each line names its case. Exit code 1 if anything was out of tolerance.
@@ -24,7 +24,7 @@ import numpy as np
 import surogate
 import torch
 import transformers
-from draw_configs import FAMILIES, HYBRIDS, MIXTURES, draw_config, drawn
+from draw_configs import FAMILIES, HYBRIDS, MIXTURES, STACKED, draw_config, drawn
 from transformers import AutoModelForCausalLM
 
 warnings.filterwarnings("ignore")
@@ -260,6 +260,9 @@ def as_in_files(config, tensors: dict) -> dict:
     layer, gate, up, down = MIXTURES[config.model_type]
     found = {}
     for name, value in tensors.items():
+        if ".lora_" in name:
+            found[name] = value
+            continue
         name = name.replace(".mlp.gate.", f".{layer}.gate.")
         before, stacked, last = name.partition(".mlp.experts.")
         if not stacked:
@@ -347,7 +350,9 @@ def draw_targets(rng: random.Random, model):
         return rng.choice([["q_proj"], ["q_proj", "v_proj"], ["k_proj", "o_proj"], r".*\.(q|o)_proj"])
     if model.config.model_type in ("phi3", "glm4"):
         attention = ["qkv_proj"] if model.config.model_type == "phi3" else ["q_proj", "v_proj"]
-        return rng.choice(["all-linear", attention, ["gate_up_proj"], [*attention, "down_proj"], r".*\.(o|gate_up)_proj"])
+        return rng.choice(
+            ["all-linear", attention, ["gate_up_proj"], [*attention, "down_proj"], r".*\.(o|gate_up)_proj"]
+        )
     return rng.choice(
         [
             "all-linear",
@@ -378,19 +383,37 @@ def draw_variant(rng: random.Random, gpt2: bool) -> dict:
     return options
 
 
-def adapt(rng: random.Random, model, deviation: float = 0.3):
-    """A peft model with random A and B."""
+def sparse(model) -> list[int]:
+    """The layers with experts: configs may keep all others dense."""
+    return [number for number, layer in enumerate(model.model.layers) if hasattr(layer.mlp, "experts")]
+
+
+def draw_parameters(rng: random.Random, model) -> dict:
+    """Targets of peft that are parameters: those of experts, the router's, with linears of attention or without."""
+    router = "mlp.router.weight" if model.config.model_type == "gpt_oss" else "mlp.gate.weight"
+    gate_up, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    parameters = rng.choice(
+        [[gate_up, down], [gate_up], [down], ["experts.gate_up_proj", down], [down, router], [router]]
+    )
+    if rng.random() < 0.3:
+        parameters = [f"layers.{rng.choice(sparse(model))}.{name}" for name in parameters if name.startswith("mlp.")]
+    modules = rng.choice([[], draw_targets(rng, model)])
+    return {"target_modules": modules, "target_parameters": parameters, "use_rslora": rng.random() < 0.3}
+
+
+def adapt(rng: random.Random, model, deviation: float = 0.3, parameters: bool = False):
+    """A peft model with random A and B, on the parameters of experts if wanted."""
     from peft import LoraConfig, get_peft_model
 
     r, gpt2 = rng.choice([1, 2, 3, 4, 8, 16]), model.config.model_type == "gpt2"
+    modules = {"target_modules": [] if parameters else draw_targets(rng, model)}
     config = LoraConfig(
         r=r,
         lora_alpha=rng.choice([1, 4, 16, 2 * r]),
-        lora_dropout=rng.choice([0.0, 0.1]),
-        target_modules=draw_targets(rng, model),
+        lora_dropout=0.0 if parameters else rng.choice([0.0, 0.1]),
         task_type="CAUSAL_LM",
         fan_in_fan_out=gpt2,
-        **draw_variant(rng, gpt2),
+        **(draw_parameters(rng, model) if parameters else modules | draw_variant(rng, gpt2)),
     )
     adapted = get_peft_model(model, config).eval()
     with torch.no_grad():
@@ -404,12 +427,28 @@ def adapter_name(name: str) -> str:
     return name.replace(".default", "")
 
 
-def adapters(report: Report, rng: random.Random, folder: Path) -> None:
+def experts(report: Report, rng: random.Random, folder: Path) -> None:
+    """Adapters on the parameters of experts, of families that have them."""
+    stacked = [family for family in drawn if family in STACKED]
+    if not stacked:
+        report.case += " (no mixture among the families)"
+        return
+    every, drawn[:] = list(drawn), stacked
+    try:
+        adapters(report, rng, folder, parameters=True)
+    finally:
+        drawn[:] = every
+
+
+def adapters(report: Report, rng: random.Random, folder: Path, parameters: bool = False) -> None:
     model = draw_model(rng, folder / "model")
-    adapted = adapt(rng, model)
+    if parameters and not sparse(model):
+        return
+    adapted = adapt(rng, model, parameters=parameters)
     adapted.save_pretrained(folder / "adapter")
     of = adapted.peft_config["default"]
-    report.case += f" {model.config.model_type} r {of.r} alpha {of.lora_alpha} {of.target_modules}"
+    targets = f"{of.target_modules or ''} {of.target_parameters or ''}"
+    report.case += f" {model.config.model_type} r {of.r} alpha {of.lora_alpha} {targets}"
     engine = surogate.load(folder / "model", adapter=folder / "adapter")
     batch = draw_batch(rng, model.config.vocab_size)
     compare_model(report, adapted, engine, batch, adapter_name)
@@ -627,7 +666,7 @@ def exports(report: Report, rng: random.Random, folder: Path) -> None:
     report.check("logits of the export", relative(found, logits), LOGITS)
 
 
-PARTS = {"models": models, "adapters": adapters, "training": training, "exports": exports}
+PARTS = {"models": models, "adapters": adapters, "experts": experts, "training": training, "exports": exports}
 
 
 def main() -> int:

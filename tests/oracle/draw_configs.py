@@ -44,6 +44,9 @@ MIXTURES = {
 }
 FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text"]
 
+#: Those of which peft adapts the matrices of experts, which are parameters of three axes there.
+STACKED = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss"]
+
 #: Mixtures that are routed by sigmoids, within groups.
 GROUPED = ["deepseek_v3", "glm4_moe"]
 

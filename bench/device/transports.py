@@ -118,6 +118,7 @@ def stories(name: str, options: dict[str, Any], a: Any) -> pathlib.Path:
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
         "max_steps": STEPS,
+        "shard_scope": "world",
         "save_steps": 1_000_000,
         "learning_rate": 1e-3,
         "optimizer": "adamw",

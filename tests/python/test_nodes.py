@@ -46,6 +46,8 @@ def options(output: Path, **changed: object) -> dict[str, object]:
         "eval_steps": 4,
         "learning_rate": 5e-3,
         "lora_rank": 4,
+        # With shards of each node, the blocks of squares are others than those of one process.
+        "shard_scope": "world",
         "resume_from_checkpoint": True,
         **changed,
     }

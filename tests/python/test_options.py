@@ -238,6 +238,7 @@ ELSEWHERE = {
     "shard_gradients": "crates/train/tests/ranks.rs",
     "shard_weights": "crates/train/tests/ranks.rs",
     "gradient_compression": "crates/train/tests/ranks.rs",
+    "shard_scope": "crates/train/tests/nodes.rs",
     "memcpy_all_gather": "crates/train/src/device.rs",
     "memcpy_send_recv": "crates/train/src/device.rs",
     "deterministic": "crates/train/tests/formats.rs",

@@ -33,7 +33,7 @@ pub use autodiff::differentiate;
 pub use call::compile_call;
 pub use options::{
     CompileOptions, Compression, EntryOptions, KeyValueCache, OffloadOptions, OptimizerKind, OptimizerOptions,
-    PlanOptions, RecomputeOptions, Sharding, Training,
+    PlanOptions, RecomputeOptions, Scope, Sharding, Training,
 };
 pub use pass::{Observer, Pass, PassTrace, Passes};
 pub use passes::expand::expand;
@@ -147,7 +147,7 @@ pub fn compile_observed(
         plan::least_step(options, machine, |arena| parameters.bytes(arena).unwrap_or(0), compiled)
     };
     // Of several ranks each may keep its share of more than states alone.
-    plan::lowest_level(options, sharded)
+    plan::nearest_scope(options, sharded)
 }
 
 /// The graph of one entry, ready to be lowered.

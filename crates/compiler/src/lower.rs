@@ -117,7 +117,7 @@ fn forms(kind: EntryKind, parameters: &ParameterPlan) -> Vec<Form> {
     let forms = |leaves: bool, name: &'static str| micro_steps.map(|kind| Form { kind, leaves, name });
     match parameters.sharding.exchanges_last() {
         true => [forms(false, ""), forms(true, LAST)].concat(),
-        false => forms(parameters.ranks > 1, "").to_vec(),
+        false => forms(parameters.shards > 1, "").to_vec(),
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use graph::{Graph, ParameterId};
 use ops::{LowerCall, Lowered};
 use program::{
-    ArenaKind, Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
+    Among, ArenaKind, Collective, Constant, Cost, Documents, Instruction, Kernel, KernelCall, KernelId, Launch, Layer,
     Machine, MemoryLine, Movement, TensorRef, scalar,
 };
 use tensor::{Attrs, DType};
@@ -145,6 +145,7 @@ impl<'a> Lowering<'a> {
             Lowered::Copy { from, to } => return (Instruction::Copy { from, to }, cost),
             Lowered::Exchange { among } => {
                 let (from, to) = (inputs[0].clone(), outputs[0].clone());
+                let among = Among::row(among);
                 return (Instruction::Collective(Collective { movement: Movement::Exchange, among, from, to }), cost);
             }
             Lowered::Kernels(specs) => specs,

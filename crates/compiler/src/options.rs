@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use program::{Cluster, EntryKind, Variant};
+use program::{Among, Cluster, EntryKind, Variant};
 use tensor::DType;
 use tensor::packed::Quantisation;
 use tensor::storage::Packing;
@@ -55,6 +55,12 @@ impl CompileOptions {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharding {
     pub ranks: usize,
+    /// Machines with as many ranks in a row each: a divisor of all.
+    pub nodes: usize,
+    /// Which ranks share the pieces.
+    pub scope: Scope,
+    /// Whether the plan may take all ranks where those of a node have no room.
+    pub open_scope: bool,
     /// Ranks in a row that have the parts of one micro-batch, whose attention they share by heads: a divisor of all.
     pub sequence: usize,
     /// Bytes of gradients that are exchanged at once; a good size where it is not given.
@@ -66,6 +72,16 @@ pub struct Sharding {
     /// Whether the plan may cut gradients, or both, where that takes less time than everything else that makes it fit.
     pub open: bool,
     pub compression: Compression,
+}
+
+/// The ranks that share what is sharded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// Those of a node. All nodes have the same; their sums of the gradients are added up once a step.
+    #[default]
+    Node,
+    /// All.
+    World,
 }
 
 /// What gradients become for their way to the other ranks. Their sums are in f32.
@@ -82,6 +98,9 @@ impl Default for Sharding {
     fn default() -> Sharding {
         Sharding {
             ranks: 1,
+            nodes: 1,
+            scope: Scope::Node,
+            open_scope: false,
             sequence: 1,
             bucket_bytes: None,
             gradients: false,
@@ -99,7 +118,29 @@ const BUCKET_BYTES: usize = 128 << 20;
 impl Sharding {
     /// Who takes part.
     pub fn cluster(&self) -> Cluster {
-        Cluster { ranks: self.ranks, sequence: self.sequence }
+        Cluster { ranks: self.ranks, sequence: self.sequence, nodes: self.nodes, shards: self.shards() }
+    }
+
+    /// Ranks in a row that have a piece each of what is cut.
+    pub(crate) fn shards(&self) -> usize {
+        match self.scope {
+            Scope::Node => self.ranks / self.nodes,
+            Scope::World => self.ranks,
+        }
+    }
+
+    /// Ranks that have the same pieces, one of each node: they add up the sums of their nodes.
+    pub(crate) fn rail(&self) -> Among {
+        Among { count: self.ranks / self.shards(), apart: self.shards() }
+    }
+
+    /// Among whom pieces are cut, the first to try first.
+    pub(crate) fn scopes(&self) -> Vec<Sharding> {
+        let decided = Sharding { open_scope: false, ..*self };
+        match self.open_scope && self.nodes > 1 {
+            true => [Scope::Node, Scope::World].map(|scope| Sharding { scope, ..decided }).to_vec(),
+            false => vec![decided],
+        }
     }
 
     /// Most bytes of gradients that are exchanged at once.
@@ -123,7 +164,7 @@ impl Sharding {
     /// What it may be, by ZeRO levels from the first on; one if that is decided.
     pub(crate) fn levels(&self) -> Vec<Sharding> {
         let decided = Sharding { open: false, ..*self };
-        match self.open && self.ranks > 1 {
+        match self.open && self.shards() > 1 {
             true => [(false, false), (true, false), (true, true)]
                 .map(|(gradients, weights)| Sharding { gradients, weights, ..decided })
                 .to_vec(),
@@ -143,7 +184,7 @@ impl Sharding {
 
     /// Whether a micro-step exchanges its gradients only where it is the last of its step.
     pub(crate) fn exchanges_last(&self) -> bool {
-        self.ranks > 1 && !self.gradients
+        self.shards() > 1 && !self.gradients
     }
 }
 

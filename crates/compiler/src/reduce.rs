@@ -5,7 +5,7 @@
 use ops::id;
 use ops::optimizer::{block_count, blocks_of};
 use program::{
-    Collective, Documents, EntryKind, EventId, Instruction, Movement, Provenance, Step, StreamId, TensorRef,
+    Among, Collective, Documents, EntryKind, EventId, Instruction, Movement, Provenance, Step, StreamId, TensorRef,
 };
 use tensor::{Attrs, DType};
 
@@ -48,13 +48,13 @@ impl<'a> Reduction<'a> {
             }
             streams.follow(StreamId::Exchange, &from);
             let (from_all, to) = (of.rounded.as_ref().unwrap_or(&of.from).clone(), of.staged.clone());
-            let among = self.parameters.ranks;
+            let among = Among::row(self.parameters.shards);
             streams.collective(Collective { movement: Movement::Exchange, among, from: from_all, to }, &from);
             self.sent.push(streams.record(StreamId::Exchange, &from));
         }
     }
 
-    /// Sums the next bucket to what the rank keeps; where that is complete, its squares, too.
+    /// Sums the next bucket to what the rank keeps; where that is the sum of all ranks and micro-steps, its squares, too.
     fn sum(&mut self, streams: &mut Streams, lowering: &mut Lowering<'_>) {
         let of = &self.departures.all[self.summed];
         streams.wait(StreamId::Compute, self.sent[self.summed], &from("exchange"));
@@ -62,7 +62,8 @@ impl<'a> Reduction<'a> {
         let accumulate = self.parameters.sharding.gradients && self.kind == EntryKind::NextMicroStep;
         let attrs = if accumulate { Attrs::new().with("accumulate", true) } else { Attrs::new() };
         push(streams, lowering, id::SUM_PIECES, attrs, vec![of.staged.clone()], of.sum.clone());
-        let Some(blocks) = of.blocks.filter(|_| !self.parameters.sharding.gradients) else { return };
+        let here = !self.parameters.sharding.gradients && self.parameters.sharding.rail().count == 1;
+        let Some(blocks) = of.blocks.filter(|_| here) else { return };
         let [_, own] = self.parameters.gathered_squares();
         let table = lowering.constant(&blocks_of(std::iter::once((0, of.sum.len()))));
         let offset = own.offset + blocks * DType::F32.size();

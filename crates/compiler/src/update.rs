@@ -1,9 +1,10 @@
 //! The update entry: gradient norm, clipping, optimizer. One launch for each run of the flat
 //! arenas, or for each slice of one; nothing here knows a parameter's name. What matrices need besides stands in
-//! `update/matrices.rs`, what ranks do together in `update/exchange.rs`.
+//! `update/matrices.rs`, what ranks do together in `update/exchange.rs`, sums over nodes in `update/nodes.rs`.
 
 mod exchange;
 mod matrices;
+mod nodes;
 mod slices;
 
 use ops::{OpId, id};
@@ -24,7 +25,7 @@ pub(crate) fn entry(
     homes: &Homes,
     lowering: &mut Lowering<'_>,
 ) -> Entry {
-    let sharded = parameters.ranks > 1;
+    let sharded = parameters.sharding.ranks > 1;
     let slices = Slices::new(&parameters.runs, &parameters.sharding, homes);
     let taken = slices.bytes;
     lowering.update_workspace(taken);
@@ -32,6 +33,9 @@ pub(crate) fn entry(
     let mut transfers = Transfers::new(&slices.stays, EntryKind::Update);
     let from = provenance("update");
     transfers.before(0, &from, &mut streams);
+    if parameters.sharding.rail().count > 1 {
+        nodes::sum(&mut streams, lowering, taken, parameters);
+    }
     let gathered = sharded.then(|| exchange::agree(&mut streams, lowering, taken, parameters));
     norm(&mut streams.steps, lowering, taken, parameters, optimizer, scales_loss, homes, gathered);
     if scales_loss {

@@ -252,9 +252,10 @@ fn of_ranks(program: &Program) -> Vec<Vec<Entry>> {
 fn a_rank_that_departs_from_the_order_is_refused() {
     let (_, options) = cases().swap_remove(0);
     let mut tried = 0;
-    for (of, compression) in CUTS.into_iter().flat_map(|of| [(of, Compression::None), (of, Compression::Bf16)]) {
-        let mut options = cut(3, of, &options);
-        options.sharding.compression = compression;
+    let nodes = |of| [(of, 3, 1, Compression::None), (of, 3, 1, Compression::Bf16), (of, 6, 3, Compression::Bf16)];
+    for (of, ranks, nodes, compression) in CUTS.into_iter().flat_map(nodes) {
+        let mut options = cut(ranks, of, &options);
+        (options.sharding.nodes, options.sharding.compression) = (nodes, compression);
         let program = compile(&model(), &options, &Machine::h200()).unwrap();
         tried += of_ranks(&program).into_iter().map(|ranks| departing(&ranks)).sum::<usize>();
     }

@@ -6,14 +6,20 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use program::{BackendError, Movement};
+use program::{Among, BackendError, Movement};
 
 /// What ranks of this process exchange with those of others.
 pub trait Wire: Send + Sync {
     /// Sends what the ranks of this process show, and writes what those of others do to their places: all that they
-    /// show in a gather; in an exchange, of each the pieces for the ranks of this process. The error is a rank that
-    /// failed, and why.
-    fn swap(&self, movement: Movement, bytes: usize, shown: &[RwLock<Vec<u8>>]) -> Result<(), (usize, String)>;
+    /// show in a gather; in an exchange, of each the pieces for the ranks of this process. Groups are of all processes:
+    /// all ranks, or one of each process. The error is a rank that failed, and why.
+    fn swap(
+        &self,
+        movement: Movement,
+        among: Among,
+        bytes: usize,
+        shown: &[RwLock<Vec<u8>>],
+    ) -> Result<(), (usize, String)>;
 }
 
 /// What the ranks of a process share.
@@ -80,46 +86,50 @@ impl Fabric {
 }
 
 impl Seat {
-    /// Shows `own` and gives the bytes that come from each of `among` ranks in a row to `take`, by its number among them:
-    /// all that it shows, or the piece for this one. Ranks of several processes do it all together.
+    /// Shows `own` and gives the bytes that come from each rank of a group to `take`, by its number among them: all that it
+    /// shows, or the piece for this one. Ranks of several processes do it all together.
     pub fn collective(
         &self,
         movement: Movement,
-        among: usize,
+        among: Among,
         own: &[u8],
         mut take: impl FnMut(usize, &[u8]),
     ) -> Result<(), BackendError> {
         let Fabric { shown: all, here, wire, .. } = &*self.fabric;
-        let first = self.rank / among * among;
-        let far = first < here.start || first + among > here.end;
-        assert!(!far || among == all.len(), "a part of the ranks is of one process");
+        let bytes = own.len();
+        let far = (0..among.count).any(|number| !here.contains(&among.member(self.rank, number)));
+        let of_all = among.count * among.apart == all.len() && [1, here.len()].contains(&among.apart);
+        assert!(!far || of_all, "a group is of one process, or of all");
         {
             let mut shown = self.fabric.shown[self.rank].write().unwrap_or_else(PoisonError::into_inner);
             shown.clear();
             shown.extend_from_slice(own);
         }
-        self.meet((movement, own.len()))?;
+        self.meet((movement, bytes))?;
         if let Some(wire) = wire.as_ref().filter(|_| far) {
             if self.rank == here.start
-                && let Err((rank, why)) = wire.swap(movement, own.len(), all)
+                && let Err((rank, why)) = wire.swap(movement, among, bytes, all)
             {
                 self.fabric.fail_of(rank, why);
             }
-            self.meet((movement, own.len()))?;
+            self.meet((movement, bytes))?;
         }
-        let piece = own.len() / among;
-        for (number, rank) in (first..first + among).enumerate() {
+        let piece = bytes / among.count;
+        // The piece for this rank, and the first one for this process.
+        let (own, cut) = (among.number(self.rank), among.number(here.start));
+        for number in 0..among.count {
+            let rank = among.member(self.rank, number);
             let shown = all[rank].read().unwrap_or_else(PoisonError::into_inner);
             match movement {
                 Movement::Gather => take(number, &shown),
                 // Others send what is for this process alone.
                 Movement::Exchange => {
-                    let cut = if here.contains(&rank) { first } else { here.start };
-                    take(number, &shown[(self.rank - cut) * piece..][..piece]);
+                    let place = if here.contains(&rank) { own } else { own - cut };
+                    take(number, &shown[place * piece..][..piece]);
                 }
             }
         }
-        self.meet((movement, own.len()))
+        self.meet((movement, bytes))
     }
 
     /// Returns when all ranks have come for the same thing.
@@ -205,7 +215,7 @@ mod tests {
                 for round in 0..50u8 {
                     got.clear();
                     let own: Vec<u8> = (0..ranks as u8).flat_map(|piece| [seat.rank as u8, piece, round]).collect();
-                    seat.collective(movement, ranks, &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
+                    seat.collective(movement, Among::row(ranks), &own, |_, bytes| got.push(bytes.to_vec())).unwrap();
                 }
                 got
             };
@@ -234,7 +244,8 @@ mod tests {
         let seats = Fabric::seats(3, Duration::from_secs(600));
         let [a, b, failing] = &seats[..] else { unreachable!("three were requested") };
         std::thread::scope(|scope| {
-            let waiting = [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, 3, &[1], |_, _| {})));
+            let waiting =
+                [a, b].map(|seat| scope.spawn(|| seat.collective(Movement::Gather, Among::row(3), &[1], |_, _| {})));
             std::thread::sleep(Duration::from_millis(20));
             failing.fail("no memory".into());
             for waiting in waiting {
@@ -243,19 +254,21 @@ mod tests {
             }
         });
         assert_eq!(a.failure(), Some((2, "no memory".to_owned())));
-        assert!(failing.collective(Movement::Gather, 3, &[1], |_, _| {}).is_err(), "it is over");
+        assert!(failing.collective(Movement::Gather, Among::row(3), &[1], |_, _| {}).is_err(), "it is over");
     }
 
     #[test]
     fn who_waits_too_long_or_for_something_else_gives_up() {
         let seats = Fabric::seats(2, Duration::from_millis(30));
-        let message = seats[1].collective(Movement::Exchange, 2, &[1, 2], |_, _| {}).unwrap_err().to_string();
+        let message =
+            seats[1].collective(Movement::Exchange, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
         assert!(message.contains("rank 1 failed") && message.contains("waited 0 s"), "{message}");
         let seats = Fabric::seats(2, Duration::from_secs(600));
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| seats[0].collective(Movement::Gather, 2, &[1], |_, _| {}));
+            let first = scope.spawn(|| seats[0].collective(Movement::Gather, Among::row(2), &[1], |_, _| {}));
             std::thread::sleep(Duration::from_millis(20));
-            let message = seats[1].collective(Movement::Gather, 2, &[1, 2], |_, _| {}).unwrap_err().to_string();
+            let message =
+                seats[1].collective(Movement::Gather, Among::row(2), &[1, 2], |_, _| {}).unwrap_err().to_string();
             assert!(message.contains("a gather of 2 bytes, others to a gather of 1 bytes"), "{message}");
             assert!(first.join().unwrap().is_err());
         });

@@ -98,15 +98,18 @@ impl Session for GroupSession {
                 .seats
                 .iter()
                 .zip(&mut self.ranks)
-                .try_for_each(|(seat, of)| of.write(&at.of_rank(seat.rank), bytes)),
-            Some(pieces) => pieces
-                .into_iter()
-                .try_for_each(|(of, place)| self.rank(of.rank).write(&place, &bytes[of.from..of.from + of.bytes])),
+                .try_for_each(|(seat, of)| of.write(&at.of_share(self.program.cluster.share(seat.rank)), bytes)),
+            Some(pieces) => pieces.into_iter().try_for_each(|(of, place)| {
+                let bytes = &bytes[of.from..of.from + of.bytes];
+                let mut holders = self.program.cluster.holders(of.rank);
+                holders.try_for_each(|rank| self.rank(rank).write(&place, bytes))
+            }),
         }
     }
 
     fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        self.rank(rank).write(&at.of_rank(rank), bytes)
+        let at = at.of_share(self.program.cluster.share(rank));
+        self.rank(rank).write(&at, bytes)
     }
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
@@ -119,7 +122,8 @@ impl Session for GroupSession {
     }
 
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        self.rank(rank).read(&at.of_rank(rank), out)
+        let at = at.of_share(self.program.cluster.share(rank));
+        self.rank(rank).read(&at, out)
     }
 
     fn run(&mut self, entry: usize) -> Result<(), BackendError> {
@@ -150,8 +154,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use program::{
-        Arena, ArenaId, ArenaKind, Cluster, Collective, Cost, Entry, EntryKind, EventId, Instruction, Layout, Machine,
-        Movement, Provenance, Step, StreamId,
+        Among, Arena, ArenaId, ArenaKind, Cluster, Collective, Cost, Entry, EntryKind, EventId, Instruction, Layout,
+        Machine, Movement, Provenance, Step, StreamId,
     };
     use rayon::ThreadPoolBuilder;
     use tensor::DType;
@@ -168,8 +172,13 @@ mod tests {
     /// Every rank writes a number of its own, gathers those of all, and exchanges what it gathered.
     fn program() -> Program {
         let own = TensorRef { per_rank: 4, ..at(0, 1) };
-        let gather = Collective { movement: Movement::Gather, among: RANKS, from: own, to: at(0, RANKS) };
-        let exchange = Collective { movement: Movement::Exchange, among: RANKS, from: at(0, RANKS), to: at(64, RANKS) };
+        let gather = Collective { movement: Movement::Gather, among: Among::row(RANKS), from: own, to: at(0, RANKS) };
+        let exchange = Collective {
+            movement: Movement::Exchange,
+            among: Among::row(RANKS),
+            from: at(0, RANKS),
+            to: at(64, RANKS),
+        };
         let mark = |event: u32, stream: StreamId| Instruction::Record { event: EventId(event), stream };
         let wait = |event: u32, stream: StreamId| Instruction::Wait { event: EventId(event), stream };
         let instructions = vec![
@@ -188,7 +197,7 @@ mod tests {
         Program {
             name: "test".into(),
             machine: Machine::cpu(1 << 30, 1),
-            cluster: Cluster { ranks: RANKS, sequence: 1 },
+            cluster: Cluster::of(RANKS),
             arenas: vec![Arena::on_device(ArenaKind::Activations, 512)],
             layout: Layout::default(),
             constants: vec![],

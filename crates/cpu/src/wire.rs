@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use net::{Channel, Failure, Nodes};
-use program::Movement;
+use program::{Among, Movement};
 
 use crate::fabric::Wire;
 
@@ -33,8 +33,16 @@ impl NodeWire {
         (failure.node * self.local, failure.to_string())
     }
 
-    fn exchange(&self, movement: Movement, bytes: usize, shown: &[RwLock<Vec<u8>>]) -> Result<(), Failure> {
-        let piece = bytes / shown.len();
+    fn exchange(
+        &self,
+        movement: Movement,
+        among: Among,
+        bytes: usize,
+        shown: &[RwLock<Vec<u8>>],
+    ) -> Result<(), Failure> {
+        let piece = bytes / among.count;
+        // Pieces for each node: of its ranks, those in the group of a rank of this one.
+        let each = self.local / among.apart;
         let what = format!("a {} of {bytes} bytes", movement.name());
         let mut header = [0; HEADER];
         header[0] = movement as u8;
@@ -44,7 +52,7 @@ impl NodeWire {
         for node in self.nodes.others() {
             let meant = match movement {
                 Movement::Gather => 0..bytes,
-                Movement::Exchange => self.ranks_of(node).start * piece..self.ranks_of(node).end * piece,
+                Movement::Exchange => node * each * piece..(node + 1) * each * piece,
             };
             let mut parts = vec![&header[..]];
             parts.extend(own.iter().map(|shown| &shown[meant.clone()]));
@@ -52,7 +60,7 @@ impl NodeWire {
         }
         let of_rank = match movement {
             Movement::Gather => bytes,
-            Movement::Exchange => self.local * piece,
+            Movement::Exchange => each * piece,
         };
         for node in self.nodes.others() {
             let got = self.nodes.receive(node, Channel::Collective, &what)?;
@@ -72,7 +80,13 @@ impl NodeWire {
 }
 
 impl Wire for NodeWire {
-    fn swap(&self, movement: Movement, bytes: usize, shown: &[RwLock<Vec<u8>>]) -> Result<(), (usize, String)> {
-        self.exchange(movement, bytes, shown).map_err(|failure| self.of_rank(&failure))
+    fn swap(
+        &self,
+        movement: Movement,
+        among: Among,
+        bytes: usize,
+        shown: &[RwLock<Vec<u8>>],
+    ) -> Result<(), (usize, String)> {
+        self.exchange(movement, among, bytes, shown).map_err(|failure| self.of_rank(&failure))
     }
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use net::{Channel, Nodes};
 use program::{
-    BackendError, Choices, Instruction, MemoryLine, Movement, Program, Reading, Session, StreamId, TensorRef, ranks_of,
+    Among, BackendError, Choices, Instruction, MemoryLine, Movement, Program, Reading, Session, StreamId, TensorRef,
+    ranks_of,
 };
 
 use crate::driver::{Event, Graph, Watch};
@@ -249,7 +250,7 @@ impl CudaGroup {
     }
 
     /// What all ranks do together.
-    fn meet(&self, movement: Movement, among: usize, entry: usize, index: usize) -> Result<()> {
+    fn meet(&self, movement: Movement, among: Among, entry: usize, index: usize) -> Result<()> {
         let lane = |rank| {
             let session: &CudaSession = rank;
             let (from, to, bytes) = session.joint_places(entry, index);
@@ -430,14 +431,17 @@ impl Session for CudaGroup {
     fn write(&mut self, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
         match self.program.pieces(at) {
             None => self.here.clone().try_for_each(|rank| self.write_rank(rank, at, bytes)),
-            Some(pieces) => pieces
-                .into_iter()
-                .try_for_each(|(of, place)| self.rank(of.rank).write(&place, &bytes[of.from..of.from + of.bytes])),
+            Some(pieces) => pieces.into_iter().try_for_each(|(of, place)| {
+                let bytes = &bytes[of.from..of.from + of.bytes];
+                let mut holders = self.program.cluster.holders(of.rank);
+                holders.try_for_each(|rank| self.rank(rank).write(&place, bytes))
+            }),
         }
     }
 
     fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> std::result::Result<(), BackendError> {
-        self.rank(rank).write(&at.of_rank(rank), bytes)
+        let at = at.of_share(self.program.cluster.share(rank));
+        self.rank(rank).write(&at, bytes)
     }
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
@@ -452,7 +456,8 @@ impl Session for CudaGroup {
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> std::result::Result<(), BackendError> {
         // The wait that can say which rank is missing.
         self.synchronise().map_err(|error| self.failed(error))?;
-        self.rank(rank).read(&at.of_rank(rank), out)
+        let at = at.of_share(self.program.cluster.share(rank));
+        self.rank(rank).read(&at, out)
     }
 
     fn read_later(&mut self, at: &[TensorRef]) -> std::result::Result<Reading, BackendError> {

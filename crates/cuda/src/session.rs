@@ -7,7 +7,7 @@ use crate::error::{During, Error, Result};
 use crate::prepare::{BoundInstruction, Events, Kernels, Memory, PlannedInstruction, Preparation};
 use crate::transfer::{Readings, Uploads};
 use program::{
-    Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement,
+    Among, Arch, Architecture, BackendError, Choices, Entry, EntryKind, Instruction, MemoryClass, MemoryLine, Movement,
     Program, Reading, Session, Step, TensorRef,
 };
 use std::sync::Arc;
@@ -132,8 +132,8 @@ impl CudaSession {
         &self.engine
     }
 
-    /// How bytes move in an instruction that ranks do together, and how many in a row do; none for any other.
-    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<(Movement, usize)> {
+    /// How bytes move in an instruction that ranks do together, and among which; none for any other.
+    pub(crate) fn joint(&self, entry: usize, index: usize) -> Option<(Movement, Among)> {
         match &self.program.entries[entry].steps[index].instruction {
             Instruction::Collective(of) => Some((of.movement, of.among)),
             _ => None,

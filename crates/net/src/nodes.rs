@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,8 @@ pub struct Nodes {
     shared: Arc<Shared>,
     /// All nodes do the same by themselves, without an order for each part of it.
     together: AtomicBool,
+    /// Bytes of collectives that it has sent.
+    exchanged: AtomicU64,
 }
 
 impl Nodes {
@@ -100,7 +102,8 @@ impl Nodes {
             stream.map(|stream| Peer::new(from, stream, patience, shared.clone())).transpose()
         };
         let peers = streams.into_iter().enumerate().map(peer).collect::<io::Result<_>>()?;
-        let nodes = Arc::new(Nodes { node, count, patience, peers, shared, together: AtomicBool::new(node != 0) });
+        let (together, exchanged) = (AtomicBool::new(node != 0), AtomicU64::new(0));
+        let nodes = Arc::new(Nodes { node, count, patience, peers, shared, together, exchanged });
         let weak = Arc::downgrade(&nodes);
         let pause = BEAT.min(patience / 4);
         std::thread::Builder::new().name("beat".into()).spawn(move || beat(&weak, pause))?;
@@ -123,6 +126,11 @@ impl Nodes {
         self.together.load(Ordering::Acquire)
     }
 
+    /// Bytes of collectives that this node has sent to all others.
+    pub fn exchanged(&self) -> u64 {
+        self.exchanged.load(Ordering::Relaxed)
+    }
+
     pub fn set_together(&self, together: bool) {
         self.together.store(together, Ordering::Release);
     }
@@ -131,6 +139,10 @@ impl Nodes {
     pub fn send(&self, to: usize, channel: Channel, parts: &[&[u8]]) -> Result<(), Failure> {
         self.check()?;
         let peer = self.peers[to].as_ref().expect("a node does not send to itself");
+        if channel == Channel::Collective {
+            let bytes: usize = parts.iter().map(|part| part.len()).sum();
+            self.exchanged.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         let mut writer = peer.writer.lock().unwrap_or_else(PoisonError::into_inner);
         frame::write(&mut *writer, channel, parts).map_err(|error| {
             drop(writer);

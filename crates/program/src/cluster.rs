@@ -3,7 +3,7 @@
 
 use tensor::DType;
 
-use crate::instruction::{Arg, Instruction, Launch};
+use crate::instruction::{Arg, Collective, Instruction, Launch, Movement};
 use crate::memory::{Piece, TensorRef};
 use crate::program::{Entry, Program};
 
@@ -19,11 +19,20 @@ pub struct Cluster {
     pub ranks: usize,
     /// So many ranks in a row have the parts of one micro-batch: a divisor of all.
     pub sequence: usize,
+    /// Machines with as many ranks each, the first ones on the first: a divisor of all.
+    pub nodes: usize,
+    /// So many ranks in a row share what is sharded, and the others have copies of it: all ranks, or those of a node.
+    pub shards: usize,
 }
 
 impl Cluster {
     /// A single device.
-    pub const ONE: Cluster = Cluster { ranks: 1, sequence: 1 };
+    pub const ONE: Cluster = Cluster { ranks: 1, sequence: 1, nodes: 1, shards: 1 };
+
+    /// Of one machine, where each rank has rows and shards of its own.
+    pub const fn of(ranks: usize) -> Cluster {
+        Cluster { ranks, shards: ranks, ..Cluster::ONE }
+    }
 
     /// Micro-batches that are worked on at once.
     pub fn replicas(&self) -> usize {
@@ -33,6 +42,27 @@ impl Cluster {
     /// Which part of its micro-batch a rank has.
     pub fn part(&self, rank: usize) -> usize {
         rank % self.sequence
+    }
+
+    /// Which share a rank has of what is sharded.
+    pub fn share(&self, rank: usize) -> usize {
+        rank % self.shards
+    }
+
+    /// The ranks with a share: the first has its number.
+    pub fn holders(&self, share: usize) -> impl Iterator<Item = usize> + use<> {
+        (share..self.ranks).step_by(self.shards)
+    }
+
+    /// Bytes that a rank gets from other nodes in a collective. What several ranks of a node need comes once, for all of them.
+    pub fn between(&self, of: &Collective) -> usize {
+        let local = self.ranks / self.nodes;
+        let far = (0..of.among.count).filter(|number| of.among.member(0, *number) >= local).count();
+        let bytes = of.to.bytes() / of.among.count * far;
+        match of.movement {
+            Movement::Gather => bytes / (of.among.count - far),
+            Movement::Exchange => bytes,
+        }
     }
 }
 
@@ -44,12 +74,12 @@ impl Program {
         Program { entries, ..self.clone() }
     }
 
-    /// Where the bytes of a dense tensor of the whole are, each with its place on its rank; none where every rank has all
-    /// of them.
+    /// Where the bytes of a dense tensor of the whole are, each with its place on the first rank that has them; none where
+    /// every rank has all of them. The other [`Cluster::holders`] have them at the same places.
     pub fn pieces(&self, at: &TensorRef) -> Option<Vec<(Piece, TensorRef)>> {
         let arena = &self.arenas[at.arena.0 as usize];
         let place = |of: &Piece| TensorRef::dense(at.arena, of.at, DType::U8, [of.bytes]);
-        let pieces = || arena.pieces(at, self.cluster.ranks).into_iter().map(|piece| (piece, place(&piece)));
+        let pieces = || arena.pieces(at, self.cluster.shards).into_iter().map(|piece| (piece, place(&piece)));
         (!arena.shards.is_empty()).then(|| pieces().collect())
     }
 }
@@ -59,25 +89,25 @@ impl Entry {
     pub fn of_rank(&self, rank: usize, cluster: Cluster) -> Entry {
         let mut entry = self.clone();
         for step in &mut entry.steps {
-            step.instruction.settle(rank, cluster.part(rank));
+            step.instruction.settle(cluster.share(rank), cluster.part(rank));
         }
         for (_, at) in entry.inputs.iter_mut().chain(&mut entry.outputs) {
-            *at = at.of_rank(rank);
+            *at = at.of_share(cluster.share(rank));
         }
         entry
     }
 }
 
 impl Instruction {
-    /// Puts in the places and numbers of a rank, and of the part that it has.
-    fn settle(&mut self, rank: usize, part: usize) {
+    /// Puts in the places and numbers of a rank, by its share and the part that it has.
+    fn settle(&mut self, share: usize, part: usize) {
         for at in self.tensors_mut().into_iter().filter(|at| at.per_rank != 0) {
-            *at = TensorRef::of_rank(at, rank);
+            *at = at.of_share(share);
         }
         let Instruction::Launch(launch) = self else { return };
-        settle_numbers(launch, PER_RANK, rank);
+        settle_numbers(launch, PER_RANK, share);
         settle_numbers(launch, PER_PART, part);
-        settle_arguments(launch, rank, part);
+        settle_arguments(launch, share, part);
     }
 }
 
@@ -96,10 +126,10 @@ fn settle_numbers(launch: &mut Launch, suffix: &str, number: usize) {
     }
 }
 
-fn settle_arguments(launch: &mut Launch, rank: usize, part: usize) {
+fn settle_arguments(launch: &mut Launch, share: usize, part: usize) {
     for arg in launch.calls.iter_mut().flat_map(|call| &mut call.args) {
         match *arg {
-            Arg::PerRank { first, step } => *arg = Arg::I64(first + rank as i64 * step),
+            Arg::PerRank { first, step } => *arg = Arg::I64(first + share as i64 * step),
             Arg::PerPart { step } => *arg = Arg::I64(part as i64 * step),
             Arg::Input(_)
             | Arg::Output(_)

@@ -55,6 +55,8 @@ pub enum Subject {
     FrozenCodes,
     /// What each rank keeps its share of alone.
     Sharding,
+    /// Which ranks share what is sharded.
+    Scope,
     /// Gradients on their way to the other ranks.
     Exchange,
 }
@@ -78,6 +80,7 @@ impl Subject {
             Subject::Gradients => "gradients",
             Subject::FrozenCodes => "frozen_codes",
             Subject::Sharding => "sharding",
+            Subject::Scope => "scope",
             Subject::Exchange => "exchange",
         }
     }
@@ -94,6 +97,8 @@ pub enum Choice {
     Chunks(usize),
     /// ZeRO level: 1 optimizer states, 2 gradients, too, 3 weights, too.
     Level(usize),
+    /// By the ranks of all nodes, or by those of each.
+    AllNodes(bool),
     /// Rounded to this type.
     Rounded(DType),
 }
@@ -102,7 +107,7 @@ impl Choice {
     /// Whether it saves memory at a cost.
     pub const fn saves(self) -> bool {
         match self {
-            Choice::Recompute(yes) | Choice::Offload(yes) => yes,
+            Choice::Recompute(yes) | Choice::Offload(yes) | Choice::AllNodes(yes) => yes,
             Choice::Chunks(parts) => parts > 1,
             Choice::Level(level) => level > 1,
             Choice::Rounded(_) => false,
@@ -116,6 +121,7 @@ impl Choice {
             Choice::Offload(_) => "offload",
             Choice::Chunks(_) => "chunks",
             Choice::Level(_) => "level",
+            Choice::AllNodes(_) => "all_nodes",
             Choice::Rounded(_) => "rounded",
         }
     }

@@ -28,6 +28,8 @@ pub struct Estimate {
     pub transferred: f64,
     /// Bytes that a rank gets from the others.
     pub exchanged: f64,
+    /// Those of them that come from other nodes.
+    pub between: f64,
     /// Of `seconds`, what lies above the ceilings, by what limits the kernels.
     pub above: [f64; Cause::ALL.len()],
 }
@@ -50,7 +52,7 @@ impl Default for Seen {
 /// Bytes that a rank gets from others in a collective; none for any other instruction.
 fn received(step: &Step) -> f64 {
     match &step.instruction {
-        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / of.among as f64),
+        Instruction::Collective(of) => of.to.bytes() as f64 * (1.0 - 1.0 / of.among.count as f64),
         Instruction::Launch(_)
         | Instruction::Gemm(_)
         | Instruction::AttentionForward(_)
@@ -126,6 +128,10 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
     };
     let (seconds, waiting) = run(entry, of);
     let exchanged: f64 = entry.steps.iter().map(received).sum();
+    let between = entry.steps.iter().filter_map(|step| {
+        let Instruction::Collective(of) = &step.instruction else { return None };
+        Some(program.cluster.between(of) as f64)
+    });
     let hidden = (exchanged / machine.peer_rate() - waiting).max(0.0);
     let slowed = if machine.arch == Arch::Cpu { 0.0 } else { SLOWED * hidden };
     let (bound, _) = run(entry, |_, step| ceiling(step, program, seen));
@@ -145,6 +151,7 @@ pub fn estimate(entry: &Entry, program: &Program, seen: Seen) -> Estimate {
         waiting,
         above,
         exchanged,
+        between: between.sum(),
         ..Estimate::default()
     };
     entry.steps.iter().fold(start, |sum, step| {

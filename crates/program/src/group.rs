@@ -64,10 +64,10 @@ fn sizes(ranks: &[Entry]) -> Result<(), String> {
     for (index, step) in entry.steps.iter().enumerate() {
         let Instruction::Collective(of) = &step.instruction else { continue };
         let whole = match of.movement {
-            crate::Movement::Gather => of.from.bytes() * of.among,
+            crate::Movement::Gather => of.from.bytes() * of.among.count,
             crate::Movement::Exchange => of.from.bytes(),
         };
-        let fits = ranks.len().is_multiple_of(of.among) && whole.is_multiple_of(of.among);
+        let fits = of.among.divides(ranks.len()) && whole.is_multiple_of(of.among.count);
         if whole != of.to.bytes() || !fits || !of.from.is_dense() || !of.to.is_dense() {
             return Err(format!("instruction {index} ({step}) does not fit {} ranks", ranks.len()));
         }
@@ -143,7 +143,7 @@ mod tests {
     use tensor::DType;
 
     use super::*;
-    use crate::instruction::{Cost, Movement, Provenance, Step};
+    use crate::instruction::{Among, Cost, Movement, Provenance, Step};
     use crate::memory::{ArenaId, TensorRef};
     use crate::program::EntryKind;
 
@@ -163,9 +163,14 @@ mod tests {
 
     /// Exchanges what was written, and gathers a result.
     fn instructions() -> Vec<Instruction> {
-        let exchange =
-            Collective { movement: Movement::Exchange, among: RANKS, from: at(0, 3 * RANKS), to: at(1, 3 * RANKS) };
-        let gather = Collective { movement: Movement::Gather, among: RANKS, from: at(2, 5), to: at(3, 5 * RANKS) };
+        let exchange = Collective {
+            movement: Movement::Exchange,
+            among: Among::row(RANKS),
+            from: at(0, 3 * RANKS),
+            to: at(1, 3 * RANKS),
+        };
+        let gather =
+            Collective { movement: Movement::Gather, among: Among::row(RANKS), from: at(2, 5), to: at(3, 5 * RANKS) };
         vec![
             Instruction::Zero { at: at(0, 3 * RANKS) },
             record(0, StreamId::Compute),
@@ -213,8 +218,12 @@ mod tests {
                 let Instruction::Collective(of) = &mut all[5] else { unreachable!("a gather is there") };
                 (of.from, of.to) = (at(2, 4), at(3, 4 * RANKS));
             });
+            let others = check(rank, |all| {
+                let Instruction::Collective(of) = &mut all[5] else { unreachable!("a gather is there") };
+                of.among.apart = 2;
+            });
             let twice = check(rank, |all| all.insert(5, all[5].clone()));
-            for found in [dropped, swapped, resized, twice] {
+            for found in [dropped, swapped, resized, others, twice] {
                 let message = found.unwrap_err();
                 // One that is swapped may race within its rank before it meets another.
                 assert!(

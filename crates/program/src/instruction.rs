@@ -217,13 +217,52 @@ impl Movement {
     }
 }
 
+/// Which ranks do a collective with one another: all ranks fall into such groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Among {
+    pub count: usize,
+    /// From each rank of a group to its next one: 1 where they are in a row.
+    pub apart: usize,
+}
+
+impl Among {
+    /// So many ranks in a row.
+    pub const fn row(count: usize) -> Among {
+        Among { count, apart: 1 }
+    }
+
+    /// The number of a rank in its group.
+    pub const fn number(self, rank: usize) -> usize {
+        rank / self.apart % self.count
+    }
+
+    /// The rank with a number in the group of a rank.
+    pub const fn member(self, rank: usize, number: usize) -> usize {
+        let extent = self.count * self.apart;
+        rank / extent * extent + rank % self.apart + number * self.apart
+    }
+
+    /// Whether so many ranks fall into such groups.
+    pub fn divides(self, ranks: usize) -> bool {
+        ranks.is_multiple_of(self.count * self.apart)
+    }
+}
+
+impl fmt::Display for Among {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.apart {
+            1 => self.count.fmt(f),
+            apart => write!(f, "{}, {apart} apart", self.count),
+        }
+    }
+}
+
 /// What all ranks do at once: it begins when all have come to it, and ends when every piece is where it goes. Dense
 /// tensors of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     pub movement: Movement,
-    /// How many ranks in a row do it with one another: a divisor of all.
-    pub among: usize,
+    pub among: Among,
     /// Of a gather the own part, else the pieces for all ranks.
     pub from: TensorRef,
     /// The pieces of all ranks. A gather may leave the own part where it is.
@@ -231,9 +270,10 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Every rank gets what as many have as fit into the result.
+    /// Every rank gets what as many in a row have as fit into the result.
     pub fn gather(from: TensorRef, to: TensorRef) -> Collective {
-        Collective { movement: Movement::Gather, among: to.bytes() / from.bytes().max(1), from, to }
+        let among = Among::row(to.bytes() / from.bytes().max(1));
+        Collective { movement: Movement::Gather, among, from, to }
     }
 }
 

@@ -197,7 +197,7 @@ pub struct TensorRef {
     pub shape: Shape,
     /// In elements, one per axis.
     pub strides: Vec<usize>,
-    /// Bytes further on each next rank: the program of all ranks is one. 0 where it lies at the same place everywhere.
+    /// Bytes further with each next share: the program of all ranks is one. 0 where it lies at the same place everywhere.
     pub per_rank: usize,
 }
 
@@ -208,9 +208,9 @@ impl TensorRef {
         TensorRef { arena, offset, dtype, shape, strides, per_rank: 0 }
     }
 
-    /// The tensor as a rank finds it.
-    pub fn of_rank(&self, rank: usize) -> TensorRef {
-        TensorRef { offset: self.offset + rank * self.per_rank, per_rank: 0, ..self.clone() }
+    /// The tensor as a rank with a share finds it.
+    pub fn of_share(&self, share: usize) -> TensorRef {
+        TensorRef { offset: self.offset + share * self.per_rank, per_rank: 0, ..self.clone() }
     }
 
     /// Number of elements.

@@ -50,7 +50,7 @@ pub use recompute::Recompute;
 pub use reference::{help_rows, reference_page, schema};
 pub use resolved::{Reason, Reasons};
 pub use run::{Resume, Run};
-pub use sharding::{GradientCompression, Sharding};
+pub use sharding::{GradientCompression, ShardScope, Sharding};
 pub use template::{ChatTemplate, Clock, LossScale, NormBbox, Side, Truncation, is_template_file};
 pub use training::Training;
 

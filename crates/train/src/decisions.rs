@@ -6,6 +6,7 @@
 use program::{Choice, EntryKind, Layer, LayerPart, Obstacle, PlanDecision, Reason, Subject};
 use serde_json::{Value, json};
 
+use crate::config::ShardScope;
 use crate::words::time;
 
 /// Options of recomputation, and the parts of a layer that each of them stands for.
@@ -19,7 +20,7 @@ const RECOMPUTE: [(&str, &[LayerPart]); 6] = [
 ];
 
 /// Options of one value, and what they are about.
-const SINGLE: [(&str, Subject); 9] = [
+const SINGLE: [(&str, Subject); 10] = [
     ("lmhead_chunks", Subject::OutputHead),
     ("attn_bwd_chunks", Subject::AttentionBackward),
     ("offload_residual", Subject::ResidualStream),
@@ -28,6 +29,7 @@ const SINGLE: [(&str, Subject); 9] = [
     ("offload_grads", Subject::Gradients),
     ("offload_quants", Subject::FrozenCodes),
     ("zero_level", Subject::Sharding),
+    ("shard_scope", Subject::Scope),
     ("gradient_compression", Subject::Exchange),
 ];
 
@@ -167,6 +169,7 @@ fn value(of: Choice) -> Value {
     match of {
         Choice::Recompute(yes) | Choice::Offload(yes) => json!(yes),
         Choice::Chunks(parts) | Choice::Level(parts) => json!(parts),
+        Choice::AllNodes(yes) => json!(if yes { ShardScope::World.name() } else { ShardScope::Node.name() }),
         Choice::Rounded(dtype) => json!(dtype.name()),
     }
 }
@@ -193,6 +196,7 @@ fn subject(of: Subject) -> &'static str {
         Subject::Gradients => "gradients",
         Subject::FrozenCodes => "frozen weights in codes",
         Subject::Sharding => "ZeRO sharding",
+        Subject::Scope => "shards",
         Subject::Exchange => "gradients on their way to the other ranks",
     }
 }
@@ -206,6 +210,8 @@ fn chosen(of: Choice) -> String {
         Choice::Chunks(1) => "whole".to_owned(),
         Choice::Chunks(parts) => format!("{parts} chunks"),
         Choice::Level(level) => format!("level {level}"),
+        Choice::AllNodes(true) => "shared by all nodes".to_owned(),
+        Choice::AllNodes(false) => "shared inside each node".to_owned(),
         Choice::Rounded(dtype) => format!("rounded to {}", dtype.name()),
     }
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use compiler::{
     AdapterOptions, CompileOptions, Compression, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions,
-    PlanOptions, RecomputeOptions, Sharding, Training,
+    PlanOptions, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
 use serde_json::json;
 use tensor::packed::{Quantisation, Target};
 
-use crate::config::{self, Config, GradientCompression, MachineFacts, Problem, Reason, Reasons};
+use crate::config::{self, Config, GradientCompression, MachineFacts, Problem, Reason, Reasons, ShardScope};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
 use crate::formats::{self, dtype_of};
@@ -193,7 +193,16 @@ fn sharding(config: &Config) -> Sharding {
         GradientCompression::None => Compression::None,
         GradientCompression::BFloat16 => Compression::Bf16,
     };
-    Sharding { ranks, sequence, gradients, weights, open, compression, ..Sharding::default() }
+    let nodes = config.nodes();
+    // What is to be sharded needs others who have the rest.
+    let alone = config.local_ranks() == 1 && (gradients || weights);
+    let (scope, open_scope) = match of.shard_scope {
+        Setting::Value(ShardScope::World) => (Scope::World, false),
+        Setting::Value(ShardScope::Node) => (Scope::Node, false),
+        Setting::Auto if alone => (Scope::World, false),
+        Setting::Auto => (Scope::Node, true),
+    };
+    Sharding { ranks, nodes, scope, open_scope, sequence, gradients, weights, open, compression, ..Sharding::default() }
 }
 
 /// What options that are left open come to where nothing is decided: one device, and what the model itself says.
@@ -205,6 +214,9 @@ fn explain_open(config: &Config, reasons: &mut Reasons) {
         ("shard_gradients", of.shard_gradients.is_auto(), json!(false)),
         ("shard_weights", of.shard_weights.is_auto(), json!(false)),
     ];
+    if of.shard_scope.is_auto() && config.nodes() == 1 {
+        reasons.insert("shard_scope".into(), reason(json!("node"), "there is one node"));
+    }
     for (name, open, value) in sharding {
         if open && config.ranks() == 1 {
             reasons.insert(name.into(), reason(value, one));

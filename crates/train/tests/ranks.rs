@@ -209,6 +209,39 @@ fn rounded_weights_stay_close() {
     }
 }
 
+/// Shards of each node: one device's curve, whatever the nodes and the level, the same bits of levels 2 and 3 and when run
+/// again.
+#[test]
+fn nodes_may_share_inside() {
+    let adapters = json!({"lora": true, "lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 1e-2});
+    let of = |ranks: usize, nodes: usize, steps: usize, more: &Value| {
+        let mut trainer = trainer(ranks, more);
+        trainer.plan.compile.sharding.nodes = nodes;
+        curve_of(&mut trainer, 0..steps, true)
+    };
+    for more in [json!({"max_grad_norm": 0.05}), json!({"optimizer": "normuon"}), adapters] {
+        let alone = curve(1, 20, true, &more);
+        for (ranks, nodes) in [(2, 2), (4, 2), (6, 3)] {
+            let level = |level: usize| of(ranks, nodes, 20, &merged(more.clone(), &json!({"zero_level": level})));
+            let (found, what) = (level(1), format!("{ranks} ranks of {nodes} nodes, {more}"));
+            assert_same(&found, &alone, &what);
+            if ranks == 4 {
+                assert_eq!(level(1), found, "{what}: run again");
+            }
+            if ranks > nodes {
+                let cut = level(2);
+                assert_same(&cut, &alone, &what);
+                assert_eq!(level(3), cut, "{what}: levels 2 and 3");
+            }
+        }
+    }
+    for (more, most) in
+        [(json!({"optimizer": "adamw_8bit"}), 1e-4), (json!({"recipe": "fp8_hybrid", "zero_level": 2}), 2e-2)]
+    {
+        assert_close(&of(4, 2, 4, &more), &curve(1, 4, true, &more), most, &more.to_string());
+    }
+}
+
 /// Losses within 0.1 %, norms within 2 %.
 #[track_caller]
 fn assert_near(found: &[(f64, f64)], expected: &[(f64, f64)], what: &str) {

@@ -37,7 +37,7 @@ pub(crate) struct Run {
     filled: usize,
     /// Of a rule of matrices: what the run consists of.
     pub matrices: Vec<Matrices>,
-    /// How it is cut over ranks; empty where there is one.
+    /// How it is cut over ranks that share it; empty where there is one rank.
     pub buckets: Vec<Bucket>,
     /// Of a piece of a bucket: where it lies in the run.
     pub start: Option<Start>,
@@ -63,7 +63,8 @@ pub(crate) struct ParameterPlan {
     pub optimizer_bytes: usize,
     /// Bytes of a rank.
     pub masters_bytes: usize,
-    pub ranks: usize,
+    /// Ranks that have a piece each of what is cut.
+    pub shards: usize,
     pub sharding: Sharding,
     /// Frozen weights that are cut over the ranks.
     frozen: Vec<Group>,
@@ -132,7 +133,7 @@ impl ParameterPlan {
             let gradient = self.sharding.gradients.then_some(&run.gradient);
             let whole = run.master.iter().chain(weight).chain(gradient).map(|whole| (whole, Per::Element));
             for (whole, per) in states.chain(whole).filter(|(whole, _)| whole.arena == of) {
-                shards.extend(run.buckets.iter().map(|bucket| bucket.shard(whole, per, self.ranks)));
+                shards.extend(run.buckets.iter().map(|bucket| bucket.shard(whole, per, self.shards)));
             }
         }
         shards.extend(self.frozen.iter().filter(|group| group.arena == of).flat_map(|group| &group.shards));
@@ -142,13 +143,13 @@ impl ParameterPlan {
 
     /// The gradients of several ranks, in the groups in which they are exchanged.
     pub fn gradient_groups(&self) -> Vec<Group> {
-        self.runs.iter().flat_map(|run| run.groups(&run.gradient, self.ranks)).collect()
+        self.runs.iter().flat_map(|run| run.groups(&run.gradient, self.shards)).collect()
     }
 
     /// Weights that are cut over the ranks, in the groups in which they are gathered.
     pub fn weight_groups(&self) -> Vec<Group> {
         let runs = self.runs.iter().filter(|run| run.shards_weights(&self.sharding));
-        self.frozen.iter().cloned().chain(runs.flat_map(|run| run.groups(&run.weight, self.ranks))).collect()
+        self.frozen.iter().cloned().chain(runs.flat_map(|run| run.groups(&run.weight, self.shards))).collect()
     }
 
     /// What is reported of routers, behind the step scalars; none without any.
@@ -161,11 +162,11 @@ impl ParameterPlan {
         SCALAR_BYTES + align(self.report * DType::F32.size(), ALIGNMENT_BYTES)
     }
 
-    /// Of several ranks: the sums of the squares of all, f32 [ranks · blocks], and those of each.
+    /// Of several ranks: the sums of the squares of all shares, f32 [shares · blocks], and those of each.
     pub fn gathered_squares(&self) -> [TensorRef; 2] {
         let squared = self.buckets().filter(|(run, _)| run.rule.descends());
         let blocks = squared.map(|(_, bucket)| block_count(bucket.piece)).sum::<usize>();
-        let all = TensorRef::dense(arena::SCALARS, self.counted_bytes(), DType::F32, [self.ranks * blocks]);
+        let all = TensorRef::dense(arena::SCALARS, self.counted_bytes(), DType::F32, [self.shards * blocks]);
         let own = TensorRef { shape: vec![blocks], per_rank: blocks * DType::F32.size(), ..all.clone() };
         [all, own]
     }
@@ -174,7 +175,7 @@ impl ParameterPlan {
     pub fn gathered_scalars(&self, count: usize) -> TensorRef {
         let [squares, _] = self.gathered_squares();
         let start = align(squares.offset + squares.bytes(), ALIGNMENT_BYTES);
-        TensorRef::dense(arena::SCALARS, start, DType::F32, [self.ranks, count])
+        TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.ranks, count])
     }
 
     /// Behind these, the magnitudes of a step of all ranks, f32 [ranks, quantisers]; none where nothing records any.
@@ -182,12 +183,12 @@ impl ParameterPlan {
         let histories = self.states.histories.as_ref()?;
         let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
         let start = align(scalars.offset + scalars.bytes(), ALIGNMENT_BYTES);
-        Some(TensorRef::dense(arena::SCALARS, start, DType::F32, [self.ranks, histories.amax.len()]))
+        Some(TensorRef::dense(arena::SCALARS, start, DType::F32, [self.sharding.ranks, histories.amax.len()]))
     }
 
     /// Bytes of the step scalars and of the sums of squares behind them.
     pub fn scalar_bytes(&self) -> usize {
-        if self.ranks > 1 {
+        if self.sharding.ranks > 1 {
             let scalars = self.gathered_scalars(self.counted_bytes() / DType::F32.size());
             let gathered = self.gathered_magnitudes().unwrap_or(scalars);
             return gathered.offset + gathered.bytes();
@@ -253,11 +254,11 @@ fn class_of(unit: &[usize], graph: &Graph, options: &CompileOptions) -> (Treatme
 /// Lays out everything that belongs to parameters.
 pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &CompileOptions) -> ParameterPlan {
     let sharding = Sharding {
-        weights: options.sharding.weights && options.sharding.ranks > 1,
-        gradients: options.sharding.gradients && options.sharding.ranks > 1,
+        weights: options.sharding.weights && options.sharding.shards() > 1,
+        gradients: options.sharding.gradients && options.sharding.shards() > 1,
         ..options.sharding
     };
-    let mut cursor = Cursor { ranks: sharding.ranks, ..Cursor::default() };
+    let mut cursor = Cursor { ranks: sharding.shards(), ..Cursor::default() };
     let mut slots: Vec<Option<ParameterSlot>> = vec![None; graph.parameters.len()];
     let mut rows: Vec<usize> = vec![0; slots.len()];
     let mut runs: Vec<(Treatment, Run)> = Vec::new();
@@ -279,7 +280,7 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
             (class_of(unit, graph, options), parameter.storage)
         };
         let is_last = units.get(number + 1).is_none_or(|next| class(next) != class(unit));
-        if let Some((of, run)) = runs.last_mut().filter(|_| graph.parameters[unit[0]].trainable && cursor.ranks > 1) {
+        if let Some((of, run)) = runs.last_mut().filter(|_| graph.parameters[unit[0]].trainable && sharding.ranks > 1) {
             run.open += 1;
             cursor.seal(run, of.rule.takes_matrices(), &sharding, is_last);
         } else if sharding.weights {
@@ -312,7 +313,7 @@ pub(crate) fn plan_parameters(graph: &Graph, states: StatePlan, options: &Compil
         gradients_bytes: kept(cursor.gradients, sharding.gradients),
         optimizer_bytes: cursor.optimizer / ranks,
         masters_bytes: cursor.masters / ranks,
-        ranks,
+        shards: ranks,
         sharding,
         frozen: cursor.frozen,
         quants_bytes: cursor.quants,
@@ -331,12 +332,12 @@ impl ParameterPlan {
     fn place_states(&mut self, index: usize, row: usize, position: Option<u32>) {
         let slot = &mut self.slots[index];
         let Some((number, start)) = run_of(slot, &self.runs) else { return };
-        let (run, ranks) = (&mut self.runs[number], self.ranks);
+        let (run, ranks) = (&mut self.runs[number], self.shards);
         let states = run.rule.states().iter().zip(&run.states);
         slot.states = states.map(|(kind, whole)| state_of(slot, kind.per, whole, start, row)).collect();
         slot.master = run.master.as_ref().map(|whole| part_of(whole, start, &slot.weight.shape));
         let Some(position) = position.filter(|_| run.rule.takes_matrices()) else { return };
-        if ranks == 1 {
+        if self.sharding.ranks == 1 {
             matrices::add(&mut run.matrices, slot, position);
             return;
         }
@@ -461,7 +462,7 @@ impl Cursor {
     /// The run with what the optimizer keeps of it.
     fn with_states(&mut self, mut run: Run, options: &CompileOptions) -> Run {
         let cut: usize = run.buckets.iter().map(|bucket| bucket.elements(self.ranks)).sum();
-        assert!(self.ranks == 1 || cut == run.gradient.len(), "what is merged is updated alike");
+        assert!(run.buckets.is_empty() || cut == run.gradient.len(), "what is merged is updated alike");
         let Some(optimizer) = options.training.as_ref().and_then(|t| t.optimizer.as_ref()) else { return run };
         run.states = self.states(&run);
         if optimizer.master && run.weight.dtype != DType::F32 {

@@ -1,4 +1,4 @@
-//! How the flat arenas are cut over the ranks: a run consists of buckets, which are exchanged at once, and each rank has
+//! How the flat arenas are cut over the ranks that share them, all or those of a node: a run consists of buckets, which are exchanged at once, and each rank has
 //! one piece of every bucket. Elements are cut anywhere between blocks, matrices as wholes: then a bucket has equally
 //! many of the units (matrices, or groups of them) that lie there, filled up with units of zeros.
 //!
@@ -70,22 +70,23 @@ pub(super) struct Stretch {
 impl Stretch {
     /// Whether it is large enough for a group, of whole buckets where tensors are not cut.
     pub fn is_group(&self, of: &Sharding) -> bool {
-        self.elements * DType::F32.size() >= group_bytes(of) && self.units.is_multiple_of(of.ranks)
+        self.elements * DType::F32.size() >= group_bytes(of) && self.units.is_multiple_of(of.shards())
     }
 
     /// Cuts the stretch that begins at an element and a row of its run.
     pub fn cut(&self, start: usize, row: usize, of: &Sharding) -> Vec<Bucket> {
-        let most = of.bucket() / DType::F32.size() / of.ranks;
+        let shards = of.shards();
+        let most = of.bucket() / DType::F32.size() / shards;
         let mut buckets = Vec::new();
         let mut push = |start: usize, piece: usize, rows: (usize, usize)| {
             buckets.push(Bucket { start, piece, counted: start, group: 0, rows, matrices: Vec::new() });
         };
         if self.units == 0 {
-            let all = align(self.elements, of.ranks * ALIGNMENT_ELEMENTS) / of.ranks;
+            let all = align(self.elements, shards * ALIGNMENT_ELEMENTS) / shards;
             let most = (most / GRANULE * GRANULE).max(GRANULE);
             let each = align(all.div_ceil(all.div_ceil(most).max(1)), GRANULE);
             for done in (0..all).step_by(each.max(1)) {
-                push(start + done * of.ranks, each.min(all - done), (0, 0));
+                push(start + done * shards, each.min(all - done), (0, 0));
             }
             return buckets;
         }
@@ -93,9 +94,9 @@ impl Stretch {
         let most = (most / elements).max(1);
         let (mut begun, mut left) = (0, self.units);
         while left > 0 {
-            let each = left.div_ceil(of.ranks).min(most);
+            let each = left.div_ceil(shards).min(most);
             push(start + begun * elements, each * elements, (row + begun * rows, each * rows));
-            (begun, left) = (begun + each * of.ranks, left.saturating_sub(each * of.ranks));
+            (begun, left) = (begun + each * shards, left.saturating_sub(each * shards));
         }
         buckets
     }
@@ -156,12 +157,12 @@ pub(super) fn group_bytes(of: &Sharding) -> usize {
 
 /// The multiple of bytes to which a group that no optimizer knows is filled up.
 pub(super) fn frozen_unit(of: &Sharding) -> usize {
-    of.ranks * GRANULE
+    of.shards() * GRANULE
 }
 
 /// The group that frozen weights of so many bytes are, which are cut in one piece for each rank.
 pub(super) fn frozen_group(bytes: Range<usize>, of: &Sharding) -> Group {
-    let shard = Shard { start: bytes.start, piece: bytes.len() / of.ranks, at: bytes.start / of.ranks };
+    let shard = Shard { start: bytes.start, piece: bytes.len() / of.shards(), at: bytes.start / of.shards() };
     Group { arena: arena::WEIGHTS, bytes, shards: vec![shard], squared: false }
 }
 
@@ -191,7 +192,7 @@ impl Run {
     }
 
     fn piece(&self, bucket: &Bucket, of: &Sharding) -> Run {
-        let ranks = of.ranks;
+        let ranks = of.shards();
         let at = |of: &TensorRef, kept: bool| match kept {
             true => bucket.kept(of, Per::Element, ranks),
             false => bucket.own(of),

@@ -1,5 +1,6 @@
 //! What several ranks keep their share of alone, as far as the options leave it open: optimizer states, unless a higher ZeRO
-//! level makes the run fit, or takes less time than what else makes it. Knows programs and their expected times; not how
+//! level makes the run fit, or takes less time than what else makes it; among the ranks of a node, unless only all ranks
+//! make it fit. Knows programs and their expected times; not how
 //! one is made.
 
 use program::{Choice, EntryKind, PlanDecision, Program, Reason, Subject};
@@ -7,10 +8,37 @@ use program::{Choice, EntryKind, PlanDecision, Program, Reason, Subject};
 use super::MARGIN;
 use super::states::{recompute_seconds, step_seconds};
 use crate::CompileError;
-use crate::options::{CompileOptions, Compression};
+use crate::options::{CompileOptions, Compression, Scope};
+
+/// The program of [`lowest_level`] that shares among the ranks of a node, or of all where nothing of that fits.
+pub(crate) fn nearest_scope(
+    options: &CompileOptions,
+    mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
+) -> Result<Program, CompileError> {
+    let scopes = options.sharding.scopes();
+    let mut result = None;
+    for sharding in &scopes {
+        let mut found = lowest_level(&CompileOptions { sharding: *sharding, ..options.clone() }, &mut compiled);
+        if let Some(program) = found.as_mut().ok().filter(|_| sharding.nodes > 1) {
+            let reason = match (scopes.len(), sharding.scope) {
+                (1, _) => Reason::Requested,
+                (_, Scope::Node) => Reason::Fastest,
+                (_, Scope::World) => Reason::NeededToFit,
+            };
+            let choice = Choice::AllNodes(sharding.scope == Scope::World);
+            program.plan.insert(0, line(Subject::Scope, choice, reason, options));
+        }
+        let is_small = !matches!(found, Err(CompileError::DoesNotFit { .. }));
+        result = Some(found);
+        if is_small {
+            break;
+        }
+    }
+    result.expect("there is at least one scope")
+}
 
 /// The program of the lowest level whose expected step is within [`MARGIN`] of the shortest.
-pub(crate) fn lowest_level(
+fn lowest_level(
     options: &CompileOptions,
     mut compiled: impl FnMut(&CompileOptions) -> Result<Program, CompileError>,
 ) -> Result<Program, CompileError> {
@@ -60,10 +88,10 @@ pub(crate) fn lowest_level(
     }
 }
 
-/// Bytes that a rank need not keep because others do.
+/// Bytes that a rank need not keep because others of its group do.
 fn freed(program: &Program) -> usize {
     let pieces: usize = program.arenas.iter().flat_map(|arena| &arena.shards).map(|shard| shard.piece).sum();
-    pieces * (program.cluster.ranks - 1)
+    pieces * (program.cluster.shards - 1)
 }
 
 fn line(subject: Subject, choice: Choice, reason: Reason, options: &CompileOptions) -> PlanDecision {

@@ -44,7 +44,7 @@ impl<'a> Memory<'a> {
     /// Bytes of the activation arena that one entry needs.
     pub fn activation_bytes(&self, graph: &Graph, variant: Variant) -> usize {
         let fixed = fixed_places(graph, self.parameters, &mut Lowering::new(self.machine));
-        let leaves = self.parameters.ranks > 1 && !graph.gradients.is_empty();
+        let leaves = self.parameters.shards > 1 && !graph.gradients.is_empty();
         Buffers::plan(graph, &fixed, variant.documents, self.machine, &self.homes, self.parameters, leaves).bytes
     }
 }

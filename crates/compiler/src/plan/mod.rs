@@ -30,7 +30,7 @@ use crate::options::CompileOptions;
 use crate::pass::{Pass, Passes};
 use crate::time;
 use head::Head;
-pub(crate) use levels::lowest_level;
+pub(crate) use levels::nearest_scope;
 use memory::Memory;
 use parts::Parts;
 pub(crate) use states::least_step;

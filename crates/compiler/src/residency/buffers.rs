@@ -91,7 +91,7 @@ impl Buffers {
         let shadow = shadow_adapters(graph, &mut placement);
         // Most entries move nothing.
         let bucket = leaves.then(|| parameters.sharding.sent_bytes(parameters.sharding.bucket()));
-        let clock = LazyCell::new(|| Clock::new(graph, documents, machine, parameters.ranks, bucket));
+        let clock = LazyCell::new(|| Clock::new(graph, documents, machine, parameters.shards, bucket));
         let mut stays = stays::plan(graph, &placement, homes, &clock);
         stays.extend(gathers::plan(graph, &placement, parameters, &clock));
         let (mut departures, of_gradients) = match leaves {

@@ -112,7 +112,7 @@ pub(super) fn plan(
         let stay = parameters.sharding.gradients.then_some(first + stays.len());
         let mut blocks = of.blocks;
         for shard in &of.group.shards {
-            let bytes = parameters.sharding.sent_bytes(shard.piece * parameters.ranks);
+            let bytes = parameters.sharding.sent_bytes(shard.piece * parameters.shards);
             let (sent, summed) = queue.send(of.last + 1, bytes, latest);
             let blocks_before = of.group.squared.then_some(blocks);
             departures.all.push(departure(shard, parameters, blocks_before, sent, summed));
@@ -185,7 +185,7 @@ fn departure(
     sent: usize,
     summed: usize,
 ) -> Departure {
-    let (ranks, elements) = (parameters.ranks, shard.piece / DType::F32.size());
+    let (ranks, elements) = (parameters.shards, shard.piece / DType::F32.size());
     let from = TensorRef::dense(arena::GRADIENTS, shard.start, DType::F32, [ranks * elements]);
     let sum = match parameters.sharding.gradients {
         true => TensorRef::dense(arena::GRADIENTS, shard.at, DType::F32, [elements]),

@@ -39,7 +39,7 @@ pub(super) fn agree(
         let size = DType::F32.size();
         let squared = parameters.buckets().filter(|(run, _)| run.rule.descends());
         let pieces = squared.map(|(run, bucket)| {
-            (bucket.kept(&run.gradient, Per::Element, parameters.ranks).offset / size, bucket.piece)
+            (bucket.kept(&run.gradient, Per::Element, parameters.shards).offset / size, bucket.piece)
         });
         let table = lowering.constant(&blocks_of(pieces));
         let kept = TensorRef::dense(arena::GRADIENTS, 0, DType::F32, [parameters.gradients_bytes / size]);
@@ -61,10 +61,13 @@ pub(super) fn agree(
         let steps = &mut streams.steps;
         push_behind(steps, lowering, taken, id::MAX_PIECES, Attrs::new(), vec![magnitudes], vec![largest]);
     }
-    streams.follow(StreamId::Exchange, &from);
-    streams.collective(Collective::gather(own, all.clone()), &from);
-    let gathered = streams.record(StreamId::Exchange, &from);
-    streams.wait(StreamId::Compute, gathered, &from);
+    // Of one share, each rank has the sums itself.
+    if parameters.shards > 1 {
+        streams.follow(StreamId::Exchange, &from);
+        streams.collective(Collective::gather(own, all.clone()), &from);
+        let gathered = streams.record(StreamId::Exchange, &from);
+        streams.wait(StreamId::Compute, gathered, &from);
+    }
     all
 }
 

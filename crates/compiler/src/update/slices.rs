@@ -53,6 +53,7 @@ impl Slices {
     /// Cuts the runs as far as something of theirs is in host memory and is not used there.
     pub fn new(runs: &[Run], sharding: &Sharding, homes: &Homes) -> Slices {
         let moves = |of: ArenaId| homes.streams(of);
+        let gathers = sharding.shards() > 1;
         let mut cut = Cut { all: Vec::new(), batches: Vec::new(), numbers: 0 };
         for whole in runs {
             for (index, run) in whole.pieces(sharding).iter().enumerate() {
@@ -63,8 +64,8 @@ impl Slices {
                     (false, 0) => cut.push(Work::Elements { run: Box::new(run.clone()), start: None }, 0),
                     (false, _) => cut.elements(run, bytes.div_ceil(homes.slice_bytes())),
                 }
-                if let Some(bucket) = whole.buckets.get(index).filter(|_| !whole.shards_weights(sharding)) {
-                    let whole = bucket.whole(&whole.weight, sharding.ranks);
+                if let Some(bucket) = whole.buckets.get(index).filter(|_| gathers && !whole.shards_weights(sharding)) {
+                    let whole = bucket.whole(&whole.weight, sharding.shards());
                     let updated = Updated { own: run.weight.clone(), whole };
                     cut.all.last_mut().expect("a piece is updated").updated = Some(updated);
                 }

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use program::Movement;
+use program::{Among, Movement};
 
 use super::Lane;
 use crate::driver::{Device, Event, PinnedBuffer, Stream};
@@ -56,7 +56,7 @@ impl Staging {
     }
 
     /// Queues a movement behind the marks that each rank has come.
-    pub fn queue(&self, movement: Movement, among: usize, lanes: &[Lane<'_>], come: &[Event]) -> Result<()> {
+    pub fn queue(&self, movement: Movement, among: Among, lanes: &[Lane<'_>], come: &[Event]) -> Result<()> {
         for (rank, lane) in lanes.iter().enumerate() {
             lane.stream.device.bind()?;
             self.down(movement, among, rank, lane, &come[rank])?;
@@ -68,14 +68,17 @@ impl Staging {
         Ok(())
     }
 
-    fn down(&self, movement: Movement, among: usize, rank: usize, lane: &Lane<'_>, come: &Event) -> Result<()> {
+    fn down(&self, movement: Movement, among: Among, rank: usize, lane: &Lane<'_>, come: &Event) -> Result<()> {
         let Window { memory, stream, parts } = &self.windows[rank];
         stream.wait(come)?;
         let cuts = parts_of(movement, among, lane.bytes);
         // Who reads from this rank first is served first.
         let order: Vec<usize> = match movement {
             Movement::Gather => (0..cuts.len()).collect(),
-            Movement::Exchange => (1..among).map(|far| (rank % among + among - far) % among).collect(),
+            Movement::Exchange => {
+                let (own, count) = (among.number(rank), among.count);
+                (1..count).map(|far| (own + count - far) % count).collect()
+            }
         };
         for part in order {
             let Range { start, end } = cuts[part].clone();
@@ -87,11 +90,11 @@ impl Staging {
         lane.stream.wait(&parts[last_of(movement, among, rank, cuts.len())])
     }
 
-    fn up(&self, movement: Movement, among: usize, rank: usize, lane: &Lane<'_>) -> Result<()> {
-        let (first, own) = (rank / among * among, rank % among);
-        let peers = || (1..among).map(|far| (own + far) % among);
+    fn up(&self, movement: Movement, among: Among, rank: usize, lane: &Lane<'_>) -> Result<()> {
+        let own = among.number(rank);
+        let peers = || (1..among.count).map(|far| (own + far) % among.count);
         let fetch = |peer: usize, part: usize, to: u64, range: Range<usize>| {
-            let window = &self.windows[first + peer];
+            let window = &self.windows[among.member(rank, peer)];
             lane.stream.wait(&window.parts[part])?;
             let bytes = range.len();
             // SAFETY: as in `down`; the part has come down.
@@ -110,7 +113,7 @@ impl Staging {
                 Ok(())
             }
             Movement::Exchange => {
-                let piece = lane.bytes / among;
+                let piece = lane.bytes / among.count;
                 let place = (own * piece) as u64;
                 lane.stream.copy_between(lane.to + place, lane.from + place, piece)?;
                 peers().try_for_each(|peer| fetch(peer, own, lane.to + (peer * piece) as u64, cuts[own].clone()))
@@ -120,22 +123,22 @@ impl Staging {
 }
 
 /// The part that comes down last.
-fn last_of(movement: Movement, among: usize, rank: usize, parts: usize) -> usize {
+fn last_of(movement: Movement, among: Among, rank: usize, parts: usize) -> usize {
     match movement {
         Movement::Gather => parts - 1,
-        Movement::Exchange => (rank + 1) % among,
+        Movement::Exchange => (among.number(rank) + 1) % among.count,
     }
 }
 
-/// What a rank shows, in parts: in an exchange the pieces for each of `among` ranks.
-fn parts_of(movement: Movement, among: usize, bytes: usize) -> Vec<Range<usize>> {
+/// What a rank shows, in parts: in an exchange the pieces for each rank of its group.
+fn parts_of(movement: Movement, among: Among, bytes: usize) -> Vec<Range<usize>> {
     let piece = match movement {
         Movement::Gather => bytes.div_ceil(PARTS).next_multiple_of(BOUNDARY),
-        Movement::Exchange => bytes / among,
+        Movement::Exchange => bytes / among.count,
     };
     let count = match movement {
         Movement::Gather => bytes.div_ceil(piece.max(1)).max(1),
-        Movement::Exchange => among,
+        Movement::Exchange => among.count,
     };
     (0..count).map(|part| part * piece..((part + 1) * piece).min(bytes)).collect()
 }
@@ -154,7 +157,7 @@ mod tests {
             (Movement::Exchange, 3, 768),
             (Movement::Exchange, 9, 36),
         ] {
-            let parts = parts_of(movement, among, bytes);
+            let parts = parts_of(movement, Among::row(among), bytes);
             assert_eq!((parts[0].start, parts.last().unwrap().end), (0, bytes));
             assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
             assert!(parts.len() <= PARTS.max(among));
@@ -163,9 +166,12 @@ mod tests {
 
     #[test]
     fn the_last_part_is_that_for_the_next_rank() {
-        for (rank, among) in [(0, 2), (1, 2), (4, 3), (8, 9)] {
-            let order: Vec<usize> = (1..among).map(|far| (rank % among + among - far) % among).collect();
-            assert_eq!(*order.last().unwrap(), last_of(Movement::Exchange, among, rank, among));
+        let apart = |count: usize, apart: usize| Among { count, apart };
+        for (rank, among) in [(0, apart(2, 1)), (1, apart(2, 1)), (4, apart(3, 1)), (8, apart(9, 1)), (4, apart(2, 3))]
+        {
+            let (own, count) = (among.number(rank), among.count);
+            let order: Vec<usize> = (1..count).map(|far| (own + count - far) % count).collect();
+            assert_eq!(*order.last().unwrap(), last_of(Movement::Exchange, among, rank, count));
         }
     }
 }

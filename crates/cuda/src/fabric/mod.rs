@@ -8,7 +8,7 @@ mod tests;
 
 use std::ops::Range;
 
-use program::Movement;
+use program::{Among, Movement};
 
 use crate::driver::{Device, Event, Stream};
 use crate::error::Result;
@@ -114,9 +114,9 @@ impl Fabric {
         self.nccl.as_ref().map_or(Ok(()), Communicators::check)
     }
 
-    /// Queues a movement among groups of so many ranks in a row, of which `lanes` are those of this process. What each
+    /// Queues a movement in groups of ranks, of which `lanes` are those of this process. What each
     /// rank queues behind it on its stream has all bytes, and may overwrite what it gave.
-    pub fn queue(&self, movement: Movement, among: usize, lanes: &[Lane<'_>]) -> Result<()> {
+    pub fn queue(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
         match self.transport(movement) {
             Transport::Nccl => self.by_nccl(movement, among, lanes),
             Transport::Peers => self.met(lanes, || self.between_peers(movement, among, lanes)),
@@ -146,17 +146,17 @@ impl Fabric {
     }
 
     /// Each rank copies its pieces from the others when all have come.
-    fn between_peers(&self, movement: Movement, among: usize, lanes: &[Lane<'_>]) -> Result<()> {
+    fn between_peers(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
         for (rank, lane) in lanes.iter().enumerate() {
             lane.stream.device.bind()?;
             self.come.iter().try_for_each(|come| lane.stream.wait(come))?;
             // Every rank begins with another peer, so that all links are in use.
-            let (first, own) = (rank / among * among, rank % among);
-            for peer in (0..among).map(|far| (own + far) % among) {
-                let from = lanes[first + peer].from;
+            let own = among.number(rank);
+            for peer in (0..among.count).map(|far| (own + far) % among.count) {
+                let from = lanes[among.member(rank, peer)].from;
                 let (from, piece) = match movement {
                     Movement::Gather => (from, lane.bytes),
-                    Movement::Exchange => (from + (own * (lane.bytes / among)) as u64, lane.bytes / among),
+                    Movement::Exchange => (from + (own * (lane.bytes / among.count)) as u64, lane.bytes / among.count),
                 };
                 lane.stream.copy_between(lane.to + (peer * piece) as u64, from, piece)?;
             }
@@ -164,12 +164,12 @@ impl Fabric {
         Ok(())
     }
 
-    fn by_nccl(&self, movement: Movement, among: usize, lanes: &[Lane<'_>]) -> Result<()> {
+    fn by_nccl(&self, movement: Movement, among: Among, lanes: &[Lane<'_>]) -> Result<()> {
         let nccl = self.nccl.as_ref().expect("it is there where it is used");
         if lanes[0].bytes == 0 {
             return Ok(());
         }
-        if movement == Movement::Gather && among == self.ranks {
+        if movement == Movement::Gather && among.count == self.ranks {
             return nccl.grouped(|| {
                 let mut of = lanes.iter().enumerate();
                 of.try_for_each(|(own, lane)| nccl.gather(own, lane.stream, lane.from, lane.to, lane.bytes))
@@ -177,7 +177,7 @@ impl Fabric {
         }
         let piece = |lane: &Lane<'_>| match movement {
             Movement::Gather => lane.bytes,
-            Movement::Exchange => lane.bytes / among,
+            Movement::Exchange => lane.bytes / among.count,
         };
         // Where a rank has what it gives to another one.
         let given = |lane: &Lane<'_>, to: usize| match movement {
@@ -186,16 +186,17 @@ impl Fabric {
         };
         for (rank, lane) in self.here.clone().zip(lanes) {
             lane.stream.device.bind()?;
-            let own = rank % among;
+            let own = among.number(rank);
             lane.stream.copy_between(lane.to + (own * piece(lane)) as u64, given(lane, own), piece(lane))?;
         }
         nccl.grouped(|| {
             for (local, (rank, lane)) in self.here.clone().zip(lanes).enumerate() {
-                let (first, own) = (rank / among * among, rank % among);
-                for peer in (1..among).map(|far| (own + far) % among) {
-                    nccl.send(local, lane.stream, given(lane, peer), piece(lane), first + peer)?;
+                let own = among.number(rank);
+                for peer in (1..among.count).map(|far| (own + far) % among.count) {
+                    let other = among.member(rank, peer);
+                    nccl.send(local, lane.stream, given(lane, peer), piece(lane), other)?;
                     let to = lane.to + (peer * piece(lane)) as u64;
-                    nccl.receive(local, lane.stream, to, piece(lane), first + peer)?;
+                    nccl.receive(local, lane.stream, to, piece(lane), other)?;
                 }
             }
             Ok(())

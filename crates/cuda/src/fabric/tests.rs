@@ -373,14 +373,14 @@ fn given(rank: usize, place: usize, round: usize) -> u8 {
 }
 
 /// What all ranks get, while streams run in an order by `seed` and each rank overwrites what it gave at once.
-fn moved(transport: Transport, movement: Movement, ranks: usize, among: usize, bytes: usize, seed: u64) {
+fn moved(transport: Transport, movement: Movement, ranks: usize, among: Among, bytes: usize, seed: u64) {
     world(|world| *world = World { random: seed, ..World::default() });
     let mut fabric = fabric(ranks, transport);
     if fabric.must_grow(movement, bytes) {
         fabric.grow(bytes).unwrap();
     }
     let streams: Vec<Stream> = fabric.devices.iter().map(|device| Stream::new(device).unwrap()).collect();
-    let whole = if movement == Movement::Gather { bytes * among } else { bytes };
+    let whole = if movement == Movement::Gather { bytes * among.count } else { bytes };
     for round in 0..3 {
         let shown: Vec<Vec<u8>> =
             (0..ranks).map(|rank| (0..bytes).map(|place| given(rank, place, round)).collect()).collect();
@@ -401,13 +401,15 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: usize, b
         }
         world(World::run);
         for (rank, got) in to.iter().enumerate() {
-            let (first, own) = (rank / among * among, rank % among);
             let of = |peer: usize| match movement {
-                Movement::Gather => shown[first + peer].clone(),
-                Movement::Exchange => shown[first + peer][own * (bytes / among)..][..bytes / among].to_vec(),
+                Movement::Gather => shown[among.member(rank, peer)].clone(),
+                Movement::Exchange => {
+                    let piece = bytes / among.count;
+                    shown[among.member(rank, peer)][among.number(rank) * piece..][..piece].to_vec()
+                }
             };
-            let expected: Vec<u8> = (0..among).flat_map(of).collect();
-            assert_eq!(*got, expected, "rank {rank} of {ranks}, among {among}, {transport:?}, {movement:?}");
+            let expected: Vec<u8> = (0..among.count).flat_map(of).collect();
+            assert_eq!(*got, expected, "rank {rank} of {ranks}, among {among:?}, {transport:?}, {movement:?}");
         }
     }
     fabric.end(true).into_iter().for_each(Ending::wait);
@@ -417,7 +419,9 @@ fn moved(transport: Transport, movement: Movement, ranks: usize, among: usize, b
 fn every_way_brings_the_same_bytes_in_whatever_order_streams_run() {
     for transport in [Transport::Peers, Transport::Host, Transport::Nccl] {
         for movement in [Movement::Gather, Movement::Exchange] {
-            for (ranks, among) in [(2, 2), (3, 3), (4, 2), (9, 9)] {
+            let apart = Among { count: 3, apart: 2 };
+            let groups = [(2, Among::row(2)), (3, Among::row(3)), (4, Among::row(2)), (9, Among::row(9)), (6, apart)];
+            for (ranks, among) in groups {
                 for seed in 0..20 {
                     moved(transport, movement, ranks, among, 252, seed);
                     moved(transport, movement, ranks, among, 36 * 256, seed);

@@ -44,6 +44,10 @@ impl NodeSession {
         rank / self.here.len()
     }
 
+    fn share(&self, rank: usize) -> usize {
+        self.own.program().cluster.share(rank)
+    }
+
     /// The other nodes, where this one leads and they wait for orders.
     fn led(&self) -> Option<&Nodes> {
         Some(&*self.nodes).filter(|nodes| nodes.node == 0 && !nodes.is_together())
@@ -113,13 +117,14 @@ impl Session for NodeSession {
             self.order(&Order::Write { rank: None, at: at.clone() }, bytes)?;
             return self.own.write(at, bytes);
         };
-        pieces
-            .into_iter()
-            .try_for_each(|(of, place)| self.write_anywhere(of.rank, &place, &bytes[of.from..of.from + of.bytes]))
+        pieces.into_iter().try_for_each(|(of, place)| {
+            let bytes = &bytes[of.from..of.from + of.bytes];
+            program.cluster.holders(of.rank).try_for_each(|rank| self.write_anywhere(rank, &place, bytes))
+        })
     }
 
     fn write_rank(&mut self, rank: usize, at: &TensorRef, bytes: &[u8]) -> Result<(), BackendError> {
-        self.write_anywhere(rank, &at.of_rank(rank), bytes)
+        self.write_anywhere(rank, &at.of_share(self.share(rank)), bytes)
     }
 
     fn read(&mut self, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
@@ -130,7 +135,7 @@ impl Session for NodeSession {
     }
 
     fn read_rank(&mut self, rank: usize, at: &TensorRef, out: &mut [u8]) -> Result<(), BackendError> {
-        self.read_anywhere(rank, &at.of_rank(rank), out)
+        self.read_anywhere(rank, &at.of_share(self.share(rank)), out)
     }
 
     fn read_later(&mut self, at: &[TensorRef]) -> Result<Reading, BackendError> {

@@ -5,7 +5,7 @@
 
 use super::{
     self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, Init, LossScale, MatmulDtype, Problem,
-    Recipe, Resume, RopeScaling, Schedule, Strategy, SystemPromptType,
+    Recipe, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -162,6 +162,18 @@ fn check_sharding(config: &Config, reader: &mut Reader) {
             let hint = format!("remove `{name}`, or remove `zero_level`");
             reader.report(name, message, Some(hint));
         }
+    }
+    let shared = match (sharding.zero_level, sharding.shard_gradients, sharding.shard_weights) {
+        (Setting::Value(level), ..) if level > 1 => Some(format!("zero_level: {level}")),
+        (_, Setting::Value(true), _) => Some("shard_gradients: true".to_owned()),
+        (_, _, Setting::Value(true)) => Some("shard_weights: true".to_owned()),
+        _ => None,
+    };
+    let alone = config.nodes() > 1 && config.local_ranks() == 1;
+    if let Some(shared) = shared.filter(|_| alone && sharding.shard_scope == Setting::Value(ShardScope::Node)) {
+        let message =
+            format!("`shard_scope: node` with `{shared}`, but each node has one rank, which would share nothing");
+        reader.report("shard_scope", message, Some("set `shard_scope: world`, or remove it".into()));
     }
 }
 

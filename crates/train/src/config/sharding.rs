@@ -13,6 +13,9 @@ options! {
         shard_weights: Setting<bool> = auto, resumable;
         /// Shard the gradients. Implied by `zero_level: 2` and `3`.
         shard_gradients: Setting<bool> = auto, resumable;
+        /// Of several nodes, the GPUs that share what is sharded. `auto` is `node`, or `world` if nothing else makes the
+        /// run fit, or if a node has one GPU and gradients or weights are to be sharded. With one node both are the same.
+        shard_scope: Setting<ShardScope> = auto, resumable;
         /// What gradients become for their way to the other GPUs and nodes. They are summed in float32.
         gradient_compression: GradientCompression = "none", resumable;
         /// Allow reducing gradients with an all-to-all exchange: each GPU sends every other one its piece, and adds what it
@@ -24,6 +27,17 @@ options! {
         memcpy_all_gather: Setting<bool> = auto, resumable;
         /// The same for what is exchanged piece by piece: gradients, and the heads of sequence parallelism.
         memcpy_send_recv: Setting<bool> = auto, resumable;
+    }
+}
+
+choices! {
+    /// GPUs that share what is sharded.
+    pub enum ShardScope {
+        /// Those of a node. Each node has all of it, and gradients are summed inside each node, then once per step
+        /// between the nodes.
+        Node = "node",
+        /// Those of all nodes: less memory, and more bytes between nodes.
+        World = "world",
     }
 }
 

@@ -352,6 +352,10 @@ fn what_is_not_built_yet_is_refused_by_name_and_its_default_is_not() {
             "`zero_level: 3` is not available yet with `recipe: fp8_hybrid` and `distributed.num_nodes: 2`",
         ),
         (
+            "device: cpu\ndistributed: {num_nodes: 2}\nzero_level: 2\nshard_scope: node",
+            "`shard_scope: node` with `zero_level: 2`, but each node has one rank, which would share nothing",
+        ),
+        (
             "resume_from_checkpoint: a/b\ndistributed: {max_restarts: 1}",
             "`distributed.max_restarts` does not go with a `resume_from_checkpoint` that names a folder",
         ),

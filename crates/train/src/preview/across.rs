@@ -6,7 +6,7 @@
 use program::{Machine, ParameterSlot};
 use serde_json::{Value, json};
 
-use super::{Estimate, Preview};
+use super::Preview;
 use crate::config::{Config, GradientCompression};
 use crate::encoded::Encoded;
 use crate::error::{Result, TrainError};
@@ -15,12 +15,6 @@ use crate::words::{size, time};
 
 /// GPUs of the largest run that is computed, unless a larger one is asked for.
 const MOST: usize = 1024;
-
-/// Gradients leave in buckets of so many bytes at most.
-const BUCKET: f64 = (128 << 20) as f64;
-
-/// The backward pass' share of a micro-step: two products for each one of the forward pass.
-const BACKWARD: f64 = 2.0 / 3.0;
 
 /// Columns of the picture.
 const PICTURE: f64 = 20.0;
@@ -92,7 +86,7 @@ impl Across {
                 counts.sort_unstable();
                 counts.dedup();
                 sizes.push(one.clone());
-                sizes.extend(counts.into_iter().map(|nodes| one.on(nodes, trained, network, &estimate)));
+                sizes.extend(counts.into_iter().map(|nodes| one.on(nodes, trained, network)));
             } else {
                 sizes.push(one);
             }
@@ -160,9 +154,10 @@ impl Across {
 }
 
 impl Size {
-    /// As many of this node. What is exchanged between them travels while the rest of the backward pass is computed.
-    fn on(&self, nodes: usize, trained: f64, network: f64, one: &Estimate) -> Size {
-        let (between, exposed) = between(trained, self.gpus, nodes, network, BACKWARD * one.micro_step_seconds);
+    /// As many of this node. The update waits for what is exchanged between them.
+    fn on(&self, nodes: usize, trained: f64, network: f64) -> Size {
+        let between = between(trained, self.gpus, nodes);
+        let exposed = between / network;
         let step = self.step + exposed;
         Size {
             nodes,
@@ -176,14 +171,9 @@ impl Size {
     }
 }
 
-/// Bytes that a GPU gets from other nodes in a step, and the seconds of them that no computation hides: all that does not fit
-/// next to the backward pass of the last micro-step, at least the last bucket.
-fn between(trained: f64, gpus: usize, nodes: usize, network: f64, backward: f64) -> (f64, f64) {
-    // Each GPU sums its share of the node's gradients around a ring: once to add, once to hand on.
-    let bytes = 2.0 * (nodes - 1) as f64 / nodes as f64 * trained / gpus as f64;
-    let buckets = (trained / BUCKET).ceil().max(1.0);
-    let seconds = bytes / network;
-    (bytes, (seconds - backward * (buckets - 1.0) / buckets).max(seconds / buckets))
+/// Bytes that a GPU gets from other nodes in a step, of its share of the node's gradients: once to add, once the sums.
+fn between(trained: f64, gpus: usize, nodes: usize) -> f64 {
+    2.0 * (nodes - 1) as f64 / nodes as f64 * trained / gpus as f64
 }
 
 /// Gradients of all trained weights, as they travel.
@@ -207,13 +197,8 @@ mod tests {
     #[test]
     fn what_a_gpu_gets_from_other_nodes_is_its_share_twice() {
         // 32 GB of gradients, 8 GPUs of 2 nodes: 2 · 1/2 · 32 / 8 GB.
-        let (bytes, exposed) = between(32e9, 8, 2, 50e9, 1.0);
-        assert_eq!(bytes, 4e9);
-        // 80 ms, of which the last of 239 buckets is in nobody's way.
-        assert!((exposed - 0.08 / 239.0).abs() < 1e-9, "{exposed}");
-        let (bytes, exposed) = between(32e9, 8, 128, 50e9, 0.0);
-        assert!((bytes - 7.9375e9).abs() < 1.0 && (exposed - 0.15875).abs() < 1e-9, "{bytes} {exposed}");
-        // One bucket waits for the whole backward pass.
-        assert_eq!(between(1e6, 1, 2, 1e6, 5.0), (1e6, 1.0));
+        assert_eq!(between(32e9, 8, 2), 4e9);
+        assert!((between(32e9, 8, 128) - 7.9375e9).abs() < 1.0);
+        assert_eq!(between(1e6, 1, 2), 1e6);
     }
 }

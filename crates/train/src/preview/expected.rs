@@ -31,6 +31,8 @@ pub struct Estimate {
     pub step_bytes: f64,
     /// Bytes that a rank gets from the others in an optimizer step.
     pub exchanged: f64,
+    /// Those of them that come from other nodes.
+    pub between: f64,
     /// Seconds of an optimizer step in which nothing is computed because bytes are on their way.
     pub waiting: f64,
     /// All steps of the run, where their number is known.
@@ -97,6 +99,7 @@ impl Expected<'_> {
             step_flops: sum(&|of| of.flops),
             step_bytes: sum(&|of| of.bytes),
             exchanged: sum(&|of| of.exchanged),
+            between: sum(&|of| of.between),
             waiting: sum(&|of| of.waiting),
             run_seconds: self.shapes.steps.map(|steps| steps as f64 * step_seconds),
             evaluation_seconds: (times * batches) as f64 * evaluate.seconds,
@@ -131,6 +134,7 @@ impl Expected<'_> {
             waiting: sum.waiting + share * of.waiting,
             transferred: sum.transferred + share * of.transferred,
             exchanged: sum.exchanged + share * of.exchanged,
+            between: sum.between + share * of.between,
             instructions: sum.instructions.max(of.instructions),
             above: std::array::from_fn(|cause| sum.above[cause] + share * of.above[cause]),
         })

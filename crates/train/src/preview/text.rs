@@ -129,7 +129,12 @@ impl Preview {
             return String::new();
         }
         let of = self.estimate();
-        let what = format!("for each rank from the others per step; the computation waits {} for it", time(of.waiting));
+        let between = match self.program.cluster.nodes {
+            1 => String::new(),
+            _ => format!(", {} of it from other nodes", size(of.between as usize)),
+        };
+        let waits = format!("the computation waits {} for it", time(of.waiting));
+        let what = format!("for each rank from the others per step{between}; {waits}");
         figure(&size(of.exchanged as usize), &what)
     }
 

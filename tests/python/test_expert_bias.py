@@ -117,6 +117,11 @@ def test_a_resumed_run_has_the_biases_of_an_uninterrupted_one(make_model, tmp_pa
         (tiny_mixtral, {}, "MixtralForCausalLM has no bias that experts are chosen by"),
         (tiny_deepseek_v3, {"lora": True}, "`router_bias_update_rate` needs `lora: false`"),
         (tiny_deepseek_v3, {"router_bias_update_rate": 0}, "router_bias_update_rate"),
+        (
+            tiny_deepseek_v3,
+            {"gradient_compression": "bf16", "gpus": 2},
+            "`router_bias_update_rate` needs `gradient_compression: none`",
+        ),
     ],
 )
 def test_where_there_is_nothing_to_move_the_option_is_refused(make, options, message, make_model):

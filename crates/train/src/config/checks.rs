@@ -4,8 +4,8 @@
 //! in a second stage, by [`Config::check_machine`] and [`Config::check_steps`].
 
 use super::{
-    self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, Init, LossScale, MatmulDtype, Problem,
-    Recipe, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
+    self as config, Config, Dataset, DatasetType, Device, Dtype, Fp4Backend, GradientCompression, Init, LossScale,
+    MatmulDtype, Problem, Recipe, Resume, RopeScaling, Schedule, ShardScope, Strategy, SystemPromptType,
 };
 use data::AgentForm;
 use data::template::families;
@@ -326,6 +326,18 @@ fn check_adapter(config: &Config, reader: &mut Reader) {
     if config.optimizer.router_bias_update_rate.is_some() && of.lora && !reader.is_faulty("lora") {
         let message = "`router_bias_update_rate` needs `lora: false`: with adapters the model's own biases stay";
         let hint = "set `lora: false`, or remove `router_bias_update_rate`";
+        reader.report("router_bias_update_rate", message, Some(hint.into()));
+    }
+    let compression = config.sharding.gradient_compression;
+    if config.optimizer.router_bias_update_rate.is_some()
+        && compression != GradientCompression::None
+        && !reader.is_faulty("gradient_compression")
+    {
+        let message = format!(
+            "`router_bias_update_rate` needs `gradient_compression: none`: {} rounds the experts' loads",
+            compression.name()
+        );
+        let hint = "remove `gradient_compression`, or `router_bias_update_rate`";
         reader.report("router_bias_update_rate", message, Some(hint.into()));
     }
     if of.lora_dora && !of.lora && !reader.is_faulty("lora") {

@@ -311,7 +311,8 @@ def campaign(folder: Path, faults: int, seed: int, tell: bool = True) -> dict[st
     draw = random.Random(seed)
     disk = folder / "disk"
     output = disk / "output"
-    (folder / "run.json").write_text(json.dumps(options(output, folder)))
+    # Shards of all nodes have the bits of as many ranks in one process; those of each node are equal up to rounding.
+    (folder / "run.json").write_text(json.dumps(options(output, folder, shard_scope="world")))
     kinds: collections.Counter[str] = collections.Counter()
     took: list[float] = []
     with networks(f"sg{os.getpid() % 100_000}n") as spaces, small_disk(disk):

@@ -184,3 +184,24 @@ impl States<'_> {
         all.filter(|(index, _)| moved & 1 << index != 0).map(line).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_moves_what_its_states_need() {
+        let mut machine = Machine::h200();
+        machine.link.one_way = 10.0;
+        machine.link.both_ways = 16.0;
+        // Optimizer states, master copies, gradients, codes.
+        let states = States { bytes: [160, 80, 40, 20], machine: &machine, micro_steps: 4.0 };
+        assert_eq!(states.seconds(0b0000), 0.0);
+        assert_eq!(states.seconds(0b0001), 320.0 / 16.0, "there and back");
+        assert_eq!(states.seconds(0b0011), 480.0 / 16.0);
+        assert_eq!(states.seconds(0b0100), 40.0 / 10.0, "there alone");
+        assert_eq!(states.seconds(0b0101), 360.0 / 16.0);
+        assert_eq!(states.seconds(0b1000), 2.0 * 4.0 * 20.0 / 10.0, "twice in each micro-step");
+        assert_eq!((states.all(0b1001), states.of(0b1001, Traffic::EachPass)), (180, 20));
+    }
+}

@@ -6,11 +6,13 @@ What goes through Ray are options, lines of text and exit codes: no tensor and n
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, NodeLostError, RunError
 from .node import Node
 
 #: Seconds in which a worker has to answer what takes no time, such as its start.
@@ -18,6 +20,13 @@ ANSWER = 60.0
 
 #: Between two looks at the cluster, seconds.
 LOOK = 5
+
+#: Seconds without an answer after which the head of the cluster is lost. After 60 Ray itself ends all that belongs to the cluster,
+#: and gives no reason.
+SILENCE = 20.0
+
+#: Seconds in which a head answers, and between two questions.
+ASKED = 1.0
 
 #: Bytes of the object store of a cluster that is started here: nothing lies in it.
 STORE = 128 << 20
@@ -49,6 +58,57 @@ class Lost(Exception):
         self.why = why
 
 
+class Head:
+    """The head of a cluster, which is asked whether it is still there."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        host, _, port = address.rpartition(":")
+        self._place = (host.strip("[]"), int(port))
+        self._answered = self._asked = time.monotonic()
+
+    def answers(self) -> bool:
+        """Whether it did when it was asked last, a second ago at most."""
+        if time.monotonic() > self._asked + ASKED:
+            self._asked = time.monotonic()
+            try:
+                socket.create_connection(self._place, ASKED).close()
+                self._answered = time.monotonic()
+            except OSError:
+                pass
+        return self._answered >= self._asked
+
+    def check(self) -> None:
+        """Raises NodeLostError where it has not answered for too long."""
+        if not self.answers() and time.monotonic() > self._answered + SILENCE:
+            raise NodeLostError(f"the head of the Ray cluster, {self.address}, is lost: no answer for {SILENCE:.0f} s")
+
+    def wait(self) -> None:
+        """Until it answers. What Ray is asked without a head never comes back."""
+        while not self.answers():
+            self.check()
+            time.sleep(ASKED / 4)
+
+
+class Worker(Node):
+    """A node that Ray starts. It ends with the head: nobody could see or end it any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import ray
+
+        head = Head(ray.get_runtime_context().gcs_address)
+        threading.Thread(target=self._watch, args=(head,), daemon=True).start()
+
+    def _watch(self, head: Head) -> None:
+        try:
+            while True:
+                head.check()
+                time.sleep(ASKED)
+        except NodeLostError as lost:
+            self.end(str(lost))
+
+
 class Cluster:
     """A connection to Ray, as long as a `with` block lasts."""
 
@@ -58,6 +118,7 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
+            import ray.util.client
             import ray.util.scheduling_strategies
         except ImportError:
             text = "nodes are started by Ray, which is not installed"
@@ -73,6 +134,8 @@ class Cluster:
             ray.init(address=address, **options)
         except (ConnectionError, ImportError, OSError, RuntimeError, TimeoutError, ValueError) as error:
             raise RunError(f"{_no_cluster(address)}: {_first_line(error)}") from None
+        # Behind Ray's client server it may be out of reach.
+        self._head = None if ray.util.client.ray.is_connected() else Head(ray.get_runtime_context().gcs_address)
 
     def __enter__(self) -> Cluster:
         return self
@@ -82,6 +145,8 @@ class Cluster:
 
     def machines(self) -> list[Machine]:
         """Those that are alive: the one that this process speaks with first, the others by address."""
+        if self._head:
+            self._head.wait()
         here = self._ray.get_runtime_context().get_node_id()
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         found = [
@@ -98,14 +163,17 @@ class Cluster:
 
     def workers(self, machines: list[Machine], gpus: int, seconds: float) -> Workers:
         """A worker on each, with a CPU and so many GPUs. Errors: the cluster has no room in time, a worker does not answer."""
-        return Workers(self._ray, machines, gpus, seconds, self.is_local)
+        return Workers(self._ray, self._head, machines, gpus, seconds, self.is_local)
 
 
 class Workers:
     """A worker on each of some machines, by number."""
 
-    def __init__(self, ray: Any, machines: list[Machine], gpus: int, seconds: float, together: bool) -> None:
+    def __init__(
+        self, ray: Any, head: Head | None, machines: list[Machine], gpus: int, seconds: float, together: bool
+    ) -> None:
         self._ray = ray
+        self._head = head
         self.machines = machines
         self._actors: list[Any] = []
         bundle = {"CPU": 1.0} | ({"GPU": float(gpus)} if gpus else {})
@@ -122,6 +190,7 @@ class Workers:
         """Whether there is room in time. Raises `Lost` where a machine is gone meanwhile."""
         until = time.monotonic() + seconds
         while not self._group.wait(min(LOOK, max(0.0, until - time.monotonic()))):
+            self.wait_for_head()
             alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
             for number, machine in enumerate(self.machines):
                 if machine.id not in alive:
@@ -137,7 +206,7 @@ class Workers:
             names = ", ".join(str(machine) for machine in self.machines)
             text = f"Ray gives no room for a worker with {wanted} on each of {names}, waited {seconds:.0f} s"
             raise RunError(f"{text}\n  hint: other jobs use them: see `ray status`")
-        kind = ray.remote(Node)
+        kind = ray.remote(Worker)
         for number in range(len(self.machines)):
             place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
             options = {"max_restarts": 0, "max_concurrency": CALLS, "scheduling_strategy": place}
@@ -164,10 +233,13 @@ class Workers:
     def answer(self, number: int, call: Any, seconds: float) -> Any:
         """What a call that was begun gives."""
         errors = self._ray.exceptions
+        until = time.monotonic() + seconds
         try:
-            return self._ray.get(call, timeout=seconds)
-        except errors.GetTimeoutError:
-            raise Lost(number, f"its worker does not answer, waited {seconds:.0f} s") from None
+            while not self.first([call], min(ASKED, max(0.0, until - time.monotonic()))):
+                self.check_head()
+                if time.monotonic() > until:
+                    raise Lost(number, f"its worker does not answer, waited {seconds:.0f} s")
+            return self._ray.get(call)
         except errors.RayActorError as error:
             if "ModuleNotFoundError" in str(error):
                 text = f"{self.machines[number]}: surogate is not installed there: {_last_line(error)}"
@@ -181,6 +253,16 @@ class Workers:
         done, _ = self._ray.wait(calls, num_returns=1, timeout=seconds)
         return list(done)
 
+    def check_head(self) -> None:
+        """Raises NodeLostError where the head of the cluster is lost."""
+        if self._head:
+            self._head.check()
+
+    def wait_for_head(self) -> None:
+        """Until the head answers. Raises NodeLostError where it is lost."""
+        if self._head:
+            self._head.wait()
+
     def put_first(self, number: int) -> None:
         """Makes one of them number 0."""
         for of in (self.machines, self._actors):
@@ -191,7 +273,9 @@ class Workers:
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._actors = []
-        self._ray.util.remove_placement_group(self._group)
+        # Ray does so itself when this process has ended, and waits for ever where it has no head.
+        if self._head is None or self._head.answers():
+            self._ray.util.remove_placement_group(self._group)
 
 
 def _no_cluster(address: str) -> str:

@@ -36,6 +36,9 @@ LOST = 6
 #: Seconds that the others have to notice the end of a node.
 NOTICED = 45.0
 
+#: Seconds that the nodes have to save a checkpoint where the head of the cluster is lost: then Ray ends this process, too.
+SAVES = 25.0
+
 #: Seconds after which a run that may go on with fewer nodes does.
 RETURN = 60.0
 
@@ -220,11 +223,12 @@ class Job:
             workers.answer(number, call, NOTICED)
 
     def _follow(self, workers: Workers) -> dict[int, End]:
-        """Shows what node 0 says, until all nodes have ended; how they did."""
+        """Shows what node 0 says, until all nodes have ended; how they did. Raises NodeLostError where the head is lost."""
         ends: dict[int, End] = {}
         words = [Words() for _ in workers.machines]
         calls = {workers.begin(number, "say", LOOK): number for number in range(len(workers))}
         failed_at = None
+        head_lost: NodeLostError | None = None
         with self._signals_passed_to(workers, ends):
             while calls:
                 for call in workers.first(list(calls), LOOK):
@@ -240,10 +244,21 @@ class Job:
                     else:
                         ends[number] = ending(said.code, words[number].last)
                 self._pass_signals(workers, ends)
+                if head_lost is None:
+                    try:
+                        workers.check_head()
+                    except NodeLostError as lost:
+                        # The nodes know it themselves.
+                        head_lost, failed_at = lost, time.monotonic() - NOTICED + SAVES
                 if failed_at is None and any(end.code for end in ends.values()):
                     failed_at = time.monotonic()
                 if failed_at is not None and time.monotonic() > failed_at + NOTICED:
                     break
+        if 0 not in ends or ends[0].code:
+            if head_lost is not None:
+                raise head_lost
+            # The nodes may have known it a moment before.
+            workers.wait_for_head()
         return ends
 
     def _take(self, number: int, said: Said, words: Words) -> None:

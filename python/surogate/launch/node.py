@@ -25,6 +25,9 @@ PLACES = re.compile(r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|SLURM_.*|JOB
 #: Lines of a node that wait to be asked for, at most.
 LINES = 10_000
 
+#: Seconds that a process has to save and end, before it is killed.
+SAVES = 25.0
+
 #: Linux' number of the request to be killed when the parent ends.
 PR_SET_PDEATHSIG = 1
 
@@ -109,6 +112,14 @@ class Node:
         """Sends a signal to the process, if there is one."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+    def end(self, why: str) -> None:
+        """Ends the process, if there is one: as after a signal, or at once if that takes too long."""
+        print(f"surogate: {why}", file=sys.stderr, flush=True)
+        self.signal(signal.SIGTERM)
+        with self._changed:
+            self._changed.wait_for(lambda: self._said.code is not None, SAVES)
+        self.signal(signal.SIGKILL)
 
     def _has_said(self) -> bool:
         return bool(self._said.lines or self._said.errors) or self._said.code is not None

@@ -20,11 +20,11 @@ from surogate.dsl import (
     output,
     region,
     repeat,
-    stubs,
     task,
 )
 from surogate.errors import ModelConfigError, ModelError
 from surogate.layers import Embedding, Linear, RMSNorm
+from surogate.models import TASKS
 
 
 class TinyConfig(ModelConfig):
@@ -166,7 +166,7 @@ def test_a_task_asks_for_what_the_model_gives():
 
     record(forward)
     with pytest.raises(ModelError, match=r"causal_lm.py:\d+: the model has no output `logits`; it has hidden.embed"):
-        build({"architectures": ["TinyForTests"], "hidden_size": 8}, ["causal_lm"])
+        build({"architectures": ["TinyForTests"], "hidden_size": 8}, TASKS)
 
 
 def test_a_value_for_every_iteration_is_asked_for():
@@ -256,7 +256,3 @@ def test_config_problems_come_together():
 def test_config_fields_nobody_knows_are_warned_about():
     with pytest.warns(UserWarning, match="does not use `made_up`"):
         TinyConfig.from_dict("Tiny", {"hidden_size": 8, "made_up": 3, "_note": "x", "transformers_version": "5"})
-
-
-def test_signatures_are_up_to_date():
-    assert stubs.PATH.read_text(encoding="utf-8") == stubs.text(), "run python -m surogate.dsl.stubs"

@@ -1,11 +1,11 @@
-//! `cargo xtask generate [--check]`: files generated from the option tables and the list of crates.
+//! `cargo xtask generate [--check]`: files generated from the option tables, the operations and the list of crates.
 //!
-//! Writes the reference page, the JSON schema and the third-party notices; with `--check` it writes nothing and names
+//! Writes the reference page, the JSON schema, the signatures of the operations and the third-party notices; with `--check` it writes nothing and names
 //! the files that differ. Knows where the files are, not what is in them.
 
 use std::path::{Path, PathBuf};
 
-use crate::notices;
+use crate::{notices, stubs};
 
 /// The generated files as (path from the repository's root, content).
 ///
@@ -17,6 +17,7 @@ pub fn generated() -> Result<Vec<(&'static str, String)>, String> {
     Ok(vec![
         ("docs/config.md", train::config::reference_page()),
         ("docs/surogate.schema.json", schema + "\n"),
+        (stubs::FILE, stubs::text()),
         (notices::FILE, notices::text(repository)?),
     ])
 }
@@ -75,8 +76,10 @@ mod tests {
     #[test]
     fn a_missing_and_a_changed_file_are_stale() {
         let root = std::env::temp_dir().join(format!("surogate-generate-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("docs")).unwrap();
-        assert_eq!(stale(&root).unwrap().len(), 3);
+        for folder in ["docs", "python/surogate/dsl"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        assert_eq!(stale(&root).unwrap().len(), 4);
         run(&root, false).unwrap();
         assert_eq!(stale(&root).unwrap(), Vec::<PathBuf>::new());
         std::fs::write(root.join("docs/config.md"), "other").unwrap();

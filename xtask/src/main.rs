@@ -4,6 +4,7 @@
 mod generate;
 mod kernels;
 mod notices;
+mod stubs;
 mod tidy;
 
 use std::path::Path;

@@ -1,6 +1,6 @@
 """One function for each operation of the engine; generated from its declarations.
 
-`python -m surogate.dsl.stubs` writes the signatures to ops.pyi. Inputs are positional tensors or
+`cargo xtask generate` writes the signatures to ops.pyi. Inputs are positional tensors or
 parameters, attributes are keywords. An operation with one result gives it, others give a tuple.
 """
 

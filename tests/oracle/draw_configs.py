@@ -42,10 +42,10 @@ MIXTURES = {
     **dict.fromkeys(["qwen2_moe", "deepseek_v3", "glm4_moe"], ("mlp", "gate_proj", "up_proj", "down_proj")),
     **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], ("mlp", "gate_proj", "up_proj", "down_proj")),
 }
-FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text"]
+FAMILIES += [*MIXTURES, "gpt_oss", "qwen3_5_text", "gemma4_text"]
 
 #: Those of which peft adapts the matrices of experts, which are parameters of three axes there.
-STACKED = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss"]
+STACKED = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text"]
 
 #: Mixtures that are routed by sigmoids, within groups.
 GROUPED = ["deepseek_v3", "glm4_moe"]
@@ -112,6 +112,8 @@ def own_fields(rng: random.Random, family: str, fields: dict) -> dict:
         own |= {"attention_bias": rng.random() < 0.6, "swiglu_alpha": rng.choice([1.702, 1.702, 1.0])}
         if rng.random() < 0.7:
             own["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    if family == "gemma4_text":
+        return draw_gemma4(rng, fields)
     if family in GROUPED:
         return own | draw_grouped(rng, family, fields)
     if family in HYBRIDS:
@@ -161,6 +163,35 @@ def draw_grouped(rng: random.Random, family: str, fields: dict) -> dict:
     return own | {"v_head_dim": rng.choice([8, 16, 36]), "rope_interleave": rng.random() < 0.7}
 
 
+def draw_gemma4(rng: random.Random, fields: dict) -> dict:
+    """Kinds of layers with heads of their own, shared keys and values, embeddings of layers, experts."""
+    sliding, full = "sliding_attention", "full_attention"
+    layers, heads = rng.choice([2, 3, 4, 5]), fields["num_attention_heads"]
+    kinds = [rng.choice([sliding, full]) for _ in range(layers - 1)] + [full]
+    shared = [n for n in range(1, layers) if set(kinds[: layers - n]) == set(kinds)]
+    local = {"rope_type": "default", "rope_theta": rng.choice([10000.0, 700.0])}
+    turned = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": rng.choice([0.25, 0.5, 1.0])}
+    turned |= rng.choice([{}, {}, {"factor": 4.0}])
+    own: dict = {"num_hidden_layers": layers, "layer_types": kinds, "sliding_window": rng.choice([1, 2, 5, 16])}
+    scaled = {key: value for key, value in fields["rope_parameters"].items() if key != "truncate"}  # not read by kind
+    own |= {"rope_parameters": {sliding: local, full: rng.choice([turned, turned, scaled])}}
+    own["global_head_dim"] = rng.choice([8, 12, 32, 64])
+    own["attention_k_eq_v"] = sliding in kinds and rng.random() < 0.4  # else `v_proj` is no target of adapters
+    own["num_global_key_value_heads"] = rng.choice([None, *[n for n in range(1, heads + 1) if heads % n == 0]])
+    own["num_kv_shared_layers"] = rng.choice([0, *shared])
+    # Transformers 5.23 computes shared keys and values only where layers have inputs of their own.
+    own["hidden_size_per_layer_input"] = rng.choice([4, 9] if own["num_kv_shared_layers"] else [0, 4, 9])
+    own["use_double_wide_mlp"] = rng.random() < 0.5
+    own["vocab_size_per_layer_input"] = fields["vocab_size"] + rng.choice([0, 0, 3])
+    own |= {"final_logit_softcapping": rng.choice([None, 3.0, 30.0]), "attention_bias": rng.random() < 0.3}
+    own["hidden_activation"] = rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "gelu", "silu"])
+    own["use_bidirectional_attention"] = rng.choice([None, "vision"])
+    if rng.random() < 0.5:
+        own |= {"enable_moe_block": True, "num_experts": rng.choice([3, 4, 9]), "top_k_experts": rng.choice([2, 3])}  # the norm behind a single one undoes its scale
+        own["moe_intermediate_size"] = rng.choice([8, 24, 40])
+    return own
+
+
 def draw_hybrid(rng: random.Random, family: str, fields: dict) -> dict:
     """Kinds of layers, sizes of gated delta nets, experts."""
     layers, key_heads = fields["num_hidden_layers"], rng.choice([1, 2, 3])
@@ -193,7 +224,7 @@ def draw_config(rng: random.Random):
         hidden = heads * head_dim
     layers = rng.choice([1, 2, 3])
     rope = draw_rope(rng, head_dim)
-    if family in BY_KIND and rope["rope_type"] in ("dynamic", "longrope"):
+    if family in (*BY_KIND, "gemma4_text") and rope["rope_type"] in ("dynamic", "longrope"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     if family in MIXTURES:
         rope = {"rope_type": "default", "rope_theta": 10000.0}

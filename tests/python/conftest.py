@@ -145,6 +145,23 @@ def tiny_gemma3(**changes: object) -> dict[str, object]:
     return tiny_gemma2(**{**own, "num_hidden_layers": 3, **changes})
 
 
+def tiny_gemma4(**changes: object) -> dict[str, object]:
+    """The config.json of a four-layer Gemma 4, whose last two layers read keys and values of the first two, and whose layers
+    have embeddings of their own."""
+    own = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "sliding_window": 5, "rope_theta": None}
+    own |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4, "global_head_dim": 32}
+    own |= {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
+    return tiny_llama(**{**own, "use_double_wide_mlp": True, "head_dim": 16, "tie_word_embeddings": True, **changes})
+
+
+def tiny_gemma4_mixture(**changes: object) -> dict[str, object]:
+    """The config.json of a two-layer Gemma 4 with experts, whose second layer has keys for values, too."""
+    own = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "num_kv_shared_layers": 0}
+    own |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+    own |= {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+    return tiny_gemma4(**{**own, **changes})
+
+
 def tiny_phi3(**changes: object) -> dict[str, object]:
     """The config.json of a two-layer Phi-3 that rotates three quarters of each head."""
     own = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": 0.75}

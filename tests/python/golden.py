@@ -26,6 +26,7 @@ FAMILIES = [
     "smollm3",
     "gemma2",
     "gemma3",
+    "gemma4",
     "phi3",
     "granite",
     "olmo3",
@@ -35,13 +36,13 @@ FAMILIES = [
 ]
 
 #: Mixtures of experts. In bfloat16 transformers takes other experts for some tokens: not compared.
-MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe"]
+MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_5_moe", "gemma4_moe"]
 
 #: Those with gated delta nets, which transformers 4 does not have.
 HYBRIDS = ["qwen3_5", "qwen3_5_moe"]
 
 #: Those with recorded adapters on experts and attention, which differ from those in `lora`.
-ADAPTED_EXPERTS = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3"]
+ADAPTED_EXPERTS = ["qwen3_moe", "gpt_oss", "mixtral", "deepseek_v3", "gemma4_moe"]
 
 #: Those with a recorded loss of uneven loads.
 BALANCED = ["gpt_oss", "mixtral", "qwen3_moe", "qwen3_5_moe"]

@@ -13,6 +13,7 @@ from surogate.dsl import (
     ModelConfig,
     Module,
     Parameter,
+    Unset,
     build,
     each,
     model,
@@ -175,6 +176,50 @@ def test_a_value_for_every_iteration_is_asked_for():
 
     with pytest.raises(ModelError, match="`eps` has 1 values for 2 iterations"):
         record(forward, layers=stack)
+
+
+class Giving(Layer):
+    def forward(self, x, kept, own):
+        y = self.norm(x) + own
+        return self.proj(y), y
+
+
+class Reading(Layer):
+    def forward(self, x, kept, own):
+        return self.proj(self.norm(x)) + kept + own, kept
+
+
+def handing(c):
+    return Layers(["giving", "reading"], {"giving": Giving(c), "reading": Reading(c)})
+
+
+def test_layers_hand_on_values_and_are_given_their_own():
+    def forward(self, batch):
+        x = self.embed(batch.input_ids)
+        x, _ = repeat(self.layers, (x, Unset("B", "T", 8)), each([x, x * 2.0]))
+        output("hidden.final_norm", x)
+
+    ir = record(forward, layers=handing)
+    [whole] = [item for item in ir["body"] if "repeat" in item]
+    assert [sorted(row) for row in whole["carry"]] == [["initial", "result"], ["result"]]
+    [own] = whole["each"]
+    assert own["values"] == ["embed", "scale"]
+    giving, reading = whole["blocks"]
+    assert giving["carry"][1]["next"] != giving["carry"][1]["inside"]
+    assert reading["carry"][1]["next"] == reading["carry"][1]["inside"]
+    assert all(any(own["inside"] in n["inputs"] for n in block["nodes"]) for block in (giving, reading))
+
+
+def test_values_for_layers_are_one_for_each_and_alike():
+    def forward(self, batch):
+        x = self.embed(batch.input_ids)
+        repeat(self.layers, (x, Unset("B", "T", 8)), each([x] if self.short else [x, self.narrow(x)]))
+
+    parts = dict(layers=handing, narrow=lambda c: Linear(c.hidden_size, 4))
+    with pytest.raises(ModelError, match="a repeat of 2 layers is given 1 values, one for each"):
+        record(forward, short=lambda c: True, **parts)
+    with pytest.raises(ModelError, match="differ in type"):
+        record(forward, short=lambda c: False, **parts)
 
 
 def test_values_do_not_leave_a_repeat_unnoticed():

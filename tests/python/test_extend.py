@@ -6,7 +6,7 @@ import json
 
 import pytest
 import surogate
-from conftest import REPOSITORY
+from conftest import REPOSITORY, tiny_gemma4
 from surogate.cli import main
 
 STORIES = REPOSITORY / "examples" / "stories"
@@ -41,6 +41,16 @@ def test_a_model_is_extended_trained_and_asked(tmp_path, capsys):
     answers = [model.generate("<|note|>", max_new_tokens=6, temperature=0) for model in (adapted, merged)]
     assert answers[0] == answers[1] and answers[0].strip().startswith("a b c"), answers
     assert main(["export", str(tmp_path / "run"), "--format", "gguf", "--output", str(tmp_path / "run.gguf")]) == 0
+
+
+def test_a_table_for_the_layers_grows_with_the_vocabulary(make_model, tmp_path, capsys):
+    folder = make_model(tiny_gemma4(vocab_size=512, vocab_size_per_layer_input=512))
+    (folder / "tokenizer.json").write_bytes((STORIES / "model" / "tokenizer.json").read_bytes())
+    assert main(["extend", str(folder), "--tokens", "<|note|>", "--output", str(tmp_path / "extended")]) == 0
+    assert "model.embed_tokens.weight, model.embed_tokens_per_layer.weight" in capsys.readouterr().out
+    fields = json.loads((tmp_path / "extended" / "config.json").read_text())
+    assert fields["vocab_size"] == fields["vocab_size_per_layer_input"] > 512
+    assert surogate.load(str(tmp_path / "extended")).forward([[5, 512, 7]]).shape[-1] == fields["vocab_size"]
 
 
 def test_a_run_extends_its_model_once(tmp_path, capsys, monkeypatch):

@@ -13,6 +13,8 @@ import surogate
 from conftest import (
     tiny_gemma2,
     tiny_gemma3,
+    tiny_gemma4,
+    tiny_gemma4_mixture,
     tiny_glm4,
     tiny_granite,
     tiny_llama,
@@ -24,7 +26,7 @@ from surogate import models
 from surogate.cli import main
 from surogate.errors import ModelConfigError
 
-NEW = [tiny_gemma2, tiny_gemma3, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
+NEW = [tiny_gemma2, tiny_gemma3, tiny_gemma4, tiny_gemma4_mixture, tiny_phi3, tiny_granite, tiny_olmo2, tiny_olmo3, tiny_glm4]
 
 
 def build(fields: dict) -> dict:
@@ -92,6 +94,25 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(make, field, value):
         (tiny_olmo3, "layer_types", ["chunked_attention"] * 4),
         (tiny_olmo3, "sliding_window", 0),
         (tiny_phi3, "sliding_window", True),
+        (tiny_gemma4, "use_bidirectional_attention", "all"),
+        (tiny_gemma4, "num_kv_shared_layers", 3),
+        (tiny_gemma4, "num_kv_shared_layers", 5),
+        (tiny_gemma4, "rope_theta", 1e6),
+        (tiny_gemma4, "rope_local_base_freq", 1e4),
+        (tiny_gemma4, "global_head_dim", 0),
+        (tiny_gemma4, "global_head_dim", "32"),
+        (tiny_gemma4, "vocab_size_per_layer_input", 90),
+        (tiny_gemma4, "hidden_size_per_layer_input", -1),
+        (tiny_gemma4, "final_logit_softcapping", 0),
+        (tiny_gemma4, "per_layer_config", {"1": {"sliding_window": 3}}),
+        (tiny_gemma4, "per_layer_config", {"1": {"head_dim": 32}}),
+        (tiny_gemma4, "per_layer_config", {"1": {"head_dim": -32}, "3": {"head_dim": -32}}),
+        (tiny_gemma4, "per_layer_config", [32]),
+        (tiny_gemma4, "per_layer_config", {"4": {"head_dim": 16}}),
+        (tiny_gemma4_mixture, "num_experts", 0),
+        (tiny_gemma4_mixture, "top_k_experts", 5),
+        (tiny_gemma4_mixture, "moe_intermediate_size", -1),
+        (tiny_gemma4_mixture, "output_router_logits", True),
         (tiny_glm4, "hidden_act", "gelu"),
     ],
 )
@@ -136,6 +157,57 @@ def test_rotations_of_gemma3_by_kind_of_layer():
     assert [a["theta"] for a in both] == [7.0, 3.0]
     with pytest.raises(ModelConfigError, match="`rope_theta`: contradicts `rope_parameters`"):
         build(tiny_gemma3(rope_parameters=by_kind))
+
+
+def test_kinds_of_layers_of_gemma4():
+    fields = tiny_gemma4()
+    assert layers_of(fields, "attention", "window") == [5, None, 5, None]
+    assert layers_of(fields, "attention", "scale") == [1.0] * 4
+    # Of queries, keys and values; the last two layers have queries alone.
+    assert [[n["attrs"]["head_dim"] for n in block if n["op"] == "split_heads"] for block in blocks(build(fields))] == [
+        [16, 16, 16],
+        [32, 32, 32],
+        [16],
+        [32],
+    ]
+    ropes = attributes(fields, "rope_frequencies")
+    assert [(a["head_dim"], a["theta"], a["scaling_type"], a.get("partial_rotary_factor")) for a in ropes] == [
+        (32, 1e6, "proportional", 0.25),
+        (16, 1e4, "default", None),
+    ]
+    [stack] = [item for item in build(fields)["body"] if "repeat" in item]
+    shapes = [{p["name"].split("{i}.")[1]: p["shape"] for p in block["parameters"]} for block in stack["blocks"]]
+    assert [of["mlp.gate_proj.weight"][0] for of in shapes] == [48, 48, 96, 96], "shared layers are wide"
+    assert ["self_attn.v_proj.weight" in of for of in shapes] == [True, True, False, False]
+    assert [row.get("initial") for row in stack["carry"]][1:] == [None] * 4
+    assert len(stack["each"][0]["values"]) == 4
+
+    plain = tiny_gemma4(num_kv_shared_layers=0, hidden_size_per_layer_input=0)
+    [stack] = [item for item in build(plain)["body"] if "repeat" in item]
+    assert (len(stack["blocks"]), len(stack["carry"]), "each" in stack) == (2, 1, False)
+    by_layer = {str(i): {"head_dim": 32} for i in (1, 3)}
+    other = tiny_gemma4(global_head_dim=None, per_layer_config=by_layer)
+    assert build(other)["body"][2:] == build(fields)["body"][2:]
+    assert layers_of(tiny_gemma4(layer_types=None, num_kv_shared_layers=0), "attention", "window") == [5, 5, 5, None]
+
+
+def test_fields_of_gemma4_that_name_no_layer_change_nothing():
+    """As in transformers: numbers of key heads without `attention_k_eq_v`, and images that a text has not."""
+    fields = tiny_gemma4()
+    for name, value in (("num_global_key_value_heads", 1), ("use_bidirectional_attention", "vision"), ("num_experts", 4)):
+        assert build(tiny_gemma4(**{name: value})) == build(fields), name
+
+
+def test_experts_of_gemma4_are_next_to_the_feed_forward_layer():
+    ir = build(tiny_gemma4_mixture())
+    [stack] = [item for item in ir["body"] if "repeat" in item]
+    shapes = [{p["name"].split("{i}.")[1]: p["shape"] for p in block["parameters"]} for block in stack["blocks"]]
+    for of in shapes:
+        assert (of["experts.gate_up_proj"], of["experts.down_proj"]) == ([4, 32, 32], [4, 32, 16])
+        assert of["router.per_expert_scale"] == [4] and "mlp.gate_proj.weight" in of
+    assert [of["self_attn.k_proj.weight"][0] for of in shapes] == [32, 32]
+    assert ["self_attn.v_proj.weight" in of for of in shapes] == [True, False]
+    assert attributes(tiny_gemma4_mixture(), "route") == [{"top_k": 2, "scores": "softmax", "normalise": True}] * 2
 
 
 def test_multipliers_of_granite():

@@ -122,7 +122,7 @@ def test_loss_of_uneven_loads(name, golden_folder, tmp_path):
     assert_gradients_close({key: gradients[key] for key in wanted}, reference)
 
 
-@pytest.mark.parametrize("name", [*BALANCED, "deepseek_v3"])
+@pytest.mark.parametrize("name", [*BALANCED, "deepseek_v3", "gemma4_moe"])
 def test_a_step_reports_what_routers_do(name, golden_folder, tmp_path):
     """Loads, entropy and the loss of uneven loads over all layers, from the recorded scores and choices."""
     golden = of_family(name, golden_folder)

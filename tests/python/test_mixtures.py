@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import surogate
-from conftest import tiny_llama, tiny_mistral, tiny_qwen3
+from conftest import tiny_gemma4_mixture, tiny_llama, tiny_mistral, tiny_qwen3
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from surogate import models
@@ -431,3 +431,17 @@ def test_two_runs_of_a_mixture_have_the_same_bits(make, make_model, tmp_path):
     assert all(np.array_equal(one[name], two[name]) for name in one)
     moved = [name for name, value in load_file(folder / "model.safetensors").items() if not np.array_equal(one[name], value)]
     assert any(".experts." in name for name in moved)
+
+
+def test_routers_of_gemma4_are_trained_as_wholes_and_have_no_bias(make_model, tmp_path):
+    folder = make_model(tiny_gemma4_mixture())
+    before = load_file(folder / "model.safetensors")
+    trainer = trained(folder, tmp_path / "run", lora_target_modules=["q_proj"], train_router=True)
+    trainer.export(tmp_path / "adapter")
+    found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    names = {name for name in before if ".router." in name}
+    assert {name.rpartition(".")[-1] for name in names} == {"weight", "scale", "per_expert_scale"}
+    assert {name.removeprefix("base_model.model.") for name in found if ".router." in name} == names
+    assert all(not np.array_equal(found[f"base_model.model.{name}"], before[name]) for name in names)
+    with pytest.raises(ConfigError, match="`router_bias_update_rate`, but Gemma4ForCausalLM has no bias"):
+        trained(folder, tmp_path / "biased", lora=False, router_bias_update_rate=1e-3)

@@ -94,6 +94,35 @@ def check_files(base: Path, result: Path) -> None:
     assert any(not np.array_equal(ours[name], value) for name, value in theirs.items())
 
 
+def test_what_gemma4_does_not_compute_is_taken_over(shared, tmp_path):
+    """Vision and audio, and keys and values of layers that read those of others, which a file may have all the same."""
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    of = shared / "golden" / "gemma4_mm"
+    (folder / "config.json").write_bytes((of / "config.json").read_bytes())
+    unused = {f"model.language_model.layers.{i}.self_attn.{name}_proj.weight": np.ones((3, 2), np.float16) for i in (2, 3) for name in "kv"}
+    audio = {"model.audio_tower.conv.weight": np.float32([1.5]), "model.embed_audio.embedding_projection.weight": np.ones((2, 2), np.float32)}
+    save_file(load_file(of / "model.safetensors") | unused | audio, folder / "model.safetensors")
+    plain = surogate.load(of).forward(IDS)
+    np.testing.assert_array_equal(surogate.load(folder).forward(IDS), plain)
+
+    options = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "output_dir": str(tmp_path / "run")}
+    adapted = surogate.Trainer(options | {"lora_rank": 4, "lora_dropout": 0.0})
+    full = surogate.Trainer(options | {"lora": False})
+    for trainer, export in ((adapted, adapted.export_merged), (full, full.export)):
+        trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
+        result = tmp_path / f"result {trainer is full}"
+        export(result)
+        ours, theirs = (load_file(place / "model.safetensors") for place in (result, folder))
+        assert set(ours) == set(theirs)
+        kept = [name for name in theirs if name in unused or name in audio or "vision" in name]
+        assert len(kept) > 50 and all(ours[name].dtype == theirs[name].dtype for name in kept)
+        assert all(np.array_equal(ours[name], theirs[name]) for name in kept)
+        assert not np.array_equal(surogate.load(result).forward(IDS), plain)
+        scalars = [name for name in theirs if name.endswith("layer_scalar")]
+        assert len(scalars) == 4 and all(np.array_equal(ours[name], theirs[name]) for name in scalars), "no gradient"
+
+
 def test_sparse_configs_of_published_models():
     """What Gemma 3's files do not say has the defaults of the text part."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 2, "intermediate_size": 10240}

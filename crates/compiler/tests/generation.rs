@@ -98,9 +98,46 @@ fn gated_delta_nets_go_on_from_the_slots_of_their_sequences() {
     assert_eq!(bytes(&of(KeyValueCache { sequences: 67, ..CACHE })) - bytes(&program), 64 * slot);
 }
 
+/// The model whose second layer attends to the keys and values of the first.
+fn sharing() -> Model {
+    let mut text = serde_json::to_value(model()).unwrap();
+    let items = text["body"].as_array_mut().unwrap();
+    let stack = items.iter_mut().find(|item| item["repeat"].is_u64()).unwrap();
+    let attention = |node: &&Value| node["op"] == "attention";
+    let node = stack["blocks"][0]["nodes"].as_array().unwrap().iter().find(attention).unwrap().clone();
+    let layers = stack["repeat"].as_u64().unwrap() as usize;
+    stack["pattern"] = json!((0..layers).map(|layer| layer.min(1)).collect::<Vec<_>>());
+    let block = stack["blocks"][0].clone();
+    stack["blocks"].as_array_mut().unwrap().push(block);
+    for place in [1, 2] {
+        let kept = format!("kept.{place}");
+        stack["carry"].as_array_mut().unwrap().push(json!({"result": format!("layers.{kept}")}));
+        for (block, next) in [(0, node["inputs"][place].clone()), (1, json!(kept))] {
+            let block = &mut stack["blocks"][block];
+            block["carry"].as_array_mut().unwrap().push(json!({"inside": kept, "next": next}));
+        }
+        let nodes = stack["blocks"][1]["nodes"].as_array_mut().unwrap();
+        nodes.iter_mut().find(|node| node["op"] == "attention").unwrap()["inputs"][place] = json!(kept);
+    }
+    graph::from_json(&text.to_string()).unwrap()
+}
+
+#[test]
+fn layers_that_share_keys_and_values_share_pages() {
+    let program = |model: &Model| compile(model, &asked(&[(1, 8), (3, 1)]), &Machine::cpu(1 << 30, 2)).unwrap();
+    let (own, shared) = (program(&model()), program(&sharing()));
+    let count = |program: &Program, name: &str| operations(program, 0).iter().filter(|op| **op == name).count();
+    let layers = count(&own, "cache_write");
+    assert_eq!((count(&shared, "cache_write"), count(&shared, "cached_attention")), (1, layers));
+    let bytes = |program: &Program| {
+        program.memory.iter().find(|line| line.class == MemoryClass::Arena(ArenaKind::Cache)).unwrap().bytes
+    };
+    assert_eq!(bytes(&shared) * layers, bytes(&own));
+}
+
 #[test]
 fn what_trains_and_what_generates_share_a_program() {
-    for model in [model(), hybrid()] {
+    for model in [model(), hybrid(), sharing()] {
         shared(&model);
     }
 }

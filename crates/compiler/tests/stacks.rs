@@ -102,3 +102,47 @@ fn what_a_pattern_lacks_is_said() {
     let loose = message(&|stack| stack["blocks"][1]["carry"] = json!([]));
     assert_eq!(loose, "the layers of `layers`: a block hands on 0 values, the repeat 1");
 }
+
+/// The model with a second value that layer 0 gives and layer 1 reads, and with an outer value of its own for each layer.
+fn handing_on() -> Value {
+    let mut model = patterned();
+    let at = stack_of(&model);
+    let initial = model["body"][at]["carry"][0]["initial"].clone();
+    let stack = &mut model["body"][at];
+    stack["carry"].as_array_mut().unwrap().push(json!({"result": "layers.output_2"}));
+    stack["each"] = json!([{"inside": "layers.each", "values": [initial, initial]}]);
+    for (block, reads) in [(1, false), (0, true)] {
+        let block = &mut stack["blocks"][block];
+        let [inside, next] = ["inside", "next"].map(|key| block["carry"][0][key].clone());
+        let nodes = block["nodes"].as_array_mut().unwrap();
+        let types = nodes.iter().find(|node| node["outputs"][0] == next).unwrap()["types"].clone();
+        let inputs = if reads { json!([next, "layers.second"]) } else { json!([inside, "layers.each"]) };
+        nodes.push(json!({"op": "add", "inputs": inputs, "outputs": ["layers.sum"], "types": types}));
+        let handed = if reads { "layers.second" } else { "layers.sum" };
+        block["carry"].as_array_mut().unwrap().push(json!({"inside": "layers.second", "next": handed}));
+        if reads {
+            block["carry"][0]["next"] = json!("layers.sum");
+        }
+    }
+    model
+}
+
+#[test]
+fn a_layer_reads_what_an_earlier_one_gives() {
+    for options in cases() {
+        assert!(!bits(compiled(&handing_on(), &options)).is_empty());
+    }
+    let message = |change: &dyn Fn(&mut Value)| {
+        let mut model = handing_on();
+        let at = stack_of(&model);
+        change(&mut model["body"][at]);
+        let model = graph::from_json(&model.to_string()).unwrap();
+        compile(&model, &options(), &machine()).unwrap_err().to_string()
+    };
+    let early = message(&|stack| stack["pattern"] = json!([0, 1]));
+    assert!(early.ends_with("add of layer 0 reads `layers.second`, which no layer before it gives"), "{early}");
+    let short = message(&|stack| stack["each"][0]["values"] = json!(["one"]));
+    assert_eq!(short, "the layers of `layers`: `layers.each` has 1 values for 2 layers");
+    let unknown = message(&|stack| stack["each"][0]["values"] = json!(["one", "two"]));
+    assert_eq!(unknown, "a repeat carries `one`, which is not defined");
+}

@@ -172,6 +172,9 @@ pub struct Repeat {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pattern: Vec<usize>,
     pub carry: Vec<Carry>,
+    /// Outer values of which each layer reads its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub each: Vec<Each>,
     pub blocks: Vec<Block>,
 }
 
@@ -189,10 +192,20 @@ impl Repeat {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Carry {
-    /// The value outside that the first layer starts from.
-    pub initial: String,
+    /// The value outside that the first layer starts from; absent where there is none before a layer gives one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial: Option<String>,
     /// The name outside of what the last layer passes on.
     pub result: String,
+}
+
+/// A name inside of all blocks that stands for another outer value in each layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Each {
+    pub inside: String,
+    /// One for each layer.
+    pub values: Vec<String>,
 }
 
 /// What a block calls a value that is handed from layer to layer.

@@ -50,6 +50,7 @@ operations! {
     ADD = "add": elementwise::ADD,
     MUL = "mul": elementwise::MUL,
     SCALE = "scale": elementwise::SCALE,
+    SCALE_BY = "scale_by": elementwise::SCALE_BY,
     CAST = "cast": elementwise::CAST,
     FILL = "fill": elementwise::FILL,
     ZEROS = "zeros": elementwise::Zeros,

@@ -102,11 +102,15 @@ impl HfConfig {
         changed
     }
 
-    /// The same with another number of rows of the embedding table.
+    /// The same with another number of rows of the embedding table, and of a table for the layers that has as many.
     pub fn with_vocab_size(&self, rows: usize) -> HfConfig {
+        const OF_LAYERS: &str = "vocab_size_per_layer_input";
         let mut changed = self.clone();
         let is_part = self.0.get(TEXT).is_some_and(Value::is_object);
         let fields = if is_part { &mut changed.0[TEXT] } else { &mut changed.0 };
+        if fields.get(OF_LAYERS).is_some_and(|of| Some(of) == fields.get("vocab_size")) {
+            fields[OF_LAYERS] = json!(rows);
+        }
         fields["vocab_size"] = json!(rows);
         if changed.0.get("vocab_size").is_some() {
             changed.0["vocab_size"] = json!(rows);

@@ -8,7 +8,7 @@ from . import ops
 from .config import ModelConfig, Reader
 from .model import build, model
 from .module import Layers, Module, Parameter
-from .structure import Batch, output, region, repeat
+from .structure import Batch, Unset, output, region, repeat
 from .task import Results, task
 from .tensor import Tensor, each
 
@@ -21,6 +21,7 @@ __all__ = [
     "Reader",
     "Results",
     "Tensor",
+    "Unset",
     "build",
     "each",
     "model",

@@ -19,6 +19,9 @@ def scale(*inputs: Tensor | Parameter, factor: float | each[float], rounded: boo
     factor: the number to multiply with
     rounded: the factor is rounded to the type of x first"""
 
+def scale_by(*inputs: Tensor | Parameter) -> Any:
+    """s·x, element by element; nothing flows back to s. x […, H], s [1] → like x."""
+
 def cast(*inputs: Tensor | Parameter, dtype: str | each[str]) -> Any:
     """x as another floating-point type, rounded to nearest even. x […] → dtype […].
 
@@ -547,14 +550,15 @@ def embedding_noise(*inputs: Tensor | Parameter, alpha: float | each[float], see
     first: index of the first element in the tensor of which x is a part
     first_per_part: how much larger that is for each next part of a sequence"""
 
-def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None) -> Any:
+def rope_frequencies(*inputs: Tensor | Parameter, head_dim: int | each[int], theta: float | each[float], scaling_type: str | each[str] | None = None, factor: float | each[float] | None = None, partial_rotary_factor: float | each[float] | None = None, original_max_position_embeddings: int | each[int] | None = None, low_freq_factor: float | each[float] | None = None, high_freq_factor: float | each[float] | None = None, beta_fast: float | each[float] | None = None, beta_slow: float | each[float] | None = None, truncate: bool | each[bool] | None = None, attention_factor: float | each[float] | None = None, mscale: float | each[float] | None = None, mscale_all_dim: float | each[float] | None = None) -> Any:
     """Rotary frequencies θ^(−2i/D), changed by the scaling type as transformers does. → inv_freq f32 [D/2],
     attention_scaling f32 [1], the factor of cos and sin.
 
     head_dim: D, the columns that are rotated
     theta: base of the frequencies
-    scaling_type: default, linear, llama3 or yarn
-    factor: how much longer the context becomes; all types but default
+    scaling_type: default, linear, proportional, llama3 or yarn
+    factor: how much longer the context becomes; all types but default, 1 for proportional
+    partial_rotary_factor: proportional: the share of the pairs, from the first on, that turn; 1
     original_max_position_embeddings: context of the first training; llama3, yarn
     low_freq_factor: llama3: waves longer than original/this are stretched
     high_freq_factor: llama3: waves shorter than original/this are kept

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelError
 from .module import Layers
 from .place import here
-from .tensor import Tensor
+from .tensor import Dim, Tensor, each
 from .trace import BATCH, Scope, Trace
 
 
@@ -22,12 +22,20 @@ class Batch:
         return Trace.current().input(name)
 
 
-def repeat(layers: Layers, carry: Tensor | tuple[Tensor, ...], *shared: Any) -> Any:
+class Unset:
+    """A carried value of this type that there is none of until a layer gives it."""
+
+    def __init__(self, *shape: Dim, dtype: str = "float") -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+
+def repeat(layers: Layers, carry: Any, *shared: Any) -> Any:
     """Applies every layer to the result of the one before it; gives the last result.
 
-    `carry` is what goes from layer to layer (one tensor or a tuple of them), `shared` is handed to
-    all layers unchanged; one that is a mapping by kind gives each kind of layer its own. Of each kind,
-    `forward(carry, *shared)` is recorded once.
+    `carry` is what goes from layer to layer (one tensor or a tuple of them, :class:`Unset` for what a layer gives before
+    others read it), `shared` is handed to all layers unchanged; one that is a mapping by kind gives each kind of layer its
+    own, one that is :class:`each` of tensors each layer. Of each kind, `forward(carry, *shared)` is recorded once.
     """
     trace = Trace.current()
     place = here() or trace._made_at()
@@ -36,8 +44,9 @@ def repeat(layers: Layers, carry: Tensor | tuple[Tensor, ...], *shared: Any) -> 
     if layers.count < 1:
         raise ModelError(place, f"a repeat needs at least one iteration, not {layers.count}")
     initial = carry if isinstance(carry, tuple) else (carry,)
-    initial = tuple(trace._operand("repeat", value, place) for value in initial)
-    blocks = [_block(layers, kind, initial, shared, place) for kind in layers.kinds]
+    initial = tuple(v if isinstance(v, Unset) else trace._operand("repeat", v, place) for v in initial)
+    given = {id(value): _Each(layers, value, place) for value in shared if _is_of_tensors(value)}
+    blocks = [_block(layers, kind, initial, shared, given, place) for kind in layers.kinds]
     results = tuple(Tensor(trace.name(f"{layers.path}.output"), t.dtype, t.shape, trace.outer) for t in initial)
     kinds = list(layers.kinds)
     pattern = {} if len(kinds) == 1 else {"pattern": [kinds.index(kind) for kind in layers.pattern]}
@@ -47,15 +56,44 @@ def repeat(layers: Layers, carry: Tensor | tuple[Tensor, ...], *shared: Any) -> 
             "repeat": layers.count,
             "stack": layers.path,
             **pattern,
-            "carry": [{"initial": a.name, "result": b.name} for a, b in rows],
+            "carry": [({} if isinstance(a, Unset) else {"initial": a.name}) | {"result": b.name} for a, b in rows],
+            **({"each": [{"inside": of.name, "values": of.values} for of in given.values()]} if given else {}),
             "blocks": blocks,
         }
     )
     return results if isinstance(carry, tuple) else results[0]
 
 
+def _is_of_tensors(value: Any) -> bool:
+    """Whether it is `each` of values, not of attributes."""
+    return isinstance(value, each) and any(isinstance(of, Tensor) for of in value.values)
+
+
+class _Each:
+    """Values of which each layer reads its own, and their name inside."""
+
+    def __init__(self, layers: Layers, of: each[Tensor], place: str | None) -> None:
+        trace = Trace.current()
+        tensors = [trace._operand("repeat", value, place) for value in of.values]
+        if len(tensors) != layers.count:
+            raise ModelError(place, f"a repeat of {layers.count} layers is given {len(tensors)} values, one for each")
+        if len({(tensor.dtype, tensor.shape) for tensor in tensors}) > 1:
+            raise ModelError(place, "the values that the layers of a repeat are given differ in type")
+        self.name = trace.name(f"{layers.path}.each")
+        self.values = [tensor.name for tensor in tensors]
+        self.dtype, self.shape = tensors[0].dtype, tensors[0].shape
+
+    def inside(self, block: Scope) -> Tensor:
+        return Tensor(self.name, self.dtype, self.shape, block)
+
+
 def _block(
-    layers: Layers, kind: str, initial: tuple[Tensor, ...], shared: tuple[Any, ...], place: str | None
+    layers: Layers,
+    kind: str,
+    initial: tuple[Tensor | Unset, ...],
+    shared: tuple[Any, ...],
+    given: dict[int, _Each],
+    place: str | None,
 ) -> dict[str, Any]:
     """Records the layer of one kind."""
     trace = Trace.current()
@@ -63,7 +101,8 @@ def _block(
     inside = tuple(Tensor(trace.name(f"{layers.path}.input"), t.dtype, t.shape, block) for t in initial)
     trace.scope = block
     try:
-        own = (value[kind] if isinstance(value, Mapping) else value for value in shared)
+        inner = (given[id(value)].inside(block) if id(value) in given else value for value in shared)
+        own = (value[kind] if isinstance(value, Mapping) else value for value in inner)
         result = layers.kinds[kind](*inside, *own)
     finally:
         trace.scope = trace.outer

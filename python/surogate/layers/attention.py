@@ -58,7 +58,10 @@ class Attention(Module):
 
     @region("attention")
     def forward(self, x: Tensor, rotate: Callable[..., Tensor], batch: Batch) -> Tensor:
-        q, k, v = self.heads(x, rotate, batch)
+        return self.attend(*self.heads(x, rotate, batch), batch)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """Attention and `o_proj`."""
         settings = dict(scale=self.scale, window=self.window, soft_cap=self.soft_cap, dropout=self.dropout)
         sinks = () if self.sinks is None else (self.sinks,)
         o, _ = ops.attention(q, k, v, batch.document_start, *sinks, **settings)

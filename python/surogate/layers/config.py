@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..dsl import Reader
 from .heads import HeadsConfig
@@ -53,7 +53,12 @@ class DecoderConfig(HeadsConfig):
         #: Of mixtures, their routing.
         self.routing: Routing | None = None
         share = None if self.share is None else reader.take("partial_rotary_factor") or self.share
-        self.rope = self.rope.complete(reader, self.head_dim, self.max_position_embeddings, self.theta, share)
+        self.rope = self.rope.complete(reader, self.rotary_head_dim, self.max_position_embeddings, self.theta, share)
+
+    @property
+    def rotary_head_dim(self) -> Any:
+        """The size of the heads that are rotated, by kind of layer where it differs."""
+        return self.head_dim
 
 
 class MixtureConfig(DecoderConfig):

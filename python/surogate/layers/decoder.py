@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dsl import Batch, Layers, Module, Tensor, ops, output, repeat
+from ..dsl import Batch, Layers, Module, Tensor, Unset, ops, output, repeat
 from .balance import Counted
 from .config import DecoderConfig
 from .embedding import Embedding
@@ -36,7 +36,7 @@ class DecoderLayer(Module):
 class Decoder(Module):
     """Embedding, layers, norm. `layer` is the module of all layers, or one for each kind with the `pattern` of the
     kinds; their attention gets (x, rotate, batch). An architecture overrides `embed` where more happens to the
-    embedding.
+    embedding, `carried` where layers hand on more than x, and `shared` where they are given more than the rotation.
 
     Marks `hidden.embed` and `hidden.final_norm`, and of mixtures `expert_load`.
     """
@@ -62,15 +62,22 @@ class Decoder(Module):
         """The input of the first layer."""
         return self.embed_tokens(batch.input_ids)
 
+    def carried(self) -> tuple[Unset, ...]:
+        """What goes from layer to layer behind x."""
+        return ()
+
+    def shared(self, x: Tensor, batch: Batch) -> tuple[Any, ...]:
+        """What all layers are given, in front of the batch; x is the input of the first."""
+        return (self.rotary_emb(batch.position_ids),)
+
     def forward(self, batch: Batch) -> Tensor:
         x = self.embed(batch)
         output("hidden.embed", x)
-        rotate = self.rotary_emb(batch.position_ids)
+        shared = self.shared(x, batch)
+        load = (ops.zeros(shape=[3, self.routing.experts]),) if self.routing else ()
+        x, *carry = repeat(self.layers, (x, *load, *self.carried()), *shared, batch)
         if self.routing:
-            x, load = repeat(self.layers, (x, ops.zeros(shape=[3, self.routing.experts])), rotate, batch)
-            output("expert_load", load)
-        else:
-            x = repeat(self.layers, x, rotate, batch)
+            output("expert_load", carry[0])
         x = self.norm(x)
         output("hidden.final_norm", x)
         return x

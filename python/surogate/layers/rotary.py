@@ -15,6 +15,7 @@ SETTINGS: dict[str, dict[str, type]] = {
     "default": {},
     "linear": {"factor": float},
     "dynamic": {"factor": float},
+    "proportional": {"factor": float, "partial_rotary_factor": float},
     "llama3": {
         "factor": float,
         "low_freq_factor": float,
@@ -87,7 +88,8 @@ class Rotation:
         theta = values.pop("rope_theta", theta)
         kind = values.pop("rope_type", None) or values.pop("type", None) or "default"
         values.pop("type", None)
-        share = values.pop("partial_rotary_factor", None)
+        # Of the proportional type it is a setting: all columns belong to pairs, of which a part turns.
+        share = None if kind == "proportional" else values.pop("partial_rotary_factor", None)
         if theta is not None and not (_is_number(theta) and theta > 0):
             reader.problem("rope_theta", f"{theta!r} is not supported, expected a number above 0")
             theta = None
@@ -178,13 +180,21 @@ class Rotations:
         return self if local.theta else type(self)({**self.by_kind, SLIDING: replace(local, theta=theta)})
 
     def complete(
-        self, reader: Reader, head_dim: int, max_position_embeddings: int, theta: float, share: float | None = None
+        self,
+        reader: Reader,
+        head_dim: int | dict[str, int],
+        max_position_embeddings: int,
+        theta: float,
+        share: float | None = None,
     ) -> dict[str, Rotation]:
-        """As of a :class:`Rotation`, by kind. Layers with a window have the base of the others where a config of
-        transformers 4 names none of their own."""
+        """As of a :class:`Rotation`, by kind, which may have heads of other sizes. Layers with a window have the base of the
+        others where a config of transformers 4 names none of their own."""
         full = self.by_kind.get(FULL, Rotation())
         own = {FULL: full, SLIDING: self.by_kind.get(SLIDING, Rotation(full.theta))}
-        return {kind: of.complete(reader, head_dim, max_position_embeddings, theta, share) for kind, of in own.items()}
+        sizes = head_dim if isinstance(head_dim, dict) else dict.fromkeys(own, head_dim)
+        return {
+            kind: of.complete(reader, sizes[kind], max_position_embeddings, theta, share) for kind, of in own.items()
+        }
 
 
 def _is_number(value: Any) -> bool:

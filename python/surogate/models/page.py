@@ -16,33 +16,37 @@ from .gguf import FORMS
 #: From the root of a checkout.
 PATH = Path("docs/models.md")
 
-#: Folders of recorded values by architecture; the others are compared with random configurations alone.
+#: Architectures by folders of recorded values; the others are compared with random configurations alone.
 RECORDED = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "MistralForCausalLM": "mistral",
-    "GPT2LMHeadModel": "gpt2",
-    "SmolLM3ForCausalLM": "smollm3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "Phi3ForCausalLM": "phi3",
-    "GraniteForCausalLM": "granite",
-    "Olmo3ForCausalLM": "olmo3",
-    "Glm4ForCausalLM": "glm4",
-    "Ministral3ForCausalLM": "ministral3",
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "MixtralForCausalLM": "mixtral",
-    "GptOssForCausalLM": "gpt_oss",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+    "gemma4_moe": "Gemma4ForCausalLM",
 }
 
-#: Mixtures of experts, marked on the page.
+#: Mixtures of experts, or architectures that may be one, marked on the page.
 MIXTURES = {
     "DeepseekV3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
     "MixtralForCausalLM",
@@ -72,6 +76,7 @@ option `router_aux_loss_coef`, for architectures for which transformers has it; 
 `router_bias_update_rate` instead. GPT-OSS files with experts in MXFP4 are read, too.
 On Hopper the products of experts have kernels of their own, other GPUs use portable kernels. Router scores of DeepSeek-V3 and
 GLM-4.5 are f32 whatever the type of the run is, those of the others have that type, as in transformers.
+Gemma 4 is a mixture where the configuration has `enable_moe_block: true`. Its router has a matrix that `all-linear` adapts.
 
 **Models with gated delta nets** (Qwen3.5, Qwen3-Next) cannot share a row among GPUs yet (`sequence_parallel_size`).
 [Generating](generating.md#how-it-computes) has run on CPUs only. On an H200, twenty training steps of a small Qwen3.5 in float32 have the losses of the CPU to 1.3e-7,
@@ -87,10 +92,10 @@ TAIL = """
 Architectures with recorded values are compared with transformers and peft in float32: logits, hidden states, the loss of each
 token, every gradient, packed rows, LoRA, merged weights, and twenty training steps in full and with LoRA. `tests/python/test_golden.py`
 does this on the CPU. In bfloat16 it also compares the error with that of transformers, except for mixtures, because transformers
-then chooses other experts for some tokens. Adapters on experts are compared for the four mixtures with recorded ones. The values
+then chooses other experts for some tokens. Adapters on experts are compared for the five mixtures with recorded ones. The values
 of five families are in the repository (`tests/golden`), the others in a folder next to it. `tests/oracle/compare_transformers.py`
 compares random configurations of every architecture with transformers and peft, and adapters on experts and routers
-(`target_parameters`) of Mixtral, Qwen3 MoE, OLMoE and GPT-OSS.
+(`target_parameters`) of Mixtral, Qwen3 MoE, OLMoE and GPT-OSS, on experts of Gemma 4.
 
 [Adding an architecture](adding-a-model.md) shows how a family is written.
 """
@@ -100,7 +105,7 @@ def row(of: Architecture) -> str:
     text = sys.modules[of.module.__module__].__doc__ or ""
     said = " ".join(text.split())
     examples = ", ".join(f"`{name}`" for name in of.examples)
-    gguf, recorded = "yes" if of.name in FORMS else "–", "yes" if of.name in RECORDED else "–"
+    gguf, recorded = "yes" if of.name in FORMS else "–", "yes" if of.name in RECORDED.values() else "–"
     star = " *" if of.name in MIXTURES else ""
     return f"| `{of.name}`{star} | {examples} | {said} | {gguf} | {recorded} |\n"
 

@@ -4,6 +4,7 @@
 //!
 //! Knows what operations that mix tokens, rotation and the head read; no model. Every kind of layer is right because those are.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use graph::{Axis, Dim, Element, Graph, Node, OpId, Origin, Phase, StateId, ValueId, ValueType};
@@ -83,6 +84,11 @@ impl Kept {
         KEPT.iter().find(|kept| kept.of == node.op)
     }
 
+    /// What is kept for this node: nodes that read the same keys and values share their pages.
+    fn shared(&self, node: &Node) -> Option<Vec<ValueId>> {
+        (self.place == Place::Pages).then(|| node.inputs[self.operands.clone()].to_vec())
+    }
+
     fn attrs(&self, node: &Node, cache: &KeyValueCache, machine: &Machine) -> Attrs {
         let attrs = match self.place {
             Place::Pages => Attrs::new().with("pages", cache.pages).with("page", cache.page),
@@ -126,16 +132,24 @@ fn go_on(graph: &mut Graph, cache: &KeyValueCache, variant: Variant, machine: &M
     let slots = in_slots.then(|| input(graph, generation::SLOTS, [rows]));
     let mut result = Vec::with_capacity(graph.nodes.len());
     let mut layers = 0;
+    let mut pages_of: HashMap<Vec<ValueId>, Vec<ValueId>> = HashMap::new();
     for node in std::mem::take(&mut graph.nodes) {
         let Some(kept) = Kept::by(&node) else {
             result.push(node);
             continue;
         };
+        let shared = kept.shared(&node);
+        if let Some(written) = shared.as_ref().and_then(|operands| pages_of.get(operands)) {
+            let table = table.expect("an input, since it is needed");
+            result.push(over_pages(graph, node, written, [positions, table])?);
+            continue;
+        }
         let types = kept.types(graph, &node, cache, machine);
         let written: Vec<ValueId> = types.iter().map(|of| graph.add_typed(kept.op.name(), of, Origin::Node)).collect();
         let states = add_states(graph, layers, kept, &types);
         graph.stored.extend(written.iter().copied().zip(states));
         layers += 1;
+        pages_of.extend(shared.map(|operands| (operands, written.clone())));
         let place = if kept.place == Place::Pages { table } else { slots }.expect("an input, since it is needed");
         let operands = node.inputs[kept.operands.clone()].iter().copied();
         let inputs = operands.chain([positions, place]).collect();
@@ -190,8 +204,13 @@ fn add_states(graph: &mut Graph, layer: usize, kept: &Kept, types: &[ValueType])
 
 /// The states that other entries read and write.
 fn leave_room(graph: &mut Graph, cache: &KeyValueCache, machine: &Machine) {
-    let kept_for = |node: &Node| Kept::by(node).map(|kept| (kept.types(graph, node, cache, machine), kept));
-    let found: Vec<(Vec<ValueType>, &Kept)> = graph.nodes.iter().filter_map(kept_for).collect();
+    let mut known: HashSet<Vec<ValueId>> = HashSet::new();
+    let mut is_new = |operands: Option<Vec<ValueId>>| operands.is_none_or(|operands| known.insert(operands));
+    let mut kept_for = |node: &Node| {
+        let kept = Kept::by(node).filter(|kept| is_new(kept.shared(node)))?;
+        Some((kept.types(graph, node, cache, machine), kept))
+    };
+    let found: Vec<(Vec<ValueType>, &Kept)> = graph.nodes.iter().filter_map(&mut kept_for).collect();
     for (layer, (types, kept)) in found.iter().enumerate() {
         add_states(graph, layer, kept, types);
     }

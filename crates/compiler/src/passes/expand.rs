@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{
-    Axis, Bindings, Block, Carried, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output, ParameterId,
+    Axis, Bindings, Block, Carried, Carry, Each, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output, ParameterId,
     ParameterSpec, Phase, Repeat, Task, ValueId, ValueType,
 };
 use ops::id;
@@ -54,12 +54,22 @@ pub fn expand(
         }
         expansion.outputs(&task.outputs, None, &scope)?;
     }
-    let graph = expansion.graph;
-    if options.bias_rate().is_some() && !graph.parameters.iter().any(|parameter| parameter.buffer) {
+    let mut graph = expansion.graph;
+    keep_other_buffers(&mut graph);
+    if options.bias_rate().is_some() && !graph.parameters.iter().any(|of| of.buffer && of.trainable) {
         let message = format!("`router_bias_update_rate`, but {} has no bias that experts are chosen by", graph.name);
         return Err(CompileError::option("router_bias_update_rate", message, "remove `router_bias_update_rate`"));
     }
     Ok(graph)
+}
+
+/// Of the buffers only those that experts are chosen by are moved.
+fn keep_other_buffers(graph: &mut Graph) {
+    let routes = graph.nodes.iter().filter(|node| node.op == id::ROUTE);
+    let read: HashSet<ValueId> = routes.filter_map(|node| node.inputs.get(1).copied()).collect();
+    for parameter in graph.parameters.iter_mut().filter(|parameter| parameter.buffer) {
+        parameter.trainable &= read.contains(&parameter.value);
+    }
 }
 
 fn find<'m>(model: &'m Model, name: &str) -> Result<&'m Task, CompileError> {
@@ -175,25 +185,34 @@ impl Expansion<'_> {
         let carried = |names: &Scope, name: &str| names.get(name).copied().ok_or_else(|| missing(name));
         let stack = self.graph.stacks.len() as u32;
         self.graph.stacks.push(repeat.stack.clone());
-        let mut state: Vec<ValueId> =
-            repeat.carry.iter().map(|c| carried(outer, &c.initial)).collect::<Result<_, _>>()?;
+        let initial = |c: &Carry| c.initial.as_deref().map(|name| carried(outer, name)).transpose();
+        let mut state: Vec<Option<ValueId>> = repeat.carry.iter().map(initial).collect::<Result<_, _>>()?;
         for index in 0..repeat.repeat {
             let layer = Some(Layer { stack, index: index as u32 });
             let block = repeat.block(index).expect("the pattern was checked");
+            check_given(block, &state, index)?;
             let mut scope = outer.clone();
             for (Carried { inside, .. }, value) in block.carry.iter().zip(&state) {
-                scope.insert(inside.clone(), *value);
+                scope.extend(value.map(|value| (inside.clone(), value)));
             }
-            self.graph.carried.extend(&state);
+            for Each { inside, values } in &repeat.each {
+                scope.insert(inside.clone(), carried(outer, &values[index])?);
+            }
+            let known: HashSet<ValueId> = self.graph.carried.iter().copied().collect();
+            self.graph.carried.extend(state.iter().flatten().filter(|value| !known.contains(value)));
             self.parameters(&block.parameters, layer, &mut scope)?;
             for node in &block.nodes {
                 self.node(node, layer, &mut scope)?;
             }
             self.outputs(&block.outputs, layer, &scope)?;
-            state = block.carry.iter().map(|c| carried(&scope, &c.next)).collect::<Result<_, _>>()?;
+            let next = |(c, before): (&Carried, &Option<ValueId>)| match before {
+                None if c.next == c.inside => Ok(None),
+                _ => carried(&scope, &c.next).map(Some),
+            };
+            state = block.carry.iter().zip(&state).map(next).collect::<Result<_, _>>()?;
         }
         for (carry, value) in repeat.carry.iter().zip(state) {
-            outer.insert(carry.result.clone(), value);
+            outer.extend(value.map(|value| (carry.result.clone(), value)));
         }
         Ok(())
     }
@@ -213,7 +232,21 @@ impl Expansion<'_> {
     }
 }
 
-/// Every layer has a block, every block a layer, and each passes on what the repeat does.
+/// No layer reads a carried value that there is none of yet.
+fn check_given(block: &Block, state: &[Option<ValueId>], layer: usize) -> Result<(), CompileError> {
+    let carried = block.carry.iter().zip(state);
+    let absent: HashSet<&str> = carried.filter(|(_, value)| value.is_none()).map(|(c, _)| c.inside.as_str()).collect();
+    let reads = |node: &NodeSpec| node.inputs.iter().find(|name| absent.contains(name.as_str())).cloned();
+    match block.nodes.iter().find_map(|node| Some((node, reads(node)?))) {
+        Some((node, name)) => {
+            let what = format!("{} of layer {layer} reads `{name}`, which no layer before it gives", node.op);
+            Err(CompileError::Model(format!("{}: {what}", place(node))))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Every layer has a block, every block a layer, each passes on what the repeat does, and there are values for each layer.
 fn check_pattern(repeat: &Repeat) -> Result<(), CompileError> {
     let wrong = |what: String| Err(CompileError::Model(format!("the layers of `{}`: {what}", repeat.stack)));
     if !repeat.pattern.is_empty() && repeat.pattern.len() != repeat.repeat {
@@ -221,6 +254,9 @@ fn check_pattern(repeat: &Repeat) -> Result<(), CompileError> {
     }
     if let Some(layer) = (0..repeat.repeat).find(|layer| repeat.block(*layer).is_none()) {
         return wrong(format!("layer {layer} is of a kind that is not among the {} blocks", repeat.blocks.len()));
+    }
+    if let Some(each) = repeat.each.iter().find(|each| each.values.len() != repeat.repeat) {
+        return wrong(format!("`{}` has {} values for {} layers", each.inside, each.values.len(), repeat.repeat));
     }
     let counts = |block: &Block| block.carry.len();
     match repeat.blocks.iter().map(counts).find(|count| *count != repeat.carry.len()) {

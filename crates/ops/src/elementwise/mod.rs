@@ -9,6 +9,7 @@ mod expression;
 mod fused;
 mod kernel;
 mod pointwise;
+mod scale_by;
 mod swiglu;
 mod tape;
 mod zeros;
@@ -23,6 +24,7 @@ pub use fused::Elementwise;
 pub(crate) use kernel::{
     Lines, binary as device_binary, collect_operands, kernel as device_kernel, unary as device_unary,
 };
+pub use scale_by::SCALE_BY;
 pub use swiglu::{SWIGLU, SWIGLU_BACKWARD};
 pub use tape::round_to;
 pub(crate) use tape::unary as apply_unary;

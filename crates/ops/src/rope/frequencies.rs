@@ -1,7 +1,7 @@
 //! Rotary frequencies as transformers computes them (`modeling_rope_utils`): f32 where it uses
 //! tensors, f64 where it uses Python floats.
 //!
-//! Types: `default`, `linear`, `yarn` (Peng et al. 2023), `llama3`. `dynamic` and `longrope` depend on
+//! Types: `default`, `linear`, `proportional` (Gemma 4), `yarn` (Peng et al. 2023), `llama3`. `dynamic` and `longrope` depend on
 //! the positions of the batch: `of_batch`.
 
 use std::f64::consts::PI;
@@ -23,6 +23,8 @@ pub struct RopeFrequencies;
 enum Scaling {
     Default,
     Linear { factor: f32 },
+    /// The first `pairs` are rotated, all others stay as they are.
+    Proportional { factor: f32, pairs: usize },
     Llama3 { factor: f32, low: f64, high: f64, original: f64 },
     Yarn(Yarn),
 }
@@ -76,6 +78,15 @@ impl Table {
         let scaling = match kind {
             "default" => Scaling::Default,
             "linear" => Scaling::Linear { factor: factor()? as f32 },
+            "proportional" => {
+                let share = optional(attrs, "partial_rotary_factor")?.unwrap_or(1.0);
+                if share > 1.0 {
+                    return Err(format!("`partial_rotary_factor` is {share}, expected at most 1"));
+                }
+                let factor = optional(attrs, "factor")?.unwrap_or(1.0) as f32;
+                // As `int(share · head_dim // 2)` of Python.
+                Scaling::Proportional { factor, pairs: (share * head_dim as f64 / 2.0).floor() as usize }
+            }
             "llama3" => {
                 let (low, high) = (positive(attrs, "low_freq_factor")?, positive(attrs, "high_freq_factor")?);
                 if high <= low {
@@ -90,7 +101,7 @@ impl Table {
                 ));
             }
             other => {
-                return Err(format!("scaling_type `{other}` is not known; known are default, linear, llama3, yarn"));
+                return Err(format!("scaling_type `{other}` is not known; known are default, linear, proportional, llama3, yarn"));
             }
         };
         Ok(Table { head_dim, theta, scaling })
@@ -104,6 +115,9 @@ impl Table {
         match &self.scaling {
             Scaling::Default => self.powers().map(|p| 1.0 / p).collect(),
             Scaling::Linear { factor } => self.powers().map(|p| 1.0 / p / factor).collect(),
+            Scaling::Proportional { factor, pairs } => {
+                self.powers().enumerate().map(|(i, p)| if i < *pairs { 1.0 / p / factor } else { 0.0 }).collect()
+            }
             Scaling::Llama3 { factor, low, high, original } => {
                 self.powers().map(|p| llama3(1.0 / p, *factor, *low, *high, *original)).collect()
             }
@@ -201,8 +215,9 @@ impl Op for RopeFrequencies {
         const ROWS: &[Attribute] = &[
             row("head_dim", "int", "D, the columns that are rotated"),
             row("theta", "float", "base of the frequencies"),
-            row("scaling_type", "string?", "default, linear, llama3 or yarn"),
-            row("factor", "float?", "how much longer the context becomes; all types but default"),
+            row("scaling_type", "string?", "default, linear, proportional, llama3 or yarn"),
+            row("factor", "float?", "how much longer the context becomes; all types but default, 1 for proportional"),
+            row("partial_rotary_factor", "float?", "proportional: the share of the pairs, from the first on, that turn; 1"),
             row("original_max_position_embeddings", "int?", "context of the first training; llama3, yarn"),
             row("low_freq_factor", "float?", "llama3: waves longer than original/this are stretched"),
             row("high_freq_factor", "float?", "llama3: waves shorter than original/this are kept"),
@@ -241,7 +256,8 @@ impl Op for RopeFrequencies {
         let original = |kind: &str| scaled(kind).with("original_max_position_embeddings", 64);
         let llama3 = original("llama3").with("low_freq_factor", 1.0).with("high_freq_factor", 4.0);
         let yarn = original("yarn").with("truncate", false).with("mscale", 1.0).with("mscale_all_dim", 0.7);
-        [base.clone(), scaled("linear"), llama3, original("yarn"), yarn]
+        let proportional = base.clone().with("scaling_type", "proportional").with("partial_rotary_factor", 0.25);
+        [base.clone(), scaled("linear"), proportional, llama3, original("yarn"), yarn]
             .into_iter()
             .map(|attrs| Example::new(Vec::new(), attrs))
             .collect()
@@ -269,6 +285,8 @@ mod tests {
         assert!(infer(base.clone().with("scaling_type", "longrope")).unwrap_err().contains("`longrope`"));
         assert!(infer(base.clone().with("scaling_type", "spiral")).unwrap_err().contains("known are default"));
         assert!(infer(base.clone().with("scaling_type", "linear")).unwrap_err().contains("`factor` is missing"));
+        let proportional = base.clone().with("scaling_type", "proportional");
+        assert!(infer(proportional.with("partial_rotary_factor", 1.5)).unwrap_err().contains("at most 1"));
         assert!(infer(base.with("head_dim", 7)).unwrap_err().contains("even number"));
     }
 }

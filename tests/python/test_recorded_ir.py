@@ -17,7 +17,17 @@ OLMOE = {
     "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
 }  # fmt: skip
 
+#: Layers that hand on keys and values, have inputs of their own and experts.
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "vocab_size": 512, "vocab_size_per_layer_input": 512, "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 16,
+    "layer_types": ["full_attention"] * 2, "global_head_dim": 32, "num_kv_shared_layers": 1, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+    "moe_intermediate_size": 16, "max_position_embeddings": 64,
+}  # fmt: skip
+
 CONFIGS = {
+    "gemma4": GEMMA4,
     "llama": json.loads((ROOT / "tests/golden/llama/config.json").read_text()),
     "olmoe": OLMOE,
     "qwen3": json.loads((ROOT / "tests/golden/qwen3/config.json").read_text()),

@@ -108,6 +108,7 @@ fn the_residual_stream_on_the_host_changes_no_bit() {
         for recompute in [RecomputeOptions::default(), block] {
             for (case, mut options) in cases() {
                 options.plan.recompute = recompute;
+            options.adapter.iter_mut().for_each(|adapter| adapter.targets = vec!["q_proj".into(), "o_proj".into()]);
                 let off = OffloadOptions { residual: Some(false), ..Default::default() };
                 let plain = compile(&model(), &with(&options, off), &machine).unwrap();
                 let on_device = bytes(&plain, ArenaKind::Activations).0;
@@ -127,6 +128,27 @@ fn the_residual_stream_on_the_host_changes_no_bit() {
                 assert!(left < on_device || recompute.block.is_none() || update, "{what}: {left} of {on_device}");
                 assert_same(bits(program), &expected, &what);
             }
+        }
+    }
+}
+
+/// Layers may hand on more than the residual stream: keys and values that later ones read, which wait too, and loads of
+/// experts, whose sums are fused.
+#[test]
+fn what_layers_hand_on_waits_and_changes_no_bit() {
+    let on = Some(true);
+    let recompute = RecomputeOptions { block: on, ..Default::default() };
+    for text in [include_str!("../../train/tests/ir/gemma4.json"), include_str!("../../train/tests/ir/olmoe.json")] {
+        let model = graph::from_json(text).unwrap();
+        for (case, mut options) in cases().into_iter().take(3) {
+            options.plan.recompute = recompute;
+            options.adapter.iter_mut().for_each(|adapter| adapter.targets = vec!["q_proj".into(), "o_proj".into()]);
+            let plain = compile(&model, &options, &Machine::h200()).unwrap();
+            let offload = OffloadOptions { residual: on, ..Default::default() };
+            let program = compile(&model, &with(&options, offload), &Machine::h200()).unwrap();
+            let what = format!("{}, {case}", program.name);
+            assert!(transfers(&program, EntryKind::FirstMicroStep, StreamId::ToHost) > 0, "{what}");
+            assert_same(bits(program), &bits(plain), &what);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use graph::{Graph, Layer, Node, Phase, ValueId};
+use graph::{Axis, Graph, Layer, Node, Phase, ValueId};
 use ops::Class;
 use ops::rowwise::{around, intermediate, without_codes};
 
@@ -67,11 +67,13 @@ fn kept_sums(graph: &Graph, stays: impl Fn(&Node) -> bool) -> HashSet<ValueId> {
     kept
 }
 
-/// The residual stream of the forward pass: what enters the layers, and the sums inside of them.
+/// The residual stream of the forward pass: what enters the layers of each token, and the sums inside of them. Loads of
+/// experts, which layers hand on too, are none of it: they may be fused into one sum.
 pub fn residual_stream(graph: &Graph) -> Vec<ValueId> {
+    let of_tokens = |id: &ValueId| graph.value(*id).axis(Axis::Rows).is_some();
     let sums = graph.nodes.iter().filter(|node| node.phase == Phase::Forward && node.layer.is_some());
     let sums = sums.filter_map(|node| sum_inside(graph, node));
-    let mut stream: Vec<ValueId> = graph.carried.iter().copied().chain(sums).collect();
+    let mut stream: Vec<ValueId> = graph.carried.iter().copied().filter(of_tokens).chain(sums).collect();
     stream.sort_unstable();
     stream.dedup();
     stream

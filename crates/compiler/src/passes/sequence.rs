@@ -1,12 +1,13 @@
 //! Makes a model of whole rows one of their parts: each rank computes its tokens of the batch, but attention some heads of
 //! all tokens (Ulysses: arXiv 2309.14509). Heads are dealt out and exchanged before attention and collected behind it, in
-//! the graph, so that gradients exchange by construction. What a token draws follows from its place in the whole batch.
+//! the graph, so that gradients exchange by construction. The gated delta rule has its heads dealt out likewise, and the
+//! convolution over tokens in front of it its channels. What a token draws follows from its place in the whole batch.
 //!
 //! Rank s of S has the tokens s·N/S to (s+1)·N/S of the N of all rows, one behind another: a row of that many tokens.
 //! Documents fall where they fall, since attention has the rows of the batch.
 
 use graph::Axis::{Rows, Tokens};
-use graph::{Dim, Element, Graph, Node, Origin, Phase, ValueId, ValueType};
+use graph::{Dim, Element, Graph, Node, OpId, Origin, Phase, ValueId, ValueType};
 use ops::{Append, Emit, id};
 use program::Variant;
 use tensor::Attrs;
@@ -43,6 +44,10 @@ pub fn run(graph: &mut Graph, sharding: &Sharding, variant: Variant) -> Result<(
     for node in std::mem::take(&mut graph.nodes) {
         if node.op == id::ATTENTION {
             result.extend(by_heads(graph, node, sharding, variant)?);
+        } else if node.op == id::GATED_DELTA {
+            result.extend(states_by_heads(graph, node, sharding, variant)?);
+        } else if node.op == id::CAUSAL_CONV {
+            result.extend(by_channels(graph, node, sharding, variant)?);
         } else if [id::DROPOUT, id::EMBEDDING_NOISE].contains(&node.op) {
             result.push(of_part(graph, node));
         } else {
@@ -61,9 +66,11 @@ fn refused(sharding: &Sharding, why: &str, hint: &str) -> CompileError {
     )
 }
 
-/// Operations that need all tokens of the batch, besides attention.
+/// Operations that need all tokens of the batch and are not among those that are dealt out.
 fn check(graph: &Graph, sharding: &Sharding) -> Result<(), CompileError> {
-    if let Some(node) = graph.nodes.iter().find(|node| node.op != id::ATTENTION && ops::get(node.op).mixes_tokens()) {
+    const DEALT: [OpId; 3] = [id::ATTENTION, id::GATED_DELTA, id::CAUSAL_CONV];
+    let others = |node: &&Node| !DEALT.contains(&node.op) && ops::get(node.op).mixes_tokens();
+    if let Some(node) = graph.nodes.iter().find(others) {
         let why = format!("`{}` reads other tokens of its row, which ranks cannot share yet", ops::get(node.op).name());
         return Err(refused(sharding, &why, "choose `sequence_parallel_size: 1`"));
     }
@@ -77,7 +84,8 @@ fn whole(variant: Variant) -> ValueType {
 
 /// The operand of an operation that says where the documents of the whole batch start.
 fn starts_of(node: &Node) -> Option<ValueId> {
-    let place = [(id::ATTENTION, 3), (id::EMBEDDING_NOISE, 1)].into_iter().find(|(op, _)| *op == node.op);
+    let places = [(id::ATTENTION, 3), (id::EMBEDDING_NOISE, 1), (id::GATED_DELTA, 5), (id::CAUSAL_CONV, 2)];
+    let place = places.into_iter().find(|(op, _)| *op == node.op);
     place.map(|(_, input)| node.inputs[input])
 }
 
@@ -183,24 +191,110 @@ fn by_heads(graph: &mut Graph, node: Node, sharding: &Sharding, variant: Variant
         let why = format!("{heads} {what} of attention cannot be shared evenly");
         return Err(refused(sharding, &why, "choose a divisor of the numbers of heads"));
     }
-    let types: Vec<ValueType> = node.outputs.iter().map(|id| graph.value(*id).value_type()).collect();
-    let mut append = Append::new(graph, node.phase);
-    append.place_like(&node);
-    let mut turned = |id: ValueId| {
-        let dealt = append.emit(id::DEAL_HEADS, &[id], Attrs::new().with("parts", among))[0];
-        append.emit(id::EXCHANGE, &[dealt], Attrs::new().with("among", among).with("rows", variant.batch))[0]
-    };
-    let [q, k, v] = [0, 1, 2].map(|input| turned(node.inputs[input]));
+    let mut between = Between::at(graph, &node, sharding, variant);
+    let [q, k, v] = [0, 1, 2].map(|input| between.all_tokens(node.inputs[input]));
+    let append = &mut between.append;
     let sinks = sinks.iter().map(|sink| append.emit(id::OWN_PART, &[*sink], own_part(sharding, heads[0]))[0]);
     let operands: Vec<ValueId> = [q, k, v, node.inputs[3]].into_iter().chain(sinks.collect::<Vec<_>>()).collect();
     let attended = append.emit(id::ATTENTION, &operands, node.attrs.clone());
-    let back = append.emit(id::EXCHANGE, &[attended[0]], Attrs::new().with("among", among))[0];
-    append.emit(id::COLLECT_HEADS, &[back], Attrs::new());
-    let mut nodes = append.nodes;
-    let last = nodes.last_mut().expect("heads are collected");
-    assert_eq!(graph.value(last.outputs[0]).value_type(), types[0], "attention gives what it gave");
-    last.outputs = vec![node.outputs[0]];
-    Ok(nodes)
+    between.own_tokens(attended[0]);
+    Ok(between.nodes_giving(node.outputs[0]))
+}
+
+/// The gated delta rule over all tokens of some heads, between exchanges.
+fn states_by_heads(
+    graph: &mut Graph,
+    node: Node,
+    sharding: &Sharding,
+    variant: Variant,
+) -> Result<Vec<Node>, CompileError> {
+    let heads = [0, 2].map(|input| graph.value(node.inputs[input]).shape[2]);
+    if let Some(heads) = heads.into_iter().find(|heads| !heads.is_multiple_of(sharding.sequence)) {
+        let why = format!("{heads} heads of gated delta nets cannot be shared evenly");
+        return Err(refused(sharding, &why, "choose a divisor of the numbers of heads"));
+    }
+    let mut between = Between::at(graph, &node, sharding, variant);
+    let [q, k, v] = [0, 1, 2].map(|input| between.all_tokens(node.inputs[input]));
+    let [decay, share] = [3, 4].map(|input| {
+        let columns = between.emit(id::SPLIT_HEADS, node.inputs[input], Attrs::new().with("head_dim", 1));
+        let all = between.all_tokens(columns);
+        between.emit(id::MERGE_HEADS, all, Attrs::new())
+    });
+    let operands = [q, k, v, decay, share, node.inputs[5]];
+    let result = between.append.emit(id::GATED_DELTA, &operands, node.attrs.clone())[0];
+    between.own_tokens(result);
+    Ok(between.nodes_giving(node.outputs[0]))
+}
+
+/// The convolution over all tokens of some channels, between exchanges.
+fn by_channels(
+    graph: &mut Graph,
+    node: Node,
+    sharding: &Sharding,
+    variant: Variant,
+) -> Result<Vec<Node>, CompileError> {
+    let [channels, _, window] = graph.value(node.inputs[1]).shape[..] else { panic!("weights are [channels, 1, K]") };
+    if !channels.is_multiple_of(sharding.sequence) {
+        let why = format!("{channels} channels of a convolution cannot be shared evenly");
+        return Err(refused(sharding, &why, "choose a divisor of the number of channels"));
+    }
+    let own = Attrs::new().with("head_dim", channels / sharding.sequence);
+    let by_window = || Attrs::new().with("head_dim", window);
+    let mut between = Between::at(graph, &node, sharding, variant);
+    let dealt = between.emit(id::SPLIT_HEADS, node.inputs[0], own.clone());
+    let all = between.all_tokens(dealt);
+    let x = between.emit(id::MERGE_HEADS, all, Attrs::new());
+    let matrix = between.emit(id::MERGE_HEADS, node.inputs[1], Attrs::new());
+    let flat = between.emit(id::MERGE_HEADS, matrix, Attrs::new());
+    let part = between.emit(id::OWN_PART, flat, own_part(sharding, channels * window));
+    let matrix = between.emit(id::SPLIT_HEADS, part, by_window());
+    let weights = between.emit(id::SPLIT_HEADS, matrix, by_window());
+    let y = between.append.emit(id::CAUSAL_CONV, &[x, weights, node.inputs[2]], node.attrs.clone())[0];
+    let heads = between.emit(id::SPLIT_HEADS, y, own);
+    let collected = between.own_tokens(heads);
+    between.emit(id::MERGE_HEADS, collected, Attrs::new());
+    Ok(between.nodes_giving(node.outputs[0]))
+}
+
+/// Nodes in the place of one, which exchange tokens and heads.
+struct Between<'a> {
+    append: Append<'a>,
+    among: usize,
+    rows: usize,
+}
+
+impl<'a> Between<'a> {
+    fn at(graph: &'a mut Graph, node: &Node, sharding: &Sharding, variant: Variant) -> Self {
+        let mut append = Append::new(graph, node.phase);
+        append.place_like(node);
+        Between { append, among: sharding.sequence, rows: variant.batch }
+    }
+
+    fn emit(&mut self, op: OpId, input: ValueId, attrs: Attrs) -> ValueId {
+        self.append.emit(op, &[input], attrs)[0]
+    }
+
+    /// The own tokens of all heads as all tokens of some.
+    fn all_tokens(&mut self, id: ValueId) -> ValueId {
+        let dealt = self.emit(id::DEAL_HEADS, id, Attrs::new().with("parts", self.among));
+        self.emit(id::EXCHANGE, dealt, Attrs::new().with("among", self.among).with("rows", self.rows))
+    }
+
+    /// The other way round.
+    fn own_tokens(&mut self, id: ValueId) -> ValueId {
+        let back = self.emit(id::EXCHANGE, id, Attrs::new().with("among", self.among));
+        self.emit(id::COLLECT_HEADS, back, Attrs::new())
+    }
+
+    /// The nodes, of which the last gives what `output` was.
+    fn nodes_giving(self, output: ValueId) -> Vec<Node> {
+        let Append { graph, mut nodes, .. } = self.append;
+        let last = nodes.last_mut().expect("something is exchanged");
+        let types = [last.outputs[0], output].map(|id| graph.value(id).value_type());
+        assert_eq!(types[0], types[1], "the parts give what the whole gave");
+        last.outputs = vec![output];
+        nodes
+    }
 }
 
 fn node_heads(graph: &Graph, node: &Node) -> usize {

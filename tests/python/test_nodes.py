@@ -131,6 +131,22 @@ def test_two_processes_write_what_one_with_two_ranks_does(tmp_path: Path, one_pr
     assert "follows node 0" in follower and "Result: " not in follower and "Report: " not in follower
 
 
+def test_gradients_between_nodes_may_be_compressed(tmp_path: Path) -> None:
+    curves = {}
+    for compression in ("none", "int8", "topk"):
+        path = written(tmp_path / compression, shard_scope="node", gradient_compression=compression)
+        found = ended(nodes(path, 2))
+        assert [code for code, _ in found] == [0, 0], found
+        curves[compression] = [step["loss"] for step in steps(path.parent / "output")]
+    # The first loss is that of the model as it was.
+    assert len({curve[0] for curve in curves.values()}) == 1 and curves["none"][1:] != curves["int8"][1:] != curves["topk"][1:]
+    assert curves["int8"] == pytest.approx(curves["none"], rel=1e-2)
+    path = written(tmp_path / "int8", shard_scope="node", gradient_compression="topk", max_steps=10)
+    found = ended(nodes(path, 2))
+    assert [code for code, _ in found] == [0, 0], found
+    assert "what compression had left of gradients is dropped" in found[0][1], found
+
+
 def test_processes_of_torchrun_on_a_host_share_one_packing(tmp_path: Path) -> None:
     text = str(ROOT / "examples" / "stories" / "data" / "shakespeare.txt")
     packed = {"datasets": [{"path": text, "type": "text", "samples": 60}], "validation_datasets": None, "shuffle": True}

@@ -283,7 +283,8 @@ def test_machines_are_named_in_one_form(options, tmp_path, capsys):
 
 def test_several_nodes_are_computed_from_one(options, tmp_path, capsys):
     run = tmp_path / "run.json"
-    run.write_text(json.dumps({**options, "device": "auto", "torch_dtype": "bfloat16"}))
+    on_gpus = {**options, "device": "auto", "torch_dtype": "bfloat16"}
+    run.write_text(json.dumps(on_gpus))
 
     def sizes(name: str) -> dict[int, dict[str, float]]:
         assert main(["plan", str(run), "--machine", name, "--json"]) == 0
@@ -304,6 +305,9 @@ def test_several_nodes_are_computed_from_one(options, tmp_path, capsys):
     assert "3 nodes of 8 GPUs, 50 GB/s between nodes for each GPU. Computed from the plan of one node" in text
     rows = re.findall(r"^(.) +(\d+) +(\d+) .* % █+$", text, re.MULTILINE)
     assert [row[1] for row in rows if row[0] == "*"] == ["24"] and len(rows) == 12, text
+    for compression, share in [("bf16", 1 / 2), ("int8", 260 / 1024), ("topk", 80 / 1024)]:
+        run.write_text(json.dumps({**on_gpus, "gradient_compression": compression}))
+        assert sizes("2x8xh200@50")[16]["between_bytes"] == pytest.approx(share * fast[16]["between_bytes"])
 
 
 def test_a_calibrated_machine_is_a_file_that_plans_read(options, tmp_path, capsys, monkeypatch):

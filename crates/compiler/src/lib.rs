@@ -31,6 +31,7 @@ use thiserror::Error;
 pub use adapter::{AdapterExceptions, AdapterOf, AdapterOptions, AdapterRules, Stacked, converted};
 pub use autodiff::differentiate;
 pub use call::compile_call;
+pub use ops::optimizer::Blocks;
 pub use options::{
     CompileOptions, Compression, EntryOptions, KeyValueCache, OffloadOptions, OptimizerKind, OptimizerOptions,
     PlanOptions, RecomputeOptions, Scope, Sharding, Training,

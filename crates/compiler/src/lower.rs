@@ -175,7 +175,7 @@ fn assemble(
         arenas,
         layout: Layout {
             parameters: parameters.slots.clone(),
-            extra: extra_state(options),
+            extra: extra_state(options, parameters),
             scaling: parameters.states.histories.as_ref().map(|of| of.scaling.clone()),
         },
         constants: lowering.constants,
@@ -195,9 +195,11 @@ fn assemble(
 }
 
 /// What is kept from step to step besides parameters.
-fn extra_state(options: &CompileOptions) -> Vec<(String, TensorRef)> {
+fn extra_state(options: &CompileOptions, parameters: &ParameterPlan) -> Vec<(String, TensorRef)> {
     let of_loss_scale = [scalar::LOSS_SCALE, scalar::LOSS_SCALE_COUNT].map(|name| (name.to_owned(), scalar_ref(name)));
-    if options.scales_loss() { of_loss_scale.to_vec() } else { Vec::new() }
+    let of_loss_scale = if options.scales_loss() { of_loss_scale.to_vec() } else { Vec::new() };
+    let errors = parameters.all_errors().map(|at| (scalar::GRADIENT_ERRORS.to_owned(), at));
+    of_loss_scale.into_iter().chain(errors).collect()
 }
 
 /// The nodes whose results are added to what is there, instead of overwriting it. `leave`: gradients of micro-steps before

@@ -89,7 +89,8 @@ impl<'a> Lowering<'a> {
             | ArenaKind::Masters
             | ArenaKind::States
             | ArenaKind::Quants
-            | ArenaKind::Cache => 0,
+            | ArenaKind::Cache
+            | ArenaKind::Errors => 0,
         }
     }
 

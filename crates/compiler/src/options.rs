@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ops::optimizer::Blocks;
 use program::{Among, Cluster, EntryKind, Variant};
 use tensor::DType;
 use tensor::packed::Quantisation;
@@ -92,6 +93,8 @@ pub enum Compression {
     None,
     /// Rounded to the nearest bf16.
     Bf16,
+    /// In blocks between nodes that have all shards each; inside a node they travel as they are.
+    Blocks(Blocks),
 }
 
 impl Default for Sharding {
@@ -151,8 +154,16 @@ impl Sharding {
     /// The type in which gradients travel.
     pub(crate) fn sent(&self) -> DType {
         match self.compression {
-            Compression::None => DType::F32,
+            Compression::None | Compression::Blocks(_) => DType::F32,
             Compression::Bf16 => DType::BF16,
+        }
+    }
+
+    /// What gradients become between nodes, if they are compressed there.
+    pub(crate) fn blocks(&self) -> Option<Blocks> {
+        match self.compression {
+            Compression::Blocks(blocks) if self.rail().count > 1 => Some(blocks),
+            Compression::Blocks(_) | Compression::None | Compression::Bf16 => None,
         }
     }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use compiler::{
-    CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile,
+    Blocks, CompileError, CompileOptions, Compression, OffloadOptions, OptimizerKind, PlanOptions, Sharding, compile,
 };
 use program::{
     ArenaKind, Choice, Entry, EntryKind, Instruction, LAST, Machine, Movement, Program, Reason, StreamId, Subject,
@@ -252,7 +252,14 @@ fn of_ranks(program: &Program) -> Vec<Vec<Entry>> {
 fn a_rank_that_departs_from_the_order_is_refused() {
     let (_, options) = cases().swap_remove(0);
     let mut tried = 0;
-    let nodes = |of| [(of, 3, 1, Compression::None), (of, 3, 1, Compression::Bf16), (of, 6, 3, Compression::Bf16)];
+    let nodes = |of| {
+        [
+            (of, 3, 1, Compression::None),
+            (of, 3, 1, Compression::Bf16),
+            (of, 6, 3, Compression::Bf16),
+            (of, 6, 3, Compression::Blocks(Blocks::Int8)),
+        ]
+    };
     for (of, ranks, nodes, compression) in CUTS.into_iter().flat_map(nodes) {
         let mut options = cut(ranks, of, &options);
         (options.sharding.nodes, options.sharding.compression) = (nodes, compression);

@@ -101,7 +101,7 @@ impl Session for GroupSession {
                 .try_for_each(|(seat, of)| of.write(&at.of_share(self.program.cluster.share(seat.rank)), bytes)),
             Some(pieces) => pieces.into_iter().try_for_each(|(of, place)| {
                 let bytes = &bytes[of.from..of.from + of.bytes];
-                let mut holders = self.program.cluster.holders(of.rank);
+                let mut holders = self.program.holders(at, of.rank);
                 holders.try_for_each(|rank| self.rank(rank).write(&place, bytes))
             }),
         }

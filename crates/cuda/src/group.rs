@@ -433,7 +433,7 @@ impl Session for CudaGroup {
             None => self.here.clone().try_for_each(|rank| self.write_rank(rank, at, bytes)),
             Some(pieces) => pieces.into_iter().try_for_each(|(of, place)| {
                 let bytes = &bytes[of.from..of.from + of.bytes];
-                let mut holders = self.program.cluster.holders(of.rank);
+                let mut holders = self.program.holders(at, of.rank);
                 holders.try_for_each(|rank| self.rank(rank).write(&place, bytes))
             }),
         }

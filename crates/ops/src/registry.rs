@@ -74,6 +74,8 @@ operations! {
     WEIGHTED_SUM = "weighted_sum": loss::WeightedSum,
     SUM_PIECES = "sum_pieces": optimizer::SumPieces,
     MAX_PIECES = "max_pieces": optimizer::MaxPieces,
+    COMPRESS = "compress": optimizer::Compress,
+    SUM_COMPRESSED = "sum_compressed": optimizer::SumCompressed,
     BLOCK_SQUARES = "block_squares": optimizer::BlockSquares,
     TOTAL_SQUARES = "total_squares": optimizer::TotalSquares,
     GRADIENT_SCALE = "gradient_scale": optimizer::GradientScale,

@@ -49,11 +49,6 @@ impl Cluster {
         rank % self.shards
     }
 
-    /// The ranks with a share: the first has its number.
-    pub fn holders(&self, share: usize) -> impl Iterator<Item = usize> + use<> {
-        (share..self.ranks).step_by(self.shards)
-    }
-
     /// Bytes that a rank gets from other nodes in a collective. What several ranks of a node need comes once, for all of them.
     pub fn between(&self, of: &Collective) -> usize {
         let local = self.ranks / self.nodes;
@@ -75,12 +70,21 @@ impl Program {
     }
 
     /// Where the bytes of a dense tensor of the whole are, each with its place on the first rank that has them; none where
-    /// every rank has all of them. The other [`Cluster::holders`] have them at the same places.
+    /// every rank has all of them. The other [`Program::holders`] have them at the same places.
     pub fn pieces(&self, at: &TensorRef) -> Option<Vec<(Piece, TensorRef)>> {
         let arena = &self.arenas[at.arena.0 as usize];
         let place = |of: &Piece| TensorRef::dense(at.arena, of.at, DType::U8, [of.bytes]);
-        let pieces = || arena.pieces(at, self.cluster.shards).into_iter().map(|piece| (piece, place(&piece)));
+        let count = if arena.kind.is_of_rank() { self.cluster.ranks } else { self.cluster.shards };
+        let pieces = || arena.pieces(at, count).into_iter().map(|piece| (piece, place(&piece)));
         (!arena.shards.is_empty()).then(|| pieces().collect())
+    }
+}
+
+impl Program {
+    /// The ranks that have what the first of them has of a sharded tensor.
+    pub fn holders(&self, at: &TensorRef, first: usize) -> impl Iterator<Item = usize> + use<> {
+        let alone = self.arenas[at.arena.0 as usize].kind.is_of_rank();
+        (first..self.cluster.ranks).step_by(if alone { self.cluster.ranks } else { self.cluster.shards })
     }
 }
 

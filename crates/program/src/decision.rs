@@ -101,6 +101,8 @@ pub enum Choice {
     AllNodes(bool),
     /// Rounded to this type.
     Rounded(DType),
+    /// Compressed between nodes, to what has this name.
+    Compressed(&'static str),
 }
 
 impl Choice {
@@ -110,7 +112,7 @@ impl Choice {
             Choice::Recompute(yes) | Choice::Offload(yes) | Choice::AllNodes(yes) => yes,
             Choice::Chunks(parts) => parts > 1,
             Choice::Level(level) => level > 1,
-            Choice::Rounded(_) => false,
+            Choice::Rounded(_) | Choice::Compressed(_) => false,
         }
     }
 
@@ -123,6 +125,7 @@ impl Choice {
             Choice::Level(_) => "level",
             Choice::AllNodes(_) => "all_nodes",
             Choice::Rounded(_) => "rounded",
+            Choice::Compressed(_) => "compressed",
         }
     }
 }

@@ -37,6 +37,8 @@ pub enum ArenaKind {
     Quants,
     /// Keys and values of earlier tokens, in pages.
     Cache,
+    /// What compression has left of the gradients of each rank: sent with those of the next step.
+    Errors,
 }
 
 /// How long the contents of an arena live.
@@ -52,7 +54,7 @@ enum Lifetime {
 
 impl ArenaKind {
     /// In the order of the arenas of a compiled program ([`ArenaKind::id`]).
-    pub const ALL: [ArenaKind; 13] = [
+    pub const ALL: [ArenaKind; 14] = [
         ArenaKind::Weights,
         ArenaKind::Adapters,
         ArenaKind::Gradients,
@@ -66,6 +68,7 @@ impl ArenaKind {
         ArenaKind::States,
         ArenaKind::Quants,
         ArenaKind::Cache,
+        ArenaKind::Errors,
     ];
 
     /// Name, what it holds in words, and for how long.
@@ -84,6 +87,7 @@ impl ArenaKind {
             ArenaKind::States => ("codes", "codes and norms of weights, magnitudes of earlier steps", Lifetime::Layout),
             ArenaKind::Quants => ("quants", "frozen weights in codes", Lifetime::Layout),
             ArenaKind::Cache => ("cache", "what is kept of earlier tokens", Lifetime::Program),
+            ArenaKind::Errors => ("errors", "gradients that compression has not sent yet", Lifetime::Layout),
         }
     }
 
@@ -105,6 +109,11 @@ impl ArenaKind {
     /// What it holds, for people.
     pub const fn words(self) -> &'static str {
         self.row().1
+    }
+
+    /// Whether every rank has contents of its own, which as a whole lie behind one another in the order of the ranks.
+    pub const fn is_of_rank(self) -> bool {
+        matches!(self, ArenaKind::Errors)
     }
 
     /// Whether contents live from one program over a layout to the next. All others but pages belong to the entry that runs.

@@ -36,6 +36,8 @@ pub mod scalar {
     pub const LOSS_SUM: &str = "loss_sum";
     /// f32: Σ weight over the micro-steps of this step.
     pub const WEIGHT_SUM: &str = "weight_sum";
+    /// f32 [ranks, n]: what compression has left of the gradients of each rank, where they are compressed. State.
+    pub const GRADIENT_ERRORS: &str = "gradient_errors";
     /// f32 [experts + 3], of mixtures of experts alone: over the micro-steps of this step, the choices of each expert, the
     /// number of routings, the sum of their entropies, and that of the losses of uneven loads, each times its routings.
     pub const ROUTER_REPORT: &str = "router_report";

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use data::DocumentSet;
 use data::safetensors::Weights;
-use program::{Choices, Documents, TensorRef, Variant};
+use program::{Choices, Documents, TensorRef, Variant, scalar};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -240,13 +240,24 @@ impl Checkpoint {
         self.state.progress.step
     }
 
-    /// Writes the optimizer's states into a session.
-    pub fn load_optimizer(&self, engine: &mut Engine) -> Result<()> {
+    /// Writes the optimizer's states into a session. Gives what was left out, a sentence each.
+    pub fn load_optimizer(&self, engine: &mut Engine) -> Result<Vec<String>> {
         let path = self.folder.join(OPTIMIZER);
         let files = Weights::open(&path).map_err(TrainError::model_file)?;
         let program = engine.program().clone();
         let mut wanted: Vec<(String, &TensorRef)> = program.layout.states().collect();
-        for name in files.names() {
+        let errors = |name: &str| name == scalar::GRADIENT_ERRORS;
+        let mut notes = Vec::new();
+        // They are those of ranks, each of its share, and of one compression.
+        let now = wanted.iter().find(|(name, _)| errors(name)).map(|(_, at)| at.shape.clone());
+        let then = files.get(scalar::GRADIENT_ERRORS).ok().map(|view| view.shape.to_vec());
+        if now != then {
+            wanted.retain(|(name, _)| !errors(name));
+        }
+        if then.is_some() && now != then {
+            notes.push("what compression had left of gradients is dropped: it is that of other ranks, or of another compression".to_owned());
+        }
+        for name in files.names().into_iter().filter(|name| !(now != then && errors(name))) {
             if !wanted.iter().any(|(known, _)| known == name) {
                 return Err(TrainError::Usage(format!("{}: `{name}` does not belong to the run", path.display())));
             }
@@ -265,7 +276,7 @@ impl Checkpoint {
             }
             write_as_stored(engine.session(), at, &view)?;
         }
-        Ok(())
+        Ok(notes)
     }
 }
 

@@ -169,6 +169,15 @@ macro_rules! union_of_tables {
         self.with_gpus(u32::try_from(named).unwrap_or(u32::MAX))
     }
 
+    /// The same on one node: what is for others alone is left out.
+    pub(crate) fn of_one_node(&self) -> Config {
+        let mut config = self.clone();
+        if config.sharding.gradient_compression.is_between_nodes() {
+            config.sharding.gradient_compression = GradientCompression::None;
+        }
+        config
+    }
+
     pub(crate) fn with_gpus(&self, gpus: u32) -> Result<Config, Vec<Problem>> {
         let mut config = self.clone();
         config.hardware.gpus = gpus;

@@ -171,6 +171,7 @@ fn value(of: Choice) -> Value {
         Choice::Chunks(parts) | Choice::Level(parts) => json!(parts),
         Choice::AllNodes(yes) => json!(if yes { ShardScope::World.name() } else { ShardScope::Node.name() }),
         Choice::Rounded(dtype) => json!(dtype.name()),
+        Choice::Compressed(name) => json!(name),
     }
 }
 
@@ -213,6 +214,7 @@ fn chosen(of: Choice) -> String {
         Choice::AllNodes(true) => "shared by all nodes".to_owned(),
         Choice::AllNodes(false) => "shared inside each node".to_owned(),
         Choice::Rounded(dtype) => format!("rounded to {}", dtype.name()),
+        Choice::Compressed(name) => format!("compressed between nodes: {name}"),
     }
 }
 

@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use compiler::{
-    AdapterOptions, CompileOptions, Compression, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions,
+    AdapterOptions, Blocks, CompileOptions, Compression, EntryOptions, OffloadOptions, OptimizerKind, OptimizerOptions,
     PlanOptions, RecomputeOptions, Scope, Sharding, Training,
 };
 use options::Setting;
 use program::Machine;
 use serde_json::json;
+use tensor::DType;
 use tensor::packed::{Quantisation, Target};
 
 use crate::config::{self, Config, GradientCompression, MachineFacts, Problem, Reason, Reasons, ShardScope};
@@ -64,7 +65,7 @@ impl Plan {
         let stored = prequantised::decide(config, source, dtype, &mut problems)?;
         notes.extend(stored.note);
         check_quants(config, !stored.packings.is_empty(), &mut problems);
-        problems.extend(check_compression(config));
+        problems.extend(check_compression(config, dtype));
         notes.extend(formats::note_on_loss_scale(dtype, master));
         notes.extend(formats::note_on_determinism(config));
         if !problems.is_empty() {
@@ -171,8 +172,27 @@ fn memory_options(config: &Config) -> PlanOptions {
 }
 
 /// Gradients that do not travel are not compressed.
-fn check_compression(config: &Config) -> Option<Problem> {
+fn check_compression(config: &Config, dtype: DType) -> Option<Problem> {
     let of = config.sharding.gradient_compression;
+    if of.is_between_nodes() {
+        let written = format!("`gradient_compression: {}`", of.name());
+        let (message, hint) = match sharding(config).scope {
+            _ if config.nodes() == 1 => (
+                format!("{written} needs several nodes: it is for what travels between them"),
+                "remove `gradient_compression`, or set it to `bf16`",
+            ),
+            Scope::World => (
+                format!("{written} needs shards of each node: it is for the sums of nodes"),
+                "set `shard_scope: node` and several GPUs in each node, or `gradient_compression: bf16`",
+            ),
+            Scope::Node if dtype == DType::F16 => (
+                format!("{written} is not available yet with weights in float16, whose loss scale changes"),
+                "set `torch_dtype: bfloat16`, or `gradient_compression: bf16`",
+            ),
+            Scope::Node => return None,
+        };
+        return Some(config.mistake("gradient_compression", message, Some(hint.into())));
+    }
     (of != GradientCompression::None && config.ranks() == 1).then(|| {
         let message =
             format!("`gradient_compression: {}` needs several GPUs: on one, gradients do not travel", of.name());
@@ -192,6 +212,8 @@ fn sharding(config: &Config) -> Sharding {
     let compression = match of.gradient_compression {
         GradientCompression::None => Compression::None,
         GradientCompression::BFloat16 => Compression::Bf16,
+        GradientCompression::Int8 => Compression::Blocks(Blocks::Int8),
+        GradientCompression::TopK => Compression::Blocks(Blocks::TopK),
     };
     let nodes = config.nodes();
     // What is to be sharded needs others who have the rest.
@@ -200,7 +222,8 @@ fn sharding(config: &Config) -> Sharding {
         Setting::Value(ShardScope::World) => (Scope::World, false),
         Setting::Value(ShardScope::Node) => (Scope::Node, false),
         Setting::Auto if alone => (Scope::World, false),
-        Setting::Auto => (Scope::Node, true),
+        // Shards of all nodes have no sums of nodes to compress.
+        Setting::Auto => (Scope::Node, !of.gradient_compression.is_between_nodes()),
     };
     Sharding { ranks, nodes, scope, open_scope, sequence, gradients, weights, open, compression, ..Sharding::default() }
 }

@@ -276,8 +276,8 @@ impl Trainer {
 
     fn go_on(&mut self, checkpoint: &Checkpoint) -> Result<Vec<String>> {
         self.begin_digest();
-        let notes = check(self, checkpoint)?;
-        self.restore(checkpoint)?;
+        let mut notes = check(self, checkpoint)?;
+        notes.extend(self.restore(checkpoint)?);
         check_weights(self, checkpoint)?;
         Ok(notes)
     }

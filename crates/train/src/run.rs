@@ -193,7 +193,7 @@ fn prepare(place: &RunFolder, start: &mut Start, trainer: &mut Trainer, observer
     place.check_free(&trainer.config, &trainer.written, &results, from)?;
     if let Some(checkpoint) = &start.checkpoint {
         start.notes.extend(resume::check(trainer, checkpoint)?);
-        trainer.restore(checkpoint)?;
+        start.notes.extend(trainer.restore(checkpoint)?);
         if trainer.is_digesting() {
             observer.line("Comparing the model's weights with those that the run started with");
         }

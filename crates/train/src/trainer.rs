@@ -154,7 +154,8 @@ impl Trainer {
 
     /// Goes on where a checkpoint was written, as if nothing had been in between. Called before the first step.
     /// What the options must have in common with it is checked before, by [`crate::resume::check`].
-    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+    /// Gives what was left out, a sentence each.
+    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Vec<String>> {
         let state = &checkpoint.state;
         self.take_up(state)?;
         let rows = self.config.training.per_device_train_batch_size as usize;
@@ -167,13 +168,13 @@ impl Trainer {
         }
         self.startup_phase("folders");
         let mut engine = self.start(variants, Some(checkpoint))?;
-        checkpoint.load_optimizer(&mut engine)?;
+        let notes = checkpoint.load_optimizer(&mut engine)?;
         checkpoint.load_scaling(&mut engine)?;
         if let Some(startup) = &mut self.startup {
             startup.split(engine.load_times(), "weights and optimizer");
         }
         self.engine = Some(engine);
-        Ok(())
+        Ok(notes)
     }
 
     /// Goes on in the data, and with what is done, where a checkpoint was written.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use compiler::{Compression, Scope};
+use compiler::{Blocks, Compression, Scope};
 use net::{Facts, Place, Token};
 use program::{Backend, Documents, EntryKind, Instruction, Machine, Variant};
 use serde_json::{Value, json};
@@ -199,10 +199,10 @@ fn nodes_send_what_the_plan_says() {
     let trainer = Trainer::begin(config, source(), Arc::new(Device::open(&request).unwrap())).unwrap();
     let mut options = trainer.plan.compile.clone();
     options.variants = vec![Variant { batch: 1, seq_len: 16, documents: Documents::Rows }];
+    let blocks = [Blocks::Int8, Blocks::TopK].map(Compression::Blocks);
+    let kinds = [Compression::None, Compression::Bf16, blocks[0], blocks[1]];
     let scopes = [(Scope::Node, false), (Scope::Node, true), (Scope::World, false), (Scope::World, true)];
-    for ((scope, cut), compression) in
-        scopes.into_iter().flat_map(|of| [(of, Compression::None), (of, Compression::Bf16)])
-    {
+    for ((scope, cut), compression) in scopes.into_iter().flat_map(|of| kinds.map(|compression| (of, compression))) {
         let of = &mut options.sharding;
         (of.nodes, of.scope, of.open, of.open_scope) = (2, scope, false, false);
         (of.gradients, of.weights, of.compression) = (cut, cut, compression);

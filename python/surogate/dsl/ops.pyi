@@ -153,6 +153,19 @@ def max_pieces(*inputs: Tensor | Parameter) -> Any:
     """The largest number of each column, where none is negative. pieces f32 [count, n] → largest f32 [n]. A number
     that is not finite is larger than all that are."""
 
+def compress(*inputs: Tensor | Parameter, form: str | each[str], elements: int | each[int]) -> Any:
+    """Blocks of 256 elements in fewer bytes, of x and of the error that was left before: x f32 [n] → codes u8
+    [bytes], error f32 [n], which then has what the codes have not. `int8`: a scale in f32 and codes of eight
+    bits, the nearest. `topk`: the 16 largest elements in f32 and their places. Codes behind those of x are zeros.
+
+    form: `int8` or `topk`
+    elements: elements for which there are codes: at least those of x"""
+
+def sum_compressed(*inputs: Tensor | Parameter, form: str | each[str]) -> Any:
+    """The sum of pieces that `compress` made, in their order. pieces u8 [count, bytes] → sum f32 [n].
+
+    form: `int8` or `topk`"""
+
 def block_squares(*inputs: Tensor | Parameter) -> Any:
     """Σ x² of each block. x f32 [n]; blocks i32 [blocks, 2], of each its first element in units of 256 and its
     number of elements → sums f32 [blocks]."""

@@ -20,6 +20,7 @@ pub(crate) mod arena {
     pub const STATES: ArenaId = ArenaKind::States.id();
     pub const QUANTS: ArenaId = ArenaKind::Quants.id();
     pub const CACHE: ArenaId = ArenaKind::Cache.id();
+    pub const ERRORS: ArenaId = ArenaKind::Errors.id();
 }
 
 /// f32: Σ gradient², before the division by the weight sum.

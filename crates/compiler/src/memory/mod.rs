@@ -16,7 +16,7 @@ pub(crate) use matrices::Matrices;
 pub(crate) use parameters::{ParameterPlan, Run, Squares, Start, plan_parameters, updated_alike};
 pub(crate) use place::{Copied, Fixed, Placement, dtype_of, is_view, place};
 pub(crate) use shadow::{Shadow, shadow_adapters};
-pub(crate) use shards::Group;
+pub(crate) use shards::{Bucket, Errors, Group, part};
 pub(crate) use states::{Histories, StatePlan, plan_states};
 
 /// Tensors in flat arenas start on multiples of this many elements: one block of the 8-bit

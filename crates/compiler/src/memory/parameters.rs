@@ -115,6 +115,7 @@ impl ParameterPlan {
             ArenaKind::States => Some(self.states.bytes),
             ArenaKind::Quants => Some(self.quants_bytes),
             ArenaKind::Cache => Some(self.states.cache_bytes),
+            ArenaKind::Errors => Some(self.errors_bytes()),
             ArenaKind::Batch | ArenaKind::Constants | ArenaKind::Activations | ArenaKind::Waiting => None,
         }
     }
@@ -126,6 +127,9 @@ impl ParameterPlan {
 
     /// How an arena is cut over the ranks.
     pub fn shards(&self, of: ArenaId) -> Vec<Shard> {
+        if of == arena::ERRORS && self.errors_bytes() > 0 {
+            return vec![Shard { start: 0, piece: self.errors_bytes(), at: 0 }];
+        }
         let mut shards = Vec::new();
         for run in self.runs.iter().filter(|run| !run.buckets.is_empty()) {
             let states = run.rule.states().iter().zip(&run.states).map(|(kind, state)| (&state.at, kind.per));

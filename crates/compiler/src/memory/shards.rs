@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use ops::optimizer::block_count;
+use ops::optimizer::{COMPRESSED_BLOCK, block_count};
 use program::{ArenaId, OptimizerState, Shard, TensorRef};
 use tensor::DType;
 
-use super::{ALIGNMENT_ELEMENTS, Matrices, Run, Start, align, arena};
+use super::{ALIGNMENT_ELEMENTS, Matrices, ParameterPlan, Run, Start, align, arena};
 use crate::options::Sharding;
 use crate::rule::Per;
 
@@ -164,6 +164,54 @@ pub(super) fn frozen_unit(of: &Sharding) -> usize {
 pub(super) fn frozen_group(bytes: Range<usize>, of: &Sharding) -> Group {
     let shard = Shard { start: bytes.start, piece: bytes.len() / of.shards(), at: bytes.start / of.shards() };
     Group { arena: arena::WEIGHTS, bytes, shards: vec![shard], squared: false }
+}
+
+/// What compression has left of a bucket.
+#[derive(Clone, Debug)]
+pub(crate) struct Errors {
+    /// f32 [n]: of its gradients.
+    pub gradient: TensorRef,
+    /// f32 \[m\]: of the sum of the part that the rank adds up, where it does so for others.
+    pub sum: Option<TensorRef>,
+}
+
+impl ParameterPlan {
+    /// By bucket; nothing where gradients are not compressed.
+    pub fn errors(&self) -> Vec<Errors> {
+        let mut end = 0;
+        let mut take = |elements: usize| {
+            let at = TensorRef::dense(arena::ERRORS, end, DType::F32, [elements]);
+            end += at.bytes();
+            at
+        };
+        let Some(blocks) = self.sharding.blocks() else { return Vec::new() };
+        let of = |(_, bucket): (&Run, &Bucket)| Errors {
+            gradient: take(bucket.piece),
+            sum: (!blocks.are_sparse()).then(|| take(part(bucket.piece, &self.sharding))),
+        };
+        self.buckets().map(of).collect()
+    }
+
+    /// Bytes of all of them.
+    pub fn errors_bytes(&self) -> usize {
+        let bytes = |of: &Errors| of.gradient.bytes() + of.sum.as_ref().map_or(0, TensorRef::bytes);
+        self.errors().iter().map(bytes).sum()
+    }
+
+    /// All of them, of all ranks: none where gradients are not compressed.
+    pub fn all_errors(&self) -> Option<TensorRef> {
+        let elements = self.errors_bytes() / DType::F32.size();
+        (elements > 0).then(|| TensorRef::dense(arena::ERRORS, 0, DType::F32, [self.sharding.ranks, elements]))
+    }
+}
+
+/// Parts of a piece that nodes add up are multiples of this many elements, unless they are sent in blocks.
+const PART: usize = 64;
+
+/// Elements that each node adds up of a piece.
+pub(crate) fn part(piece: usize, of: &Sharding) -> usize {
+    let unit = if of.blocks().is_some() { COMPRESSED_BLOCK } else { PART };
+    piece.div_ceil(of.rail().count).next_multiple_of(unit)
 }
 
 impl Run {

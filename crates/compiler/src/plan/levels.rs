@@ -68,7 +68,10 @@ fn lowest_level(
                 None => Reason::Fastest,
             };
             if sharding.ranks > 1 && sharding.compression != Compression::None {
-                let choice = Choice::Rounded(sharding.sent());
+                let choice = match sharding.compression {
+                    Compression::Blocks(blocks) => Choice::Compressed(blocks.name()),
+                    Compression::None | Compression::Bf16 => Choice::Rounded(sharding.sent()),
+                };
                 program.plan.insert(0, line(Subject::Exchange, choice, Reason::Requested, options));
             }
             if let Some(level) = sharding.level().filter(|_| sharding.ranks > 1) {
@@ -90,7 +93,8 @@ fn lowest_level(
 
 /// Bytes that a rank need not keep because others of its group do.
 fn freed(program: &Program) -> usize {
-    let pieces: usize = program.arenas.iter().flat_map(|arena| &arena.shards).map(|shard| shard.piece).sum();
+    let cut = program.arenas.iter().filter(|arena| !arena.kind.is_of_rank());
+    let pieces: usize = cut.flat_map(|arena| &arena.shards).map(|shard| shard.piece).sum();
     pieces * (program.cluster.shards - 1)
 }
 

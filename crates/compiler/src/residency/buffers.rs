@@ -117,7 +117,8 @@ impl Buffers {
                 | ArenaKind::Masters
                 | ArenaKind::Waiting
                 | ArenaKind::States
-                | ArenaKind::Cache) => unreachable!("entries fetch nothing of `{}`", kind.name()),
+                | ArenaKind::Cache
+                | ArenaKind::Errors) => unreachable!("entries fetch nothing of `{}`", kind.name()),
             };
             (Interval { bytes: stay.bytes(), first: stay.arrives, last: stay.released }, purpose)
         }));

@@ -33,7 +33,8 @@ impl Homes {
             | ArenaKind::Constants
             | ArenaKind::Activations
             | ArenaKind::States
-            | ArenaKind::Cache => (None, false),
+            | ArenaKind::Cache
+            | ArenaKind::Errors => (None, false),
         };
         if offloaded == Some(true) { MemorySpace::Host { write_combined } } else { MemorySpace::Device }
     }

@@ -1,60 +1,84 @@
 //! The sums of the gradients of several nodes, where each node has all shards: every rank has the sum of its node for its
 //! share, and adds it up with the ranks of the other nodes that have the same share, the first node's first. Bucket by bucket,
-//! twice: each gets a part of what all have and adds it up, then all get the parts. Knows buckets and places; not how
-//! gradients became the sums of a node, or what the sums are for.
+//! twice: each gets a part of what all have and adds it up, then all get the parts. Where gradients are compressed, both are
+//! sent in blocks, and what these leave is added the next time; of blocks of a few elements, every rank gets those of all nodes
+//! and adds them up itself, as their sum has more elements than one. Knows buckets and places; not how gradients became the
+//! sums of a node, or what the sums are for.
 
 use ops::id;
-use ops::optimizer::{block_count, blocks_of};
+use ops::optimizer::{Blocks, COMPRESSED_BLOCK, block_count, blocks_of};
 use program::{Among, Collective, Cost, EventId, Instruction, Movement, Step, StreamId, TensorRef};
 use tensor::{Attrs, DType};
 
 use super::{provenance, push_behind};
 use crate::lowering::Lowering;
-use crate::memory::{ALIGNMENT_BYTES, ParameterPlan, align, arena};
+use crate::memory::{self, ALIGNMENT_BYTES, Errors, ParameterPlan, Run, align, arena, part};
+use crate::options::Sharding;
 use crate::residency::Streams;
 use crate::rule::Per;
 
 /// Buckets that have places at a time: one that is sent, one that is added up, one whose sums come back.
 const AT_ONCE: usize = 3;
 
-/// Parts of a bucket are multiples of this many elements.
-const GRANULE: usize = 64;
-
 /// A bucket on its way between nodes.
 struct Bucket {
     /// f32 [n]: the sum of the node, and then that of all.
     gradient: TensorRef,
-    /// [nodes · m]: the same as it is sent, and [nodes, m]: the parts that come.
+    /// [nodes · m]: the same as it is sent.
     sent: TensorRef,
-    come: TensorRef,
-    /// f32 \[m\]: the sum of the part, and what is sent of it.
-    part: TensorRef,
-    returned: TensorRef,
-    /// [nodes · m]: the sums of all parts.
+    /// None where every rank adds up all parts.
+    part: Option<Part>,
+    /// [nodes · m]: the sums of all parts; [nodes, n], what all nodes sent, where every rank adds up all.
     whole: TensorRef,
+    /// Where gradients are compressed: what is left of them.
+    errors: Option<Errors>,
     /// Blocks of squares before its own; none where its squares are not part of the norm.
-    blocks: Option<usize>,
+    squares: Option<usize>,
     /// Bytes of its places.
     bytes: usize,
 }
 
+/// The part of a bucket that a rank adds up.
+struct Part {
+    /// [nodes, m]: it, of all nodes.
+    come: TensorRef,
+    /// f32 \[m\]: its sum, and what is sent of that.
+    sum: TensorRef,
+    returned: TensorRef,
+}
+
 impl Bucket {
     /// Its places begin at an offset of the activation arena.
-    fn new(gradient: TensorRef, blocks: Option<usize>, nodes: usize, dtype: DType, offset: usize) -> Bucket {
-        let part = gradient.len().div_ceil(nodes).next_multiple_of(GRANULE);
+    fn new(of: &Sent, sharding: &Sharding, offset: usize) -> Bucket {
+        let Sent { gradient, squares, errors } = of.clone();
+        let (nodes, dtype) = (sharding.rail().count, sharding.sent());
+        let part = part(gradient.len(), sharding);
         let mut end = offset;
         let mut take = |dtype: DType, shape: &[usize]| {
             let at = TensorRef::dense(arena::ACTIVATIONS, end, dtype, shape);
             end = align(end + at.bytes(), ALIGNMENT_BYTES);
             at
         };
+        if let Some(blocks) = sharding.blocks().filter(|blocks| blocks.are_sparse()) {
+            let bytes = blocks.bytes(gradient.len());
+            let (sent, whole) = (take(DType::U8, &[bytes]), take(DType::U8, &[nodes, bytes]));
+            return Bucket { gradient, sent, part: None, whole, errors, squares, bytes: end - offset };
+        }
+        if let Some(blocks) = sharding.blocks() {
+            let bytes = blocks.bytes(part);
+            let [sent, whole] = [(); 2].map(|()| take(DType::U8, &[nodes * bytes]));
+            let (come, returned) = (take(DType::U8, &[nodes, bytes]), take(DType::U8, &[bytes]));
+            let part = Some(Part { come, sum: take(DType::F32, &[part]), returned });
+            return Bucket { gradient, sent, part, whole, errors, squares, bytes: end - offset };
+        }
         let is_whole = dtype == DType::F32 && part * nodes == gradient.len();
         let mut of_all = || if is_whole { gradient.clone() } else { take(dtype, &[nodes * part]) };
         let (sent, whole) = (of_all(), of_all());
         let come = take(dtype, &[nodes, part]);
         let sum = take(DType::F32, &[part]);
         let returned = if dtype == DType::F32 { sum.clone() } else { take(dtype, &[part]) };
-        Bucket { gradient, sent, come, part: sum, returned, whole, blocks, bytes: end - offset }
+        let part = Some(Part { come, sum, returned });
+        Bucket { gradient, sent, part, whole, errors, squares, bytes: end - offset }
     }
 
     /// What is sent for the elements of the gradient, without what fills the parts up.
@@ -63,30 +87,41 @@ impl Bucket {
     }
 }
 
+/// What is sent of a bucket.
+#[derive(Clone)]
+struct Sent {
+    gradient: TensorRef,
+    /// Blocks of squares before its own; none where its squares are not part of the norm.
+    squares: Option<usize>,
+    errors: Option<Errors>,
+}
+
+fn sent(parameters: &ParameterPlan) -> Vec<Sent> {
+    let (mut end, mut errors) = (0, parameters.errors().into_iter());
+    let of = |(run, bucket): (&Run, &memory::Bucket)| {
+        let squares = run.rule.descends().then_some(end);
+        end += squares.map_or(0, |_| block_count(bucket.piece));
+        let gradient = match parameters.sharding.gradients {
+            true => bucket.kept(&run.gradient, Per::Element, parameters.shards),
+            false => bucket.own(&run.gradient),
+        };
+        Sent { gradient, squares, errors: errors.next() }
+    };
+    parameters.buckets().map(of).collect()
+}
+
 /// Queues the sums over all nodes. The first `taken` bytes of the activation arena are occupied.
 pub(super) fn sum(streams: &mut Streams, lowering: &mut Lowering<'_>, taken: usize, parameters: &ParameterPlan) {
-    let among = parameters.sharding.rail();
-    let mut blocks = 0;
-    let gradients = parameters.buckets().map(|(run, bucket)| {
-        let before = run.rule.descends().then_some(blocks);
-        blocks += before.map_or(0, |_| block_count(bucket.piece));
-        match parameters.sharding.gradients {
-            true => (bucket.kept(&run.gradient, Per::Element, parameters.shards), before),
-            false => (bucket.own(&run.gradient), before),
-        }
-    });
-    let gradients: Vec<(TensorRef, Option<usize>)> = gradients.collect();
-    let dtype = parameters.sharding.sent();
-    let bucket = |(gradient, blocks): &(TensorRef, Option<usize>), at| {
-        Bucket::new(gradient.clone(), *blocks, among.count, dtype, at)
-    };
+    let (sharding, sent) = (&parameters.sharding, sent(parameters));
     let start = align(taken, ALIGNMENT_BYTES);
-    let each = gradients.iter().map(|of| bucket(of, 0).bytes).max().unwrap_or(0);
-    let end = start + each * AT_ONCE.min(gradients.len());
+    let each = sent.iter().map(|of| Bucket::new(of, sharding, 0).bytes).max().unwrap_or(0);
+    let end = start + each * AT_ONCE.min(sent.len());
     lowering.update_workspace(end);
-    let buckets = gradients.iter().enumerate().map(|(number, of)| bucket(of, start + number % AT_ONCE * each));
-    let buckets: Vec<Bucket> = buckets.collect();
-    let mut rail = Rail { among, taken: end, streams, lowering, events: vec![[None; 2]; buckets.len()] };
+    let bucket = |(number, of)| Bucket::new(of, sharding, start + number % AT_ONCE * each);
+    let buckets: Vec<Bucket> = sent.iter().enumerate().map(bucket).collect();
+    let events = vec![[None; 2]; buckets.len()];
+    let (among, blocks) = (sharding.rail(), sharding.blocks());
+    let mut rail = Rail { among, blocks, taken: end, streams, lowering, events };
     for round in 0..buckets.len() + AT_ONCE - 1 {
         let of = |behind: usize| round.checked_sub(behind).filter(|number| *number < buckets.len());
         if let Some(number) = of(0) {
@@ -103,6 +138,7 @@ pub(super) fn sum(streams: &mut Streams, lowering: &mut Lowering<'_>, taken: usi
 
 struct Rail<'r, 'l> {
     among: Among,
+    blocks: Option<Blocks>,
     taken: usize,
     streams: &'r mut Streams,
     lowering: &'r mut Lowering<'l>,
@@ -111,18 +147,36 @@ struct Rail<'r, 'l> {
 }
 
 impl Rail<'_, '_> {
-    fn launch(&mut self, op: ops::OpId, attrs: Attrs, inputs: Vec<TensorRef>, output: TensorRef) {
-        push_behind(&mut self.streams.steps, self.lowering, self.taken, op, attrs, inputs, vec![output]);
+    fn launch(&mut self, op: ops::OpId, attrs: Attrs, input: &TensorRef, outputs: Vec<TensorRef>) {
+        push_behind(&mut self.streams.steps, self.lowering, self.taken, op, attrs, vec![input.clone()], outputs);
     }
 
     /// Rounds, or copies, from one place to another, unless they are one.
     fn convert(&mut self, from: &TensorRef, to: &TensorRef) {
         if from.dtype != to.dtype {
-            self.launch(id::CAST, Attrs::new().with("dtype", to.dtype.name()), vec![from.clone()], to.clone());
+            self.launch(id::CAST, Attrs::new().with("dtype", to.dtype.name()), from, vec![to.clone()]);
         } else if from != to {
             let cost = Cost { flops: 0.0, bytes: (from.bytes() + to.bytes()) as f64 };
             let instruction = Instruction::Copy { from: from.clone(), to: to.clone() };
             self.streams.push(Step { instruction, provenance: provenance("exchange"), cost });
+        }
+    }
+
+    /// Makes blocks of a tensor and of what was left of it, zeros behind its own.
+    fn compress(&mut self, blocks: Blocks, from: &TensorRef, to: &TensorRef, error: &TensorRef) {
+        let elements = to.bytes() / blocks.bytes(COMPRESSED_BLOCK) * COMPRESSED_BLOCK;
+        let attrs = Attrs::new().with("form", blocks.name()).with("elements", elements as u64);
+        self.launch(id::COMPRESS, attrs, from, vec![to.clone(), error.clone()]);
+    }
+
+    /// Adds up pieces, [count, n] or the blocks of so many.
+    fn add_pieces(&mut self, pieces: &TensorRef, sum: &TensorRef) {
+        match self.blocks {
+            Some(blocks) => {
+                let attrs = Attrs::new().with("form", blocks.name());
+                self.launch(id::SUM_COMPRESSED, attrs, pieces, vec![sum.clone()]);
+            }
+            None => self.launch(id::SUM_PIECES, Attrs::new(), pieces, vec![sum.clone()]),
         }
     }
 
@@ -140,33 +194,55 @@ impl Rail<'_, '_> {
     }
 
     fn send(&mut self, number: usize, of: &Bucket) {
-        self.convert(&of.gradient, &of.of_gradient(&of.sent));
-        let filled = of.sent.len() - of.gradient.len();
-        if filled > 0 {
-            let offset = of.sent.offset + of.gradient.len() * of.sent.dtype.size();
-            let at = TensorRef { offset, shape: vec![filled], ..of.sent.clone() };
-            let cost = Cost { flops: 0.0, bytes: at.bytes() as f64 };
-            self.streams.push(Step { instruction: Instruction::Zero { at }, provenance: provenance("zero"), cost });
+        if let (Some(blocks), Some(errors)) = (self.blocks, &of.errors) {
+            self.compress(blocks, &of.gradient, &of.sent, &errors.gradient);
+        } else {
+            self.convert(&of.gradient, &of.of_gradient(&of.sent));
+            let filled = of.sent.len() - of.gradient.len();
+            if filled > 0 {
+                let offset = of.sent.offset + of.gradient.len() * of.sent.dtype.size();
+                let at = TensorRef { offset, shape: vec![filled], ..of.sent.clone() };
+                let cost = Cost { flops: 0.0, bytes: at.bytes() as f64 };
+                let instruction = Instruction::Zero { at };
+                self.streams.push(Step { instruction, provenance: provenance("zero"), cost });
+            }
         }
-        self.events[number][0] = self.collective(Movement::Exchange, &of.sent, &of.come);
+        match &of.part {
+            Some(part) => self.events[number][0] = self.collective(Movement::Exchange, &of.sent, &part.come),
+            None => self.events[number][1] = self.collective(Movement::Gather, &of.sent, &of.whole),
+        }
     }
 
     fn add(&mut self, number: usize, of: &Bucket) {
+        let Some(part) = &of.part else { return };
         self.wait(self.events[number][0]);
-        self.launch(id::SUM_PIECES, Attrs::new(), vec![of.come.clone()], of.part.clone());
-        self.convert(&of.part, &of.returned);
-        self.events[number][1] = self.collective(Movement::Gather, &of.returned, &of.whole);
+        self.add_pieces(&part.come, &part.sum);
+        match (self.blocks, of.errors.as_ref().and_then(|errors| errors.sum.as_ref())) {
+            (Some(blocks), Some(error)) => self.compress(blocks, &part.sum, &part.returned, error),
+            _ => self.convert(&part.sum, &part.returned),
+        }
+        self.events[number][1] = self.collective(Movement::Gather, &part.returned, &of.whole);
     }
 
     /// The sum of all is where that of the node was; of whole gradients the squares are summed, too.
     fn end(&mut self, number: usize, of: &Bucket, parameters: &ParameterPlan) {
         self.wait(self.events[number][1]);
-        self.convert(&of.of_gradient(&of.whole), &of.gradient);
-        let Some(blocks) = of.blocks.filter(|_| !parameters.sharding.gradients) else { return };
+        match self.blocks {
+            Some(_) if of.part.is_none() => self.add_pieces(&of.whole, &of.gradient),
+            Some(blocks) => {
+                let (whole, bytes) = (&of.whole, blocks.bytes(of.gradient.len()));
+                let own = TensorRef::dense(whole.arena, whole.offset, whole.dtype, [1, bytes]);
+                self.add_pieces(&own, &of.gradient);
+            }
+            None => self.convert(&of.of_gradient(&of.whole), &of.gradient),
+        }
+        let Some(squares) = of.squares.filter(|_| !parameters.sharding.gradients) else { return };
         let [_, own] = parameters.gathered_squares();
         let table = self.lowering.constant(&blocks_of(std::iter::once((0, of.gradient.len()))));
-        let offset = own.offset + blocks * DType::F32.size();
+        let offset = own.offset + squares * DType::F32.size();
         let sums = TensorRef { offset, shape: vec![block_count(of.gradient.len())], ..own };
-        self.launch(id::BLOCK_SQUARES, Attrs::new(), vec![of.gradient.clone(), table], sums);
+        let inputs = vec![of.gradient.clone(), table];
+        let steps = &mut self.streams.steps;
+        push_behind(steps, self.lowering, self.taken, id::BLOCK_SQUARES, Attrs::new(), inputs, vec![sums]);
     }
 }

@@ -3,6 +3,7 @@
 
 mod adamw;
 mod adamw_8bit;
+mod compressed;
 mod dynamic_map;
 mod even_bias;
 mod gradient_scale;
@@ -16,6 +17,7 @@ mod squares;
 
 pub use adamw::AdamW;
 pub use adamw_8bit::AdamW8bit;
+pub use compressed::{BLOCK as COMPRESSED_BLOCK, Blocks, Compress, SumCompressed};
 pub use dynamic_map::{DynamicMap, dynamic_map};
 pub use even_bias::EvenBias;
 pub use gradient_scale::GradientScale;

@@ -119,7 +119,7 @@ impl Session for NodeSession {
         };
         pieces.into_iter().try_for_each(|(of, place)| {
             let bytes = &bytes[of.from..of.from + of.bytes];
-            program.cluster.holders(of.rank).try_for_each(|rank| self.write_anywhere(rank, &place, bytes))
+            program.holders(at, of.rank).try_for_each(|rank| self.write_anywhere(rank, &place, bytes))
         })
     }
 

@@ -41,6 +41,13 @@ choices! {
     }
 }
 
+impl GradientCompression {
+    /// Whether it is for what travels between nodes alone.
+    pub fn is_between_nodes(self) -> bool {
+        matches!(self, GradientCompression::Int8 | GradientCompression::TopK)
+    }
+}
+
 choices! {
     /// A form of gradients on their way between ranks.
     pub enum GradientCompression {
@@ -48,5 +55,11 @@ choices! {
         None = "none",
         /// Rounded to the nearest bfloat16: half the bytes.
         BFloat16 = "bf16" | "bfloat16",
+        /// Between nodes only: blocks of 256 in 8 bits with one scale each, a quarter of the bytes. What rounding takes away
+        /// is sent with the next step.
+        Int8 = "int8",
+        /// Between nodes only: the 16 largest of every 256. What is left is sent with later steps, in sums of about 16
+        /// gradients. AdamW needs up to 4 times the learning rate then.
+        TopK = "topk",
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Knows sizes and rates; not what is exchanged inside a node, which is in the plan of one.
 
+use compiler::Blocks;
 use program::{Machine, ParameterSlot};
 use serde_json::{Value, json};
 
@@ -59,7 +60,7 @@ impl Across {
         let mut sizes = Vec::new();
         let parts = doubled(1).take_while(|count| *count < gpus).chain([gpus]);
         for count in parts {
-            let mut of = config.with_gpus(count as u32).map_err(TrainError::Config)?;
+            let mut of = config.of_one_node().with_gpus(count as u32).map_err(TrainError::Config)?;
             if count == 1 {
                 // Between GPUs only.
                 of.sharding.gradient_compression = GradientCompression::None;
@@ -80,13 +81,14 @@ impl Across {
                 tokens_per_second: estimate.tokens_per_second,
             };
             if count == gpus {
-                let trained = trained_bytes(&preview, config.sharding.gradient_compression);
+                let trained = trained_elements(&preview);
                 let most = (MOST / gpus).max(nodes);
                 let mut counts: Vec<usize> = doubled(2).take_while(|count| *count <= most).chain([nodes]).collect();
                 counts.sort_unstable();
                 counts.dedup();
                 sizes.push(one.clone());
-                sizes.extend(counts.into_iter().map(|nodes| one.on(nodes, trained, network)));
+                let compression = config.sharding.gradient_compression;
+                sizes.extend(counts.into_iter().map(|nodes| one.on(nodes, trained, compression, network)));
             } else {
                 sizes.push(one);
             }
@@ -94,6 +96,8 @@ impl Across {
         let sent = match config.sharding.gradient_compression {
             GradientCompression::None => "f32",
             GradientCompression::BFloat16 => "bf16",
+            GradientCompression::Int8 => "int8",
+            GradientCompression::TopK => "topk",
         };
         Ok(Across { nodes, gpus, network, sizes, sent })
     }
@@ -155,8 +159,8 @@ impl Across {
 
 impl Size {
     /// As many of this node. The update waits for what is exchanged between them.
-    fn on(&self, nodes: usize, trained: f64, network: f64) -> Size {
-        let between = between(trained, self.gpus, nodes);
+    fn on(&self, nodes: usize, trained: f64, compression: GradientCompression, network: f64) -> Size {
+        let between = between(trained, compression, self.gpus, nodes);
         let exposed = between / network;
         let step = self.step + exposed;
         Size {
@@ -171,19 +175,24 @@ impl Size {
     }
 }
 
-/// Bytes that a GPU gets from other nodes in a step, of its share of the node's gradients: once to add, once the sums.
-fn between(trained: f64, gpus: usize, nodes: usize) -> f64 {
-    2.0 * (nodes - 1) as f64 / nodes as f64 * trained / gpus as f64
+/// Bytes that a GPU gets from other nodes in a step, of its share of so many gradients: once to add, once the sums; of sparse
+/// blocks those of all nodes.
+fn between(trained: f64, compression: GradientCompression, gpus: usize, nodes: usize) -> f64 {
+    let blocks = |of: Blocks| of.bytes(1 << 20) as f64 / (1 << 20) as f64;
+    let (each, others) = (trained / gpus as f64, (nodes - 1) as f64);
+    let twice = 2.0 * others / nodes as f64 * each;
+    match compression {
+        GradientCompression::None => 4.0 * twice,
+        GradientCompression::BFloat16 => 2.0 * twice,
+        GradientCompression::Int8 => blocks(Blocks::Int8) * twice,
+        GradientCompression::TopK => blocks(Blocks::TopK) * others * each,
+    }
 }
 
-/// Gradients of all trained weights, as they travel.
-fn trained_bytes(preview: &Preview, compression: GradientCompression) -> f64 {
+/// Elements of all trained weights.
+fn trained_elements(preview: &Preview) -> f64 {
     let slots = preview.program.layout.parameters.iter().filter(|slot| slot.trainable);
-    let each = match compression {
-        GradientCompression::None => 4.0,
-        GradientCompression::BFloat16 => 2.0,
-    };
-    each * slots.map(ParameterSlot::elements).sum::<usize>() as f64
+    slots.map(ParameterSlot::elements).sum::<usize>() as f64
 }
 
 fn doubled(from: usize) -> impl Iterator<Item = usize> {
@@ -197,8 +206,12 @@ mod tests {
     #[test]
     fn what_a_gpu_gets_from_other_nodes_is_its_share_twice() {
         // 32 GB of gradients, 8 GPUs of 2 nodes: 2 · 1/2 · 32 / 8 GB.
-        assert_eq!(between(32e9, 8, 2), 4e9);
-        assert!((between(32e9, 8, 128) - 7.9375e9).abs() < 1.0);
-        assert_eq!(between(1e6, 1, 2), 1e6);
+        let whole = |trained, gpus, nodes| between(trained, GradientCompression::None, gpus, nodes);
+        assert_eq!(whole(8e9, 8, 2), 4e9);
+        assert!((whole(8e9, 8, 128) - 7.9375e9).abs() < 1.0);
+        assert_eq!(whole(1e6, 1, 2), 4e6);
+        // 260 bytes for 256, twice 3/4 of them, and 80 bytes of each of three others.
+        assert_eq!(between(256e6, GradientCompression::Int8, 1, 4), 390e6);
+        assert_eq!(between(256e6, GradientCompression::TopK, 1, 4), 240e6);
     }
 }

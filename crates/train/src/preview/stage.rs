@@ -51,14 +51,16 @@ pub fn show(
     of: Option<&str>,
     away: &[String],
 ) -> Result<String> {
-    let data = documents(config, source, away)?;
+    let nodes = of.map(machines::requested).transpose()?;
+    let nodes = nodes.and_then(|of| of.nodes.map(|(count, rate)| (count, of.gpus, rate)));
+    let one_node = |config: &Config| if nodes.is_some() { config.of_one_node() } else { config.clone() };
+    let data = documents(&one_node(config), source, away)?;
     let config = &recommended(config, source, machine, data.as_ref().ok())?;
-    let preview = || Preview::advised(config, source, machine, data.as_ref().ok());
+    let alone = &one_node(config);
+    let preview = || Preview::advised(alone, source, machine, data.as_ref().ok());
     let planned = || {
         let mut preview = preview()?;
-        let nodes = of.map(machines::requested).transpose()?;
-        if let Some((of, (nodes, rate))) = nodes.as_ref().and_then(|of| Some((of, of.nodes?))) {
-            let shape = (nodes, of.gpus, rate);
+        if let Some(shape) = nodes {
             preview.across = Some(Across::new(config, source, machine, data.as_ref().ok(), shape)?);
         }
         preview.away = data.as_ref().err().cloned();

@@ -321,5 +321,7 @@ def test_a_calibrated_machine_is_a_file_that_plans_read(options, tmp_path, capsy
     run.write_text(json.dumps(options))
     assert main(["plan", str(run), "--machine", str(file)]) == 0
     assert "from rates measured on this device" in capsys.readouterr().out
+    assert main(["plan", str(run), "--machine", f"2x3x{file}@0.1"]) == 0
+    assert "2 nodes of 3 ranks, 0.1 GB/s between nodes for each rank" in capsys.readouterr().out
     assert main(["doctor", "--output", str(file)]) == 2
     assert "--calibrate" in capsys.readouterr().err

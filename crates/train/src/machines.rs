@@ -58,9 +58,6 @@ pub fn requested(text: &str) -> Result<Requested> {
         (nodes, None) => wrong(format!(
             "asks for {nodes} nodes; expected the rate between them in GB/s for each GPU, such as `{text}@12.5`"
         )),
-        (nodes, Some(_)) if machine.arch == Arch::Cpu => {
-            wrong(format!("asks for {nodes} nodes of CPUs, expected GPUs"))
-        }
         (nodes, Some(rate)) => Ok(Requested { machine, gpus, nodes: Some((nodes, rate)) }),
     }
 }

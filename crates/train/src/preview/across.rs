@@ -4,7 +4,7 @@
 //! Knows sizes and rates; not what is exchanged inside a node, which is in the plan of one.
 
 use compiler::Blocks;
-use program::{Machine, ParameterSlot};
+use program::{Arch, Machine, ParameterSlot};
 use serde_json::{Value, json};
 
 use super::Preview;
@@ -46,6 +46,8 @@ pub struct Across {
     sizes: Vec<Size>,
     /// The type in which gradients travel.
     sent: &'static str,
+    /// What a device is.
+    device: &'static str,
 }
 
 impl Across {
@@ -99,19 +101,26 @@ impl Across {
             GradientCompression::Int8 => "int8",
             GradientCompression::TopK => "topk",
         };
-        Ok(Across { nodes, gpus, network, sizes, sent })
+        let device = if machine.arch == Arch::Cpu { "rank" } else { "GPU" };
+        Ok(Across { nodes, gpus, network, sizes, sent, device })
     }
 
     /// A table, with a picture of the rate for each GPU.
     pub fn text(&self) -> String {
         let rate = self.network / 1e9;
         let mut text = format!(
-            "\n{} nodes of {} GPUs, {rate} GB/s between nodes for each GPU. Computed from the plan of one node, not measured: a \
+            "\n{} nodes of {} {of}s, {rate} GB/s between nodes for each {of}. Computed from the plan of one node, not measured: a \
              step\nhas as many more rows; gradients are summed in a node, then once a step between nodes, in {}, without \
              latencies.\n",
-            self.nodes, self.gpus, self.sent
+            self.nodes,
+            self.gpus,
+            self.sent,
+            of = self.device
         );
-        text += "   GPUs  nodes     memory    in a node    between      waits       step     tokens/s  of linear\n";
+        text += &format!(
+            "{:>6}s  nodes     memory    in a node    between      waits       step     tokens/s  of linear\n",
+            self.device
+        );
         for of in &self.sizes {
             let share = self.share(of);
             let bar = "█".repeat((share * PICTURE).round() as usize);

@@ -108,7 +108,7 @@ fn the_residual_stream_on_the_host_changes_no_bit() {
         for recompute in [RecomputeOptions::default(), block] {
             for (case, mut options) in cases() {
                 options.plan.recompute = recompute;
-            options.adapter.iter_mut().for_each(|adapter| adapter.targets = vec!["q_proj".into(), "o_proj".into()]);
+                options.adapter.iter_mut().for_each(|adapter| adapter.targets = vec!["q_proj".into(), "o_proj".into()]);
                 let off = OffloadOptions { residual: Some(false), ..Default::default() };
                 let plain = compile(&model(), &with(&options, off), &machine).unwrap();
                 let on_device = bytes(&plain, ArenaKind::Activations).0;

@@ -4,8 +4,8 @@
 use std::collections::{HashMap, HashSet};
 
 use graph::{
-    Axis, Bindings, Block, Carried, Carry, Each, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output, ParameterId,
-    ParameterSpec, Phase, Repeat, Task, ValueId, ValueType,
+    Axis, Bindings, Block, Carried, Carry, Each, Graph, Item, Layer, Model, Node, NodeSpec, Origin, Output,
+    ParameterId, ParameterSpec, Phase, Repeat, Task, ValueId, ValueType,
 };
 use ops::id;
 use program::Variant;

@@ -22,10 +22,20 @@ pub struct RopeFrequencies;
 /// How the frequencies are changed for longer contexts.
 enum Scaling {
     Default,
-    Linear { factor: f32 },
+    Linear {
+        factor: f32,
+    },
     /// The first `pairs` are rotated, all others stay as they are.
-    Proportional { factor: f32, pairs: usize },
-    Llama3 { factor: f32, low: f64, high: f64, original: f64 },
+    Proportional {
+        factor: f32,
+        pairs: usize,
+    },
+    Llama3 {
+        factor: f32,
+        low: f64,
+        high: f64,
+        original: f64,
+    },
     Yarn(Yarn),
 }
 
@@ -101,7 +111,9 @@ impl Table {
                 ));
             }
             other => {
-                return Err(format!("scaling_type `{other}` is not known; known are default, linear, proportional, llama3, yarn"));
+                return Err(format!(
+                    "scaling_type `{other}` is not known; known are default, linear, proportional, llama3, yarn"
+                ));
             }
         };
         Ok(Table { head_dim, theta, scaling })
@@ -217,7 +229,11 @@ impl Op for RopeFrequencies {
             row("theta", "float", "base of the frequencies"),
             row("scaling_type", "string?", "default, linear, proportional, llama3 or yarn"),
             row("factor", "float?", "how much longer the context becomes; all types but default, 1 for proportional"),
-            row("partial_rotary_factor", "float?", "proportional: the share of the pairs, from the first on, that turn; 1"),
+            row(
+                "partial_rotary_factor",
+                "float?",
+                "proportional: the share of the pairs, from the first on, that turn; 1",
+            ),
             row("original_max_position_embeddings", "int?", "context of the first training; llama3, yarn"),
             row("low_freq_factor", "float?", "llama3: waves longer than original/this are stretched"),
             row("high_freq_factor", "float?", "llama3: waves shorter than original/this are kept"),

@@ -26,6 +26,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("keys.cuh", include_str!("hopper/keys.cuh")),
     ("weights.cuh", include_str!("hopper/weights.cuh")),
     ("turns.cuh", include_str!("hopper/turns.cuh")),
+    ("shares.cuh", include_str!("hopper/shares.cuh")),
     ("turn.cuh", include_str!("../cuda/turn.cuh")),
     ("types.cuh", include_str!("../cuda/types.cuh")),
     device::HANDOFF,
@@ -153,16 +154,17 @@ fn gradients(call: &LowerCall<'_>, e: &Extents, at: &Scratch, drawing: usize) ->
     let (w, wv) = widths(e);
     let (stages, own_stages) = if w + wv > 128 { (2, 1) } else { (3, 2) };
     // With a window, tiles that run side by side should read different queries: few key heads at a time.
-    let pairs = e.batch * e.kv_heads;
+    let pairs = e.batch * e.kv_heads * at.shares;
     let window = Reading::checked(call.attrs, e.head_dim).hiding_window(e.tokens);
     let section = window.map_or(pairs, |_| (128 / e.tokens.div_ceil(128)).min(pairs).max(1));
-    let defines = [at.by_row(), vec![("STAGES", stages), ("KV_STAGES", own_stages), ("SECTION", section)]].concat();
+    let division = vec![("STAGES", stages), ("KV_STAGES", own_stages), ("SECTION", section), ("SHARES", at.shares)];
+    let defines = [at.by_row(), division].concat();
     let tiles = own_stages * 128 * (w + wv) * 2 + stages * (64 * (w + wv) * 2 + 1024);
     let parts_of_dq = 16384 + 2 * 64 * w * 4;
     let args = [boxes(0, 64), boxes(1, 64), boxes(2, 64), boxes(5, 64), output_boxes(1), output_boxes(2)]
         .into_iter()
         .chain([Arg::Output(0)])
-        .chain([0, at.intervals, at.dq_sums, drawing, at.turns].map(Arg::Scratch))
+        .chain([0, at.intervals, at.dq_sums, drawing, at.turns, at.sums_of_shares, at.ready_shares].map(Arg::Scratch))
         .collect();
     let size = [call.machine.units, 384, SLACK + tiles + parts_of_dq];
     spec("attention_gradients", GRADIENTS, call, &[("DQ", &call.outputs[0])], defines, size, args)

@@ -14,11 +14,13 @@
 // every other step, wait for the tile's turn and let the copy engine add it. The last tile of a step writes dq itself.
 // Tiles walk from the last block of queries to the first, and tickets go up with the tiles: a tile trails the one
 // before it by a step, and waits for none that is not yet in flight.
+// Where key heads are few, two blocks have half of the query heads of a key head each (SHARES): `shares.cuh`.
 // H200: heads of 128, 8 x 2048 tokens 400 TFLOP/s, 1 x 8192 462, 1 x 32768 524; of 64, 4 x 4096 352.
 #define BLOCK_ALIGNMENT 64
 #define TILE 128
 #include "turns.cuh"
 #include "weights.cuh"
+#include "shares.cuh"
 
 #define DS_BYTES (TILE * 128)
 #define AT_DS (AT_ROWS + STAGES * ROWS_STAGE)
@@ -32,10 +34,12 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
                     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,
                     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv, u16* __restrict__ dq,
                     const float* __restrict__ statistics, const int2* __restrict__ intervals,
-                    float4* __restrict__ dq_sums, int* __restrict__ drawing, int* __restrict__ turn_counts) {
+                    float4* __restrict__ dq_sums, int* __restrict__ drawing, int* __restrict__ turn_counts,
+                    float4* __restrict__ sums_of_shares, int* __restrict__ ready_shares) {
   extern __shared__ unsigned char memory[];
   __shared__ __align__(8) u64 words[BARRIERS + 8];
   __shared__ Item items[2];
+  __shared__ int before[2];
   const u32 at = (shared_address(memory) + 1023) & ~1023u;
   const Turns turns = make_turns(shared_address(words + BARRIERS), 8);
   const u32 ds_taken = shared_address(words + BARRIERS + 6), ds_ready = ds_taken + 8;
@@ -66,7 +70,7 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
     barrier_wait(on.known + 8 * slot.stage, slot.parity);
     const Item& item = items[slot.stage];
     if (item.b < 0) break;
-    const int b = item.b, kv_head = item.kv_head, tile = item.key / TILE;
+    const int b = item.b, kv_head = item.kv_head, head = item.head, tile = item.key / TILE;
     const int blocks = item.blocks, first_query = item.query;
     const int first_key = item.key + mine * 64, warp_key = first_key + warp * 16, key = warp_key + lane / 4;
     meet<128>(5 + mine);
@@ -95,7 +99,7 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
     barrier_wait(on.ready + 8 * of_step.stage, of_step.parity);
     multiply(of_step.stage);
     products_wait<0>();
-    for (int left = GROUP * blocks - 1; left >= 0; left--) {
+    for (int left = EACH * blocks - 1; left >= 0; left--) {
       const int stage = of_step.stage;
       const u32 q_tile = at + AT_STEPS + stage * STEP, do_tile = q_tile + K_ROWS;
       const OfQueries of = of_queries(aligned + AT_ROWS + stage * ROWS_STAGE);
@@ -152,7 +156,7 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
       products_wait<!NARROW>();
       if (NARROW && thread == 0) barrier_arrive(ds_taken), barrier_arrive(on.taken + 8 * stage);
 
-      const int query = first_query + left / GROUP * 64, h = kv_head * GROUP + GROUP - 1 - left % GROUP;
+      const int query = first_query + left / EACH * 64, h = head + EACH - 1 - left % EACH;
       if (!last) {
         barrier_wait(turns.emptied + 8 * which, emptied_parity >> which & 1);
         emptied_parity ^= 1 << which;
@@ -191,6 +195,16 @@ attention_gradients(const __grid_constant__ TensorMap q, const __grid_constant__
       if (!NARROW && thread == 0) barrier_arrive(ds_taken), barrier_arrive(on.taken + 8 * stage);
     }
     meet<256>(2);
+    if (SHARES == 2) {
+      const int place = ((b * KV_HEADS + kv_head) * K_TILES + tile) * 2 + mine;
+      const bool all = joined(dk_sum, dv_sum, sums_of_shares + (size_t)place * SHARE_PIECES * 128, ready_shares + place * 2,
+                              before + mine, 5 + mine);
+      if (!all) {
+        if (thread == 0) barrier_arrive(on.keys_taken + 8 * of_keys.stage);
+        of_keys.advance();
+        continue;
+      }
+    }
     store_gradients(dk_sum, dv_sum, my_k, my_v, &dk, &dv, b, first_key, kv_head, 5 + mine,
                     on.keys_taken + 8 * of_keys.stage);
     of_keys.advance();

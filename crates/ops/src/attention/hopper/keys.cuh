@@ -1,11 +1,15 @@
 // The work of kernels whose blocks own keys: items of TILE keys of one key head, drawn by ticket, with the queries that
 // see them; the copies that feed an item. A step is a block of 64 queries of one query head: blocks from the last to
-// the first, for each the query heads that share the key head.
+// the first, for each the query heads that share the key head, or with SHARES those of this item's share of them.
 #pragma once
 #include "blocks.cuh"
 
 #define K_TILES ((TOKENS + TILE - 1) / TILE)
 #define GROUPS (TILE / 64)  // of 64 keys
+#ifndef SHARES
+#define SHARES 1
+#endif
+#define EACH (GROUP / SHARES)  // query heads of an item
 #ifndef BLOCK_ALIGNMENT
 #define BLOCK_ALIGNMENT 4  // of the first query of an item, for the copies of its statistics
 #endif
@@ -21,7 +25,7 @@
 #define AT_ROWS (AT_STEPS + STAGES * STEP)
 
 struct Item {
-  int b, kv_head, key, query, blocks;  // b < 0: there are no more
+  int b, kv_head, head, key, query, blocks;  // b < 0: there are no more
   int begin[GROUPS], end[GROUPS];      // blocks of queries that see a group of keys
 };
 
@@ -60,12 +64,14 @@ template <typename Holds> __device__ __forceinline__ int first_without(int low, 
   return low;
 }
 
-// Items in an order in which neighbours read the same queries and long ones come first: SECTION key heads at a time.
+// Items in an order in which neighbours read the same queries and long ones come first: SECTION (shares of) key heads at a
+// time.
 __device__ __forceinline__ Item item_of(int ticket, int pairs, const int* drawing, const int2* intervals) {
   const int section = ticket / (SECTION * K_TILES), rest = ticket % (SECTION * K_TILES);
-  const int here = min(SECTION, pairs - section * SECTION), pair = section * SECTION + rest % here;
+  const int here = min(SECTION, pairs - section * SECTION), share = section * SECTION + rest % here, pair = share / SHARES;
   Item item;
   item.b = row_of(drawing, pair), item.kv_head = pair % KV_HEADS, item.key = rest / here * TILE;
+  item.head = item.kv_head * GROUP + share % SHARES * EACH;
   const int2* rows = intervals + item.b * PADDED;
   int from[GROUPS], to[GROUPS];
 #pragma unroll
@@ -88,7 +94,7 @@ __device__ __forceinline__ Item item_of(int ticket, int pairs, const int* drawin
 
 // A warp's life: draws items and lays them down. A slot is overwritten when all that read it have forgotten it.
 __device__ __forceinline__ void look_up(Item (&items)[2], const Barriers& on, const int2* intervals, int* drawing) {
-  const int lane = threadIdx.x % 32, pairs = pairs_of(drawing), count = pairs * K_TILES;
+  const int lane = threadIdx.x % 32, pairs = pairs_of(drawing) * SHARES, count = pairs * K_TILES;
   int slot = 0;
   u32 parity = 1;
   while (true) {
@@ -131,7 +137,7 @@ __device__ __forceinline__ void feed(const Item (&items)[2], u32 at, const Barri
     of_keys.advance();
     for (int block = item.blocks - 1; block >= 0; block--)
 #pragma unroll 1
-      for (int h = item.kv_head * GROUP; h < (item.kv_head + 1) * GROUP; h++) {
+      for (int h = item.head; h < item.head + EACH; h++) {
         const int query = item.query + block * 64;
         const u32 barrier = on.ready + 8 * of_step.stage, step = at + AT_STEPS + of_step.stage * STEP;
         const u32 rows = at + AT_ROWS + of_step.stage * ROWS_STAGE;

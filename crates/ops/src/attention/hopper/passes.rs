@@ -66,16 +66,34 @@ impl Passes {
     }
 }
 
+/// Two where one block for the longest tile of keys would take longer than all blocks in the mean: few key heads. A window
+/// makes the tiles alike.
+fn shares(call: &LowerCall<'_>) -> usize {
+    let e = Extents::of_call(call.inputs);
+    let reading = Reading::checked(call.attrs, e.head_dim);
+    let (pairs, tiles) = (e.batch * e.kv_heads, e.tokens.div_ceil(128));
+    let of_mean = if reading.bidirectional { 2 * tiles } else { tiles + 1 };
+    let is_long = pairs * of_mean < 2 * call.machine.units;
+    let alike = reading.hiding_window(e.tokens).is_some();
+    if e.group().is_multiple_of(2) && is_long && !alike { 2 } else { 1 }
+}
+
 /// Where the parts of the backward pass's scratch start, in bytes, and its size.
 pub struct Scratch {
     pub passes: Passes,
+    /// Blocks that share the query heads of a key head in one pass.
+    pub shares: usize,
     /// f32 [B, heads, blocks of 64 queries, 64, columns], where there may be one pass.
     pub dq_sums: usize,
+    /// f32 [B, key heads, tiles of 128 keys, 128, columns of dk and dv], where two share: what the first leaves the second.
+    pub sums_of_shares: usize,
     /// i32 [B, padded, 2]; the statistics, f32 [B, heads, padded, 2], come first.
     pub intervals: usize,
     /// i32: what the kernels draw their work by, in their order, and in one pass a turn for every block of queries.
     pub drawings: [usize; 3],
     pub turns: usize,
+    /// Two for each half of a tile of keys.
+    pub ready_shares: usize,
     /// All of these.
     pub ticket_count: usize,
     pub bytes: usize,
@@ -93,15 +111,22 @@ impl Scratch {
             Passes::ByRow => (3, blocks),
         };
         let intervals = e.batch * e.heads * padded(&e) * 8;
+        let shares = if turns > 0 { shares(call) } else { 1 };
+        let shared_tiles = if shares > 1 { e.batch * e.kv_heads * e.tokens.div_ceil(128) } else { 0 };
+        let (w, wv) = widths(&e);
         let dq_sums = intervals + e.batch * padded(&e) * 8;
-        let tickets = dq_sums + turns * 64 * widths(&e).0 * 4;
-        let ticket_count = kernels * drawing + turns;
+        let sums_of_shares = dq_sums + turns * 64 * w * 4;
+        let tickets = sums_of_shares + shared_tiles * 128 * (w + wv) * 4;
+        let ticket_count = kernels * drawing + turns + shared_tiles * 4;
         Scratch {
             passes,
+            shares,
             dq_sums,
+            sums_of_shares,
             intervals,
             drawings: [0, 1, 2].map(|kernel| tickets + kernel * drawing * 4),
             turns: tickets + kernels * drawing * 4,
+            ready_shares: tickets + if shares > 1 { (kernels * drawing + turns) * 4 } else { 0 },
             ticket_count,
             bytes: tickets + ticket_count * 4,
         }

@@ -43,7 +43,7 @@ __device__ __forceinline__ void keep_turns(const Item (&items)[2], int parity, c
   while (true) {
     barrier_wait(on.known + 8 * slot.stage, slot.parity);
     const Item& item = items[slot.stage];
-    const int b = item.b, kv_head = item.kv_head, tile = item.key / TILE;
+    const int b = item.b, head = item.head, tile = item.key / TILE;
     const int first_block = item.query / 64, blocks = item.blocks;
     barrier_arrive(on.forgotten + 8 * slot.stage);
     slot.advance();
@@ -53,7 +53,7 @@ __device__ __forceinline__ void keep_turns(const Item (&items)[2], int parity, c
       const int turn = tile - rows[0].x / TILE;
       const bool last = rows[63].y / TILE == tile;
 #pragma unroll 1
-      for (int h = kv_head * GROUP; h < (kv_head + 1) * GROUP; h++) {
+      for (int h = head; h < head + EACH; h++) {
         if (step++ % 2 != parity) continue;
         const size_t at = (size_t)(b * HEADS + h) * Q_BLOCKS + block;
         if (!last) barrier_wait(filled, filled_parity);

@@ -48,11 +48,15 @@ impl<'a> Experts<'a> {
             if !is_product || step.provenance.phase != Phase::Forward {
                 continue;
             }
-            let before = experts.parameters.len();
-            made_of(program, &entry.steps[..index], &launch.inputs[1], &mut experts.parameters);
-            let of_adapter = experts.parameters[before..].iter().any(|slot| slot.adapter);
-            let visited = step.cost.flops / (2.0 * tokens);
-            *(if of_adapter { &mut experts.adapters } else { &mut experts.base }) += visited;
+            let (columns, result) = (|of: &TensorRef| of.shape[of.shape.len() - 1], &launch.outputs[0]);
+            // The factors of a product, and of a second one that is added.
+            for factors in [launch.inputs.get(..2), launch.inputs.get(3..5)].into_iter().flatten() {
+                let before = experts.parameters.len();
+                made_of(program, &entry.steps[..index], &factors[1], &mut experts.parameters);
+                let of_adapter = experts.parameters[before..].iter().any(|slot| slot.adapter);
+                let visited = (result.len() * columns(&factors[0])) as f64 / tokens;
+                *(if of_adapter { &mut experts.adapters } else { &mut experts.base }) += visited;
+            }
         }
         experts
     }

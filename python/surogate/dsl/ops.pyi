@@ -687,12 +687,15 @@ def group_weight_gradient(*inputs: Tensor | Parameter) -> Any:
     """Gradient of the weights of `from_groups`: d[choice] = x[place of the choice]·dy[token]. x […, k, H], places
     i32 […, k], dy […, H] → f32 […, k]."""
 
-def grouped_linear(*inputs: Tensor | Parameter, groups: int | each[int], transposed: bool | each[bool] | None = None) -> Any:
+def grouped_linear(*inputs: Tensor | Parameter, groups: int | each[int], transposed: bool | each[bool] | None = None, across: bool | each[bool] | None = None) -> Any:
     """y = x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K], whose rows are
-    all axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N].
+    all axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N]. Two
+    more inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the sum is rounded: adapters, and
+    what they add to the gradient of their input.
 
     groups: G, the number of matrices
-    transposed: the matrices are [K, N]: y = x·w, not x·wᵀ"""
+    transposed: the matrices are [K, N]: y = x·w, not x·wᵀ
+    across: the second matrices are [R, N]"""
 
 def grouped_weight_gradient(*inputs: Tensor | Parameter, groups: int | each[int], shape: list[int] | each[list[int]], accumulate: bool | each[bool] | None = None) -> Any:
     """dw[g] = Σ over the rows of group g of aᵀ·b, in f32 and in the order of the rows; 0 for a group without rows. a

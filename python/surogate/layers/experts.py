@@ -28,20 +28,23 @@ class Experts(Module):
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         self.count = count
+        self.intermediate_size = intermediate_size
         self.names = names
         for number in range(count):
             setattr(self, str(number), Expert(hidden_size, intermediate_size, names))
 
-    def matrices(self, name: str) -> list[Parameter]:
-        """One matrix of every expert."""
-        return [getattr(getattr(self, str(number)), name).weight for number in range(self.count)]
+    def matrices(self, *names: str) -> list[Parameter]:
+        """Matrices of every expert, those of one expert behind one another."""
+        each = (getattr(self, str(number)) for number in range(self.count))
+        return [getattr(expert, name).weight for expert in each for name in names]
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        def product(x: Tensor, name: str) -> Tensor:
-            return ops.grouped_linear(x, ops.stack(*self.matrices(name)), offsets, groups=self.count)
+        def product(x: Tensor, *names: str) -> Tensor:
+            return ops.grouped_linear(x, ops.stack(*self.matrices(*names)), offsets, groups=self.count)
 
         gate, up, down = self.names
-        return product(ops.swiglu(product(rows, gate), product(rows, up)), down)
+        both = ops.split(product(rows, gate, up), sizes=[self.intermediate_size] * 2)
+        return product(ops.swiglu(*both), down)
 
 
 class Router(Module):

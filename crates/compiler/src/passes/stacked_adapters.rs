@@ -9,7 +9,7 @@ use ops::{Append, Emit, id};
 use tensor::Attrs;
 
 use super::adapters::matrix;
-use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules, Stacked};
+use crate::adapter::{AdapterOf, AdapterOptions, AdapterRules};
 use crate::{CompileError, CompileOptions, EntryOptions};
 
 /// The products with matrices of groups that have been met.
@@ -75,11 +75,12 @@ impl Stacks {
                  which of its parameters are stacked; name them in its `adapters`"
             ))
         })?;
-        check_members(&node, &found, members.len())?;
+        let of_all = check_members(&node, &found, members.len())?;
         let part = stack.member.map_or(0, |[_, part]| part);
         let mut nodes = Vec::new();
         if !self.added.contains_key(module) {
-            let (made, parts) = added(graph, &node, &first, stack, (adapter, options, entry));
+            let parts = if of_all { 1 } else { stack.parts };
+            let (made, parts) = added(graph, &node, &first, parts, (adapter, options, entry));
             nodes.extend(made);
             self.added.insert(module.clone(), Added { x: node.inputs[0], parts });
         }
@@ -103,16 +104,23 @@ impl Stacks {
     }
 }
 
-/// Matrices that files keep one by one are those of all groups, in their order, and of one part.
-fn check_members(node: &Node, found: &[AdapterOf], count: usize) -> Result<(), CompileError> {
+/// Matrices that files keep one by one are those of all groups, in their order, and of one part, or of all parts, those of a
+/// group behind one another. True for all parts.
+fn check_members(node: &Node, found: &[AdapterOf], count: usize) -> Result<bool, CompileError> {
     let member = |of: &AdapterOf| of.stack.and_then(|stack| stack.member);
-    let fits = |(group, of): (usize, &AdapterOf)| match member(of) {
-        Some([own, part]) => own == group && Some(part) == member(&found[0]).map(|[_, part]| part),
-        None => count == 1,
+    let parts = found[0].stack.map_or(1, |stack| stack.parts);
+    let groups = node.attrs.size("groups").expect("checked by the shape rule");
+    let is = |(place, of): (usize, &AdapterOf), parts: usize, first: usize| {
+        member(of) == Some([place / parts, first + place % parts])
     };
-    match found.len() == count && found.iter().enumerate().all(fits) {
-        true => Ok(()),
-        false => {
+    let each = |parts: usize, first: usize| {
+        found.len() == groups * parts && found.iter().enumerate().all(|all| is(all, parts, first))
+    };
+    match member(&found[0]) {
+        None if count == 1 => Ok(true),
+        Some([_, part]) if found.len() == count && each(1, part) => Ok(parts == 1),
+        Some(_) if found.len() == count && each(parts, 0) => Ok(true),
+        _ => {
             let place = node.at.as_deref().unwrap_or("the model");
             let module = &found[0].module;
             Err(CompileError::Model(format!(
@@ -127,13 +135,13 @@ fn added(
     graph: &mut Graph,
     node: &Node,
     of: &AdapterOf,
-    stack: Stacked,
+    parts: usize,
     (adapter, options, entry): (&AdapterOptions, &CompileOptions, &EntryOptions),
 ) -> (Vec<Node>, Vec<ValueId>) {
     let groups = node.attrs.size("groups").expect("checked by the shape rule");
     let columns = |graph: &Graph, id: ValueId| *graph.value(id).shape.last().expect("checked by the shape rule");
     let (inputs, outputs) = (columns(graph, node.inputs[0]), columns(graph, node.outputs[0]));
-    let all = outputs * stack.parts;
+    let all = outputs * parts;
     let a = matrix(graph, &of.module, "lora_A", [groups * of.rank, inputs], adapter, options);
     let b = matrix(graph, &of.module, "lora_B", [all, of.rank * groups], adapter, options);
     if !entry.adapter {
@@ -150,7 +158,7 @@ fn added(
     let turned = Attrs::new().with("columns", groups).with("shape", vec![groups * all, of.rank]);
     let turned = append.emit(id::TRANSPOSE, &[b], turned)[0];
     let whole = product(&mut append, inner, turned);
-    let parts = match stack.parts {
+    let parts = match parts {
         1 => vec![whole],
         count => append.emit(id::SPLIT, &[whole], Attrs::new().with("sizes", vec![outputs; count])),
     };

@@ -1,6 +1,7 @@
 // Products with a matrix for each group of rows; row i of a tensor X is at X_AT(i), offsets i32 [GROUPS + 1] say where the
 // rows of a group begin.
-//   grouped_linear: y[r, n] = sum over k of x[r, k] w[g][n, k] (w[g][k, n] if TRANSPOSED). Block (t, c) has the t-th tile
+//   grouped_linear: y[r, n] = sum over k of x[r, k] w[g][n, k] (w[g][k, n] if TRANSPOSED), and with R the sum over R of
+//     t[r, j] b[g][n, j] (b[g][j, n] if ACROSS) added to it. Block (t, c) has the t-th tile
 //     of TILE rows when those of all groups are counted one group after the other, and TILE columns; there are at most
 //     rows/TILE + GROUPS tiles, and blocks beyond the last do nothing: nothing about the groups is known to the host.
 //   grouped_weight_gradient: dw[g] = a' b over the rows of the group, dw f32 [GROUPS, M, K] dense; a block per tile and group.
@@ -10,35 +11,19 @@
 #define STEP 16
 #define EACH (TILE / 16)
 
-#if defined(X_T)
-extern "C" __global__ void __launch_bounds__(THREADS)
-grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ offsets,
-               Y_T* __restrict__ y) {
+// Adds the products of a tile's rows, left(row, k), and columns, right(column, k), both within `terms`.
+template <bool TURNED, typename Left, typename Right>
+__device__ __forceinline__ void multiply(float (&sum)[EACH][EACH], int terms, Left left_at, Right right_at) {
   __shared__ float left[STEP][TILE + 1], right[STEP][TILE + 1];
-  int tile = blockIdx.x, group = 0, first = 0, end = 0;
-  for (; group < GROUPS; group++) {
-    first = offsets[group];
-    end = offsets[group + 1];
-    const int own = (end - first + TILE - 1) / TILE;
-    if (tile < own) break;
-    tile -= own;
-  }
-  if (group == GROUPS) return;
-  first += tile * TILE;
-  const int n0 = blockIdx.y * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  float sum[EACH][EACH] = {};
-  for (int k0 = 0; k0 < K; k0 += STEP) {
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  for (int k0 = 0; k0 < terms; k0 += STEP) {
     for (int i = threadIdx.x; i < TILE * STEP; i += THREADS) {
       const int k = i % STEP, r = i / STEP;
-      left[k][r] = first + r < end && k0 + k < K ? load(x + X_AT(first + r) + k0 + k) : 0.0f;
+      left[k][r] = k0 + k < terms ? left_at(r, k0 + k) : 0.0f;
     }
     for (int i = threadIdx.x; i < TILE * STEP; i += THREADS) {
-      const int k = TRANSPOSED ? i / TILE : i % STEP, n = TRANSPOSED ? i % TILE : i / STEP;
-      float value = 0.0f;
-      if (n0 + n < N && k0 + k < K)
-        value = TRANSPOSED ? load(w + W_AT((size_t)group * K + k0 + k) + n0 + n)
-                           : load(w + W_AT((size_t)group * N + n0 + n) + k0 + k);
-      right[k][n] = value;
+      const int k = TURNED ? i / TILE : i % STEP, n = TURNED ? i % TILE : i / STEP;
+      right[k][n] = k0 + k < terms ? right_at(n, k0 + k) : 0.0f;
     }
     __syncthreads();
 #pragma unroll
@@ -53,6 +38,41 @@ grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* 
     }
     __syncthreads();
   }
+}
+
+#if defined(X_T)
+extern "C" __global__ void __launch_bounds__(THREADS)
+grouped_linear(const X_T* __restrict__ x, const W_T* __restrict__ w, const int* __restrict__ offsets,
+#if R
+               const T_T* __restrict__ t, const B_T* __restrict__ b,
+#endif
+               Y_T* __restrict__ y) {
+  int tile = blockIdx.x, group = 0, first = 0, end = 0;
+  for (; group < GROUPS; group++) {
+    first = offsets[group];
+    end = offsets[group + 1];
+    const int own = (end - first + TILE - 1) / TILE;
+    if (tile < own) break;
+    tile -= own;
+  }
+  if (group == GROUPS) return;
+  first += tile * TILE;
+  const int n0 = blockIdx.y * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  float sum[EACH][EACH] = {};
+  multiply<TRANSPOSED>(
+      sum, K, [&](int r, int k) { return first + r < end ? load(x + X_AT(first + r) + k) : 0.0f; },
+      [&](int n, int k) {
+        if (n0 + n >= N) return 0.0f;
+        return TRANSPOSED ? load(w + W_AT((size_t)group * K + k) + n0 + n) : load(w + W_AT((size_t)group * N + n0 + n) + k);
+      });
+#if R
+  multiply<ACROSS>(
+      sum, R, [&](int r, int k) { return first + r < end ? load(t + T_AT(first + r) + k) : 0.0f; },
+      [&](int n, int k) {
+        if (n0 + n >= N) return 0.0f;
+        return ACROSS ? load(b + B_AT((size_t)group * R + k) + n0 + n) : load(b + B_AT((size_t)group * N + n0 + n) + k);
+      });
+#endif
 #pragma unroll
   for (int i = 0; i < EACH; i++)
 #pragma unroll

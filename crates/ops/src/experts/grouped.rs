@@ -30,7 +30,9 @@ const TRANSPOSED: Attribute =
     Attribute { name: "transposed", kind: "bool?", doc: "the matrices are [K, N]: y = x·w, not x·wᵀ" };
 const GROUPS: Attribute = Attribute { name: "groups", kind: "int", doc: "G, the number of matrices" };
 
-/// y = x·w[group]ᵀ
+const ACROSS: Attribute = Attribute { name: "across", kind: "bool?", doc: "the second matrices are [R, N]" };
+
+/// y = x·w[group]ᵀ, or with a second product in the same sum.
 pub struct GroupedLinear;
 
 /// dw[group] = Σ over the rows of the group of dy·xᵀ
@@ -47,6 +49,19 @@ fn matrices(w: &ValueType) -> Result<(usize, usize), String> {
         Some([leading @ .., columns]) if !leading.is_empty() => Ok((leading.iter().product(), *columns)),
         _ => Err("the matrices must be [G·N, K] or [G, N, K], all extents known".into()),
     }
+}
+
+/// Columns of x·w[g]ᵀ, or of x·w[g] if `transposed`.
+fn columns_of_product(x: &ValueType, w: &ValueType, groups: usize, transposed: bool) -> Result<usize, String> {
+    let (k, (rows, width)) = (columns(x)?, matrices(w)?);
+    if groups == 0 || !rows.is_multiple_of(groups) {
+        return Err(format!("{rows} rows of matrices are not those of {groups} groups"));
+    }
+    let (inner, n) = if transposed { (rows / groups, width) } else { (width, rows / groups) };
+    if inner != k || !x.dtype.is_float() || !w.dtype.is_float() {
+        return Err(format!("the matrices take {inner} columns, x has {k}"));
+    }
+    Ok(n)
 }
 
 fn check_offsets(offsets: &ValueType, groups: usize) -> Result<(), String> {
@@ -84,6 +99,12 @@ pub(super) fn flag(attrs: &Attrs, name: &str) -> bool {
     attrs.flag(name).expect("checked by the shape rule")
 }
 
+/// The tensors of a call that are multiplied, and its result.
+fn factors<'a>(call: &LowerCall<'a>) -> Vec<&'a TensorRef> {
+    let of_sum = call.inputs[..2].iter().chain(call.inputs.iter().skip(3));
+    of_sum.chain([&call.outputs[0]]).collect()
+}
+
 /// What a call computes, and which kernels do.
 fn products(call: &LowerCall<'_>, tensors: &[&TensorRef], gradient: bool) -> Arithmetic {
     let by = match suits_tensor_cores(call, tensors) {
@@ -109,24 +130,35 @@ impl Op for GroupedLinear {
 
     fn doc(&self) -> &'static str {
         "y = x·w[g]ᵀ for the rows of each group g, those from offsets[g] to offsets[g + 1]. x […, K], whose rows are all \
-         axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N]."
+         axes but the last, w [G·N, K] or [G, N, K] ([G·K, N] if `transposed`), offsets i32 [G + 1] → […, N]. Two more \
+         inputs t […, R], b [G·N, R] ([G·R, N] if `across`) add t·b[g]ᵀ before the sum is rounded: adapters, and what \
+         they add to the gradient of their input."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
-        &[GROUPS, TRANSPOSED]
+        &[GROUPS, TRANSPOSED, ACROSS]
     }
 
     fn infer(&self, inputs: &[ValueType], attrs: &Attrs) -> Result<Vec<ValueType>, String> {
-        let [x, w, offsets] = inputs else { return Err("takes x, the matrices and the offsets".into()) };
-        let (groups, transposed) = (attrs.size("groups")?, attrs.flag("transposed")?);
+        let (x, w, offsets, second) = match inputs {
+            [x, w, offsets] => (x, w, offsets, None),
+            [x, w, offsets, t, b] => (x, w, offsets, Some((t, b))),
+            _ => return Err("takes x, the matrices, the offsets, and nothing or a second product".into()),
+        };
+        let (groups, across) = (attrs.size("groups")?, attrs.flag("across")?);
         check_offsets(offsets, groups)?;
-        let (k, (rows, width)) = (columns(x)?, matrices(w)?);
-        if groups == 0 || !rows.is_multiple_of(groups) {
-            return Err(format!("{rows} rows of matrices are not those of {groups} groups"));
+        if across && second.is_none() {
+            return Err("`across` is of the second product, which is missing".into());
         }
-        let (inner, n) = if transposed { (rows / groups, width) } else { (width, rows / groups) };
-        if inner != k || !x.dtype.is_float() || !w.dtype.is_float() {
-            return Err(format!("the matrices take {inner} columns, x has {k}"));
+        let n = columns_of_product(x, w, groups, attrs.flag("transposed")?)?;
+        if let Some((t, b)) = second {
+            if t.shape[..t.shape.len() - 1] != x.shape[..x.shape.len() - 1] {
+                return Err("both products must have the same rows".into());
+            }
+            let of_second = columns_of_product(t, b, groups, across)?;
+            if of_second != n {
+                return Err(format!("the products have {n} and {of_second} columns"));
+            }
         }
         let mut result = x.clone();
         *result.shape.last_mut().expect("x has columns") = Dim::Fixed(n);
@@ -134,25 +166,33 @@ impl Op for GroupedLinear {
     }
 
     fn gradient(&self, call: &mut GradientCall<'_>) -> Gradients {
-        let (x, w, offsets, dy) = (call.input(0), call.input(1), call.input(2), call.dy());
-        let groups = call.node.attrs.size("groups").expect("checked by the shape rule");
-        let transposed = flag(&call.node.attrs, "transposed");
-        let attrs = Attrs::new().with("groups", groups);
-        let dx = call.wanted(0, id::GROUPED_LINEAR, &[dy, w, offsets], attrs.clone().with("transposed", !transposed));
-        let (left, right) = if transposed { (x, dy) } else { (dy, x) };
-        let shape = call.emit.value(w).shape.clone();
-        let dw = call.wanted(1, id::GROUPED_WEIGHT_GRADIENT, &[left, right, offsets], attrs.with("shape", shape));
-        Gradients::Inputs(vec![dx, dw, None])
+        let (offsets, dy, is_sum) = (call.input(2), call.dy(), call.node.inputs.len() > 3);
+        let attrs = Attrs::new().with("groups", call.node.attrs.size("groups").expect("checked by the shape rule"));
+        let mut product = |x: usize, name: &str| {
+            let (turned, of_x, of_w) = (flag(&call.node.attrs, name), call.input(x), call.input(x + 1));
+            let to_x = attrs.clone().with("transposed", !turned);
+            let dx = call.wanted(x, id::GROUPED_LINEAR, &[dy, of_w, offsets], to_x);
+            let (left, right) = if turned { (of_x, dy) } else { (dy, of_x) };
+            let to_w = attrs.clone().with("shape", call.emit.value(of_w).shape.clone());
+            let dw = call.wanted(x + 1, id::GROUPED_WEIGHT_GRADIENT, &[left, right, offsets], to_w);
+            [dx, dw]
+        };
+        let [dx, dw] = product(0, "transposed");
+        let mut all = vec![dx, dw, None];
+        if is_sum {
+            all.extend(product(3, "across"));
+        }
+        Gradients::Inputs(all)
     }
 
     fn cost(&self, inputs: &[TensorRef], outputs: &[TensorRef], _attrs: &Attrs) -> Cost {
         let bytes = inputs.iter().chain(outputs).map(TensorRef::bytes).sum::<usize>() as f64;
-        let k = inputs[0].shape[inputs[0].shape.len() - 1];
-        Cost { flops: 2.0 * outputs[0].len() as f64 * k as f64, bytes }
+        let terms: usize = inputs.iter().step_by(3).map(|x| x.shape[x.shape.len() - 1]).sum();
+        Cost { flops: 2.0 * outputs[0].len() as f64 * terms as f64, bytes }
     }
 
     fn arithmetic(&self, call: &LowerCall<'_>) -> Arithmetic {
-        products(call, &[&call.inputs[0], &call.inputs[1], &call.outputs[0]], false)
+        products(call, &factors(call), false)
     }
 
     fn lower(&self, call: &LowerCall<'_>) -> Lowered {
@@ -162,19 +202,26 @@ impl Op for GroupedLinear {
         let rows = y.len() / n;
         // Each group ends in a tile that may not be full.
         let tiles = rows.div_ceil(TILE) + groups.min(rows);
+        let second = call.inputs.get(3..5).map(|of| (&of[0], &of[1]));
         let numbers = [
             ("GROUPS", groups),
             ("K", k),
             ("N", n),
+            ("R", second.map_or(0, |(t, _)| t.shape[t.shape.len() - 1])),
             ("TILE", TILE),
             ("TRANSPOSED", flag(call.attrs, "transposed") as usize),
+            ("ACROSS", flag(call.attrs, "across") as usize),
         ];
-        let args = vec![Arg::Input(0), Arg::Input(1), Arg::Input(2), Arg::Output(0)];
+        let inputs = (0..call.inputs.len()).map(Arg::Input);
         let grid = [tiles, n.div_ceil(TILE), 1];
-        let mut kernel = kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, args);
-        kernel.defines.extend([("X", x), ("W", w), ("Y", y)].iter().flat_map(|(name, t)| defines_for(name, t)));
-        let suits = suits_tensor_cores(call, &[x, w, y]);
-        if suits && hopper::takes(call, &[x, w, y]) {
+        let mut kernel =
+            kernel("grouped_linear", SOURCE, grid, THREADS, &numbers, inputs.chain([Arg::Output(0)]).collect());
+        let named = [("X", x), ("W", w), ("Y", y)]
+            .into_iter()
+            .chain(second.into_iter().flat_map(|(t, b)| [("T", t), ("B", b)]));
+        kernel.defines.extend(named.flat_map(|(name, t)| defines_for(name, t)));
+        let suits = suits_tensor_cores(call, &factors(call));
+        if suits && hopper::takes(call, &factors(call)) {
             return Lowered::Kernels(vec![hopper::linear(call)]);
         }
         if suits {
@@ -201,6 +248,16 @@ impl Op for GroupedLinear {
         };
         let mut flat = example(7, 2, 4, 6, 5, false);
         flat.inputs[1] = normal(&[20, 6]);
+        // With a second product of r terms, whose matrices lie one way or the other.
+        let with = |mut first: Example, r: usize, n: usize, across: bool| {
+            let groups = first.attrs.size("groups").expect("an example has groups");
+            let ExampleInput::Normal { shape, .. } = &first.inputs[0] else { unreachable!("x is drawn") };
+            let rows = [&shape[..shape.len() - 1], &[r]].concat();
+            let b = if across { [groups, r, n] } else { [groups, n, r] };
+            first.inputs.extend([normal(&rows), normal(&b)]);
+            first.attrs = first.attrs.with("across", across);
+            first
+        };
         vec![
             example(6, 2, 4, 8, 5, false),
             example(5, 2, 3, 4, 9, true),
@@ -212,6 +269,13 @@ impl Op for GroupedLinear {
             example(70, 4, 5, 40, 264, true),
             large(530, 2, 3, 72, 320, false),
             large(300, 4, 70, 136, 72, true),
+            with(example(6, 2, 4, 8, 5, false), 3, 5, false).differentiate(&[0, 1, 3, 4]),
+            with(example(7, 2, 3, 4, 9, true), 5, 9, true).differentiate(&[0, 1, 3, 4]),
+            with(large(80, 4, 3, 70, 65, true), 18, 65, true),
+            with(large(150, 2, 3, 104, 136, false), 8, 136, false),
+            with(large(530, 2, 3, 72, 320, false), 16, 320, true),
+            with(large(300, 4, 70, 136, 72, true), 72, 72, true),
+            with(large(300, 4, 7, 136, 72, true), 136, 72, false),
         ]
     }
 }
@@ -223,22 +287,30 @@ fn groups_of(offsets: &[i32]) -> Vec<usize> {
 }
 
 fn linear<T: Real>(call: &mut Call<'_, T>) {
-    let [x, w, offsets] = call.inputs else { unreachable!("the shape rule requires three inputs") };
-    let transposed = flag(call.attrs, "transposed");
-    let (k, group_of) = (x.columns(), groups_of(offsets.int()));
-    let (x, w) = (x.real(), w.real());
+    let group_of = groups_of(call.inputs[2].int());
+    // A row of a factor, the matrix of its group and how that lies.
+    let factor = |x: usize, name: &str| {
+        let (x, w) = (&call.inputs[x], &call.inputs[x + 1]);
+        (x.columns(), x.real(), w.real(), flag(call.attrs, name))
+    };
+    let mut products = vec![factor(0, "transposed")];
+    if call.inputs.len() > 3 {
+        products.push(factor(3, "across"));
+    }
     let [y] = call.outputs_mut();
     let n = *y.shape().last().expect("y has columns");
-    y.real().par_chunks_mut(n).zip(x.par_chunks(k)).zip(&group_of).for_each(|((y, x), group)| {
-        let own = &w[group * n * k..(group + 1) * n * k];
-        if transposed {
-            y.fill(T::default());
-            for (x, row) in x.iter().zip(own.chunks(n)) {
-                y.iter_mut().zip(row).for_each(|(y, w)| *y += *x * *w);
-            }
-        } else {
-            for (y, row) in y.iter_mut().zip(own.chunks(k)) {
-                *y = x.iter().zip(row).map(|(x, w)| *x * *w).sum();
+    y.real().par_chunks_mut(n).zip(&group_of).enumerate().for_each(|(r, (y, group))| {
+        y.fill(T::default());
+        for (k, x, w, transposed) in &products {
+            let (x, own) = (&x[r * k..(r + 1) * k], &w[group * n * k..(group + 1) * n * k]);
+            if *transposed {
+                for (x, row) in x.iter().zip(own.chunks(n)) {
+                    y.iter_mut().zip(row).for_each(|(y, w)| *y += *x * *w);
+                }
+            } else {
+                for (y, row) in y.iter_mut().zip(own.chunks(*k)) {
+                    *y += x.iter().zip(row).map(|(x, w)| *x * *w).sum();
+                }
             }
         }
     });
@@ -336,6 +408,8 @@ impl Op for GroupedWeightGradient {
             example(300, 6, 16, 24, false),
             example(200, 3, 136, 264, true),
             example(150, 40, 136, 16, false),
+            example(500, 3, 16, 320, true),
+            example(500, 3, 320, 24, true),
         ]
     }
 }

@@ -12,27 +12,27 @@
 #define TILE_BYTES (TILE * ALONG_PITCH)
 
 // 512 pieces of 8 numbers; `from(row, column, inside)` says where a piece lies and whether it does.
-template <bool ACROSS, typename From> __device__ __forceinline__ void fetch(u32 to, From from) {
+template <bool TURNED, typename From> __device__ __forceinline__ void fetch(u32 to, From from) {
 #pragma unroll
   for (int i = threadIdx.x; i < TILE * STEP / 8; i += THREADS) {
-    const int row = ACROSS ? i / 16 : i / 4, piece = ACROSS ? i % 16 : i % 4;
+    const int row = TURNED ? i / 16 : i / 4, piece = TURNED ? i % 16 : i % 4;
     bool inside;
     const bf16* at = from(row, piece * 8, inside);
-    copy_async(to + row * (ACROSS ? ACROSS_PITCH : ALONG_PITCH) + piece * 16, at, inside);
+    copy_async(to + row * (TURNED ? ACROSS_PITCH : ALONG_PITCH) + piece * 16, at, inside);
   }
 }
 
 // Rows m … m + 16 and terms k … k + 16 of a left tile.
-template <bool ACROSS> __device__ __forceinline__ void left(u32 (&a)[4], u32 tile, int m, int k) {
+template <bool TURNED> __device__ __forceinline__ void left(u32 (&a)[4], u32 tile, int m, int k) {
   const int lane = threadIdx.x % 32;
-  if (ACROSS) load_transposed(a, tile + (k + lane / 16 * 8 + lane % 8) * ACROSS_PITCH + (m + lane / 8 % 2 * 8) * 2);
+  if (TURNED) load_transposed(a, tile + (k + lane / 16 * 8 + lane % 8) * ACROSS_PITCH + (m + lane / 8 % 2 * 8) * 2);
   else load_matrices(a, tile + (m + lane % 16) * ALONG_PITCH + (k + lane / 16 * 8) * 2);
 }
 
 // Columns n … n + 16 and terms k … k + 16 of a right tile: two pairs of registers.
-template <bool ACROSS> __device__ __forceinline__ void right(u32 (&b)[4], u32 tile, int n, int k) {
+template <bool TURNED> __device__ __forceinline__ void right(u32 (&b)[4], u32 tile, int n, int k) {
   const int lane = threadIdx.x % 32;
-  if (ACROSS) load_transposed(b, tile + (k + lane / 8 % 2 * 8 + lane % 8) * ACROSS_PITCH + (n + lane / 16 * 8) * 2);
+  if (TURNED) load_transposed(b, tile + (k + lane / 8 % 2 * 8 + lane % 8) * ACROSS_PITCH + (n + lane / 16 * 8) * 2);
   else load_matrices(b, tile + (n + lane / 16 * 8 + lane % 8) * ALONG_PITCH + (k + lane / 8 % 2 * 8) * 2);
 }
 
@@ -83,6 +83,9 @@ template <typename Give> __device__ __forceinline__ void results(const float (&s
 #if defined(X_T)
 extern "C" __global__ void __launch_bounds__(THREADS)
 grouped_linear(const bf16* __restrict__ x, const bf16* __restrict__ w, const int* __restrict__ offsets,
+#if R
+               const bf16* __restrict__ t, const bf16* __restrict__ b,
+#endif
                bf16* __restrict__ y) {
   int tile = blockIdx.y, group = 0, first = 0, end = 0;
   for (; group < GROUPS; group++) {
@@ -108,8 +111,23 @@ grouped_linear(const bf16* __restrict__ x, const bf16* __restrict__ w, const int
       return TRANSPOSED ? w + W_AT((size_t)group * K + k) + n : w + W_AT((size_t)group * N + n) + k;
     });
   });
-  results(sum, [&](int row, int column, float a, float b) {
-    if (first + row < end && n0 + column < N) *(u32*)(y + Y_AT(first + row) + n0 + column) = pair(a, b);
+#if R
+  __syncthreads();
+  products<false, ACROSS>(sum, R, [&](u32 to, int k0) {
+    fetch<false>(to, [&](int row, int k, bool& inside) {
+      inside = first + row < end && k0 + k < R;
+      return inside ? t + T_AT(first + row) + k0 + k : t;
+    });
+    fetch<ACROSS>(to + TILE_BYTES, [&](int row, int column, bool& inside) {
+      const int k = k0 + (ACROSS ? row : column), n = n0 + (ACROSS ? column : row);
+      inside = k < R && n < N;
+      if (!inside) return b;
+      return ACROSS ? b + B_AT((size_t)group * R + k) + n : b + B_AT((size_t)group * N + n) + k;
+    });
+  });
+#endif
+  results(sum, [&](int row, int column, float low, float high) {
+    if (first + row < end && n0 + column < N) *(u32*)(y + Y_AT(first + row) + n0 + column) = pair(low, high);
   });
 }
 #endif

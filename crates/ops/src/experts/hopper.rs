@@ -1,5 +1,6 @@
 //! Grouped products on Hopper's tensor cores (wgmma) and copy engine: which calls they take, and their launches. The
-//! kernels stay on the device and walk over the tiles of all groups; a cluster of two blocks shares what both multiply.
+//! kernels stay on the device and walk over the tiles of all groups; a cluster of two blocks shares what both multiply, but
+//! where a result has few columns.
 
 use program::{Arg, TensorRef};
 
@@ -15,18 +16,41 @@ const HEADERS: &[(&str, &str)] = &[
     device::WGMMA,
 ];
 
-/// One warpgroup fetches, two multiply.
-const THREADS: usize = 384;
-/// Terms of a step, and steps in flight.
+/// Terms of a step.
 const DEEP: usize = 64;
-const STAGES: usize = 4;
-/// Columns of the result that a block computes at a time, and the rows of a box of x.
-const WIDE: usize = 128;
+/// Rows of a box of x.
 const BOX_ROWS: u32 = 32;
-/// Shared memory: stages of 128 and 256 rows of 64 numbers, two pieces of the result for each warpgroup, room to align.
-const STAGE_BYTES: usize = (128 + 256) * DEEP * 2;
-const PIECES_BYTES: usize = 4 * 64 * 64 * 2;
 const SLACK: usize = 1024;
+/// Two pieces of the result for a warpgroup that multiplies.
+const PIECES_BYTES: usize = 2 * 64 * 64 * 2;
+
+/// How a kernel is divided: blocks of a cluster, warpgroups of a block that multiply (one more fetches), rows of its factors
+/// in a step, and steps in flight.
+struct Shape {
+    cluster: usize,
+    halves: usize,
+    rows: [usize; 2],
+    stages: usize,
+}
+
+const SQUARE: Shape = Shape { cluster: 2, halves: 2, rows: [128, 256], stages: 4 };
+/// Rows or columns up to which a result is narrow: what counts is that all blocks read other parts of the long factor.
+const FEW: usize = 64;
+const NARROW: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 128], stages: 8 };
+/// Of gradients with few rows, and with few columns.
+const FEW_ROWS: Shape = Shape { cluster: 1, halves: 1, rows: [FEW, 256], stages: 5 };
+const FEW_COLUMNS: Shape = Shape { cluster: 1, halves: 2, rows: [128, FEW], stages: 8 };
+
+impl Shape {
+    fn threads(&self) -> usize {
+        128 * (1 + self.halves)
+    }
+
+    fn shared(&self) -> usize {
+        let stage = (self.rows[0] + self.rows[1]) * DEEP * 2;
+        SLACK + self.stages * stage + self.halves * PIECES_BYTES
+    }
+}
 
 /// True on Hopper for operands that suit tensor cores and whose rows all lie evenly.
 pub fn takes(call: &LowerCall<'_>, tensors: &[&TensorRef]) -> bool {
@@ -43,37 +67,53 @@ fn kernel(
     entry: &'static str,
     source: &'static str,
     call: &LowerCall<'_>,
+    shape: &Shape,
     numbers: &[(&str, usize)],
     args: Vec<Arg>,
 ) -> KernelSpec {
-    let all = [("THREADS", THREADS), ("DEEP", DEEP), ("STAGES", STAGES)];
+    let all = [
+        ("THREADS", shape.threads()),
+        ("CLUSTER", shape.cluster),
+        ("HALVES", shape.halves),
+        ("DEEP", DEEP),
+        ("STAGES", shape.stages),
+    ];
+    let blocks = call.machine.units / shape.cluster * shape.cluster;
     KernelSpec {
         entry,
         source: source.to_owned(),
         headers: HEADERS.to_vec(),
         defines: all.iter().chain(numbers).map(|(name, n)| ((*name).to_owned(), n.to_string())).collect(),
-        // Clusters of two.
-        grid: [(call.machine.units / 2 * 2).max(2) as u32, 1, 1],
-        block: [THREADS as u32, 1, 1],
-        shared_bytes: (SLACK + STAGES * STAGE_BYTES + PIECES_BYTES) as u32,
+        grid: [blocks.max(shape.cluster) as u32, 1, 1],
+        block: [shape.threads() as u32, 1, 1],
+        shared_bytes: shape.shared() as u32,
         args,
     }
 }
 
 pub fn linear(call: &LowerCall<'_>) -> KernelSpec {
     let (x, y) = (&call.inputs[0], &call.outputs[0]);
-    let (groups, transposed) = (call.inputs[2].len() - 1, flag(call.attrs, "transposed"));
+    let groups = call.inputs[2].len() - 1;
+    let (transposed, across) = (flag(call.attrs, "transposed"), flag(call.attrs, "across"));
     let (k, n) = (x.shape[x.shape.len() - 1], y.shape[y.shape.len() - 1]);
-    let numbers = [("GROUPS", groups), ("K", k), ("N", n), ("WIDE", WIDE), ("TRANSPOSED", transposed as usize)];
-    let rows_of_w = if transposed { DEEP } else { WIDE };
-    let args = vec![
-        boxes(0, BOX_ROWS, 1),
-        boxes(1, rows_of_w as u32, groups),
-        Arg::Input(2),
-        Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 64], matrices: Some(1) },
-        Arg::Output(0),
+    let r = call.inputs.get(3).map_or(0, |t| t.shape[t.shape.len() - 1]);
+    let shape = if n <= FEW { NARROW } else { SQUARE };
+    let numbers = [
+        ("GROUPS", groups),
+        ("K", k),
+        ("N", n),
+        ("R", r),
+        ("TALL", shape.rows[1]),
+        ("TRANSPOSED", transposed as usize),
+        ("ACROSS", across as usize),
     ];
-    let mut kernel = kernel("grouped_linear", LINEAR, call, &numbers, args);
+    let rows_of_w = |across: bool| if across { DEEP } else { shape.rows[0] } as u32;
+    let mut args = vec![boxes(0, BOX_ROWS, 1), boxes(1, rows_of_w(transposed), groups), Arg::Input(2)];
+    if r > 0 {
+        args.extend([boxes(3, BOX_ROWS, 1), boxes(4, rows_of_w(across), groups)]);
+    }
+    args.extend([Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 64], matrices: Some(1) }, Arg::Output(0)]);
+    let mut kernel = kernel("grouped_linear", LINEAR, call, &shape, &numbers, args);
     kernel.defines.push(("Y_AT(row)".to_owned(), row_offset(y)));
     kernel
 }
@@ -82,9 +122,15 @@ pub fn weight_gradient(call: &LowerCall<'_>) -> KernelSpec {
     let (a, b) = (&call.inputs[0], &call.inputs[1]);
     let (m, k) = (a.shape[a.shape.len() - 1], b.shape[b.shape.len() - 1]);
     let accumulate = flag(call.attrs, "accumulate") as usize;
-    let numbers = [("GROUPS", call.inputs[2].len() - 1), ("M", m), ("K", k), ("ACCUMULATE", accumulate)];
+    let shape = match () {
+        () if m <= FEW => FEW_ROWS,
+        () if k <= FEW => FEW_COLUMNS,
+        () => SQUARE,
+    };
+    let groups = call.inputs[2].len() - 1;
+    let numbers = [("GROUPS", groups), ("M", m), ("K", k), ("WIDE", shape.rows[1]), ("ACCUMULATE", accumulate)];
     // Boxes of as many bytes as those of halves.
-    let result = Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 32], matrices: Some(numbers[0].1) };
+    let result = Arg::OutputBoxes { output: 0, extents: [1, 1, 64, 32], matrices: Some(groups) };
     let args = vec![boxes(0, DEEP as u32, 1), boxes(1, DEEP as u32, 1), Arg::Input(2), result];
-    kernel("grouped_weight_gradient", GRADIENT, call, &numbers, args)
+    kernel("grouped_weight_gradient", GRADIENT, call, &shape, &numbers, args)
 }

@@ -3,19 +3,19 @@
 // device alone.
 //
 // Two blocks of a cluster take TALL rows of dw each and the same WIDE columns; each fetches half of b for both. One warp
-// fetches, two warpgroups multiply 64 rows of dw each, STAGES steps of DEEP rows in flight. The last step of a group reads into
+// fetches, two warpgroups multiply 64 rows of dw each, STAGES steps of DEEP rows in flight. Where dw has few rows or columns
+// (adapters), a CLUSTER is one block, and one warpgroup or fewer columns suffice. The last step of a group reads into
 // the next: what is behind the end is set to zero in shared memory, up to the next multiple of 16, and no more is multiplied.
 // An element of dw is added to once, by the copy engine: nothing is waited for.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 #include "steps.cuh"
 
-#define TALL 128
-#define WIDE 256
+#define TALL (64 * HALVES)
 #define BOX_BYTES (DEEP * 64 * 2)
 #define STAGE_BYTES ((TALL + WIDE) / 64 * BOX_BYTES)
 #define PIECE_BYTES (64 * 32 * 4)
-#define PAIRS ((M + 2 * TALL - 1) / (2 * TALL))
+#define PAIRS ((M + CLUSTER * TALL - 1) / (CLUSTER * TALL))
 #define ACROSS ((K + WIDE - 1) / WIDE)
 #define TILES (GROUPS * PAIRS * ACROSS)
 
@@ -26,19 +26,22 @@ struct Tile {
 
 __device__ __forceinline__ Tile tile_at(int t, const int* offsets, u32 rank) {
   const int group = t / (PAIRS * ACROSS), rest = t % (PAIRS * ACROSS);
-  return {offsets[group], offsets[group + 1], (rest % PAIRS * 2 + (int)rank) * TALL, rest / PAIRS * WIDE, group};
+  return {offsets[group], offsets[group + 1], (rest % PAIRS * CLUSTER + (int)rank) * TALL, rest / PAIRS * WIDE, group};
 }
 
 __device__ __forceinline__ void fetch(const TensorMap* a, const TensorMap* b, const int* offsets, Stages at, u32 rank) {
-  for (int t = blockIdx.x / 2; t < TILES; t += gridDim.x / 2) {
+  for (int t = blockIdx.x / CLUSTER; t < TILES; t += gridDim.x / CLUSTER) {
     const Tile tile = tile_at(t, offsets, rank);
     for (int row = tile.first; row < tile.end; row += DEEP, at.next()) {
       barrier_wait(at.empty(), at.phase ^ 1);
       const u32 to = at.memory(), barrier = at.full();
       barrier_expect(barrier, STAGE_BYTES);
       for (int i = 0; i < TALL / 64; i++) copy_box(to + i * BOX_BYTES, a, barrier, tile.m + i * 64, row, 0, 0);
-      for (int i = rank; i < WIDE / 64; i += 2)
-        copy_box_to_both(to + (TALL / 64 + i) * BOX_BYTES, b, barrier, tile.k + i * 64, row, 0, 0);
+      for (int i = rank; i < WIDE / 64; i += CLUSTER) {
+        const u32 at_b = to + (TALL / 64 + i) * BOX_BYTES;
+        if (CLUSTER == 2) copy_box_to_both(at_b, b, barrier, tile.k + i * 64, row, 0, 0);
+        else copy_box(at_b, b, barrier, tile.k + i * 64, row, 0, 0);
+      }
     }
   }
 }
@@ -46,12 +49,12 @@ __device__ __forceinline__ void fetch(const TensorMap* a, const TensorMap* b, co
 // Zeros behind the first `rows` rows of a stage, up to the next multiple of 16.
 __device__ __forceinline__ void cut(u32 stage, int rows) {
   const int chunks = ((rows + 15) / 16 * 16 - rows) * (STAGE_BYTES / BOX_BYTES) * 8;
-  for (int i = threadIdx.x - 128; i < chunks; i += 256) {
+  for (int i = threadIdx.x - 128; i < chunks; i += 128 * HALVES) {
     const int box = i / 8 % (STAGE_BYTES / BOX_BYTES), row = rows + i / 8 / (STAGE_BYTES / BOX_BYTES);
     clear_shared(stage + box * BOX_BYTES + row * 128 + i % 8 * 16);
   }
   publish_to_products();
-  meet<256>(1);
+  meet<128 * HALVES>(1);
 }
 
 // 16 rows of a stage, from the `i`-th 16 on.
@@ -88,7 +91,7 @@ __device__ __forceinline__ void give(const float (&sum)[WIDE / 2], const Tile& t
   }
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 grouped_weight_gradient(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                         const int* __restrict__ offsets, const __grid_constant__ TensorMap dw) {
   extern __shared__ unsigned char raw[];
@@ -103,7 +106,7 @@ grouped_weight_gradient(const __grid_constant__ TensorMap a, const __grid_consta
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int half = warpgroup - 1;
     Walk walk = {stages};
-    for (int t = blockIdx.x / 2; t < TILES; t += gridDim.x / 2) {
+    for (int t = blockIdx.x / CLUSTER; t < TILES; t += gridDim.x / CLUSTER) {
       const Tile tile = tile_at(t, offsets, rank);
       float sum[WIDE / 2];
 #pragma unroll

@@ -1,25 +1,30 @@
 // y[r, n] = sum over k of x[r, k] w[g][n, k] (w[g][k, n] if TRANSPOSED) for the rows of each group g, on Hopper's tensor
-// cores (wgmma) and copy engine: bf16, sums in f32, rounded once. offsets i32 [GROUPS + 1] say where the rows of a group
+// cores (wgmma) and copy engine: bf16, sums in f32, rounded once. With R, the sum over R of t[r, j] b[g][n, j] (b[g][j, n] if
+// ACROSS) goes on in the same registers: few more steps of the same kind. offsets i32 [GROUPS + 1] say where the rows of a group
 // begin, on the device alone.
 //
 // The tensor cores get w as the left and x as the right factor: a tile is 64 columns of y for a warpgroup, but any multiple of
 // 16 rows up to TALL. A group is cut into as few tiles as can be, all of one height, so a group of 260 rows takes two of 144
 // and hardly more time than its rows need. Two blocks of a cluster take WIDE columns of y each and the same rows; each fetches
 // half of the rows for both. One warp finds the tiles and fetches, two warpgroups multiply, STAGES steps of DEEP in flight.
+// Few columns (adapters) are read for, not multiplied: a CLUSTER of one block, one warpgroup, lower tiles, more steps in flight.
 // Persistent blocks: tile after tile of BAND neighbours down, then across, so what is read again is in the L2 cache.
 #include "handoff.cuh"
 #include "wgmma.cuh"
 #include "steps.cuh"
 #include "types.cuh"
 
-#define TALL 256
 #define BOX_ROWS 32
-#define W_BYTES (WIDE * DEEP * 2)
+#define HALF_BYTES (64 * DEEP * 2)
+#define W_BYTES (HALVES * HALF_BYTES)
 #define X_BOX_BYTES (BOX_ROWS * DEEP * 2)
 #define STAGE_BYTES (W_BYTES + TALL * DEEP * 2)
 #define PIECE_BYTES (64 * 64 * 2)
-#define PAIRS ((N + 2 * WIDE - 1) / (2 * WIDE))
+#define WIDE (64 * HALVES)
+#define PAIRS ((N + CLUSTER * WIDE - 1) / (CLUSTER * WIDE))
 #define STEPS ((K + DEEP - 1) / DEEP)
+// Those of the second product behind them.
+#define MORE ((R + DEEP - 1) / DEEP)
 #define BAND 4
 
 // First row of a tile, how many, first column of this block, group; no rows behind the last tile.
@@ -58,54 +63,71 @@ struct Tiles {
     const int parts = (count + TALL - 1) / TALL, height = ((count + parts - 1) / parts + 15) / 16 * 16;
     const int band = inside / (BAND * PAIRS), rest = inside % (BAND * PAIRS), here = min(BAND, parts - band * BAND);
     const int row = (band * BAND + rest % here) * height;
-    return {begin + row, min(height, count - row), (rest / here * 2 + (int)rank) * WIDE, from + which};
+    return {begin + row, min(height, count - row), (rest / here * CLUSTER + (int)rank) * WIDE, from + which};
   }
 };
 
-// The sum over k of a tile of up to ROWS rows, in the first ROWS / 2 registers.
+// Adds a step of `terms` to the sums of ROWS rows; `turned` if w lies across the sum.
+template <int ROWS, bool TURNED>
+__device__ __forceinline__ void step(Walk& walk, float (&sum)[ROWS / 2], int half, int terms, bool first) {
+  const u32 stage = walk.take(), w = stage + half * HALF_BYTES, x = stage + W_BYTES;
+  products_begin();
+#pragma unroll
+  for (int i = 0; i < DEEP / 16; i++) {
+    if (i * 16 >= terms) break;
+    const u64 left = TURNED ? rows_summed(w + i * 2048, HALF_BYTES) : columns_summed(w + i * 32);
+    product<TURNED, 0>(sum, left, columns_summed(x + i * 32), !first || i);
+  }
+  products_commit();
+  products_wait<1>();
+  if (!first) walk.release(2);
+}
+
+// The sums of a tile of up to ROWS rows, in the first ROWS / 2 registers.
 template <int ROWS> __device__ __forceinline__ void multiply(Walk& walk, float (&all)[TALL / 2], int half) {
   float(&sum)[ROWS / 2] = reinterpret_cast<float(&)[ROWS / 2]>(all);
-  for (int k = 0; k < STEPS; k++) {
-    const u32 w = walk.take() + half * (W_BYTES / 2), x = w - half * (W_BYTES / 2) + W_BYTES;
-    products_begin();
+  for (int k = 0; k < STEPS; k++) step<ROWS, TRANSPOSED>(walk, sum, half, DEEP, !k);
 #pragma unroll
-    for (int i = 0; i < DEEP / 16; i++) {
-      const u64 left = TRANSPOSED ? rows_summed(w + i * 2048, W_BYTES / 2) : columns_summed(w + i * 32);
-      product<TRANSPOSED, 0>(sum, left, columns_summed(x + i * 32), k || i);
-    }
-    products_commit();
-    products_wait<1>();
-    if (k) walk.release(2);
-  }
+  for (int k = 0; k < MORE; k++) step<ROWS, ACROSS>(walk, sum, half, R - k * DEEP, false);
   products_wait<0>();
   walk.release(1);
 }
 
+// A step of a tile: WIDE columns of w for this block, and its half of the rows for both.
+template <bool TURNED>
+__device__ __forceinline__ void fetch_step(const TensorMap* x, const TensorMap* w, const Tile& tile, int k, u32 to, u32 barrier,
+                                           u32 rank) {
+  const int boxes = (tile.rows + BOX_ROWS - 1) / BOX_ROWS;
+  barrier_expect(barrier, W_BYTES + boxes * X_BOX_BYTES);
+  if (TURNED)
+    for (int i = 0; i < HALVES; i++)
+      copy_box(to + i * HALF_BYTES, w, barrier, tile.column + i * 64, k * DEEP, tile.group, 0);
+  else copy_box(to, w, barrier, k * DEEP, tile.column, tile.group, 0);
+  for (int box = rank; box < boxes; box += CLUSTER) {
+    const u32 at = to + W_BYTES + box * X_BOX_BYTES;
+    if (CLUSTER == 2) copy_box_to_both(at, x, barrier, k * DEEP, tile.row + box * BOX_ROWS, 0, 0);
+    else copy_box(at, x, barrier, k * DEEP, tile.row + box * BOX_ROWS, 0, 0);
+  }
+}
+
 // Fetches the tiles of this block, and says behind the last that there are no more.
-__device__ __forceinline__ void fetch(const TensorMap* x, const TensorMap* w, const int* offsets, Tile* tile_of, Stages at,
-                                      u32 rank) {
+__device__ __forceinline__ void fetch(const TensorMap* x, const TensorMap* w, const int* offsets, const TensorMap* t,
+                                      const TensorMap* b, Tile* tile_of, Stages at, u32 rank) {
   const int lane = threadIdx.x % 32;
   Tiles tiles = {offsets, lane};
   tiles.look(0, 0);
-  for (int t = blockIdx.x / 2;; t += gridDim.x / 2) {
-    const Tile tile = tiles.find(t, rank);
+  for (int number = blockIdx.x / CLUSTER;; number += gridDim.x / CLUSTER) {
+    const Tile tile = tiles.find(number, rank);
     if (lane == 0) {
-      const int boxes = (tile.rows + BOX_ROWS - 1) / BOX_ROWS;
-      for (int k = 0; k < (tile.rows ? STEPS : 1); k++, at.next()) {
+      for (int k = 0; k < (tile.rows ? STEPS + MORE : 1); k++, at.next()) {
         barrier_wait(at.empty(), at.phase ^ 1);
         if (!k) tile_of[at.index] = tile;
         if (!tile.rows) {
           barrier_arrive(at.full());
           break;
         }
-        const u32 to = at.memory(), barrier = at.full();
-        barrier_expect(barrier, W_BYTES + boxes * X_BOX_BYTES);
-        if (TRANSPOSED)
-          for (int i = 0; i < WIDE / 64; i++)
-            copy_box(to + i * 64 * DEEP * 2, w, barrier, tile.column + i * 64, k * DEEP, tile.group, 0);
-        else copy_box(to, w, barrier, k * DEEP, tile.column, tile.group, 0);
-        for (int box = rank; box < boxes; box += 2)
-          copy_box_to_both(to + W_BYTES + box * X_BOX_BYTES, x, barrier, k * DEEP, tile.row + box * BOX_ROWS, 0, 0);
+        if (k < STEPS) fetch_step<TRANSPOSED>(x, w, tile, k, at.memory(), at.full(), rank);
+        else fetch_step<ACROSS>(t, b, tile, k - STEPS, at.memory(), at.full(), rank);
       }
     }
     __syncwarp();
@@ -147,9 +169,15 @@ __device__ __forceinline__ void give(const float (&sum)[TALL / 2], const Tile& t
   }
 }
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const int* __restrict__ offsets,
+#if R
+               const __grid_constant__ TensorMap t, const __grid_constant__ TensorMap b,
+#endif
                const __grid_constant__ TensorMap map, bf16* __restrict__ y) {
+#if !R
+  const TensorMap &t = x, &b = w;
+#endif
   extern __shared__ unsigned char raw[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   __shared__ Tile tile_of[STAGES];
@@ -157,7 +185,7 @@ grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ Tens
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    if (threadIdx.x < 32) fetch(&x, &w, offsets, tile_of, stages, cluster_rank());
+    if (threadIdx.x < 32) fetch(&x, &w, offsets, &t, &b, tile_of, stages, cluster_rank());
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const int half = warpgroup - 1;
@@ -170,7 +198,10 @@ grouped_linear(const __grid_constant__ TensorMap x, const __grid_constant__ Tens
       switch ((tile.rows + 15) / 16) {
 #define OF(PARTS) \
   case PARTS: multiply<PARTS * 16>(walk, sum, half); break;
-        OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15) OF(16)
+        OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8)
+#if TALL == 256
+        OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15) OF(16)
+#endif
       }
       give(sum, tile, &map, y, stages.base + STAGES * STAGE_BYTES + half * 2 * PIECE_BYTES, half);
     }

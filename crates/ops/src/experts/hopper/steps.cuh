@@ -1,5 +1,5 @@
-// Steps of a sum on their way through shared memory: STAGES of them between the warp that fetches and the two warpgroups that
-// multiply, in both blocks of a cluster, which fetch for one another.
+// Steps of a sum on their way through shared memory: STAGES of them between the warp that fetches and the HALVES warpgroups
+// that multiply, in all CLUSTER blocks of a cluster, which fetch for one another.
 #pragma once
 
 struct Stages {
@@ -14,11 +14,11 @@ struct Stages {
   }
 };
 
-// Makes the barriers: one arrival fills a stage, both warpgroups of both blocks empty it.
+// Makes the barriers: one arrival fills a stage, all warpgroups of all blocks empty it.
 __device__ __forceinline__ Stages begin(unsigned char* raw, u64* barriers, u32 bytes) {
   const u32 base = (shared_address(raw) + 1023) & ~1023u, first = shared_address(barriers);
   if (threadIdx.x == 0)
-    for (int s = 0; s < STAGES; s++) barrier_init(first + 8 * s, 1), barrier_init(first + 8 * (STAGES + s), 4);
+    for (int s = 0; s < STAGES; s++) barrier_init(first + 8 * s, 1), barrier_init(first + 8 * (STAGES + s), HALVES * CLUSTER);
   cluster_meet();
   return {base, first, bytes, 0, 0};
 }
@@ -35,10 +35,10 @@ struct Walk {
     at.next();
     return from;
   }
-  // Lets both blocks fill the stage `behind` the next one, 1 for the one that was taken last.
+  // Lets all blocks fill the stage `behind` the next one, 1 for the one that was taken last.
   __device__ __forceinline__ void release(int behind) const {
     const int index = at.index < behind ? at.index + STAGES - behind : at.index - behind, thread = threadIdx.x % 128;
-    if (thread < 2) barrier_arrive_at(at.barriers + 8 * (STAGES + index), thread);
+    if (thread < CLUSTER) barrier_arrive_at(at.barriers + 8 * (STAGES + index), thread);
   }
 };
 

@@ -2,7 +2,7 @@
 
     python bench/device/quality.py split MODEL.gguf PARTS        # into files that travel one by one
     python bench/device/quality.py expand PARTS TOKENIZER MODEL  # the model of these parts, in bf16: numpy, nothing else
-    python bench/device/quality.py run MODEL ROWS.jsonl [--steps 300] [--seeds 1,2,3] [--device cuda]
+    python bench/device/quality.py run MODEL ROWS.jsonl [--steps 300] [--seeds 1,2,3] [--only bf16,fp8_hybrid] [--device cuda]
 
 `run` trains all weights in bf16, `fp8_hybrid` and emulated `nvfp4`, and adapters on an NF4 base and on the bf16 model that
 holds that base's values, which must end alike to the bit. Every seed orders the same rows in its own way; the held-out rows
@@ -30,7 +30,7 @@ PART = 40 << 20
 HELD_OUT = 400
 
 ADAPTERS = {"lora": True, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0, "learning_rate": 1e-3}
-WEIGHTS = {"lora": False, "learning_rate": 5e-5}
+WEIGHTS: dict[str, Any] = {"lora": False}
 NF4 = {"qlora_bnb": True, "qlora_bnb_double_quant": False}
 
 # Name, options, whether on the values of the NF4 base, the row that it is compared with.
@@ -272,6 +272,7 @@ def final_loss(a: argparse.Namespace, folder: pathlib.Path, model: pathlib.Path,
         "eval_steps": a.steps,
         "warmup_steps": max(1, a.steps // 20),
         "train_seed": seed,
+        "learning_rate": a.learning_rate,
     }
     run = folder.with_suffix(".yaml")
     run.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in (options | own).items()))
@@ -293,10 +294,11 @@ def run(a: argparse.Namespace) -> int:
     (a.out / "train.jsonl").write_text("\n".join(lines[held_out:]) + "\n")
     seeds = [int(seed) for seed in a.seeds.split(",")]
     losses: dict[str, list[float]] = {}
+    chosen = [row for row in ROWS if not a.only or row[0] in a.only.split(",")]
     with tempfile.TemporaryDirectory() as place:
         base = pathlib.Path(place) / "base"
         write_base(a.model, base)
-        for name, own, on_base, _ in ROWS:
+        for name, own, on_base, _ in chosen:
             began = time.monotonic()
             losses[name] = []
             for seed in seeds:
@@ -311,13 +313,18 @@ def show(losses: dict[str, list[float]]) -> int:
     """Distances to the yardsticks; 1 where what must be equal is not."""
     print(f"\n{'':22} {'mean':>8} {'of seeds':>9}   next to its yardstick")
     for name, _, _, other in ROWS:
+        if name not in losses:
+            continue
         of = losses[name]
         line = f"{name:22} {statistics.mean(of):8.5f} {max(of) - min(of):9.5f}"
-        if other:
+        if other in losses:
             away = [100 * (x / y - 1) for x, y in zip(of, losses[other], strict=True)]
             line += f"   {statistics.mean(away):+.3f} %, by seed {', '.join(f'{x:+.3f}' for x in away)}"
         print(line)
-    alike = losses["lora on NF4"] == losses["lora on NF4's values"]
+    both = [losses.get(name) for name in ("lora on NF4", "lora on NF4's values")]
+    if None in both:
+        return 0
+    alike = both[0] == both[1]
     print(f"adapters on NF4 and on its values {'end alike' if alike else 'DIFFER'}")
     return 0 if alike else 1
 
@@ -340,6 +347,8 @@ def arguments() -> argparse.Namespace:
     way.add_argument("--seeds", default="1,2,3")
     way.add_argument("--rows", type=int, default=8)
     way.add_argument("--sequence-len", type=int, default=512)
+    way.add_argument("--learning-rate", type=float, default=5e-5, help="of all weights; adapters have their own")
+    way.add_argument("--only", default="", help="names of rows with commas between")
     way.add_argument("--prompt", help="how questions are written for a model without a template: '{instruction} '")
     way.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     out = pathlib.Path(__file__).resolve().parents[2] / "output" / "quality"

@@ -83,7 +83,7 @@ mod tests {
         startup.split(&[("kernels", 0.01)], "weights");
         startup.done("first step");
         let text = startup.line();
-        assert!(text.starts_with("First step after ") && text.contains(" kernels 0.01, weights 0.0"), "{text}");
+        assert!(text.starts_with("First step after ") && text.contains(" kernels 0.01, weights 0."), "{text}");
         assert!(!text.contains("first step"), "no time passed: {text}");
         let event = startup.to_json();
         let sum: f64 = event["phases"].as_array().unwrap().iter().map(|of| of["seconds"].as_f64().unwrap()).sum();

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..terminal import warn
+
 #: Variables that tell a process its place among others: those of whoever started the cluster do not count.
 PLACES = re.compile(r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|SLURM_.*|JOB_COMPLETION_INDEX|TORCHELASTIC_.*|SUROGATE_TOKEN.*")
 
@@ -115,7 +117,7 @@ class Node:
 
     def end(self, why: str) -> None:
         """Ends the process, if there is one: as after a signal, or at once if that takes too long."""
-        print(f"surogate: {why}", file=sys.stderr, flush=True)
+        warn(f"surogate: {why}")
         self.signal(signal.SIGTERM)
         with self._changed:
             self._changed.wait_for(lambda: self._said.code is not None, SAVES)

@@ -17,12 +17,18 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import mxfp4  # noqa: E402
 import one_run  # noqa: E402
 import shaped  # noqa: E402
+from rows import ATTENTION  # noqa: E402
 
 FP8 = {"recipe": "fp8_hybrid"}
 NF4 = {"qlora_bnb": True}
 SMALL_STEP = {"gradient_accumulation_steps": 1}
+# Of mixtures adapters are on attention alone.
+ON_ATTENTION = SMALL_STEP | {"lora_target_modules": ATTENTION}
+# Files in MXFP4, written for the run.
+MXFP4 = {"init": "pretrained"}
 
 # Name, model, adapters or all weights, options, the row that it is a multiple of.
 RUNS: list[tuple[str, str, str, dict[str, Any], str | None]] = [
@@ -43,6 +49,11 @@ RUNS: list[tuple[str, str, str, dict[str, Any], str | None]] = [
     ("lora-8b-nf4-10gib", "qwen3-8b", "lora", NF4 | {"memory_limit": "10GiB"}, "lora-8b-nf4"),
     ("lora-32b-nf4-24gib", "shape-32b", "lora", NF4 | SMALL_STEP | {"memory_limit": "24GiB"}, None),
     ("lora-70b-nf4", "shape-70b", "lora", NF4 | SMALL_STEP, None),
+    ("lora-30b-a3b-nf4", "qwen3-30b-a3b", "lora", NF4 | ON_ATTENTION, None),
+    ("lora-30b-a3b-nf4-24gb", "qwen3-30b-a3b", "lora", NF4 | ON_ATTENTION | {"memory_limit": "24GB"}, "lora-30b-a3b-nf4"),
+    ("lora-gpt-oss-20b-nf4-16gb", "gpt-oss-20b", "lora", NF4 | ON_ATTENTION | {"memory_limit": "16GB"}, None),
+    ("lora-gpt-oss-20b-mxfp4", "gpt-oss-20b", "lora", MXFP4 | ON_ATTENTION, None),
+    ("lora-gpt-oss-20b-mxfp4-16gb", "gpt-oss-20b", "lora", MXFP4 | ON_ATTENTION | {"memory_limit": "16GB"}, "lora-gpt-oss-20b-mxfp4"),
 ]
 
 
@@ -56,6 +67,8 @@ def main() -> int:
             continue
         limited = {key: value for key, value in options.items() if not a.tiny or key != "memory_limit"}
         run = shaped.write(name, model, work, limited, a)
+        if options.get("init") == "pretrained":
+            mxfp4.write(run.parent / "model")
         try:
             found = one_run.watch(run, run.parent / "output", a.warm_up, a.seconds, a.limit)
         except one_run.Failed as problem:

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 import one_run
-from rows import SIZES, TINY_VOCABULARY, VOCABULARY, write_data, write_model
+from rows import MIXTURES, SIZES, vocabulary, write_data, write_model
 
 # Shapes beyond the table: hidden, intermediate, layers, heads, key heads, tied embeddings.
 SHAPES = SIZES | {
@@ -47,12 +47,13 @@ def write(name: str, model: str, work: str, options: dict[str, Any], a: argparse
     """A run's file, its model and its data: adapters on 2 rows in 4 micro-steps, on one long row, all weights on 8 rows."""
     folder = a.out / name
     folder.mkdir(parents=True)
-    SIZES[model] = SHAPES[model]
+    if model not in MIXTURES:
+        SIZES[model] = SHAPES[model]
     write_model(folder / "model", model, a.tiny)
     length, rows = (64 if a.tiny else 2048), 256
     if work == "long":
         length, rows = (128 if a.tiny else LONG), 16
-    write_data(folder / "data.jsonl", False, length, rows * length, TINY_VOCABULARY if a.tiny else VOCABULARY)
+    write_data(folder / "data.jsonl", False, length, rows * length, vocabulary(model, a.tiny))
     own = {
         "lora": work != "full",
         "lora_rank": 16,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,7 +160,36 @@ def in_mxfp4(numbers: np.random.Generator, matrices: int, inputs: int, outputs: 
     return blocks, scales, rows.swapaxes(1, 2).astype(np.float32).copy()
 
 
-def test_published_files_of_gpt_oss_have_experts_in_mxfp4(make_model, tmp_path):
+def assert_experts_stay_in_codes(base: dict, plain: dict[str, np.ndarray], tmp_path: Path, capsys) -> None:
+    """An adapter on attention and experts learns on their codes as on the numbers; these are never in memory as weights."""
+    numbers = tmp_path / "numbers"
+    shutil.copytree(base["model"], numbers)
+    fields = json.loads((numbers / "config.json").read_text())
+    del fields["quantization_config"]
+    (numbers / "config.json").write_text(json.dumps(fields))
+    save_file(plain, numbers / "model.safetensors")
+    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    losses, bytes_of_weights = [], []
+    for folder in (base["model"], numbers):
+        run = base | {"model": str(folder), "output_dir": str(tmp_path / "unused"), "lora_dropout": 0.0}
+        trainer = surogate.Trainer(run | {"lora_target_parameters": experts})
+        batch = {"input_ids": IDS[None], "labels": IDS[None]}
+        losses.append([trainer.step(batch, learning_rate=1e-2)["loss"] for _ in range(4)])
+        rows = [{"path": str(tmp_path / "rows.jsonl"), "type": "tokens"}]
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3, 4]}) + "\n")
+        (tmp_path / "run.json").write_text(json.dumps(run | {"datasets": rows}))
+        assert main(["plan", str(tmp_path / "run.json"), "--json"]) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        bytes_of_weights.append(next(line["bytes"] for line in memory if line["class"] == "weights"))
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    assert losses[0][0] != losses[0][3]
+    # Of two layers: numbers of 4 bytes, or half a byte each and a plane of scales, which is a multiple of 256 bytes.
+    elements = [4 * 32 * 64, 4 * 32 * 32]
+    saved = 2 * sum(4 * n - (n // 2 + 256) for n in elements)
+    assert bytes_of_weights[1] - bytes_of_weights[0] == saved
+
+
+def test_published_files_of_gpt_oss_have_experts_in_mxfp4(make_model, tmp_path, capsys):
     fields = tiny_gpt_oss(intermediate_size=32)
     folder = make_model(fields)
     plain = load_file(folder / "model.safetensors")
@@ -176,6 +207,7 @@ def test_published_files_of_gpt_oss_have_experts_in_mxfp4(make_model, tmp_path):
     (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantised}))
     np.testing.assert_array_equal(surogate.load(folder).forward(IDS), expected)
     base = {"model": str(folder), "torch_dtype": "float32", "device": "cpu", "lora_target_modules": ["q_proj"]}
+    assert_experts_stay_in_codes(base, plain, tmp_path, capsys)
     trainer = surogate.Trainer(base | {"output_dir": str(tmp_path / "run"), "lora_dropout": 0.0})
     trainer.step({"input_ids": IDS[None], "labels": IDS[None]}, learning_rate=1e-2)
     trainer.export(tmp_path / "adapter")

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use compiler::{
-    CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, OffloadOptions, PlanOptions, Recipe,
-    RecomputeOptions, compile,
+    AdapterOptions, CompileError, CompileOptions, EntryOptions, Fp8Hybrid, GradientFormat, Nvfp4, OffloadOptions,
+    PlanOptions, Recipe, RecomputeOptions, compile,
 };
 use ops::optimizer::dynamic_map;
 use program::{Backend, EntryKind, Instruction, Machine, Program, Session};
@@ -135,8 +135,8 @@ fn a_recipe_quantises_the_values_that_codes_stand_for() {
                 });
                 launches.filter(|launch| !launch.attrs.flag("unscaled").unwrap()).count()
             };
-            // Three linears of a layer: one of two layers, or both.
-            let (prepared, read) = if recipe == Recipe::Fp8Hybrid(unquantised) { (3, 3) } else { (6, 0) };
+            // Two products of a layer: one of two layers, or both.
+            let (prepared, read) = if recipe == Recipe::Fp8Hybrid(unquantised) { (2, 2) } else { (4, 0) };
             assert_eq!(of_values(&packed, EntryKind::Prepare), prepared, "{recipe:?}");
             assert_eq!(of_values(&packed, EntryKind::Evaluate), read, "{recipe:?}");
         }
@@ -150,12 +150,12 @@ fn values_are_made_once_in_each_direction_and_codes_are_all_that_is_kept() {
         let plain = compile(&model(), &lora(DType::BF16, Some(recompute)), &Machine::h200()).unwrap();
         let options = CompileOptions { quantised: Some(form), ..lora(DType::BF16, Some(recompute)) };
         let packed = compile(&model(), &options, &Machine::h200()).unwrap();
-        // Two layers of three linears, two of which are one product.
-        assert_eq!(count(&packed, EntryKind::FirstMicroStep, |phase| phase == "forward"), 6);
-        assert_eq!(count(&packed, EntryKind::Evaluate, |_| true), 6);
+        // Two layers of three linears, two of which are one product: their values are made at once.
+        assert_eq!(count(&packed, EntryKind::FirstMicroStep, |phase| phase == "forward"), 4);
+        assert_eq!(count(&packed, EntryKind::Evaluate, |_| true), 4);
         let again = count(&packed, EntryKind::FirstMicroStep, |phase| phase != "forward");
         // No gradient reaches the input of the first layer's first product, unless its outputs are recomputed.
-        assert_eq!(again, if recompute { 6 } else { 4 });
+        assert_eq!(again, if recompute { 4 } else { 3 });
         let products = |program: &Program| {
             let steps = program.entries[0].steps.iter();
             steps.filter(|step| matches!(step.instruction, Instruction::Gemm(_))).count()
@@ -204,10 +204,40 @@ fn codes_on_the_host_are_fetched_for_each_direction() {
             }
             count
         };
-        // Three linears in each of two layers, in the backward pass all but those of the first.
-        assert_eq!(fetched(EntryKind::Evaluate), 6);
+        // Two products in each of two layers, in the backward pass all but the first.
+        assert_eq!(fetched(EntryKind::Evaluate), 4);
         let both = fetched(EntryKind::FirstMicroStep);
-        assert!((10..=12).contains(&both) && fetched(EntryKind::NextMicroStep) == both, "{form:?}: {both}");
+        assert!((7..=8).contains(&both) && fetched(EntryKind::NextMicroStep) == both, "{form:?}: {both}");
+    }
+}
+
+/// Matrices of experts that files keep one by one lie behind one another: those of a product are made by one launch, and
+/// come from the host by one transfer.
+#[test]
+fn values_of_all_experts_are_made_at_once() {
+    let model = graph::from_json(include_str!("../../train/tests/ir/olmoe.json")).unwrap();
+    for (form, offloaded) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
+        let own = AdapterOptions { targets: vec!["q_proj".into()], form: model.adapters.clone(), ..adapter() };
+        let mut options = CompileOptions { adapter: Some(own), ..lora(DType::BF16, None) };
+        let plain = compile(&model, &options, &Machine::h200()).unwrap();
+        options.plan.offload.quants = Some(offloaded);
+        let packed = compile(&model, &CompileOptions { quantised: Some(form), ..options }, &Machine::h200()).unwrap();
+        let mut sessions = [&plain, &packed].map(|program| loaded(program, &packed, form));
+        let [wanted, found] = sessions.each_mut().map(|session| results(session.as_mut()));
+        assert!(wanted == found, "{form:?} {offloaded}");
+        let entry = packed.entries.iter().find(|entry| entry.kind == EntryKind::Evaluate).unwrap();
+        let made = entry.steps.iter().filter_map(|step| match &step.instruction {
+            Instruction::Launch(launch) if launch.op == "dequantise" => launch.attrs.optional_int("members").unwrap(),
+            _ => None,
+        });
+        // Each of the two layers: q, k and v, gate and up of all experts, down of all experts.
+        let experts =
+            packed.layout.parameters.iter().filter(|slot| slot.name.contains("layers.0.mlp.experts.")).count();
+        let experts = experts as i64 / 3;
+        assert_eq!(made.collect::<Vec<_>>(), [3, 2 * experts, experts, 3, 2 * experts, experts], "{form:?}");
+        let fetched =
+            entry.steps.iter().filter(|step| matches!(&step.instruction, Instruction::Transfer { .. })).count();
+        assert_eq!(fetched, if offloaded { 8 } else { 0 }, "with o_proj, four of each layer");
     }
 }
 

@@ -88,6 +88,8 @@ pub struct Spread {
     pub pieces: f64,
     /// The longest piece, in mean ones.
     pub longest: f64,
+    /// Two multiprocessors may do one piece, each with half of its query heads.
+    pub halves: bool,
 }
 
 impl Spread {
@@ -112,7 +114,7 @@ impl Spread {
         };
         let most = if hidden == Hidden::Documents { LONGEST_DOCUMENT * keys } else { window };
         let longest = (most.min(window) / keys.max(1.0)).max(1.0);
-        Spread { hidden, keys, pieces: rows * heads * (tokens / PIECE).ceil(), longest }
+        Spread { hidden, keys, pieces: rows * heads * (tokens / PIECE).ceil(), longest, halves: false }
     }
 
     /// How many times longer it takes than if all multiprocessors were busy to the end. `alone`: what the longest piece
@@ -121,7 +123,8 @@ impl Spread {
         if machine.arch == Arch::Cpu {
             return 1.0;
         }
-        let longest = self.longest * machine.units.max(1) as f64 / self.pieces.max(1.0);
+        let whole = self.longest * machine.units.max(1) as f64 / self.pieces.max(1.0);
+        let longest = if self.halves && whole > 1.0 { whole / 2.0 } else { whole };
         (1.0 + TAIL * longest).max(longest / alone.max(1.0))
     }
 }
@@ -222,7 +225,10 @@ impl Work {
         let head_dim = *q.shape.last().expect("queries have heads");
         let operations = if backward { 10.0 } else { 4.0 } * q.len() as f64;
         let all = cost.flops / operations;
-        let of = Spread::of(q, k, backward, all, seen);
+        let mut of = Spread::of(q, k, backward, all, seen);
+        // As Hopper's kernels divide the backward pass.
+        let group = q.shape.get(2).unwrap_or(&1) / k.shape.get(2).unwrap_or(&1).max(&1);
+        of.halves = backward && by == Realisation::Hopper && group.is_multiple_of(2) && of.hidden != Hidden::Window;
         let cost = Cost { flops: cost.flops * if all > 0.0 { of.keys / all } else { 1.0 }, ..cost };
         Work::Attention { cost, dtype: Some(q.dtype), backward, by, head_dim, of }
     }

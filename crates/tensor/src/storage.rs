@@ -61,30 +61,33 @@ pub struct Packing {
     pub code: Code,
     pub block: Block,
     pub scales: Scales,
+    /// The last two axes lie the other way round in memory: its rows are the tensor's columns.
+    pub transposed: bool,
 }
 
 /// Codes of E4M3 or E5M2 with one scale.
 pub const fn fp8(small: Small) -> Packing {
-    Packing { code: Code::Small(small), block: Block::Tensor, scales: Scales::Single }
+    Packing { code: Code::Small(small), block: Block::Tensor, scales: Scales::Single, transposed: false }
 }
 
 /// E4M3 in square tiles with an f32 scale each.
 pub const fn fp8_tiles(extent: usize) -> Packing {
-    Packing { code: Code::Small(Small::E4M3), block: Block::Tile(extent, extent), scales: Scales::Single }
+    Packing { block: Block::Tile(extent, extent), ..fp8(Small::E4M3) }
 }
 
 /// E2M1 in blocks of 16 elements of a row.
-pub const NVFP4: Packing = Packing { code: Code::Small(Small::E2M1), block: Block::Row(16), scales: Scales::E4M3 };
+pub const NVFP4: Packing =
+    Packing { code: Code::Small(Small::E2M1), block: Block::Row(16), scales: Scales::E4M3, transposed: false };
 
 /// E2M1 in tiles of 16 by 16.
 pub const NVFP4_TILES: Packing = Packing { block: Block::Tile(16, 16), ..NVFP4 };
 
 /// E2M1 in blocks of 32 elements of a row with powers of two.
-pub const MXFP4: Packing = Packing { code: Code::Small(Small::E2M1), block: Block::Row(32), scales: Scales::E8M0 };
+pub const MXFP4: Packing = Packing { block: Block::Row(32), scales: Scales::E8M0, ..NVFP4 };
 
 /// NF4 in flat blocks with an f32 each.
 pub const fn nf4(block: usize) -> Packing {
-    Packing { code: Code::Nf4, block: Block::Flat(block), scales: Scales::Single }
+    Packing { code: Code::Nf4, block: Block::Flat(block), scales: Scales::Single, transposed: false }
 }
 
 /// NF4 whose scales are quantised again, in blocks of 256.
@@ -93,7 +96,7 @@ pub const fn nf4_nested(block: usize) -> Packing {
 }
 
 impl fmt::Display for Packing {
-    /// `nf4 flat:64 mapped:256`: code, block, scales.
+    /// `nf4 flat:64 mapped:256`: code, block, scales; then `transposed`, where it is.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = CODES.iter().find(|(_, code)| *code == self.code).map(|(name, _)| *name);
         f.write_str(name.expect("every code has a name"))?;
@@ -108,9 +111,13 @@ impl fmt::Display for Packing {
             Scales::E8M0 => f.write_str(" e8m0"),
             Scales::E4M3 => f.write_str(" e4m3"),
             Scales::Mapped(n) => write!(f, " mapped:{n}"),
-        }
+        }?;
+        f.write_str(if self.transposed { TRANSPOSED } else { "" })
     }
 }
+
+/// What ends the name of a transposed form.
+const TRANSPOSED: &str = " transposed";
 
 /// Names of the codes.
 const CODES: [(&str, Code); 4] = [
@@ -139,7 +146,9 @@ impl FromStr for Packing {
     fn from_str(text: &str) -> Result<Packing, UnknownPacking> {
         let number = |text: &str| text.parse::<usize>().ok().filter(|n| *n > 0);
         let read = || -> Option<Packing> {
-            let [code, block, scales] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
+            let plain = text.strip_suffix(TRANSPOSED);
+            let transposed = plain.is_some();
+            let [code, block, scales] = plain.unwrap_or(text).split(' ').collect::<Vec<_>>().try_into().ok()?;
             let code = CODES.iter().find(|(name, _)| *name == code)?.1;
             let block = match block.split_once(':') {
                 None if block == "tensor" => Block::Tensor,
@@ -158,7 +167,7 @@ impl FromStr for Packing {
                 (_, Some(("mapped", n))) => Scales::Mapped(number(n)?),
                 _ => return None,
             };
-            Some(Packing { code, block, scales })
+            Some(Packing { code, block, scales, transposed })
         };
         read().ok_or_else(|| UnknownPacking(text.to_owned()))
     }
@@ -188,8 +197,25 @@ pub struct Planes {
 }
 
 impl Packing {
+    /// The shape in which the codes of a tensor of this shape lie.
+    pub fn in_memory(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let [.., rows, columns] = &mut shape[..]
+            && self.transposed
+        {
+            std::mem::swap(rows, columns);
+        }
+        shape
+    }
+
+    /// The same form of the codes as they lie in memory.
+    pub fn plain(self) -> Packing {
+        Packing { transposed: false, ..self }
+    }
+
     /// Blocks of a tensor of this shape. The axes before the last are rows.
     pub fn blocks(&self, shape: &[usize]) -> usize {
+        let shape = self.in_memory(shape);
         let columns = shape.last().copied().unwrap_or(1);
         let elements: usize = shape.iter().product();
         let rows = elements.checked_div(columns).unwrap_or(0);
@@ -219,11 +245,13 @@ impl Packing {
         Planes { codes, scales: plane(each * blocks), outer: plane(outer), tensor: plane(tensor) }
     }
 
-    /// Bytes of a tensor of this shape, all planes.
+    /// Bytes of a tensor of this shape, all planes: a multiple of their alignment, so that equal tensors may lie behind
+    /// one another.
     pub fn bytes(&self, shape: &[usize]) -> usize {
         let planes = self.planes(shape);
         let end = |plane: Plane| if plane.bytes == 0 { 0 } else { plane.offset + plane.bytes };
-        [planes.codes, planes.scales, planes.outer, planes.tensor].map(end).into_iter().max().unwrap_or(0)
+        let ends = [planes.codes, planes.scales, planes.outer, planes.tensor].map(end);
+        ends.into_iter().max().unwrap_or(0).next_multiple_of(ALIGNMENT)
     }
 }
 
@@ -251,24 +279,37 @@ mod tests {
     #[test]
     fn bytes_of_packed_tensors() {
         let bytes = |packing: Packing, shape: &[usize]| Storage::Packed(packing).bytes(shape);
-        assert_eq!(bytes(fp8(Small::E4M3), &[64, 128]), 64 * 128 + 4);
+        assert_eq!(bytes(fp8(Small::E4M3), &[64, 128]), 64 * 128 + 256, "the scale has a plane of its own, filled up");
         // 200 × 150 in tiles of 64: 4 × 3 of them.
-        assert_eq!(bytes(fp8_tiles(64), &[200, 150]), 30_208 + 4 * 12);
+        assert_eq!(bytes(fp8_tiles(64), &[200, 150]), 30_208 + 256);
         // Half a byte each, a scale for 16, one for the tensor.
-        assert_eq!(bytes(NVFP4, &[64, 128]), 4096 + 512 + 4);
+        assert_eq!(bytes(NVFP4, &[64, 128]), 4096 + 512 + 256);
         assert_eq!(NVFP4_TILES.blocks(&[48, 64]), 12);
-        assert_eq!(bytes(MXFP4, &[2, 96, 64]), 6144 + 384);
+        assert_eq!(bytes(MXFP4, &[2, 96, 64]), 6144 + 512);
         // An odd number of elements: the last byte is half used.
-        assert_eq!(bytes(nf4(64), &[7, 33]), 256 + 4 * 4);
+        assert_eq!(bytes(nf4(64), &[7, 33]), 256 + 256);
         assert_eq!(nf4(64).planes(&[7, 33]).codes.bytes, 116);
         let nested = nf4_nested(64).planes(&[1024, 64]);
         assert_eq!([nested.scales.bytes, nested.outer.bytes, nested.tensor.bytes], [1024, 16, 4 + 1024]);
         let text = nf4_nested(64).to_string();
         assert_eq!(text, "nf4 flat:64 mapped:256");
-        for packing in [fp8(Small::E5M2), fp8_tiles(128), NVFP4, NVFP4_TILES, MXFP4, nf4(512), nf4_nested(64)] {
+        let transposed = Packing { transposed: true, ..MXFP4 };
+        assert_eq!(transposed.to_string(), "e2m1 row:32 e8m0 transposed");
+        assert_eq!(transposed.in_memory(&[2, 64, 5]), [2, 5, 64]);
+        assert_eq!((transposed.blocks(&[2, 64, 5]), MXFP4.blocks(&[2, 64, 5])), (20, 128));
+        let others = [fp8(Small::E5M2), fp8_tiles(128), NVFP4, NVFP4_TILES, MXFP4, nf4(512), nf4_nested(64)];
+        for packing in others.into_iter().chain([transposed]) {
             assert_eq!(packing.to_string().parse(), Ok(packing));
         }
-        for wrong in ["", "nf4", "nf4 flat:0 f32", "nf4 flat:64 f16", "nf4 flat:64 f32 ", "int8 tensor f32"] {
+        for wrong in [
+            "",
+            "nf4",
+            "nf4 flat:0 f32",
+            "nf4 flat:64 f16",
+            "nf4 flat:64 f32 ",
+            "nf4 flat:64 f32 transposed ",
+            "int8 tensor f32",
+        ] {
             assert!(wrong.parse::<Packing>().is_err(), "{wrong}");
         }
         assert_eq!(Storage::Plain(DType::BF16).bytes(&[3, 5]), 30);

@@ -1,5 +1,6 @@
 //! Frozen linears of the layers are kept in codes where the options ask for it, or where their files hold them so: marks
-//! their weights. What reads them still reads numbers; `plan/dequantise.rs` makes these.
+//! their weights. What reads them still reads numbers; `plan/dequantise.rs` makes these. Codes of transposes are kept of
+//! matrices that grouped products alone read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,11 +19,14 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
         return Err(CompileError::Options("quantised weights are frozen: only adapters on them are trained".into()));
     }
     let weights = weights(graph);
+    let other_readers = read_by_others(graph);
     let mut any = false;
     for ParameterId(index) in weights {
         let parameter = &mut graph.parameters[index as usize];
         let fitting = options.quantised.filter(|quantised| quantised.fits(&parameter.shape));
-        let packing = options.stored.get(&parameter.name).copied().or(fitting.map(Quantisation::packing));
+        let stored = options.stored.get(&parameter.name).copied();
+        let stored = stored.filter(|of| !of.transposed || !other_readers.contains(&parameter.value));
+        let packing = stored.or(fitting.map(Quantisation::packing));
         if let Some(packing) = packing.filter(|_| !parameter.table && !parameter.saved) {
             parameter.storage = Storage::Packed(packing);
             any = true;
@@ -32,6 +36,17 @@ pub fn run(graph: &mut Graph, options: &CompileOptions) -> Result<(), CompileErr
         true => Ok(()),
         false => Err(CompileError::Options(format!("{}: no linear of a layer can be quantised", graph.name))),
     }
+}
+
+/// What is not, or not only, the matrices of grouped products, which take their transposes as well.
+fn read_by_others(graph: &Graph) -> HashSet<ValueId> {
+    let reads = |node: &Node| {
+        let is_matrices = |place: usize| node.op == id::GROUPED_LINEAR && place == 1;
+        let others = node.inputs.iter().enumerate().filter(|(place, _)| !is_matrices(*place));
+        others.map(|(_, id)| *id).collect::<Vec<_>>()
+    };
+    let results = graph.outputs.iter().map(|(_, id)| *id);
+    graph.nodes.iter().chain(&graph.prepared).flat_map(reads).chain(results).collect()
 }
 
 /// The matrices that products of the layers read, those of experts too, but not routers: their scores decide.

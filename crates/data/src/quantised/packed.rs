@@ -29,7 +29,9 @@ impl Linear {
             (Scales::Plain { .. }, Whole::Nothing) => Kept::Single,
             _ => return None,
         };
-        (self.shape.len() == 2).then_some(Packing { code, block: self.block, scales })
+        // Of more than two axes only stacks of matrices have a form, which are read as their transposes.
+        let transposed = self.turned.is_some();
+        (self.shape.len() == 2 || transposed).then_some(Packing { code, block: self.block, scales, transposed })
     }
 
     fn codes_are_of_four_bits(&self) -> bool {
@@ -42,11 +44,11 @@ impl Linear {
     /// If there is no such form.
     pub fn planes(&self, files: &[SafeTensors]) -> Result<Vec<u8>, DataError> {
         let packing = self.packing().expect("the form was requested before");
-        let planes = packing.planes(&self.shape);
-        let mut bytes = vec![0; packing.bytes(&self.shape)];
+        let planes = packing.planes(self.shape());
+        let mut bytes = vec![0; packing.bytes(self.shape())];
         let mut put = |plane: Plane, from: &[u8]| bytes[plane.offset..][..plane.bytes].copy_from_slice(from);
         put(planes.codes, &self.at.read(files, 0, self.at.length)?);
-        let blocks = packing.blocks(&self.shape);
+        let blocks = packing.blocks(self.shape());
         match &self.scales {
             Scales::Plain { at, .. } if packing.scales != Kept::Single => {
                 put(planes.scales, &at.read(files, 0, at.length)?);

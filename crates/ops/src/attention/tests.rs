@@ -293,6 +293,32 @@ fn packed_rows_that_may_hold_long_documents_get_both_backward_passes() {
     assert_eq!([long(128), long(64)], [Some(819), Some(1229)]);
 }
 
+/// Where one block for the longest tile of keys would take longer than the mean of all, two have half of its query heads each.
+#[test]
+fn few_key_heads_are_shared_by_two_blocks() {
+    let h200 = Machine::h200();
+    let shares = |extents: [usize; 6], attrs: Attrs| {
+        let call = Call { attrs, ..Call::new(&h200, DType::BF16, extents, Documents::Rows) };
+        let [_, backward] = call.both(|op, call| match op.lower(call) {
+            Lowered::Kernels(kernels) => kernels,
+            _ => vec![],
+        });
+        let defines = backward.iter().find(|kernel| kernel.entry == "attention_gradients").map(|of| &of.defines);
+        let shares = defines.and_then(|of| of.iter().find(|(name, _)| name == "SHARES"));
+        shares.map(|(_, count)| count.parse::<usize>().unwrap())
+    };
+    let causal = Attrs::new().with("scale", 1.0);
+    assert_eq!(shares([2, 2048, 32, 4, 128, 128], causal.clone()), Some(2));
+    assert_eq!(
+        shares([2, 2048, 32, 8, 128, 128], causal.clone()),
+        Some(1),
+        "as many tiles as all blocks compute in the mean"
+    );
+    assert_eq!(shares([1, 2048, 9, 3, 64, 64], causal.clone()), Some(1), "three query heads have no halves");
+    assert_eq!(shares([2, 4096, 32, 4, 128, 128], causal.clone().with("window", 1024)), Some(1), "tiles are alike");
+    assert_eq!(shares([1, 2048, 8, 4, 128, 128], causal.with("bidirectional", true)), Some(2));
+}
+
 #[test]
 fn layouts_that_tensor_cores_do_not_read_take_the_plain_kernels() {
     use Realisation::{Portable, Scalar};

@@ -1,6 +1,7 @@
 // y = the values of a packed tensor: a code's value times its block's scale, and for E4M3 scales times the tensor's where
 // WHOLE, each product rounded to f32, then to the type of y. Planes of `packed` in bytes from its start: CODES_AT,
-// SCALES_AT, OUTER_AT, TENSOR_AT; y is dense, COUNT elements in rows of COLUMNS.
+// SCALES_AT, OUTER_AT, TENSOR_AT; y is dense, COUNT elements. Tensors lie behind one another, MEMBER_BYTES and
+// COUNT apart: each is a row of the grid.
 // BLOCK_OF(i) is the block of element i; BLOCK_WHOLE: WIDTH neighbours share one. BITS 4 or 8, CODE 0 NF4, 1 E2M1,
 // 2 E4M3, 3 E5M2; SCALES 0 f32, 1 powers of two, 2 E4M3, 3 a code book's values times OUTER_BLOCK-wise f32, plus an f32.
 // A thread takes ROUNDS packs of WIDTH neighbours, THREADS packs apart, and reads all their codes first. The sixteen
@@ -30,6 +31,8 @@ __device__ const float VALUES[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 dequantise(const u8* __restrict__ packed, Y_T* __restrict__ y) {
+  packed += blockIdx.y * MEMBER_BYTES;
+  y += blockIdx.y * COUNT;
 #if BITS == 4
   __shared__ float values[16];
   if (threadIdx.x < 16) values[threadIdx.x] = VALUES[threadIdx.x];

@@ -47,6 +47,19 @@ pub fn attributes(packing: Packing, shape: &[usize]) -> Attrs {
     Attrs::new().with("packing", packing.to_string()).with("shape", shape.to_vec())
 }
 
+/// The attributes of a call for so many tensors of this shape behind one another.
+pub fn of_members(packing: Packing, shape: &[usize], members: usize) -> Attrs {
+    attributes(packing, shape).with("members", members)
+}
+
+/// How many tensors lie behind one another.
+fn members(attrs: &Attrs) -> Result<usize, String> {
+    match attrs.optional_int("members").map_err(|e| e.0)? {
+        None => Ok(1),
+        Some(members) => usize::try_from(members).ok().filter(|n| *n > 0).ok_or("`members` is at least 1".into()),
+    }
+}
+
 /// The attributes of a call that leaves out the tensor's factor, for a tensor whose axes may have names.
 pub fn unscaled(packing: Packing, dims: &[Dim]) -> Attrs {
     let shape: Vec<usize> = dims.iter().map(|dim| dim.fixed().expect("flat graphs know their extents")).collect();
@@ -60,8 +73,14 @@ const UNNAMED: &str = "-";
 
 /// The extents of the result with the names of its axes.
 fn dims(attrs: &Attrs, shape: &[usize]) -> Result<Vec<Dim>, String> {
+    let (mut shape, members) = (shape.to_vec(), members(attrs)?);
+    match shape.first_mut() {
+        Some(rows) => *rows *= members,
+        None if members == 1 => {}
+        None => return Err("numbers without an axis do not lie behind one another".into()),
+    }
     let Some(axes) = attrs.optional_text("axes").map_err(|e| e.0)? else {
-        return Ok(shape.iter().map(|n| Dim::Fixed(*n)).collect());
+        return Ok(shape.into_iter().map(Dim::Fixed).collect());
     };
     let axes: Vec<&str> = axes.split(' ').collect();
     let named = |(name, n): (&&str, &usize)| match Axis::of_symbol(name) {
@@ -72,20 +91,25 @@ fn dims(attrs: &Attrs, shape: &[usize]) -> Result<Vec<Dim>, String> {
     if axes.len() != shape.len() {
         return Err(format!("`axes` names {} axes of {}", axes.len(), shape.len()));
     }
-    axes.iter().zip(shape).map(named).collect()
+    axes.iter().zip(&shape).map(named).collect()
 }
 
 fn reference<T: Real>(call: &mut Call<'_, T>) {
     let packing = packing_of(call.attrs).expect("checked by the shape rule");
     let shape = call.attrs.sizes("shape").expect("checked by the shape rule");
-    let stored = Stored::new(packing, &shape, call.inputs[0].byte());
-    let stored = if is_unscaled(call.attrs).expect("checked by the shape rule") { stored.unscaled() } else { stored };
+    let unscaled = is_unscaled(call.attrs).expect("checked by the shape rule");
+    let (bytes, elements) = (packing.bytes(&shape), shape.iter().product::<usize>());
+    let packed = call.inputs[0].byte();
     let [y] = call.outputs_mut();
-    y.real().par_chunks_mut(CHUNK).enumerate().for_each_init(Vec::new, |values: &mut Vec<f32>, (chunk, y)| {
-        values.resize(y.len(), 0.0);
-        stored.values(chunk * CHUNK, values);
-        y.iter_mut().zip(values).for_each(|(y, value)| *y = T::from_f32(*value));
-    });
+    for (packed, y) in packed.chunks_exact(bytes).zip(y.real().chunks_exact_mut(elements)) {
+        let stored = Stored::new(packing, &shape, packed);
+        let stored = if unscaled { stored.unscaled() } else { stored };
+        y.par_chunks_mut(CHUNK).enumerate().for_each_init(Vec::new, |values: &mut Vec<f32>, (chunk, y)| {
+            values.resize(y.len(), 0.0);
+            stored.values(chunk * CHUNK, values);
+            y.iter_mut().zip(values).for_each(|(y, value)| *y = T::from_f32(*value));
+        });
+    }
 }
 
 /// The block of element `i` as a C expression, and whether neighbours that begin at multiples of `WIDTH` share one.
@@ -105,6 +129,7 @@ fn block_of(packing: Packing, columns: usize) -> (String, bool) {
 
 fn defines(call: &LowerCall<'_>, packing: Packing, shape: &[usize]) -> Vec<(String, String)> {
     let (planes, y) = (packing.planes(shape), &call.outputs[0]);
+    let count: usize = shape.iter().product();
     let (block, whole) = block_of(packing, shape.last().copied().unwrap_or(1));
     let code = match packing.code {
         Code::Nf4 => 0,
@@ -119,7 +144,8 @@ fn defines(call: &LowerCall<'_>, packing: Packing, shape: &[usize]) -> Vec<(Stri
         Scales::Mapped(n) => (3, n),
     };
     [
-        ("COUNT", format!("{}ull", y.len())),
+        ("COUNT", format!("{count}ull")),
+        ("MEMBER_BYTES", format!("{}ull", packing.bytes(shape))),
         ("BITS", packing.code.bits().to_string()),
         ("CODE", code.to_string()),
         ("SCALES", scales.to_string()),
@@ -156,7 +182,7 @@ impl Op for Dequantise {
 
     fn doc(&self) -> &'static str {
         "The values of a tensor that is kept as codes and scales: a code's value times its block's scale, in f32. packed u8 \
-         [bytes] → `shape`; with `unscaled` without the factor that a tensor has in addition to the scales of its blocks."
+         [bytes] → `shape`, or with `members` [bytes·members] → that many times the rows; with `unscaled` without the factor that a tensor has in addition to the scales of its blocks."
     }
 
     fn attributes(&self) -> &'static [Attribute] {
@@ -168,6 +194,7 @@ impl Op for Dequantise {
             },
             Attribute { name: "shape", kind: "list of int", doc: "of the tensor" },
             Attribute { name: "axes", kind: "string?", doc: "their names, such as `B T -`" },
+            Attribute { name: "members", kind: "int?", doc: "so many such tensors behind one another" },
             Attribute { name: "unscaled", kind: "bool?", doc: "the factor of the whole tensor is left out" },
         ]
     }
@@ -176,9 +203,13 @@ impl Op for Dequantise {
         let [packed] = inputs else { return Err("takes the packed tensor".into()) };
         is_unscaled(attrs)?;
         let (packing, shape) = (packing_of(attrs)?, attrs.sizes("shape").map_err(|e| e.0)?);
-        let wanted = ValueType::new(Element::Fixed(DType::U8), [packing.bytes(&shape).into()]);
+        let members = members(attrs)?;
+        if packing.transposed {
+            return Err(format!("{packing}: values are as they lie in memory"));
+        }
+        let wanted = ValueType::new(Element::Fixed(DType::U8), [(members * packing.bytes(&shape)).into()]);
         if *packed != wanted {
-            return Err(format!("a tensor {shape:?} of {packing} is {wanted}"));
+            return Err(format!("{members} × a tensor {shape:?} of {packing} is {wanted}"));
         }
         Ok(vec![ValueType::new(Element::Float, dims(attrs, &shape)?)])
     }
@@ -192,12 +223,18 @@ impl Op for Dequantise {
         assert!(is_aligned(packed) && is_aligned(y), "packed weights and their values are dense: {packed}, {y}");
         let packing = packing_of(call.attrs).expect("checked by the shape rule");
         let shape = call.attrs.sizes("shape").expect("checked by the shape rule");
+        let (members, elements) =
+            (members(call.attrs).expect("checked by the shape rule"), shape.iter().product::<usize>());
+        assert!(
+            members == 1 || elements.is_multiple_of(WIDTH),
+            "each of {members} tensors begins on 16 bytes: {shape:?}"
+        );
         Lowered::Kernels(vec![KernelSpec {
             entry: "dequantise",
             source: SOURCE.to_owned(),
             headers: HEADERS.to_vec(),
             defines: defines(call, packing, &shape),
-            grid: [y.len().div_ceil(THREADS * WIDTH * ROUNDS) as u32, 1, 1],
+            grid: [elements.div_ceil(THREADS * WIDTH * ROUNDS) as u32, members as u32, 1],
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
             args: vec![Arg::Input(0), Arg::Output(0)],
@@ -216,7 +253,17 @@ impl Op for Dequantise {
             let has_factor = packed.packing.scales == Scales::E4M3;
             [whole].into_iter().chain(has_factor.then_some(unscaled))
         };
-        forms().into_iter().flat_map(example).collect()
+        let several = forms().into_iter().filter(|of| of.shape.iter().product::<usize>().is_multiple_of(WIDTH));
+        let several = several.map(|mut of| {
+            let mut next = || {
+                of.codes.rotate_left(5);
+                of.to_bytes()
+            };
+            let values = [next(), next(), next()].concat();
+            let input = ExampleInput::Bytes { shape: vec![values.len()], values };
+            Example::new(vec![input], of_members(of.packing, &of.shape, 3))
+        });
+        forms().into_iter().flat_map(example).chain(several).collect()
     }
 }
 

@@ -134,3 +134,17 @@ pub fn weight_gradient(call: &LowerCall<'_>) -> KernelSpec {
     let args = vec![boxes(0, DEEP as u32, 1), boxes(1, DEEP as u32, 1), Arg::Input(2), result];
     kernel("grouped_weight_gradient", GRADIENT, call, &shape, &numbers, args)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_fits_the_shared_memory_of_a_block() {
+        let most = 227 << 10;
+        for shape in [SQUARE, NARROW, FEW_ROWS, FEW_COLUMNS] {
+            assert!(shape.shared() <= most, "{} of {most} bytes", shape.shared());
+            assert!(shape.threads() <= 1024 && shape.rows.iter().all(|rows| rows.is_multiple_of(64)));
+        }
+    }
+}

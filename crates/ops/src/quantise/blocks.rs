@@ -92,7 +92,9 @@ fn reference<T: Real>(call: &mut Call<'_, T>) {
     let bytes = packed[0].byte();
     bytes[planes.codes.bytes..planes.scales.offset].fill(0);
     bytes[planes.scales.offset + planes.scales.bytes..planes.tensor.offset].fill(0);
-    bytes[planes.tensor.offset..].copy_from_slice(&g.to_le_bytes());
+    let (tensor, behind) = bytes[planes.tensor.offset..].split_at_mut(planes.tensor.bytes);
+    tensor.copy_from_slice(&g.to_le_bytes());
+    behind.fill(0);
     let (codes, rest) = bytes.split_at_mut(planes.scales.offset);
     let bands = codes[..planes.codes.bytes].par_chunks_mut((height * columns / 2).max(1));
     let scales = rest[..planes.scales.bytes].par_chunks_mut(across.max(1));

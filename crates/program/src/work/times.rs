@@ -176,7 +176,7 @@ mod tests {
         assert!(seconds(Work::Kernel { cost, dtype, launches: 1, blocks: None, left: 0.0 }) > bound);
         for (backward, by) in [false, true].into_iter().flat_map(|b| Realisation::ALL.map(|by| (b, by))) {
             for (head_dim, keys) in [(64, 100.0), (128, 1024.0), (512, 1e5)] {
-                let of = Spread { hidden: Hidden::None, keys, pieces: 1e4, longest: 2.0 };
+                let of = Spread { hidden: Hidden::None, keys, pieces: 1e4, longest: 2.0, halves: false };
                 assert!(seconds(Work::Attention { cost, dtype, backward, by, head_dim, of }) > bound);
             }
         }
@@ -251,9 +251,13 @@ mod tests {
     #[test]
     fn few_long_pieces_of_attention_leave_the_device_idle_at_the_end() {
         let h200 = Machine::h200();
-        let of = |pieces| Spread { hidden: Hidden::None, keys: 4096.0, pieces, longest: 2.0 }.tail(1.0, &h200);
+        let spread = |pieces, halves| Spread { hidden: Hidden::None, keys: 4096.0, pieces, longest: 2.0, halves };
+        let of = |pieces| spread(pieces, false).tail(1.0, &h200);
         assert!(of(16.0) > 2.0 * of(64.0) * 0.9 && of(264.0) > 1.3 && of(1e5) < 1.01);
         // One piece takes as long as it takes.
         assert_eq!(of(1.0), 264.0);
+        // Two do half of one each, where it is longer than what each has in the mean.
+        assert_eq!(spread(1.0, true).tail(1.0, &h200), 132.0);
+        assert_eq!(spread(300.0, true).tail(1.0, &h200), of(300.0));
     }
 }

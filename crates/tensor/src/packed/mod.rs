@@ -18,7 +18,8 @@ pub use stored::Stored;
 use crate::small::{Small, e8m0_value};
 use crate::storage::{Block, Code, Packing, Scales};
 
-/// A packed tensor in host memory. Codes are one to a byte here; [`Packed::packed_codes`] are as they are in memory.
+/// A packed tensor in host memory. Codes are one to a byte here, in the order of the memory; [`Packed::packed_codes`] are as
+/// they are there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
     pub packing: Packing,
@@ -66,7 +67,8 @@ impl Packed {
 
     /// The values in f32. A product of a code with its scale and with the tensor's is rounded after each.
     pub fn values(&self) -> Vec<f32> {
-        let columns = self.shape.last().copied().unwrap_or(1);
+        let in_memory = self.packing.in_memory(&self.shape);
+        let columns = in_memory.last().copied().unwrap_or(1);
         let code = |code: u8| match self.packing.code {
             Code::Small(small) => small.value(code),
             Code::Nf4 => NF4[usize::from(code)],
@@ -84,7 +86,14 @@ impl Packed {
                 }
             }
         };
-        self.codes.iter().enumerate().map(value).collect()
+        let values: Vec<f32> = self.codes.iter().enumerate().map(value).collect();
+        let [.., rows, columns] = in_memory[..] else { return values };
+        if !self.packing.transposed {
+            return values;
+        }
+        let column =
+            |matrix: &[f32], column: usize| (0..rows).map(|row| matrix[row * columns + column]).collect::<Vec<_>>();
+        values.chunks(rows * columns).flat_map(|matrix| (0..columns).flat_map(move |of| column(matrix, of))).collect()
     }
 }
 

@@ -9,7 +9,9 @@ use crate::storage::{BOOK, Block, Code, Packing, Plane, Planes, Scales};
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
     packing: Packing,
-    shape: &'a [usize],
+    /// Rows and columns as they lie in memory.
+    rows: usize,
+    columns: usize,
     bytes: &'a [u8],
     planes: Planes,
     /// Values are multiplied with the tensor's own scale, where the form has one.
@@ -47,9 +49,14 @@ fn floats(values: &[f32]) -> Vec<u8> {
 impl<'a> Stored<'a> {
     /// # Panics
     /// If there are not as many bytes as a tensor of this form has.
-    pub fn new(packing: Packing, shape: &'a [usize], bytes: &'a [u8]) -> Stored<'a> {
+    pub fn new(packing: Packing, shape: &[usize], bytes: &'a [u8]) -> Stored<'a> {
         assert_eq!(bytes.len(), packing.bytes(shape), "a tensor {shape:?} of {packing}");
-        Stored { packing, shape, bytes, planes: packing.planes(shape), whole: true }
+        let (rows, columns) = match packing.in_memory(shape)[..] {
+            [.., rows, columns] => (rows, columns),
+            [columns] => (1, columns),
+            [] => (1, 1),
+        };
+        Stored { packing, rows, columns, bytes, planes: packing.planes(shape), whole: true }
     }
 
     /// The same, whose values lack the factor of the tensor: codes times the scales of their blocks.
@@ -60,12 +67,27 @@ impl<'a> Stored<'a> {
     /// Values in f32 from an element on, in row-major order: those of [`Packed::values`].
     pub fn values(&self, first: usize, out: &mut [f32]) {
         let (table, book) = (self.table(), self.book());
+        if self.packing.transposed {
+            // Neighbours of a row lie a row of the memory apart.
+            let elements = self.rows * self.columns;
+            for (index, value) in (first..).zip(out) {
+                let (matrix, inside) = (index / elements, index % elements);
+                let at = matrix * elements + inside % self.rows * self.columns + inside / self.rows;
+                self.neighbours(at, std::slice::from_mut(value), &table, &book);
+            }
+            return;
+        }
+        self.neighbours(first, out, &table, &book);
+    }
+
+    /// Values of elements that lie behind one another in memory.
+    fn neighbours(&self, first: usize, out: &mut [f32], table: &[f32], book: &[f32]) {
         let mut at = first;
         let mut rest = out;
         while !rest.is_empty() {
             let (block, length) = self.run(at);
             let (part, behind) = rest.split_at_mut(length.min(rest.len()));
-            let (scale, tensor) = self.scale(block, &book);
+            let (scale, tensor) = self.scale(block, book);
             for (index, value) in part.iter_mut().enumerate() {
                 *value = table[usize::from(self.code(at + index))] * scale;
                 if let Some(tensor) = tensor {
@@ -96,7 +118,7 @@ impl<'a> Stored<'a> {
 
     /// The block of an element, and how many elements from it on are behind one another in it.
     fn run(&self, index: usize) -> (usize, usize) {
-        let columns = self.shape.last().copied().unwrap_or(1);
+        let columns = self.columns;
         let (row, column) = (index / columns, index % columns);
         let in_row = |extent: usize| (extent - column % extent).min(columns - column);
         match self.packing.block {
@@ -164,6 +186,12 @@ mod tests {
             nvfp4(NVFP4, &x, &shape, Target::FourOrSix),
             nvfp4(NVFP4_TILES, &x, &shape, Target::Six),
             mx,
+            Packed {
+                packing: Packing { transposed: true, ..MXFP4 },
+                shape: vec![3, 64, 12],
+                codes: (0..3 * 64 * 12).map(|i| (i * 5 % 16) as u8).collect(),
+                scales: Scaled::E8M0((0..3 * 2 * 12).map(|i| 120 + (i % 9) as u8).collect()),
+            },
         ];
         for packed in forms {
             let (bytes, values) = (packed.to_bytes(), packed.values());
